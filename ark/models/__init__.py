@@ -1,6 +1,6 @@
-"""Models from checkpoint directories: their config, weights and tokenizer.
+"""Models from checkpoint directories: their configs, weights and tokenizers.
 
-`register` adds a decoder from outside of ark.
+`register` adds a decoder that is not a part of ark.
 """
 
 from ark.models.registry import register

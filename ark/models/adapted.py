@@ -1,9 +1,9 @@
-"""Low-rank adapters in a decoder's graph (LoRA, Hu et al. 2021). The two low-rank products of a
+"""Adds low-rank adapters to a decoder's graph (LoRA, Hu et al. 2021). The two low-rank matmuls of a
 row's adapter are added to the result of a linear layer. Called by ark.models.build; decoders do not
-depend on it.
+depend on this module.
 
-The products are those of experts (ark.expert_linear), one for each adapter. Adapter 0 is all zeros,
-for rows without an adapter.
+The matmuls are those of experts (ark.expert_linear), with one expert for each adapter. Adapter 0
+has zeros only; rows without an adapter use it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ark.models.quantized import QuantizedWeight
 from ark.ops.views import new_tensor, refer
 
 DOWN, UP = ".adapters_down", ".adapters_up"
-"""Suffixes of a weight's name: the adapters' matrices (count, rank, inputs), (count, outputs,
-rank).
+"""Suffixes added to a weight's name for the matrices of all adapters: (count, rank, inputs) and
+(count, outputs, rank).
 """
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """count: the number of adapters, adapter 0 included. rank: the highest of their ranks. targets:
-    the names of the parameters that they adapt.
+    """The adapters of a graph. count: the number of adapters, adapter 0 included. rank: the highest
+    rank of any adapter. targets: the names of the parameters that adapters change.
     """
 
     count: int
@@ -33,8 +33,8 @@ class Adapters:
 
 
 class AdaptedWeight:
-    """The weight of a linear layer with adapters. chosen: the adapter of each row, (rows, 1) int32,
-    in the entry point that is being traced.
+    """The weight of a linear layer that adapters change. chosen: the adapter of each row, (rows, 1)
+    int32, in the entry point that is being traced.
     """
 
     chosen: ark.Tensor
@@ -50,7 +50,7 @@ class AdaptedWeight:
         self.up.rename(name + UP)
 
     def linear(self, input: Any, output: Any = None, name: str = "") -> ark.Tensor:
-        """As ark.linear, with the adapters' products added."""
+        """Computes ark.linear, and adds the adapters' matmuls."""
         rows = input.shape()[0]
         thin = ark.expert_linear(input, self.down, self.chosen)
         thin = ark.reshape(thin, (rows, self.rank))
@@ -60,8 +60,8 @@ class AdaptedWeight:
 
 
 def adapt(model: ark.Module, adapters: Adapters | None, dtype: ark.DataType) -> list[AdaptedWeight]:
-    """Replaces the weights that adapters adapt by AdaptedWeight, and returns these. The model's
-    tensors must already have their names.
+    """Replaces the weights that adapters change by AdaptedWeight objects, and returns these. The
+    model's tensors must already have names.
     """
     weights = []
     for name in adapters.targets if adapters else ():
@@ -80,13 +80,13 @@ def adapt(model: ark.Module, adapters: Adapters | None, dtype: ark.DataType) -> 
 
 
 def choose(weights: list[AdaptedWeight], chosen: ark.Tensor) -> None:
-    """Sets the adapters of the rows for the entry point that is traced next."""
+    """Sets the tensor with each row's adapter for the entry point that is traced next."""
     for weight in weights:
         weight.chosen = chosen
 
 
 def chosen_state(rows: int, name: str) -> ark.Tensor:
-    """The state that holds the adapter of each row."""
+    """The state tensor with the adapter of each row."""
     tensor = new_tensor("adapters", "state", (rows, 1), ark.int32, (), (), (), name)
     tensor.rename(name)
     return tensor
@@ -100,7 +100,7 @@ def first(chosen: ark.Tensor, rows: int) -> ark.Tensor:
 
 
 def _joined(path: list[str]) -> list[str]:
-    """The names of the modules on a path. A layer's number is a part of its name: `layers.3`."""
+    """The names of the modules on a path. A layer's number belongs to its name: `layers.3`."""
     joined: list[str] = []
     for part in path:
         if part.isdigit():

@@ -1,4 +1,4 @@
-"""Reads adapters as PEFT stores them (adapter_config.json and adapter_model.safetensors) and checks
+"""Reads adapters in PEFT's format (adapter_config.json and adapter_model.safetensors) and checks
 them against their checkpoint. Called by ark.serving.loading and `ark serve`.
 """
 
@@ -40,15 +40,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": ([],),
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
-"""The supported values of fields that could change an adapter's computation; null is supported
-too.
+"""For fields that could change what an adapter computes, the values that ark supports. null is
+supported as well.
 """
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter. tensors: its two matrices, (rank, inputs) and (outputs, rank), by the weight's
-    name. The second one is multiplied by `scale`.
+    """An adapter. tensors: for each weight's name, the two matrices (rank, inputs) and (outputs,
+    rank). The second matrix is multiplied by `scale`.
     """
 
     name: str
@@ -59,14 +59,15 @@ class Adapter:
 
 @dataclass(frozen=True)
 class AdapterSet:
-    """The adapters of a loaded model. They are numbered from 1."""
+    """The adapters of a loaded model. They have the numbers from 1 on."""
 
     adapters: tuple[Adapter, ...]
 
     @classmethod
     def open(cls, directories: Mapping[str, Path | str], checkpoint: Checkpoint) -> AdapterSet:
-        """Reads the configs and headers of adapters. directories: by the adapter's name. Raises
-        ModelError, UnsupportedError or InvalidUsageError if one cannot be used with the checkpoint.
+        """Reads the configs and the file headers of adapters. directories: the directory of each
+        adapter, by name. Raises ModelError, UnsupportedError or InvalidUsageError if an adapter
+        cannot be used with the checkpoint.
         """
         if not isinstance(directories, Mapping) or not all(
             isinstance(name, str) and name and isinstance(where, str | os.PathLike)
@@ -90,7 +91,9 @@ class AdapterSet:
 
     @property
     def shape(self) -> Adapters | None:
-        """The description of the adapters that the graph is built from; None without adapters."""
+        """The adapters' description, from which the graph is built; None if there are no
+        adapters.
+        """
         if not self.adapters:
             return None
         targets = {name for adapter in self.adapters for name in adapter.tensors}
@@ -104,8 +107,8 @@ class AdapterSet:
         return sum(matrix.nbytes for matrix in matrices)
 
     def arrays(self, dtype: npt.DTypeLike) -> Mapping[str, Any]:
-        """For each parameter of the adapters a function that reads all adapters' matrices for
-        it.
+        """For each parameter of the adapters, a function that reads the matrices of all adapters
+        for it.
         """
         shape = self.shape
         if shape is None:
@@ -117,8 +120,8 @@ class AdapterSet:
         return readers
 
     def _read(self, target: str, place: int, shape: Adapters, dtype: npt.DTypeLike) -> np.ndarray:
-        """The matrices of all adapters for a weight. They are zero for an adapter that does not
-        adapt it.
+        """The matrices of all adapters for one weight. An adapter that does not change this weight
+        has zeros.
         """
         pairs = [a.tensors.get(target) for a in self.adapters]
         known = next(pair for pair in pairs if pair is not None)[place].shape
@@ -140,7 +143,7 @@ class AdapterSet:
 
 
 def read_adapter(name: str, directory: Path, checkpoint: Checkpoint) -> Adapter:
-    """Reads the adapter in that directory."""
+    """Reads the adapter in a directory."""
     if not directory.is_dir():
         raise ModelError(
             f"the adapter {name!r:.60} should be in {directory}, which is not a directory; give "
@@ -172,8 +175,9 @@ def read_adapter(name: str, directory: Path, checkpoint: Checkpoint) -> Adapter:
 
 
 def _check_modules(fields: Fields, modules: Sequence[str]) -> None:
-    """Raises ModelError for matrices of a module that the config does not name: PEFT would not
-    apply them. Names are ends of a module's path, a string is a pattern.
+    """Raises ModelError if there are matrices for a module that the config does not name, because
+    PEFT would not apply them. A name in the config is the end of a module's path; a single string
+    is a pattern.
     """
     named, layers = fields.get("target_modules"), fields.get("layers_to_transform")
     for module in modules:
@@ -208,8 +212,8 @@ def _pairs(
     rank: int,
     fields: Fields,
 ) -> Iterator[tuple[str, tuple[StoredTensor, StoredTensor]]]:
-    """Yields each weight's name with its two matrices. Raises an error if a shape does not fit the
-    checkpoint or the layer is not supported.
+    """Yields the name of each weight with its two matrices. Raises an error if a shape does not fit
+    the checkpoint, or the layer cannot be adapted.
     """
     matches = {name: STORED.fullmatch(name) for name in stored}
     others = [name for name, match in matches.items() if match is None]
@@ -244,5 +248,5 @@ def _pairs(
 
 
 def _order(name: str) -> tuple[int, str]:
-    """A sort key: by layer, then by name."""
+    """A sort key for weights: by layer, then by name."""
     return int(name.split(".")[1]), name

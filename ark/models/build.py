@@ -1,5 +1,6 @@
-"""Builds the graph of one rank from a decoder's shape: creates the model, splits it and traces its
-entry points. Called by ark.models.plans, and by ark.models.load for the parameters' shapes.
+"""Builds the graph of one rank from a decoder's shape: creates the model, splits it over ranks and
+traces its entry points. Called by ark.models.plans, and by ark.models.load for the shapes of
+parameters.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from ark.ops.tokens import TokenState
 from ark.tasks.adjusted import MAX_TOP
 from ark.tasks.sequences import MAX_BATCH
 
-# The fewest tokens of a chunk for which the prompt's last chunk also samples the first token.
+# From this number of tokens in a chunk on, the prompt's last chunk also samples the first token.
 MIN_BEGIN_CHUNK_TOKENS = 128
-FULL = "full"  # a value of Shape.sampling
-LASTING = ("parameter", "state", "host")  # arenas that survive a launch
+FULL = "full"  # value of Shape.sampling for all parameters
+LASTING = ("parameter", "state", "host")  # arenas that outlive a launch
 
 
 @dataclass(frozen=True)
 class Pages:
     """The pages of keys and values of a model that serves many requests (ark.serving). pool: the
-    total number of pages. size: positions of a page. forms: the numbers of rows for which there is
-    a decoding phase, ascending; the last one is the batch. apart: no two rows of a phase read the
-    same text.
+    total number of pages. size: the positions of a page. forms: the numbers of rows for which there
+    is a decoding phase, ascending; the last one is the batch. apart: True if no two rows of a phase
+    read the same text.
     """
 
     pool: int
@@ -46,7 +47,7 @@ class Pages:
     apart: bool = True
 
     def most(self, context: int) -> int:
-        """The number of pages of a sequence of `context` positions."""
+        """The most pages of a sequence of `context` positions."""
         return -(-context // self.size)
 
 
@@ -54,15 +55,14 @@ class Pages:
 class Shape:
     """The parameters from which one rank's graph of a model is built. context: positions in the
     cache. chunk: prompt tokens per iteration, 0 for a model that only decodes. batch: sequences
-    that are decoded together; their prompts are read by the decoding phase, one token per
-    iteration, so chunk is 0. split: how the ranks share the model: empty for ark.models.shard, or a
-    name of ark.parallel.plans.PLANS. pages: if given, keys and values are in pages. A phase `chunk`
-    then reads chunks of one prompt, and further phases each decode a number of sequences. sampling:
-    FULL for a plan that supports all of ark.SamplingParams and reports up to `logprobs` of the
-    highest log probabilities; empty for greedy and top-k sampling only. embeds: a launch computes
-    the embedding of one text instead of next tokens. scores: an iteration computes the logits of
-    all tokens of a chunk instead. adapters: the adapters that rows may use, in paged plans on one
-    rank.
+    that are decoded together. The decoding phase also reads their prompts, one token per iteration,
+    so chunk is 0. split: how ranks share the model: empty for ark.models.shard, or a name of
+    ark.parallel.plans.PLANS. pages: if given, keys and values are stored in pages; a phase `chunk`
+    reads chunks of one prompt, and each further phase decodes a number of sequences. sampling: FULL
+    for a plan that supports all of ark.SamplingParams and reports up to `logprobs` of the highest
+    log probabilities; empty for greedy and top-k sampling only. embeds: a launch computes the
+    embedding of one text instead of next tokens. scores: an iteration computes the logits of all
+    tokens of a chunk instead. adapters: the adapters that rows may use, in paged plans on one rank.
 
     If a chunk has at least MIN_BEGIN_CHUNK_TOKENS, computing it takes less time than two single
     tokens. The prompt's last chunk is then a separate entry point, which also samples the first
@@ -91,11 +91,13 @@ class Shape:
 
     @property
     def vocabulary(self) -> int:
-        """TokenState.make's argument: the size of the vocabulary if sampling is FULL, else 0."""
+        """The argument `vocabulary` of TokenState.make: the size of the vocabulary if sampling is
+        FULL, otherwise 0.
+        """
         return self.config.vocab_size if self.sampling else 0
 
     def iterations(self, prompt: int, new: int) -> list[int]:
-        """The iterations of each phase for a prompt and a number of new tokens."""
+        """The iterations of each phase for a prompt of `prompt` tokens and `new` new tokens."""
         if self.embeds:
             return [-(-prompt // self.chunk) - 1, 1]
         if self.batch > 1:
@@ -145,9 +147,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Built:
-    """A traced decoder. lasting: its parameters and state by name. shares: for each parameter of
-    which the rank holds a part only, that part. constants: functions that compute parameters from
-    the config. layouts: the layouts of the rank's quantised weights, by parameter.
+    """A traced decoder. lasting: its parameters and state by name. shares: for each parameter that
+    the rank holds only a part of, that part. constants: functions that compute parameters from the
+    config. layouts: the layouts of the rank's quantised weights, by parameter.
     """
 
     graph: Graph
@@ -158,7 +160,9 @@ class Built:
 
 
 def build(shape: Shape) -> Built:
-    """The graph of one rank, with entry points for the prompt (if it has one) and for decoding."""
+    """Builds the graph of one rank, with entry points for decoding and, if the shape has one, for
+    the prompt.
+    """
     if shape.split and shape.world_size > 1:
         return _by_plan(shape)
     model = Model(shape.rank, shape.world_size)
@@ -200,8 +204,8 @@ def _trace(model: Model, decoder: Llama, shape: Shape) -> None:
 
 
 def _trace_embedding(model: Model, decoder: Llama, shape: Shape) -> None:
-    """Traces the entry points of a decoder that computes a text's embedding: `prompt` for all
-    chunks but the last, `embed` for the last one.
+    """Traces the entry points of a decoder that computes the embedding of a text: `prompt` for all
+    chunks except the last, and `embed` for the last chunk.
     """
     decoder.setup(shape.context)
     decoder.name_tensors()
@@ -222,8 +226,8 @@ def _trace_scores(model: Model, decoder: Llama, shape: Shape) -> None:
 
 
 def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> None:
-    """Traces the entry points of a decoder whose sequences share pages: one for chunks of a prompt,
-    which has a separate state, and one for decoding each number of rows.
+    """Traces the entry points of a decoder whose sequences share pages. One reads chunks of a
+    prompt and has its own state; the others decode, each for one number of rows.
     """
     decoder.setup_pages(shape.context, pages.pool, pages.size, pages.apart)
     decoder.name_tensors()
@@ -262,7 +266,7 @@ def _check_split(name: str) -> None:
 
 
 def _by_plan(shape: Shape) -> Built:
-    """A rank's graph of the one-device model, split by a named plan (ark.parallel)."""
+    """A rank's graph of the one-device model, which a named plan (ark.parallel) splits."""
     from ark.parallel import parallelize
 
     one = build(replace(shape, rank=0, world_size=1, split=""))
@@ -278,8 +282,8 @@ def _by_plan(shape: Shape) -> Built:
 
 
 def whole_pass(config: LlamaConfig, dtype: DataType, rows: int) -> Graph:
-    """The graph of one pass over a sequence of `rows` tokens, with the logits of all: the forward
-    pass of training, from which plans for many ranks are made.
+    """The graph of one pass over a sequence of `rows` tokens, which computes the logits of all
+    tokens. It is the forward pass of training, from which plans for many ranks are made.
     """
     model = Model(0, 1)
     with use_model(model):
@@ -298,7 +302,7 @@ def _names_buffer(tensor: ir.Tensor) -> bool:
 
 
 def parameters(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters that a checkpoint of an unsplit model must have, by name."""
+    """The shapes of the parameters, by name, that a checkpoint of an unsplit model must have."""
     with use_model(Model(0, 1)):
         decoder = registry.decoder(config.architecture)(config, fp32)
         shapes = decoder.params_dict()

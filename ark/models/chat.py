@@ -27,15 +27,19 @@ if TYPE_CHECKING:
 FILE, FOLDER, SETTINGS = "chat_template.jinja", "additional_chat_templates", "tokenizer_config.json"
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""The names of a message's field for its reasoning. Templates read the first or the second one."""
+"""The names of the field of a message that has its reasoning. Templates read one of the first
+two.
+"""
 END_MARK = "ARK_END_OF_THE_FINAL_MESSAGE "
-"""Stands where a continued message ends. The space shows whether the template strips messages."""
+"""A mark for the end of a message that is to be continued. The space in it shows whether the
+template strips messages.
+"""
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class ChatTemplates:
-    """The templates of a directory and the texts of its special tokens, both by name."""
+    """The templates of a directory, and the texts of its special tokens, both by name."""
 
     source: str
     texts: Mapping[str, str]
@@ -74,12 +78,14 @@ class ChatTemplates:
     ) -> str:
         """The text of a conversation.
 
-        tools: JSON schemas. add_generation_prompt: the text ends where the answer begins.
-        continue_final_message: the text ends with the last message's content instead. template: a
-        template's name or text; by default the checkpoint's template for tools (if tools are given)
-        or its default one. variables: further values for the template, such as enable_thinking.
+        tools: JSON schemas. add_generation_prompt: True if the text ends where the answer begins.
+        continue_final_message: True if it ends with the last message's content instead. template:
+        the name or the text of a template; by default the checkpoint's template for tools (if tools
+        are given) or its default template. variables: further values for the template, such as
+        enable_thinking.
 
-        InvalidUsageError for messages that the template refuses, ModelError for a faulty template.
+        Raises InvalidUsageError if the template refuses the messages, and ModelError if the
+        template is faulty.
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidUsageError(
@@ -124,7 +130,7 @@ class ChatTemplates:
             raise InvalidUsageError(
                 f"the chat template of {self.source} refuses these messages: {error.message:.500}"
             ) from None
-        except Exception as error:  # whatever the template's operations raise
+        except Exception as error:  # a template's operations may raise any error
             raise InvalidUsageError(
                 f"the chat template of {self.source} fails with these messages "
                 f"({type(error).__name__}: {error!s:.300}); check the roles and contents that it "
@@ -144,7 +150,9 @@ class ChatTemplates:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """A jinja2 environment with the settings and functions that transformers gives templates."""
+    """A jinja2 environment with the settings and functions that transformers provides for
+    templates.
+    """
     from jinja2 import TemplateError
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, loopcontrols
@@ -163,7 +171,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     class PublicNamespace(Namespace):
-        """jinja2's namespace. It refuses names with a leading underscore."""
+        """jinja2's namespace, but it refuses names that begin with an underscore."""
 
         def __setitem__(self, name: str, value: Any) -> None:
             if name.startswith("_"):
@@ -252,7 +260,7 @@ def _listed(messages: Any) -> Sequence[Any]:
 
 
 def _message(number: int, message: Any) -> dict[str, Any]:
-    """A copy of a message without its null fields, and with its reasoning under the names that
+    """A copy of a message without null fields. Its reasoning is stored under the names that
     templates read.
     """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -269,8 +277,8 @@ def _message(number: int, message: Any) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A copy of JSON values. Raises InvalidUsageError for other values, since a template could call
-    their methods.
+    """A copy of a value that consists of JSON values. Raises InvalidUsageError for other values,
+    because a template could call their methods.
     """
     if value is None or type(value) in (str, int, float, bool):
         return value
@@ -284,7 +292,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _mark_end(chat: list[dict[str, Any]], template: str) -> str:
-    """Appends END_MARK to the last message's text, and returns the text."""
+    """Appends END_MARK to the last message's text. Returns the text without the mark."""
     content = chat[-1].get("content")
     if isinstance(content, str) and "content" in template:
         chat[-1]["content"] = content + END_MARK

@@ -1,4 +1,4 @@
-"""A checkpoint directory on disk: opens and validates it, and reads its tensors.
+"""Opens and validates a checkpoint directory on disk, and reads its tensors.
 
 `ark generate` opens one before it plans; the graph builder reads tensors by ark's own names
 (`layers.3.attention.query`), whole or by slices for a tensor-parallel shard. Bytes are read on
@@ -33,7 +33,7 @@ from ark.models.stored import Stored
 from ark.models.tied import untied
 
 FREQUENCIES = ".rotary_emb.inv_freq"
-"""Suffixes of stored rotary frequencies, which older checkpoints have in addition to the config."""
+"""Suffixes of stored rotary frequencies. The config has them too; older checkpoints store them."""
 FLOAT_TYPES = {dtype.name: dtype for dtype in DTYPES.values()}
 
 
@@ -52,7 +52,7 @@ class Weight:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape of the stored tensor."""
+        """The shape of the stored tensor of this weight."""
         return self.stored.shape(self.shape) if self.stored else self.shape
 
     @property
@@ -62,7 +62,7 @@ class Weight:
 
 
 def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
-    """All weights of a checkpoint with this config; a module's own come before those of its
+    """All weights of a checkpoint with this config. A module's own weights precede those of its
     submodules.
 
     If the decoder's WEIGHTS gives a parameter's name an additional number, each index of its first
@@ -146,7 +146,7 @@ class Checkpoint:
         return checkpoint
 
     def hold(self, quantize: str | None) -> None:
-        """Sets the config's layouts, which name the weights that are held as codes."""
+        """Sets the config's layouts, which have the names of the weights that are held as codes."""
         shapes = {name: weight.shape for name, weight in self.weights.items()}
         where = str(self.directory)
         if quantize is not None:
@@ -159,7 +159,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the weights that are held as floats: float32, float16 or ml_dtypes'
+        """The type of the weights that are held as floats: float32, float16, or ml_dtypes'
         bfloat16.
         """
         if self.config.format is not None and self.config.dtype is not None:
@@ -283,7 +283,7 @@ class Checkpoint:
         return self._rows(tensor, begin, end)[tuple(others)]
 
     def codes(self, name: str) -> Codes:
-        """The whole of a parameter that the config's layouts hold as codes."""
+        """Reads a whole parameter that the config's layouts hold as codes."""
         if self.on_load is not None:
             layouts = dict(self.config.layouts)
             layout = layouts.get(name) or layouts[stacked_name(name)]
@@ -293,7 +293,7 @@ class Checkpoint:
         return decoded
 
     def experts(self, name: str) -> Iterator[Codes]:
-        """Each expert's codes, of a parameter (experts, outputs, inputs) that is held as codes."""
+        """Yields each expert's codes for a parameter (experts, outputs, inputs) held as codes."""
         if f"{name}.0" in self.weights:
             count = sum(1 for i in range(len(self.weights)) if f"{name}.{i}" in self.weights)
             yield from (self.codes(f"{name}.{i}") for i in range(count))
@@ -309,7 +309,7 @@ class Checkpoint:
         yield from (decoded.rows(expert * outputs + rows) for expert in range(count))
 
     def _whole(self, name: str) -> Codes | npt.NDArray[np.float32]:
-        """All of a quantised parameter."""
+        """Reads a whole quantised parameter."""
         decoded, stored = self._decode(name), self.weights[name].stored
         if stored is None:
             return decoded

@@ -1,8 +1,8 @@
 """The shape of a decoder, read from the config.json of a Hugging Face directory.
 
-All later code uses `LlamaConfig` and never the JSON. `builtin_config` has shapes for planning and
-benchmarks without a checkpoint. Unsupported configs are refused here, by field name. Fields of a
-single decoder are read in its own file.
+All other code uses `LlamaConfig` and never the JSON. `builtin_config` has shapes for planning and
+benchmarks without a checkpoint. Unsupported configs are refused here with the name of the field.
+Fields that only one decoder has are read in that decoder's file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ark.models.rope import Rope, inverse_frequencies, read_rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 KV_CACHE_DTYPES = {"auto": "", "fp8": "fp8_e4m3", "int8": "int8"}
-"""By the option's value: the type of the codes of keys and values; empty: floats of the weights'
-type.
+"""For each value of the option, the type of the codes of keys and values. Empty: keys and values
+are floats of the weights' type.
 """
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -37,12 +37,12 @@ class LlamaConfig:
     """Sizes and constants of one model, in Hugging Face's names.
 
     `architecture` names the decoder (ark.models.registry). `dtype` is the weights' type if the
-    config names one: "float32", "float16" or "bfloat16". Any of `eos_token_ids` ends a text; there
-    may be none. windows: for each layer the number of latest positions that a token attends to, its
-    own included; 0: all positions up to its own. Empty: no layer has a window. format: of the
-    checkpoint's quantised weights. layouts: how ark holds quantised weights, by ark's names of the
-    parameters; set by ark.models.checkpoint. cache_codes: the type of the codes of keys and values;
-    empty: floats of the weights' type.
+    config names one: "float32", "float16" or "bfloat16". Each of `eos_token_ids` ends a text; the
+    list may be empty. windows: for each layer, the number of latest positions that a token attends
+    to, its own included; 0 for all positions up to its own. An empty list means that no layer has a
+    window. format: the format of the checkpoint's quantised weights. layouts: how ark holds
+    quantised weights, by ark's names of the parameters; set by ark.models.checkpoint. cache_codes:
+    the type of the codes of keys and values; empty for floats of the weights' type.
     """
 
     hidden_size: int
@@ -115,12 +115,14 @@ class LlamaConfig:
 
     @property
     def split_heads(self) -> int:
-        """The number of heads that is divided among ranks."""
+        """The number of heads that are divided among ranks."""
         return self.num_key_value_heads
 
     @property
     def cache_rows(self) -> tuple[int, int]:
-        """The shape of one position in a layer's cache: rows, and elements of a row."""
+        """The shape of one position in a layer's cache: the number of rows, and the elements of a
+        row.
+        """
         return 2 * self.num_key_value_heads, self.head_dim
 
     def cache_type(self, dtype: DataType) -> DataType:
@@ -134,7 +136,9 @@ class LlamaConfig:
         return self.intermediate_size
 
     def window(self, layer: int) -> int:
-        """The number of latest positions that a token of this layer attends to; 0: all."""
+        """The number of latest positions that a token in this layer attends to; 0 for all
+        positions.
+        """
         return self.windows[layer] if self.windows else 0
 
     @classmethod
@@ -166,7 +170,7 @@ ConfigT = TypeVar("ConfigT", bound=LlamaConfig)
 
 def with_cache(config: ConfigT, kv_cache_dtype: str, dtype: DataType) -> ConfigT:
     """The config with the type of keys and values that kv_cache_dtype (a key of KV_CACHE_DTYPES)
-    names. dtype: of the weights.
+    names. dtype: the type of the weights.
     """
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise InvalidUsageError(
@@ -178,7 +182,9 @@ def with_cache(config: ConfigT, kv_cache_dtype: str, dtype: DataType) -> ConfigT
 
 
 def config_from_fields(fields: Fields) -> LlamaConfig:
-    """Reads a config by the decoder of its architecture; absent fields take its DEFAULTS."""
+    """Reads a config with the decoder class of its architecture. Absent fields get the class's
+    DEFAULTS.
+    """
     kind = decoder(read_architecture(fields))
     config: LlamaConfig = kind.read_config(fields.with_defaults(kind.DEFAULTS))
     return config
@@ -190,7 +196,7 @@ def read_common(
     """Reads the fields that all decoders have. The architecture's defaults must be filled in.
     Checks each field that changes a model's results.
 
-    The decoder gives the other arguments. activation: the only one that it supports, by
+    The decoder passes the other arguments. activation: the only activation that it supports, by
     transformers' name. biased: True if it handles `attention_bias`, which is otherwise refused.
     partial: True if it supports rotation of a part of each head.
     """
@@ -237,8 +243,8 @@ def read_common(
 
 
 def one_window(config: ConfigT, fields: Fields) -> ConfigT:
-    """The config with `sliding_window` for every layer; if it is null, all layers attend to all
-    positions.
+    """The config with `sliding_window` as the window of every layer. If the field is null, all
+    layers attend to all positions.
     """
     if fields.get("sliding_window") is None:
         return config
@@ -247,8 +253,8 @@ def one_window(config: ConfigT, fields: Fields) -> ConfigT:
 
 
 def sliding_layers(config: ConfigT, fields: Fields, window: int, usual: Sequence[bool]) -> ConfigT:
-    """The config with `window` for the layers that `layer_types` marks as sliding; if that is
-    absent or null, for those of `usual`. window: 0 for none.
+    """The config with `window` for the layers that `layer_types` marks as sliding. If this field is
+    absent or null, `usual` states which layers slide. window: 0 for no window.
     """
     slide = list(usual)
     if (kinds := fields.get("layer_types")) is not None:
@@ -264,13 +270,13 @@ def sliding_layers(config: ConfigT, fields: Fields, window: int, usual: Sequence
 
 
 def asked_window(fields: Fields) -> int:
-    """`sliding_window` if `use_sliding_window` is true; else 0."""
+    """`sliding_window` if `use_sliding_window` is true; otherwise 0."""
     slides = fields.flag("use_sliding_window") and fields.get("sliding_window") is not None
     return fields.size("sliding_window") if slides else 0
 
 
 def read_architecture(fields: Fields) -> str:
-    """The architecture's name; raises UnsupportedError if ark does not support it."""
+    """The name of the architecture. Raises UnsupportedError if ark does not support it."""
     names = fields.get("architectures")
     kind = fields.get("model_type")
     if not names and isinstance(kind, str) and kind in MODEL_TYPES:
@@ -286,7 +292,7 @@ def read_architecture(fields: Fields) -> str:
 
 
 def read_dtype(fields: Fields) -> str | None:
-    """The weights' type from `dtype` or, as older files write it, `torch_dtype`."""
+    """The type of the weights, from the field `dtype` or, in older files, `torch_dtype`."""
     name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
     dtype = fields.text(name)
     if dtype is None:
@@ -301,7 +307,7 @@ def read_dtype(fields: Fields) -> str | None:
 
 
 def rope_inverse_frequencies(config: LlamaConfig) -> npt.NDArray[np.float32]:
-    """The rotation per token, in radians, of each pair of a head's elements: float32, [head_dim /
+    """The rotation per token, in radians, for each pair of elements of a head: float32, [head_dim /
     2].
     """
     return inverse_frequencies(config.rope, config.head_dim)
@@ -350,7 +356,7 @@ BUILTIN_CONFIGS = {
 
 
 def builtin_config(name: str) -> LlamaConfig:
-    """A published model's shape by name, for planning and benchmarks without a checkpoint."""
+    """The shape of a published model, by name, for planning and benchmarks without a checkpoint."""
     if name not in BUILTIN_CONFIGS:
         raise InvalidUsageError(
             f"The built-in shape {name!r} does not exist; there are "

@@ -1,9 +1,10 @@
-"""The DeepSeek-V2 and V3 decoders (DeepSeek-AI 2024). Keys and values are one latent row for all
-heads; experts are chosen from the best groups and added to shared experts; the first layers are
-dense.
+"""The DeepSeek-V2 and V3 decoders (DeepSeek-AI 2024). Keys and values are one latent row that all
+heads share. Experts are chosen from the best groups of experts, and shared experts are added. The
+first layers are dense.
 
 A head's key projection is applied to its query, and its value projection to the result of
-attention. So the cache has only latent rows: the latent values, then the rotated part of keys.
+attention. So the cache needs only latent rows: the latent values, followed by the rotated part of
+keys.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from ark.models.llama import Attention, FeedForward, Layer, Llama
 from ark.models.mixtral import Experts, MixtureConfig, read_mixture
 from ark.models.stored import Stored
 
-LATENT_NORM_EPS = 1e-6  # for latent rows and queries; rms_norm_eps does not apply
+LATENT_NORM_EPS = 1e-6  # eps of norms of latent rows and queries, instead of rms_norm_eps
 
 
 @dataclass(frozen=True)
 class DeepseekConfig(MixtureConfig):
-    """query_rank: the rank of the queries' projection, 0 if it is a single matrix. latent_rank:
-    elements of a latent row that are not rotated. plain_dim, value_dim: a head's elements of
-    queries and of values that are not rotated; head_dim elements are. score_factor: multiplies all
-    scores. interleaved: rotated pairs are neighbours. dense_layers: the number of first layers
-    without experts. shared_size: rows of the shared experts' gates. groups: of experts.
-    best_groups: the number of groups that experts are chosen from. score_scale: multiplies the
-    experts' scores.
+    """query_rank: the rank of the queries' projection, 0 if it is a single matrix. latent_rank: the
+    elements of a latent row that are not rotated. plain_dim, value_dim: for each head, the elements
+    of queries that are not rotated, and the elements of values; head_dim: the elements of queries
+    that are rotated. score_factor: multiplies all attention scores. interleaved: True if rotated
+    pairs are neighbours. dense_layers: the number of first layers without experts. shared_size:
+    rows of the shared experts' gates. groups: the number of groups of experts. best_groups: the
+    number of groups from which experts are chosen. score_scale: multiplies the experts' scores.
     """
 
     query_rank: int = 0
@@ -115,7 +116,7 @@ class LatentAttention(Attention):
         return ark.linear(ark.reshape(values, (rows, heads * values.shape()[2])), self.output)
 
     def queries(self, x: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
-        """Queries of latent rows, (rows, heads * (latent_rank + rotary))."""
+        """Queries in the space of latent rows, (rows, heads * (latent_rank + rotary))."""
         rows, heads = x.shape()[0], self.heads
         if self.query_down is not None:
             x = ark.rmsnorm(ark.linear(x, self.query_down), self.query_norm, self.eps)
@@ -132,8 +133,8 @@ class LatentAttention(Attention):
         return ark.rotary_embedding(x, position, frequencies, interleaved=self.interleaved)
 
     def numbers(self, rows: int) -> ark.Tensor:
-        """The heads' numbers for each row, as expert_linear needs them: each head is an expert with
-        its own matrix.
+        """The numbers of the heads for each row, as expert_linear needs them. Each head is treated
+        as an expert with its own matrix.
         """
         return ark.iota((rows, self.heads), 1, ark.int32)
 
@@ -163,8 +164,8 @@ class DeepseekExperts(Experts):
         return values * self.score_scale, experts
 
     def of_groups(self, scores: ark.Tensor, best: int, fill: float) -> ark.Tensor:
-        """The scores, with those outside the best groups replaced by `fill`. A group is rated by
-        the sum of its `best` highest scores.
+        """The scores, with the scores outside of the best groups replaced by `fill`. A group's
+        rating is the sum of its `best` highest scores.
         """
         if self.groups == self.best_groups:
             return scores
@@ -180,8 +181,8 @@ class DeepseekExperts(Experts):
 
 
 class Deepseek3Experts(DeepseekExperts):
-    """Experts whose scores are sigmoids. A correction is added for the choice of experts, but not
-    to their weights.
+    """Experts whose scores are sigmoids. A correction is added to the scores when experts are
+    chosen, but not to the experts' weights.
     """
 
     def __init__(self, c: DeepseekConfig, dtype: ark.DataType) -> None:
@@ -268,8 +269,8 @@ class DeepseekV2(Llama):
 
     @classmethod
     def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:
-        """As Llama.stored. A head's projections of keys and values are adjacent in one stored
-        matrix.
+        """See Llama.stored. A head's projections of keys and values are next to each other in one
+        stored matrix.
         """
         assert isinstance(c, DeepseekConfig)
         rows = c.plain_dim + c.value_dim
@@ -281,19 +282,19 @@ class DeepseekV2(Llama):
 
     @classmethod
     def unused(cls, c: LlamaConfig, stored_name: str) -> bool:
-        """As Llama.unused. True for layers beyond the last one, which are for multi-token
-        prediction.
+        """See Llama.unused. Layers beyond the last one are for the prediction of several tokens,
+        and are not used.
         """
         layer = re.match(r"model\.layers\.(\d+)\.", stored_name)
         return layer is not None and int(layer[1]) >= c.num_hidden_layers
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config, with this architecture's fields."""
+        """See Llama.read_config; also reads this architecture's fields."""
         rotary = fields.size("qk_rope_head_dim")
         fields = Fields(fields.source, {**fields.values, "head_dim": rotary})
         common = read_common(fields)
-        # All heads share the cache.
+        # One key/value head, because all heads share the cache.
         common = replace(common, num_key_value_heads=1)
         name = "num_local_experts" if "num_local_experts" in fields.values else "n_routed_experts"
         experts, size = fields.size(name), fields.size("moe_intermediate_size")
@@ -316,8 +317,8 @@ class DeepseekV2(Llama):
 
     @classmethod
     def groups(cls, fields: Fields, experts: int) -> tuple[int, int]:
-        """The number of groups of experts, and the number of groups that experts are chosen
-        from.
+        """The number of groups of experts, and the number of groups from which experts are
+        chosen.
         """
         method = fields.text("topk_method")
         if method == "greedy":
@@ -371,7 +372,7 @@ def _groups(fields: Fields, experts: int) -> tuple[int, int]:
 
 
 def _score_factor(fields: Fields) -> float:
-    """The factor of attention scores that yarn's `mscale_all_dim` implies."""
+    """The factor of attention scores that follows from yarn's `mscale_all_dim`."""
     table = fields.table("rope_scaling") or fields.table("rope_parameters")
     if table is None or not table.get("mscale_all_dim"):
         return 1.0

@@ -1,7 +1,8 @@
-"""Typed access to the JSON files of a checkpoint directory, with a specific error for each fault.
+"""Reads the JSON files of a checkpoint directory with checks of types, and with a specific error
+for each fault.
 
-The config, checkpoint and tokenizer readers use it, so that missing files, damaged files and fields
-of the wrong type give the same errors everywhere.
+The readers of configs, checkpoints and tokenizers use it, so that missing files, damaged files and
+fields of a wrong type give the same errors everywhere.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from ark.errors import ModelError
 
-# Names of JSON values that are not objects.
+# The names of the kinds of JSON values that are not objects.
 _KINDS = {
     "NoneType": "null",
     "bool": "true or false",
@@ -38,7 +39,9 @@ def check_directory(directory: Path) -> None:
 
 
 def _download(directory: Path) -> str:
-    """A hint on how to download a Hugging Face repository of that name; empty for other names."""
+    """A hint on how to download a Hugging Face repository with the name of the directory. Empty if
+    it cannot be such a name.
+    """
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(directory)) or directory.exists():
         return ""
     return (
@@ -49,27 +52,27 @@ def _download(directory: Path) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Raises ModelError if `path` exists and is not a file: reading a FIFO would block."""
+    """Raises ModelError if `path` exists but is not a regular file: reading a FIFO would block."""
     if path.exists() and not path.is_file():
         raise ModelError(f"{path} is neither a file nor a link to one. Put the file itself there.")
 
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of one JSON object; `source` is the file name for error messages."""
+    """The fields of one JSON object. source: the file's name, for error messages."""
 
     source: str
     values: dict[str, Any]
 
     @classmethod
     def read(cls, path: Path) -> Fields:
-        """Reads a JSON object from `path`. Raises ModelError if the file is missing or is not
-        one.
+        """Reads a JSON object from a file. Raises ModelError if the file is missing or does not
+        contain an object.
         """
         check_file(path)
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            json.dumps(values, ensure_ascii=False).encode()  # fails for half a surrogate pair
+            json.dumps(values, ensure_ascii=False).encode()  # fails for half of a surrogate pair
         except FileNotFoundError:
             raise ModelError(
                 f"{path.parent} has no {path.name}, which an ordinary Hugging Face Llama directory "
@@ -92,15 +95,15 @@ class Fields:
         return cls(str(path), values)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
-        """These fields with `defaults` for the absent ones; null does not count as absent."""
+        """These fields, with `defaults` for absent ones. A field that is null is not absent."""
         return Fields(self.source, {**defaults, **self.values})
 
     def get(self, name: str) -> Any:
-        """The field's value; None if it is absent or null."""
+        """The value of a field; None if it is absent or null."""
         return self.values.get(name)
 
     def wrong(self, name: str, expected: str) -> ModelError:
-        """The error for a field whose value is not the expected one."""
+        """The error for a field whose value is not as expected."""
         value = "no such field" if name not in self.values else json.dumps(self.values[name])
         return ModelError(
             f"{self.source}: {name} should be {expected}, but found {value[:200]}. Correct the "
@@ -165,7 +168,9 @@ class Fields:
         return Fields(f"{self.source}, {name}", value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """Token ids from a field that holds one or a list; empty if it is absent or null."""
+        """Token ids from a field that has one id or a list; empty if the field is absent or
+        null.
+        """
         value = self.get(name)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(type(i) is not int or i < 0 for i in ids):

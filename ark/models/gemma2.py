@@ -1,4 +1,4 @@
-"""The Gemma 2 decoder (Gemma team 2024): norms before and after each half of a layer, scaled
+"""The Gemma 2 decoder (Gemma team 2024). It has norms before and after each half of a layer, scaled
 embeddings, soft caps on scores and logits, and a sliding window in every other layer.
 """
 
@@ -17,8 +17,8 @@ from ark.models.stored import Stored, plus_one
 
 @dataclass(frozen=True)
 class GemmaConfig(LlamaConfig):
-    """query_scalar: scores are divided by its square root. attention_cap and logits_cap: the soft
-    caps of scores and logits, 0 for none.
+    """query_scalar: attention scores are divided by its square root. attention_cap, logits_cap: the
+    soft caps of scores and logits, 0 for none.
     """
 
     query_scalar: float = 256.0
@@ -34,7 +34,9 @@ class GemmaFeedForward(FeedForward):
 
 
 class FourNormLayer(Layer):
-    """A layer that norms the input and the output of each of its halves. norms: their type."""
+    """A layer that normalises the input and the output of each of its halves. norms: the class of
+    the norms.
+    """
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class FourNormLayer(Layer):
 
 
 class Gemma2Attention(Attention):
-    """Attention with a scale and a soft cap of scores."""
+    """Attention with its own scale and a soft cap of the scores."""
 
     def __init__(self, c: GemmaConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
@@ -68,7 +70,7 @@ class Gemma2Attention(Attention):
 
 
 class CappedHead(Head):
-    """Logits with a soft cap."""
+    """Computes logits with a soft cap."""
 
     def __init__(self, c: GemmaConfig, dtype: ark.DataType) -> None:
         super().__init__(c, dtype)
@@ -112,7 +114,7 @@ class Gemma2(Llama):
     def __init__(self, c: GemmaConfig, dtype: ark.DataType) -> None:
         super().__init__(c, dtype)
         self.norm = ark.parameter((c.hidden_size,), ark.fp32)
-        # In the weights' type, like the embeddings that it multiplies.
+        # The factor in the weights' type, which is the type of the embeddings that it multiplies.
         self.multiplier = float(dtype.numpy(c.hidden_size**0.5))
 
     def layer(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> Layer:
@@ -140,8 +142,8 @@ class Gemma2(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; every other layer slides, from the first on, unless `layer_types`
-        is given.
+        """See Llama.read_config. Every other layer slides, beginning with the first, unless
+        `layer_types` is given.
         """
         config = read_gemma(fields, read_common(fields, activation="gelu_pytorch_tanh"))
         usual = [n % 2 == 0 for n in range(config.num_hidden_layers)]
@@ -149,12 +151,12 @@ class Gemma2(Llama):
 
 
 def optional_window(fields: Fields) -> int:
-    """`sliding_window`; 0 if it is null."""
+    """The field `sliding_window`; 0 if it is null."""
     return fields.size("sliding_window") if fields.get("sliding_window") is not None else 0
 
 
 def read_gemma(fields: Fields, common: LlamaConfig) -> GemmaConfig:
-    """A decoder's config with Gemma's fields."""
+    """The config of a decoder, with Gemma's fields."""
     if fields.flag("use_bidirectional_attention", False):
         raise UnsupportedError(
             f"{fields.source}: use_bidirectional_attention is true, but ark supports causal "

@@ -1,5 +1,5 @@
-"""The text decoder of Gemma 3 (Gemma team 2025): Gemma 2 with normed queries and keys instead of
-soft caps, and separate rotary frequencies for sliding layers.
+"""The text decoder of Gemma 3 (Gemma team 2025). It is Gemma 2 with normalised queries and keys
+instead of soft caps, and with separate rotary frequencies for sliding layers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ark.models.rope import Rope, inverse_frequencies, rope_of
 
 @dataclass(frozen=True)
 class Gemma3Config(GemmaConfig):
-    """local_rope: the rotary embedding of sliding layers. sliding: for each layer whether it
+    """local_rope: the rotary embedding of sliding layers. sliding: for each layer, True if it
     slides.
     """
 
@@ -28,7 +28,7 @@ class Gemma3Config(GemmaConfig):
 
 
 class Gemma3Attention(Qwen3Attention):
-    """Attention with a scale of scores, and norms of each head of queries and keys."""
+    """Attention with its own scale of scores, and norms of each head of queries and keys."""
 
     def __init__(self, c: Gemma3Config, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
@@ -78,9 +78,9 @@ class Gemma3(Gemma2):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Gemma2.read_config; all layers slide except every `sliding_window_pattern`th, unless
-        `layer_types` is given. Each kind of layer has its table of rope_parameters; older files
-        have rope_scaling for the layers that do not slide.
+        """See Gemma2.read_config. All layers slide except every `sliding_window_pattern`th, unless
+        `layer_types` is given. Each kind of layer has its own table in rope_parameters. In older
+        files rope_scaling is for the layers that do not slide.
         """
         if fields.get("attn_logit_softcapping") is not None:
             raise UnsupportedError(
@@ -100,7 +100,7 @@ class Gemma3(Gemma2):
             ropes[kind] = rope_of(whole, Fields(own.source, values), config.max_position_embeddings)
         pattern = fields.size("sliding_window_pattern")
         usual = [(n + 1) % pattern != 0 for n in range(config.num_hidden_layers)]
-        # Marks sliding layers even if the window is null.
+        # Finds the sliding layers, also if the window is null.
         slid = sliding_layers(config, fields, 1, usual).windows
         config = replace(config, rope=ropes["full"])
         gemma = Gemma3Config(

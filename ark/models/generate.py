@@ -1,8 +1,9 @@
-"""Text generation: a checkpoint directory as input, tokens as output while the loop kernel computes
+"""Text generation: reads a checkpoint directory and yields tokens while the loop kernel computes
 them.
 
-`Generator` holds a loaded model on one device; `stream` launches once for a whole answer and yields
-tokens as they appear in host-mapped memory. Called by the command line and by ark's users.
+`Generator` holds a loaded model on one device. `stream` launches the kernel once for a whole
+answer, and yields tokens as they appear in host-mapped memory. Called by the command line and by
+ark's users.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ from ark.runtime.runner import load
 
 
 def _short(tokens: Sequence[int]) -> str:
-    """A short form for messages: the tokens if they are few, else their number and hash."""
+    """Tokens in a short form for messages: the tokens if they are few, otherwise their number and
+    hash.
+    """
     if len(tokens) <= 16:
         return str(list(tokens))
     name = hashlib.sha256(np.array(tokens, np.int64).tobytes()).hexdigest()[:16]
@@ -84,15 +87,15 @@ class Generator:
         budget_s: float = BUDGET_S,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        """chunk: prompt tokens per iteration, by default usual_chunk's. batch: sequences decoded
-        together, for `stream_batch`; their prompts are read one token per iteration, without
-        chunks. split: how ranks share the model; sampling, max_logprobs: how the plan samples and
-        what it reports (`sampling`, `logprobs`); all as in ark.models.build.Shape.
+        """chunk: prompt tokens per iteration, by default the result of usual_chunk. batch:
+        sequences decoded together, for `stream_batch`; their prompts are read one token per
+        iteration, without chunks. split, sampling, max_logprobs: the fields `split`, `sampling` and
+        `logprobs` of ark.models.build.Shape.
 
         progress(step, done, total) is called while weights are loaded (with bytes) and once for
         each step of unknown length (with total 0).
 
-        Raises ark.errors with a message for the user before anything runs.
+        Raises an error of ark.errors, with a cause and a remedy, before anything runs.
         """
         batch, rank, world_size, trace_records = check_arguments(
             batch,
@@ -161,7 +164,7 @@ class Generator:
             raise
 
     def _plan(self, machine: Machine, backend: Backend, arch: str) -> Plan:
-        """This rank's plan. All ranks check that they have the same one. Its kernels are compiled
+        """This rank's plan. The ranks check that all have the same plan. Its kernels are compiled
         while it is scheduled and verified.
         """
         rank = self.shape.rank
@@ -190,7 +193,7 @@ class Generator:
             tell("loading", min(done, total), total)
 
     def _agree(self, values: Mapping[str, str]) -> None:
-        """Raises SystemError on every rank, naming the differences, unless all ranks pass the same
+        """Raises SystemError with the differences, on every rank, unless all ranks pass the same
         values.
         """
         if self._ranks is not None and self.shape.world_size > 1:
@@ -227,10 +230,10 @@ class Generator:
         token.
 
         Closing the iterator, or leaving the loop that reads it, stops the device. A generator has
-        one cache, so it serves one stream at a time; all ranks must request the same. sampling:
-        greedy by default; its n, its stop strings and its numbers of tokens have no effect.
-        stop_tokens: by default the checkpoint's end tokens. Raises GpuError if the kernel gave up
-        or ended early, InvalidUsageError while another stream is open.
+        one cache, so it serves one stream at a time, and all ranks must request the same stream.
+        sampling: greedy by default; its n, its stop strings and its numbers of tokens have no
+        effect. stop_tokens: by default the checkpoint's end tokens. Raises GpuError if the kernel
+        fails or ends too early, and InvalidUsageError while another stream is open.
         """
         with closing(self.stream_batch([prompt], max_new_tokens, sampling, stop_tokens)) as stream:
             for _, token in stream:
@@ -243,12 +246,12 @@ class Generator:
         sampling: SamplingParams | None = None,
         stop_tokens: Sequence[int] | None = None,
     ) -> Made[tuple[int, int], None, None]:
-        """Yields (number of the prompt, new token) as the device computes them, for at most the
-        generator's `batch` of prompts, in one launch; each sequence ends independently.
+        """Yields (number of the prompt, new token) as the device computes them, for up to `batch`
+        prompts (an argument of the Generator), in one launch. Each sequence ends independently.
 
-        Tokens of a sequence come in order, and equal those of `stream` for its prompt alone up to
-        rounding. Each sequence has its own noise, by the hash of the seed and its number (the first
-        as in `stream`). Otherwise like `stream`.
+        The tokens of a sequence are yielded in order. They equal those of `stream` for its prompt,
+        except for rounding. Each sequence has its own noise, which depends on the seed and the
+        sequence's number (the first one has the noise of `stream`). For the rest see `stream`.
         """
         how = self._sampling(GREEDY if sampling is None else sampling)
         if not 1 <= len(prompts) <= self.shape.batch:
@@ -280,7 +283,9 @@ class Generator:
             self._streaming.release()
 
     def _sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """The sampling with a seed, if this generator's plan follows all of it."""
+        """The sampling parameters with a seed. Raises an error if this generator's plan does not
+        support them.
+        """
         if not isinstance(sampling, SamplingParams):
             raise InvalidUsageError(
                 f"the sampling is {sampling!r:.60}; make it with ark.SamplingParams"
@@ -333,7 +338,7 @@ class Generator:
                 last[sequence] = token
                 yield sequence, token
             if set(last) & set(stops[MAX_STOPS:]):
-                run.stop()  # this stop token is not in the device's list
+                run.stop()  # the device's list lacks this stop token
             run.wait()
             if not set(last) & set(stops):
                 run.check_complete()
@@ -341,8 +346,9 @@ class Generator:
             run.stop()
 
     def logprobs(self, place: int, sequence: int = 0) -> tuple[float, dict[int, float]]:
-        """The log probability of the token at a place of the text (the prompt's first token is at
-        0), and as many of the highest ones by id as the last stream's sampling asked for.
+        """Returns the log probability of the token at an index of the text (the prompt's first
+        token has index 0), and the highest log probabilities at this position by token id, as many
+        as the last stream's sampling requested.
         """
         if self._reported is None:
             raise InvalidUsageError("the sampling asked for no log probabilities; set its logprobs")
@@ -352,7 +358,7 @@ class Generator:
         return read_logprobs(words, self._reported)
 
     def finish_reason(self, prompt: int, tokens: Sequence[int]) -> str:
-        """The reason why a stream ended: "stop" (an end token), "context" (it is full) or
+        """The reason why a stream ended: "stop" (an end token), "context" (the context is full) or
         "length".
         """
         if tokens and tokens[-1] in self.checkpoint.config.eos_token_ids:
@@ -360,7 +366,7 @@ class Generator:
         return "context" if prompt + len(tokens) >= self.context else "length"
 
     def close(self, collective: bool = True) -> None:
-        """Stops the device and frees everything; collective: see Executor.close."""
+        """Stops the device and frees everything. collective: see Executor.close."""
         self._closed = True
         self.executor.close(collective)
 

@@ -1,5 +1,6 @@
-"""Reads the default sampling of a checkpoint from generation_config.json, as transformers does.
-Used by the command line, `ark.LLM` and the server, whose own settings take precedence.
+"""Reads the default sampling parameters of a checkpoint from generation_config.json, as
+transformers does. Used by the command line, `ark.LLM` and the server; settings of the user take
+precedence.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ RENAMED = {
     "stop_strings": "stop",
     "suppress_tokens": "suppress_tokens",
 }
-"""The file's names of fields of SamplingParams that have other names there."""
+"""For fields of SamplingParams that have another name in the file, the name in the file."""
 SAMPLED_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-"""transformers' values of fields that the file omits if `do_sample` is true."""
+"""The values that transformers uses for fields that the file omits, if `do_sample` is true."""
 READ = ("eos_token_id", "do_sample", *RENAMED, *SAMPLED_DEFAULTS)
 WITHOUT_EFFECT = (
     "_from_model_config",
@@ -43,7 +44,7 @@ WITHOUT_EFFECT = (
 )
 """Fields that do not change the tokens of a single sequence."""
 SAMPLED = (*SAMPLED_DEFAULTS, "top_h", "epsilon_cutoff", "eta_cutoff")
-"""Fields that transformers reads only where `do_sample` is true."""
+"""Fields that transformers reads only if `do_sample` is true."""
 NEUTRAL: dict[str, Any] = {
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
@@ -62,16 +63,17 @@ NEUTRAL: dict[str, Any] = {
     "min_length": 0,
     "max_length": 20,
 }
-"""Values without an effect (max_length: transformers' default)."""
+"""Values that have no effect. (That of max_length is transformers' default.)"""
 BEAMS = ("early_stopping", "length_penalty", "diversity_penalty")
 ASSISTED = ("assistant_", "num_assistant_", "target_lookbehind", "prompt_lookup_")
 
 
 def sampling_fields(directory: Path, warn: bool = True) -> dict[str, Any]:
-    """The fields of SamplingParams that the file sets: greedy unless `do_sample` is true.
+    """The fields of SamplingParams that the file sets. Sampling is greedy unless `do_sample` is
+    true.
 
-    warn: log a warning with the fields that would change the text and that ark does not follow.
-    Raises ModelError if the file is damaged or a value is out of range.
+    warn: True to log a warning with the fields that ark does not support although they would change
+    the text. Raises ModelError if the file is damaged or a value is out of range.
     """
     path = directory / FILE
     fields = Fields.read(path) if path.exists() else Fields(str(path), {})
@@ -95,15 +97,15 @@ def sampling_fields(directory: Path, warn: bool = True) -> dict[str, Any]:
 
 
 def default_sampling(directory: Path, warn: bool = True, **given: Any) -> SamplingParams:
-    """The file's sampling; `given` fields take precedence. max_tokens is USUAL_NEW_TOKENS if
-    neither has it. warn: as of sampling_fields.
+    """The sampling parameters of the file; fields in `given` take precedence. max_tokens is
+    USUAL_NEW_TOKENS if neither sets it. warn: see sampling_fields.
     """
     fields = {"max_tokens": USUAL_NEW_TOKENS, **sampling_fields(directory, warn), **given}
     return SamplingParams(**fields)
 
 
 def ignored(directory: Path) -> dict[str, Any]:
-    """The fields of the file that would change the text and that ark does not follow."""
+    """The fields of the file that ark does not support although they would change the text."""
     path = directory / FILE
     if not path.exists():
         return {}
@@ -124,7 +126,7 @@ def ignored(directory: Path) -> dict[str, Any]:
 
 
 def warn_of_ignored(directory: Path) -> None:
-    """Logs a warning of one line with the fields that ark does not follow, if there are any."""
+    """Logs one line with the fields that ark does not support, if there are any."""
     fields = ignored(directory)
     if fields:
         listed = ", ".join(f"{name} {json.dumps(value):.60}" for name, value in fields.items())

@@ -1,6 +1,6 @@
-"""Reads a GGUF file as a checkpoint: the config from its metadata, and its tensors by the names of
-a Hugging Face directory. The gguf package reads the file; called by ark.models.checkpoint,
-ark.models.tokenizer and ark.models.chat.
+"""Reads a GGUF file as a checkpoint: the config from its metadata, and the tensors by the names
+that they have in a Hugging Face directory. It uses the gguf package. Called by
+ark.models.checkpoint, ark.models.tokenizer and ark.models.chat.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FIELDS = {
 }
 NEEDED = tuple(FIELDS)[:5]
 FACTORS = "rope_freqs.weight"
-"""A tensor by which the rotary frequencies are divided (Llama 3)."""
+"""The tensor with divisors of the rotary frequencies (Llama 3)."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -68,12 +68,14 @@ class GgufFile:
 
 
 def is_gguf(path: str | Path) -> bool:
-    """True if the file's name is that of a GGUF file."""
+    """True if the file has the name of a GGUF file."""
     return Path(path).suffix == SUFFIX and not Path(path).is_dir()
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Metadata and tensors of a file; raises ModelError if it is absent or damaged."""
+    """Reads the metadata and the tensors of a file. Raises ModelError if it is missing or
+    damaged.
+    """
     there = Path(path)
     if not there.is_file():
         raise ModelError(f"{there} does not exist. Give a GGUF file, or a checkpoint's directory.")
@@ -106,7 +108,7 @@ def _read(path: Path, _time: int, _size: int) -> GgufFile:
         }
     except (OSError, MemoryError):
         raise ModelError(f"{path} cannot be read. Make it readable, then try again.") from None
-    except Exception as error:  # the package raises NumPy's exceptions
+    except Exception as error:  # the gguf package raises NumPy's exceptions
         raise ModelError(
             f"{path} is not an intact GGUF file ({str(error)[:200]}). The download or copy was cut "
             "short, or the file is damaged: fetch it again."
@@ -115,7 +117,9 @@ def _read(path: Path, _time: int, _size: int) -> GgufFile:
 
 
 def read_config(file: GgufFile) -> LlamaConfig:
-    """The shape of the model; raises UnsupportedError for architectures that ark does not read."""
+    """The shape of the model. Raises UnsupportedError for architectures that ark cannot read from
+    GGUF files.
+    """
     name = file.metadata.get("general.architecture")
     if name not in ARCHITECTURES or file.metadata.get(f"{name}.expert_count"):
         experts = " with experts" if name in ARCHITECTURES else ""
@@ -156,13 +160,15 @@ def read_config(file: GgufFile) -> LlamaConfig:
 
 
 def _stops(file: GgufFile) -> list[int]:
-    """The tokens that end a text: the end tokens of the text, of a turn, and of a message."""
+    """The tokens that end a text: the end tokens of a text, of a turn, and of a message."""
     ids = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     return list(dict.fromkeys(i for i in ids if i is not None))
 
 
 def _scaling(file: GgufFile, given: Any) -> dict[str, Any] | None:
-    """The metadata's scaling of rotary frequencies as `rope_scaling` of a config.json."""
+    """The scaling of rotary frequencies in the metadata, in the form of `rope_scaling` in a
+    config.json.
+    """
     factors = file.tensors.get(FACTORS)
     if factors is not None:
         if factors.dtype_code != "F32":
@@ -182,8 +188,8 @@ def _scaling(file: GgufFile, given: Any) -> dict[str, Any] | None:
 
 
 def find_gguf_tensors(file: GgufFile) -> dict[str, StoredTensor]:
-    """The tensors by the names of a Hugging Face directory. A quantised embedding that serves as
-    the head too is listed under both names.
+    """The tensors by the names that they have in a Hugging Face directory. A quantised embedding
+    that is also the head is listed under both names.
     """
     stored = {}
     for name, tensor in file.tensors.items():
@@ -208,7 +214,7 @@ def _renamed(name: str) -> str:
 
 def reordered(file: GgufFile, config: LlamaConfig) -> dict[str, Stored]:
     """The order of the rows of queries and keys, by ark's parameters, for the architecture llama.
-    In the file the two elements of a rotated pair are adjacent.
+    In the file, the two elements of a rotated pair are next to each other.
     """
     if file.metadata.get("general.architecture") != "llama":
         return {}

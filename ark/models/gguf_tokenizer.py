@@ -1,5 +1,6 @@
-"""The tokenizer of a GGUF file, with the ids of transformers' AutoTokenizer(gguf_file=): words of
-bytes (`gpt2`) or words that begin with U+2581 (`llama`). Called by ark.models.tokenizer.
+"""Builds the tokenizer of a GGUF file, which gives the same ids as transformers'
+AutoTokenizer(gguf_file=). The kind `gpt2` splits words into bytes; in the kind `llama` words begin
+with U+2581. Called by ark.models.tokenizer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ SPLITS = {
     TEKKEN_SPLIT: "tekken",
     "": "default gpt-2",
 }
-"""The pattern that splits a text into words, by the value of tokenizer.ggml.pre; empty: GPT-2's."""
+"""For each value of tokenizer.ggml.pre, the pattern that splits a text into words. An empty value
+means GPT-2's pattern.
+"""
 CONTROL, USER_DEFINED = 3, 4
 NAMED = {
     "bos_token": "bos_token_id",
@@ -42,8 +45,8 @@ NAMED = {
 
 
 def read_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
-    """The tokenizer, and its special tokens by name. Raises ModelError if the file's tokens are not
-    valid, and UnsupportedError for other kinds of tokenizers.
+    """Returns the tokenizer, and its special tokens by name. Raises ModelError if the file's tokens
+    are not valid, and UnsupportedError for other kinds of tokenizers.
     """
 
     def given(key: str, usual: Any = None) -> Any:
@@ -63,7 +66,7 @@ def read_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
         _frame(tokenizer, named, given, kind == "llama")
     except UnsupportedError:
         raise
-    except Exception as error:  # the tokenizers package raises bare Exception
+    except Exception as error:  # the tokenizers package raises bare Exception objects
         raise ModelError(
             f"{file.path} does not have the tokens of a {kind} tokenizer ({error!r:.200}). "
             "Download the file again."
@@ -72,7 +75,7 @@ def read_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
 
 
 def _bytes(file: GgufFile, tokens: Sequence[str], given: Callable[..., Any]) -> Tokenizer:
-    """Byte-level BPE with the model family's pattern of words."""
+    """Byte-level BPE, with the pattern by which the model family splits words."""
     spelling = _byte_characters()
     alphabet = set(spelling)
     vocab = {
@@ -96,9 +99,9 @@ def _bytes(file: GgufFile, tokens: Sequence[str], given: Callable[..., Any]) -> 
 
 
 def _pieces(tokens: Sequence[str], given: Callable[..., Any]) -> Tokenizer:
-    """SentencePiece's BPE with byte fallback. If the file has no merges they are computed from the
-    scores: any two tokens whose concatenation is a token can be merged, those with the best score
-    first.
+    """SentencePiece's BPE with byte fallback. If the file has no merges, they are computed from the
+    scores: two tokens can be merged if their concatenation is a token, and merges with a better
+    score come first.
     """
     vocab = {token: i for i, token in enumerate(tokens)}
     if given("merges") is not None:
@@ -127,7 +130,7 @@ def _add(
     bytes_level: bool,
     named: Mapping[str, str],
 ) -> None:
-    """Adds the tokens that are matched in a text before it is split. Special ones are omitted from
+    """Adds the tokens that are found in a text before it is split. Special tokens are omitted from
     decoded text.
     """
     alphabet = set(_byte_characters())
@@ -146,8 +149,8 @@ def _add(
 def _frame(
     tokenizer: Tokenizer, named: Mapping[str, str], given: Callable[..., Any], pieces: bool
 ) -> None:
-    """Sets the tokens before and after a text. SentencePiece texts begin with the begin token
-    unless the file disables it; for other tokenizers the file must enable it.
+    """Sets the tokens that are added before and after a text. SentencePiece texts begin with the
+    begin token unless the file disables it; for other tokenizers the file must enable it.
     """
     begin = named.get("bos_token") if given("add_bos_token", pieces) else None
     end = named.get("eos_token") if given("add_eos_token", False) else None
@@ -157,8 +160,8 @@ def _frame(
 
 
 def _byte_characters() -> list[str]:
-    """The character that stands for each byte in GPT-2's vocabularies: the byte's own if it is
-    printable, otherwise one from U+0100 on.
+    """The character that represents each byte in GPT-2's vocabularies. It is the byte's own
+    character if that is printable, otherwise one from U+0100 on.
     """
     printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
     characters, other = [], 256

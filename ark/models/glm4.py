@@ -19,7 +19,7 @@ from ark.models.stored import Stored, parts
 
 
 class GlmAttention(BiasedAttention):
-    """Attention whose rotated pairs are adjacent elements."""
+    """Attention in which the two elements of a rotated pair are neighbours."""
 
     def rotated(self, x: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
         return ark.rotary_embedding(x, position, frequencies, interleaved=True)
@@ -58,7 +58,7 @@ class Glm(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; a config without end tokens gets the architecture's."""
+        """See Llama.read_config. A config without end tokens gets those of the architecture."""
         if not fields.flag("attention_bias"):
             raise UnsupportedError(
                 f"{fields.source}: attention_bias is false, but ark supports this architecture "

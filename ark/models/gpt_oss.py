@@ -1,5 +1,5 @@
-"""The gpt-oss decoder (OpenAI 2025): attention with biases and sinks, a window in every other
-layer, and experts with biases and a clamped gate.
+"""The gpt-oss decoder (OpenAI 2025). It has attention with biases and sinks, a sliding window in
+every other layer, and experts with biases and a clamped gate.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""The rotary embedding of a config that has none."""
+"""The rotary embedding that is used if the config has none."""
 
 
 @dataclass(frozen=True)
 class GptOssConfig(MixtureConfig):
-    """limit: the upper bound of gates, and the bound of the magnitude of up projections. alpha: the
+    """limit: the largest value of gates, and the largest magnitude of up projections. alpha: the
     factor within the sigmoid.
     """
 
@@ -39,7 +39,7 @@ class GptOssConfig(MixtureConfig):
 
 
 class GptOssAttention(BiasedAttention):
-    """Attention with a sink in each head (a score without a value), and a bias of its output.
+    """Attention with a sink in each head (a score without a value), and with a bias of the output.
 
     bias_part: the fraction of the output's bias that this rank adds before the sum over ranks.
     """
@@ -57,7 +57,7 @@ class GptOssAttention(BiasedAttention):
 
 
 class GptOssExperts(Experts):
-    """Experts with biases. Their weights are the softmax over the chosen experts' logits."""
+    """Experts with biases. The weights of the chosen experts are the softmax of their logits."""
 
     bias_part = 1.0
 
@@ -142,8 +142,8 @@ class GptOss(Llama):
 
     @classmethod
     def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:
-        """As Llama.stored. The rows of gate and up projections alternate in one tensor; experts'
-        weights are stored with the inputs' dimension first.
+        """See Llama.stored. The rows of gate and up projections alternate in one tensor. The stored
+        weights of experts have the inputs as their first dimension.
         """
         assert isinstance(c, GptOssConfig)
         name = parameter.removeprefix("layers.{}.mlp.")
@@ -157,8 +157,8 @@ class GptOss(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; every other layer slides, from the first on, unless `layer_types`
-        is given.
+        """See Llama.read_config. Every other layer slides, beginning with the first, unless
+        `layer_types` is given.
         """
         if not fields.flag("attention_bias"):
             raise UnsupportedError(

@@ -1,5 +1,5 @@
-"""The Granite 3 decoder (IBM 2024): Llama with scaled embeddings, attention scores, layer outputs
-and logits.
+"""The Granite 3 decoder (IBM 2024). It is Llama with scaled embeddings, attention scores, layer
+outputs and logits.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ark.models.llama import Attention, FeedForward, Head, Layer, Llama
 
 @dataclass(frozen=True)
 class GraniteConfig(LlamaConfig):
-    """Factors of the embeddings, of the attention's scores, and of the output of each half of a
-    layer; logits_scaling divides the logits.
+    """Factors of the embeddings, of the attention scores, and of the output of each half of a
+    layer. The logits are divided by logits_scaling.
     """
 
     embedding_multiplier: float = 1.0
@@ -26,7 +26,7 @@ class GraniteConfig(LlamaConfig):
 
 
 class GraniteAttention(Attention):
-    """Attention with its own scale of scores."""
+    """Attention with a configured scale of its scores."""
 
     def __init__(self, c: GraniteConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
@@ -50,7 +50,7 @@ class GraniteLayer(Layer):
 
 
 class GraniteHead(Head):
-    """Logits that are divided by logits_scaling."""
+    """Computes logits and divides them by logits_scaling."""
 
     def __init__(self, c: GraniteConfig, dtype: ark.DataType) -> None:
         super().__init__(c, dtype)
@@ -88,7 +88,7 @@ class Granite(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> GraniteConfig:
-        """As Llama.read_config, with this architecture's factors."""
+        """See Llama.read_config; also reads this architecture's factors."""
         return GraniteConfig(
             **vars(read_common(fields)),
             embedding_multiplier=fields.number("embedding_multiplier"),

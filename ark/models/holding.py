@@ -1,4 +1,4 @@
-"""Decides which weights of a checkpoint ark holds as codes and which as floats. Called by
+"""Decides which weights of a checkpoint ark holds as quantised codes and which as floats. Called by
 ark.models.checkpoint.
 """
 
@@ -22,9 +22,9 @@ Shapes = Mapping[str, Sequence[int]]
 def held(
     config: LlamaConfig, shapes: Shapes, quantized: Mapping[str, QuantizedTensor], where: str
 ) -> dict[str, Layout]:
-    """The layouts of parameters that are held as codes. shapes: of all weights, by ark's names.
-    quantized: the quantised weights. Those that ark cannot compute with are dequantised when they
-    are loaded; a warning names them.
+    """The layouts of the parameters that are held as codes. shapes: the shapes of all weights, by
+    ark's names. quantized: the quantised weights. If ark cannot compute with the codes of a weight,
+    it is dequantised while it is loaded, and a warning names it.
     """
     own = {
         name: None if name == "embedding" or len(shapes[name]) != len(t.shape) else t.layout()
@@ -48,8 +48,8 @@ def layouts_on_load(
     name: str,
     where: str,
 ) -> tuple[OnLoad, dict[str, Layout]]:
-    """The format of that name, and the layouts of the parameters that are quantised to it: those of
-    linear layers except the head and routers.
+    """The format of that name, and the layouts of the parameters that are quantised to it. These
+    are the weights of linear layers, except the head and routers.
     """
     chosen = on_load(name)
     if quantized:
@@ -74,8 +74,8 @@ def layouts_on_load(
 
 
 def quantised_config(config: LlamaConfig, name: str | None, where: str) -> LlamaConfig:
-    """The config of a model without a checkpoint whose weights are quantised to the format of that
-    name. None: the config unchanged.
+    """The config of a model without a checkpoint, with its weights quantised to the format of that
+    name. If the name is None, the config is returned unchanged.
     """
     if name is None:
         return config
@@ -84,8 +84,8 @@ def quantised_config(config: LlamaConfig, name: str | None, where: str) -> Llama
 
 
 def stacked_name(weight: str) -> str:
-    """The name of the parameter that a weight belongs to. An expert's weight has a name that ends
-    in a number; the parameter stacks them.
+    """The name of the parameter to which a weight belongs. The name of an expert's weight ends in a
+    number; the parameter contains the weights of all experts.
     """
     stem, _, number = weight.rpartition(".")
     return stem if number.isdigit() else weight
@@ -94,9 +94,9 @@ def stacked_name(weight: str) -> str:
 def _stacked(
     shapes: Shapes, own: Mapping[str, Layout | None]
 ) -> tuple[dict[str, Layout], list[str]]:
-    """The layouts of parameters from those of their weights, and the quantised weights that are
-    held as floats. A parameter of several experts is held as codes if all its weights have the same
-    layout and their inputs are not reordered.
+    """Returns the layouts of parameters, from those of their weights, and the quantised weights
+    that are held as floats. A parameter of several experts is held as codes if all its weights have
+    the same layout and their inputs are not reordered.
     """
     experts: dict[str, list[str]] = {}
     for name in shapes:

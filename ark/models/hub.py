@@ -1,5 +1,6 @@
-"""Downloads checkpoints by their names on the Hugging Face hub. Needs the package huggingface_hub,
-which keeps the files in its cache. Used by `ark serve`, `ark generate`, `ark chat` and `ark.LLM`.
+"""Downloads checkpoints by their names on the Hugging Face hub. It needs the package
+huggingface_hub, which caches the files. Used by `ark serve`, `ark generate`, `ark chat` and
+`ark.LLM`.
 """
 
 from __future__ import annotations
@@ -17,23 +18,25 @@ FILES = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*")
 
 
 def hub_name(model: str | os.PathLike[str]) -> str | None:
-    """`model` if it can be a name on the hub: it has that form, and is not an existing path."""
+    """Returns `model` if it can be a name on the hub: it has the form of one, and is not an
+    existing path. Otherwise returns None.
+    """
     name = str(model)
     return name if NAME.fullmatch(name) and not Path(name).exists() else None
 
 
 def local_directory(model: str | os.PathLike[str]) -> Path:
-    """The directory of a checkpoint: the path itself, or the directory of the hub's files of that
-    name, which are downloaded if they are missing. Raises ModelError if that fails.
+    """The directory of a checkpoint: `model` itself if it is a path, otherwise a directory with the
+    hub's files of that name. Missing files are downloaded. Raises ModelError if that fails.
     """
     name = hub_name(model)
     if name is None or importlib.util.find_spec("huggingface_hub") is None:
-        return Path(model)  # Checkpoint.open reports a missing path and suggests a download
+        return Path(model)  # Checkpoint.open reports a missing path, with a hint
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
-    except Exception as error:  # errors of the package, of HTTP or of the disk
+    except Exception as error:  # of the package, of HTTP or of the disk
         cause = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
         raise ModelError(
             f"{name} is not a directory here, and the Hugging Face hub gave no checkpoint of that "

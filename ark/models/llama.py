@@ -19,10 +19,10 @@ LOGITS = "logits_of_text"
 
 
 class Attention(ark.Module):
-    """Causal grouped-query attention of layer `number` over the caches that `setup` reserves. With
-    a window, each token attends to that number of latest positions.
+    """Causal grouped-query attention of layer `number`. `setup` creates its caches. With a window,
+    each token attends to that number of latest positions.
 
-    SPLIT: as of FeedForward.
+    SPLIT: see FeedForward.
     """
 
     SPLIT: ClassVar[dict[str, int]] = {"query": -2, "key": -2, "value": -2, "output": -1}
@@ -41,7 +41,7 @@ class Attention(ark.Module):
         self.output = ark.parameter((c.hidden_size, c.query_size), dtype)
 
     def split_heads(self, ranks: int) -> None:
-        """Keeps one of `ranks` equal parts of the heads."""
+        """Keeps this rank's part of the heads, one of `ranks` equal parts."""
         self.kv_heads //= ranks
 
     def setup(self, context: int, batch: int = 1) -> None:
@@ -49,7 +49,7 @@ class Attention(ark.Module):
         shape = (batch * self.kv_heads, context, self.head_dim)
         self.keys = ark.tensor(shape, self.cache_type)
         self.values = ark.tensor(shape, self.cache_type)
-        if self.window >= context:  # all positions are inside the window
+        if self.window >= context:  # the window contains all positions
             self.window = 0
 
     def setup_pages(self, context: int, pool: int, page: int, apart: bool) -> None:
@@ -65,10 +65,11 @@ class Attention(ark.Module):
             self.window = 0
 
     def forward(self, x: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
-        """x (rows, hidden), frequencies (head_dim / 2,): (rows, hidden).
+        """Attention of x (rows, hidden), with frequencies (head_dim / 2,). The result is (rows,
+        hidden).
 
-        With one position in the state, the rows are consecutive from it on. With several, each row
-        belongs to a different sequence and has its own position.
+        If the state has one position, the rows are consecutive tokens from that position on. If it
+        has several, each row belongs to a different sequence and has its own position.
         """
         position, pages = state.position, state.pages
         query, key, value = self.projections(x)
@@ -92,7 +93,7 @@ class Attention(ark.Module):
         return ark.linear(a, self.output)
 
     def rotated(self, x: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
-        """Queries or keys, rotated by their positions."""
+        """Queries or keys, rotated according to their positions."""
         return ark.rotary_embedding(x, position, frequencies)
 
     def projections(self, x: ark.Tensor) -> tuple[ark.Tensor, ark.Tensor, ark.Tensor]:
@@ -116,7 +117,7 @@ class FeedForward(ark.Module):
         self.down = ark.parameter((c.hidden_size, c.intermediate_size), dtype)
 
     def forward(self, x: ark.Tensor) -> ark.Tensor:
-        """x (rows, hidden) to (rows, hidden)."""
+        """Maps x (rows, hidden) to (rows, hidden)."""
         gated = self.gated(ark.linear(x, self.gate), ark.linear(x, self.up))
         return ark.linear(gated, self.down)
 
@@ -139,7 +140,7 @@ class Layer(ark.Module):
         self.mlp = mlp
 
     def forward(self, h: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
-        """h (rows, hidden) to (rows, hidden); state and frequencies as of Attention."""
+        """Maps h (rows, hidden) to (rows, hidden). state, frequencies: see Attention."""
         x = ark.rmsnorm(h, self.attention_norm, self.eps)
         h = h + self.attention(x, state, frequencies)
         fed: ark.Tensor = self.mlp(ark.rmsnorm(h, self.mlp_norm, self.eps))
@@ -147,19 +148,19 @@ class Layer(ark.Module):
 
 
 class Head(ark.Module):
-    """From hidden values to logits."""
+    """Computes logits from hidden states."""
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType) -> None:
         super().__init__()
         self.weight: ark.Tensor = ark.parameter((c.vocab_size, c.hidden_size), dtype)
 
     def forward(self, x: ark.Tensor) -> ark.Tensor:
-        """x (rows, hidden) to logits (rows, vocabulary)."""
+        """Maps x (rows, hidden) to logits (rows, vocabulary)."""
         return ark.linear(x, self.weight, name="logits")
 
 
 class Llama(ark.Module):
-    """The decoder. Its entry points are `prompt`, `begin` and `decode`.
+    """The Llama decoder. Its entry points are `prompt`, `begin` and `decode`.
 
     DEFAULTS: values of fields that config.json omits, as in transformers' class of the
     architecture. WEIGHTS: the name of the checkpoint's tensor for each parameter. UNQUANTIZED:
@@ -225,14 +226,14 @@ class Llama(ark.Module):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """The shape of a model from its config.json, whose absent fields have been filled from
-        DEFAULTS; raises an error that names an unsupported field.
+        """The shape of a model from its config.json. Absent fields have been filled from DEFAULTS.
+        Raises an error that names an unsupported field.
         """
         return read_common(fields)
 
     @classmethod
     def stored_name(cls, c: LlamaConfig, parameter: str) -> str:
-        """The name of the checkpoint's tensor for a parameter of that name in WEIGHTS."""
+        """The name of the checkpoint's tensor for the parameter that has this name in WEIGHTS."""
         if parameter not in cls.WEIGHTS:
             raise ModelError(
                 f"{cls.__name__}.WEIGHTS has no entry for its parameter {parameter!r}; add one "
@@ -242,35 +243,35 @@ class Llama(ark.Module):
 
     @classmethod
     def unused(cls, c: LlamaConfig, stored_name: str) -> bool:
-        """True for a tensor of a checkpoint that the decoder does not use."""
+        """True for a tensor in a checkpoint that the decoder does not use."""
         return False
 
     @classmethod
     def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:
-        """The place in its stored tensor of the parameter with that name in WEIGHTS; None: it is
-        the whole tensor.
+        """The place, within its stored tensor, of the parameter that has this name in WEIGHTS. None
+        if the parameter is the whole tensor.
         """
         return None
 
     def setup(self, context: int, batch: int = 1) -> None:
-        """Reserves `context` positions of each of `batch` sequences in all layers."""
+        """Creates caches for `context` positions of each of `batch` sequences in all layers."""
         self.context = context
         for layer in self.layers:
             layer.attention.setup(context, batch)
 
     def setup_pages(self, context: int, pool: int, page: int, apart: bool) -> None:
-        """Reserves `pool` pages of `page` positions in all layers, for sequences of at most
-        `context` positions. apart: as of Attention.setup_pages.
+        """Creates `pool` pages of `page` positions in all layers, for sequences of at most
+        `context` positions. apart: see Attention.setup_pages.
         """
         self.context = context
         for layer in self.layers:
             layer.attention.setup_pages(context, pool, page, apart)
 
     def forward(self, state: ark.TokenState, rows: int) -> ark.Tensor:
-        """Hidden values (rows, hidden) of `rows` tokens from the state's position on; fills the
+        """Hidden states (rows, hidden) of `rows` tokens from the state's position on. Fills the
         caches.
 
-        With several sequences: of one token of each, (batch, hidden).
+        With several sequences: the hidden states of one token of each sequence, (batch, hidden).
         """
         h = self.embedded(state, rows)
         for layer in self.layers:
@@ -293,15 +294,15 @@ class Llama(ark.Module):
         ark.sample(self.head(h), state)
 
     def embed(self, state: ark.TokenState, rows: int) -> None:
-        """Reads a text's last chunk and stores the last token's hidden value, after the norm, in
-        the state EMBEDDING (1, hidden) fp32.
+        """Reads a text's last chunk, and stores the hidden state of its last token, after the norm,
+        in the state EMBEDDING (1, hidden) fp32.
         """
         last = ark.last_row(self(state, rows), state)
         stored = ark.tensor(last.shape(), ark.fp32, name=EMBEDDING)
         ark.rmsnorm(last, self.norm, self.eps, output=stored)
 
     def score(self, state: ark.TokenState, rows: int) -> None:
-        """Reads a chunk of a text and stores the logits of all its tokens in the state LOGITS
+        """Reads a chunk of a text, and stores the logits of all its tokens in the state LOGITS
         (rows, vocabulary) fp32.
         """
         h = ark.rmsnorm(self(state, rows), self.norm, self.eps)

@@ -1,6 +1,7 @@
-"""Reads the parameters of a plan from a checkpoint: a rank's part of each, in the plan's packing.
+"""Reads the parameters of a plan from a checkpoint: this rank's part of each, in the memory layout
+that the plan requires.
 
-Called by ark.models.generate and the benchmarks; the checkpoint is read one parameter at a time.
+Called by ark.models.generate and the benchmarks. The checkpoint is read one parameter at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def weights(
     plan: Plan,
     adapters: Mapping[str, Callable[[], np.ndarray]] | None = None,
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields each parameter of the plan: its name, and this rank's part of its values. adapters: by
-    name, the functions that read adapters' parameters.
+    """Yields each parameter of the plan: its name, and this rank's part of its values. adapters:
+    functions that read the parameters of adapters, by name.
     """
     built, packings = build(shape), from_meta(plan.meta)
 
@@ -46,7 +47,7 @@ def weights(
                 return codes.places()
             return codes.rows_of(dtype, share)
         values = checkpoint.read(name, *built.shares.get(name, ()))
-        # Norms and biases may have a different type than other weights.
+        # The parameter's own type: norms and biases may have a different type than other weights.
         return values.astype(built.lasting[name].dtype.numpy, copy=False)
 
     for buffer in plan.buffers:
@@ -58,7 +59,7 @@ def weights(
 def check_plan(plan: Plan, expected: Plan, shape: Shape) -> None:
     """Raises InvalidUsageError if a loaded plan does not compute exactly this model.
 
-    expected: the plan that ark makes for the model.
+    expected: the plan that ark itself makes for the model.
     """
     differs = difference(plan, expected)
     if differs:

@@ -22,5 +22,5 @@ class Mistral(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; all layers slide."""
+        """See Llama.read_config. All layers slide."""
         return one_window(super().read_config(fields), fields)

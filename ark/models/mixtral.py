@@ -1,5 +1,5 @@
-"""The Mixtral decoder (Jiang et al. 2024): Llama with a mixture of experts, a few of which process
-each row.
+"""The Mixtral decoder (Jiang et al. 2024). It is Llama with a mixture of experts, of which a few
+process each row.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ark.models.llama import Attention, FeedForward, Layer, Llama
 
 @dataclass(frozen=True)
 class MixtureConfig(LlamaConfig):
-    """experts: the number of experts of a layer. experts_per_token: the number chosen for each row.
-    normalised: the weights of the chosen experts add up to 1. expert_size: rows of an expert's gate
-    and up projections.
+    """experts: the number of experts in a layer. experts_per_token: the number of experts that are
+    chosen for each row. normalised: True if the weights of the chosen experts add up to 1.
+    expert_size: the rows of an expert's gate and up projections.
     """
 
     experts: int = 1
@@ -34,7 +34,7 @@ class MixtureConfig(LlamaConfig):
 def read_mixture(
     fields: Fields, common: LlamaConfig, experts: int, expert_size: int, normalised: bool
 ) -> MixtureConfig:
-    """`common` with the fields of experts added."""
+    """Adds the fields of experts to `common`."""
     chosen = fields.size("num_experts_per_tok")
     if chosen > experts:
         raise ModelError(
@@ -51,7 +51,7 @@ def read_mixture(
 
 
 class Experts(ark.Module):
-    """The gated perceptrons of the experts that the router scores highest, summed with the scores
+    """The gated perceptrons of the experts with the highest router scores, added up with the scores
     as weights.
     """
 
@@ -75,14 +75,14 @@ class Experts(ark.Module):
         return ark.reduce_sum(weighted, axis=1, keepdims=False)
 
     def routed(self, x: ark.Tensor) -> tuple[ark.Tensor, ark.Tensor]:
-        """The scores of each row's experts and their numbers, (rows, chosen) each."""
+        """The experts of each row: their scores and their numbers, (rows, chosen) each."""
         scores, experts = ark.topk(ark.softmax(ark.linear(x, self.router)), self.chosen)
         if self.normalised:
             scores = ark.div(scores, ark.reduce_sum(scores, axis=-1))
         return scores, experts
 
     def product(self, x: ark.Tensor, name: str, experts: ark.Tensor) -> ark.Tensor:
-        """The products of the rows with the weights `name` of their experts, (rows, chosen,
+        """The products of each row with the weights `name` of its experts, (rows, chosen,
         outputs).
         """
         return ark.expert_linear(x, getattr(self, name), experts)
@@ -121,8 +121,8 @@ class Mixtral(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> MixtureConfig:
-        """As Llama.read_config, with this architecture's fields; `num_experts` is another name of
-        `num_local_experts`.
+        """See Llama.read_config; also reads this architecture's fields. `num_experts` is another
+        name of `num_local_experts`.
         """
         name = "num_experts" if "num_experts" in fields.values else "num_local_experts"
         inner = fields.size("intermediate_size")

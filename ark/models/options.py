@@ -1,5 +1,5 @@
-"""Converts a sequence's SamplingParams to the arrays that the device reads (ark.tasks.adjusted).
-Called by ark.models.sequences and ark.serving.rows.
+"""Converts the sampling parameters of a sequence to the arrays that the device reads
+(ark.tasks.adjusted). Called by ark.models.sequences and ark.serving.rows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ark.tasks.adjusted import IN_PROMPT, OPTIONS
 
 def check_tokens(sampling: SamplingParams, vocabulary: int, stops: Collection[int] = ()) -> None:
     """Raises InvalidUsageError if a token of logit_bias or suppress_tokens is not in the
-    vocabulary, or if no token can be sampled. stops: stop tokens other than the sampling's own,
-    which min_tokens bars too.
+    vocabulary, or if no token can be sampled. stops: further stop tokens, which min_tokens forbids
+    too.
     """
     for token in (*sampling.logit_bias, *sampling.suppress_tokens):
         if token >= vocabulary:
@@ -38,7 +38,7 @@ def check_tokens(sampling: SamplingParams, vocabulary: int, stops: Collection[in
 
 def option_words(sampling: SamplingParams, masked: bool = False) -> np.ndarray:
     """The values of ark.tasks.adjusted.OPTIONS as int32 words. masked: True if the row has a mask
-    of tokens.
+    of allowed tokens.
     """
     values = {name: getattr(sampling, name) for name in OPTIONS if name != "masked"}
     values["masked"] = int(masked)
@@ -52,8 +52,8 @@ def option_words(sampling: SamplingParams, masked: bool = False) -> np.ndarray:
 def bias_of(
     sampling: SamplingParams, vocabulary: int, never: Collection[int] = ()
 ) -> np.ndarray | None:
-    """The number that is added to each logit, fp32 (vocabulary,); None if all are 0. never: further
-    tokens to suppress.
+    """The numbers that are added to the logits, fp32 (vocabulary,). None if all are 0. never:
+    further tokens that must not be sampled.
     """
     suppressed = (*sampling.suppress_tokens, *(t for t in never if t < vocabulary))
     if not sampling.logit_bias and not suppressed:
@@ -67,8 +67,8 @@ def bias_of(
 def counts_of(
     sampling: SamplingParams, vocabulary: int, prompt: Sequence[int], text: Sequence[int] = ()
 ) -> np.ndarray | None:
-    """The count of each token in `text`, int32 (vocabulary,), with the flag IN_PROMPT for tokens of
-    the prompt. None if the sampling has no penalty.
+    """How often each token occurs in `text`, int32 (vocabulary,), with the flag IN_PROMPT for
+    tokens of the prompt. None if the sampling parameters have no penalty.
     """
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
     if penalties == (1.0, 0.0, 0.0):

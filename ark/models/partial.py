@@ -1,9 +1,9 @@
 """Refuses modules of a decoder whose results cannot be summed over ranks. Called by
 ark.models.shard.
 
-Attention and the feed-forward part end with a product whose weight is divided along its inner
-dimension, and the ranks' results are summed. So the module's operations after that product must be
-linear, and a tensor that it adds must be divided too; otherwise it would be added once for each
+Attention and the feed-forward part end with a matmul whose weight is divided along its inner
+dimension, and the ranks' results are summed. So the operations of the module after this matmul must
+be linear, and a tensor that they add must be divided too. Otherwise it would be added once for each
 rank.
 """
 
@@ -25,13 +25,13 @@ SUMS = ("add", "sub")
 def check_sum(module: Any, output: ark.Tensor, shared: Set[int], world_size: int) -> None:
     """Raises InvalidUsageError unless the sum of the ranks' outputs is the module's output.
 
-    shared: the ids of the buffers of parameters that are divided among ranks.
+    shared: the ids of the buffers whose parameters are divided among ranks.
     """
     nodes = output.model.graph.nodes
 
     def faulty(tensor: Tensor) -> str:
-        """The op or parameter because of which the ranks' tensors cannot be summed; empty if they
-        can.
+        """The op or parameter that prevents summing the ranks' tensors; empty if they can be
+        summed.
         """
         place = tensor.buffer.id
         writers = (n for n in reversed(nodes) if any(t.buffer.id == place for t in n.outputs))
@@ -46,7 +46,7 @@ def check_sum(module: Any, output: ark.Tensor, shared: Set[int], world_size: int
         if node.type == "mul" and len(inputs) == 2:
             return faulty(inputs[0]) and faulty(inputs[1])
         if node.type == "mul" and math.isclose(node.elementwise.scalar or 0.0, 1 / world_size):
-            return ""  # a bias scaled by 1 / ranks: the sum has all of it
+            return ""  # the sum over ranks has the whole bias
         if node.type in LINEAR_IN_FIRST:
             return faulty(inputs[0])
         return f"{node.type} {node.name}"

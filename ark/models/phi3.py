@@ -1,5 +1,6 @@
-"""The Phi-3 and Phi-4-mini decoder (Abdin et al. 2024): Llama with fused weights, optionally
-partial rotation of heads, and separate frequencies beyond the original context (LongRoPE).
+"""The Phi-3 and Phi-4-mini decoder (Abdin et al. 2024). It is Llama with fused weights, optionally
+with rotation of a part of each head, and with separate frequencies beyond the original context
+(LongRoPE).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FUSED = {
 
 
 def scales(rope: Rope, head_dim: int) -> np.ndarray:
-    """The factor of each element of a query. It includes the rotation's factor for rotated elements
+    """The factor of each element of a query. The rotation's factor is included for rotated elements
     only.
     """
     half = np.ones(head_dim // 2, np.float32)
@@ -31,7 +32,7 @@ def scales(rope: Rope, head_dim: int) -> np.ndarray:
 
 
 class Phi3Attention(Attention):
-    """Attention whose rotation may scale the rotated part of each head."""
+    """Attention in which rotation may also scale the rotated part of each head."""
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
@@ -89,7 +90,7 @@ class Phi3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; all layers slide. In older files longrope is named yarn."""
+        """See Llama.read_config. All layers slide. In older files longrope is named yarn."""
         table = fields.table("rope_scaling") or fields.table("rope_parameters")
         if table is not None and "yarn" in (table.text("rope_type"), table.text("type")):
             renamed = {**table.values, "rope_type": "longrope"}

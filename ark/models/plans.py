@@ -1,4 +1,4 @@
-"""Makes, verifies and caches the plans of a decoder, and reads the model's properties from a plan.
+"""Makes, verifies and caches the plans of a decoder, and reads a model's properties from a plan.
 
 Called by ark.models.generate, the benchmarks and the commands that plan, export or draw a model.
 """
@@ -42,13 +42,13 @@ def plans(
     options: dict[str, Any] | None = None,
     drafted: Drafted | None = None,
 ) -> Sequence[Plan]:
-    """Verified plans of all ranks of a model; `shape.rank` is ignored. drafted: as of
-    ark.lower.ranks.plan_ranks; not called for cached plans. Without the option `engines` this
-    machine's measurements are used; ranks that run the plans must agree on them before.
+    """Verified plans of all ranks of a model; `shape.rank` is ignored. drafted: see
+    ark.lower.ranks.plan_ranks; it is not called for cached plans. Without the option `engines`,
+    this machine's measurements are used, on which the ranks must have agreed before.
 
-    Verified plans are cached by the hash of the traced graphs, the machine, the options and all
-    planning source (`_key`). If ARK_DEBUG asks for planning decisions, plans are made anew, since a
-    cached plan has no decisions to print.
+    Verified plans are cached. The key is a hash of the traced graphs, the machine, the options and
+    all planning source (`_key`). If ARK_DEBUG requests planning decisions, plans are made again,
+    because a cached plan has no decisions to print.
     """
     if shape.world_size == 1:
         options = {**tuned.options(machine), **(options or {})}
@@ -61,10 +61,12 @@ def plans(
     if data is not None:
         try:
             cached = _from_texts(data.decode().split("\0"))
-            mark_verified(cached)  # verified before they were stored; entries are signed
+            # They were verified before they were stored, and entries are signed.
+            mark_verified(cached)
             log.debug(f"the plans for {machine.name} are in the cache")
             return cached
-        except (PlanError, ValueError, TypeError, IndexError):  # not in the format of _texts
+        # The entry does not have the format of _texts.
+        except (PlanError, ValueError, TypeError, IndexError):
             cache.drop(cache.PLANS, name)
     new_plans = make_plans(shape, machine, options, drafted, graphs)
     cache.store(cache.PLANS, name, "\0".join(_texts(new_plans)).encode())
@@ -78,13 +80,13 @@ def make_plans(
     drafted: Drafted | None = None,
     graphs: Sequence[Graph] | None = None,
 ) -> Sequence[Plan]:
-    """The result of `plans` without the cache: plans and verifies. graphs: the result of `traced`,
-    if available.
+    """Makes and verifies plans as `plans` does, but without the cache. graphs: the result of
+    `traced`, if it is available.
     """
     if graphs is None or shape.split:
         graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
-    # Ranks of a decoder synchronise in every layer: one barrier takes less time than a wait for
-    # each peer.
+    # The ranks of a decoder synchronise in every layer. One barrier takes less time than one wait
+    # per peer.
     chosen = {"lockstep": True, **(options or {})}
     with log.timed(f"planned {len(graphs)} rank(s) for {machine.name}"):
         rank_plans = plan_ranks(graphs, machine, chosen, _meta(shape), drafted)
@@ -93,7 +95,7 @@ def make_plans(
 
 
 def traced(shape: Shape) -> list[Graph]:
-    """The graphs that plans are made from: one per rank, or the graph of a single device if a named
+    """The graphs from which plans are made: one graph per rank, or a single-device graph if a named
     plan splits it.
     """
     if shape.split:
@@ -104,8 +106,8 @@ def traced(shape: Shape) -> list[Graph]:
 def _key(
     shape: Shape, graphs: Sequence[Graph], machine: Machine, options: dict[str, Any] | None
 ) -> str:
-    """The plans' name in the cache: the graphs, the additions of `make_plans`, and the source of
-    ark and of all registered ops and task kinds.
+    """The name of the plans in the cache. It depends on the graphs, on what `make_plans` adds, and
+    on the source of ark and of all registered ops and task kinds.
     """
     more = (shape.world_size, shape.split, _meta(shape), machine, options)
     added = cache.sources_digest(_outside())
@@ -113,7 +115,7 @@ def _key(
 
 
 def _outside() -> list[str]:
-    """Source files of registered ops' lowerings and of task kinds."""
+    """The source files of the lowerings of registered ops, and of task kinds."""
     makers: list[Any] = [ops.get(name).lower for name in ops.names()]
     makers += [type(kinds.get(name)) for name in kinds.names()]
     modules = {sys.modules.get(maker.__module__) for maker in makers}
@@ -122,7 +124,7 @@ def _outside() -> list[str]:
 
 
 def _meta(shape: Shape) -> dict[str, Any]:
-    """The properties of the model that are recorded in a plan."""
+    """The properties of the model that a plan records."""
     meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
     if shape.pages is not None:
         meta |= {"pages": shape.pages.pool, "page": shape.pages.size}
@@ -131,8 +133,8 @@ def _meta(shape: Shape) -> dict[str, Any]:
 
 
 def _texts(rank_plans: Sequence[Plan]) -> list[str]:
-    """The plans as JSON. Rotated plans are stored as the first one and the steps by which tensors
-    move.
+    """The plans as JSON. If the ranks' plans differ only by a rotation of tensors, only the first
+    plan and the distances by which tensors move are stored.
     """
     if isinstance(rank_plans, Rotated):
         return [to_json(rank_plans.first), json.dumps(sorted(rank_plans.moved.items()))]
@@ -149,12 +151,12 @@ def _from_texts(texts: Sequence[str]) -> Sequence[Plan]:
 
 
 def digest(rank_plans: Sequence[Plan]) -> str:
-    """A hash of plans; equal plans have equal hashes."""
+    """A hash of plans. Equal plans have equal hashes."""
     return hashlib.sha256("".join(_texts(rank_plans)).encode()).hexdigest()[:16]
 
 
 def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
-    """Positions to reserve: the requested number, or the model's maximum."""
+    """The number of positions to reserve: `wanted`, or by default the model's maximum."""
     limit = checkpoint.config.max_position_embeddings
     if wanted is None:
         return min(limit, 4096)
@@ -170,8 +172,9 @@ def usual_chunk(machine: Machine, dtype: DataType) -> int:
     """The default number of prompt tokens per iteration. It is larger on machines with matrix
     units.
 
-    dtype: of the weights. Warpgroups compute tiles of 128 rows, and four of these fill a GPU. One
-    tile is enough if k is split, but attention on matrix units benefits from more rows.
+    dtype: the type of the weights. Warpgroups compute tiles of 128 rows, and four of these fill a
+    GPU. One tile would be enough if k is split, but attention on matrix units benefits from more
+    rows.
     """
     if dtype.name in ("bf16", "fp16"):
         if machine.has(Capability.WGMMA):
@@ -182,8 +185,8 @@ def usual_chunk(machine: Machine, dtype: DataType) -> int:
 
 
 def choose_chunk(wanted: int | None, context: int, usual: int) -> int:
-    """Prompt tokens per iteration: the requested or the usual number, at most the context; a
-    warning is logged if it is reduced.
+    """The number of prompt tokens per iteration: `wanted`, or by default `usual`, but at most the
+    context. If `wanted` is reduced, a warning is logged.
     """
     if wanted is None:
         return min(usual, context)
@@ -211,7 +214,7 @@ def plan_batch(plan: Plan) -> int:
 
 
 def plan_sampling(plan: Plan) -> tuple[str, int]:
-    """`sampling` and `logprobs` of a decoder's plan, as of ark.models.build.Shape."""
+    """The fields `sampling` and `logprobs` of ark.models.build.Shape in a decoder's plan."""
     adjusted = (op for op in plan.ops if op.kind == "sample_adjusted")
     tops = [SampleAdjustedParams.from_plan(op.params).top for op in adjusted]
     return (FULL, tops[0]) if tops else ("", 0)

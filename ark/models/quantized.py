@@ -1,5 +1,6 @@
-"""Replaces the weights of a decoder's linear layers by quantised ones. Called by ark.models.build
-after ranks have been given their shares; decoders do not depend on it.
+"""Replaces the weights of a decoder's linear layers by quantised weights. Called by
+ark.models.build, after ranks have been given their parts of the weights; decoders do not depend on
+this module.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ Share = tuple[slice, ...]
 
 
 class QuantizedWeight(ark.Module):
-    """The weight of a linear layer as rows of codes with scales. shape: ([experts,] outputs,
-    inputs). dtype: the type to which it is dequantised for products of many rows.
+    """The weight of a linear layer, stored as rows of codes with scales. shape: ([experts,]
+    outputs, inputs). dtype: the type to which the weight is dequantised for matmuls of many rows.
     """
 
     def __init__(self, shape: list[int], layout: Layout, dtype: ark.DataType) -> None:
@@ -26,14 +27,16 @@ class QuantizedWeight(ark.Module):
         self.order = ark.parameter((shape[-1],), ark.int32) if layout.ordered else None
 
     def linear(self, input: Any, output: Any = None, name: str = "") -> ark.Tensor:
-        """The same as ark.linear."""
+        """Computes ark.linear with this weight."""
         x = input if self.order is None else ark.gather(input, self.order, axis=1)
         return ark.linear(x, self.rows, output, name or self._name)
 
     def expert_linear(
         self, input: Any, experts: Any, output: Any = None, name: str = ""
     ) -> ark.Tensor:
-        """The same as ark.expert_linear, for a weight (experts, outputs, inputs)."""
+        """Computes ark.expert_linear with this weight, whose shape is (experts, outputs,
+        inputs).
+        """
         return ark.expert_linear(input, self.rows, experts, output, name or self._name)
 
 
@@ -43,9 +46,9 @@ def quantise(
     layouts: Mapping[str, Layout],
     shares: dict[ark.Parameter, Share],
 ) -> dict[str, Layout]:
-    """Replaces the parameters that `layouts` names. Returns this rank's layouts, which have smaller
-    groups if the rank's inputs are not a multiple of the group. shares: the new parameters' parts
-    are added to it.
+    """Replaces the parameters that `layouts` names. Returns this rank's layouts. Their groups are
+    smaller if the rank's inputs are not a multiple of the group. shares: receives the parts of the
+    new parameters.
     """
     own = {}
     for name, module, attribute in list(_parameters(model)):
@@ -74,7 +77,7 @@ def quantise(
 
 
 def _parameters(module: ark.Module, prefix: str = "") -> Iterator[tuple[str, ark.Module, str]]:
-    """Yields for each parameter its dotted name, its module and its attribute."""
+    """Yields, for each parameter, its dotted name, its module and the name of its attribute."""
     for name in module.parameters:
         yield prefix + name, module, name
     for name, inner in module.sub_modules.items():

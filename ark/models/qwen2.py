@@ -11,8 +11,8 @@ from ark.models.llama import Attention, FeedForward, Layer, Llama
 
 
 class BiasedAttention(Attention):
-    """Attention whose queries, keys and values have biases, in fp32 like the sums they are added
-    to.
+    """Attention whose queries, keys and values have biases. The biases are fp32, like the sums to
+    which they are added.
     """
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
@@ -30,12 +30,12 @@ BIASES = {
     f"layers.{{}}.attention.{name}_bias": f"model.layers.{{}}.self_attn.{name[0]}_proj.bias"
     for name in ("query", "key", "value")
 }
-"""The entries of WEIGHTS for BiasedAttention's biases."""
+"""The entries of WEIGHTS for the biases of BiasedAttention."""
 
 
 def late_layers_slide(config: ConfigT, fields: Fields) -> ConfigT:
-    """The config with the window for the layers that `layer_types` marks as sliding; without
-    `layer_types`, for layers from `max_window_layers` on.
+    """The config with the window for the layers that `layer_types` marks as sliding. Without this
+    field, the layers from `max_window_layers` on slide.
     """
     window, first = asked_window(fields), 0
     if window and fields.get("layer_types") is None:
@@ -67,5 +67,5 @@ class Qwen2(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; layers slide as `late_layers_slide` says."""
+        """See Llama.read_config. `late_layers_slide` determines which layers slide."""
         return late_layers_slide(super().read_config(fields), fields)

@@ -12,7 +12,7 @@ from ark.models.qwen2 import late_layers_slide
 
 
 class Qwen3Attention(Attention):
-    """Attention whose queries and keys are normalised head by head."""
+    """Attention in which each head of queries and keys is normalised."""
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
@@ -59,5 +59,5 @@ class Qwen3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; layers slide as Qwen2's do."""
+        """See Llama.read_config. The same layers slide as in Qwen2."""
         return late_layers_slide(super().read_config(fields), fields)

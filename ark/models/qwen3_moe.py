@@ -1,4 +1,4 @@
-"""The Qwen3-MoE decoder (Qwen team 2025): Qwen3's attention before a mixture of experts."""
+"""The Qwen3-MoE decoder (Qwen team 2025): Qwen3's attention, followed by a mixture of experts."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Qwen3Moe(Qwen3):
 
     @classmethod
     def read_config(cls, fields: Fields) -> MixtureConfig:
-        """As Llama.read_config, with this architecture's fields; `num_local_experts` is another
-        name of `num_experts`. If `use_sliding_window` is true, all layers slide.
+        """See Llama.read_config; also reads this architecture's fields. `num_local_experts` is
+        another name of `num_experts`. If `use_sliding_window` is true, all layers slide.
         """
         if fields.size("decoder_sparse_step") != 1 or fields.get("mlp_only_layers"):
             raise UnsupportedError(

@@ -1,6 +1,7 @@
-"""Maps architectures, by their names in config.json, to decoders.
+"""Maps the names of architectures in config.json to decoder classes.
 
-Classes are imported by name, so that reading a config imports only the decoder that it needs.
+Classes are imported by name when they are needed, so that reading a config imports only one
+decoder.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ARCHITECTURES: dict[str, str | type[Any]] = {
     "DeepseekV2ForCausalLM": "ark.models.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "ark.models.deepseek:DeepseekV3",
 }
-"""By architecture: the decoder's module and class name, or the class itself."""
+"""For each architecture, the decoder's module and class name, or the class itself."""
 
 MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -55,12 +56,12 @@ MODEL_TYPES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
 }
-"""By model_type: the architecture of a config that does not name one."""
+"""For each model_type, the architecture that is used if a config does not name one."""
 
 
 GROUP = "ark.models"
 """The group of entry points by which packages add decoders. An entry point's name is the
-architecture; its value is module and class.
+architecture, and its value is a module and a class.
 """
 
 
@@ -90,13 +91,13 @@ def register(architecture: str, decoder_class: type[Module], model_type: str = "
 
 
 def architectures() -> tuple[str, ...]:
-    """All architectures: ark's own, registered ones, and those of packages."""
+    """All architectures: those of ark, those that were registered, and those of packages."""
     return tuple(dict.fromkeys([*ARCHITECTURES, *_packages()]))
 
 
 def decoder(architecture: str) -> type[Any]:
     """The class for one of `architectures()`, a subclass of ark.models.llama.Llama. If ark and a
-    package define the same name, ark's class is used.
+    package have the same architecture, ark's class is used.
     """
     known = ARCHITECTURES.get(architecture)
     if known is None:
@@ -121,7 +122,7 @@ def _packages() -> dict[str, EntryPoint]:
 
 
 def _checked(architecture: str, decoder_class: Any) -> type[Any]:
-    """Returns the class; raises InvalidUsageError unless it is a decoder."""
+    """Returns the class. Raises InvalidUsageError if it is not a decoder."""
     base = decoder("LlamaForCausalLM")
     if not (isinstance(decoder_class, type) and issubclass(decoder_class, base)):
         raise InvalidUsageError(

@@ -1,4 +1,4 @@
-"""Checks of a Generator's arguments before anything is planned. Called by ark.models.generate and
+"""Checks the arguments of a Generator before anything is planned. Called by ark.models.generate and
 the command line.
 """
 
@@ -17,8 +17,8 @@ from ark.plan.types import Plan
 
 
 def no_room(subject: str, context: int, most: int) -> InvalidUsageError:
-    """The error for a prompt that does not fit in the context. subject: words for the prompt and
-    its length. most: the model's longest context.
+    """The error for a prompt that does not fit in the context. subject: the prompt and its length
+    in words. most: the longest context of the model.
     """
     more = "or raise --context" if context < most else "(the model has no more)"
     return InvalidUsageError(
@@ -28,7 +28,7 @@ def no_room(subject: str, context: int, most: int) -> InvalidUsageError:
 
 
 def check_prompt_tokens(prompt: Sequence[int], vocabulary: int) -> None:
-    """Raises InvalidUsageError if there are no tokens or one is not in the vocabulary."""
+    """Raises InvalidUsageError if there are no tokens, or a token is not in the vocabulary."""
     if not prompt:
         raise InvalidUsageError("the prompt has no tokens; give at least one")
     tokens = [whole("a token of the prompt", t) for t in prompt]
@@ -80,7 +80,7 @@ def check_arguments(
     return numbers
 
 
-# By argument of a Generator: the test, and the expectation for the message.
+# For each argument of a Generator: a function that tests the value, and the expectation in words.
 _OTHERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "checkpoint": (lambda v: isinstance(v, Checkpoint), "one that Checkpoint.open(directory) made"),
     "backend": (lambda v: hasattr(v, "probe"), "one that ark.backend.registry.get(name) gives"),

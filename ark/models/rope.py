@@ -1,4 +1,5 @@
-"""Rotary position embeddings as config.json describes them, and their frequencies.
+"""Rotary position embeddings: reads their description in config.json, and computes their
+frequencies.
 
 Called by ark.models.config and the decoders.
 """
@@ -20,12 +21,12 @@ class Rope:
     """A rotary position embedding. `theta` is the base, `kind` the kind of scaling.
 
     `kind` is one of KINDS. `factor`: the factor by which "linear", "llama3" and "yarn" extend
-    positions. `low_freq_factor` and `high_freq_factor` belong to llama3, `original_context`
-    (tokens) to llama3, yarn and longrope. `partial`: the fraction of a head's elements that is
-    rotated, the first ones. `attention_factor`: multiplies cosine and sine (yarn, longrope).
-    `beta_fast`, `beta_slow`, `truncate`: the range of rotations in which yarn blends, and whether
-    it is rounded to whole elements. `short` and `long`: longrope's factors of each frequency, for
-    contexts up to the original one and for longer ones.
+    positions. `low_freq_factor` and `high_freq_factor` are used by llama3, `original_context`
+    (tokens) by llama3, yarn and longrope. `partial`: the fraction of a head's elements that is
+    rotated; the first elements are. `attention_factor`: multiplies cosine and sine (yarn,
+    longrope). `beta_fast`, `beta_slow`, `truncate`: the range of rotations in which yarn blends,
+    and whether it is rounded to whole elements. `short` and `long`: longrope's factors of each
+    frequency, for contexts up to the original one and for longer ones.
     """
 
     theta: float = 10000.0
@@ -53,7 +54,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 def read_rope(fields: Fields, context: int) -> Rope:
     """The rotary embedding from `rope_parameters` or, in older files, `rope_scaling`.
 
-    context: the model's positions, the default of the original context.
+    context: the number of the model's positions, which is the default of the original context.
     """
     table = fields.table("rope_scaling") or fields.table("rope_parameters")
     table = table or Fields(fields.source, {})
@@ -67,7 +68,7 @@ def read_rope(fields: Fields, context: int) -> Rope:
 
 
 def rope_of(fields: Fields, table: Fields, context: int) -> Rope:
-    """The rotary embedding that `table` describes; `fields` are those of the whole config."""
+    """The rotary embedding that `table` describes. fields: the fields of the whole config."""
     theta = (table if "rope_theta" in table.values else fields).number("rope_theta")
     kind = table.text("rope_type") or table.text("type") or "default"
     place = table if table.get("partial_rotary_factor") is not None else fields
@@ -75,8 +76,8 @@ def rope_of(fields: Fields, table: Fields, context: int) -> Rope:
     if partial > 1:
         raise place.wrong("partial_rotary_factor", "at most 1")
     plain = Rope(theta, partial=partial)
-    # Dynamic scaling has no effect here: it begins beyond the model's positions, which a context
-    # does not exceed.
+    # Dynamic scaling begins beyond the model's positions. It has no effect here, because a context
+    # is never longer.
     if kind in ("default", "dynamic"):
         return plain
     if kind == "linear":
@@ -104,7 +105,7 @@ def rope_of(fields: Fields, table: Fields, context: int) -> Rope:
 
 
 def _yarn(table: Fields, rope: Rope, context: int) -> Rope:
-    """Peng et al., YaRN (2023)."""
+    """Reads yarn's fields (Peng et al., YaRN, 2023)."""
     factor = table.number("factor", context / rope.original_context)
     scales = [table.get(name) for name in ("mscale", "mscale_all_dim")]
     usual = _growth(factor)
@@ -126,7 +127,7 @@ def _growth(factor: float, scale: float = 1.0) -> float:
 
 
 def _longrope(table: Fields, rope: Rope, context: int) -> Rope:
-    """Ding et al., LongRoPE (2024)."""
+    """Reads longrope's fields (Ding et al., LongRoPE, 2024)."""
     factor = table.number("factor", context / rope.original_context)
     usual = math.sqrt(1 + math.log(factor) / math.log(rope.original_context)) if factor > 1 else 1.0
     return replace(
@@ -142,15 +143,15 @@ def inverse_frequencies(
     rope: Rope, head_dim: int, context: int | None = None
 ) -> npt.NDArray[np.float32]:
     """The rotation per token, in radians, of each pair of a head's elements: float32, [head_dim /
-    2]; 0 for pairs that are not rotated, which are the last.
+    2]. It is 0 for pairs that are not rotated, which are the last ones.
 
-    context: the number of reserved positions; longrope's factors differ for contexts longer than
-    the original one.
+    context: the number of reserved positions. If it is longer than the original context, longrope
+    uses other factors.
 
-    Su et al., RoFormer (2021), section 3.2; the llama3 kind divides low frequencies by `factor`,
-    keeps high ones and blends between (Llama 3.1's reference code). Each step rounds to float32 as
-    `transformers` does; the power is correctly rounded, which differs from PyTorch's in the last
-    bit for a few frequencies of unusual bases.
+    Su et al., RoFormer (2021), section 3.2; the kind llama3 divides low frequencies by `factor`,
+    keeps high ones, and blends in between (reference code of Llama 3.1). Each step rounds to
+    float32 as `transformers` does; the power is correctly rounded, which differs from PyTorch's in
+    the last bit for a few frequencies of unusual bases.
     """
     rotated = rope.rotated(head_dim)
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
@@ -189,8 +190,8 @@ def _stretched(
 
 
 def _ramp(rope: Rope, pairs: int) -> npt.NDArray[np.float32]:
-    """The degree to which yarn scales each pair: from 0 for pairs that rotate often to 1 for pairs
-    that rotate rarely.
+    """How strongly yarn scales each pair: from 0 for pairs that rotate often to 1 for pairs that
+    rotate rarely.
     """
 
     def pair(rotations: float) -> float:

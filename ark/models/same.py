@@ -1,7 +1,7 @@
-"""Checks that all ranks opened the same model: the config and every byte of every weight.
+"""Checks that all ranks have opened the same model: the config and every byte of every weight.
 
-Ranks that read the same files compare only the files' identity; if files differ (another host, a
-copy), each rank hashes all bytes. Called by ark.models.generate.
+If ranks read the same files, only the files' identity is compared. If they read different files (on
+another host, or a copy), each rank hashes all bytes. Called by ark.models.generate.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ark.tasks.tokens import mix
 
 PIECE_BYTES = 32 << 20
 BLOCK_WORDS = 8192  # words of 8 bytes per block
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # of the running system; unique to each boot
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # identifies the boot of the running system
 
 
 def check_same_model(ranks: Ranks, checkpoint: Checkpoint) -> None:
-    """Raises SystemError on every rank, with the values, unless the config and every weight's name,
-    type, shape and bytes are the same on all of them.
+    """Raises SystemError with the values, on every rank, unless the config and the name, type,
+    shape and bytes of every weight are the same on all ranks.
     """
     ranks.check_same("the model's config and tensors", _described(checkpoint))
     if len(set(ranks.all_gather(_files(checkpoint).encode()))) > 1:
@@ -39,9 +39,10 @@ def digest(checkpoint: Checkpoint) -> str:
     """A hash of all bytes of all weights, in the order of their names, computed by several threads
     in pieces of 32 MiB.
 
-    Each 64 KiB become one word: the sum, modulo 2^64, of their words times fixed random odd
-    numbers, which changes whenever one word changes. SHA-256 of these words is the hash. It detects
-    different weights but is not a signature. It is about six times as fast as SHA-256 of the bytes.
+    Each 64 KiB are reduced to one word: the sum, modulo 2^64, of their words times fixed random odd
+    numbers. It changes whenever a single word changes. The hash is SHA-256 of these words. It
+    detects different weights, but is not secure against deliberate changes. It is about six times
+    as fast as SHA-256 of all bytes.
     """
     factors = _factors()
 
@@ -70,7 +71,7 @@ def _pieces(checkpoint: Checkpoint) -> Iterator[tuple[StoredTensor, int]]:
 
 
 def _described(checkpoint: Checkpoint) -> str:
-    """A hash of the files' description of the model, without the weights' bytes."""
+    """A hash of the model's description in the files, without the bytes of weights."""
     hashed = hashlib.sha256(repr(checkpoint.config).encode())
     for name, tensor in sorted(checkpoint.distinct()):
         hashed.update(f"{name} {tensor.dtype_code} {tensor.shape}".encode())
@@ -78,8 +79,8 @@ def _described(checkpoint: Checkpoint) -> str:
 
 
 def _files(checkpoint: Checkpoint) -> str:
-    """An identifier of the files: equal on two ranks only if they read the same bytes of the same
-    files; unique to this process if that cannot be determined.
+    """An identifier of the files. It is equal on two ranks only if they read the same bytes of the
+    same files. If that cannot be determined, it is unique to this process.
     """
     try:
         lines = [BOOT.read_text()]

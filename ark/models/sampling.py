@@ -1,4 +1,4 @@
-"""Sampling parameters, with vLLM's names for fields that mean the same. Used by the generator, the
+"""Sampling parameters. Names are vLLM's for fields that mean the same. Used by the generator, the
 engine, `ark.LLM`, the server and the command line.
 """
 
@@ -14,12 +14,12 @@ from ark.errors import InvalidUsageError
 from ark.ir.values import whole
 from ark.models.structured import StructuredOutputsParams, structured_outputs
 
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # logits divided by it stay finite in fp32
-MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3  # likewise
-MAX_ABS_PENALTY = 2.0  # for presence and frequency, as in OpenAI's interface
-MAX_ABS_BIAS = 100.0  # likewise
-MAX_SAMPLES = 128  # likewise
-MAX_LOGPROBS = 20  # likewise
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # logits divided by these stay finite in fp32
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3  # logits stay finite in fp32 too
+MAX_ABS_PENALTY = 2.0  # of presence and frequency, as in OpenAI's interface
+MAX_ABS_BIAS = 100.0  # as in OpenAI's interface
+MAX_SAMPLES = 128  # as in OpenAI's interface
+MAX_LOGPROBS = 20  # as in OpenAI's interface
 MAX_STOPS, MAX_STOP_CHARACTERS = 128, 1000
 END_INT32 = 1 << 31
 
@@ -86,7 +86,9 @@ class SamplingParams:
         return self.temperature == 0
 
     def beyond(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The names of the fields, except `names`, that do not have their default values."""
+        """The names of the fields that do not have their default values. The fields `names` are not
+        checked.
+        """
         return tuple(
             name
             for name in SAMPLING_FIELDS
@@ -94,13 +96,15 @@ class SamplingParams:
         )
 
     def seeded(self, seed: int | None = None) -> SamplingParams:
-        """A copy with a seed: its own, otherwise the given one, otherwise a random one."""
+        """A copy with a seed: the object's own, otherwise the given one, otherwise a random one."""
         if self.seed is not None:
             return self
         return replace(self, seed=secrets.randbits(63) if seed is None else seed)
 
     def sample(self, number: int) -> SamplingParams:
-        """The parameters of sample `number` of n. A seed is increased by `number`."""
+        """The parameters of sample `number` out of n. If there is a seed, `number` is added to
+        it.
+        """
         if self.seed is None:
             return replace(self, n=1)
         seed = (self.seed + number + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -108,8 +112,8 @@ class SamplingParams:
 
 
 BASIC = ("temperature", "top_k")
-"""Fields of SAMPLING_FIELDS that every plan supports. The others need a plan with `sampling` of
-ark.models.build.Shape.
+"""The fields of SAMPLING_FIELDS that every plan supports. Other fields need a plan whose `sampling`
+(ark.models.build.Shape) is FULL.
 """
 SAMPLING_FIELDS = (
     "temperature",
@@ -126,7 +130,7 @@ SAMPLING_FIELDS = (
     "suppress_tokens",
     "structured_outputs",
 )
-"""Fields that the device reads, in addition to the seed and the ids of stop tokens."""
+"""The fields that the device reads, in addition to the seed and the stop tokens."""
 
 
 def _integer(name: str, value: Any, low: int, high: int, note: str = "") -> int:
@@ -138,7 +142,7 @@ def _integer(name: str, value: Any, low: int, high: int, note: str = "") -> int:
 
 
 def _written(value: Any) -> str:
-    """A value for a message; a whole number is written without a fraction, even if it is a
+    """A value for a message. A whole number is written without a fraction, also if it is a
     float.
     """
     number = isinstance(value, float) and value.is_integer()
@@ -146,8 +150,8 @@ def _written(value: Any) -> str:
 
 
 def _number(name: str, value: Any, low: float, high: float, also: float | None = None) -> float:
-    """The value as a float. Raises InvalidUsageError unless it is from low to high, or equals
-    `also`.
+    """Returns the value as a float. Raises InvalidUsageError unless it is between low and high, or
+    equals `also`.
     """
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not (low <= value <= high or (also is not None and value == also)):
@@ -210,7 +214,7 @@ def _optional(name: str, value: Any, low: int, high: int) -> int | None:
     return None if value is None else _integer(name, value, low, high, " or None")
 
 
-# By field: the check, which returns the value in the type in which it is kept.
+# For each field, a function that checks a value and returns it in the type in which it is stored.
 _CHECKS = {
     "n": lambda name, v: _integer(name, v, 1, MAX_SAMPLES),
     "temperature": lambda name, v: _number(name, v, MIN_TEMPERATURE, MAX_TEMPERATURE, 0.0),
@@ -240,8 +244,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def seeded_alike(sampling: SamplingParams, ranks: Any) -> SamplingParams:
-    """A copy with the same seed on all ranks: rank 0's if none was given. ranks: an
-    ark.runtime.run.Ranks, or None.
+    """A copy that has the same seed on all ranks. If no seed was given, it is that of rank 0.
+    ranks: an ark.runtime.run.Ranks, or None.
     """
     seeded = sampling.seeded(0 if sampling.greedy else None)
     if ranks is None or sampling.greedy or sampling.seed is not None:

@@ -29,12 +29,12 @@ def write_sequences(
     stops: Sequence[int],
     position: int = 0,
 ) -> None:
-    """Sets the state of a launch, for at most the shape's batch of sequences.
+    """Sets the state of a launch, for up to as many sequences as the shape's batch.
 
-    totals: the final number of tokens of each, its prompt included. The noise of sequence b is
-    seeded by the hash of seed and b. stops: stop tokens; the device receives the first MAX_STOPS of
-    them. position: the position of the first token that is read; the caches hold earlier ones. A
-    sequence without a prompt has the limit 0, so it is complete at the start.
+    totals: the final number of tokens of each sequence, its prompt included. The seed of the noise
+    of sequence b is a hash of the seed and b. stops: stop tokens, of which the device receives the
+    first MAX_STOPS. position: the position of the first token that is read; the caches already have
+    the earlier ones. A sequence without a prompt has the limit 0, so it is complete from the start.
     """
     tokens = np.zeros((shape.batch, shape.context), np.int32)
     settings = np.zeros((shape.batch, len(SETTINGS)), np.int32)
@@ -47,7 +47,7 @@ def write_sequences(
         tokens[b, : len(prompt)] = prompt
         low, high = key_halves(noise_key(sampling.seed or 0, b))
         last = len(prompt) - 1
-        top_k = 0 if shape.sampling else sampling.top_k  # otherwise it is an option
+        top_k = 0 if shape.sampling else sampling.top_k  # otherwise top-k is one of the options
         settings[b] = [temperature, top_k, low, last, total, len(known), high]
     runner.write("tokens", tokens.ravel())
     runner.write("position", np.full(shape.batch, position, np.int32))
@@ -58,7 +58,9 @@ def write_sequences(
 def write_options(
     runner: Runner, shape: Shape, prompts: Sequence[Sequence[int]], sampling: SamplingParams
 ) -> None:
-    """Sets the state of ark.ops.sampling_state.SamplingState, with the same sampling for each."""
+    """Sets the state of ark.ops.sampling_state.SamplingState, with the same sampling parameters for
+    each sequence.
+    """
     vocabulary = shape.config.vocab_size
     check_tokens(sampling, vocabulary)
     bias = np.zeros((shape.batch, vocabulary), np.float32)
@@ -74,8 +76,8 @@ def write_options(
 
 
 def read_logprobs(words: np.ndarray, asked: int) -> tuple[float, dict[int, float]]:
-    """A sampled token's log probability, and the `asked` highest ones by id. words: written by the
-    device (ark.tasks.adjusted) before the token or soon after it.
+    """The log probability of a sampled token, and the `asked` highest log probabilities by token
+    id. words: what the device (ark.tasks.adjusted) writes before the token or soon after it.
     """
     end = time.monotonic() + 10
     while (words[: 1 + 2 * asked] == -1).any():
@@ -94,11 +96,11 @@ def read_tokens(
     stops: Sequence[int],
     context: int,
 ) -> Iterator[tuple[int, int]]:
-    """Yields (sequence, token) as the device writes them to `output`, host-mapped memory of
-    `context` entries per sequence, in which -1 marks an entry that is not written yet.
+    """Yields (sequence, token) as the device writes tokens to `output`. This is host-mapped memory
+    with `context` entries per sequence; -1 marks an entry that is not written yet.
 
-    starts, totals: for each sequence the indices of its first token and after its last; it ends
-    earlier at a token of `stops`.
+    starts, totals: for each sequence, the index of its first token and the index after its last
+    token. A sequence ends earlier at a token of `stops`.
     """
     places = dict(enumerate(starts))
     pause, over = 2e-5, False
@@ -119,13 +121,13 @@ def read_tokens(
         run.check()
         if over:
             return
-        over = not run.running()  # read before the tokens, so that none is missed
+        over = not run.running()  # read before the tokens, so that no token is missed
         time.sleep(pause)
         pause = min(pause * 1.5, 1e-3)
 
 
 def _token(run: Run, output: np.ndarray, place: int) -> int:
-    """The entry at `place`. Raises an error if the Generator was closed, because that frees the
+    """The entry at `place`. Raises an error if the Generator was closed, because closing frees the
     memory.
     """
     if run.detached:

@@ -2,8 +2,8 @@
 attention heads, a part of the feed-forward part's inner dimension, and some rows of the output
 head.
 
-Called by ark.models.build after a model is created and before its caches are. Models do not depend
-on it.
+Called by ark.models.build after a model is created and before its caches are created. Models do not
+depend on this module.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def check_ranks(config: LlamaConfig, world_size: int) -> None:
 
 
 def split(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share]:
-    """Reduces the parameters of a named model to a rank's parts. Returns the part of each reduced
-    parameter.
+    """Reduces the parameters of a model, which must have names, to a rank's parts. Returns the part
+    of each reduced parameter.
     """
     shares: dict[ark.Parameter, Share] = {}
 
@@ -73,8 +73,8 @@ def split(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share
 
 
 def _split_head(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share]:
-    """Divides the head's rows equally. Every rank keeps all rows if the vocabulary is not
-    divisible.
+    """Divides the rows of the head equally among ranks. If the vocabulary is not divisible, every
+    rank keeps all rows.
     """
     head = model.head
     vocabulary, hidden = head.weight.shape()
@@ -84,7 +84,7 @@ def _split_head(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter,
     rows = slice(rank * own, (rank + 1) * own)
     shares: dict[ark.Parameter, Share] = {}
     if head.weight is model.embedding:
-        head.weight = head.weight[rows]  # the embedding stays whole on every rank
+        head.weight = head.weight[rows]  # every rank keeps the whole embedding
     else:
         head.weight = ark.parameter((own, hidden), head.weight.dtype())
         shares[head.weight] = (rows,)

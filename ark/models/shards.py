@@ -1,8 +1,9 @@
-"""Reads the headers of safetensors files: names, types, shapes and offsets of tensors.
+"""Reads the headers of safetensors files: the names, types, shapes and offsets of tensors.
 
-Called by the checkpoint reader. The `safetensors` package cannot read bfloat16 or slices of it into
-NumPy, and its errors do not name a remedy. So the header is read here: 8 bytes of length, JSON,
-then the tensors' bytes without gaps (https://huggingface.co/docs/safetensors, "Format").
+Called by the checkpoint reader. The `safetensors` package cannot read bfloat16, or slices of such
+tensors, into NumPy, and its errors do not state a remedy. So the header is read here. A file
+consists of 8 bytes with the header's length, the header as JSON, and the tensors' bytes without
+gaps (https://huggingface.co/docs/safetensors, "Format").
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ELEMENTS: dict[str, np.dtype[Any]] = {
 LENGTH_BYTES = 8
 PIECE_BYTES = 16 << 20  # bytes that are compared at a time
 MAX_HEADER_BYTES = 100_000_000
-_ANY, _LONGEST = ("utf-8", "surrogatepass"), 255  # bytes of a file's name
+_ANY, _LONGEST = ("utf-8", "surrogatepass"), 255  # encoding and most bytes of a file's name
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -57,8 +58,8 @@ class StoredTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy type (bfloat16 is ml_dtypes'); raises UnsupportedError for types without
-        one.
+        """The NumPy type (bfloat16 is that of ml_dtypes). Raises UnsupportedError for types that
+        NumPy lacks.
         """
         if self.dtype_code not in DTYPES:
             raise UnsupportedError(
@@ -69,7 +70,8 @@ class StoredTensor:
 
 
 def find_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """All tensors of a checkpoint directory by stored name, from one file or from shards.
+    """All tensors of a checkpoint directory, by stored name, from a single file or from several
+    shards.
 
     Reads headers only. Raises ModelError if a file is missing, truncated or damaged, and
     UnsupportedError if the weights are in another format.
@@ -103,7 +105,7 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def find_sharded(directory: Path) -> dict[str, StoredTensor]:
-    """The tensors that the index names, each from its shard."""
+    """The tensors that the index file names, each read from its shard."""
     fields = Fields.read(directory / INDEX)
     table = fields.table("weight_map")
     if table is None or any(type(shard) is not str for shard in table.values.values()):
@@ -135,7 +137,7 @@ def find_sharded(directory: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file, checked against the file's length."""
+    """The tensors in one safetensors file. The header is checked against the file's length."""
     check_file(path)
     try:
         size = path.stat().st_size
@@ -170,8 +172,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_bytes(tensor: StoredTensor, begin: int, nbytes: int) -> np.ndarray:
-    """Bytes of a tensor from `begin` on; raises ModelError if the file has changed since it was
-    opened.
+    """Reads bytes of a tensor from `begin` on. Raises ModelError if the file has changed since it
+    was opened.
     """
     try:
         content = np.fromfile(tensor.path, np.uint8, nbytes, offset=tensor.offset + begin)
@@ -190,13 +192,15 @@ def read_bytes(tensor: StoredTensor, begin: int, nbytes: int) -> np.ndarray:
 
 
 def read_array(tensor: StoredTensor) -> np.ndarray:
-    """A whole tensor of one of the types in ELEMENTS."""
+    """Reads a whole tensor that has one of the types in ELEMENTS."""
     content = read_bytes(tensor, 0, tensor.nbytes)
     return content.view(ELEMENTS[tensor.dtype_code]).reshape(tensor.shape)
 
 
 def read_entry(path: Path, name: str, entry: Any, base: int) -> StoredTensor:
-    """One header entry {dtype, shape, data_offsets}; `base` is the offset of the data."""
+    """Reads one header entry {dtype, shape, data_offsets}. base: the offset of the data in the
+    file.
+    """
     try:
         code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         whole = [begin, end, *shape]

@@ -1,5 +1,5 @@
-"""The SmolLM3 decoder (Hugging Face 2025): Llama with some layers that do not rotate queries and
-keys.
+"""The SmolLM3 decoder (Hugging Face 2025). It is Llama with some layers that do not rotate queries
+and keys.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ark.models.llama import Attention, FeedForward, Layer, Llama
 
 @dataclass(frozen=True)
 class SmolLm3Config(LlamaConfig):
-    """rotating: for each layer, whether it rotates queries and keys."""
+    """rotating: for each layer, True if it rotates queries and keys."""
 
     rotating: tuple[bool, ...] = ()
 
 
 class SmolLm3Attention(Attention):
-    """Attention that rotates queries and keys only in rotating layers."""
+    """Attention that rotates queries and keys only if its layer is a rotating one."""
 
     def __init__(self, c: SmolLm3Config, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
@@ -59,9 +59,9 @@ class SmolLm3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> SmolLm3Config:
-        """As Llama.read_config; `no_rope_layers` has a 1 for each layer that rotates; by default
-        all rotate except every `no_rope_layer_interval`th. With a window, the layers in
-        `layer_types` slide, by default those that do not rotate.
+        """See Llama.read_config. `no_rope_layers` has a 1 for each layer that rotates; by default
+        all layers rotate except every `no_rope_layer_interval`th. If there is a window, the layers
+        in `layer_types` slide; by default those that do not rotate do.
         """
         common = read_common(fields)
         count, flags = common.num_hidden_layers, fields.get("no_rope_layers")

@@ -1,5 +1,5 @@
-"""Ends a streamed text before its first stop string. Used by `ark generate`, `ark.LLM` and the
-server.
+"""Ends a streamed text before the first stop string in it. Used by `ark generate`, `ark.LLM` and
+the server.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ark.models.tokenizer import TextStream
 
 class StoppedText:
     """Decodes tokens one at a time, up to a stop string. The text ends before the stop string that
-    is complete first, so it does not depend on how the text is divided into tokens.
+    is complete first, so the result does not depend on how the text is divided into tokens.
 
-    A stop string may extend over several tokens. An end of the text that may be the beginning of
-    one is held back until that is decided. min_tokens: the number of first tokens that are not
-    searched. stopped: the string that ended the text, or None.
+    A stop string may extend over several tokens. If the text's end may be the beginning of a stop
+    string, it is held back until this is decided. min_tokens: the number of first tokens in which
+    stop strings are not searched. stopped: the string that ended the text, or None.
     """
 
     def __init__(self, text: TextStream, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
@@ -28,11 +28,11 @@ class StoppedText:
 
     @classmethod
     def sampled(cls, text: TextStream, sampling: SamplingParams) -> StoppedText:
-        """A StoppedText with the stop strings of a request's sampling."""
+        """A StoppedText with the stop strings of a request's sampling parameters."""
         return cls(text, sampling.stop, sampling.min_tokens)
 
     def push(self, token: int) -> str:
-        """The text that `token` completes; empty after the stop string."""
+        """The text that `token` completes; empty after a stop string."""
         if self.stopped is not None:
             return ""
         piece = self._text.push(token)
@@ -42,7 +42,7 @@ class StoppedText:
         return self._advance(piece)
 
     def finish(self) -> str:
-        """The text that was held back. Called after the last token."""
+        """The text that was still held back. Called after the last token."""
         if self.stopped is not None:
             return ""
         last = self._advance(self._text.finish())
@@ -55,7 +55,8 @@ class StoppedText:
             (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
         ]
         if places:
-            # The stop string that ends first, so that the text does not depend on the pieces.
+            # Takes the stop string that ends first, so that the result does not depend on the
+            # division into tokens.
             _, end, self.stopped = min(places)
             self._held = ""
             return text[:end]
@@ -65,6 +66,6 @@ class StoppedText:
 
 
 def overlap(text: str, stop: str) -> int:
-    """The length of the longest beginning of `stop` that ends `text`."""
+    """The length of the longest beginning of `stop` with which `text` ends."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((n for n in lengths if text.endswith(stop[:n])), 0)

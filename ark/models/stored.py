@@ -1,6 +1,6 @@
-"""Describes parameters that are not a whole stored tensor: some of its rows, reordered rows, or
-values with a constant added. Decoders return the descriptions (Llama.stored); ark.models.checkpoint
-reads the parameters.
+"""Describes parameters that are not a whole stored tensor, but some of its rows, reordered rows, or
+values with a constant added. Decoders return these descriptions (Llama.stored), and
+ark.models.checkpoint reads the parameters.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Stored:
-    """rows: the stored tensor's rows that the parameter has, in its order. rows_in_all: the number
-    of all rows of the stored tensor. added: a constant that is added to every element; the
-    parameter is then fp32. axis: the dimension of the rows; 1 if the first dimension is that of
-    experts or heads. transposed: the stored tensor's last two dimensions are swapped. folded: its
-    first two dimensions are merged into one.
+    """rows: the rows of the stored tensor that the parameter has, in the parameter's order.
+    rows_in_all: the number of all rows of the stored tensor. added: a constant that is added to
+    every element; the parameter is then fp32. axis: the dimension of the rows; 1 if the first
+    dimension is that of experts or heads. transposed: True if the stored tensor's last two
+    dimensions are swapped. folded: True if its first two dimensions are merged into one.
     """
 
     rows: Sequence[int]
@@ -30,29 +30,31 @@ class Stored:
     folded: bool = False
 
     def shape(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """The stored tensor's shape. own: the parameter's shape."""
+        """The shape of the stored tensor. own: the parameter's shape."""
         sizes = self.unfolded(own)
         sizes = (*sizes[:-2], sizes[-1], sizes[-2]) if self.transposed else sizes
         return (sizes[0] * sizes[1], *sizes[2:]) if self.folded else sizes
 
     def whole(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """The stored tensor's shape if it is quantised, with outputs before inputs."""
+        """The shape of the stored tensor with outputs before inputs, for a quantised tensor."""
         return self.shape(own) if self.folded else self.unfolded(own)
 
     def unfolded(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """The parameter's shape with all rows of the stored tensor."""
+        """The parameter's shape if it had all rows of the stored tensor."""
         return (*own[: self.axis], self.rows_in_all, *own[self.axis + 1 :])
 
     def of_experts(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The parameter's elements for some experts, from the stored elements of these experts."""
+        """The parameter's elements for some experts, taken from the stored elements of these
+        experts.
+        """
         if self.folded:
             values = values.reshape(-1, self.rows_in_all, *values.shape[1:])
         turned = values.swapaxes(-1, -2) if self.transposed else values
         return self.adjust(turned.take(np.asarray(self.rows, np.intp), self.axis))
 
     def span(self, share: slice) -> tuple[int, int, npt.NDArray[np.intp]]:
-        """The range of stored rows that contains a slice of the parameter's rows, and the slice's
-        indices in that range.
+        """Returns the range of stored rows that contains a slice of the parameter's rows, and the
+        indices of the slice's rows in this range.
         """
         rows = np.asarray(self.rows, np.intp)[share]
         begin = int(rows.min())
@@ -64,7 +66,7 @@ class Stored:
 
 
 def parts(sizes: Sequence[int]) -> list[Stored]:
-    """Descriptions of several parameters that are concatenated in one tensor, with the given
+    """Descriptions of several parameters that one tensor holds one after the other. sizes: their
     numbers of rows.
     """
     ends = np.cumsum(sizes).tolist()
@@ -72,14 +74,14 @@ def parts(sizes: Sequence[int]) -> list[Stored]:
 
 
 def plus_one(rows: int) -> Stored:
-    """A norm whose weights are stored with 1 subtracted."""
+    """The description of a norm whose weights are stored with 1 subtracted."""
     return Stored(range(rows), rows, 1.0)
 
 
 def rotated_first(stored: Stored, width: int, rotated: int) -> Stored:
-    """Reorders queries or keys whose heads have `width` elements, of which the first `rotated` are
-    rotated. In the new order a rotation of whole heads has the rotated elements in its first pairs
-    and the other elements in the last ones.
+    """Reorders queries or keys. Their heads have `width` elements, and the first `rotated` of these
+    are rotated. In the new order, when whole heads are rotated, the rotated elements are in the
+    first pairs and the other elements in the last pairs.
     """
     half, rest = rotated // 2, (width - rotated) // 2
     order = [*range(half), *range(rotated, rotated + rest)]

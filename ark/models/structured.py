@@ -1,5 +1,5 @@
-"""The form that a text must have, with vLLM's names. It is a field of `ark.SamplingParams`;
-ark.serving.grammar makes a grammar of token ids from it.
+"""The form that a text must have, with vLLM's names. It is a field of `ark.SamplingParams`, from
+which ark.serving.grammar makes a grammar of token ids.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from ark.errors import InvalidUsageError
 
 MAX_CHARACTERS = 1 << 18
-"""The most characters of a schema, an expression or a grammar."""
+"""The most characters of a schema, a regular expression or a grammar."""
 NAMES = "json (a schema), regex, choice (a list of strings), grammar or json_object=True"
 
 
@@ -96,8 +96,8 @@ def _choices(value: Any) -> tuple[str, ...]:
 
 
 def structured_outputs(name: str, value: Any) -> StructuredOutputsParams | None:
-    """Checks the field `structured_outputs` of SamplingParams. The value may also be a mapping of
-    StructuredOutputsParams' fields.
+    """Checks the field `structured_outputs` of SamplingParams. The value may also be a mapping with
+    the fields of StructuredOutputsParams.
     """
     if value is None or isinstance(value, StructuredOutputsParams):
         return value

@@ -1,4 +1,6 @@
-"""Heads that repeat the embedding in a checkpoint's files. Called by ark.models.checkpoint."""
+"""Handles checkpoints whose files contain both a head and an embedding although the two are tied.
+Called by ark.models.checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from ark.models.shards import StoredTensor, same_bytes
 
 
 def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:
-    """The config. If the files have a head that differs from the embedding, tied embeddings are
-    switched off, so that the head is used as in transformers.
+    """Returns the config. If the files have a head that differs from the embedding, the returned
+    config does not tie them, so that the head is used as in transformers.
     """
     table = decoder(config.architecture).WEIGHTS
     head, embedding = (stored.get(table[name]) for name in ("head.weight", "embedding"))

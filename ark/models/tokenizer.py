@@ -1,6 +1,6 @@
-"""Converts text to token ids and back, by the tokenizer files of a checkpoint directory.
+"""Converts text to token ids and back, with the tokenizer files of a checkpoint directory.
 
-`ark generate` encodes the prompt with it, to the same ids as `transformers`' AutoTokenizer, and
+`ark generate` encodes the prompt with it, to the same ids as `transformers`' AutoTokenizer. It
 decodes tokens as they appear: `TextStream` holds back incomplete characters.
 """
 
@@ -22,14 +22,14 @@ from ark.models.tokenizer_classes import built, class_of
 from ark.models.tokenizer_tokens import add, declared
 
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-"""The spelling of single-byte tokens in vocabularies with byte fallback."""
+"""How single-byte tokens are written in vocabularies with byte fallback."""
 UNFINISHED = "\ufffd"
 
 
 @contextlib.contextmanager
 def _without_panics(file: str) -> Iterator[None]:
-    """Turns a panic of the tokenizers package, which is not an Exception, into a ModelError. Rust
-    has already printed the location in the package to standard error.
+    """Converts a panic of the tokenizers package, which is not an Exception in Python, to a
+    ModelError. Rust has then already printed the place of the panic on standard error.
     """
     try:
         yield
@@ -46,8 +46,8 @@ def _without_panics(file: str) -> Iterator[None]:
 def _completed(
     folder: Path, whole: tokenizers.Tokenizer
 ) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The tokenizer that transformers builds for the directory, and the contents of its named
-    special tokens. whole: that of tokenizer.json alone.
+    """The tokenizer that transformers builds for the directory, and the texts of its named special
+    tokens. whole: the tokenizer that tokenizer.json alone describes.
     """
     path = folder / "tokenizer.json"
     settings, config = (
@@ -75,7 +75,7 @@ def _completed(
             completed = built(kind, Fields.read(path).values, whole, settings.values)
         except ModelError:
             raise
-        except Exception as error:  # the package raises bare Exception
+        except Exception as error:  # the tokenizers package raises bare Exception objects
             raise ModelError(
                 f"{path} does not have the vocabulary and merges of a "
                 f"{settings.get('tokenizer_class')} ({error!r:.200}). Download the tokenizer's "
@@ -94,7 +94,8 @@ def _of_gguf(
 
 
 class Tokenizer:
-    """Encodes and decodes; `vocab_size` is the model's, against which prompts are checked.
+    """Encodes and decodes text. vocab_size: the size of the model's vocabulary, against which
+    prompts are checked.
 
     special_tokens: the texts of special tokens by name (bos_token, eos_token, ...), for chat
     templates.
@@ -121,7 +122,7 @@ class Tokenizer:
         `add_bos_token` in tokenizer_config.json has no effect, as in transformers: it applies to
         tokenizers without tokenizer.json.
 
-        A GGUF file has its own (ark.models.gguf_tokenizer).
+        A GGUF file contains its own tokenizer (ark.models.gguf_tokenizer).
 
         Raises ModelError if a file is missing or damaged, UnsupportedError if the tokenizer is in
         another format.
@@ -144,7 +145,7 @@ class Tokenizer:
                 backend = tokenizers.Tokenizer.from_file(str(path))
         except ModelError:
             raise
-        except Exception as error:  # the package raises bare Exception
+        except Exception as error:  # the tokenizers package raises bare Exception objects
             Fields.read(path)  # reports a missing file or invalid JSON
             raise ModelError(
                 f"{path} cannot be read by the tokenizers package ({error}). Download it again, "
@@ -158,8 +159,8 @@ class Tokenizer:
 
     def encode(self, text: str, framed: bool = True) -> list[int]:
         """The ids of `text`, with the tokens that tokenizer.json adds before and after it (the
-        frame). No frame is added to a text that begins with the begin token, or if framed is False,
-        as for chat templates.
+        frame). No frame is added if the text begins with the begin token, or if framed is False, as
+        for chat templates.
         """
         try:
             text.encode("utf-8")
@@ -183,12 +184,14 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, without begin, end and other special tokens."""
+        """The text of `ids`, without begin tokens, end tokens and other special tokens."""
         with _without_panics("its tokenizer.json"):
             return self.backend.decode(list(ids), skip_special_tokens=True)
 
     def token_text(self, token: int) -> str:
-        """The text of one token. For a special token it is the token's own spelling."""
+        """The text of one token. The text of a special token is the token as it is written in the
+        vocabulary.
+        """
         if token in self.special_ids:
             return str(self.backend.id_to_token(token))
         with _without_panics("its tokenizer.json"):
@@ -202,9 +205,9 @@ class Tokenizer:
 class TextStream:
     """Decodes tokens as they arrive. The concatenated pieces are the text of all tokens.
 
-    A piece ends with a complete character. With a new token only the tokens of the last piece are
-    decoded again, so a step takes constant time. That is sufficient for decoders that depend on one
-    earlier token.
+    A piece ends with a complete character. For a new token, only the tokens of the last piece are
+    decoded again, so a step takes constant time. This is correct for decoders in which a token's
+    text depends on one earlier token.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
@@ -225,7 +228,7 @@ class TextStream:
         return self._advance(text)
 
     def finish(self) -> str:
-        """The remaining text: incomplete characters, as U+FFFD."""
+        """The remaining text. Incomplete characters become U+FFFD."""
         return self._advance(self._tokenizer.decode(self._ids))
 
     def _advance(self, text: str) -> str:

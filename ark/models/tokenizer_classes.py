@@ -1,9 +1,10 @@
 """Selects the tokenizer that transformers builds for a directory with a tokenizer.json.
 
-Most classes use the file unchanged. A few build normaliser, splitting and decoder themselves, and
-use only the file's vocabulary, merges and post-processor. `CLASSES` has those classes of this kind
-that models in ark.models.registry use. The rules are those of transformers 5
-(AutoTokenizer.from_pretrained and TokenizersBackend). Called by ark.models.tokenizer.
+Most classes use the file unchanged. A few build the normaliser, the splitting and the decoder
+themselves, and take only the vocabulary, merges and post-processor from the file. `CLASSES` has the
+classes of the latter kind that models in ark.models.registry use. The rules are those of
+transformers 5 (AutoTokenizer.from_pretrained and TokenizersBackend). Called by
+ark.models.tokenizer.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ END = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """A class that builds its tokenizer's parts itself. special: its default special tokens. make:
-    builds the tokenizer, without added tokens, from vocabulary, merges and tokenizer_config.
-    adds_special: all special tokens are added again. framed: the file determines the tokens before
-    and after a text.
+    """A class of transformers that builds parts of its tokenizer itself. special: its default
+    special tokens. make: a function that builds the tokenizer, without added tokens, from
+    vocabulary, merges and tokenizer_config. adds_special: True if all special tokens are added
+    again. framed: True if the file determines the tokens before and after a text.
     """
 
     special: Mapping[str, str]
@@ -41,7 +42,7 @@ class TokenizerClass:
 def _llama(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """Llama's tokenizer: words begin with U+2581, with byte fallback. With `legacy`, U+2581 also
+    """Llama's tokenizer, with byte fallback. Words begin with U+2581. With `legacy`, U+2581 also
     follows each added token.
     """
     prefixed = settings.get("add_prefix_space")
@@ -58,7 +59,7 @@ def _llama(
 def _bytes(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """GPT-2's tokenizer: words of bytes."""
+    """GPT-2's tokenizer, which splits words into bytes."""
     tokenizer = Tokenizer(
         BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
     )
@@ -70,7 +71,7 @@ def _bytes(
 def _composed_bytes(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """GPT-NeoX's tokenizer: GPT-2's after Unicode composition."""
+    """GPT-NeoX's tokenizer. It is GPT-2's, applied after Unicode composition."""
     tokenizer = _bytes(vocab, merges, settings)
     tokenizer.normalizer = normalizers.NFC()
     return tokenizer
@@ -79,7 +80,7 @@ def _composed_bytes(
 def _qwen2(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """Qwen2's tokenizer: GPT-NeoX's with each digit split off."""
+    """Qwen2's tokenizer. It is GPT-NeoX's, except that digits are separate words."""
     tokenizer = _composed_bytes(vocab, merges, settings)
     split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated", invert=False)
     level = pre_tokenizers.ByteLevel(_prefixed(settings), use_regex=False)
@@ -111,7 +112,7 @@ OTHERS = """
     MBart50 MPNet MarkupLM Nllb Nougat OpenAIGPT Pegasus Qwen3_5 Reformer RemBert RoFormer Roberta
     SeamlessM4T Siglip2 Splinter T5 Udop VideoPrism Whisper XGLM XLMRoberta XLNet
 """
-"""Other classes of transformers that build their tokenizers themselves; names without
+"""Other classes of transformers that build their tokenizers themselves. The names are without
 "Tokenizer".
 """
 REGISTERED = {
@@ -128,15 +129,17 @@ REGISTERED = {
     "glm": "TokenizersBackend",
     "glm4": "TokenizersBackend",
 }
-"""The default class of each model_type, used if no file names a specific class."""
+"""For each model_type, the default class, which is used if no file names a class."""
 CORRECTED = ("qwen2",)
-"""Model types whose registered class is always used, even if the files name another."""
+"""Model types for which the registered class is always used, even if the files name another
+class.
+"""
 
 
 def class_of(
     settings: Mapping[str, Any], config: Mapping[str, Any], bytes_level: Callable[[], bool]
 ) -> TokenizerClass | None:
-    """The class that builds the directory's tokenizer; None if tokenizer.json is used unchanged.
+    """The class that builds the directory's tokenizer, or None if tokenizer.json is used unchanged.
 
     settings: tokenizer_config.json. config: config.json. bytes_level: True if tokenizer.json splits
     into bytes; a LlamaTokenizer does not.
@@ -161,13 +164,13 @@ def class_of(
 def built(
     kind: TokenizerClass, file: Mapping[str, Any], whole: Tokenizer, settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """The tokenizer of the class `kind`, without added tokens. file: tokenizer.json. whole: the
-    tokenizer that the tokenizers package reads from it. Raises KeyError, TypeError or ValueError
-    for an invalid file.
+    """Builds the tokenizer of the class `kind`, without added tokens. file: the content of
+    tokenizer.json. whole: the tokenizer that the tokenizers package reads from this file. Raises
+    KeyError, TypeError or ValueError if the file is not valid.
     """
     model = file["model"]
     vocab = model["vocab"]
-    if isinstance(vocab, list):  # a unigram model's, with scores
+    if isinstance(vocab, list):  # a unigram model has a list of tokens with scores
         vocab = {piece[0]: place for place, piece in enumerate(vocab)}
     pairs = (m.split(" ") if isinstance(m, str) else m for m in model.get("merges") or ())
     tokenizer = kind.make(vocab, [(first, second) for first, second in pairs], settings)

@@ -22,8 +22,8 @@ Token = str | AddedToken
 
 @dataclass
 class Declared:
-    """The declared tokens. numbered: tokens with their ids. named: special tokens by purpose, in
-    the order in which they are added. extra: further special tokens.
+    """The tokens that a directory's files declare. numbered: tokens with their ids. named: special
+    tokens by purpose, in the order in which they are added. extra: further special tokens.
     """
 
     numbered: dict[int, AddedToken] = field(default_factory=dict)
@@ -32,15 +32,16 @@ class Declared:
 
     @property
     def special(self) -> list[str]:
-        """The texts of all special tokens, each once."""
+        """The texts of all special tokens, without duplicates."""
         return list(dict.fromkeys(map(_content, (*self.named.values(), *self.extra))))
 
 
 def declared(
     folder: Path, settings: Fields, added: Mapping[int, AddedToken], special: Mapping[str, str]
 ) -> Declared:
-    """The tokens that the files of a directory declare. settings: tokenizer_config.json. added: the
-    added tokens of tokenizer.json. special: the default texts of named tokens.
+    """The tokens that the files of a directory declare. settings: the content of
+    tokenizer_config.json. added: the added tokens in tokenizer.json. special: the default texts of
+    named tokens.
     """
     result = Declared()
     values = dict(settings.values)
@@ -73,8 +74,8 @@ def declared(
 
 
 def add(backend: Tokenizer, tokens: Declared, kind: TokenizerClass | None) -> None:
-    """Adds the tokens that the tokenizer lacks, in transformers' order, which determines their
-    ids.
+    """Adds the tokens that the tokenizer lacks. The order is that of transformers, because it
+    determines their ids.
     """
     there = backend.get_added_tokens_decoder().values()
     known = {repr(token) for token in there}
@@ -100,10 +101,10 @@ def _as_special(token: Token, special: Iterable[str]) -> AddedToken:
 def _older(
     folder: Path, settings: Fields, values: dict[str, Any], extra: Any, result: Declared
 ) -> Any:
-    """Reads special_tokens_map.json (into `values`) and added_tokens.json (into `result`); returns
-    the further special tokens.
+    """Reads special_tokens_map.json into `values` and added_tokens.json into `result`. Returns the
+    further special tokens.
     """
-    later: Any = []  # special tokens that added_tokens.json does not list yet
+    later: Any = []  # special tokens that added_tokens.json does not list
     path = folder / "special_tokens_map.json"
     if path.exists():
         fields = Fields.read(path)
@@ -122,8 +123,8 @@ def _older(
     if path.exists():
         fields = Fields.read(path)
         listed = extra if isinstance(extra, list) else []
-        # As in transformers, tokens that tokenizer_config.json writes as objects do not count as
-        # special.
+        # Tokens that tokenizer_config.json writes as objects do not count as special, as in
+        # transformers.
         named = [*listed, *(values.get(name) for name in NAMED)]
         special = {_content(token) for token in named if isinstance(token, Token)}
         for content, number in fields.values.items():

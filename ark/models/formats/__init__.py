@@ -1,5 +1,5 @@
-"""The weight formats of checkpoints, one file each; docs/quantization.md describes how they fit
-together and how to add one.
+"""The formats of weights in checkpoints, with one file for each format. docs/quantization.md
+describes how they are used and how to add one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ READERS: dict[str, Callable[[Fields], Format]] = {
     "gptq": gptq.read,
     "mxfp4": mxfp4.read,
 }
-"""By quant_method of quantization_config: the function that reads the format from its other
+"""For each quant_method of quantization_config, the function that reads the format from the other
 fields.
 """
 
 
 def read_format(fields: Fields) -> Format | None:
-    """The format that a config.json describes in quantization_config; None if it has none."""
+    """The format that config.json describes in quantization_config; None if it does not have this
+    field.
+    """
     table = fields.table("quantization_config") or fields.table("compression_config")
     if table is None:
         return None

@@ -1,5 +1,5 @@
-"""AWQ's weights of 4 bits (in the format of its `gemm` kernels): words with the codes of eight
-outputs, and a scale and a zero for each group of inputs.
+"""AWQ's weights of 4 bits, in the format of its `gemm` kernels. A word has the codes of eight
+outputs; each group of inputs has a scale and a zero.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ark.models.formats.base import (
 from ark.models.formats.layout import Array, Codes, Layout, group_for
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The output (of eight) to which each four bits of a word belong, lowest bits first."""
+"""For each four bits of a word, lowest bits first, the output (of eight) to which they belong."""
 
 
 @dataclass(frozen=True)
 class Awq:
-    """group: the number of inputs that share a scale, 0 for all."""
+    """group: the number of inputs that share a scale; 0 if all inputs do."""
 
     group: int
     name: str = "AWQ"
@@ -52,7 +52,7 @@ class Awq:
 
 
 def _columns(words: Array) -> Array:
-    """The codes (outputs, n) of words (n, outputs / 8)."""
+    """The codes (outputs, n) in words (n, outputs / 8)."""
     halves = unpacked(words, 4).reshape(*words.shape, 8)
     ordered = np.empty_like(halves)
     ordered[..., list(ORDER)] = halves
@@ -60,7 +60,7 @@ def _columns(words: Array) -> Array:
 
 
 def read(fields: Fields) -> Awq:
-    """The format of a quantization_config."""
+    """Reads the format from a quantization_config."""
     choice(fields, "bits" if fields.get("bits") is not None else "w_bit", (4,), 4)
     choice(fields, "zero_point", (True,), True)
     version = fields.text("version")

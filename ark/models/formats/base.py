@@ -1,8 +1,9 @@
-"""The interface of a weight format: its tensors, their layout in ark's memory, their decoding.
+"""The interface of a weight format: which tensors a weight has, how it is stored in ark's memory,
+and how it is decoded.
 
-Each format has one file in this folder with a frozen dataclass, whose fields are read from
-config.json. The checkpoint reader asks it which tensors a weight has (`pieces`), checks them, and
-reads values by `decode`; the planner asks for the layout in ark's memory (`layout`).
+Each format has a file in this folder with a frozen dataclass, whose fields are read from
+config.json. The checkpoint reader asks the format which tensors a weight has (`pieces`), checks
+them, and reads values by `decode`. The planner asks for the layout in ark's memory (`layout`).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of a quantised weight. types, shapes: those that it may have; empty if it is not
-    read. needed: True if the weight cannot be read without it.
+    """A tensor of a quantised weight. types, shapes: the types and shapes that it may have; empty
+    if the tensor is not read. needed: True if the weight cannot be read without it.
     """
 
     types: tuple[str, ...]
@@ -39,7 +40,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A quantised weight of a checkpoint. pieces: its tensors by the suffixes of their names."""
+    """A quantised weight in a checkpoint. pieces: its tensors, by the suffixes of their names."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,19 +48,19 @@ class QuantizedTensor:
     pieces: Mapping[str, StoredTensor]
 
     def read(self, end: str) -> Array:
-        """A whole tensor, in its own type."""
+        """Reads a whole tensor of the weight, in its own type."""
         return read_array(self.pieces[end])
 
     def decode(self) -> Codes | Floats:
-        """The weight's codes, or its values if ark cannot compute with its codes."""
+        """Returns the weight's codes, or its values if ark cannot compute with its codes."""
         return self.format.decode(self)
 
     def layout(self) -> Layout | None:
-        """Its layout in ark's memory; None if it is held as floats."""
+        """The weight's layout in ark's memory; None if it is held as floats."""
         return self.format.layout(self)
 
     def wrong(self, fault: str) -> ModelError:
-        """The error for tensors that contradict each other."""
+        """The error for tensors of this weight that contradict each other."""
         where = next(iter(self.pieces.values())).path
         return ModelError(
             f"{where} holds {self.name} quantised, but {fault}. The file is damaged, or "
@@ -68,9 +69,9 @@ class QuantizedTensor:
 
 
 class Format(Protocol):
-    """One weight format with its parameters. name: for messages. A format whose class has `stacked
-    = True` stores all experts' weights in one tensor. Its methods are then given the shape
-    (experts, outputs, inputs), and it decodes to (experts * outputs, inputs).
+    """One weight format with its parameters. name: the format's name in messages. A format whose
+    class has `stacked = True` stores the weights of all experts in one tensor. Its methods get the
+    shape (experts, outputs, inputs), and it decodes to (experts * outputs, inputs).
     """
 
     @property
@@ -78,21 +79,21 @@ class Format(Protocol):
 
     def pieces(self, name: str, shape: tuple[int, ...]) -> dict[str, Piece]:
         """The tensors of the weight `name` (its stored name without `weight`), by the suffixes of
-        their names. The first one has the codes: a weight without it is not quantised.
+        their names. The first tensor has the codes; a weight without this tensor is not quantised.
         """
 
     def layout(self, tensor: QuantizedTensor) -> Layout | None:
         """A weight's layout in ark's memory; None if ark.quantized_linear cannot read its codes."""
 
     def decode(self, tensor: QuantizedTensor) -> Codes | Floats:
-        """All of the weight."""
+        """Decodes the whole weight."""
 
 
 def find(
     format: Format, stored_name: str, shape: tuple[int, ...], stored: Mapping[str, StoredTensor]
 ) -> QuantizedTensor | None:
-    """The quantised weight of a stored name; None if it is not quantised. Raises ModelError if a
-    tensor of it is missing or has the wrong type or shape.
+    """The quantised weight with a stored name; None if the weight is not quantised. Raises
+    ModelError if one of its tensors is missing or has the wrong type or shape.
     """
     stem = stored_name.removesuffix("weight")
     stacked = len(shape) == 3 and getattr(format, "stacked", False)
@@ -124,7 +125,7 @@ def find(
 
 
 def _check(format: Format, tensor: StoredTensor, piece: Piece) -> None:
-    """Raises ModelError unless the tensor has a type and a shape of the piece."""
+    """Raises ModelError unless the tensor has one of the piece's types and one of its shapes."""
     if tensor.dtype_code not in piece.types:
         kind, expected = tensor.dtype_code, " or ".join(piece.types)
     elif tensor.shape not in piece.shapes:
@@ -139,7 +140,9 @@ def _check(format: Format, tensor: StoredTensor, piece: Piece) -> None:
 
 
 def unpacked(words: Array, bits: int) -> npt.NDArray[np.uint8]:
-    """The codes of 32-bit words along the last dimension, lowest bits first."""
+    """The codes in 32-bit words, along the last dimension. The lowest bits of a word are the first
+    code.
+    """
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     values = (words.view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
     small: npt.NDArray[np.uint8] = values.astype(np.uint8)
@@ -147,8 +150,8 @@ def unpacked(words: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 
 def by_blocks(codes: Array, scales: Array, zeros: Array | None, block: tuple[int, int]) -> Codes:
-    """Codes with scales and zeros for blocks of `block` rows and columns (0: all). The last blocks
-    may be smaller.
+    """Codes whose scales and zeros belong to blocks. block: rows and columns of a block (0 for
+    all). The last blocks may be smaller.
     """
     outputs, inputs = codes.shape
     rows, columns = block[0] or outputs, block[1] or inputs
@@ -161,12 +164,16 @@ def by_blocks(codes: Array, scales: Array, zeros: Array | None, block: tuple[int
 
 
 def read_group(fields: Fields, name: str) -> int:
-    """The number of inputs that share a scale. -1 in the file means all and is returned as 0."""
+    """The number of inputs that share a scale. The file's -1 means all inputs, for which 0 is
+    returned.
+    """
     return 0 if fields.get(name) == -1 else fields.size(name)
 
 
 def choice(fields: Fields, name: str, values: tuple[object, ...], default: object) -> object:
-    """A field that must have one of `values`. Raises UnsupportedError for others."""
+    """The value of a field that must be one of `values`. Raises UnsupportedError for other
+    values.
+    """
     value = fields.get(name)
     value = default if value is None else value
     if value not in values or isinstance(value, bool) != isinstance(values[0], bool):

@@ -1,6 +1,7 @@
-"""Weights as bitsandbytes writes them: 4 bits (nf4 or fp4) that index a table of 16 numbers, scaled
-by the largest magnitude of a block, which may be quantised itself; and int8 with a scale a row. The
-numbers of such a table are not a scale times an integer, so weights of 4 bits are dequantised.
+"""Weights in the format of bitsandbytes. One kind is 4 bits (nf4 or fp4), which select one of 16
+numbers in a table; they are scaled by the largest magnitude of a block, which may itself be
+quantised. The other kind is int8 with a scale for each row. The numbers of such a table are not
+multiples of a scale, so ark dequantises weights of 4 bits.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class BitsAndBytes:
         return values.reshape(tensor.shape).astype(np.float32)
 
     def _state(self, tensor: QuantizedTensor) -> dict[str, Any]:
-        """The stored JSON object that describes the weight."""
+        """The JSON object in the checkpoint that describes the weight."""
         try:
             state = json.loads(tensor.read(STATE + self.kind).tobytes())
         except (ValueError, KeyError, RecursionError):
@@ -104,7 +105,7 @@ def _size(tensor: QuantizedTensor, state: dict[str, Any], name: str) -> int:
 
 
 def read(fields: Fields) -> BitsAndBytes:
-    """The format of a quantization_config."""
+    """Reads the format from a quantization_config."""
     if fields.flag("load_in_8bit", False):
         return BitsAndBytes("int8")
     return BitsAndBytes(str(choice(fields, "bnb_4bit_quant_type", ("nf4", "fp4"), "fp4")))

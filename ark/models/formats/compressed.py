@@ -1,8 +1,8 @@
-"""Weights as the compressed-tensors package writes them: fp8 and int8 by tensor, channel, group or
-block, int4 and int8 in words of 32 bits, NVFP4 and MXFP4.
+"""Weights in the format of the compressed-tensors package: fp8 and int8 by tensor, channel, group
+or block, int4 and int8 in words of 32 bits, NVFP4 and MXFP4.
 
 quantization_config has groups of modules, each with a scheme. Scales of activations are not read,
-since ark does not quantise activations.
+because ark does not quantise activations.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ IGNORED = ("input_scale", "input_zero_point", "input_global_scale", "output_scal
 
 @dataclass(frozen=True)
 class Scheme:
-    """The scheme of one group of modules. targets: names of modules, `re:` patterns, or classes.
-    block: the numbers of rows and columns that share a scale, 0 for all.
+    """The scheme of one group of modules. targets: names of modules, patterns that begin with
+    `re:`, or classes. block: the rows and columns that share a scale, 0 for all.
     """
 
     targets: tuple[str, ...]
@@ -46,7 +46,7 @@ class Scheme:
     symmetric: bool
 
     def names(self, module: str) -> bool:
-        """True if a target matches the module's name; targets that are classes do not count."""
+        """True if a target matches the module's name. Targets that are classes are not compared."""
         return any(
             re.match(target[3:], module) if target.startswith("re:") else target == module
             for target in self.targets
@@ -64,8 +64,8 @@ class Scheme:
 
 @dataclass(frozen=True)
 class CompressedTensors:
-    """The schemes of a checkpoint. A module has the first scheme that names it, otherwise the first
-    of all.
+    """The schemes of a checkpoint. A module has the first scheme that names it; if none does, it
+    has the first scheme.
     """
 
     schemes: tuple[Scheme, ...]
@@ -139,12 +139,12 @@ class CompressedTensors:
 
 
 def _signed(words: Array, bits: int) -> Array:
-    """The signed codes of words, in which half of the codes' range is added."""
+    """The signed codes in words. In the words, half of the codes' range is added to each code."""
     return (unpacked(words, bits).astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
 
 
 def read(fields: Fields) -> CompressedTensors:
-    """The format of a quantization_config."""
+    """Reads the format from a quantization_config."""
     groups = fields.table("config_groups")
     if groups is None:
         raise fields.wrong("config_groups", "an object with a scheme of weights")
@@ -197,7 +197,7 @@ def _scheme(fields: Fields, group: Fields) -> Scheme:
 
 
 def _block(weights: Fields) -> tuple[int, int]:
-    """Rows and columns that share a scale, 0 for all of them."""
+    """The rows and columns that share a scale; 0 for all rows or columns."""
     usual = "group" if weights.get("group_size") else "tensor"
     strategies = ("tensor", "channel", "group", "tensor_group", "block")
     strategy = choice(weights, "strategy", strategies, usual)
@@ -211,7 +211,7 @@ def _block(weights: Fields) -> tuple[int, int]:
 
 
 def read_block(fields: Fields, name: str) -> tuple[int, int]:
-    """Rows and columns of a block."""
+    """The rows and columns of a block."""
     block = fields.get(name)
     if (
         not isinstance(block, list)

@@ -1,5 +1,5 @@
-"""fp8 weights as transformers writes them (quant_method `fp8`: DeepSeek-V3, Qwen3-FP8): one scale
-for each block, by default of 128x128, or one for a whole weight.
+"""fp8 weights in the format of transformers (quant_method `fp8`: DeepSeek-V3, Qwen3-FP8). There is
+one scale for each block, by default of 128x128 elements, or one for a whole weight.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from ark.models.formats.compressed import read_block
 from ark.models.formats.layout import Codes, Layout, group_for
 
 SCALES = ("weight_scale_inv", "weight_scale")
-"""The suffixes of the scales' names. Both are factors, the `_inv` ones too."""
+"""The suffixes of the names of scales. Values are multiplied by the scale with both suffixes, also
+with `_inv`.
+"""
 
 
 @dataclass(frozen=True)
 class Fp8:
-    """block: the numbers of rows and columns that share a scale, 0 for all."""
+    """block: the rows and columns that share a scale; 0 for all."""
 
     block: tuple[int, int]
     name: str = "fp8"
@@ -51,7 +53,7 @@ class Fp8:
 
 
 def read(fields: Fields) -> Fp8:
-    """The format of a quantization_config."""
+    """Reads the format from a quantization_config."""
     choice(fields, "fmt", ("e4m3",), "e4m3")
     whole = fields.get("weight_block_size") is None
     return Fp8((0, 0) if whole else read_block(fields, "weight_block_size"))

@@ -1,8 +1,8 @@
-"""The block formats of GGUF files, as llama.cpp defines them (ggml-quants): Q8_0, Q4_0, Q4_1, Q5_0,
-Q5_1, Q4_K, Q5_K, Q6_K and MXFP4 are read as codes, all others that the gguf package knows as
-floats.
+"""The block formats of GGUF files, as llama.cpp defines them (ggml-quants). Q8_0, Q4_0, Q4_1, Q5_0,
+Q5_1, Q4_K, Q5_K, Q6_K and MXFP4 are held as codes. All other formats that the gguf package knows
+are held as floats.
 
-A row of a tensor is a row of blocks. Values are scale * code, or scale * code - offset.
+A row of a tensor is a row of blocks. A value is scale * code, or scale * code - offset.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ark.models.shards import read_bytes
 
 Blocks = npt.NDArray[np.uint8]
 Parts = tuple[Array, Array, Array | None]
-"""Codes, scales and offsets of blocks."""
+"""The codes, scales and offsets of blocks."""
 
 
 def _half(blocks: Blocks, place: int) -> Array:
-    """A fp16 number of each block, (blocks, 1)."""
+    """The fp16 number at a place of each block, (blocks, 1)."""
     return np.ascontiguousarray(blocks[:, place : place + 2]).view(np.float16)
 
 
 def _nibbles(packed: Blocks) -> Blocks:
-    """The low four bits of all bytes of the last dimension, then the high ones."""
+    """The low four bits of all bytes along the last dimension, followed by the high four bits."""
     return np.concatenate([packed & 15, packed >> 4], -1)
 
 
@@ -64,7 +64,9 @@ def _q5_1(blocks: Blocks) -> Parts:
 
 
 def _scales_of_k(blocks: Blocks) -> tuple[Array, Array]:
-    """Scales and offsets of the eight groups of a block: 6 bits each, times a fp16 number."""
+    """The scales and offsets of the eight groups of a block. Each is a 6-bit number times an fp16
+    number.
+    """
     low, least, high = (blocks[:, 4 + 4 * n : 8 + 4 * n] for n in range(3))
     scales = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], -1)
     offsets = np.concatenate([least & 63, (high >> 4) | (least >> 6) << 4], -1)
@@ -100,8 +102,8 @@ def _mxfp4(blocks: Blocks) -> Parts:
 
 @dataclass(frozen=True)
 class Block:
-    """One of the block formats. inputs, nbytes: of a block. codes, group, scales: as of Layout.
-    parts: reads codes, scales and offsets from blocks.
+    """One of the block formats. inputs, nbytes: the inputs and the bytes of a block. codes, group,
+    scales: see Layout. parts: a function that reads codes, scales and offsets from blocks.
     """
 
     inputs: int
@@ -132,7 +134,7 @@ OTHERS = (
 
 @dataclass(frozen=True)
 class Gguf:
-    """The formats of a GGUF file, in which each tensor names its own."""
+    """The formats of a GGUF file. Each tensor of the file states its own format."""
 
     name: str = "GGUF"
 
@@ -157,8 +159,8 @@ class Gguf:
 
 
 def with_offsets(codes: Array, scales: Array, offsets: Array) -> Codes:
-    """Codes for values scale * code - offset: the zeros are offset / scale. If a group's scale is
-    0, its codes are set to 0 and its scale to 1.
+    """The codes for values scale * code - offset. The zeros are offset / scale. If the scale of a
+    group is 0, its codes become 0 and its scale 1.
     """
     flat = scales == 0
     if flat.any():
@@ -168,7 +170,7 @@ def with_offsets(codes: Array, scales: Array, offsets: Array) -> Codes:
 
 
 def dequantised(data: Blocks, kind: str) -> Floats:
-    """The values of a tensor whose type is not in BLOCKS, by the gguf package."""
+    """The values of a tensor whose type is not in BLOCKS, computed by the gguf package."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -1,6 +1,6 @@
-"""GPTQ's weights of 2, 4 and 8 bits: words of consecutive inputs, a scale and a zero for each group
-of inputs. With act-order, `g_idx` has the group of each input. ark makes the inputs of a group
-adjacent and reorders activations in the same way.
+"""GPTQ's weights of 2, 4 and 8 bits. A word has the codes of consecutive inputs; each group of
+inputs has a scale and a zero. With act-order, `g_idx` has the group of each input. ark stores the
+inputs of a group next to each other, and reorders activations in the same way.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ark.models.formats.layout import Array, Codes, Layout, group_for
 
 @dataclass(frozen=True)
 class Gptq:
-    """group: the number of inputs that share a scale, 0 for all. symmetric: all zeros are half of
-    the codes' range. added: the number that is added to stored zeros.
+    """group: the number of inputs that share a scale; 0 if all inputs do. symmetric: True if all
+    zeros are half of the codes' range. added: the number that is added to stored zeros.
     """
 
     bits: int
@@ -64,7 +64,7 @@ class Gptq:
         scales = tensor.read("scales").T
         half = 1 << (self.bits - 1)
         order = self._order(tensor)
-        if order is not None and not len(order):  # groups of different sizes
+        if order is not None and not len(order):  # the groups have different sizes
             groups = tensor.read("g_idx")
             values = codes.astype(np.float32) - zeros[:, groups]
             return np.asarray(values * scales[:, groups].astype(np.float32))
@@ -77,8 +77,8 @@ class Gptq:
         return Codes((codes.astype(np.int16) - half).astype(np.int8), scales, None, order)
 
     def _order(self, tensor: QuantizedTensor) -> Array | None:
-        """The order of the inputs by group; None if they are in order already, empty if the groups'
-        sizes differ.
+        """The inputs, ordered by group. None if they are already in this order; empty if groups
+        have different sizes.
         """
         if "g_idx" not in tensor.pieces:
             return None
@@ -95,7 +95,7 @@ class Gptq:
 
 
 def read(fields: Fields) -> Gptq:
-    """The format of a quantization_config."""
+    """Reads the format from a quantization_config."""
     bits = choice(fields, "bits", (4, 8, 2), None)
     kind = choice(fields, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     symmetric = fields.flag("sym", True)

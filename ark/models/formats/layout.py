@@ -1,8 +1,9 @@
-"""The layout of a quantised weight in ark's memory, and its values in NumPy.
+"""The layout of a quantised weight in ark's memory, and the weight's values in NumPy.
 
-A weight (outputs, inputs) is codes with a scale, and perhaps a zero, for each group of neighbouring
-inputs: value = scale * (code - zero). Formats (ark.models.formats) decode a checkpoint's tensors to
-`Codes`; in memory they are rows of a RowType, by which linear layers multiply.
+A weight (outputs, inputs) consists of codes, and of a scale and possibly a zero for each group of
+neighbouring inputs: value = scale * (code - zero). Formats (ark.models.formats) decode a
+checkpoint's tensors to `Codes`. In memory they are rows of a RowType, with which linear layers
+multiply.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """codes: the codes' type. group: the number of inputs that share a scale. scales: the type of
-    scales and zeros. zeros: True if there are zeros. ordered: True if the inputs are reordered
-    before the product so that those of a group are adjacent.
+    """codes: the type of the codes. group: the number of inputs that share a scale. scales: the
+    type of scales and zeros. zeros: True if there are zeros. ordered: True if activations are
+    reordered before the matmul, so that the inputs of a group are next to each other.
     """
 
     codes: DataType
@@ -35,13 +36,13 @@ class Layout:
     ordered: bool = False
 
     def row_type(self, inputs: int, values: DataType) -> RowType:
-        """The type of a weight's rows of `inputs` elements. values: the type to which they are
+        """The type of the weight's rows with `inputs` elements. values: the type to which they are
         dequantised.
         """
         return row_type(self.codes, inputs, self.group, self.scales, self.zeros, values)
 
     def grouped(self, inputs: int) -> Layout:
-        """The same layout with groups that divide `inputs`."""
+        """The same layout with groups whose size divides `inputs`."""
         return replace(self, group=math.gcd(self.group, inputs))
 
     def nbytes(self, shape: Sequence[int]) -> int:
@@ -52,8 +53,8 @@ class Layout:
 
 
 def group_for(group: int, inputs: int) -> int:
-    """The largest size of groups that a RowType supports and that divides both the format's group
-    and a row; 0 if none does.
+    """The largest group size that a RowType supports and that divides both the format's group and a
+    row. 0 if there is none.
     """
     fits = math.gcd(group, inputs)
     return 0 if fits % CODE_STEP else fits
@@ -61,8 +62,9 @@ def group_for(group: int, inputs: int) -> int:
 
 @dataclass(frozen=True)
 class Codes:
-    """codes (outputs, inputs) of a NumPy or ml_dtypes type; scales and zeros (outputs, groups).
-    order: the input of each column; None if columns are in the inputs' order.
+    """A quantised weight. codes: (outputs, inputs) of a NumPy or ml_dtypes type. scales, zeros:
+    (outputs, groups). order: the input of each column; None if columns are in the order of the
+    inputs.
     """
 
     codes: Array
@@ -71,8 +73,8 @@ class Codes:
     order: Array | None = None
 
     def floats(self) -> npt.NDArray[np.float32]:
-        """The values, fp32 (outputs, inputs). This is the definition; kernels are tested against
-        it.
+        """The values, fp32 (outputs, inputs). This is the definition against which kernels are
+        tested.
         """
         group = self.codes.shape[1] // self.scales.shape[1]
         values = self.codes.astype(np.float32)
@@ -86,13 +88,13 @@ class Codes:
         return result
 
     def rows(self, places: Any) -> Codes:
-        """The codes of some of the outputs."""
+        """The codes of some of the outputs. places: their indices."""
         zeros = None if self.zeros is None else self.zeros[places]
         return Codes(self.codes[places], self.scales[places], zeros, self.order)
 
     def rows_of(self, dtype: RowType, share: Sequence[slice] = ()) -> Array:
-        """The rows in the memory format of `dtype`, as bytes. share: slices of outputs and inputs;
-        by default all.
+        """The rows in the memory format of `dtype`, as bytes. share: slices of the outputs and the
+        inputs; by default all.
         """
         rows, columns = (*share, slice(None), slice(None))[:2]
         codes = self.codes[rows, columns]
@@ -103,6 +105,6 @@ class Codes:
         return row_bytes(dtype, codes, wide[0], wide[1])
 
     def places(self) -> Array:
-        """The input of each column."""
+        """For each column, its input."""
         known = np.arange(self.codes.shape[1]) if self.order is None else self.order
         return known.astype(np.int32)

@@ -1,6 +1,6 @@
-"""MXFP4 weights of experts as gpt-oss stores them (quant_method `mxfp4`; OCP Microscaling Formats
-1.0): blocks of 32 inputs, with two codes of 4 bits in each byte. A block's scale is a power of 2,
-stored as its exponent plus 127.
+"""MXFP4 weights of experts in the format of gpt-oss (quant_method `mxfp4`; OCP Microscaling Formats
+1.0): blocks of 32 inputs, with two codes of 4 bits in each byte. The scale of a block is a power of
+2, which is stored as its exponent plus 127.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ BLOCK_INPUTS = 32
 
 
 def codes_of(pairs: Array) -> Array:
-    """The fp4 codes of bytes along the last dimension, low four bits first."""
+    """The fp4 codes in bytes, along the last dimension. The low four bits of a byte are the first
+    code.
+    """
     halves = np.stack([pairs & 15, pairs >> 4], -1).reshape(*pairs.shape[:-1], -1)
     codes: Array = halves.view(ml_dtypes.float4_e2m1fn)
     return codes
@@ -33,7 +35,7 @@ def powers(exponents: Array) -> Array:
 
 @dataclass(frozen=True)
 class Mxfp4:
-    """The format. stacked: as of Format."""
+    """The format. stacked: see Format."""
 
     name: str = "MXFP4"
     stacked: bool = True
@@ -58,5 +60,7 @@ class Mxfp4:
 
 
 def read(fields: Fields) -> Mxfp4:
-    """The format of a quantization_config. The files' tensors show which weights have it."""
+    """Reads the format from a quantization_config. Which weights have this format follows from the
+    files' tensors.
+    """
     return Mxfp4()

@@ -1,9 +1,9 @@
-"""Formats to which weights of 16 or 32 bits are quantised while they are loaded (`--quantize
+"""The formats to which weights of 16 or 32 bits can be quantised while they are loaded (`--quantize
 fp8|int8|int4`).
 
 fp8 and int8 have one fp32 scale per row, which maps the row's largest magnitude to the type's
-largest value. int4 has a bf16 scale for each group of up to 128 inputs. Codes are rounded to
-nearest even.
+largest value. int4 has a bf16 scale for each group of up to 128 inputs. Values are rounded to the
+nearest code, ties to even.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp32, int4, int8
 from ark.models.formats.layout import Array, Codes, Layout, group_for
 
-SMALLEST_SCALE = 1e-30  # used for a group of zeros
+SMALLEST_SCALE = 1e-30  # for a group that has only zeros
 
 
 @dataclass(frozen=True)
 class OnLoad:
-    """name: the option's value. codes, scales: types. most: the largest code. group: the most
-    inputs that share a scale; 0: a whole row.
+    """name: the value of the option. codes, scales: the types of codes and scales. most: the
+    largest code. group: the most inputs that share a scale; 0 for a whole row.
     """
 
     name: str
@@ -34,14 +34,14 @@ class OnLoad:
     group: int
 
     def layout(self, shape: Sequence[int]) -> Layout | None:
-        """The layout of a weight of that shape; None if its rows cannot be divided into supported
-        groups.
+        """The layout of a weight with that shape; None if its rows cannot be divided into groups of
+        a supported size.
         """
         group = group_for(self.group or shape[-1], shape[-1])
         return Layout(self.codes, group, self.scales) if len(shape) > 1 and group else None
 
     def encode(self, values: Array, group: int) -> Codes:
-        """The codes of a weight (outputs, inputs)."""
+        """Quantises a weight (outputs, inputs)."""
         outputs, inputs = values.shape
         wide = values.astype(np.float32).reshape(outputs, inputs // group, group)
         most = np.abs(wide).max(-1)
@@ -66,7 +66,9 @@ ON_LOAD = {
 
 
 def on_load(name: str) -> OnLoad:
-    """The format that a value of `--quantize` names. Raises InvalidUsageError for other names."""
+    """The format that a value of `--quantize` names. Raises InvalidUsageError for any other
+    value.
+    """
     if name not in ON_LOAD:
         raise InvalidUsageError(
             f"quantize={name!r} is not a format that weights can be loaded in; give "
