@@ -1,4 +1,4 @@
-"""Lower bounds on the time of a collective on a network, for any algorithm.
+"""Computes lower bounds on the time of a collective on a network. They hold for every algorithm.
 
 Latency is not included. `ark.cli.topo` and the page print the bound next to every predicted time.
 """
@@ -20,13 +20,14 @@ def least_us(
     root: int | None = None,
     counts: Counts | None = None,
 ) -> float:
-    """Returns a time in microseconds that no schedule can be faster than, for data of `size_bytes`.
+    """Returns the time in microseconds that every schedule needs at least, for data of
+    `size_bytes`.
 
     Sizes are those of `ark.collective.simulate.simulate`. `root` is a rank's number, for broadcast
     and reduce. `counts` are those of an all-to-all with unequal parts. The bounds come from cuts
     (ForestColl) for gathering and scattering, from cuts for one root (Edmonds 1973), from weighted
-    roots for an all-reduce, and from multicommodity flow for an all-to-all. In a topology with a
-    switch that multicasts or sums, the bounds of all collectives but the all-to-all allow for it.
+    roots for an all-reduce, and from multicommodity flow for an all-to-all. If the topology has a
+    switch that multicasts or sums, the bounds take this into account, except that of an all-to-all.
     Raises UnsupportedError if the network is too large for the flow.
     """
     asked = Collective(collective)

@@ -1,12 +1,14 @@
-"""All-to-all at the rate of a multicommodity flow: its bound, its paths and its program.
+"""Computes an all-to-all at the rate of a multicommodity flow: a bound on its time, its paths and
+its program.
 
-Every rank sends the same amount to every other rank, or the chunks that `counts` says. The least
-time is that of the largest concurrent flow (Shahrokhi and Matula 1990), a linear program with one
-flow per source. Its dual values are lengths of links. Any lengths prove a bound: the distance that
-all pairs must travel, divided by the capacity of the links. The dual values are turned into
-fractions, so the bound is exact regardless of the solver. The flow is divided into paths, and these
-are rounded to equal parts of a chunk; the loss is reported. `ark.collective.synthesis` calls
-`exchange_program`, `ark.collective.bounds` calls `exchange`.
+Every rank sends the same amount to every other rank, or as many chunks as `counts` states. The
+least time is that of the largest concurrent flow (Shahrokhi and Matula 1990), a linear program with
+one flow per source. Its dual values are lengths of links. Any choice of lengths proves a bound: the
+total distance over which data must travel, divided by the total capacity of the links times their
+lengths. The dual values are converted to fractions, so the bound is exact whatever the solver's
+rounding. The flow is divided into paths, and their amounts are rounded to whole parts of a chunk;
+the loss is reported. `ark.collective.synthesis` calls `exchange_program`, `ark.collective.bounds`
+calls `exchange`.
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ Shares = dict[tuple[int, int], list[tuple[Path, int]]]
 class Exchange:
     """Paths of an all-to-all.
 
-    Times are in seconds for chunks of one GB; a pair has one chunk, or the number in `counts`. No
-    schedule is faster than `lower_bound`; the paths take `inv_rate`. `shares[s, t]` lists (path of
-    node numbers, the number of the pair's parts on it). A chunk has `parts` parts.
+    Times are in seconds for chunks of one GB. A pair of ranks has one chunk, or the number in
+    `counts`. No schedule is faster than `lower_bound`; these paths take `inv_rate`. `shares[s, t]`
+    lists (path as node numbers, how many of the pair's parts use it). A chunk has `parts` parts.
     """
 
     topology: Topology
@@ -98,7 +100,9 @@ def exchange(topology: Topology, counts: Counts | None = None) -> Exchange:
 
 
 def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the flow of every source on every link, in chunks, and the lengths of the links."""
+    """Returns the flow of every source on every link, in chunks, and the lengths (dual values) of
+    the links.
+    """
     solver = require("ortools.linear_solver.pywraplp").Solver.CreateSolver("GLOP")
     infinity, links = solver.infinity(), len(net.tails)
     time = solver.NumVar(0, infinity, "")
@@ -123,7 +127,7 @@ def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
         raise InternalError(f"the solver found no flow of an all-to-all on {net.topology.name}.")
     lengths = np.array([abs(row.dual_value()) for row in rows])
     # Among all flows of this rate, takes one with the least total distance, so that data take no
-    # needless detours.
+    # detours.
     time.SetUb(time.solution_value() * (1 + 1e-9))
     solver.Objective().SetCoefficient(time, 0)
     for each in itertools.chain(*flow):
@@ -134,8 +138,8 @@ def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _kept(solver: Any, net: Network, flow: list[Any], node: int, stays: int) -> Any:
-    """Adds the constraint that inflow minus outflow of a node equals the amount that stays there,
-    and returns it.
+    """Adds the constraint that a node's inflow minus its outflow equals the amount that stays
+    there. Returns the constraint.
     """
     row = solver.RowConstraint(stays, stays, "")
     for link in np.flatnonzero(net.heads == node):
@@ -146,7 +150,7 @@ def _kept(solver: Any, net: Network, flow: list[Any], node: int, stays: int) -> 
 
 
 def _bound(net: Network, lengths: np.ndarray, largest: int, counts: Counts) -> Fraction:
-    """Returns the exact bound that follows from these lengths of links, rounded to fractions."""
+    """Returns the exact bound that the lengths of links prove, after rounding them to fractions."""
     top = float(lengths.max())
     exact = [Fraction(float(each) / top).limit_denominator(largest) for each in lengths]
     common = math.lcm(*(each.denominator for each in exact))
@@ -196,8 +200,8 @@ def _paths(
 def _widest(
     net: Network, out: list[list[int]], left: np.ndarray, source: int, sink: int
 ) -> list[int] | None:
-    """Returns the links of the path with the most flow, and among equal ones the shortest
-    (Dijkstra). None if no path is left.
+    """Returns the links of the path that can carry the most remaining flow (Dijkstra); of several,
+    the shortest. None if no path is left.
     """
     seen: dict[int, tuple[int, int]] = {}
     waiting: list[tuple[float, int, int, int, int]] = [(-np.inf, 0, source, -1, -1)]
@@ -220,7 +224,7 @@ def _widest(
 
 
 def _rounded(paths: list[tuple[Path, float]], parts: int) -> list[tuple[Path, int]]:
-    """Returns the paths with whole numbers of parts, rounded by largest remainders."""
+    """Returns the paths with whole numbers of parts, by the method of largest remainders."""
     total = sum(amount for _, amount in paths)
     exact = [amount / total * parts for _, amount in paths]
     counts = [int(each) for each in exact]
@@ -245,7 +249,9 @@ def _time(net: Network, shares: Shares, parts: int) -> Fraction:
 
 
 def exchange_program(topology: Topology, pieces: int, counts: Counts | None) -> CollectiveProgram:
-    """Returns the program of the paths. Ranks on a path store and forward."""
+    """Returns the program that sends data along the paths. A rank on a path stores data before it
+    forwards them.
+    """
     flows = exchange(topology, counts)
     ranks = len(topology.ranks)
     finer = tuple(tuple(n * flows.parts for n in row) for row in flows.counts)
@@ -278,7 +284,7 @@ def exchange_program(topology: Topology, pieces: int, counts: Counts | None) -> 
         sent, result = builder.exchanged(source, sink)
         here = Span(IN, sent.start + first, count)
         waiting.append((source, here, Span(OUT, result.start + first, count), hops))
-    while waiting:  # appends hops over all paths in an order in which they can run
+    while waiting:  # appends hops of all paths in an order in which they can run
         onward = []
         for rank, here, last, hops in waiting:
             (_, *route, peer), *rest = hops[0], *hops[1:]
@@ -294,7 +300,7 @@ def exchange_program(topology: Topology, pieces: int, counts: Counts | None) -> 
 
 
 def _hops(topology: Topology, path: Path) -> Iterator[Path]:
-    """Yields the parts of a path from rank to rank."""
+    """Yields the sections of a path between consecutive ranks."""
     begin = 0
     for place in range(1, len(path)):
         if path[place] < len(topology.ranks):

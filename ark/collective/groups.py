@@ -1,7 +1,8 @@
-"""Finite groups of permutations, under which ranks, nodes or a search are invariant.
+"""Finite groups of permutations that leave ranks, nodes or a search problem unchanged.
 
-ForestColl draws and packs trees with their images under such a group, and TACCL shares variables
-between chunks that are images of each other. Each finds generators in its own way.
+ForestColl draws and packs trees together with their images under such a group, and TACCL shares
+variables between chunks that are images of each other. Each of them finds generators in its own
+way.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ class Group:
 
     @property
     def least(self) -> Ints:
-        """Returns the least point of every point's orbit."""
+        """Returns, for every point, the lowest point of its orbit."""
         return np.asarray(self.images.min(axis=0))
 
     def orbits(self) -> list[list[int]]:
-        """Returns the sets of points that the group maps to each other, sorted by their least
-        points.
+        """Returns the orbits, which are sets of points that the group maps to each other, sorted by
+        their lowest points.
         """
         return [sorted(set(map(int, orbit))) for orbit in np.unique(np.sort(self.images.T), axis=0)]
 
@@ -46,11 +47,12 @@ class Group:
 def generated(
     points: int, generators: Sequence[Ints], telling: int | None = None, most: int | None = None
 ) -> Group | None:
-    """Returns the group of permutations of 0 .. points - 1; None if it has more than `most`
-    elements.
+    """Returns the group of permutations of 0 .. points - 1 that the generators generate; None if it
+    has more than `most` elements.
 
-    telling: the number of first points that distinguish elements; all by default. Powers of the
-    first generator come first, then their products with powers of the next one, and so on.
+    telling: elements are distinguished by their images of the first `telling` points; by default of
+    all points. Powers of the first generator come first, then their products with powers of the
+    next one, and so on.
     """
     elements = [np.arange(points, dtype=np.int64)]
     known = {elements[0][:telling].tobytes()}

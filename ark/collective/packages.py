@@ -9,8 +9,8 @@ from ark.errors import SystemError
 
 
 def require(module: str, extra: str = "comm") -> ModuleType:
-    """Returns the imported module. Raises SystemError with the name of ark's extra that installs
-    it.
+    """Imports and returns a module. If it is missing, raises SystemError with the name of the extra
+    of ark's package that installs it.
     """
     try:
         return importlib.import_module(module)

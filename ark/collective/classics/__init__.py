@@ -1,8 +1,8 @@
 """The well-known collective algorithms as programs, for comparison with synthesised ones.
 
 `build` makes any of these programs for any number of ranks; `supported` lists the applicable ones.
-They do not depend on the network: puts name no route, and only the hierarchical algorithms read
-which ranks share a box.
+They do not depend on the network: puts have no route, and only the hierarchical algorithms use the
+information which ranks share a box.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ Writer = Callable[[ProgramBuilder, list[list[int]]], None]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The writers of an algorithm, one for each collective, and its requirements.
+    """The functions that write an algorithm's programs, one for each collective, and the
+    algorithm's requirements.
 
-    cut: the number of parts that each rank's share (or all data, if these are not divided) must
-    have. dealt: an all-reduce divides its chunks among the ranks. ring_per_place: with boxes, `cut`
-    is multiplied by their size, because each local rank number has a ring or trees of its own.
+    cut: the number of parts that each rank's share (or all data, if it is not divided) must have.
+    dealt: True if an all-reduce divides its chunks among the ranks. ring_per_place: True if, with
+    boxes, `cut` is multiplied by the size of a box, because each local rank number has its own ring
+    or trees.
     """
 
     name: str
@@ -52,16 +54,14 @@ class Algorithm:
 
 
 def _line(b: ProgramBuilder, boxes: list[list[int]]) -> list[int]:
-    """All ranks in the order of the boxes, starting at the root if there is one."""
+    """All ranks, box by box, starting with the root if there is one."""
     order = [rank for box in boxes for rank in box]
     first = order.index(b.root or 0)
     return order[first:] + order[:first]
 
 
 def _rings(b: ProgramBuilder, boxes: list[list[int]]) -> list[list[int]]:
-    """One ring for each local rank number, so that each ring crosses between boxes on links of its
-    own.
-    """
+    """One ring for each local rank number, so that each ring uses its own links between boxes."""
     if len(boxes) == 1:
         return [_line(b, boxes)]
     places = range(len(boxes[0]))
@@ -81,8 +81,8 @@ def _gathering(gather: Writer) -> Writer:
 
 
 def _in_two_shots(scatter: Writer, gather: Writer) -> dict[Collective, Writer]:
-    """An all-gather, a reduce-scatter, and the all-reduce that consists of the reduce-scatter and
-    then the all-gather.
+    """The three collectives of an algorithm in two phases: an all-gather, a reduce-scatter, and an
+    all-reduce that is the reduce-scatter followed by the all-gather.
     """
 
     def write_both(b: ProgramBuilder, boxes: list[list[int]]) -> None:
@@ -244,18 +244,18 @@ def build(
 
     Args:
         algorithm: a name from `ALGORITHMS`.
-        collective: what to do; broadcast and reduce take `root` (0 if not given).
-        ranks: how many ranks, at least 1.
-        boxes: equal groups of ranks that share fast links; hierarchical forms need them, and rings
-            and trees start from every place in a box if they are given. One group is an order.
+        collective: the collective; broadcast and reduce have a `root` (by default 0). ranks: the
+        number of ranks, at least 1. boxes: equal groups of ranks that share fast links.
+        Hierarchical forms need them; with them, rings and trees start from every place in a box. A
+        single group gives an order of ranks.
         reduction: sum (the default), max, min, mean; adasum and combiner have their own forms.
-        parts: chunks a rank's share is cut into, on top of what the algorithm needs.
-        pieces: see `ark.collective.programs.types`; more pieces pipeline long paths.
-        counts: of an all-to-all of unequal parts (one_shot).
+        parts: how many chunks each chunk that the algorithm needs is cut into. pieces: see
+        `ark.collective.programs.types`; more pieces pipeline long paths. counts: the counts of an
+        all-to-all with unequal parts (one_shot only).
 
     Raises:
-        InvalidUsageError: there is no such algorithm, or it does not fit. UnsupportedError: it has
-        more than `most_operations`.
+        InvalidUsageError: there is no such algorithm, or it does not apply. UnsupportedError: the
+        program has more than `most_operations` operations.
     """
     if algorithm not in ALGORITHMS:
         raise no_algorithm(algorithm, ALGORITHMS)
@@ -314,7 +314,7 @@ def _misfit(
     boxes: Boxes | None,
     reduction: str | None,
 ) -> str | None:
-    """The reason why the algorithm does not apply, as a sentence, or None."""
+    """The reason, as a sentence, why the algorithm does not apply; None if it does."""
     if collective.reduces and reduction not in algorithm.reductions:
         known = "" if reduction in REDUCTIONS else " (no such reduction)"
         return f"it reduces by {', '.join(algorithm.reductions)}, not by {reduction}{known}."

@@ -11,8 +11,8 @@ from ark.collective.programs import IN, OUT, ProgramBuilder, Span
 
 
 def others(b: ProgramBuilder, rank: int) -> list[int]:
-    """The other ranks, starting with the next number, so that no two ranks begin with the same
-    peer.
+    """The other ranks, starting with the next number, so that no two ranks send to the same peer
+    first.
     """
     return [(rank + i) % b.ranks for i in range(1, b.ranks)]
 
@@ -26,8 +26,8 @@ def gather_direct(b: ProgramBuilder) -> None:
 
 
 def reduce_scatter_direct(b: ProgramBuilder) -> None:
-    """Every rank puts to each owner that owner's shard. The owner sums all contributions in one
-    operation.
+    """Every rank puts each shard of its data to the shard's owner. The owner sums all contributions
+    in one operation.
     """
     shard = b.chunks // b.ranks
     scratch = b.scratch(b.chunks)
@@ -41,9 +41,9 @@ def reduce_scatter_direct(b: ProgramBuilder) -> None:
 
 
 def all_reduce_one_shot(b: ProgramBuilder) -> None:
-    """Every rank puts all of its data to every other rank, and each sums everything itself.
+    """Every rank puts all of its data to every other rank, and each rank sums everything itself.
 
-    Sums are in rank order, so reductions that depend on the order are supported too.
+    Sums are computed in rank order, so reductions that depend on the order are supported too.
     """
     scratch = b.scratch(b.ranks * b.chunks)
     for rank in range(b.ranks):
@@ -56,7 +56,7 @@ def all_reduce_one_shot(b: ProgramBuilder) -> None:
 
 
 def broadcast_direct(b: ProgramBuilder, root: int) -> None:
-    """The root puts everything to every other rank."""
+    """The root puts all data to every other rank."""
     whole = Span(OUT, 0, b.chunks)
     b.copy(root, Span(IN, 0, b.chunks), whole)
     for peer in others(b, root):
@@ -64,8 +64,8 @@ def broadcast_direct(b: ProgramBuilder, root: int) -> None:
 
 
 def reduce_direct(b: ProgramBuilder, root: int) -> None:
-    """Every rank puts everything to the root, which sums all contributions in one operation, in
-    rank order.
+    """Every rank puts all of its data to the root. The root sums all contributions in one
+    operation, in rank order.
     """
     scratch = b.scratch(b.ranks * b.chunks)
     parts = [Span(scratch, source * b.chunks, b.chunks) for source in range(b.ranks)]
@@ -76,7 +76,7 @@ def reduce_direct(b: ProgramBuilder, root: int) -> None:
 
 
 def all_to_all_direct(b: ProgramBuilder) -> None:
-    """Every rank puts to every other rank the part for that rank."""
+    """Every rank puts to every other rank the part that is for that rank."""
     for rank in range(b.ranks):
         for peer in (rank, *others(b, rank)):
             here, there = b.exchanged(rank, peer)

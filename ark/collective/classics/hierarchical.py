@@ -1,7 +1,7 @@
-"""Hierarchical collectives for boxes with fast links inside and slow links between them.
+"""Hierarchical collectives for boxes that have fast links inside and slow links between them.
 
 Ranks with the same place in their boxes form a rail. Data cross between boxes once, along rails,
-and spread directly inside boxes. Called by `ark.collective.classics`.
+and are spread directly inside boxes. Called by `ark.collective.classics`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Boxes = Sequence[Sequence[int]]
 
 
 def rails(boxes: Boxes) -> list[list[int]]:
-    """The ranks with the same place in every box."""
+    """The rails: for each place in a box, the ranks that have this place."""
     return [list(rail) for rail in zip(*boxes, strict=True)]
 
 
 def gather_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
-    """Each shard goes around its rail, and every rank forwards each shard that it receives to its
-    box.
+    """Each shard goes around its rail. Every rank forwards each shard that it receives to the other
+    ranks of its box.
     """
     box_of = {rank: box for box in boxes for rank in box}
 
@@ -47,7 +47,9 @@ def gather_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
 
 
 def reduce_scatter_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
-    """Inside each box, every rank sums the shards of its rail. Then the sums go around the rail."""
+    """Inside each box, every rank sums the shards of its rail. Then the sums go around the
+    rails.
+    """
     shard = b.chunks // b.ranks
     received = b.scratch(len(boxes[0]) * b.chunks, "receive")
     sums = b.scratch(b.chunks, "sums")
@@ -76,7 +78,9 @@ def reduce_scatter_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
 
 
 def _reduce_rails(b: ProgramBuilder, boxes: Boxes, sums: str) -> None:
-    """Partial sums of every shard go around the rail and end at the shard's owner."""
+    """Partial sums of every shard go around the rail and end at the shard's owner. sums: the buffer
+    that holds the boxes' sums.
+    """
     shard = b.chunks // b.ranks
     rounds = b.scratch(b.chunks, "rounds")
     n = len(boxes)
@@ -97,8 +101,8 @@ def _reduce_rails(b: ProgramBuilder, boxes: Boxes, sums: str) -> None:
 
 
 def all_to_all_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
-    """A part goes first to the member of the sender's box on the receiver's rail, then along that
-    rail.
+    """A part goes first to the rank in the sender's box that is on the receiver's rail, and then
+    along that rail.
     """
     shard = b.chunks // b.ranks
     width = len(boxes[0])

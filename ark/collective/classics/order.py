@@ -1,7 +1,7 @@
-"""The order of ranks in a ring: the circuit whose slowest link is fastest.
+"""Finds the order of ranks in a ring: the circuit whose slowest link is as fast as possible.
 
-A ring is as fast as its slowest hop, so on directly wired ranks the baseline ring follows the
-wires. Called by ark.collective.synthesis if no boxes are known.
+A ring is as fast as its slowest hop, so the baseline ring follows the wires if ranks are wired
+directly. Called by ark.collective.synthesis if no boxes are known.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from ark.collective.packages import require
 from ark.collective.simulate import Routes
 from ark.collective.topology import Topology
 
-_MAX_SOLVER_TIME = 2.0  # of the solver's deterministic time, for one bandwidth
+_MAX_SOLVER_TIME = 2.0  # limit of the solver's deterministic time, per bandwidth
 _MOST_RANKS = 64
 
 
 def widest_ring(topology: Topology) -> list[int]:
     """Returns all rank numbers in the order of a ring, rank 0 first.
 
-    Returns the numeric order if no ranks are wired to each other, if there are more than 64, or if
-    no better circuit is found. An exact search (a Hamiltonian circuit by CP-SAT), one width after
-    another, with a bound on its effort that does not depend on the machine.
+    Returns the numeric order if no ranks are wired to each other, if there are more than 64 ranks,
+    or if no better circuit is found. The search is exact: for one bandwidth after another, CP-SAT
+    looks for a Hamiltonian circuit of links with at least this bandwidth. The limit on its effort
+    does not depend on the machine.
     """
     ranks = topology.ranks
     plain = list(range(len(ranks)))
@@ -45,15 +46,17 @@ def widest_ring(topology: Topology) -> list[int]:
 
 
 def _circuit(pairs: list[tuple[int, int]], ranks: int) -> list[int] | None:
-    """Returns a circuit through all ranks that uses only these pairs, or None."""
+    """Returns a circuit through all ranks that uses only these pairs of ranks; None if there is
+    none.
+    """
     if {src for src, _ in pairs} != set(range(ranks)):
         return None
     cp_model = require("ortools.sat.python.cp_model")
     model = cp_model.CpModel()
     taken = {pair: model.new_bool_var("") for pair in pairs}
     model.add_circuit([(src, dst, var) for (src, dst), var in taken.items()])
-    # Among all circuits prefers one in which neighbouring numbers are adjacent, so that the result
-    # is stable.
+    # Prefers circuits in which neighbouring rank numbers are adjacent, so that the result is
+    # stable.
     model.minimize(sum(((dst - src) % ranks) * var for (src, dst), var in taken.items()))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

@@ -10,7 +10,9 @@ from ark.collective.programs import IN, OUT, ProgramBuilder, Span
 
 
 def gather_doubling(b: ProgramBuilder) -> None:
-    """An all-gather in `out`: after step i every rank holds the 2**(i+1) shards of its block."""
+    """An all-gather in `out`. After step i, every rank holds the 2**(i+1) shards of its block of
+    ranks.
+    """
     shard = b.chunks // b.ranks
     distance = 1
     while distance < b.ranks:
@@ -22,8 +24,8 @@ def gather_doubling(b: ProgramBuilder) -> None:
 
 
 def reduce_scatter_halving(b: ProgramBuilder) -> None:
-    """Partners exchange the half of the data that the other's side owns, the farthest partners
-    first.
+    """In each step, partners exchange the half of the data whose shards belong to the partner's
+    side. The farthest partners come first.
     """
     scratch_levels = b.ranks.bit_length() - 1
     shard = b.chunks // b.ranks
@@ -56,8 +58,8 @@ def reduce_scatter_halving(b: ProgramBuilder) -> None:
 
 
 def all_reduce_doubling(b: ProgramBuilder) -> None:
-    """Partners exchange everything that they have summed: the least latency, but log2(N) times the
-    data.
+    """In each step, partners exchange everything that they have summed so far. This has the least
+    latency, but sends log2(N) times the data.
     """
     levels = b.ranks.bit_length() - 1
     received = b.scratch(levels * b.chunks, "receive")

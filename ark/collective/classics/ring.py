@@ -13,20 +13,22 @@ from ark.collective.programs import IN, OUT, Collective, ProgramBuilder, Span
 
 
 def own_shard(b: ProgramBuilder, rank: int, part: int = 0, parts: int = 1) -> Span:
-    """The slots of `out` that hold the rank's shard, or one of `parts` equal parts of it."""
+    """The slots of `out` that hold the rank's shard, or number `part` of `parts` equal parts of
+    it.
+    """
     shard = b.chunks // b.ranks
     return Span(OUT, rank * shard + part * shard // parts, shard // parts)
 
 
 def load_shards(b: ProgramBuilder) -> None:
-    """Every rank copies its contribution to an all-gather to its place in `out`."""
+    """Every rank copies its contribution to an all-gather to the contribution's place in `out`."""
     shard = b.chunks // b.ranks
     for rank in range(b.ranks):
         b.copy(rank, Span(IN, 0, shard), own_shard(b, rank))
 
 
 def gather_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
-    """Every rank's shard in `out` goes around; each ring carries an equal part of every shard."""
+    """Every rank's shard in `out` goes around. Each ring carries an equal part of every shard."""
     for hop in range(b.ranks - 1):
         for part, ring in enumerate(rings):
             for i, rank in enumerate(ring):
@@ -35,10 +37,10 @@ def gather_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
 
 
 def reduce_scatter_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
-    """Partial sums go around and end, complete, at the owner of the shard.
+    """Partial sums go around the rings. They are complete when they reach the owner of the shard.
 
-    The result is in the owner's `out`: at the shard's own place for an all-reduce, at the start for
-    a reduce-scatter.
+    The result is in the owner's `out`: at the shard's place for an all-reduce, at the start for a
+    reduce-scatter.
     """
     scratch = b.scratch(b.chunks)
     n = b.ranks
@@ -60,14 +62,16 @@ def reduce_scatter_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> No
 
 
 def result_span(b: ProgramBuilder, owner: int, span: Span) -> Span:
-    """The span of the owner's `out` for a finished part of its shard."""
+    """The place in the owner's `out` of a finished part of its shard."""
     if b.collective is Collective.REDUCE_SCATTER:
         return Span(OUT, span.start - owner * (b.chunks // b.ranks), span.count)
     return span
 
 
 def broadcast_chain(b: ProgramBuilder, ring: Sequence[int]) -> None:
-    """The data go along the ring from its first rank to its last. Pieces make this a pipeline."""
+    """The data go along the ring from its first rank to its last. Cutting them into pieces
+    pipelines this.
+    """
     whole = Span(OUT, 0, b.chunks)
     b.copy(ring[0], Span(IN, 0, b.chunks), whole)
     for rank, peer in itertools.pairwise(ring):

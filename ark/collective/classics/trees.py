@@ -1,9 +1,9 @@
 """The double binary tree: two trees with half of the data each, so that all links are used.
 
 Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
-(Parallel Computing 2009). With boxes, a tree connects one rank of each box, and the other ranks of
-a box follow that rank in a chain. There are two trees for every local rank number, as in NCCL.
-Called by `ark.collective.classics`.
+(Parallel Computing 2009). With boxes, a tree connects one rank of each box; the other ranks of the
+box are a chain that begins with this rank. There are two trees for every local rank number, as in
+NCCL. Called by `ark.collective.classics`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from ark.collective.programs import IN, OUT, ProgramBuilder, Span
 
 
 def binary_tree(n: int) -> list[int | None]:
-    """Parents in a binary tree over 0..n-1 in which every odd node is a leaf; 0 is the root."""
+    """The parent of each node in a binary tree over 0..n-1 in which every odd node is a leaf. Node
+    0 is the root, whose parent is None.
+    """
     parents: list[int | None] = []
     for node in range(n):
         low = node & -node
@@ -25,8 +27,8 @@ def binary_tree(n: int) -> list[int | None]:
 
 
 def two_trees(members: list[int]) -> list[dict[int, int | None]]:
-    """Two trees over `members`, as {rank: parent}. The second one is mirrored, or shifted if n is
-    odd.
+    """Two trees over `members`, as {rank: parent}. The second tree is the first one mirrored, or
+    shifted if the number of members is odd.
     """
     n = len(members)
     parents = binary_tree(n)
@@ -41,7 +43,7 @@ def two_trees(members: list[int]) -> list[dict[int, int | None]]:
 
 
 def top_down(tree: dict[int, int | None]) -> list[int]:
-    """The ranks of a tree, parents before children, in a fixed order."""
+    """The ranks of a tree in a fixed order, in which parents precede children."""
     depth: dict[int, int] = {}
 
     def level(rank: int) -> int:
@@ -56,8 +58,8 @@ def top_down(tree: dict[int, int | None]) -> list[int]:
 def reduce_up(
     b: ProgramBuilder, tree: dict[int, int | None], index: int, received: str, trees: int = 2
 ) -> None:
-    """Sums part `index` of the data, which has one part per tree, towards the root and into its
-    `out`.
+    """Sums part `index` of the data towards the root of a tree, into the root's `out`. The data has
+    one part per tree.
     """
     half = b.chunks // trees
     start = index * half
@@ -83,8 +85,8 @@ def reduce_up(
 def broadcast_down(
     b: ProgramBuilder, tree: dict[int, int | None], index: int, trees: int = 2
 ) -> None:
-    """Sends part `index` of `out`, which has one part per tree, from the tree's root to all
-    ranks.
+    """Sends part `index` of `out` from the root of a tree to all ranks. `out` has one part per
+    tree.
     """
     size = b.chunks // trees
     span = Span(OUT, index * size, size)
@@ -95,10 +97,11 @@ def broadcast_down(
 
 
 def chained_trees(boxes: Sequence[Sequence[int]]) -> list[dict[int, int | None]]:
-    """Two trees for every local rank number: {rank: parent}.
+    """Two trees for every local rank number, as {rank: parent}.
 
-    The trees join the ranks of that number in all boxes; the other ranks of a box follow their rank
-    in a chain. A single box has two trees over all its ranks.
+    The trees connect the ranks with this number in all boxes. In each box, the other ranks are a
+    chain that begins with this rank. If there is a single box, there are two trees over all of its
+    ranks.
     """
     if len(boxes) == 1:
         return two_trees(list(boxes[0]))
@@ -111,7 +114,7 @@ def chained_trees(boxes: Sequence[Sequence[int]]) -> list[dict[int, int | None]]
 
 
 def all_reduce_trees(b: ProgramBuilder, boxes: Sequence[Sequence[int]]) -> None:
-    """Every tree sums its part of the data up to its root, then sends the sum down."""
+    """Every tree sums its part of the data towards its root, then sends the sum back down."""
     received = b.scratch((3 if len(boxes) > 1 else 2) * b.chunks, "receive")
     trees = chained_trees(boxes)
     for index, tree in enumerate(trees):
@@ -121,7 +124,7 @@ def all_reduce_trees(b: ProgramBuilder, boxes: Sequence[Sequence[int]]) -> None:
 
 
 def _under_root(b: ProgramBuilder, root: int) -> list[dict[int, int | None]]:
-    """Two trees over the other ranks, with `root` as the parent of both roots."""
+    """Two trees over all ranks except `root`, which becomes the parent of both trees' roots."""
     trees = two_trees([rank for rank in range(b.ranks) if rank != root])
     return [
         {root: None, **{rank: root if up is None else up for rank, up in tree.items()}}
@@ -130,14 +133,14 @@ def _under_root(b: ProgramBuilder, root: int) -> list[dict[int, int | None]]:
 
 
 def broadcast_trees(b: ProgramBuilder, root: int) -> None:
-    """The root sends to the two trees of the other ranks."""
+    """The root sends the data into two trees that contain the other ranks."""
     b.copy(root, Span(IN, 0, b.chunks), Span(OUT, 0, b.chunks))
     for index, tree in enumerate(_under_root(b, root)):
         broadcast_down(b, tree, index)
 
 
 def reduce_trees(b: ProgramBuilder, root: int) -> None:
-    """The two trees of the other ranks send their sums to the root."""
+    """Two trees that contain the other ranks send their sums to the root."""
     received = b.scratch(2 * b.chunks, "receive")
     for index, tree in enumerate(_under_root(b, root)):
         reduce_up(b, tree, index, received)

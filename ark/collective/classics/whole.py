@@ -1,8 +1,8 @@
 """Programs for reductions that need whole tensors: Adasum and the model combiner.
 
-Adasum has two forms: a tree, which combines whole tensors in pairs, and the vector-halving form of
-Maleki et al. (MLSys 2021, section 4), in which ranks keep slices and add up three partial dot
-products. The combiner reduces in rank order. Called by ark.collective.classics.
+Adasum has two forms. The tree combines whole tensors in pairs. In the vector-halving form of Maleki
+et al. (MLSys 2021, section 4), ranks hold slices, and the three dot products of each pair are sums
+of partial dot products. The combiner reduces in rank order. Called by ark.collective.classics.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from ark.collective.programs import IN, OUT, ProgramBuilder, Span
 
 
 def adasum_tree(b: ProgramBuilder) -> None:
-    """Whole tensors are combined in pairs up a binomial tree to rank 0, which sends the result
-    down.
+    """Whole tensors are combined in pairs along a binomial tree towards rank 0, which sends the
+    result down the tree.
     """
     levels = b.ranks.bit_length() - 1
     received = b.scratch(levels * b.chunks, "receive")
@@ -29,7 +29,9 @@ def adasum_tree(b: ProgramBuilder) -> None:
 
 
 def adasum_halving(b: ProgramBuilder) -> None:
-    """Slices halve while distances double; 2**(level+1) ranks share the dot products of a level."""
+    """In each level, slices have half the size and partners twice the distance. The dot products of
+    a level are sums over 2**(level+1) ranks.
+    """
     levels = b.ranks.bit_length() - 1
     received = b.scratch(levels * b.chunks, "receive")
     held = b.scratch(levels * b.chunks, "held")
@@ -60,7 +62,9 @@ def adasum_halving(b: ProgramBuilder) -> None:
 
 
 def _share_dots(b: ProgramBuilder, pairs: list[tuple[Span, Span]], slots: Span, group: int) -> Span:
-    """Adds up the dot products of all pairs in every group of ranks; returns the sum's span."""
+    """Adds up the dot products of all pairs over every group of ranks. Returns the slots with the
+    sums.
+    """
     received, partial, total = slots.start, slots.start + b.ranks, slots.start + b.ranks + 1
     for rank, (first, second) in enumerate(pairs):
         b.dot(rank, first, second, Span(slots.buffer, partial))
@@ -80,8 +84,8 @@ def _share_dots(b: ProgramBuilder, pairs: list[tuple[Span, Span]], slots: Span, 
 
 
 def _gather_halves(b: ProgramBuilder, low: list[int], count: int) -> None:
-    """Undoes the halving: partners exchange the slices that they hold, the farthest
-    partners first.
+    """Reverses the halving: partners exchange the slices that they hold, the farthest partners
+    first.
     """
     low = list(low)
     distance = b.ranks // 2
@@ -95,7 +99,9 @@ def _gather_halves(b: ProgramBuilder, low: list[int], count: int) -> None:
 
 
 def combiner_chain(b: ProgramBuilder) -> None:
-    """The combined gradient visits the ranks in order; the last rank sends it to all."""
+    """The combined gradient passes through the ranks in order. The last rank sends it to all
+    ranks.
+    """
     received = Span(b.scratch(b.chunks, "receive"), 0, b.chunks)
     whole = Span(OUT, 0, b.chunks)
     for rank in range(1, b.ranks):

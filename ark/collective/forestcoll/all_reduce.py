@@ -1,12 +1,12 @@
-"""The best rate of an all-reduce, with roots of unequal weight, and both directions at the same
-time.
+"""Computes the best rate of an all-reduce whose roots have unequal shares and whose two directions
+run at the same time.
 
-An all-reduce sums each piece of the data on some rank, its root, and sends the sum out from there.
-Roots may have unequal shares. The two directions may use a link at the same time: while later
-pieces are still being summed, earlier ones are sent out. The rate is that of a linear programme
-over the roots' weights, the links' shares for the two directions, and cuts
-(`ark.collective.forestcoll.programme`). A reduce-scatter and then an all-gather is the case of
-equal weights and a fixed share of every link. `ark.collective.forestcoll.forest` calls
+An all-reduce sums each piece of the data on some rank, the piece's root, and sends the sum out from
+there. Roots may have unequal shares of the data. The two directions may use a link at the same
+time: while later pieces are still being summed, earlier ones are sent out. The rate is the solution
+of a linear programme over the roots' weights, the links' shares for the two directions, and cuts
+(`ark.collective.forestcoll.programme`). A reduce-scatter followed by an all-gather is the special
+case with equal weights and a fixed share of every link. `ark.collective.forestcoll.forest` calls
 `optimal_all_reduce`.
 """
 
@@ -28,10 +28,10 @@ from ark.collective.topology import Topology
 class AllReduceOptimum:
     """The rate of an all-reduce: bytes of the data per time, GB/s.
 
-    `rate` is attained by trees whose root v sums `weights[v]` GB/s, if the links, in the order of
-    `Topology.capacities`, give `gather` GB/s to the gathering trees and `reduce` GB/s to the
-    reducing trees. No trees exceed `bound`. `uniform` is true if all roots have the same weight and
-    both directions use half of every link.
+    `rate` is attained by trees whose root v sums `weights[v]` GB/s. `gather` and `reduce` are the
+    GB/s of each link for the trees that send out and for the trees that sum, in the order of
+    `Topology.capacities`. No trees are faster than `bound`. `uniform` is true if all roots have the
+    same weight and each direction uses half of every link.
     """
 
     rate: Fraction
@@ -48,20 +48,21 @@ class AllReduceOptimum:
 
     @property
     def gap(self) -> float:
-        """The largest possible gain of other trees, as a share of the bound."""
+        """How much faster other trees could be at most, as a fraction of the bound."""
         return float(1 - self.rate / self.bound)
 
 
 def optimal_all_reduce(topology: Topology, in_network: bool = False) -> AllReduceOptimum:
     """Returns the best rate of an all-reduce by trees, and the proof that no trees are faster.
 
-    With `in_network` switches that can multicast or sum do so. Then no trees exceed `bound`, and
-    `ark.collective.forestcoll.forest` tries to attain the rate by drawing trees.
+    With `in_network`, switches that can multicast or sum do so. No trees are then faster than
+    `bound`, and `ark.collective.forestcoll.forest` tries to attain this rate by drawing trees.
     """
     net = network(topology)
     reverse = topology.reverse()
     equal, backward = optimal(topology), optimal(reverse)
-    # The links' shares, p for gathering and 1 - p for reducing, at which both have the same rate.
+    # The shares of a link at which both directions have the same rate: p for gathering, 1 - p for
+    # reducing.
     inverse = equal.inv_x + backward.inv_x
     share = equal.inv_x / inverse
     rate = net.ranks / inverse

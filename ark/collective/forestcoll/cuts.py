@@ -1,4 +1,5 @@
-"""The test in every step of ForestColl: each cut has the capacity for the data that must leave it.
+"""The test that every step of ForestColl uses: each cut of the network has the capacity for the
+data that must cross it.
 
 Ranks have demands: d_v is the number of trees still to be rooted at v. A node set S that does not
 contain every rank is violated if the capacity leaving S is below the demand inside it. With a
@@ -26,18 +27,21 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Violation:
-    """A violated cut: `side[i]` is true if node i is in S; `deficit` is the missing capacity."""
+    """A violated cut. `side[i]` is true if node i is in the set S; `deficit` is the missing
+    capacity.
+    """
 
     deficit: int
     side: Mask
 
 
 class RootedCuts:
-    """A flow network with fixed arcs, whose capacities and demands change.
+    """A flow network whose arcs are fixed and whose capacities and demands can be changed.
 
-    It has `count` nodes; nodes 0 .. ranks - 1 are the ranks. A team is a set of ranks at any of
-    which a demand may start: the ranks that an unfinished tree has reached. The solver is OR-tools'
-    push-relabel; its graph is built once (docs/collectives.md has the measurement).
+    It has `count` nodes; nodes 0 .. ranks - 1 are the ranks. A team is a set of ranks with a common
+    demand, which may start at any of them. It stands for the ranks that an unfinished tree has
+    reached. The solver is OR-tools' push-relabel; its graph is built once (docs/collectives.md has
+    the measurement).
     """
 
     def __init__(
@@ -72,12 +76,12 @@ class RootedCuts:
         first_only: bool = False,
         orbits: Sequence[Sequence[int]] | None = None,
     ) -> list[Violation]:
-        """Returns violated cuts, including one of the largest deficit; an empty list if all cuts
-        hold.
+        """Returns violated cuts, including one with the largest deficit. The list is empty if no
+        cut is violated.
 
-        `capacity` is aligned with the arcs, `demand` with the ranks followed by the teams. With
+        `capacity` has an entry for each arc, `demand` for each rank and then for each team. With
         `first_only` the search ends at the first violation. `orbits` are sets of ranks that a
-        symmetry of capacities and demands maps to each other; one rank of each is tried.
+        symmetry of capacities and demands maps to each other; only one rank of each set is tried.
         """
         total = int(demand.sum())
         endless = int(capacity.sum()) + total + 1
@@ -101,7 +105,7 @@ class RootedCuts:
                 broken.append(Violation(total - flow, side[: self._count]))
                 if first_only:
                     break
-            # Cuts without these ranks are already examined. In the remaining cuts they are on the
+            # Cuts without these ranks have been examined. In all remaining cuts they are on the
             # source's side.
             for rank in orbit:
                 solver.set_arc_capacity(self._first_source_arc + rank, endless)

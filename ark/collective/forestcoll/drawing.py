@@ -1,9 +1,10 @@
-"""Draws one tree, with its images under a symmetry group, so that no known cut is violated.
+"""Draws one tree, together with its images under a symmetry group, so that no known cut is
+violated.
 
-`ark.collective.forestcoll.packing` calls it. A cut that contains the tree's root has one unit of
-demand for the tree, so the tree's first crossing is free. Every further crossing, and every
-crossing of a cut without the root, uses one unit of the cut's slack. The images of a tree cross a
-cut as often as the tree crosses the images of the cut, so cuts are stored as orbits.
+`ark.collective.forestcoll.packing` calls it. If a cut contains the tree's root, the cut's demand
+has one unit for the tree, so the tree may cross the cut once without using its slack. Every further
+crossing, and every crossing of a cut without the root, uses one unit of slack. The images of a tree
+cross a cut as often as the tree crosses the images of the cut, so cuts are stored as orbits.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _UNBOUNDED_CAPACITY = 1 << 62
 
 
 class Pool:
-    """Orbits of known cuts, each with its slack: the capacity that leaves the cut less the demand
-    inside.
+    """Orbits of known cuts with their slack. The slack of a cut is the capacity that leaves it
+    minus the demand inside.
 
     `inside[o, h, rank]` is true if a rank is in image h of cut o.
     """
@@ -34,8 +35,8 @@ class Pool:
         self.add([Violation(0, side) for side in singles], residual, pending)
 
     def add(self, broken: list[Violation], residual: Ints, pending: Ints) -> None:
-        """Adds the sides of violated cuts. `residual` and `pending` are capacities and demands
-        before the tree.
+        """Adds the node sets of violated cuts. `residual` and `pending` are the capacities and
+        demands without the tree that is being drawn.
         """
         sides = np.array([violation.side for violation in broken])
         leaving = [int(residual[np.ix_(side, ~side)].sum()) for side in sides]
@@ -43,14 +44,14 @@ class Pool:
         self.slack = np.concatenate([self.slack, np.array(leaving) - sides @ pending])
 
     def charge(self, root: int, edges: Edges, count: int) -> None:
-        """Subtracts the crossings of an accepted tree and its images from the slack of
-        every cut.
+        """Subtracts the crossings of an accepted tree and its images from the slack of every
+        cut.
         """
         self.slack = self.slack - count * self._crossings(root, edges)
 
     def most_copies(self, root: int, edges: Edges) -> int:
-        """Returns the number of copies of a spanning tree and its images that the slack of all cuts
-        permits.
+        """Returns how many copies of a spanning tree and its images fit in the slack of all
+        cuts.
         """
         crossings = self._crossings(root, edges)
         return int(
@@ -65,11 +66,11 @@ class Pool:
 
 
 class Drawing:
-    """A tree that is being drawn from its root towards all ranks, with its images.
+    """A tree, with its images, that is being drawn from its root towards all ranks.
 
-    `rest` is the remaining capacity, `open` the edges that may still be taken. Among the open edges
-    from the ranks nearest to the root, the edge with the most spare capacity is taken: the capacity
-    that its sender does not need for its own trees, plus `taste`.
+    `rest` is the remaining capacity, `open` the edges that may still be used. Edges from ranks
+    nearest to the root come first. Among these, the edge with the most spare capacity is used.
+    Spare capacity is what the sender does not need for its own trees, plus `taste`.
     """
 
     def __init__(self, residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> None:
@@ -90,7 +91,7 @@ class Drawing:
         return len(self.edges) + 1 == len(self.pending)
 
     def complete(self) -> None:
-        """Adds edges until all ranks are reached or no edge is open."""
+        """Adds edges until all ranks are reached or no edge may be used."""
         level = 0
         while not self.spans:
             rows = np.nonzero(self.depth == level)[0]
@@ -108,15 +109,13 @@ class Drawing:
                 level += 1
 
     def most_copies(self) -> int:
-        """Returns the number of copies of the complete drawing that all capacities and cuts
-        permit.
-        """
+        """Returns how many copies of the complete drawing fit in all capacities and cuts."""
         used = self.residual - self.rest
         by_capacity = int((self.residual[used > 0] // used[used > 0]).min())
         return min(by_capacity, self.pool.most_copies(self.root, tuple(self.edges)))
 
     def broken_cuts(self) -> list[Violation]:
-        """Returns the cuts that the unfinished drawing violates."""
+        """Returns the cuts that are violated if the unfinished drawing is accepted."""
         images = self.pool.group.images
         pending = self.pending.copy()
         pending[images[:, self.root]] -= 1
@@ -138,7 +137,7 @@ class Drawing:
         self._close(np.any(crossed | leaves, axis=1))
 
     def _close(self, changed: Mask) -> None:
-        """Closes changed edges that would exceed the slack of a cut."""
+        """Removes from `open` the changed edges whose use would exceed the slack of a cut."""
         most = self.crossings + self.left.sum(axis=1)
         for cut in np.nonzero(changed & (self.pool.slack < most))[0]:
             inside = self.pool.inside[cut].astype(np.float32)

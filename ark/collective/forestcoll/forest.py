@@ -1,8 +1,8 @@
-"""The checked trees of a collective on a topology: the interface of ForestColl.
+"""Computes and checks the trees of a collective on a topology: the interface of ForestColl.
 
 `forest` runs the steps (optimum, then isomorphic trees or packing) and returns a `Forest`; `trees`
-returns only the trees. `ark.collective.forestcoll.lower` and the command line call them. Every
-forest is checked against the topology before it is returned.
+returns only the trees. Every forest is checked against the topology before it is returned. Called
+by `ark.collective.forestcoll.lower` and the command line.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ark.collective.topology import Topology
 from ark.errors import InternalError, InvalidUsageError, UnsupportedError
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
-_MOST_PACKED = 1 << 21  # ranks times links of a network whose trees are packed one by one
-_MOST_EDGES = 1 << 21  # of all trees together
+_MOST_PACKED = 1 << 21  # limit of ranks times links if trees are packed one by one
+_MOST_EDGES = 1 << 21  # limit of edges of all trees together
 _MOST_TREES = 1 << 14
 
 
@@ -39,9 +39,10 @@ class Forest:
     """The trees of one collective. `reducing` trees run first, towards roots, then `gathering`
     trees.
 
-    Every tree carries `count` equal units of the data. `optimum` is that of one phase, in which a
-    unit is 1/k of the data that one root sends or receives; or it is that of an all-reduce with
-    roots of unequal shares, whose two phases run at the same time, each on a part of every link.
+    Every tree carries `count` equal units of the data. `optimum` is the optimum of one phase, in
+    which a unit is 1/k of the data that one root sends or receives. In an all-reduce whose roots
+    have unequal shares, the two phases run at the same time, each on a part of every link, and
+    `optimum` is that of both.
     """
 
     topology: Topology
@@ -49,11 +50,11 @@ class Forest:
     optimum: Optimum | AllReduceOptimum
     reducing: tuple[Tree, ...] = ()
     gathering: tuple[Tree, ...] = ()
-    reducing_optimum: Optimum | None = None  # of the reducing phase of an all-reduce, if it differs
+    reducing_optimum: Optimum | None = None  # of an all-reduce's reducing phase, if different
 
     @property
     def algbw(self) -> Fraction:
-        """Returns bytes of the whole data per time, GB/s; all-reduce has two phases."""
+        """Returns bytes of the whole data per time, in GB/s. An all-reduce has two phases."""
         if isinstance(self.optimum, AllReduceOptimum):
             return self.optimum.rate
         if self.collective != "all_reduce":
@@ -63,7 +64,7 @@ class Forest:
 
     @property
     def trees(self) -> int:
-        """Returns how many trees of one unit the busiest root has in a phase."""
+        """Returns the number of trees with one unit that the busiest root has in a phase."""
         units: Counter[int] = Counter()
         for tree in self.gathering or self.reducing:
             units[tree.root] += tree.count
@@ -76,7 +77,7 @@ class Forest:
 
 
 def trees(topology: Topology, k: int | None = None, root: str | None = None) -> tuple[Tree, ...]:
-    """Returns gathering trees of all ranks or, for a broadcast, of one; see `forest`."""
+    """Returns the gathering trees of all ranks or, for a broadcast, of one rank; see `forest`."""
     return forest(topology, "all_gather" if root is None else "broadcast", k, root).gathering
 
 
@@ -86,12 +87,12 @@ def forest(
     k: int | None = None,
     root: str | None = None,
 ) -> Forest:
-    """Returns trees that run the collective at the optimal rate or, for a given k, at the best rate
-    of k trees per root.
+    """Returns trees with which the collective runs at the optimal rate. If k is given, it is the
+    best rate of k trees per root.
 
     `root`, a rank's id, is for broadcast and reduce only. Raises TopologyError for an invalid
     topology. Raises UnsupportedError if the trees would not fit into memory, or if the network is
-    too large to pack (2^21 ranks times links) and not symmetric enough to avoid packing.
+    too large for packing (2^21 ranks times links) and not symmetric enough to need none.
     """
     if collective not in COLLECTIVES:
         raise InvalidUsageError(
@@ -117,7 +118,7 @@ def forest(
 
 
 def _in_two_phases(topology: Topology, k: int | None) -> Forest:
-    """Returns an all-reduce that consists of a reduce-scatter and then an all-gather."""
+    """Returns an all-reduce that is a reduce-scatter followed by an all-gather."""
     reverse = topology.reverse()
     optimum, gathering = _gathering(topology, k, None)
     other, outward = optimum, gathering
@@ -130,7 +131,9 @@ def _in_two_phases(topology: Topology, k: int | None) -> Forest:
 
 
 def _joint(topology: Topology) -> Forest | None:
-    """Returns an all-reduce for switches that multicast or sum. None if they make it no faster."""
+    """Returns an all-reduce for switches that multicast or sum; None if using these switches is not
+    faster.
+    """
     if not (topology.multicast or topology.reduces):
         return None
     drawn = draw_joint(topology)
@@ -146,7 +149,7 @@ def _joint(topology: Topology) -> Forest | None:
 
 
 def _finer(trees: tuple[Tree, ...], times: int) -> tuple[Tree, ...]:
-    """Returns the trees with every unit cut into `times` units."""
+    """Returns the trees with every unit divided into `times` units."""
     return tuple(
         Tree(
             tree.root,
@@ -163,8 +166,8 @@ def _finer(trees: tuple[Tree, ...], times: int) -> tuple[Tree, ...]:
 def _weighted(topology: Topology) -> Forest | None:
     """Returns an all-reduce with unequal roots.
 
-    None if equal roots are as fast, or are the only possible ones: exchanging all capacity through
-    switches needs links that balance at every node.
+    Returns None if equal roots are as fast, or are the only possible ones. (Replacing switches by
+    direct links requires that the capacity into each node equals the capacity out of it.)
     """
     best = optimal_all_reduce(topology)
     if best.uniform or len(topology.ranks) * len(topology.links) > _MOST_PACKED:
@@ -233,7 +236,9 @@ def _check_packable(net: Network) -> None:
 
 
 def _isomorphic(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
-    """Returns trees that are images of a few trees under the network's symmetry, or None."""
+    """Returns trees that are images of a few trees under a symmetry of the network; None if there
+    are none.
+    """
     even = net.demand.min() == net.demand.max()
     if not even and not net.topology.multicast:
         return None
@@ -247,7 +252,9 @@ def _isomorphic(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
 
 
 def _pack(net: Network, capacities: Ints, demand: Ints) -> tuple[Tree, ...]:
-    """Returns trees that are packed without the network's switches, with their physical paths."""
+    """Returns trees that are packed between ranks, after switches have been removed, with their
+    physical paths.
+    """
     nodes = len(net.topology.nodes)
     matrix = np.zeros((nodes, nodes), dtype=np.int64)
     matrix[net.tails, net.heads] = capacities
@@ -257,7 +264,9 @@ def _pack(net: Network, capacities: Ints, demand: Ints) -> tuple[Tree, ...]:
 
 
 def _with_paths(topology: Topology, direct: Direct, branching: Branching) -> Tree:
-    """Returns the tree on the physical network; takes its units from `direct.paths`."""
+    """Returns the tree on the physical network. Its paths are taken, unit by unit, from
+    `direct.paths`.
+    """
     edges = []
     for src, dst in branching.edges:
         paths = []
@@ -281,11 +290,11 @@ def check(
     gathering: Sequence[Tree],
     multicast: Sequence[str] = (),
 ) -> None:
-    """Raises InternalError unless the trees satisfy their claims.
+    """Raises InternalError unless the trees have the required properties.
 
-    Each tree spans all ranks from its root, the trees of a root sum to its demand, and the trees on
-    every physical link are at most `scale` times its bandwidth; a switch in `multicast` forwards a
-    tree's data.
+    Each tree spans all ranks from its root. The trees of a root sum to its demand. The trees on
+    every physical link are at most `scale` times its bandwidth. A switch in `multicast` may forward
+    a tree's data to several receivers.
     """
     ranks, switches = net.topology.ranks, set(net.topology.switches)
     rooted: Counter[int] = Counter()

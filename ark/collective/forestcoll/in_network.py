@@ -1,9 +1,11 @@
-"""Trees of an all-reduce for switches that multicast and sum (NVLS, SHARP), and their loads.
+"""Draws trees of an all-reduce for switches that multicast and sum (NVLS, SHARP), and computes
+their loads.
 
-Each tree serves both phases: reversed, it is the tree of the sums. If a switch multicasts, all
-branches of one sender use the links before it once. If it sums, all data for one receiver use the
-links behind it once. So the two phases load opposite directions of the ranks' links, and run at the
-same time. `ark.collective.forestcoll.forest` calls `draw_joint` if there are such switches.
+Each tree serves both phases: reversed, it is the tree of the sums. If a switch multicasts, data of
+one sender cross the links before the switch once for all branches. If it sums, data for one
+receiver cross the links behind the switch once. So the two phases load opposite directions of the
+ranks' links, and run at the same time. `ark.collective.forestcoll.forest` calls `draw_joint` if
+there are such switches.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from ark.collective.forestcoll.tree import Tree
 from ark.collective.simulate.in_network import crossings
 from ark.collective.topology import Topology
 
-_MOST_TREES = 4  # for each root
+_MOST_TREES = 4  # limit per root
 _SLACK = (Fraction(1), Fraction(17, 16), Fraction(9, 8), Fraction(5, 4), Fraction(3, 2))
 
 
 def loads(trees: Sequence[Tree], able: Collection[str]) -> Counter[tuple[str, str]]:
-    """Returns the units on every link. Switches in `able` merge the paths of one sender into one
+    """Returns the units on every link. At a switch in `able`, paths of one sender count as one
     flow.
     """
     load: Counter[tuple[str, str]] = Counter()
@@ -36,7 +38,7 @@ def loads(trees: Sequence[Tree], able: Collection[str]) -> Counter[tuple[str, st
             for path, units in edge.paths:
                 if units == tree.count:
                     sent[edge.src].append(path)
-                else:  # the paths carry different parts of the data, which cannot be merged
+                else:  # the paths carry different data, which cannot be merged
                     for link, times in crossings([path], True, frozenset()).items():
                         load[link] += times * units
         for paths in sent.values():
@@ -48,8 +50,9 @@ def loads(trees: Sequence[Tree], able: Collection[str]) -> Counter[tuple[str, st
 def draw_joint(topology: Topology) -> tuple[Fraction, Fraction, tuple[Tree, ...]] | None:
     """Returns the rate of an all-reduce in GB/s, its bound, and the trees, or None.
 
-    It supports only networks whose links come in equal pairs. The trees of all roots are images of
-    a few trees under the network's symmetry, and every root has the same number of trees.
+    It supports only networks in which every link has a reverse link with the same bandwidth. The
+    trees of all roots are images of a few trees under the network's symmetry, and every root has
+    the same number of trees.
     """
     capacities = topology.capacities()
     if topology.reverse().capacities() != capacities:

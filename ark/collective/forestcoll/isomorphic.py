@@ -1,11 +1,12 @@
 """Draws the trees of one root so that the trees of all other roots are their images under a
 symmetry.
 
-In networks of equal boxes this gives the shallowest trees without a maximum flow. A link's load
-over all images follows from the drawn trees' use of the link's orbit, so only uses are counted. It
-can fail if trees would have to share links in turn; then the trees are packed one by one.
-`ark.collective.forestcoll.forest` tries it first, and needs it for a thousand ranks. If a switch
-multicasts, paths of one sender that part at the switch use the links before it once.
+In networks of equal boxes this gives the trees of least height without computing maximum flows. The
+load of a link over all images follows from how often the drawn trees use the link's orbit, so only
+these uses are counted. The method can fail if trees have to use shared links alternately; then
+trees are packed one by one. `ark.collective.forestcoll.forest` tries this method first; for a
+thousand ranks it is the only one that is fast enough. If a switch multicasts, paths of one sender
+that separate at the switch count once on the links before it.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from ark.collective.forestcoll.tree import Edge, Tree
 from ark.collective.groups import Group
 from ark.collective.topology import Topology
 
-_Way = tuple[int, ...]  # node numbers from a rank through switches to a rank
+_Way = tuple[int, ...]  # node numbers of a path from a rank, through switches, to a rank
 
 
 def draw(
     net: Network, symmetry: Group, scale: Fraction, k: int, reversed_too: bool = False
 ) -> tuple[Tree, ...] | None:
-    """Returns k trees per unit of demand, counting copies, for each orbit's least rank; or None.
+    """Returns k trees per unit of demand, counting copies, for the lowest rank of each orbit; or
+    None.
 
-    Together with all their images, they load no link with more than scale times its bandwidth. Each
-    tree is taken in as many copies as fit; if the other trees then do not fit, in one copy. Without
-    switches, paths with the most remaining capacity go first. With `reversed_too` the reversed
-    trees, along which an all-reduce sums, also fit, over the reverse links.
+    Together with all their images, the trees load no link with more than scale times its bandwidth.
+    Each tree is used in as many copies as fit; if the other trees then do not fit, in one copy.
+    Without switches, paths with the most remaining capacity are used first. With `reversed_too`,
+    the reversed trees, along which an all-reduce sums, also fit on the reverse links.
     """
     boxes = net.topology.equal_boxes() or _neighbours(net)
     grow = _grow if net.topology.switches else _grow_evenly
@@ -59,7 +61,7 @@ def draw(
 
 
 def _neighbours(net: Network) -> list[list[int]]:
-    """Returns the ranks in groups that are attached to the same nodes, such as those below one leaf
+    """Returns groups of ranks that are attached to the same nodes, for example to one leaf
     switch.
     """
     sends: list[list[int]] = [[] for _ in range(net.ranks)]
@@ -81,10 +83,10 @@ def _tree(topology: Topology, root: int, ways: list[_Way], count: int) -> Tree:
 
 
 class _Budget:
-    """For each orbit of links, how often the drawn trees may still use a link of it.
+    """How often the drawn trees may still use a link of each orbit.
 
-    A link's load, over the images of all drawn trees, is the number of uses of its orbit times the
-    size of the group, divided by the size of the orbit.
+    The load of a link, over the images of all drawn trees, is the number of uses of its orbit times
+    the size of the group, divided by the size of the orbit.
     """
 
     def __init__(self, net: Network, symmetry: Group, scale: Fraction, reversed_too: bool) -> None:
@@ -115,21 +117,23 @@ class _Budget:
             self.onward[tail].append(head)
 
     def open(self, tail: int, head: int) -> bool:
-        """True if a link may be used once more."""
+        """True if the link may be used at least once more."""
         return self._left[self._orbit[tail, head]] > 0
 
     def left(self, way: _Way) -> int:
-        """Returns the number of remaining uses of a path: the least of its links."""
+        """Returns how often a path may still be used, which is the minimum over its links."""
         return min(self._left[self._orbit[link]] for link in itertools.pairwise(way))
 
     def begin(self) -> None:
-        """Starts a tree. Its paths share links with each other, but not with earlier trees."""
-        self._taken: set[_Way] = set()  # the beginnings of its paths
+        """Starts a new tree. Paths of a tree may share links with each other, but not with earlier
+        trees.
+        """
+        self._taken: set[_Way] = set()  # the beginnings of the tree's paths
         self._used: Counter[int] = Counter()
 
     def take(self, way: _Way) -> bool:
-        """Uses the links of a path. Returns False, and uses none, if one of them has no use
-        left.
+        """Uses the links of a path. Returns False, and uses none, if one of the links may not be
+        used any more.
         """
         uses = Counter(self._orbit[link] for link in self._links(way))
         if any(self._left[orbit] < count for orbit, count in uses.items()):
@@ -141,14 +145,18 @@ class _Budget:
         return True
 
     def take_copies(self, most: int) -> int:
-        """Uses all links of the tree again, as often as possible, but at most `most` times."""
+        """Uses all links of the tree again, as often as possible but at most `most` times. Returns
+        how often.
+        """
         copies = min([most, *(self._left[orbit] // n for orbit, n in self._used.items())])
         for orbit, count in self._used.items():
             self._left[orbit] -= count * copies
         return copies
 
     def _links(self, way: _Way) -> Iterator[tuple[int, int]]:
-        """Yields the links that the tree uses once more, and those of the reversed tree."""
+        """Yields the links that the path adds to the tree, and the corresponding links of the
+        reversed tree.
+        """
         shared = max((n for n in range(1, len(way)) if way[:n] in self._taken), default=1)
         for reverse, able in enumerate(self._able):
             begin = shared - 1 if way[shared - 1] in able else 0
@@ -157,7 +165,9 @@ class _Budget:
 
 
 def _grow(net: Network, budget: _Budget, boxes: list[list[int]], root: int) -> list[_Way] | None:
-    """Returns a tree's edges, drawn breadth first; each box is entered once if possible."""
+    """Returns the edges of a tree, drawn breadth first. Each box is entered once if possible. None
+    if the tree cannot be completed.
+    """
     box = {rank: number for number, group in enumerate(boxes) for rank in group}
     reached, entered = {root}, {box[root]}
     ways: list[_Way] = []
@@ -181,7 +191,9 @@ def _grow(net: Network, budget: _Budget, boxes: list[list[int]], root: int) -> l
 def _grow_evenly(
     net: Network, budget: _Budget, boxes: list[list[int]], root: int
 ) -> list[_Way] | None:
-    """Returns a tree's edges, drawn level by level over paths of the most remaining capacity."""
+    """Returns the edges of a tree, drawn level by level along paths with the most remaining
+    capacity. None if the tree cannot be completed.
+    """
     reached = {root}
     level = [root]
     ways: list[_Way] = []
@@ -197,7 +209,9 @@ def _grow_evenly(
 
 
 def _ways(budget: _Budget, ranks: int, rank: int) -> Iterator[_Way]:
-    """Yields paths over open links from a rank through switches to ranks, short ones first."""
+    """Yields paths over links with remaining uses, from a rank through switches to other ranks,
+    short paths first.
+    """
     queue: deque[_Way] = deque([(rank,)])
     seen = {rank}
     while queue:

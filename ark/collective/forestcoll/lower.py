@@ -1,8 +1,9 @@
-"""Turns a forest into a collective program: puts along its trees, reductions where branches meet.
+"""Converts a forest to a collective program, with puts along its trees and reductions where
+branches meet.
 
-`ark.comm.synthesize`, the command line and the planner call it. A root's data are cut into as many
-chunks as its trees need; a tree for several chunks moves them with one put. Operations are issued
-level by level over all trees, in an order in which they can run.
+A root's data are cut into as many chunks as its trees need; a tree for several chunks moves them
+with one put. Operations are issued level by level over all trees, in an order in which they can
+run. Called by `ark.comm.synthesize`, the command line and the planner.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ def lower(
     window: int = 0,
     most_operations: int | None = None,
 ) -> CollectiveProgram:
-    """Returns the program of a forest; UnsupportedError beyond `most_operations`.
+    """Returns the program of a forest. Raises UnsupportedError if it has more than
+    `most_operations` operations.
 
     Args:
         forest: the trees.
         reduction: an elementwise reduction of `ark.collective.programs.reductions`.
         pieces: cuts every chunk further, so that long paths are pipelined.
-        window: how many puts of a gathering rank, to ranks that pass them on, are under way over
-            one link at a time; 0 is all. With few, data arrive one after another instead of all
-            at the end, and are passed on sooner; each put then costs its latency.
+        window: how many puts of a gathering rank may be in flight over one link at a time, if their
+            receivers forward the data; 0 means no limit. With a small window, data arrive one after
+            another, not all at the end, and are forwarded sooner; but the latency of each put then
+            counts.
     """
     everything = forest.reducing + forest.gathering
     unit = math.gcd(
@@ -62,7 +65,9 @@ def lower(
 
 
 def _places(trees: tuple[Tree, ...], unit: int, ranks: int) -> list[int]:
-    """Returns the first chunk of every root's data, in the order of ranks, and all chunks."""
+    """Returns the first chunk of every root's data, in the order of ranks, followed by the number
+    of chunks.
+    """
     chunks = [0] * ranks
     for tree in trees:
         chunks[tree.root] += tree.count // unit
@@ -70,7 +75,9 @@ def _places(trees: tuple[Tree, ...], unit: int, ranks: int) -> list[int]:
 
 
 class _Writer:
-    """Writes the two phases. `places[root]` is the first chunk that the root owns."""
+    """Writes the operations of the two phases. `places[root]` is the first chunk that the root
+    owns.
+    """
 
     def __init__(
         self, builder: ProgramBuilder, forest: Forest, unit: int, places: list[int]
@@ -81,7 +88,9 @@ class _Writer:
         self._places = places
 
     def gather(self, window: int) -> None:
-        """Sends every root's data, from `in` or from the reducing phase, to `out` on all ranks."""
+        """Sends every root's data to `out` on all ranks. The data come from `in`, or from the
+        reducing phase.
+        """
         trees = self._forest.gathering
         firsts, totals = self._shares(trees)
         starts_in = not self._forest.reducing
@@ -104,7 +113,7 @@ class _Writer:
                 queue.append(self._builder.put(edge.src, edge.dst, source, target, path, after))
 
     def reduce(self) -> None:
-        """Reduces every rank's contribution into `out` on the root of its chunks."""
+        """Reduces the contributions of all ranks into `out` on the root of each chunk."""
         trees = self._forest.reducing
         firsts, _ = self._shares(trees)
         scratch = self._builder.scratch(self._most_arrivals())
@@ -134,7 +143,9 @@ class _Writer:
     def _parts(
         self, edge: Edge, here: Span, there: Span
     ) -> Iterator[tuple[tuple[str, ...], Span, Span]]:
-        """Yields, for each path of the edge, (path, its part of `here`, its part of `there`)."""
+        """Yields, for each path of the edge, the path, its part of `here` and its part of
+        `there`.
+        """
         done = 0
         for path, units in edge.paths:
             count = units // self._unit
@@ -143,7 +154,7 @@ class _Writer:
             done += count
 
     def _most_arrivals(self) -> int:
-        """Returns the largest number of chunks that arrive on one rank while reducing."""
+        """Returns the largest number of chunks that arrive on one rank in the reducing phase."""
         slots = [0] * len(self._forest.topology.ranks)
         for tree in self._forest.reducing:
             for edge in tree.edges:
@@ -151,8 +162,8 @@ class _Writer:
         return max(slots)
 
     def _shares(self, trees: tuple[Tree, ...]) -> tuple[list[int], dict[int, int]]:
-        """Returns each tree's first chunk within its root's data, and the number of chunks of each
-        root.
+        """Returns, for each tree, its first chunk within its root's data, and for each root the
+        number of chunks.
         """
         used: dict[int, int] = {}
         firsts = []
@@ -163,8 +174,8 @@ class _Writer:
 
 
 def _in_rounds(trees: tuple[Tree, ...]) -> list[tuple[int, Edge]]:
-    """Returns (tree number, edge) in rounds over all trees, so that each sender has received the
-    data before it sends them.
+    """Returns (tree number, edge) in rounds over all trees. In this order each sender has received
+    the data before it sends them.
 
     Gathering starts at the roots, reducing at the ranks farthest from the roots.
     """

@@ -1,4 +1,4 @@
-"""A topology as arrays, the input of every step of ForestColl."""
+"""A topology in the form of arrays, which is the input of every step of ForestColl."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ark.errors import InvalidUsageError, UnsupportedError
 
 @dataclass(frozen=True)
 class Network:
-    """A topology as arrays. Nodes are numbered, ranks first. Links are numbered; parallel ones are
-    summed.
+    """A topology as arrays. Nodes are numbered, ranks first. Links are numbered; parallel links are
+    added up.
     """
 
     topology: Topology
@@ -28,11 +28,11 @@ class Network:
 
     @property
     def ranks(self) -> int:
-        """Returns the number of ranks, whose numbers are below it."""
+        """Returns the number of ranks. Nodes with lower numbers are ranks."""
         return len(self.topology.ranks)
 
     def capacity(self, scale: Fraction) -> Ints:
-        """Returns floor(scale * bandwidth) of every link."""
+        """Returns floor(scale * bandwidth) for every link."""
         try:
             return np.array([math.floor(scale * each) for each in self.bandwidth], dtype=np.int64)
         except OverflowError as error:
@@ -42,15 +42,16 @@ class Network:
             ) from error
 
     def cuts(self) -> RootedCuts:
-        """Returns a new flow network of these links."""
+        """Returns a new flow network with these links."""
         return RootedCuts(len(self.topology.nodes), self.ranks, self.tails, self.heads)
 
 
 def network(topology: Topology, roots: Mapping[str, int] | None = None) -> Network:
-    """Returns the arrays of a valid topology. `roots` gives the amount that each root sends, 1 by
-    default.
+    """Returns the arrays of a valid topology. `roots` has the amount that each root sends, by
+    default 1 for every rank.
 
-    Raises TopologyError if the topology is invalid, InvalidUsageError for fewer than two ranks.
+    Raises TopologyError if the topology is not valid, and InvalidUsageError for fewer than two
+    ranks.
     """
     topology.validate()
     if len(topology.ranks) < 2:

@@ -1,9 +1,11 @@
-"""The best rate of a collective on a network: the optimum 1/x*, and the rate of k trees per rank.
+"""Computes the best rate of a collective on a network: the optimum 1/x*, and the best rate of k
+trees per rank.
 
-All-gather of M bytes over N ranks takes at least (M/N)(1/x*), where 1/x* is the largest ratio, over
-node sets S that lack some rank, of the ranks in S to the bandwidth leaving S; trees attain it
-(ForestColl, section 4). Broadcast from one root is the same with that root counted alone. The
-search is a discrete Newton iteration on exact integers; each round's cut is the next proof.
+An all-gather of M bytes over N ranks takes at least (M/N)(1/x*). For a node set S that does not
+contain every rank, take the number of ranks in S divided by the bandwidth that leaves S; 1/x* is
+the largest such ratio. Trees attain this bound (ForestColl, section 4). For a broadcast only the
+root is counted. The search is a discrete Newton iteration with exact integers; each round finds a
+cut that proves a higher bound.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ MOST_TREES = 1 << 20
 class Optimum:
     """The rate of a forest of `k` trees per root, each tree carrying 1/k of its root's data.
 
-    `inv_x`: seconds * GB/s for one root's data of one GB, so M bytes over all roots take M / roots
-    * inv_x / 1e9 seconds. `lower_bound` is 1/x*; no schedule is faster. `cut` is the node set that
-    proves it. The two are equal (`exact`) unless k was given. `scale` (the papers' U) times a
-    link's bandwidth is the number of trees on the link at this rate.
+    `inv_x` is the time in seconds if each root has one GB of data, so M bytes over all roots take M
+    / roots * inv_x / 1e9 seconds. `lower_bound` is 1/x*; no schedule is faster. `cut` is the node
+    set that proves it. `inv_x` and `lower_bound` are equal (`exact`) unless k was given. `scale` (U
+    in the papers) times a link's bandwidth is the number of trees on the link at this rate.
     """
 
     inv_x: Fraction
@@ -45,20 +47,20 @@ class Optimum:
 
     @property
     def exact(self) -> bool:
-        """True if the rate is the network's own optimum."""
+        """True if the rate is the network's optimum, which no number of trees exceeds."""
         return self.inv_x == self.lower_bound
 
     @property
     def algbw(self) -> Fraction:
-        """Returns the bytes of the gathered result per time, in GB/s: roots / inv_x."""
+        """Returns the bytes of the gathered result per time, in GB/s, which is roots / inv_x."""
         return self.roots / self.inv_x
 
 
 def optimal(
     topology: Topology, k: int | None = None, roots: Mapping[str, int] | None = None
 ) -> Optimum:
-    """Returns 1/x* with its proof and the least number of trees that attains it or, for a given k,
-    the best rate of k trees.
+    """Returns 1/x* with its proof, and the least number of trees that attains it. If k is given,
+    returns the best rate of k trees.
 
     `roots` maps rank ids to the amount that each sends (all ranks 1 by default: all-gather).
     """
@@ -75,16 +77,16 @@ def optimal(
 
 
 def cut_optimum(topology: Topology, roots: Mapping[str, int] | None = None) -> Optimum:
-    """Returns the optimum that follows from cuts alone, for switches that may multicast.
+    """Returns the optimum that follows from cuts alone, for switches that can multicast.
 
-    It differs from that of `optimal` only if some switch receives more than it sends, or the
-    reverse; trees that attain it must then be multicast.
+    It differs from the result of `optimal` only if some switch receives more than it can send on,
+    or the reverse. Trees that attain it must then use multicast.
     """
     return _newton(network(topology, roots))
 
 
 def unbalanced(net: Network) -> bool:
-    """True if some switch receives more than it can send on, or the other way round."""
+    """True if some switch can receive more than it can send on, or the reverse."""
     passing = [Fraction(0)] * len(net.topology.nodes)
     for tail, head, bandwidth in zip(net.tails, net.heads, net.bandwidth, strict=True):
         passing[tail] -= bandwidth
@@ -93,10 +95,11 @@ def unbalanced(net: Network) -> bool:
 
 
 def balanced(net: Network) -> Network:
-    """Returns the network with the part of every link that trees can use at the best rate.
+    """Returns the network with only that part of every link that trees can use at the best rate.
 
-    A switch cannot multicast, so trees never need more of its incoming links than leaves it, nor
-    the reverse. If all switches balance, this is all of every link; ranks need not balance.
+    A switch that does not multicast sends on as much as it receives. So trees never need more of
+    its incoming links than its outgoing links carry, nor the reverse. If the two are equal at all
+    switches, all links are kept completely; at ranks they need not be equal.
     """
     return replace(net, bandwidth=_balance(net).shares[0]) if unbalanced(net) else net
 
@@ -113,7 +116,7 @@ def _balance(net: Network) -> Point:
 
 
 def _newton(net: Network) -> Optimum:
-    """Finds 1/x* by Newton's method on cuts; every round strictly raises the bound."""
+    """Finds 1/x* by Newton's method on cuts. Every round raises the bound."""
     common = math.lcm(*(each.denominator for each in net.bandwidth))
     capacity = net.capacity(Fraction(common))
     cuts = net.cuts()
@@ -140,16 +143,18 @@ def _newton(net: Network) -> Optimum:
 def _ratio(net: Network, capacity: Ints, side: Mask) -> Fraction:
     demand = int(net.demand[side[: net.ranks]].sum())
     if not demand:
-        return Fraction(0)  # all ranks but the only root, which needs no data
+        return Fraction(0)  # all ranks except the only root, which needs no data
     return Fraction(demand, int(capacity[side[net.tails] & ~side[net.heads]].sum()))
 
 
 def _fixed(net: Network, best: Optimum, k: int) -> Optimum:
-    """Finds the least scale U for which floor(U b) carries k trees per root (ForestColl, 5.5).
+    """Finds the least scale U for which links of capacity floor(U b) carry k trees per root
+    (ForestColl, 5.5). b is a link's bandwidth.
 
-    U is at least k / x*. If links come in equal pairs, or there are no switches, k / x* + 1 / min b
-    is always sufficient. In other networks `whole_units` drops units, and a multiple of the exact
-    scale is sufficient. Only the points in this range at which some floor(U b) changes are tried.
+    U is at least k / x*. If every link has an equal reverse link, or there are no switches, k / x*
+    + 1 / min b is always sufficient. In other networks `whole_units` drops units, and a multiple of
+    the exact scale is sufficient. Only the points in this range at which some floor(U b) changes
+    are tried.
     """
     low = k * best.inv_x
     distinct = sorted({each for each in net.bandwidth if each})
@@ -171,12 +176,12 @@ def _fixed(net: Network, best: Optimum, k: int) -> Optimum:
 
 
 def whole_units(net: Network, capacity: Ints) -> Ints:
-    """Returns the capacities less the fewest units, so that each switch's inflow equals its
+    """Returns the capacities, reduced by the fewest units such that each switch's inflow equals its
     outflow.
 
-    Rounding down unbalances a switch only if a link and its reverse differ. The dropped units are a
-    least-cost flow from the switches that send too much to those that receive too much, or through
-    the ranks, which need not balance.
+    Rounding down makes the two unequal only if a link and its reverse have different bandwidths.
+    The units to drop are a least-cost flow from the switches that send too much to those that
+    receive too much. It may pass through ranks, at which inflow and outflow may differ.
     """
     nodes, ranks = len(net.topology.nodes), net.ranks
     surplus = np.bincount(net.tails, capacity, nodes) - np.bincount(net.heads, capacity, nodes)

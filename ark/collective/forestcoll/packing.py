@@ -2,12 +2,13 @@
 
 Edmonds (1973): if every cut has the capacity for its demand, the trees exist. The papers' algorithm
 (Berczi and Frank 2010) adds one edge after another, each with a maximum flow that gives the number
-of trees that may take it. Here a whole tree is drawn at once, breadth first, within a pool of the
-known cuts (`ark.collective.forestcoll.drawing`). A check then accepts the tree, or adds the cuts
-that it violates to the pool, and it is drawn again. In every accepted state every cut holds, so
-packing never backtracks. If the network has symmetries, a tree is drawn together with its images,
-so equal roots get equal trees. Trees that cannot be packed in this way are packed under a smaller
-group, and finally without symmetry. `ark.collective.forestcoll.forest` calls `pack`.
+of trees that may take it. Here a whole tree is drawn at once, breadth first, so that it violates
+none of a pool of known cuts (`ark.collective.forestcoll.drawing`). A check then accepts the tree,
+or adds the cuts that it violates to the pool, and the tree is drawn again. In every accepted state
+no cut is violated, so packing never backtracks. If the network has symmetries, a tree is drawn
+together with its images, so equal roots get equal trees. Trees that cannot be packed in this way
+are packed under a smaller group, and finally without symmetry. `ark.collective.forestcoll.forest`
+calls `pack`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MOST_RANKS_REPACKED = 64
 
 @dataclass(frozen=True)
 class Branching:
-    """A spanning tree of rank numbers: its edges, parents before children, and the number of
+    """A spanning tree of rank numbers. It has edges (parents precede children) and a number of
     copies.
     """
 
@@ -50,11 +51,12 @@ Family = list[Branching]  # a tree and its images
 
 
 def pack(matrix: Ints, demand: Ints) -> list[Branching]:
-    """Returns trees, demand[v] of which are rooted at v, that use at most matrix[x, y] units of (x,
-    y).
+    """Returns trees, of which demand[v] are rooted at v. They use at most matrix[x, y] units of the
+    pair (x, y).
 
-    Every cut must have the capacity for `demand`. The tallest trees and a random part of the others
-    are then removed and packed again, a fixed number of times; the result of lower height is kept.
+    Every cut must have the capacity for `demand`. Then the tallest trees, and a random part of the
+    others, are removed and packed again, a fixed number of times. The result with the lower height
+    is kept.
     """
     families = _pack(matrix, demand, np.zeros_like(matrix))
     least = _eccentricity(matrix, demand)
@@ -78,13 +80,13 @@ def pack(matrix: Ints, demand: Ints) -> list[Branching]:
 
 
 def _heights(families: list[Family]) -> tuple[int, int]:
-    """Returns the greatest height and the sum of all heights, copies counted."""
+    """Returns the greatest height, and the sum of the heights of all trees with their copies."""
     heights = [(each[0].height, each[0].count * len(each)) for each in families]
     return max(heights)[0], sum(height * count for height, count in heights)
 
 
 def _eccentricity(matrix: Ints, demand: Ints) -> int:
-    """Returns the least height that the tallest tree can have."""
+    """Returns a lower bound on the height of the tallest tree."""
     farthest = 0
     for root in np.nonzero(demand)[0]:
         reached = np.arange(len(demand)) == root
@@ -97,7 +99,7 @@ def _eccentricity(matrix: Ints, demand: Ints) -> int:
 
 
 def _pack(matrix: Ints, demand: Ints, taste: Ints) -> list[Family]:
-    """Returns the trees. Roots take turns, so that no root gets bad trees only.
+    """Returns the trees. Roots take turns, so that no root gets only bad trees.
 
     `taste` is added to an edge's spare capacity when edges are chosen.
     """
@@ -129,8 +131,8 @@ def _images(tree: Branching, group: Group) -> Family:
 
 
 def _without(residual: Ints, pending: Ints, tree: Branching, group: Group) -> tuple[Ints, Ints]:
-    """Returns the capacities and demands after the tree and its images; may be negative for a
-    rejected tree.
+    """Returns the capacities and demands that remain after the tree and its images. They may be
+    negative if the tree is to be rejected.
     """
     residual, pending = residual.copy(), pending.copy()
     for x, y in tree.edges:
@@ -140,11 +142,12 @@ def _without(residual: Ints, pending: Ints, tree: Branching, group: Group) -> tu
 
 
 def _grow(residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> Branching | None:
-    """Returns a tree that, with its images, leaves every cut enough capacity for the pending
-    demands.
+    """Returns a tree that, together with its images, leaves every cut enough capacity for the
+    pending demands.
 
-    It is taken in as many copies as the capacities and cuts permit. Returns None if no tree with
-    images under the pool's group exists; without images one always exists (Berczi and Frank 2010).
+    It is used in as many copies as the capacities and cuts allow. Returns None if there is no such
+    tree with images under the pool's group. Without images there always is one (Berczi and Frank
+    2010).
     """
     while True:
         drawing = Drawing(residual, pending, pool, root, taste)

@@ -1,13 +1,14 @@
-"""The linear programme over cuts: the best rate of trees whose roots and links share capacities.
+"""A linear programme over cuts, which gives the best rate of trees if weights of roots and shares
+of links are free.
 
 Let root v send w_v GB/s and let link e give x_e GB/s to the gathering trees. By Edmonds (1973)
 trees exist if and only if x(out of S) >= w(S) for every node set S that does not contain every
 rank. Reducing trees exist if and only if the same holds for the capacity into S. A switch cannot
-multicast, so its outflow equals its inflow. Cuts are added as they are violated. The solver works
-in floating point. Its solution is turned into fractions that prove themselves: a feasible point,
-checked by maximum flows in integers, from below, and a combination of cuts (weak duality) from
-above. If the two differ, the caller states the gap. Used by `ark.collective.forestcoll.optimum` and
-`all_reduce`.
+multicast, so its outflow equals its inflow. A cut is added when a solution violates it. The solver
+works in floating point. Its solution is converted to fractions that prove two bounds: a feasible
+point, checked by maximum flows in integers, is a lower bound, and a combination of cuts (weak
+duality) is an upper bound. If the two differ, the caller reports the gap. Used by
+`ark.collective.forestcoll.optimum` and `all_reduce`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Point:
-    """A rate in GB/s that trees attain, and a bound that no trees exceed.
+    """A rate in GB/s that trees attain, and an upper bound for all trees.
 
     `weights` are GB/s by rank. `shares` are GB/s by link for the gathering trees and, in a two-way
     programme, for the reducing trees.
@@ -60,12 +61,12 @@ class _Cut:
 class Programme:
     """The programme with the cuts added so far. Links are numbered as in the network.
 
-    With `demand` the roots' weights are a rate times it, and the rate is maximised. Without it the
-    weights are free, and their sum is maximised. With `two_way` every link is shared by gathering
-    and reducing trees. With `in_network` a switch that multicasts may send the data of gathering
-    trees more often than it receives them, one that sums may receive data of reducing trees more
-    often than it sends them, and one that does both may be a root. The rate is then only a bound;
-    trees that attain it are drawn elsewhere.
+    If `demand` is given, the roots' weights are a rate times `demand`, and the rate is maximised.
+    Otherwise the weights are free, and their sum is maximised. With `two_way` every link is shared
+    by gathering and reducing trees. With `in_network` a switch that multicasts may send the data of
+    gathering trees more often than it receives them, one that sums may receive data of reducing
+    trees more often than it sends them, and one that does both may be a root. The rate is then only
+    a bound; trees that attain it are drawn elsewhere.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Programme:
         able = (net.topology.multicast, net.topology.reduces) if in_network else ((), ())
         copying = [{number[node] for node in nodes_able} for nodes_able in able]
         switch_roots = sorted(copying[0] & copying[1])
-        # The weight of root v is the sum over i of coefficients[v, i] times variable i.
+        # The weight of root v is the sum, over i, of coefficients[v, i] times variable i.
         self._roots: Ints = np.array([*range(net.ranks), *switch_roots], dtype=np.int64)
         self._coefficients = (
             np.eye(len(self._roots), dtype=np.int64) if demand is None else demand[:, None]
@@ -125,14 +126,14 @@ class Programme:
         return row
 
     def _crossing(self, side: Mask, reducing: bool) -> Ints:
-        """Returns the links that a cut counts: those out of the set, or for reducing trees those
-        into it.
+        """Returns the links that a cut counts: the links out of the set or, for reducing trees,
+        into the set.
         """
         near, far = (self._heads, self._tails) if reducing else (self._tails, self._heads)
         return np.flatnonzero(side[near] & ~side[far])
 
     def add(self, side: Mask, reducing: bool) -> bool:
-        """Adds the cut of a node set. Returns False if it was added before."""
+        """Adds the cut of a node set. Returns False if the programme has it already."""
         key = (reducing, side.tobytes())
         if key in self._cuts:
             return False
@@ -147,8 +148,8 @@ class Programme:
         return True
 
     def solve(self, known: Point) -> Point:
-        """Returns the best point that is found, or if that is not better, `known` with the new
-        bound.
+        """Returns the best point that is found. If it is not better than `known`, returns `known`
+        with the new bound.
         """
         for _ in range(_MOST_ROUNDS):
             if self._solver.Solve() != self._solver.OPTIMAL:
@@ -168,8 +169,8 @@ class Programme:
         return replace(known, bound=self._bound(known.rate))
 
     def _separate(self, values: list[Floats], rates: Floats) -> bool:
-        """Adds cuts that the floating-point solution violates. Returns True if one of them
-        is new.
+        """Adds cuts that the floating-point solution violates. Returns True if at least one is
+        new.
         """
         scale = 1e9
         demand = np.floor(self._coefficients @ rates * scale).astype(np.int64)
@@ -182,8 +183,8 @@ class Programme:
         return added
 
     def _exact(self, values: list[Floats], rates: Floats) -> Point | None:
-        """Returns the solution as fractions that prove it feasible, with the smallest denominators
-        without a loss.
+        """Returns the solution as fractions that prove it feasible. Denominators are as small as
+        possible without lowering the rate.
         """
         best: Point | None = None
         hoped = self._solver.Objective().Value()
@@ -233,9 +234,9 @@ class Programme:
         return True
 
     def _bound(self, hoped: Fraction) -> Fraction:
-        """Returns the upper bound that follows from the solver's dual values as fractions.
+        """Returns the upper bound that the solver's dual values, as fractions, prove.
 
-        Any nonnegative factors of cuts that count every rate at least once in total prove a bound.
+        Nonnegative factors of cuts prove a bound if they count every rate at least once in total.
         Denominators are raised until the proof attains the expected rate.
         """
         proofs = []

@@ -1,11 +1,11 @@
 """Removes the switches from a network, preserving every cut: the second step of ForestColl.
 
-A switch cannot multicast, so trees are packed between ranks only. Removing switch w replaces
-capacity on (u, w) and (w, t) by capacity on (u, t), as far as every cut keeps the capacity for its
-demand. Eulerian networks always permit a complete exchange (ForestColl, section 5.3; Jackson 1988).
-Instead of one exchange at a time, an even distribution of all capacity is proposed and checked at
-once. If it violates a cut, that cut excludes pairs and the rest is proposed again.
-`ark.collective.forestcoll.forest` calls `remove_switches`.
+Switches cannot multicast here, so trees are packed between ranks only. Removing switch w exchanges
+capacity on (u, w) and (w, t) for capacity on (u, t), as long as every cut keeps the capacity for
+its demand. In Eulerian networks a complete exchange is always possible (ForestColl, section 5.3;
+Jackson 1988). Exchanges are not made one at a time: an even distribution of all capacity is
+proposed and checked at once. If it violates a cut, pairs that this cut excludes are not used any
+more, and the rest is proposed again. `ark.collective.forestcoll.forest` calls `remove_switches`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Paths = dict[tuple[int, int], list[tuple[Path, int]]]
 
 @dataclass(frozen=True)
 class Direct:
-    """A network of ranks only: units of capacity per pair, and the physical paths of these units.
+    """A network that has only ranks: units of capacity for each pair of ranks, and the physical
+    paths of these units.
 
     `paths[u, t]` lists (path, units). A path runs from u through switches to t, and the units of a
     pair sum to `matrix[u, t]`.
@@ -34,7 +35,7 @@ class Direct:
 
 
 def remove_switches(capacity: Ints, demand: Ints) -> Direct:
-    """Returns the network without the nodes from number len(demand) on.
+    """Returns the network without its switches, which are the nodes from number len(demand) on.
 
     `capacity` is a square matrix, ranks first; at every node inflow equals outflow. `demand` is the
     number of trees rooted at each rank; every cut must have the capacity for it.
@@ -54,7 +55,7 @@ def _pairs(matrix: Ints) -> list[tuple[int, int]]:
 
 
 def _remove(matrix: Ints, switch: int, demand: Ints) -> Ints:
-    """Returns the matrix after all capacity through `switch` has been exchanged."""
+    """Returns the matrix after all capacity through `switch` was exchanged."""
     dead = np.zeros(matrix.shape, dtype=bool)
     parts = _parts_without(matrix, switch)
     while matrix[:, switch].any():
@@ -75,10 +76,11 @@ def _remove(matrix: Ints, switch: int, demand: Ints) -> Ints:
 
 
 def _exchange_some(matrix: Ints, switch: int, exchange: Ints, demand: Ints, dead: Mask) -> Ints:
-    """Makes one exchange as far as cuts permit, and marks the pairs that the limiting cut excludes.
+    """Makes a part of one exchange, as large as cuts allow, and marks the pairs that the limiting
+    cut excludes.
 
-    Every cut that an exchange affects loses exactly the exchanged units, so the largest deficit
-    after the whole exchange is the amount to undo.
+    Every cut that an exchange affects loses exactly the exchanged units. So the largest deficit
+    after the whole exchange is the amount that must be undone.
     """
     violations = violated_in(_exchange(matrix, switch, exchange[None]), demand)
     worst: Violation = max(violations, key=lambda violation: violation.deficit)
@@ -90,7 +92,9 @@ def _exchange_some(matrix: Ints, switch: int, exchange: Ints, demand: Ints, dead
 
 
 def _exchange(matrix: Ints, switch: int, exchanges: Ints) -> Ints:
-    """Returns the matrix after exchanges, rows of (u, t, units); u = t drops the units."""
+    """Returns the matrix after exchanges. exchanges: rows (u, t, units); a row with u = t drops the
+    units.
+    """
     matrix = matrix.copy()
     u, t, units = exchanges.T
     np.subtract.at(matrix, (u, switch), units)
@@ -101,11 +105,11 @@ def _exchange(matrix: Ints, switch: int, exchanges: Ints) -> Ints:
 
 
 def _propose(matrix: Ints, switch: int, dead: Mask, parts: Ints) -> Ints:
-    """Returns exchanges, rows of (u, t, units), that spread the switch's capacity evenly.
+    """Returns exchanges, rows (u, t, units), that distribute the switch's capacity evenly.
 
-    Pairs that only this switch connects come first, then other pairs; units are dropped last. The
-    ports are taken from the parts in turn, so that a rotation by one place leads into the next
-    part.
+    Pairs that only this switch connects come first, then other pairs; units are dropped last. Nodes
+    are taken from the network's parts alternately, so that pairing each node with the next one
+    connects different parts.
     """
     into, out = matrix[:, switch].copy(), matrix[switch, :].copy()
     ports = np.nonzero(into + out)[0]
@@ -130,7 +134,7 @@ def _propose(matrix: Ints, switch: int, dead: Mask, parts: Ints) -> Ints:
 
 
 def _fill(into: Ints, out: Ints, levels: list[tuple[Ints, Ints]], rows: list[Ints]) -> None:
-    """Distributes the remaining `into` and `out` over the levels, in rounds of equal shares."""
+    """Distributes the remaining `into` and `out` over the levels, in rounds with equal shares."""
     while levels:
         left = np.concatenate([np.minimum(into[u], out[t]) for u, t in levels])
         if not left.any():
@@ -146,7 +150,9 @@ def _fill(into: Ints, out: Ints, levels: list[tuple[Ints, Ints]], rows: list[Int
 
 
 def _parts_without(matrix: Ints, switch: int) -> Ints:
-    """Returns, for each node, the number of its connected part after `switch` is removed."""
+    """Returns, for each node, the number of the connected part to which it belongs without
+    `switch`.
+    """
     linked = (matrix + matrix.T) > 0
     linked[switch, :] = linked[:, switch] = False
     parts = np.full(len(matrix), -1, dtype=np.int64)
@@ -162,7 +168,7 @@ def _parts_without(matrix: Ints, switch: int) -> Ints:
 
 
 def _join(paths: Paths, before: Ints, after: Ints, switch: int) -> None:
-    """Moves path units from (u, w) and (w, t) to the pairs (u, t), whose capacity has grown."""
+    """Moves the path units of (u, w) and (w, t) to the pairs (u, t) whose capacity has grown."""
     for u, t in _pairs(np.maximum(after - before, 0)):
         units = int(after[u, t] - before[u, t])
         while units:

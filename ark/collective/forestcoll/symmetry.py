@@ -1,10 +1,11 @@
-"""Finds permutations of ranks, and of all nodes, under which a network is invariant.
+"""Finds permutations of ranks, or of all nodes, that leave a network unchanged.
 
-Ranks of boxes, rails, grids and cubes are numbered so that shifts of digits of the rank number are
-symmetries. Such groups are proposed, the largest first, and tested on every capacity; nothing is
-assumed. Only the identity fixes a rank, so all orbits of ranks have the size of the group. The
-packing draws isomorphic trees with a group on ranks (`groups_of`);
-`ark.collective.forestcoll.isomorphic` maps one root's trees to all roots with a group on nodes.
+Ranks of boxes, rails, grids and cubes are numbered so that shifts of a digit of the rank number are
+symmetries. Groups of such shifts are proposed, the largest first, and tested on every capacity;
+nothing is assumed. Only the identity leaves a rank in place, so all orbits of ranks have the size
+of the group. The packing draws isomorphic trees with a group on ranks (`groups_of`).
+`ark.collective.forestcoll.isomorphic` maps the trees of one root to all roots with a group on
+nodes.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _MOST_DIGITS = 4
 
 
 def groups_of(matrix: Ints, demand: Ints) -> Iterator[Group]:
-    """Yields groups under which `matrix` and `demand` are invariant, large ones first, the trivial
-    one last.
+    """Yields groups that leave `matrix` and `demand` unchanged, from large ones to the trivial
+    one.
     """
     ranks = len(demand)
     for shape, moving in candidates(ranks):
@@ -40,8 +41,8 @@ Shape = tuple[int, ...]
 
 
 def candidates(ranks: int) -> list[tuple[Shape, tuple[int, ...]]]:
-    """Returns digit systems, each with the digits that are shifted; axis -1 is one shift of all
-    ranks.
+    """Returns ways to write rank numbers with digits, each with the digits that may be shifted. An
+    axis of -1 is a shift of all ranks by one.
     """
     shapes = [shape for shape in _factorings(ranks, _MOST_DIGITS) if shape]
     if ranks & (ranks - 1) == 0:
@@ -62,7 +63,7 @@ def _size(shape: Shape, moving: tuple[int, ...]) -> int:
 
 
 def _factorings(number: int, most: int) -> Iterator[Shape]:
-    """Yields the ways to write a number as an ordered product of factors above 1."""
+    """Yields the ways to write a number as an ordered product of at most `most` factors above 1."""
     if number == 1:
         yield ()
     elif most:
@@ -73,15 +74,17 @@ def _factorings(number: int, most: int) -> Iterator[Shape]:
 
 
 def shift(shape: Shape, axis: int) -> Ints:
-    """Returns the image of each rank when a digit of its number is incremented; the last value
-    wraps to zero.
+    """Returns the image of each rank if one digit of its number is incremented; the largest digit
+    becomes zero.
 
-    With axis -1, and two digits, all ranks rotate by one in the order of the second digit first.
+    With axis -1 and two digits, all ranks are shifted by one, in the order in which the second
+    digit counts first.
     """
     ranks = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
     if axis >= 0:
         return np.roll(ranks, 1, axis).reshape(-1)
-    order = ranks.T.reshape(-1)  # the first rank of every box, then the second of every box, ...
+    # The first rank of every box, then the second rank of every box, ...
+    order = ranks.T.reshape(-1)
     image: Ints = np.empty_like(order)
     image[order] = np.roll(order, 1)
     return image
@@ -98,9 +101,10 @@ def _group(points: int, generators: Sequence[Ints], ranks: int | None = None) ->
 
 
 def find_symmetry(net: Network) -> Group:
-    """Returns the largest group of shifts of rank numbers that extends to all nodes and links.
+    """Returns the largest group of shifts of rank numbers that can be extended to all nodes and
+    links.
 
-    Its points are the nodes. Only the identity leaves a rank in place.
+    The points of the group are the nodes. Only the identity leaves a rank in place.
     """
     capacities = dict(
         zip(zip(map(int, net.tails), map(int, net.heads), strict=True), net.bandwidth, strict=True)
@@ -126,11 +130,11 @@ def unmoved(net: Network) -> Group:
 
 
 def _extend(image: Ints, capacities: dict[tuple[int, int], Fraction], net: Network) -> Ints | None:
-    """Returns the permutation of all nodes that moves ranks by `image`; None if the links do not
-    permit it.
+    """Extends a permutation of ranks, `image`, to all nodes. Returns None if the links do not allow
+    it.
 
-    A switch is identified by its links to nodes already mapped. Isomorphic switches keep their
-    order, so that a shift that is the identity on all ranks is the identity on all switches.
+    A switch is identified by its links to nodes that are already mapped. Isomorphic switches keep
+    their order, so that a shift that is the identity on all ranks is the identity on all switches.
     """
     nodes = len(net.topology.nodes)
     moved = {rank: int(image[rank]) for rank in range(net.ranks)}

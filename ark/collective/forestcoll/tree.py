@@ -1,4 +1,6 @@
-"""A spanning tree on the physical network: the result of ForestColl and the input of programs."""
+"""A spanning tree on the physical network, which ForestColl computes and from which programs are
+made.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from ark.collective.forestcoll.cuts import Ints
 
 @dataclass(frozen=True)
 class Edge:
-    """An edge of a tree from rank `src` to rank `dst`. `paths` lists (node ids, units), which sum
-    to the tree's count.
+    """An edge of a tree from rank `src` to rank `dst`. `paths` lists (node ids, units); the units
+    sum to the tree's count.
 
-    A path starts at the sender, ends at the receiver and passes only switches in between.
+    A path starts at the sender, ends at the receiver and has only switches in between.
     """
 
     src: int
@@ -23,10 +25,11 @@ class Edge:
 
 @dataclass(frozen=True)
 class Tree:
-    """`count` equal spanning trees of `root`, a rank number, each for one unit of its data.
+    """`count` equal spanning trees with the root `root`, a rank number. Each tree carries one unit
+    of data.
 
-    In a gathering tree the edges lead away from the root, and a rank is reached before it sends; in
-    a reducing tree they lead to it, in the opposite order.
+    In a gathering tree, edges lead away from the root, and the edge to a rank precedes the edges
+    from it. In a reducing tree, edges lead to the root, in the opposite order.
     """
 
     root: int
@@ -34,7 +37,7 @@ class Tree:
     edges: tuple[Edge, ...]
 
     def depths(self) -> dict[int, int]:
-        """Returns the number of edges between the root and every rank."""
+        """Returns, for every rank, the number of edges between it and the root."""
         gathers = self.edges[0].src == self.root
         depth = {self.root: 0}
         for edge in self.edges if gathers else reversed(self.edges):
@@ -48,7 +51,9 @@ class Tree:
         return max(self.depths().values())
 
     def image(self, nodes: tuple[str, ...], moved: Sequence[int] | Ints) -> Tree:
-        """Returns the tree where node number i, named nodes[i], moves to number moved[i]."""
+        """Returns the tree in which node number i, whose name is nodes[i], is replaced by node
+        number moved[i].
+        """
         rename = {node: nodes[place] for node, place in zip(nodes, moved, strict=True)}
         edges = tuple(
             Edge(
@@ -61,7 +66,9 @@ class Tree:
         return Tree(int(moved[self.root]), self.count, edges)
 
     def reversed(self) -> Tree:
-        """Returns the tree with its data flowing the other way, over the reverse links."""
+        """Returns the tree with its data flowing in the opposite direction, over the reverse
+        links.
+        """
         edges = tuple(
             Edge(edge.dst, edge.src, tuple((path[::-1], units) for path, units in edge.paths))
             for edge in reversed(self.edges)

@@ -1,7 +1,8 @@
-"""One self-contained HTML page that shows how collectives run on a network.
+"""Draws one self-contained HTML page that shows how collectives run on a network.
 
 `render_page` is called by `ark topo compare` and `ark topo simulate`. The page needs no network and
-no server: links coloured by load, one tree at a time, and a timeline of all puts that plays.
+no server. It has links coloured by load, one tree at a time, and a timeline of all puts that can be
+played.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ def render_page(
 
 
 def fill(html: str, style: str, script: str, data: Any) -> str:
-    """Inserts style, script and data (as JSON that no script engine runs) into a page of
-    one file.
+    """Inserts style, script and data into a page that is one file. The data is JSON, which browsers
+    do not run as a script.
     """
     text = json.dumps(data, separators=(",", ":"))
-    # A "<" in a name could end the script element; "\u003c" is the same text to a JSON reader.
+    # A "<" in a name could end the script element; JSON readers read "\u003c" as the same text.
     safe = text.replace("<", "\\u003c")
     for mark, part in {"/*STYLE*/": style, "/*SCRIPT*/": script, "/*DATA*/": safe}.items():
         html = html.replace(mark, part)

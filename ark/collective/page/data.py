@@ -1,4 +1,5 @@
-"""The page's content as plain JSON data: nodes with positions, links, and runs with their puts.
+"""Computes the page's content as plain JSON data: nodes with positions, links, and runs with their
+puts.
 
 `ark.collective.page` embeds the data in the page; the scripts under `assets` read it.
 """
@@ -19,8 +20,8 @@ from ark.collective.programs import CollectiveProgram, Kind, OpRef, Role, in_ord
 from ark.collective.simulate import Routes, SimulationResult
 from ark.collective.topology import Topology
 
-MOST_EVENTS = 40000  # puts of all runs; the first piece of every chunk is not limited
-TICKS_PER_RUN = 100_000  # per run: the resolution of times on the page
+MOST_EVENTS = 40000  # most puts of all runs; the first piece of every chunk is always included
+TICKS_PER_RUN = 100_000  # resolution of times on the page
 
 Carried = dict[OpRef, tuple[int, int, bool]]
 
@@ -32,8 +33,9 @@ def page_data(
 ) -> dict[str, Any]:
     """Returns the page's data. Times are in microseconds.
 
-    A run has two lists, packed as `packed`: its puts, and the pieces of each put as (the put's
-    number, the piece, start, duration). Start and duration are in ticks of the run's time.
+    A run has two lists, which `pack` encodes as `packed`: its puts, and the pieces of each put as
+    (number of the put, piece, start, duration). Start and duration are in ticks; a run has
+    TICKS_PER_RUN of them.
     """
     index = {node: i for i, node in enumerate(topology.nodes)}
     places = layout(topology)
@@ -63,8 +65,8 @@ def page_data(
 
 
 def carried(program: CollectiveProgram) -> Carried:
-    """For every put of data: (chunk, the rank that contributed it or -1, whether it is fully
-    reduced).
+    """For every put of data: its chunk, the rank whose contribution it carries or -1, and True if
+    its data is fully reduced.
     """
     everyone = (1 << program.ranks) - 1
     held: dict[tuple[int, str, int], tuple[int, int]] = {}
@@ -95,7 +97,9 @@ def carried(program: CollectiveProgram) -> Carried:
 
 
 def pack(value: Any) -> str:
-    """Returns a value as deflated JSON in base64. The browser inflates only the chosen run."""
+    """Encodes a value as deflated JSON in base64. The browser decodes only the run that the user
+    selects.
+    """
     text = json.dumps(value, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
@@ -111,8 +115,8 @@ def _run(
     puts = [e for e in result.events if e.route and e.ref in cargo]
     shown = program.pieces
     if len(puts) > most:
-        # Includes all ranks, but only as many pieces of every chunk as fit. Trees need the first
-        # piece.
+        # Includes all ranks, but only as many pieces of every chunk as allowed. The drawing of
+        # trees needs the first piece.
         counts = Counter(e.piece for e in puts)
         total = list(itertools.accumulate(counts[piece] for piece in range(program.pieces)))
         shown = max(1, bisect.bisect_right(total, most))

@@ -1,8 +1,8 @@
-"""Positions of nodes on the page.
+"""Computes the positions of nodes on the page.
 
-Boxes are rings of ranks around their switch, grids are grids, fat trees are drawn in tiers, and all
-other networks by distances. Coordinates are in units in which neighbouring nodes are about one
-apart; the page scales them.
+Boxes are drawn as rings of ranks around their switch, grids as grids, fat trees in tiers, and all
+other networks by distances. Coordinates are in units in which neighbouring nodes are about 1 apart;
+the page scales them. Called by ark.collective.page.data.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import numpy as np
 from ark.collective.topology import Topology
 
 Place = tuple[float, float]
-_ELLIPSE_WIDTH_TO_HEIGHT = 1.35  # of the ellipse of boxes, because the page is wider than high
+_ELLIPSE_WIDTH_TO_HEIGHT = 1.35  # of boxes on an ellipse, because the page is wider than high
 
 
 def layout(topology: Topology) -> dict[str, Place]:
-    """Returns a position for every node, rounded so that all machines give the same result."""
+    """Returns a position for every node. It is rounded, so that all machines give the same
+    result.
+    """
     boxes = topology.equal_boxes()
     if boxes:
         places = _in_boxes(topology, boxes)
@@ -36,9 +38,7 @@ def layout(topology: Topology) -> dict[str, Place]:
 
 
 def _star(topology: Topology) -> bool:
-    """True if the ranks reach each other only through switches, or all directly, as in a single
-    box.
-    """
+    """True if ranks reach each other only through switches, or all directly, as in a single box."""
     ranks = set(topology.ranks)
     direct = sum(a in ranks and b in ranks for a, b in topology.capacities())
     n = len(ranks)
@@ -46,7 +46,9 @@ def _star(topology: Topology) -> bool:
 
 
 def _grid(topology: Topology) -> tuple[int, ...] | None:
-    """Returns the sides, the fastest last, of a mesh or torus of two or three dimensions."""
+    """Returns the side lengths of a mesh or torus of two or three dimensions, the fastest-varying
+    one last; None for other networks.
+    """
     if topology.switches:
         return None
     number = {rank: i for i, rank in enumerate(topology.ranks)}
@@ -65,8 +67,8 @@ def _grid(topology: Topology) -> tuple[int, ...] | None:
 
 
 def _steps(shape: tuple[int, ...]) -> dict[bool, set[tuple[int, int]]]:
-    """Returns the pairs of neighbours in a grid: {False: without links that wrap around, True: with
-    them}.
+    """Returns the pairs of neighbours in a grid, as {False: without links that wrap around, True:
+    with such links}.
     """
     ranks = np.arange(math.prod(shape)).reshape(shape)
     inner: set[tuple[int, int]] = set()
@@ -82,7 +84,9 @@ def _steps(shape: tuple[int, ...]) -> dict[bool, set[tuple[int, int]]]:
 
 
 def _on_grid(topology: Topology, shape: tuple[int, ...]) -> dict[str, complex]:
-    """Rows and columns. Planes of a third dimension are next to each other, each slightly lower."""
+    """Positions in rows and columns. Planes of a third dimension are next to each other, each
+    slightly lower than the previous one.
+    """
     places = {}
     for rank, name in enumerate(topology.ranks):
         *plane, row, column = (int(i) for i in np.unravel_index(rank, shape))
@@ -92,10 +96,11 @@ def _on_grid(topology: Topology, shape: tuple[int, ...]) -> dict[str, complex]:
 
 
 def _tiers(topology: Topology) -> list[list[str]] | None:
-    """Returns the ranks and the switches by their hops from a rank, with two tiers of switches or
-    more.
+    """Returns the ranks, and the switches by their number of hops from a rank, if there are at
+    least two tiers of switches.
 
-    None if a link stays within a tier, as in a network that is not a tree of switches.
+    Returns None otherwise, and if a link connects two nodes of a tier, because the network is then
+    not a tree of switches.
     """
     near = _neighbours(topology)
     tier = dict.fromkeys(topology.ranks, 0)
@@ -110,8 +115,8 @@ def _tiers(topology: Topology) -> list[list[str]] | None:
 
 
 def _in_tiers(topology: Topology, tiers: list[list[str]]) -> dict[str, complex]:
-    """Ranks at the bottom, under their leaf switches; every switch above the middle of the nodes
-    below it.
+    """Positions in tiers. Ranks are at the bottom, under their leaf switches. Every switch is above
+    the middle of the nodes below it.
     """
     near = _neighbours(topology)
     up = {rank: sorted(near[rank]) for rank in tiers[0]}
@@ -171,7 +176,7 @@ def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
         home = centres[number]
         outward = sum(places[node] for node in ranks) / len(ranks) - home
         if 2 * len(ranks) > len(boxes[number]):
-            outward = -home  # a second switch of the whole box, which joins it to the others
+            outward = -home  # another switch of the whole box, which connects it to other boxes
         if 2 * len(ranks) > len(boxes[number]) and number not in hubs:
             hubs.add(number)
             places[switch] = home
@@ -183,7 +188,9 @@ def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
 
 
 def _by_distance(topology: Topology) -> dict[str, complex]:
-    """Stress majorisation: drawn distances follow hops (Gansner, Koren and North, 2004)."""
+    """Positions by stress majorisation, in which drawn distances follow the numbers of hops
+    (Gansner, Koren and North, 2004).
+    """
     nodes = topology.nodes
     n = len(nodes)
     near = _neighbours(topology)

@@ -1,5 +1,5 @@
-"""The attributes of a collective in a graph, which contain its program. Used by ark.ops, the
-passes, and code that makes graphs of single collectives.
+"""The attributes of a collective in a graph. They contain its program. Used by ark.ops, the passes,
+and code that makes graphs of single collectives.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from ark.ir.node import Node
 
 
 class CollectiveAttributes(Attributes, frozen=True):
-    """The attributes of a collective. element: the type that is combined; empty: the operands'
-    type. engine: the engine that moves the bytes; empty or "auto": the planner's choice.
+    """The attributes of a collective. element: the type that is reduced; if empty, the type of the
+    operands. engine: the engine that moves the bytes; if empty or "auto", the planner chooses it.
     """
 
     program: CollectiveProgram
@@ -21,10 +21,10 @@ class CollectiveAttributes(Attributes, frozen=True):
     engine: str = ""
 
     def to_node(self) -> dict[str, Any]:
-        """The attributes of the node. The program remains an object."""
+        """Returns the attributes in the form that a node stores. The program remains an object."""
         return {"program": self.program, **without_defaults(self, keep=("program",))}
 
 
 def program_of(node: Node) -> CollectiveProgram | None:
-    """The program of a collective; None for other ops."""
+    """Returns the program of a collective; None for other ops."""
     return node.read(CollectiveAttributes).program if node.type == "collective" else None

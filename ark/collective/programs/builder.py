@@ -1,7 +1,8 @@
-"""Writes programs from operations in an order that is correct if they run one by one.
+"""Builds programs from operations that are given in an order that would be correct if they ran one
+by one.
 
 The builder derives the dependencies (read after write, write after read, write after write, on any
-rank), so an algorithm is a plain loop over puts and reduces. Used by the classics, ForestColl,
+rank). So an algorithm is a plain loop over puts and reduces. Used by the classics, ForestColl,
 TACCL, and reductions other than sums.
 """
 
@@ -34,8 +35,8 @@ OUT = "out"
 class ProgramBuilder:
     """Collects the operations of one program; `build()` freezes them.
 
-    The buffers `in` and `out` exist from the start; `scratch()` and `dots()` add more. Raises
-    UnsupportedError beyond `most_operations`, if given.
+    The buffers `in` and `out` exist from the start; `scratch()` and `dots()` add more. If
+    `most_operations` is given, more operations raise UnsupportedError.
     """
 
     def __init__(
@@ -102,8 +103,8 @@ class ProgramBuilder:
         return name
 
     def exchanged(self, src: int, dst: int) -> tuple[Span, Span]:
-        """The slots of an all-to-all's part from `src` to `dst`: in `in` on `src`, in `out` on
-        `dst`.
+        """The slots of the part that an all-to-all sends from `src` to `dst`: in `in` on `src`, and
+        in `out` on `dst`.
         """
         return exchanged(self.ranks, self.chunks, self.counts, src, dst)
 
@@ -116,33 +117,37 @@ class ProgramBuilder:
         route: Sequence[str] = (),
         after: Iterable[OpRef] = (),
     ) -> OpRef:
-        """`rank` puts its `src` into `dst` of `peer`; `after` adds further dependencies."""
+        """Adds an operation: `rank` puts its slots `src` into the slots `dst` of `peer`. after:
+        further operations that it depends on.
+        """
         return self._add(rank, Kind.PUT, dst, (src,), peer=peer, route=tuple(route), after=after)
 
     def copy(self, rank: int, src: Span, dst: Span) -> OpRef:
-        """`rank` copies `src` to `dst`."""
+        """Adds an operation: `rank` copies `src` to `dst`."""
         return self._add(rank, Kind.COPY, dst, (src,))
 
     def reduce(self, rank: int, srcs: Sequence[Span], dst: Span, final: bool = False) -> OpRef:
-        """`rank` reduces `srcs` from left to right into `dst` with the program's reduction.
+        """Adds an operation: `rank` reduces `srcs`, from left to right, into `dst` with the
+        program's reduction.
 
-        `final`: the result contains every rank's contribution; the division of a mean is done here.
+        final: True if the result has every rank's contribution. The division of a mean is then done
+        here.
         """
         op = "sum" if self.reduction == "mean" else self.reduction
         divide = self.ranks if final and self.reduction == "mean" else 1
         return self._add(rank, Kind.REDUCE, dst, tuple(srcs), reduce=op, divide=divide)
 
     def reduce_dots(self, rank: int, srcs: Sequence[Span], dst: Span) -> OpRef:
-        """`rank` adds up triples of partial dot products."""
+        """Adds an operation: `rank` adds up triples of partial dot products."""
         return self._add(rank, Kind.REDUCE, dst, tuple(srcs), reduce="sum")
 
     def dot(self, rank: int, a: Span, b: Span, dst: Span) -> OpRef:
-        """`rank` writes [a.b, a.a, b.b] to the `dots` slot `dst`."""
+        """Adds an operation: `rank` writes [a.b, a.a, b.b] to the slot `dst` of a `dots` buffer."""
         return self._add(rank, Kind.DOT, dst, (a, b))
 
     def blend(self, rank: int, a: Span, b: Span, dots: Span, dst: Span) -> OpRef:
-        """`rank` writes the combination of `a` and `b` with the coefficients from the triple
-        `dots`.
+        """Adds an operation: `rank` combines `a` and `b` with coefficients from the triple `dots`,
+        and writes the result to `dst`.
         """
         return self._add(rank, Kind.BLEND, dst, (a, b, dots), reduce=self.reduction)
 
@@ -196,8 +201,8 @@ class ProgramBuilder:
         return ref
 
     def _check_slots(self, slots: int) -> None:
-        """Raises UnsupportedError for more slots than the checker accepts, before memory is used
-        for them.
+        """Raises UnsupportedError if there are more slots than the checker accepts, before memory
+        is used for them.
         """
         if slots * self.ranks > MOST_SLOTS:
             raise InvalidUsageError(
@@ -215,8 +220,8 @@ class ProgramBuilder:
 
 
 class OperationCounter(ProgramBuilder):
-    """Counts operations without storing them, so that a program that is too large is refused before
-    it is written.
+    """Counts operations without storing them, so that a program that would be too large is refused
+    before it is built.
     """
 
     def _add(self, rank: int, *_args: Any, **_more: Any) -> OpRef:

@@ -1,9 +1,10 @@
-"""Checks whether a program computes its collective, without trusting its author.
+"""Checks whether a program computes its collective. The check does not rely on how the program was
+made.
 
-`check` runs the program symbolically: every slot holds the set (or, for reductions that depend on
-the order, the tree) of its contributions. It refuses a program with an index out of range, a
-deadlock, accesses that no dependency orders, a read of an empty slot, a contribution that is
-reduced twice, or a wrong result. Called by tests of programs, by the executor's users, by the
+`check` runs the program symbolically: every slot holds the set of its contributions or, for
+reductions that depend on the order, their tree. It refuses a program that has an index out of
+range, a deadlock, accesses that no dependency orders, a read of an empty slot, a contribution that
+is reduced twice, or a wrong result. Called by tests of programs, by the executor's users, by the
 command line on files, and by the planner before it lowers a program.
 """
 
@@ -26,13 +27,15 @@ from ark.collective.programs.types import (
 )
 from ark.errors import PlanError
 
-# The contributions in a value: a bit set of ranks, or (op, left, right) if the order matters.
+# The contributions in a value: a set of ranks as bits, or (op, left, right) if their order matters.
 Expr: TypeAlias = "int | tuple[str, Expr, Expr]"
 Place = tuple[int, str, int]
 
 
 class Value(NamedTuple):
-    """The content of a slot: a chunk of the data, the sum of contributions, divided by `divide`."""
+    """The content of a slot: the chunk of the data, and the contributions that are summed. divide:
+    the number by which the sum was divided.
+    """
 
     chunk: int
     expr: Expr
@@ -40,8 +43,8 @@ class Value(NamedTuple):
 
 
 class Dots(NamedTuple):
-    """The content of a `dots` slot: partial dot products of two expressions over a set of
-    chunks.
+    """The content of a slot in a `dots` buffer: partial dot products of two expressions, over a set
+    of chunks.
     """
 
     a: Expr
@@ -51,7 +54,9 @@ class Dots(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """Counts of `check`: operations by kind, and the most puts on one chain of dependencies."""
+    """The counts that `check` returns: operations by kind, and the most puts on one chain of
+    dependencies.
+    """
 
     operations: int
     puts: int
@@ -60,8 +65,8 @@ class Report:
 
 
 def check(program: CollectiveProgram) -> Report:
-    """Returns a report if the program is correct; raises PlanError with the first fault
-    otherwise.
+    """Returns a report if the program is correct. Otherwise raises PlanError with the first
+    fault.
     """
     check_structure(program)
     order = in_order(program)
@@ -81,8 +86,8 @@ def check(program: CollectiveProgram) -> Report:
 
 
 def _check_races(program: CollectiveProgram, order: list[OpRef]) -> None:
-    """Raises PlanError unless dependencies order any two accesses to one slot of which one is a
-    write.
+    """Raises PlanError unless dependencies order any two accesses to the same slot, if at least one
+    of them is a write.
     """
     when = {ref: i for i, ref in enumerate(order)}
     writer: dict[Place, OpRef] = {}
@@ -254,7 +259,7 @@ class _Machine:
 
 
 def _unequal_ends(p: CollectiveProgram, rank: int) -> list[Value]:
-    """The values that an all-to-all of unequal parts requires in the first slots of `out` on
+    """The values that an all-to-all with unequal parts requires in the first slots of `out` on
     `rank`.
     """
     ends = []
@@ -265,7 +270,7 @@ def _unequal_ends(p: CollectiveProgram, rank: int) -> list[Value]:
 
 
 def ranks_in(expr: Expr) -> int:
-    """The set of ranks whose contributions an expression contains, one bit each."""
+    """The set of ranks whose contributions an expression contains, as bits."""
     return expr if isinstance(expr, int) else ranks_in(expr[1]) | ranks_in(expr[2])
 
 
@@ -282,7 +287,7 @@ def demanded(p: CollectiveProgram, rank: int, slot: int) -> Value:
 
 
 def complete(p: CollectiveProgram) -> Expr:
-    """The expression of a finished reduction over all ranks."""
+    """The expression of a complete reduction over all ranks."""
     if p.reduction not in ("adasum", "combiner"):
         return (1 << p.ranks) - 1
     leaves: list[Expr] = [1 << rank for rank in range(p.ranks)]

@@ -1,8 +1,8 @@
 """Runs a program over ranks that are NumPy arrays in one process.
 
-Tests compare the result with `reference_result`, which does not use programs; for integers the two
-are equal bit by bit. A seed selects one of the many legal orders, which can reveal a missing
-dependency.
+Tests compare the result with `reference_result`, which does not use programs. For integers the two
+are equal bit by bit. A seed selects one of the many valid orders of operations, which can reveal a
+missing dependency.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _check_inputs(program: CollectiveProgram, inputs: Sequence[np.ndarray]) -> N
 
 
 def _cut(array: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Cuts into `parts` contiguous parts whose lengths differ by at most one."""
+    """Cuts an array into `parts` contiguous parts whose lengths differ by at most one."""
     bounds = [len(array) * i // parts for i in range(parts + 1)]
     return [array[a:b] for a, b in itertools.pairwise(bounds)]
 

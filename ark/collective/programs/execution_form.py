@@ -1,5 +1,5 @@
-"""The schema of MSCCL++ execution plans: JSON with the operations of every thread block of every
-GPU.
+"""The schema of MSCCL++ execution plans, which are JSON files with the operations of every thread
+block of every GPU.
 
 Field names are those of MSCCL++. `ark.collective.programs.execution_write` and `execution_read` use
 the schema. A block refers to channels and remote buffers by index in its own lists, and these lists
@@ -24,10 +24,11 @@ COLLECTIVES = {
     Collective.REDUCE: "reduce",
     Collective.ALL_TO_ALL: "alltoall",
 }
-SEND_RECV = "sendrecv"  # an all-to-all in which every rank sends its whole input to one rank
+SEND_RECV = "sendrecv"  # an all-to-all in which each rank sends everything to one rank
 
 # The capacities of the executor's structures (execution_common.hpp), and the number of blocks that
-# an A100, with 108 multiprocessors, keeps resident at once, because blocks wait for each other.
+# an A100, with 108 multiprocessors, keeps resident at once. All blocks must be resident, because
+# they wait for each other.
 MOST_OPS, MOST_CHANNELS, MOST_PER_OP, MOST_SEMAPHORES, MOST_BLOCKS = 64, 16, 8, 16, 108
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 15)]
@@ -39,12 +40,14 @@ ChannelType = Literal["memory", "port", "none", "switch"]
 
 
 class _Form(Closed, frozen=True, omit_defaults=True):
-    """Base of all objects of the schema: unknown fields are refused, and defaults are omitted."""
+    """The base of all objects in the schema. Unknown fields are refused, and fields with default
+    values are omitted.
+    """
 
 
 class Chunks(_Form, frozen=True):
-    """`size` chunks from `index` on, of this GPU's buffer (`type`), of a peer's buffer
-    (`buffer_id`), or of the buffers of all GPUs of a switch channel.
+    """`size` chunks from `index` on. They are in a buffer of this GPU (`type`), in a buffer of a
+    peer (`buffer_id`), or in the buffers of all GPUs of a switch channel.
     """
 
     index: Number
@@ -56,14 +59,14 @@ class Chunks(_Form, frozen=True):
 
 
 class Slice(_Form, frozen=True):
-    """The part of an operation, out of `tbg_size` equal parts, that the thread block executes."""
+    """The part of an operation that a thread block executes: one of `tbg_size` equal parts."""
 
     tb_id: Number
     tbg_size: Count
 
 
 class Pipeline(_Form, frozen=True):
-    """The way in which data are cut for the operations inside a pipeline."""
+    """How data is cut for the operations in a pipeline."""
 
     unit_size: Bytes
     num_chunks: Number
@@ -72,7 +75,7 @@ class Pipeline(_Form, frozen=True):
 class Op(_Form, frozen=True):
     """One operation of a thread block.
 
-    buffer_type, buffer_offset, size, dst_chunk: for a load from all GPUs of a switch channel.
+    buffer_type, buffer_offset, size, dst_chunk: used by loads from all GPUs of a switch channel.
     """
 
     name: str
@@ -94,7 +97,7 @@ class Op(_Form, frozen=True):
 
 
 class BlockChannels(_Form, frozen=True):
-    """Channels of the GPU that a thread block uses."""
+    """The GPU's channels that a thread block uses."""
 
     channel_type: ChannelType
     channel_ids: tuple[Number, ...]
@@ -102,14 +105,14 @@ class BlockChannels(_Form, frozen=True):
 
 
 class BlockBuffers(_Form, frozen=True):
-    """Remote buffers of the GPU that a thread block uses."""
+    """The GPU's remote buffers that a thread block uses."""
 
     access_channel_type: ChannelType
     remote_buffer_ids: tuple[Number, ...]
 
 
 class Block(_Form, frozen=True):
-    """A thread block; its operations run one after another."""
+    """A thread block. Its operations run one after another."""
 
     id: Number
     ops: tuple[Op, ...]
@@ -118,14 +121,14 @@ class Block(_Form, frozen=True):
 
 
 class RankGroup(_Form, frozen=True):
-    """Ranks of a switch channel."""
+    """The ranks of a switch channel."""
 
     size: Count
     ranks: tuple[Rank, ...]
 
 
 class Channels(_Form, frozen=True):
-    """Channels of one type of a GPU, one per entry of `connected_to`. buff: an older name of
+    """The GPU's channels of one type, one for each entry of `connected_to`. buff: an older name of
     buffer_type.
     """
 
@@ -164,7 +167,7 @@ class Gpu(_Form, frozen=True):
 
 
 class ExecutionPlan(_Form, frozen=True):
-    """The whole file."""
+    """The content of the whole file."""
 
     name: str
     collective: str

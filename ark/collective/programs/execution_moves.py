@@ -1,9 +1,9 @@
 """Converts the operations of an MSCCL++ execution plan that move or reduce data to operations of a
 program.
 
-A packet carries a flag in addition to its data, and its reader waits for the flag. So an operation
-that reads packets depends on the operations that wrote them. A switch channel loads from, and
-stores to, all GPUs of its group, here by one put for each. Called by
+A packet has a flag in addition to its data, and its reader waits for the flag. So an operation that
+reads packets depends on the operations that wrote them. A switch channel loads from, and stores to,
+all GPUs of its group; here this becomes one put for each GPU. Called by
 ark.collective.programs.execution_read.
 """
 
@@ -24,8 +24,8 @@ REDUCES = ("copy", "re", "res", "rre", "rres", "cpkt", "upkt", "repkt", "recpkt"
            "recspkt")  # fmt: skip
 GROUPS = ("gstore", "gstorepkt", "glre", "glres")
 MOVES = (*PUTS, "get", *REDUCES, *GROUPS)
-# The sources of these operations, from the given index on, are packets; the targets of the others
-# likewise.
+# Operations that read packets: their sources from the given index on are packets. Below, the same
+# for the targets of operations that write packets.
 PACKETS_READ = {"rppkt": 0, "upkt": 0, "gstorepkt": 0, "repkt": 1, "recpkt": 1, "respkt": 1,
                 "recspkt": 1}  # fmt: skip
 PACKETS_WRITTEN = {"ppkt": 0, "rppkt": 0, "cpkt": 0, "gstorepkt": 0, "recpkt": 1, "respkt": 1,
@@ -34,8 +34,8 @@ After = set[OpRef]
 
 
 def slices(plan: form.ExecutionPlan) -> int:
-    """The number of parts into which every chunk is cut. It makes the share of each block, in an
-    operation that several blocks execute, a whole number of parts.
+    """The number of parts into which every chunk is cut. It is chosen so that, if several blocks
+    execute an operation together, each block's share is a whole number of parts.
     """
     infos = [op.tbg_info for gpu in plan.gpus for block in gpu.threadblocks for op in flat(block)]
     parts = math.lcm(*(info.tbg_size for info in infos if info is not None))
@@ -47,7 +47,9 @@ def slices(plan: form.ExecutionPlan) -> int:
 
 
 def flat(block: form.Block) -> list[form.Op]:
-    """A thread block's operations; those inside pipelines are listed in place of the pipelines."""
+    """The operations of a thread block. Operations in pipelines replace their pipelines in the
+    list.
+    """
     return [each for op in block.ops for each in (op.ops if op.name == "pipeline" else (op,))]
 
 
@@ -75,8 +77,8 @@ def share(op: form.Op, parts: int) -> form.Op:
 
 
 class Mover:
-    """Collects the operations of a program. operations: by rank. wire: slots of each rank for data
-    of its peers.
+    """Collects the operations of a program. operations: by rank. wire: the slots of each rank for
+    copies of its peers' data.
     """
 
     def __init__(
@@ -101,12 +103,12 @@ class Mover:
 
     @property
     def works(self) -> bool:
-        """True if the plan works on its input in place, in scratch."""
+        """True if the plan works in place, on a copy of its input in scratch."""
         return self.plan.inplace and self.collective is Collective.REDUCE_SCATTER
 
     def begin(self, rank: int) -> After:
-        """Prepares a plan that works in place, in which the input buffer is also the output
-        buffer.
+        """Prepares a plan that works in place, in which the input buffer is also the output buffer.
+        Returns the operations that follow ones must wait for.
         """
         if not self.plan.inplace:
             return set()
@@ -122,7 +124,9 @@ class Mover:
         return {self.add(rank, Kind.COPY, target, (source,), set())}
 
     def _span(self, rank: int, place: str, chunks: form.Chunks) -> Span:
-        """The span of chunks on a rank; in place, input and output are one buffer."""
+        """The slots of chunks on a rank. If the plan works in place, input and output are the same
+        buffer.
+        """
         at = chunks.index
         if place == "s":
             return Span("s", at, chunks.size)
@@ -136,7 +140,7 @@ class Mover:
         return Span(OUT, at + shift, chunks.size)
 
     def _there(self, rank: int, number: int, op: form.Op, chunks: form.Chunks) -> tuple[int, Span]:
-        """The peer and its slots that a remote buffer refers to."""
+        """The peer to which a remote buffer belongs, and the peer's slots."""
         gpu, kind = self.gpus[rank], op.channel_type
         ids = [
             each
@@ -167,7 +171,7 @@ class Mover:
     def _group(
         self, rank: int, number: int, channel: int | None, chunks: form.Chunks
     ) -> list[tuple[int, Span]]:
-        """For each GPU of a switch channel's group its slots."""
+        """For each GPU in the group of a switch channel, its slots."""
         ids = [
             each
             for channels in self.gpus[rank].threadblocks[number].channels
@@ -207,8 +211,8 @@ class Mover:
         return self.add(rank, Kind.PUT, dst, (src,), after, peer)
 
     def _fetched(self, rank: int, peer: int, there: Span, after: After) -> tuple[Span, After]:
-        """The slots of this rank to which a peer's slots are copied, and the operation that copies
-        them.
+        """Returns slots of this rank to which a peer's slots are copied, and the operation that
+        copies them.
         """
         if peer == rank:
             return there, set()
@@ -217,7 +221,9 @@ class Mover:
         return slots, {self._put(peer, rank, there, slots, after)}
 
     def arrived(self, rank: int, op: form.Op) -> After | None:
-        """The operations that wrote the packets that this one reads; None if some are missing."""
+        """The operations that wrote the packets that this operation reads. None if some of them
+        have not been read yet.
+        """
         first = PACKETS_READ.get(op.name)
         if first is None:
             return set()
@@ -231,8 +237,8 @@ class Mover:
         return {self.packets[slot] for slot in slots}
 
     def _sent(self, rank: int, span: Span, ref: OpRef) -> None:
-        """Records packets. A slot that is written twice is refused, because its flag cannot
-        distinguish the writes.
+        """Records the packets that an operation writes. Raises an error if a slot is written twice,
+        because its flag cannot distinguish the two writes.
         """
         if span.buffer != "s":
             raise ModelError(f"packets for gpu {rank} go to {span.buffer!r}; they need scratch")
@@ -245,7 +251,9 @@ class Mover:
             self.packets[rank, slot] = ref
 
     def move(self, rank: int, number: int, op: form.Op, after: After) -> After:
-        """Converts one operation; returns the operations that the block's next one follows."""
+        """Converts one operation. Returns the operations that the next operation of the block must
+        wait for.
+        """
         self._check(rank, number, op)
         packets = self.arrived(rank, op)
         assert packets is not None
@@ -257,7 +265,7 @@ class Mover:
         return self._reduced(rank, number, op, after)
 
     def _check(self, rank: int, number: int, op: form.Op) -> None:
-        """Raises ModelError for buffers that the operation lacks."""
+        """Raises ModelError if the operation lacks buffers that it needs."""
         if op.name == "glre":
             return
         if not op.src_buff or not op.dst_buff:
@@ -321,7 +329,7 @@ class Mover:
         return following
 
     def _grouped(self, rank: int, number: int, op: form.Op, after: After) -> After:
-        """Loads from, and stores to, the GPUs of a switch channel."""
+        """Converts an operation that loads from, or stores to, all GPUs of a switch channel."""
         if op.name == "glre":
             if op.dst_chunk is None or op.size is None or op.buffer_offset is None:
                 raise ModelError(f"glre on gpu {rank} needs dst_chunk, size and buffer_offset")

@@ -1,9 +1,11 @@
-"""Reads MSCCL++ execution plans as programs, which run in a plan, in the simulator and in NumPy.
+"""Reads MSCCL++ execution plans as programs, which can run in a plan, in the simulator and in
+NumPy.
 
-The thread blocks are followed in an order that the plan's signals, semaphores and barriers permit,
-which detects deadlocks. An operation's dependencies come from these only, never from the order in
-which blocks are followed. So a plan in which a wait is missing is refused by the checker, which
-every program passes before it is returned. `execution_moves` has the operations that move data.
+The thread blocks are followed in an order that the plan's signals, semaphores and barriers allow,
+which detects deadlocks. The dependencies of an operation come from these only, never from the order
+in which blocks are followed. So if a wait is missing in a plan, the checker, which every program
+must pass before it is returned, refuses the plan. `execution_moves` converts the operations that
+move data.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ def from_execution_plan(
 ) -> CollectiveProgram:
     """Reads an MSCCL++ execution plan.
 
-    Args: text: the JSON. reduction: of a reducing plan, by default that of its operations, or a
-    sum. root: of a broadcast or reduce, which the form does not contain.
+    Args: text: the JSON. reduction: the reduction of a plan that reduces; by default that of its
+    operations, or a sum. root: the root of a broadcast or reduce, which the format does not
+    contain.
 
     Raises ModelError with the location on anything that is not such a plan or deadlocks,
     UnsupportedError for unsupported operations, and PlanError (ark.collective.programs.check) on a
@@ -61,7 +64,9 @@ def from_execution_plan(
 
 
 def _sent(program: CollectiveProgram) -> Counts:
-    """The counts of an exchange. The plan does not name the rank to which each rank sends."""
+    """The counts of an exchange, from the program. The plan does not state to which rank each rank
+    sends.
+    """
     ranks, chunks = program.ranks, program.chunks
     sources = {(rank, IN, slot): rank for rank in range(ranks) for slot in range(chunks)}
     for ref in in_order(program):
@@ -83,7 +88,7 @@ def _sent(program: CollectiveProgram) -> Counts:
 @dataclass
 class _Block:
     ops: list[form.Op]
-    after: set[OpRef] = field(default_factory=set)  # the operations that precede the next one
+    after: set[OpRef] = field(default_factory=set)  # what the next operation must wait for
     done: int = 0
     at_barrier: bool = False
 
@@ -130,7 +135,7 @@ class _Reader:
         return blocks
 
     def _reduction(self, given: str | None) -> str:
-        """The reduction that all operations of the plan use, unless one is given."""
+        """The given reduction or, if none is given, the one that all operations of the plan use."""
         named = {
             op.reduce_op for gpu in self.gpus for block in gpu.threadblocks for op in flat(block)
         } - {None}
@@ -142,7 +147,9 @@ class _Reader:
         return given or next(iter(named), None) or "sum"
 
     def _pairs(self) -> dict[tuple[str, int, int], tuple[int, int]]:
-        """For every (type, gpu, channel) the gpu and channel at its other end."""
+        """For every (type, gpu, channel), the gpu and the channel at the other end of the
+        connection.
+        """
         lists: dict[tuple[str, int, int], list[int]] = defaultdict(list)
         for gpu in self.gpus:
             count: dict[str, int] = defaultdict(int)
@@ -158,7 +165,7 @@ class _Reader:
         return pairs
 
     def read(self) -> CollectiveProgram:
-        """Follows all blocks to their ends and returns the program."""
+        """Follows all blocks to their ends. Returns the program."""
         mover, parts = self.mover, self.parts
         for rank, blocks in enumerate(self.blocks):
             begun = mover.begin(rank)
