@@ -1,7 +1,7 @@
 """Compiles the loop kernel with the host's C++ compiler (ark.backend.native).
 
-$ARK_CPU_FLAGS holds further words for it, as in "-O1", which compiles in a third of the time, or
-"-g -fsanitize=address". They follow ark's own flags and take precedence over them.
+$ARK_CPU_FLAGS holds additional compiler flags. Examples are "-O1", which compiles in a third of the
+time, and "-g -fsanitize=address". They follow ark's own flags and take precedence over them.
 """
 
 from __future__ import annotations

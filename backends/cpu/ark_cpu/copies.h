@@ -1,4 +1,5 @@
-// Copies by the processor: the memory is the process's own, or mapped.
+// Copies with memcpy by the calling thread. All memory belongs to this process or is mapped into
+// it.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-"""The CPU as a device: memory is the process's own, a launch is a thread (ark_cpu.workers) that
-starts the others.
+"""The CPU as a device. Its memory is this process's memory. A launch starts one thread, which
+starts a thread for each further processor (ark_cpu.workers).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CpuLaunch:
         self._params = ctypes.create_string_buffer(params, len(params))
         self._result = 0
         self._elapsed = 0.0
-        # Thread.join is not used: after a signal it can take a running thread for an ended one.
+        # Thread.join is not used: after a signal, it can report a running thread as ended.
         self._ended = threading.Event()
         workers.run(partial(self._run, library, processors), self._ended.set)
 
@@ -81,8 +81,9 @@ class CpuInlineLaunch:
         self._ended.set()
         self._check = self._leave = _nothing
         self._error: BaseException | None = None
-        # A generator, as the interpreter raises what a signal asks for where a function begins,
-        # too: here that is inside the `try`, and nothing is lost in the kernel's frames.
+        # This is a generator because the interpreter also raises a signal's exception at the start
+        # of a function. Here that point is inside the `try`, and no exception is lost in the
+        # kernel's frames.
         looking = self._looking()
         next(looking)
         self._look = _LOOK(partial(next, looking))
@@ -119,7 +120,7 @@ class CpuInlineLaunch:
         return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Returns False on the kernel's own thread, which polls while it waits."""
+        """Returns False if it is called on the kernel's own thread, which polls while it waits."""
         if self._runner != threading.get_ident():
             self._ended.wait(timeout_s)
         return self.done()
@@ -129,7 +130,7 @@ class CpuInlineLaunch:
 
 
 class CpuDevice:
-    """The host's cores."""
+    """The host's cores as one device."""
 
     def __init__(self, index: int) -> None:
         if index != 0:
@@ -159,7 +160,7 @@ class CpuDevice:
         return self._memory(mapping, handle, nbytes, kind, owned=True)
 
     def _shared_file(self, size: int) -> int:
-        """An unnamed file, so that nothing is left behind when the process ends."""
+        """Opens an unnamed file, so that no file is left when the process ends."""
         if hasattr(os, "memfd_create"):
             handle = os.memfd_create("ark-symmetric")
         else:
@@ -207,10 +208,11 @@ class CpuDevice:
         return library
 
     def _open(self, binary: Binary) -> tuple[ctypes.CDLL, int | None]:
-        """Loads a library from memory if the system supports it, so that a full disk does not
-        matter; otherwise from a file.
+        """Loads a library from a memory file if the system supports it, so that a full disk does
+        not matter. Otherwise loads it from a temporary file.
 
-        The file stays open as long as the library is loaded, which is known by the file's name.
+        The file stays open as long as the library is loaded, because the loader identifies the
+        library by the file's name.
         """
         if hasattr(os, "memfd_create"):
             handle = os.memfd_create("ark-loop")
@@ -278,8 +280,9 @@ class CpuDevice:
 
 
 def _private(size: int) -> mmap.mmap:
-    """Private memory of this process, in huge pages if the system has them. Ops that go from row to
-    row of a large matrix would touch more small pages than the TLB holds.
+    """Allocates private memory of this process, in huge pages if the system has them. With small
+    pages, ops that walk down the columns of a large matrix would touch more pages than the TLB
+    holds.
     """
     mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -290,10 +293,10 @@ def _private(size: int) -> mmap.mmap:
 
 
 def _fresh_name(handle: int) -> str:
-    """A name of an open file under which no library has been loaded.
+    """Returns the name of an open file from which no library has been loaded yet.
 
-    For a known name the loader returns the known library, whatever the file contains now, and it
-    keeps some libraries after they were closed.
+    For a name that it has seen, the loader returns the earlier library whatever the file contains
+    now. It also keeps some libraries after they were closed.
     """
     system = ctypes.CDLL(None)
     system.dlopen.restype = ctypes.c_void_p

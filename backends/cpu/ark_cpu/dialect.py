@@ -1,4 +1,4 @@
-"""The CPU's dialect: plain C++17, a processor is a thread."""
+"""The CPU's dialect: plain C++17, in which a processor is a thread."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-// The loop kernel's entry point on a CPU: one thread per processor, all running at once. The caller
-// is processor 0's; the others have stacks of a size that does not depend on the user's limits.
-// look: what the caller wants called now and then while he waits, by his own thread; or null.
+// The loop kernel's entry point on a CPU: one thread per processor, all running at once. The
+// calling thread runs processor 0. The other threads have stacks whose size does not depend on the
+// user's limits. look: a function that the calling thread calls from time to time while it waits,
+// or null.
 
 constexpr size_t ARK_STACK_BYTES = size_t{8} << 20;
 
@@ -39,7 +40,7 @@ extern "C" int ark_loop(const ArkParams* params, int processors, void (*look)())
   if (all) {
     ark_work(&first);
   } else {
-    // Not every processor can be resident: raise the abort word so that the others leave.
+    // Not every processor can be resident: set the abort word so that the other threads leave.
     ark_add_release(&ark_control(params)->abort, 1u, false);
   }
   while (--running > 0) {

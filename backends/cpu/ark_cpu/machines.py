@@ -25,7 +25,9 @@ def cores() -> int:
 
 
 def model(processors: int, memory_bytes: int = 0) -> Machine:
-    """A CPU with that many processors; figures of a common server core for the cost model."""
+    """The model of a CPU with the given number of processors. The cost model uses the figures of a
+    common server core.
+    """
     return Machine(
         name=f"cpu-{processors}",
         arch=host_arch(),

@@ -1,5 +1,5 @@
-"""The memory of this machine, and how much of it a process may still allocate. Called by probe and
-device.
+"""The physical memory of this machine and the amount that a process may still allocate. Called by
+probe and device.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
-# (limit, use) files of a control group, by the interface's version
+# The files with a control group's (limit, use), by version of the cgroup interface.
 _FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
@@ -22,7 +22,9 @@ def memory_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """The bytes that can be allocated now without swapping or being killed, as far as is known."""
+    """The bytes that can be allocated now without swapping and without being killed, as far as the
+    system reports them.
+    """
     return min(_machine(), *(_left(group) for group in groups()))
 
 
@@ -38,7 +40,9 @@ def _machine() -> int:
 
 
 def groups(root: Path = CGROUPS, of: Path = Path("/proc/self/cgroup")) -> Iterator[Path]:
-    """The folders of the control groups that may limit this process's memory, the root last."""
+    """The folders of the control groups that may limit this process's memory, with the root
+    last.
+    """
     try:
         lines = of.read_text().splitlines()
     except OSError:
@@ -49,7 +53,7 @@ def groups(root: Path = CGROUPS, of: Path = Path("/proc/self/cgroup")) -> Iterat
             continue
         base = root / "memory" if controllers else root
         own = base / path.strip("/")
-        # In a container the path may be the host's, of which only the root is visible.
+        # In a container the path may be the host's path, and only the root of it is visible.
         yield from (g for g in (own, *own.parents) if g == base or base in g.parents)
 
 

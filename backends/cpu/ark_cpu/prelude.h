@@ -1,5 +1,6 @@
 // The device ABI on a CPU: a processor is one thread, a warp has one lane, shared memory is the
-// thread's own buffer. Only C's headers: those of C++ took longer to compile than a small kernel.
+// thread's own buffer. Only headers of C are included, because those of C++ take longer to compile
+// than a small kernel.
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
@@ -29,7 +30,8 @@ struct ark_bf16 {
 #else
 #define ARK_VECTOR_LOOP _Pragma("GCC ivdep")
 #endif
-// The widest vectors, and how many rows' sums fit into the registers of two of them.
+// The width of the widest vectors, and the number of rows whose sums fit into registers with two
+// vectors each.
 #if defined(__AVX512F__)
 #define ARK_VECTOR_BYTES 64
 #define ARK_PANEL_ROWS 12
@@ -41,7 +43,7 @@ struct ark_bf16 {
 #define ARK_PANEL_ROWS 8
 #endif
 #define ARK_HOST_CHECK 0u
-// The compiler is allowed to reorder sums and products, but for these.
+// The compiler may reorder sums and products, except for these.
 #if defined(__clang__)
 #define ARK_ORDERED_SUM(T, a, b) ark_ordered_sum<T>(a, b)
 #define ARK_ORDERED_PRODUCT(T, a, b) ark_ordered_product<T>(a, b)
@@ -111,8 +113,9 @@ ARK_DEVICE ark_u64 ark_time_ns() {
   clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<ark_u64>(now.tv_sec) * 1000000000u + static_cast<ark_u64>(now.tv_nsec);
 }
-// The clock of budgets: a process that is stopped (SIGSTOP, a debugger) is not late. A wait looks
-// at it every tenth of a second or so; of a longer gap one second counts.
+// The clock for time limits. It does not advance while the process is stopped (SIGSTOP, a
+// debugger): a wait reads it about every tenth of a second, and of a longer gap only one second
+// counts.
 #define ARK_SPIN_TIME() ark_waited_ns()
 ARK_DEVICE ark_u64 ark_waited_ns() {
   static thread_local ark_u64 last = 0u, stopped = 0u;
@@ -122,8 +125,8 @@ ARK_DEVICE ark_u64 ark_waited_ns() {
   last = now;
   return now - stopped;
 }
-// A caller whose own thread runs a processor may look at what else there is (signals, a rank that
-// has died) every 20 ms in which that one waits.
+// Every 20 ms of waiting, the caller's thread may call a function that checks for other events,
+// such as signals or a rank that has died.
 inline ARK_LINKED __thread void (*ark_look)() = nullptr;
 ARK_COLD void ark_look_around() {
   static thread_local ark_u64 looked = 0u;
@@ -136,7 +139,7 @@ constexpr ark_u32 ARK_SHORT_SPINS = 200u;
 constexpr ark_u64 ARK_SHORT_NS = 100000u;
 // Yields the core: there may be more processors than cores. A thread that sleeps gets a shared core
 // back sooner than one that calls sched_yield, and sched_yield has no effect between groups of
-// processes (sessions, containers). So a wait that is not short sleeps.
+// processes (sessions, containers). A long wait therefore sleeps.
 ARK_COLD void ark_give_way(ark_u32 spins) {
   static thread_local ark_u64 begun = 0u;
   if ((spins & 15u) == 0u && ark_look != nullptr) ark_look_around();
@@ -146,7 +149,8 @@ ARK_COLD void ark_give_way(ark_u32 spins) {
     sched_yield();
     return;
   }
-  // After some ten milliseconds of nothing: an idle loop, or a peer that is not there yet.
+  // Reached after about ten milliseconds without an event: the loop is idle, or a peer has not
+  // started yet.
   const timespec nap{0, now - begun < 10000000u ? 1000 : 50000};
   nanosleep(&nap, nullptr);
 }
@@ -171,9 +175,10 @@ ARK_DEVICE ark_u32 ark_float_bits(float value) {
   return bits;
 }
 #if !defined(__clang__) && (defined(__FMA__) || defined(__ARM_FEATURE_FMA))
-// Ordered sums and products are fused steps with a one and a zero that the compiler does not know,
-// so that it does not simplify them. Its own barrier, __builtin_assoc_barrier, is lost when GCC 12
-// vectorises a loop. Bits are kept, since stores of floats to other memory cannot change integers.
+// Ordered sums and products are fused multiply-adds with a one or a zero whose value the compiler
+// does not know, so that it cannot simplify them. The compiler's own barrier,
+// __builtin_assoc_barrier, is lost when GCC 12 vectorises a loop. The ones and zeros are kept as
+// integer bits, because the compiler knows that stores of floats cannot change integers.
 static ark_u32 ark_one_bits, ark_zero_bits;
 static ark_u64 ark_one_bits_64, ark_zero_bits_64;
 __attribute__((constructor)) static void ark_set_bits() {
@@ -211,7 +216,8 @@ ARK_DEVICE ark_bf16 ark_bfloat(float v) {
   const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
   return ark_bf16{static_cast<uint16_t>(nan ? (bits >> 16) | 0x40u : rounded)};
 }
-// Half precision through exponent arithmetic on floats: no compiler support needed, vectorises.
+// Converts half precision by exponent arithmetic on floats. This needs no compiler support and
+// vectorises.
 ARK_DEVICE float ark_float(ark_f16 v) {
   const ark_u32 magnitude = static_cast<ark_u32>(v.bits & 0x7fffu) << 13;
   float value = ark_bits_float(magnitude) * ark_bits_float(0x77800000u);
@@ -223,8 +229,8 @@ ARK_DEVICE ark_f16 ark_half(float v) {
   const ark_u32 bits = ark_float_bits(v);
   const ark_u32 sign = (bits >> 16) & 0x8000u;
   const ark_u32 magnitude = bits & 0x7fffffffu;
-  // All cases are computed and one is chosen, so that it vectorises. Subnormal: adding 0.5 shifts
-  // the mantissa into place, rounded to nearest even.
+  // All cases are computed and one is selected, so that the loop vectorises. For subnormal results,
+  // adding 0.5 shifts the mantissa into place and rounds it to nearest even.
   const ark_u32 small = ark_float_bits(ark_bits_float(magnitude) + 0.5f) - 0x3f000000u;
   const ark_u32 normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   const ark_u32 finite = magnitude < 0x38800000u ? small : normal;
@@ -233,7 +239,8 @@ ARK_DEVICE ark_f16 ark_half(float v) {
   return ark_f16{static_cast<uint16_t>(half | sign)};
 }
 
-// a * b + c, which the compiler may not take apart where the processor does it in one step.
+// a * b + c. The compiler may not split it into two steps where the processor has a fused
+// instruction.
 ARK_DEVICE float ark_fma(float a, float b, float c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   return __builtin_fmaf(a, b, c);
@@ -241,9 +248,10 @@ ARK_DEVICE float ark_fma(float a, float b, float c) {
   return a * b + c;
 #endif
 }
-// e^v within 2 units in the last place, without a branch, so that loops over it vectorise: v is n
-// ln 2 + r, 2 e^r a polynomial (its Taylor series in Horner's form, |r| <= ln 2 / 2), and 2^(n-1)
-// two factors, so that no product of these overflows where the result does not, in any order.
+// e^v within 2 units in the last place, without a branch, so that loops over it vectorise. v is
+// split into n ln 2 + r with |r| <= ln 2 / 2. 2 e^r is a polynomial (the Taylor series in Horner's
+// form). 2^(n-1) is a product of two factors, so that no partial product overflows unless the
+// result does, in any order of multiplication.
 ARK_DEVICE float ark_exp(float v) {
   const float high = v > 89.0f ? 89.0f : v;
   const float x = high < -104.0f ? -104.0f : high;
@@ -267,7 +275,8 @@ ARK_DEVICE float ark_exp(float v) {
 ARK_DEVICE float ark_log(float v) { return __builtin_logf(v); }
 ARK_DEVICE float ark_sqrt(float v) { return __builtin_sqrtf(v); }
 ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / __builtin_sqrtf(v); }
-// A series near 0, where the closed form loses digits; both are computed, so that it vectorises.
+// Near 0 a series is used, because the closed form loses digits there. Both are computed, so that
+// the loop vectorises.
 ARK_DEVICE float ark_tanh(float v) {
   const float a = v < 0.0f ? -v : v;
   const float s = v * v;
@@ -299,8 +308,8 @@ ARK_DEVICE float ark_row_dot(const T* w, const float* x, int k) {
   return total;
 }
 
-// Squares of small elements transposed in registers of 16 bytes, a row each: in every round rows of
-// the upper half alternate, element by element, with those of the lower one.
+// Transposes square blocks of small elements in 16-byte registers, one row in each. Every round
+// interleaves rows of the upper half with rows of the lower half, element by element.
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
 #define ARK_HAS_BLOCKS 1

@@ -32,7 +32,7 @@ class _Worker:
                         return
                 continue  # it was chosen in the meantime
             work()
-            # After `ended` a caller may launch again at once and reuse this thread.
+            # When `ended` is called, the caller may launch again at once and reuse this thread.
             _idle.append(self)
             ended()
             del work, ended  # they hold memory of the launch
@@ -52,7 +52,7 @@ def run(work: Callable[[], None], ended: Callable[[], None]) -> None:
 
 
 def _forget() -> None:
-    """Forgets all threads in a forked process, which does not have them."""
+    """Forgets all threads. Called in a forked process, to which no thread is copied."""
     global _lock
     _lock = threading.Lock()
     _idle.clear()

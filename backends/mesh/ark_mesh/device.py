@@ -1,5 +1,5 @@
-"""A simulated mesh as a device: the host addresses its own memory only;
-ark_mesh.executor manages the cores' private memories.
+"""A simulated mesh as a device. The host addresses only its own memory; ark_mesh.executor manages
+the cores' private memories.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_CORES = 16
 
 
 def wanted_cores() -> int:
-    """The number of cores of the mesh: ARK_MESH_CORES, or 16."""
+    """The number of cores of the mesh: $ARK_MESH_CORES, or 16 if it is not set."""
     text = os.environ.get("ARK_MESH_CORES", str(DEFAULT_CORES))
     if not re.fullmatch(r"[1-9]\d?", text) or int(text) > machines.MOST_CORES:
         raise InvalidUsageError(

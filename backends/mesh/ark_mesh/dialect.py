@@ -1,5 +1,5 @@
-"""The mesh's dialect: the CPU's with another entry point, since a core runs one task at a time like
-a thread.
+"""The mesh's dialect. It is the CPU's dialect with another entry point, because a core runs one
+task at a time, as a thread does.
 """
 
 from __future__ import annotations

@@ -4,29 +4,29 @@
 struct MeshMessage {
   ark_u64 from, to;  // addresses
   ark_u32 bytes;
-  ark_u32 changed;  // deliver only what the source has changed since the iteration began
+  ark_u32 changed;  // deliver only bytes that the source has changed in this iteration
 };
 static_assert(sizeof(MeshMessage) == 24, "MeshMessage");
 
 struct MeshParams {
   ark_u64 cores;       // ArkParams of each core, contiguous
   ark_u64 steps;       // by phase, its supersteps
-  ark_u64 tasks;       // by phase, core and superstep, the first task; and the end
-  ark_u64 exchanges;   // by phase and superstep, the first message; and the end
+  ark_u64 tasks;       // by phase, core and superstep: the first task, then the end
+  ark_u64 exchanges;   // by phase and superstep: the first message, then the end
   ark_u64 messages;    // MeshMessage
   ark_u64 inputs;      // MeshMessage from the host, at the launch's start
   ark_u64 outputs;     // MeshMessage to the host, when a phase has ended
-  ark_u64 ends;        // by phase, the first of outputs; and the end
-  ark_u64 posts;       // MeshMessage to memory that the host maps, behind every iteration
-  ark_u64 post_ends;   // by phase, the first of posts; and the end
-  ark_u64 copies;      // MeshMessage to what a core remembers of the iteration's beginning
+  ark_u64 ends;        // by phase: the first message of `outputs`, then the end
+  ark_u64 posts;       // MeshMessage to host-mapped memory, sent after every iteration
+  ark_u64 post_ends;   // by phase: the first message of `posts`, then the end
+  ark_u64 copies;      // MeshMessage to a core's copy of the iteration's initial state
   ark_u64 staging;     // room for the bytes of the largest exchange
-  ark_u64 remembered;  // from a core's memory to what it remembers of it, in bytes
-  ark_u64 control;     // ArkControl of the launch, and behind it the phases' ends
+  ark_u64 remembered;  // bytes from a core's memory to its copy of the initial state
+  ark_u64 control;     // ArkControl of the launch, followed by the ends of the phases
   ark_u64 host;        // ArkHost
   ark_u64 counts;      // two words: supersteps so far, and bytes exchanged in them
   ark_u64 idle_ns;
-  ark_u32 count;  // of cores
+  ark_u32 count;  // number of cores
   ark_u32 phases;
   ark_u32 persistent;
   ark_u32 first;  // iteration
@@ -40,7 +40,7 @@ static void mesh_copy(const MeshMessage* each, ark_u32 count) {
   }
 }
 
-// Every message is read before the first is written, as if all travelled at once.
+// Reads every message before it writes the first one, as if all travelled at the same time.
 static void mesh_exchange(const MeshParams* m, const MeshMessage* each, ark_u32 count) {
   char* staged = ARK_POINTER(char, m->staging);
   for (ark_u32 i = 0u; i < count; staged += each[i].bytes, ++i) {
@@ -69,7 +69,8 @@ static const ArkParams* mesh_core(const MeshParams* m, ark_u32 core) {
   return ARK_POINTER(const ArkParams, m->cores) + core;
 }
 
-// A core that has failed says so by its own control block; the launch's gets the first one's words.
+// A core that has failed reports it in its own control block. Copies the error of that core to the
+// host's block of the launch.
 static bool mesh_failed(const MeshParams* m, ark_u32 core) {
   const ArkControl* own = ark_control(mesh_core(m, core));
   if (own->error == 0u) return false;
@@ -86,7 +87,7 @@ static bool mesh_failed(const MeshParams* m, ark_u32 core) {
   return true;
 }
 
-// The tasks of one core in one superstep; false after a failure.
+// Runs the tasks of one core in one superstep. Returns false after a failure.
 static bool mesh_compute(const MeshParams* m, ark_u32 core, ark_u32 iteration, ark_u32 begin,
                          ark_u32 end, char* scratch) {
   if (begin == end) return true;
@@ -123,7 +124,7 @@ static bool mesh_iteration(const MeshParams* m, ark_u32 phase, ark_u32 iteration
   return true;
 }
 
-// A range of messages to the host.
+// Delivers a range of messages to the host.
 static void mesh_out(ark_u64 messages, ark_u64 ends, ark_u32 phase) {
   const ark_u32* range = ARK_POINTER(const ark_u32, ends) + phase;
   mesh_copy(ARK_POINTER(const MeshMessage, messages) + range[0], range[1] - range[0]);

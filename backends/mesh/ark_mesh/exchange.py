@@ -1,10 +1,11 @@
-"""From a plan to supersteps: in each, cores compute on private memory; between them, they exchange.
+"""Converts a plan into supersteps: in a superstep the cores compute on private memory; between two
+supersteps they exchange messages.
 
-The tasks of a phase are walked in program order. For every item of memory that a task writes, the
-exchange records the last writer, the cores that hold a copy, and the supersteps; a read of an item
-that its core does not hold becomes a message, and the task goes to the superstep behind it. A
-plan's counters are not used: program order and the tasks' accesses determine everything. Called by
-ark_mesh.executor.
+The tasks of a phase are visited in program order. For every item of memory that a task writes, the
+exchange records the last writer, the cores that hold a copy, and the supersteps. A read of an item
+that its core does not hold becomes a message, and the task is placed in the superstep after that
+message. The counters of the plan are not used: program order and the tasks' accesses determine
+everything. Called by ark_mesh.executor.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ark.plan import kind as kinds
 from ark.plan.boxes import Boxes, Templates
 from ark.plan.types import INITIAL, Plan, PlanTensor, Task
 
-HOST = -1  # the last writer of items not written in this iteration
+HOST = -1  # the last writer of an item that this iteration has not written
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +38,9 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A piece that its core sends to another one. changed: True if only bytes are delivered that
-    the source has changed in this iteration, because other cores append to the same box.
+    """A piece that its core sends to another one. changed: True if only those bytes are delivered
+    that the source has changed in this iteration. This is needed where several cores append to the
+    same box.
     """
 
     piece: Piece
@@ -50,8 +52,9 @@ class Message:
 class Supersteps:
     """One phase. tasks: by core, (superstep, task) in the order in which they run. exchanges: the
     messages behind each superstep; the last ones make all copies of lasting data equal again.
-    written: where an iteration's results are when it has ended, in the order in which buffers were
-    written last, because buffers share the host's memory by lifetimes. last: by buffer, that op.
+    written: the locations of an iteration's results after it has ended, ordered by each buffer's
+    last write, because buffers with disjoint lifetimes share host memory. last: by buffer, the op
+    that writes it last.
     """
 
     tasks: list[list[tuple[int, Task]]]
@@ -62,12 +65,12 @@ class Supersteps:
 
 @dataclass
 class _Items:
-    """A buffer that tasks write, by item of `size` bytes. Sets of cores are bits of a word.
+    """A buffer that tasks write, divided into items of `size` bytes. A set of cores is a bit mask.
 
-    holders: cores with the present contents; homes: cores with them when an iteration begins.
-    source: the last writer. wrote, read: supersteps of the last write and of the last read since.
-    appended: cores that appended to the item in this iteration, and `late` the last superstep of
-    these.
+    holders: cores with the present contents; homes: cores that have them when an iteration begins.
+    source: the last writer. wrote, read: the supersteps of the last write and of the last read
+    after it. appended: cores that appended to the item in this iteration. late: the last superstep
+    of these appends.
     """
 
     size: int
@@ -87,7 +90,9 @@ class _Items:
         return cls(size, holders, homes, source, wrote, read, appended, late)
 
     def begin(self) -> None:
-        """Before an iteration: no core has written, and homes hold everything."""
+        """Resets the records to the state before an iteration: no core has written, and homes hold
+        everything.
+        """
         self.holders[:] = 0
         self.appended[:] = 0
         for array in (self.source, self.wrote, self.read, self.late):
@@ -100,9 +105,10 @@ def _bit(core: int) -> np.uint64:
 
 
 class Exchange:
-    """The supersteps of all phases of a plan, and which bytes of which buffers a core touches.
+    """The supersteps of all phases of a plan, and the byte range of each buffer that a core
+    touches.
 
-    windows: by core and buffer, the first and the end byte.
+    windows: by core and buffer, the first byte and the end.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -132,7 +138,9 @@ class Exchange:
             self._finish(steps, end)
 
     def _item_sizes(self) -> dict[int, int]:
-        """By buffer, the bytes of the largest item of which all its tensors consist."""
+        """By buffer, the largest item size in bytes that divides all of its tensors into whole
+        items.
+        """
         sizes: dict[int, int] = {}
         for tensor in self.plan.tensors:
             size = np.gcd(tensor.itemsize, tensor.first_byte)
@@ -162,7 +170,7 @@ class Exchange:
         steps = Supersteps([[] for _ in lists])
         reached = [0] * len(lists)  # by core, the superstep of its last task
         tasks = [(task.op, core, task) for core, own in enumerate(lists) for task in own]
-        tasks.sort(key=lambda entry: entry[0])  # stable: program order, whoever runs it
+        tasks.sort(key=lambda entry: entry[0])  # the sort is stable and keeps program order
         touched = {op: self._touched(op, where) for op, where in coords.items()}
         for op, core, task in tasks:
             accesses = touched[op].get(task.coord, [])
@@ -185,7 +193,7 @@ class Exchange:
     def _touched(
         self, op: int, where: tuple[tuple[int, ...], ...]
     ) -> dict[tuple[int, ...], list[tuple[int, np.ndarray, bool, bool]]]:
-        """By coordinates: (buffer, items, write, append_only) of each access, reads first."""
+        """By task coordinates: (buffer, items, write, append_only) of each access, reads first."""
         touched: dict[tuple[int, ...], list[tuple[int, np.ndarray, bool, bool]]] = {}
         boxes_of = self._templates.boxes(self._signatures[op], where)
         for boxes in sorted(boxes_of, key=lambda b: b.write):
@@ -200,9 +208,10 @@ class Exchange:
     def _need(
         self, core: int, buffer: int, at: np.ndarray, write: bool, append_only: bool
     ) -> tuple[int, list[Message]]:
-        """The first superstep in which the core may touch the items, and messages before it.
+        """Returns the first superstep in which the core may touch the items, and adds the messages
+        that it needs before.
 
-        A write of a part of what the buffer holds needs the rest, so it is a read as well.
+        A write to a part of an item keeps the rest of it, so it counts as a read as well.
         """
         items = self._items.get(buffer)
         if items is None:
@@ -254,7 +263,9 @@ class Exchange:
     def _finish(
         self, steps: Supersteps, end: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
     ) -> None:
-        """The last exchange of an iteration, and the places of the iteration's results after it."""
+        """Adds the last exchange of an iteration and records the locations of the iteration's
+        results after it.
+        """
         last: list[Message] = []
         for buffer, (source, holders, appended) in end.items():
             items = self._items[buffer]
@@ -283,7 +294,9 @@ class Exchange:
         steps.exchanges[-1] += last
 
     def _piece(self, core: int, buffer: int, at: np.ndarray) -> Piece:
-        """The piece of ascending items (at least one), with consecutive ones joined."""
+        """The pieces of memory that ascending items (at least one) cover, with consecutive items
+        joined.
+        """
         size = self._sizes[buffer]
         breaks = np.flatnonzero(np.diff(at) != 1)
         begin = at[np.concatenate(([0], breaks + 1))] * size
@@ -292,7 +305,7 @@ class Exchange:
 
 
 def _places(tensor: PlanTensor, boxes: Boxes, row: int, size: int) -> np.ndarray:
-    """The items of a box in its buffer, rising; of `size` bytes."""
+    """The items of `size` bytes that a box covers in its buffer, in ascending order."""
     strides = np.zeros(boxes.dims, np.int64)
     extents = tensor.items.extents
     strides[boxes.dims - len(extents) :] = row_major(extents)
@@ -306,6 +319,6 @@ def _places(tensor: PlanTensor, boxes: Boxes, row: int, size: int) -> np.ndarray
 
 
 def _cores(sets: np.ndarray) -> list[int]:
-    """The cores that are in any of the sets, rising."""
+    """The cores that are in any of the sets, in ascending order."""
     union = int(np.bitwise_or.reduce(sets)) if len(sets) else 0
     return [core for core in range(union.bit_length()) if union >> core & 1]

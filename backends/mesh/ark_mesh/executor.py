@@ -1,5 +1,5 @@
-"""Runs a plan on the mesh: fills the cores from the host's memory, runs supersteps, and takes out
-what was written. It has the interface of ark.runtime.executor.Executor, without counters and tables
+"""Runs a plan on the mesh: copies the host's memory to the cores, runs supersteps, and copies the
+results back. It has the interface of ark.runtime.executor.Executor, without the counters and tables
 of a loop kernel.
 """
 
@@ -61,8 +61,8 @@ class MeshExecutor(PlanMemory):
         trace_records: int = 0,
         budget_s: float = BUDGET_S,
     ) -> None:
-        """As ark.runtime.executor.Executor. Raises UnsupportedError for plans that need shared
-        memory, and for several ranks.
+        """Takes the arguments of ark.runtime.executor.Executor. Raises UnsupportedError for plans
+        that need shared memory and for plans of several ranks.
         """
         _check(plan, trace_records)
         super().__init__(plan, device, externals)
@@ -107,7 +107,7 @@ class MeshExecutor(PlanMemory):
         self._bind()
 
     def _lay_out(self) -> None:
-        """Prepares everything that does not depend on addresses of the host's memory."""
+        """Prepares everything that does not depend on addresses in the host's memory."""
         phases = self.exchange.phases
         every = [messages for steps in phases for messages in steps.exchanges]
         records = [self.cores.messages(messages) for messages in every]
@@ -129,7 +129,7 @@ class MeshExecutor(PlanMemory):
         params["copy_count"], params["idle_ns"] = len(copies), int(IDLE_S * 1e9)
 
     def _bind(self) -> None:
-        """Prepares messages from and to the host, for the present addresses of its memory."""
+        """Prepares messages from and to the host for the current addresses of its memory."""
         own = {b.id: self.buffer_address(b.id) for b in self.plan.buffers}
         inputs = self.cores.transfers(self.cores.initial(), own, out=False)
         self._set("inputs", inputs)
@@ -147,7 +147,7 @@ class MeshExecutor(PlanMemory):
         self._params[name] = array.ctypes.data
 
     def rebind(self, externals: Mapping[int, int]) -> None:
-        """Moves external buffers to other addresses, by buffer id; nothing may be running."""
+        """Moves external buffers, given by id, to other addresses. No launch may be running."""
         self._externals.update(externals)
         self._bind()
 
@@ -161,7 +161,7 @@ class MeshExecutor(PlanMemory):
         return self._launch(0, ends, persistent)
 
     def resume(self, iterations: int = 1, stream: int | None = None) -> Run:
-        """Runs further iterations, which continue the count of the launch before; see
+        """Runs further iterations, whose numbers continue those of the previous launch; see
         Executor.resume.
         """
         if len(self.plan.phases) != 1:
@@ -243,12 +243,12 @@ class MeshExecutor(PlanMemory):
 
 
 def _ends(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The offset of each part in their concatenation, and the end."""
+    """The offset of each part in the concatenation of all parts, followed by the total length."""
     return np.array([0, *itertools.accumulate(len(part) for part in parts)], np.uint32)
 
 
 def _check(plan: Plan, trace_records: int) -> None:
-    """Raises UnsupportedError for features that a mesh of private memories lacks."""
+    """Raises UnsupportedError if the plan uses features that a mesh of private memories lacks."""
     if plan.world_size > 1:
         raise UnsupportedError(
             f"the plan is for {plan.world_size} ranks; the backend 'mesh' runs one. Use another "

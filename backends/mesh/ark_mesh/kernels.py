@@ -11,7 +11,7 @@ from ark_mesh.dialect import dialect
 
 
 class MeshKernels(CpuBackend):
-    """The internal backend with which ark.runtime.program compiles."""
+    """The internal backend that ark.runtime.program compiles with."""
 
     name = "mesh"
 

@@ -14,7 +14,9 @@ CORE_BYTES = 16 << 20  # private memory of a core
 
 
 def model(cores: int) -> Machine:
-    """A mesh of that many cores, without any capability: it supports messages only."""
+    """The model of a mesh with the given number of cores. It has no capability: cores can only
+    exchange messages.
+    """
     return Machine(
         name=f"mesh-{cores}",
         arch=platform.machine() or "unknown",

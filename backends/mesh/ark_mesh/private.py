@@ -1,6 +1,7 @@
-"""The cores' private memories: the parts of buffers in each, and each core's table of tasks.
+"""The cores' private memories: which parts of buffers each one holds, and each core's table of
+tasks.
 
-Called by ark_mesh.executor, for one plan and its supersteps.
+Called by ark_mesh.executor, once for a plan and its supersteps.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ POISON_BYTE = 0xFF  # initial bytes of private memory: NaN as floats, -1 as inte
 
 
 class Cores:
-    """The memories of a mesh's cores, one after another. They are followed by as much memory again
-    for copies of the state at an iteration's beginning.
+    """The memories of a mesh's cores in one allocation, one after another. A second region of the
+    same size follows, for copies of the state at an iteration's beginning.
     """
 
     def __init__(self, plan: Plan, exchange: Exchange, device: MeshDevice) -> None:
@@ -71,7 +72,9 @@ class Cores:
         return 0 if place is None else self._memory.address + place
 
     def tables(self, core: int, opcode: Sequence[int]) -> tables.Tables:
-        """The tasks of one core, in the order of supersteps, with addresses in its memory."""
+        """The tasks of one core in the order of supersteps, with addresses in that core's
+        memory.
+        """
         phases = []
         for phase, steps in zip(self.plan.phases, self.exchange.phases, strict=True):
             order = sorted(steps.tasks[core], key=lambda entry: entry[0])
@@ -92,7 +95,9 @@ class Cores:
         return built
 
     def bounds(self) -> np.ndarray:
-        """By phase, core and superstep, the number of the first task; and the end of each row."""
+        """By phase, core and superstep, the number of the first task. Each row ends with the end of
+        its last superstep.
+        """
         rows: list[np.ndarray] = []
         begun = [0] * len(self._places)
         for steps in self.exchange.phases:
@@ -104,7 +109,7 @@ class Cores:
         return np.concatenate(rows).astype(np.uint32)
 
     def messages(self, messages: Sequence[Message]) -> np.ndarray:
-        """Messages between cores, in the entry point's form."""
+        """The messages between cores, as the structs that the entry point reads."""
         records = [np.zeros(0, MESSAGE)]
         for m in messages:
             target = self.address(m.target, m.piece.buffer)
@@ -115,8 +120,8 @@ class Cores:
     def transfers(
         self, pieces: Sequence[Piece], host: Mapping[int, int] | None, out: bool
     ) -> np.ndarray:
-        """Messages between cores and the host's memory. host: addresses by buffer; without it,
-        messages from a core to its copy of the iteration's beginning.
+        """The messages between cores and the host's memory. host: addresses by buffer. Without it,
+        the messages go from a core to its copy of the iteration's initial state.
         """
         records = [np.zeros(0, MESSAGE)]
         for piece in pieces:
@@ -126,7 +131,7 @@ class Cores:
         return np.concatenate(records)
 
     def _moves(self, piece: Piece, other: int, out: bool) -> np.ndarray:
-        """The moves between a core and a buffer at an address."""
+        """The copies between a core and a buffer at the given address."""
         records = np.zeros(len(piece.begin), MESSAGE)
         records["from" if out else "to"] = self.address(piece.core, piece.buffer) + piece.begin
         records["to" if out else "from"] = other + piece.begin

@@ -1,4 +1,6 @@
-"""The AMD backend: HIP sources, hiprtc or clang, hip-python; backends/README.md names its rooms."""
+"""The AMD backend. It emits HIP source, compiles it with hiprtc or clang, and calls the driver
+through hip-python. backends/README.md lists its modules.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class RocmBackend:
         return Compiler()
 
     def toolchain(self, arch: str) -> Toolchain | None:
-        """See ark.backend.protocol.CheckedBackend. None for emulated devices."""
+        """See ark.backend.protocol.CheckedBackend. Returns None for emulated devices."""
         return None if os.environ.get(probe.VARIABLE) else toolchain(arch)
 
     def default_arch(self) -> str:
@@ -62,26 +64,28 @@ class RocmBackend:
         return Device(index)
 
     def predict(self, name: str) -> None:
-        """See ark.backend.protocol.PredictingBackend; the emulator has the models."""
+        """See ark.backend.protocol.PredictingBackend. The models are in the emulator."""
         os.environ[probe.VARIABLE] = f"emulated:{name}"
         probe.prepare()
 
     def inspect(self, source: Source, arch: str) -> LoopFigures:
-        """See ark.backend.protocol.InspectedBackend; the emulator's lint reads the assembly."""
+        """See ark.backend.protocol.InspectedBackend. The emulator's lint reads the assembly."""
         reader = _emulator("lint.matrix_loop")
         text = assembly(source, Target(arch, 0))
         figures: LoopFigures = reader.matrix_loop(text, arch, "ark_loop")
         return figures
 
     def counting(self, arch: str) -> AbstractContextManager[Callable[[], tuple[int, int]] | None]:
-        """See ark.backend.protocol.InspectedBackend; the emulator's timing model counts."""
+        """See ark.backend.protocol.InspectedBackend. The emulator's timing model counts the
+        instructions.
+        """
         counters: AbstractContextManager[Callable[[], tuple[int, int]] | None]
         counters = _emulator("profile").counting(arch)
         return counters
 
 
 def _emulator(name: str) -> ModuleType:
-    """A module of the emulator. Raises an error if the emulator is not installed."""
+    """Imports a module of the emulator. Raises an error if the emulator is not installed."""
     try:
         return importlib.import_module(f"ark_rocm_emulator.{name}")
     except ImportError:
@@ -91,8 +95,8 @@ def _emulator(name: str) -> ModuleType:
 
 
 def _backend() -> KernelBackend:
-    """The backend of AMD GPUs, or the shim for `ark doctor` on other GPUs if the environment asks
-    for it.
+    """The backend of AMD GPUs. If the environment asks for it, the shim with which `ark doctor` can
+    check other GPUs.
     """
     if os.environ.get(probe.VARIABLE) != "shim":
         return RocmBackend()

@@ -1,7 +1,8 @@
 """Reads the resources of a code object's loop kernel: registers, spills, scratch and LDS.
 
-They are in the metadata note (LLVM's "User Guide for AMDGPU Backend", Code Object Metadata): a
-MessagePack map that the runtime reads, too. Called by ark_rocm.__init__ for `ark emit --binary`.
+The figures are in the metadata note (LLVM's "User Guide for AMDGPU Backend", Code Object Metadata),
+a MessagePack map that AMD's runtime reads, too. Called by ark_rocm.__init__ for `ark emit
+--binary`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ KERNEL = "ark_loop"
 
 
 class _Kernel(msgspec.Struct, frozen=True):
-    """A kernel's entry in the metadata, with the members that are used here."""
+    """A kernel's entry in the metadata, with only those members that are used here."""
 
     name: str = msgspec.field(name=".name")
     vgprs: int = msgspec.field(name=".vgpr_count")
@@ -39,7 +40,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 def _metadata(elf: bytes) -> bytes:
-    """The description of the metadata note. Raises ValueError if there is none."""
+    """Decodes the metadata note. Raises ValueError if the code object has none."""
     if not elf.startswith(_MAGIC):
         raise ValueError("it is not an ELF file of 64 bits")
     (table,) = struct.unpack_from("<Q", elf, 40)
@@ -57,7 +58,7 @@ def _metadata(elf: bytes) -> bytes:
 
 
 def used(elf: bytes, kernel: str = KERNEL) -> Used:
-    """The resources of a kernel. Raises SystemError if the code object does not have them."""
+    """The resources of a kernel. Raises SystemError if the code object does not list them."""
     try:
         metadata = msgspec.msgpack.decode(_metadata(elf), type=_Metadata)
     except (ValueError, OverflowError, struct.error, msgspec.MsgspecError) as error:

@@ -1,10 +1,9 @@
 """Compiles HIP source to a code object, with hiprtc if ROCm is installed, otherwise with plain
 clang.
 
-Clang also takes what hiprtc, which may be older than the source asks for, refuses.
-The prelude includes nothing, so the clang of the `ziglang` wheel suffices: it knows the AMD targets
-and brings the linker. The same source and compiler give the same bytes. Called by ark.runtime and
-`ark emit`; needs no GPU.
+Source that an old hiprtc refuses is compiled with clang, too. The prelude includes no headers, so
+the clang of the `ziglang` wheel suffices: it supports the AMD targets and contains the linker. The
+same source and compiler give the same bytes. Called by ark.runtime and `ark emit`; needs no GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _CLANG = (
     "-fms-extensions",
     "-fuse-cuid=none",
 )
-# Options that write an object without the linker, which this clang cannot start.
+# Options for writing an object file without the linker, which this clang cannot start.
 _TO_OBJECT = ("-Xclang", "-emit-obj")
 _LOG_LINES = 30
 
@@ -67,13 +66,13 @@ class Compiler:
 
 
 def assembly(source: Source, target: Target) -> str:
-    """The kernel as assembly text, for checks of the generated code."""
+    """The kernel as assembly text. Used by checks of the generated code."""
     with tempfile.TemporaryDirectory(prefix="ark-") as folder:
         return _generated(source, target, Path(folder), ()).read_text()
 
 
 def toolchain(arch: str) -> Toolchain:
-    """The compiler, and the runtime with its driver."""
+    """The versions of the compiler, the HIP runtime and the driver."""
     version = driver.call("hipRuntimeGetVersion", driver.module().hipRuntimeGetVersion)
     key = f"{Compiler().key(Target(arch, 0))} runtime {version}"
     remedy = "update ROCm" if _hiprtc_version() else "run `pip install -U ziglang`"
@@ -90,7 +89,7 @@ def _tool() -> str:
 
 @functools.cache
 def _hiprtc_version() -> str:
-    """The version of ROCm's runtime compiler; empty if there is none."""
+    """The version of ROCm's runtime compiler, or an empty string if it is not installed."""
     try:
         rtc = driver.rtc()
         major, minor = driver.call("hiprtcVersion", rtc.hiprtcVersion)
@@ -121,7 +120,9 @@ def _with_clang(source: Source, target: Target) -> Binary:
 
 
 def _generated(source: Source, target: Target, folder: Path, words: tuple[str, ...]) -> Path:
-    """The file that the code generator writes: text, or an object if `words` ask for one."""
+    """Runs the code generator and returns the path of its output: assembly text, or an object file
+    if `words` ask for one.
+    """
     (folder / "loop.hip").write_text(source.text)
     arch = f"--offload-arch={target.arch}"
     _zig(folder, ["clang", *_CLANG, *_COMMON, *words, arch, "-S", "loop.hip", "-o", "loop.out"])
@@ -130,8 +131,8 @@ def _generated(source: Source, target: Target, folder: Path, words: tuple[str, .
 
 @functools.cache
 def _zig_program() -> str:
-    """The path of the zig program. Calling it directly saves the start of Python by `python -m
-    ziglang`, three times per kernel.
+    """The path of the zig program. Calling it directly avoids starting Python (`python -m ziglang`)
+    three times per kernel.
     """
     _ziglang()
     import ziglang

@@ -1,7 +1,7 @@
 """An opened AMD GPU: memory, code objects, launches of the loop kernel.
 
-The loop kernel runs on a stream of its own and copies on another, so that the host can read tokens
-and feed the loop while the kernel runs. Called by ark.runtime through ark.backend.devices.Device.
+The loop kernel and the copies run on separate streams, so that the host can read tokens and feed
+the loop while the kernel runs. Called by ark.runtime through ark.backend.devices.Device.
 """
 
 from __future__ import annotations
@@ -96,12 +96,14 @@ class Device:
         return Memory(address, nbytes, kind)
 
     def _ask(self, size: int, kind: MemoryKind) -> Any:
-        """HIP's answer to an allocation: an error code and an address."""
+        """HIP's result of an allocation: an error code and an address."""
         if kind == "host":
-            # Coherent (fine-grained): the kernel sees the host's writes while it runs.
+            # This memory is coherent (fine-grained): the kernel sees the host's writes while it
+            # runs.
             return self._hip.hipHostMalloc(size, driver.HOST_MAPPED | driver.HOST_COHERENT)
         if kind == "symmetric":
-            # Uncached: peers' stores and signals must not be hidden by this device's caches.
+            # This memory is uncached: peers' stores and signals must not be hidden by this device's
+            # caches.
             return self._hip.hipExtMallocWithFlags(size, driver.MALLOC_UNCACHED)
         return self._hip.hipMalloc(size)
 
@@ -174,8 +176,8 @@ class Device:
     def launch(
         self, program: object, params: bytes, grid: Grid, stream: int | None = None
     ) -> Launch:
-        """See Device.launch. stream: not supported yet; raises InvalidUsageError if one is
-        given.
+        """See Device.launch. Raises InvalidUsageError if a stream is passed: that is not supported
+        yet.
         """
         if stream is not None:
             raise InvalidUsageError("a loop kernel on AMD devices runs on its own stream only")
@@ -244,7 +246,8 @@ class Device:
         if self._closed or self._busy():
             return
         self._closed = True
-        # After a kernel's fault every call returns the fault's error, but still frees what it can.
+        # After a kernel's fault every call returns the fault's error, but still frees as much as it
+        # can.
         with contextlib.suppress(GpuError):
             self._select()
             self._returned.settle()

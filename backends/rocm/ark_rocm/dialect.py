@@ -16,7 +16,9 @@ def _text(name: str) -> str:
 
 
 def dialect(arch: str) -> Dialect:
-    """The dialect for `arch`; UnsupportedError if this backend does not know it."""
+    """The dialect for `arch`. Raises UnsupportedError if this backend does not support the
+    architecture.
+    """
     ticks = f"constexpr unsigned ARK_TICKS_NS = {machines.describe(arch).tick_ns};\n"
     return Dialect(
         name="rocm",

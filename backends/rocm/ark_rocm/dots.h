@@ -4,7 +4,7 @@ ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }
 ARK_DEVICE float ark_scalar(const ark_f16* p, int i) { return ark_float(p[i]); }
 ARK_DEVICE float ark_scalar(const ark_bf16* p, int i) { return ark_float(p[i]); }
 
-// Products of 16 bytes of weights with as many floats at x.
+// Multiplies 16 bytes of weights with the same number of floats at x.
 ARK_DEVICE float ark_piece_dot(const float*, ark_u32x4 w, const float* x) {
   const ark_f32x4 a = __builtin_bit_cast(ark_f32x4, w);
   const ark_f32x4 b = *reinterpret_cast<const ark_f32x4*>(x);
@@ -29,9 +29,9 @@ ARK_DEVICE float ark_piece_dot(const T* type, ark_u32x4 w, const float* x) {
          ark_low(type, w[3]) * c[2] + ark_high(type, w[3]) * c[3];
 }
 
-// A lane's shares of the dot products of ROWS rows of k weights with x; sum them over the warp.
-// Weights pass once: their loads bypass what the cache keeps, and the rows' loads are in flight
-// together.
+// A lane's share of the dot products of ROWS rows of k weights with x; the caller sums it over the
+// warp. Each weight is read once. Its loads bypass the cache in favour of data that is read again,
+// and the loads of all rows are in flight together.
 #define ARK_HAS_ROWS_DOT 1
 template <int ROWS, typename T>
 ARK_DEVICE void ark_rows_dot(const T* w, int stride, const float* x, int k, float* acc) {

@@ -1,7 +1,9 @@
-"""The HIP runtime through hip-python, with its errors as ark's. Called by probe, device, compiler.
+"""Calls the HIP runtime through hip-python and translates its errors to ark's. Called by probe,
+device, compiler.
 
 hip-python opens the driver's libraries at the first call, so a successful import does not show that
-they exist. Its module names differ between 6.x, 7.x and 10.x, so all imports are here.
+they exist. The names of its modules differ between versions 6.x, 7.x and 10.x, so all imports of it
+are in this file.
 """
 
 from __future__ import annotations
@@ -22,29 +24,29 @@ HOST_COHERENT = 0x40000000
 STREAM_NON_BLOCKING = 0x1
 IPC_LAZY_PEER_ACCESS = 0x1
 
-# Errors that a kernel causes, in contrast to missing parts of the machine.
+# Errors that a kernel causes, as opposed to a missing driver or device.
 _FAULTS = ("LaunchFailure", "LaunchTimeOut", "IllegalAddress", "Assert", "ECCNotCorrectable")
 
 
 def module() -> Any:
-    """hip-python's `hip`; SystemError if it is not installed."""
+    """hip-python's module `hip`. Raises SystemError if it is not installed."""
     return _import("hip")
 
 
 def select(hip: Any, index: int) -> None:
-    """Makes a device HIP's current one, which belongs to the calling thread."""
+    """Selects a device for the calling thread; HIP's current device is per thread."""
     call("hipSetDevice", hip.hipSetDevice, index)
 
 
 def rtc() -> Any:
-    """hip-python's `hiprtc`; SystemError if it is not installed."""
+    """hip-python's module `hiprtc`. Raises SystemError if it is not installed."""
     return _import("hiprtc")
 
 
 def _import(name: str) -> Any:
     try:
         package = importlib.import_module("hip")
-        # Submodules up to 7.x, attributes of a compatibility package in 10.x.
+        # They are submodules up to version 7.x and attributes of a compatibility package in 10.x.
         return getattr(package, name, None) or importlib.import_module(f"hip.{name}")
     except ImportError as error:
         raise SystemError(
@@ -54,7 +56,9 @@ def _import(name: str) -> Any:
 
 
 def library() -> str:
-    """The path of the HIP library that hip-python has opened; its name if the path is unknown."""
+    """The path of the HIP library that hip-python has opened, or only its name if the path is
+    unknown.
+    """
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         for line in maps:
             path = line.split(maxsplit=5)[-1].strip()
@@ -64,7 +68,7 @@ def library() -> str:
 
 
 def package_version() -> str:
-    """The version of hip-python, empty if unknown."""
+    """The version of hip-python, or an empty string if it is unknown."""
     try:
         return metadata.version("hip-python")
     except metadata.PackageNotFoundError:
@@ -72,7 +76,7 @@ def package_version() -> str:
 
 
 def runtime_version(hip: Any) -> tuple[int, int]:
-    """(major, minor) of the HIP library that was opened."""
+    """The version (major, minor) of the HIP library that was opened."""
     version = int(call("hipRuntimeGetVersion", hip.hipRuntimeGetVersion))
     return version // 10_000_000, version // 100_000 % 100
 
@@ -101,7 +105,7 @@ def call(name: str, function: Any, *args: Any, doing: str = "") -> Any:
 
 
 def failure(name: str, code: Any, doing: str = "") -> BaseError:
-    """The error that an error code stands for."""
+    """The exception for an error code of HIP."""
     word = getattr(code, "name", str(code))
     where = f" while {doing}" if doing else ""
     if any(fault in word for fault in _FAULTS):
@@ -116,7 +120,9 @@ def failure(name: str, code: Any, doing: str = "") -> BaseError:
 
 
 def device_properties(hip: Any, index: int) -> Any:
-    """hipDeviceProp_t of a device; hip-python 10 returns it, 6 and 7 fill one in."""
+    """hipDeviceProp_t of a device. hip-python 10 returns the structure; versions 6 and 7 fill in
+    one that is passed.
+    """
     try:
         return call("hipGetDeviceProperties", hip.hipGetDeviceProperties, index)
     except TypeError:

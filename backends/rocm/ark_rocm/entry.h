@@ -1,5 +1,5 @@
-// The loop kernel's entry point on AMD GPUs: one workgroup per processor. Its shared memory is
-// given at launch; the parameters are read in place, as the hardware hands them over.
+// The loop kernel's entry point on AMD GPUs: one workgroup per processor. The launch sets the size
+// of its shared memory. The parameters are read from the kernel argument segment without a copy.
 
 extern "C" __attribute__((global, amdgpu_flat_work_group_size(ARK_THREADS, ARK_THREADS))) void
 ark_loop(ArkParams) {

@@ -1,10 +1,10 @@
-// An AMD GPU as the device of an exported model: the first one, by HIP's runtime library, which is
-// opened when an instance is made.
+// The device code of an exported model for AMD GPUs. It uses the first GPU and calls HIP's runtime
+// library, which is opened when an instance of the model is created.
 #include "driver.h"
 
 #include <stdlib.h>
 
-// HIP's names, and what they take.
+// HIP's functions with their parameter types.
 #define FUNCTIONS(ENTRY)                                                                     \
   ENTRY(init, "hipInit", (unsigned))                                                         \
   ENTRY(select, "hipSetDevice", (int))                                                       \
@@ -90,7 +90,7 @@ void ark_device_close(ark_instance* i) {
   i->device = NULL;
 }
 
-// HIP's current device belongs to the calling thread, so every function selects it.
+// HIP's current device is per thread, so every function selects it.
 int ark_device_alloc(ark_instance* i, uint64_t nbytes, int mapped, ark_memory* made) {
   struct ark_device* d = i->device;
   const size_t size = nbytes < 256 ? 256 : (size_t)nbytes;
@@ -153,7 +153,7 @@ int ark_device_run(ark_instance* i, uint32_t number, const struct ArkParams* par
   struct ArkParams copy = *params;
   void* arguments[] = {&copy};
   int code = d->select(0);
-  // Cooperative: the driver refuses the launch unless all blocks are resident together.
+  // The launch is cooperative: the driver refuses it unless all blocks are resident together.
   if (code == 0) {
     code = d->launch(d->kernels[number].function, m->processors, 1, 1, kernel->threads, 1, 1,
                      kernel->shared_bytes, NULL, arguments);

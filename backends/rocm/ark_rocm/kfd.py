@@ -1,9 +1,10 @@
-"""Queues of an SDMA engine, made through the Linux driver's public interface (linux/kfd_ioctl.h).
+"""Creates queues of an SDMA engine through the Linux driver's public interface (linux/kfd_ioctl.h).
 
-HIP has no call for them: /dev/kfd makes the queue, in the address space that HIP has set up for
-this process, so that the engine reaches what kernels reach, peers' memory among it. Ring, pointers
-and doorbell are mapped for the GPU; the host touches none of them. Called by ark_rocm.queues. It
-was compared with the header and not run: there is no AMD GPU where ark is developed.
+HIP has no call for this. /dev/kfd creates the queue in the address space that HIP has set up for
+this process, so the engine can access the same memory as kernels, including peers' memory. Ring,
+pointers and doorbell are mapped for the GPU; the host does not access them. Called by
+ark_rocm.queues. The code was compared with the header but has not been run, because ark is
+developed without an AMD GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DEVICE = "/dev/kfd"
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PAGE_BYTES = 4096
 DOORBELLS = 2 * PAGE_BYTES  # of a process on one GPU, from GFX9 on
-# Engines for links between GPUs first, then those for the host's link.
+# The engines for links between GPUs are tried first, then those for the link to the host.
 QUEUE_TYPES = (3, 1)
 GTT, DOORBELL = 1 << 1, 1 << 3
 WRITABLE, EXECUTABLE, NO_SUBSTITUTE = 1 << 31, 1 << 30, 1 << 28
@@ -68,7 +69,7 @@ FREE = _struct("kfd_ioctl_free_memory_of_gpu_args", ("handle", _U64))
 _OF_GPUS = (("handle", _U64), ("device_ids_array_ptr", _U64), ("n_devices", _U32))
 MAP = _struct("kfd_ioctl_map_memory_to_gpu_args", *_OF_GPUS, ("n_success", _U32))
 UNMAP = _struct("kfd_ioctl_unmap_memory_from_gpu_args", *_OF_GPUS, ("n_success", _U32))
-# Direction (1 to the driver, 3 both ways) and number of each call.
+# Direction (1: to the driver, 3: both ways) and number of each ioctl.
 CALLS: dict[type[ctypes.Structure], tuple[int, int]] = {
     CREATE_QUEUE: (3, 0x02),
     DESTROY_QUEUE: (3, 0x03),
@@ -80,14 +81,14 @@ CALLS: dict[type[ctypes.Structure], tuple[int, int]] = {
 
 
 def request(kind: type[ctypes.Structure]) -> int:
-    """The ioctl's number, as _IOW and _IOWR of linux/ioctl.h make it."""
+    """The ioctl's request code, computed as the macros _IOW and _IOWR of linux/ioctl.h do."""
     direction, number = CALLS[kind]
     return direction << 30 | ctypes.sizeof(kind) << 16 | ord("K") << 8 | number
 
 
 def gpu_id(location: tuple[int, int, int], nodes: Path = NODES) -> int:
-    """The driver's number of the GPU at a PCI (domain, bus, device). SystemError if none or several
-    are there: a GPU that is partitioned has several nodes at one place.
+    """The driver's number of the GPU at a PCI address (domain, bus, device). Raises SystemError if
+    no GPU or several are there: a partitioned GPU has several nodes at one address.
     """
     domain, bus, device = location
     matching = []
@@ -126,7 +127,9 @@ class KfdQueue:
 
     @classmethod
     def create(cls, ioctl: Ioctl, gpu: int, ring_bytes: int) -> KfdQueue:
-        """A queue with a ring of so many bytes, a power of two and at least a page. OSError."""
+        """A queue whose ring has the given number of bytes, a power of two and at least a page.
+        Raises OSError if the driver refuses it.
+        """
         queue = cls(ioctl, gpu)
         try:
             memory = GTT | COHERENT | UNCACHED | WRITABLE | EXECUTABLE | NO_SUBSTITUTE
@@ -141,7 +144,7 @@ class KfdQueue:
         return queue
 
     def _map(self, nbytes: int, flags: int) -> int:
-        """Zeroed memory of its own at addresses that nothing else of the process has."""
+        """Allocates zeroed memory at addresses that the process does not use otherwise."""
         address = _reserve(nbytes)
         got = ALLOC(va_addr=address, size=nbytes, gpu_id=self.gpu, flags=flags)
         try:
@@ -159,7 +162,7 @@ class KfdQueue:
         self.ioctl(request(kind), kind(handle=handle, device_ids_array_ptr=at, n_devices=1))
 
     def _start(self, ring_bytes: int, pointers: int) -> int:
-        """The queue itself; the place of its doorbell among the process's."""
+        """Creates the queue. Returns the offset of its doorbell among the process's doorbells."""
         refused: OSError | None = None
         for kind in QUEUE_TYPES:
             asked = CREATE_QUEUE(
@@ -198,7 +201,7 @@ class KfdQueue:
 
 
 def _reserve(nbytes: int) -> int:
-    """Reserves unused addresses without memory."""
+    """Reserves unused addresses without allocating memory for them."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
     _LIBC.mmap.restype = ctypes.c_void_p
     _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -213,7 +216,7 @@ def _release(address: int, nbytes: int) -> None:
 
 
 def open_driver() -> int:
-    """An open descriptor of the driver. Raises SystemError if it cannot be opened."""
+    """A file descriptor of the driver. Raises SystemError if /dev/kfd cannot be opened."""
     try:
         return os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -221,7 +224,7 @@ def open_driver() -> int:
 
 
 def driver_ioctl(descriptor: int) -> Ioctl:
-    """The function that calls the driver by `descriptor`."""
+    """A function that sends ioctls to the driver through `descriptor`."""
 
     def ask(number: int, data: ctypes.Structure) -> object:
         return fcntl.ioctl(descriptor, number, data)

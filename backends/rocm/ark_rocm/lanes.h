@@ -1,4 +1,4 @@
-// What lanes of a wave tell each other, and reductions of a wave.
+// Exchanges of values between the lanes of a wave, and reductions over a wave.
 
 ARK_DEVICE ark_u32 ark_shfl_xor(ark_u32 v, int mask) {
   const int from = (ark_lane() ^ mask) * 4;
@@ -8,7 +8,7 @@ ARK_DEVICE float ark_shfl_xor(float v, int mask) {
   return ark_bits_float(ark_shfl_xor(ark_float_bits(v), mask));
 }
 
-// A value moved within rows of 16 lanes without passing through shared memory.
+// Moves a value within rows of 16 lanes without passing through shared memory.
 template <int CONTROL, typename T>
 ARK_DEVICE T ark_row_move(T v) {
   const int bits = __builtin_bit_cast(int, v);
@@ -29,7 +29,8 @@ struct ArkLeast {
   ARK_DEVICE ark_u32 of(ark_u32 a, ark_u32 b) { return a < b ? a : b; }
 };
 
-// Pairs, quads, halves of a row, rows, then the rows of the wave; the same in every lane.
+// Reduces over pairs, quads, halves of a row, rows, and then the rows of the wave. All lanes get
+// the same result.
 template <typename OP, typename T>
 ARK_DEVICE T ark_warp_reduce(T v) {
   v = OP::of(v, ark_row_move<0xb1>(v));   // quad_perm 1 0 3 2
@@ -45,8 +46,8 @@ ARK_DEVICE T ark_warp_reduce(T v) {
 ARK_DEVICE float ark_warp_sum(float v) { return ark_warp_reduce<ArkAdd>(v); }
 ARK_DEVICE float ark_warp_max(float v) { return ark_warp_reduce<ArkMax>(v); }
 
-// For what draws tokens: the highest score, then the lowest token of those that have it. No score
-// is NaN.
+// Used by token sampling: the highest score, and the lowest token among those with that score. No
+// score is NaN.
 #define ARK_HAS_WARP_BEST 1
 ARK_DEVICE void ark_warp_best(float& score, ark_u32& token) {
   const float top = ark_warp_max(score);

@@ -30,14 +30,14 @@ class Launch:
     def __init__(
         self, hip: Any, index: int, stream: Any, program: Program, params: bytes, grid: Grid
     ) -> None:
-        """The device `index` is the calling thread's current one."""
+        """The device `index` must be the calling thread's current one."""
         self._hip, self._index = hip, index
         self._params = ctypes.create_string_buffer(params, len(params))
         self._begin = call("hipEventCreate", hip.hipEventCreate)
         self._end = call("hipEventCreate", hip.hipEventCreate)
         call("hipEventRecord", hip.hipEventRecord, self._begin, stream)
-        # A plain launch: a cooperative one may share one queue with every copy of the process,
-        # and that all blocks are resident together has been checked.
+        # This is a plain launch. A cooperative one may share one queue with every copy of the
+        # process. That all blocks are resident together has been checked before.
         call(
             "hipModuleLaunchKernel",
             hip.hipModuleLaunchKernel,

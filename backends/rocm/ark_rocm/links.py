@@ -1,8 +1,8 @@
 """Reads how this machine's GPUs are linked, from HIP, for `ark.collective.topology.detect`.
 
-HIP reports the kind of link and the hops between two GPUs, but not the rate. Rates are the nominal
-ones of one Infinity Fabric link of the architecture. HIP does not report the number of links
-between two dies of a package either, so such pairs count as one link.
+HIP reports the kind of link and the hops between two GPUs, but not the rate. The rate used is the
+nominal rate of one Infinity Fabric link of the architecture. HIP does not report the number of
+links between two dies of a package either, so a pair of dies counts as one link.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ark.collective.topology.detect import MachineLinks
 
 XGMI_LINK_TYPE = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
-# GB/s each way of one Infinity Fabric link between two GPUs.
+# Nominal rate of one Infinity Fabric link between two GPUs, in GB/s each way.
 LINK_RATE = {"gfx90a": Fraction(50), "gfx942": Fraction(64), "gfx950": Fraction(384, 5)}
 HOST_RATE = Fraction(32)
 

@@ -1,7 +1,8 @@
 """Machine models of AMD GPUs for the planner: named models, and the model of an opened device.
 
-Widths, shared memory and special units belong to the architecture (ARCHS); counts and speeds to a
-product (MODELS, from its data sheet). Called by ark_rocm.__init__ and ark_rocm.device.
+ARCHS lists what depends on the architecture: widths, shared memory and special units. MODELS lists
+what depends on the product: counts and speeds, from its data sheet. Called by ark_rocm.__init__ and
+ark_rocm.device.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ CAPABILITIES = (
 
 @dataclass(frozen=True)
 class Arch:
-    """One instruction set. lanes: of a wave. lds: shared memory of a workgroup, bytes.
+    """An instruction set. lanes: lanes of a wave. lds: shared memory of a workgroup in bytes.
 
-    tick_ns: period of the steady counter. unit: the matrix unit. to_lds: True where direct loads to
-    LDS have an address for each lane. flushes: True where its matrix unit reads 16-bit denormals as
-    zero.
+    tick_ns: period of the steady counter. unit: the kind of matrix unit. to_lds: True if direct
+    loads to LDS have a separate address for each lane. flushes: True if the matrix unit reads
+    16-bit denormals as zero.
     """
 
     lanes: int
@@ -47,7 +48,9 @@ class Arch:
 
     @property
     def limits(self) -> ProcessorLimits:
-        """Of a compute unit; of a work-group processor, which has two of them, on RDNA."""
+        """Registers of a compute unit. On RDNA, of a work-group processor, which has two compute
+        units.
+        """
         if self.unit == Capability.WMMA:
             return ProcessorLimits(4, 1536, 24, 16, 128 << 10, 1024)
         return ProcessorLimits(4, 512, 8, 8, self.lds, 512 if self.lds == 64 << 10 else 1280)
@@ -77,9 +80,10 @@ CACHE_LINE_BYTES = 128  # bytes of a line of the second-level cache, which CDNA 
 STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
 UNDER_WAY = 32  # such pieces of a block that waits: the loads of its waves (tasks/linear_matrix.h)
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
-# Rows of a tile: a wave has a column of its unit's block.
+# Rows of a tile: each wave computes one column of blocks of its matrix unit.
 ATTENTION_ROWS = {Capability.MFMA: 256, Capability.WMMA: 128}
-# Tiles of 16-bit types and the share of their loop's issue slots that matrix units have, of gfx942.
+# Tiles for 16-bit types on gfx942, and the share of their loop's issue slots that go to matrix
+# units.
 LARGE_TILES = ((256, 256, 0.9), (256, 128, 0.86), (128, 256, 0.86), (128, 128, 0.79))
 
 UNIT_TILES = UnitTiles(block=16, least_columns=32, parts=(2, 3, 4, 6, 8, 12, 16))
@@ -97,7 +101,8 @@ class Model:
     costs: Costs
 
 
-# Of the timing model (docs/rocm-timing.md), which has an MI300X's published clocks and latencies.
+# A product for the timing model (docs/rocm-timing.md), with the published clocks and latencies of
+# an MI300X.
 CDNA3 = Costs(
     source="the timing model of an MI300X",
     signal_us=0.75,
@@ -147,7 +152,9 @@ MODELS = {
 
 
 def describe(arch: str) -> Arch:
-    """The architecture of that name; UnsupportedError if this backend does not know it."""
+    """The architecture of the given name. Raises UnsupportedError if this backend does not support
+    it.
+    """
     name = arch.split(":", 1)[0]
     if name not in ARCHS:
         raise UnsupportedError(

@@ -1,8 +1,10 @@
-// Acquires, releases, polls and packets: what one processor, device or the host sees of another.
+// Acquires, releases, polls and packets: they determine which writes of one processor, device or
+// the host become visible to another.
 
-// Words in the assembly that emit nothing: a flag was read, an acquire has happened, what follows
-// publishes, it has published, the stores of the whole block have arrived. The lint of the machine
-// code asks at each for the waits and cache operations that it needs.
+// Markers in the assembly that emit no instruction: a flag was read; an acquire has happened; the
+// following code publishes; it has published; the stores of the whole block have arrived. At each
+// marker the lint of the machine code checks for the waits and cache operations that are needed
+// there.
 #define ARK_READ(scope) asm volatile("; ark.read " scope::: "memory")
 #define ARK_ACQUIRED(scope) asm volatile("; ark.acquire " scope::: "memory")
 #define ARK_RELEASES(scope) asm volatile("; ark.release " scope::: "memory")
@@ -23,8 +25,8 @@ ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
   }
   return value;
 }
-// An acquire invalidates the processor's caches: polls do without, the one that succeeds has a
-// fence.
+// An acquire invalidates the processor's caches. Polls therefore do not acquire; only the poll that
+// succeeds is followed by a fence.
 #define ARK_HAS_POLL 1
 ARK_DEVICE ark_u32 ark_poll(const ark_u32* p, bool system) {
   const auto* g = ark_to_global(p);
@@ -47,8 +49,8 @@ ARK_DEVICE void ark_polled(bool system) {
     ARK_ACQUIRED("agent");
   }
 }
-// A release is written out as fence, wait and relaxed operation: clang 22 leaves out the wait
-// after a cache write-back when the wave itself has no access in flight (fixed in llvm-project PR
+// A release is written out as fence, wait and relaxed operation. If the wave itself has no access
+// in flight, clang 22 leaves out the wait after a cache write-back (fixed in llvm-project PR
 // 178316), and the operation could overtake the data that it publishes.
 ARK_DEVICE void ark_release_to_device() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
@@ -95,7 +97,7 @@ ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
   __hip_atomic_store(ark_to_global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
   ARK_RELEASED("system");
 }
-// A word that the lanes of one wave share, with no order.
+// A word that the lanes of one wave share, without any ordering.
 ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) {
   return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WAVEFRONT);
 }

@@ -1,4 +1,5 @@
-"""Memory of one rank made visible to another: HIP IPC between processes, peer access within one.
+"""Makes memory of one rank visible to another: by HIP IPC between processes, by peer access within
+one.
 
 Called by device.py with the device selected.
 """
@@ -21,7 +22,9 @@ _IPC_BYTES = 64
 
 @dataclass(frozen=True)
 class Mapped:
-    """A peer's memory, mapped here. imported: True if this process must close the mapping."""
+    """A peer's memory that is mapped in this process. imported: True if this process must close the
+    mapping.
+    """
 
     address: int
     nbytes: int
@@ -43,7 +46,7 @@ def export(hip: Any, index: int, address: int, nbytes: int) -> bytes:
 
 
 def open_handle(hip: Any, index: int, handle: bytes) -> Mapped:
-    """Maps a handle for device `index`; SystemError if the peer is out of reach."""
+    """Maps a handle for device `index`. Raises SystemError if the peer cannot be reached."""
     raw, about = handle[:_IPC_BYTES], json.loads(handle[_IPC_BYTES:])
     if about["host"] != socket.gethostname():
         raise SystemError(
