@@ -208,8 +208,8 @@ class Exchange:
     def _need(
         self, core: int, buffer: int, at: np.ndarray, write: bool, append_only: bool
     ) -> tuple[int, list[Message]]:
-        """Returns the first superstep in which the core may touch the items, and adds the messages
-        that it needs before.
+        """Returns the first superstep in which the core may touch the items, and the messages that
+        must arrive before it.
 
         A write to a part of an item keeps the rest of it, so it counts as a read as well.
         """

@@ -1,8 +1,8 @@
-// The device ABI on AMD GPUs, without a single header: compiler builtins only, so that clang from
-// any source can compile it. A processor is a workgroup, a warp is a wave of ARK_LANES lanes.
-// Here: types, threads, memory, barriers and votes, clocks. Behind it come lanes.h, order.h,
-// arithmetic.h and dots.h.
-// ARK_TICKS_NS, the length of a tick of the steady counter, comes from the dialect.
+// The device ABI on AMD GPUs. It includes no headers and uses compiler builtins only, so that any
+// clang can compile it. A processor is a workgroup, a warp is a wave of ARK_LANES lanes. This
+// header has types, threads, memory, barriers and votes, and clocks; lanes.h, order.h, arithmetic.h
+// and dots.h follow it in the source. The dialect defines ARK_TICKS_NS, the length of a tick of the
+// steady counter.
 
 typedef unsigned int ark_u32;
 typedef int ark_i32;
@@ -18,9 +18,10 @@ struct ark_bf16 {
 typedef ark_u32 ark_u32x4 __attribute__((ext_vector_type(4)));
 typedef float ark_f32x4 __attribute__((ext_vector_type(4)));
 
-// Everything is inlined, since only then does the compiler see which pointers are shared memory,
-// but for what a wait does when it goes on for long. Such a function calls none, which would need a
-// stack; then a call costs the caller the few registers that the function uses and no scratch.
+// Everything is inlined, because only then does the compiler see which pointers are to shared
+// memory. The exception is the code that runs when a wait takes long. Such a function calls no
+// other function, which would need a stack. A call then costs the caller only the few registers
+// that the function uses, and no scratch memory.
 #define ARK_DEVICE static inline __attribute__((device, always_inline))
 #define ARK_METHOD inline __attribute__((device, always_inline))
 #define ARK_BODY ARK_DEVICE
@@ -28,7 +29,8 @@ typedef float ark_f32x4 __attribute__((ext_vector_type(4)));
 #define ARK_SHARED static __attribute__((device, shared))
 #define ARK_SPIN_CHECK 0x3fu
 
-// Device memory never lies in shared memory; saying so saves loads and stores the flat path.
+// Device memory is never in shared memory. Telling the compiler so spares loads and stores the flat
+// address path.
 template <typename T>
 using ark_global = __attribute__((address_space(1))) T;
 template <typename T>
@@ -37,8 +39,9 @@ ARK_DEVICE ark_global<T>* ark_to_global(T* p) {
 }
 #define ARK_POINTER(type, address) ((type*)(ark_global<type>*)(address))
 
-// Word by word through a pointer that stays one of device memory: the compiler would make one flat
-// load of a load from shared memory on one side of a branch and from device memory on the other.
+// Copies word by word through a pointer that remains a device-memory pointer. If one side of a
+// branch loads from shared memory and the other from device memory, the compiler would merge both
+// into one flat load.
 template <typename T>
 ARK_DEVICE T ark_device_copy(ark_u64 address) {
   static_assert(sizeof(T) % sizeof(ark_u64) == 0, "whole words");
@@ -52,12 +55,13 @@ ARK_DEVICE T ark_device_copy(ark_u64 address) {
 }
 #define ARK_DEVICE_COPY(type, address) ark_device_copy<type>(address)
 
-// Known without reading the context, so that the compiler sees shared memory as such.
+// The address is known without reading the context, so that the compiler sees that this is shared
+// memory.
 extern __attribute__((device, shared, aligned(16))) char ark_lds[];
 #define ARK_SCRATCH(ctx) (ark_lds + ARK_LOOP_BYTES)
 #define ARK_PARAMS(ctx) (static_cast<const ArkParams*>(ark_kernel_params()))
-// A called function knows neither, but which memory they are in. The low half of the address of
-// shared memory is its place there.
+// In a called function the compiler does not know these addresses, but it knows which memory they
+// are in. The low half of a shared-memory address is the offset in shared memory.
 #define ARK_GIVEN(ctx) \
   (*(ArkCtx*)(__attribute__((address_space(3))) ArkCtx*)(ark_u32)(ark_u64) & (ctx))
 #define ARK_CALLS_WAIT true
@@ -97,15 +101,16 @@ ARK_DEVICE void ark_sync() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-// A wave's lanes meet: no barrier, but the compiler must keep the order.
+// Converges the lanes of a wave. No barrier instruction is needed, but the compiler must keep the
+// order.
 ARK_DEVICE void ark_warp_sync() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
   __builtin_amdgcn_wave_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
-// This wave's stores have arrived where a release by another wave of the block covers them: the
-// barrier's own fence orders them only within the block.
+// Waits until this wave's stores have arrived, so that a release by another wave of the block
+// covers them. The barrier's own fence orders them within the block only.
 ARK_DEVICE void ark_drain() {
 #if defined(__GFX9__)
   asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
@@ -125,8 +130,8 @@ ARK_DEVICE bool ark_warp_all(bool v) { return ark_ballot(!v) == 0u; }
 
 ARK_SHARED ark_u32 ark_votes[ARK_WARPS];
 
-// A vote of the block. ark_all waits for all that the wave has under way, so that a release behind
-// it covers the block's stores; ark_agree leaves loads under way.
+// A vote of the block. ark_all waits for all accesses that the wave has in flight, so that a later
+// release covers the block's stores. ark_agree does not wait for loads in flight.
 #define ARK_HAS_AGREE 1
 ARK_DEVICE bool ark_agree(bool v) {
   const bool mine = ark_warp_all(v);
@@ -141,7 +146,8 @@ ARK_DEVICE bool ark_agree(bool v) {
   ark_sync();
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
-// The same with one barrier: before the vote after next all waves have read this one.
+// The same with one barrier. Two slots alternate: all waves have read this vote before the vote
+// after the next one overwrites it.
 ARK_SHARED ark_u32 ark_turns[2][ARK_WARPS];
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
   ark_u32* votes = ark_turns[turn % 2u];
@@ -157,8 +163,8 @@ ARK_DEVICE bool ark_all(bool v) {
   return ark_agree(v);
 }
 
-// The counter runs at a constant rate and is one for the whole device. LLVM 18 (ROCm 6.2 and 6.3)
-// has no builtin for it, only one for each instruction.
+// The counter runs at a constant rate, and the whole device shares it. LLVM 18 (ROCm 6.2 and 6.3)
+// has no general builtin for it, only one builtin per instruction.
 ARK_DEVICE ark_u64 ark_steady_ticks() {
 #if __has_builtin(__builtin_readsteadycounter)
   return __builtin_readsteadycounter();
@@ -170,8 +176,8 @@ ARK_DEVICE ark_u64 ark_steady_ticks() {
 }
 ARK_DEVICE ark_u64 ark_time_ns() { return ark_steady_ticks() * ARK_TICKS_NS; }
 
-// By a branch of the whole wave: lanes that are masked out do not keep a wave from sleeping, so
-// that it would sleep on both sides of one that the compiler takes for the lanes'.
+// The branch is uniform for the whole wave. Lanes that are masked out do not keep a wave from
+// sleeping, so a wave would sleep on both sides of a branch that the compiler considers divergent.
 ARK_DEVICE void ark_pause(ark_u32 spins) {
   if (__builtin_amdgcn_readfirstlane(spins) < 64u) {
     __builtin_amdgcn_s_sleep(1);

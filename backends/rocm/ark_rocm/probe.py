@@ -65,7 +65,7 @@ def prepare() -> tuple[str, ...]:
 
 
 def _look(versions: dict[str, str], notes: tuple[str, ...]) -> Probe:
-    """notes: those of emulated devices; empty where the devices are real."""
+    """notes: notes on emulated devices; empty if the devices are real."""
     hip, emulated = driver.module(), bool(notes)
     try:
         major, minor = driver.runtime_version(hip)
@@ -107,5 +107,5 @@ def _device(hip: Any, index: int) -> DeviceInfo:
 
 
 def text(value: bytes | str) -> str:
-    """A C string of a HIP structure."""
+    """Converts a C string in a HIP structure."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,6 +1,7 @@
-// Requests to an SDMA engine, as the Linux driver's public headers lay packets out (SDMA 4.4, 6): a
-// NOP that fills the slot, so that no packet crosses the end of the ring; a linear copy; a fence
-// that writes a word once the copy is done. It comes last, and says that the slot has been read.
+// Requests to an SDMA engine, in the packet format of the Linux driver's public headers (SDMA 4.4,
+// 6). A request has three packets: a NOP that fills the slot, so that no packet crosses the end of
+// the ring; a linear copy; and a fence that writes a word when the copy is done. The fence comes
+// last, so its word also shows that the engine has read the slot.
 
 #define ARK_HAS_COPY_QUEUE 1
 constexpr ark_u32 ARK_REQUEST_BYTES = 64u;
@@ -11,7 +12,8 @@ constexpr ark_u32 ARK_SDMA_FENCE = 5u;
 constexpr ark_u32 ARK_SDMA_FENCE = 5u | 3u << 16;  // written past the caches
 #endif
 
-// One thread: the request at `slot` of the ring. The engine writes `value` to the word at `done`.
+// Called by one thread: writes the request at `slot` of the ring. The engine writes `value` to the
+// word at `done` when the copy is complete.
 ARK_DEVICE void ark_queue_request(ark_u64 slot, ark_u64 source, ark_u64 target, ark_u32 size,
                                   ark_u64 done, ark_u32 value) {
   const ark_u64 words[8] = {
@@ -28,8 +30,8 @@ ARK_DEVICE void ark_queue_request(ark_u64 slot, ark_u64 source, ark_u64 target, 
   for (int i = 0; i < 8; ++i) ark_packet_store(to + i, words[i], true);
 }
 
-// By one thread, in its turn: adds a request to the ring. The engine reads past the caches, so all
-// data that the thread has seen, the copied data included, is written back to memory first.
+// Called by one thread at a time: adds a request to the ring. The engine bypasses the caches, so
+// all data that the thread has seen, including the data to copy, is first written back to memory.
 ARK_DEVICE void ark_queue_tell(ark_u64 write_pointer, ark_u64 doorbell) {
   ark_u64* written = ARK_POINTER(ark_u64, write_pointer);
   const ark_u64 behind = ark_packet_load(written, true) + ARK_REQUEST_BYTES;

@@ -1,5 +1,5 @@
-"""Queues of SDMA engines that kernels write: the driver's, or the emulator's where it stands in for
-HIP. Called by ark_rocm.device; docs/channels.md describes their use.
+"""Creates queues of SDMA engines that kernels write to. They are the Linux driver's queues, or the
+emulator's if it replaces HIP. Called by ark_rocm.device; docs/channels.md describes their use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ark_rocm import kfd
 from ark_rocm.driver import device_properties
 
 REQUEST_BYTES = 64  # ARK_REQUEST_BYTES of queue.h
-_descriptors: list[int] = []  # kept open: the driver ends a process's queues with the last one
+_descriptors: list[int] = []  # kept open: closing the last descriptor destroys the process's queues
 
 
 def create(hip: Any, index: int, slots: int) -> Queue:
@@ -45,6 +45,6 @@ def create(hip: Any, index: int, slots: int) -> Queue:
 
 
 def destroy(queue: Queue) -> None:
-    """Destroys a queue of `create`."""
+    """Destroys a queue that `create` returned."""
     handle: Any = queue.handle
     handle.destroy()

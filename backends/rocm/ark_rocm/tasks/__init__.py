@@ -1,4 +1,6 @@
-"""The vendor's own bodies: one object for each task kind and form. Called through the dialect."""
+"""The vendor's specialised task bodies, one object for each task kind and form. Called through the
+dialect.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-// While a block waits for packets, one wave of it asks for weights that the processor's next tasks
-// begin with: a dword of each line, which loads the line into the die's second-level cache and to
-// the memory-side cache. Weights are read in place, so no task depends on it.
+// While a block waits for packets, one of its waves prefetches weights of the processor's next
+// tasks: it loads a dword of each cache line, which brings the line into the die's second-level
+// cache and into the memory-side cache. Tasks still read the weights in place, so none depends on
+// the prefetch.
 
-constexpr int ARK_ASKED = 48;          // loads of a wave, a line a lane: 384 KB
-constexpr int ARK_ASKED_TOGETHER = 2;  // between two polls
+constexpr int ARK_ASKED = 48;          // loads of a wave, one line per lane: 384 KB
+constexpr int ARK_ASKED_TOGETHER = 2;  // loads between two polls
 constexpr ark_u32 ARK_ASKED_TASKS = 3u;
 
-// Polls a packet until it has come or all weights are requested; `patience` polls come first. A
-// poll returns after the loads requested before it, so that few loads are in flight at a time and
-// urgent reads do not queue behind them.
+// Polls a packet until it has arrived or all weights are requested. The first `patience` polls
+// request nothing. A poll returns after the loads that were requested before it, so few loads are
+// in flight at a time and urgent reads do not queue behind them.
 ARK_DEVICE void ark_poll_asking(ArkCtx& c, const ark_u64* packet, bool system, int patience) {
   const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
   const auto* tasks = ARK_POINTER(const ArkTask, ARK_PARAMS(c)->tasks);

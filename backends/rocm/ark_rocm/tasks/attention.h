@@ -1,15 +1,17 @@
-// Attention of one query row over a cache read in place: a lane has 16 bytes of a position's row,
-// D * size / 16 lanes a position, so that one load of a wave covers several whole positions. Waves
-// share the query heads of a key first and positions then, so that a wave has few sums to join:
-// each has one running maximum of a head (online softmax), lanes are joined by shuffles, waves in
-// shared memory. Waves with the same positions find each other's lines in the first cache.
+// Attention of one query row over a cache that is read in place. A lane loads 16 bytes of a
+// position's row, and D * size / 16 lanes load one position, so one load of a wave covers several
+// whole positions. Waves first share the query heads of a key, and only then the positions, so that
+// a wave has few sums to combine. Each wave has one running maximum per head (online softmax). Sums
+// are combined over lanes by shuffles and over waves through shared memory. Waves that read the
+// same positions hit each other's lines in the first-level cache.
 
 constexpr float ARK_LOG2_E = 1.44269504f;
 
-// 2 to the power of v, to a unit in the last place; 0 below the least normal number.
+// 2^v, accurate to one unit in the last place; 0 below the least normal number.
 ARK_DEVICE float ark_exp2(float v) { return __builtin_amdgcn_exp2f(v); }
 
-// A lane's share of the result of one query head: N dimensions. The maximum is the wave's.
+// A lane's share of one query head's result: N dimensions. All lanes of the wave have the same
+// maximum.
 template <int N>
 struct ArkHeadState {
   float top;  // scores are times log2(e)
@@ -22,7 +24,7 @@ struct ArkHeadState {
 #pragma unroll
     for (int n = 0; n < N; ++n) sum[n] = 0.0f;
   }
-  // Takes `most`, which no score exceeds, for the maximum.
+  // Raises the maximum to `most`, which no new score exceeds.
   ARK_METHOD void rise(float most) {
     const float keep = ark_exp2(top - most);
     top = most;
@@ -51,7 +53,8 @@ ARK_DEVICE ark_u32x4 ark_piece_at(const T* p) {
   return *(const ark_global<ark_u32x4>*)p;
 }
 
-// Sums over the groups of GROUP lanes in each half of 32 lanes, lane by lane.
+// Sums over the groups of GROUP lanes in each half of 32 lanes. The result stays per lane of a
+// group.
 template <int GROUP>
 ARK_DEVICE float ark_half_sum(float v) {
   if (GROUP <= 4) v += ark_row_move<0x124>(v);  // row_ror 4
@@ -60,7 +63,7 @@ ARK_DEVICE float ark_half_sum(float v) {
                  static_cast<int>(ark_float_bits(v)), 0x401f)));  // the other row of 16
 }
 
-// Sums over the lanes of a position: 4, 8 or 16 neighbours; the same in each of them.
+// Sums over the 4, 8 or 16 neighbouring lanes of a position. All of them get the sum.
 template <int LANES>
 ARK_DEVICE float ark_group_sum(float v) {
   v += ark_row_move<0xb1>(v);
@@ -70,11 +73,12 @@ ARK_DEVICE float ark_group_sum(float v) {
   return v;
 }
 
-// The greatest number that divides both: so many waves side by side have a head each.
+// The greatest common divisor: the number of neighbouring waves that compute a head each.
 ARK_DEVICE constexpr int ark_common(int a, int b) { return b == 0 ? a : ark_common(b, a % b); }
 
-// How many of a head's parts have positions: as many as a plan with room for `count` alone would
-// have (ark/lower/ops/attention.py). The others' processors go on to what comes next.
+// The number of a head's parts that have positions. It equals the number of parts in a plan with
+// room for only `count` positions (ark/lower/ops/attention.py). The processors of the other parts
+// continue with their next tasks.
 template <int SPLITS>
 ARK_DEVICE int ark_parts_used(int count) {
   constexpr int LEAST = 64;
@@ -84,18 +88,19 @@ ARK_DEVICE int ark_parts_used(int count) {
   return wanted < 1 ? 1 : wanted < SPLITS ? wanted : SPLITS;
 }
 
-// coord: row, key/value head, split; as ark_attention of ark/tasks/attention.h. AHEAD: loads of
-// keys, and of values, under way; the first are before the task waits, as position and caches are
-// older than the iteration. False if the processor is to leave.
+// coord: row, key/value head, split, as in ark_attention of ark/tasks/attention.h. AHEAD: the
+// number of loads of keys, and of values, in flight. The first loads are issued before the task
+// waits, because position and caches were written before the iteration. Returns false if the
+// processor must leave.
 template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int AHEAD, typename T, class Q,
           class K, class V, class P, class O, class F>
 ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, float scale, Q query,
                                   K keys, V values, P position, O output, F fresh) {
   constexpr int N = static_cast<int>(16 / sizeof(T));
-  constexpr int GROUP = D / N;                 // lanes of a position
-  constexpr int TOGETHER = ARK_LANES / GROUP;  // positions of a load
+  constexpr int GROUP = D / N;                 // lanes per position
+  constexpr int TOGETHER = ARK_LANES / GROUP;  // positions per load
   constexpr int ACROSS = ark_common(G, ARK_WARPS), TEAMS = ARK_WARPS / ACROSS;
-  constexpr int OWN = G / ACROSS;           // heads of a wave
+  constexpr int OWN = G / ACROSS;           // heads per wave
   constexpr int STRIDE = TOGETHER * TEAMS;  // positions between a wave's loads
   constexpr int WIDE = D + 2, HALVES = ARK_LANES / 32;
   float* parts = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by team, head: sums, top, weight
@@ -177,7 +182,8 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) most = __builtin_fmaxf(most, score[g][a]);
       state[g].rise(ark_warp_max(most));
-      // Scores past the end are far below the maximum, which is of existing positions.
+      // Scores past the end are far below the maximum, because the maximum is over existing
+      // positions.
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) state[g].add(ark_exp2(score[g][a] - state[g].top), v[a]);
     }
@@ -196,7 +202,8 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
       state[g].add(ark_lane() < GROUP ? ark_exp2(score - state[g].top) : 0.0f, v);
     }
   }
-  // Sums within rows of 16 lanes, across rows of 32 by a shuffle, the rest in shared memory.
+  // Sums within rows of 16 lanes first, then across rows of 32 lanes by a shuffle, and over the
+  // waves in shared memory.
   const int half = ark_lane() / 32;
 #pragma unroll
   for (int g = 0; g < OWN; ++g) {

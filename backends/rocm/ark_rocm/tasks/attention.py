@@ -1,9 +1,9 @@
 """Attention of one row over a cache of 16-bit elements that is read in place.
 
-Serves decoding: heads of 32, 64 or 128 elements, of caches that are older than the iteration but
-for the newest row (they are on the operand stream); the body begins before its task's waits
-(Body.enters). Everything else is the common body's. attention.h has the device side. Called by
-the writer through the dialect.
+Used in decoding, for heads of 32, 64 or 128 elements and caches that were written before the
+iteration, except for the newest row (such caches are on the operand stream). The body begins before
+its task's waits (Body.enters). The common body computes all other cases. attention.h has the device
+code. Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def _group(sig: Signature) -> int:
 
 
 def _teams(sig: Signature, machine: Machine) -> int:
-    """The number of waves that share the positions. Other waves compute other heads of the same
-    positions.
+    """The number of waves that share the positions of a head. The other waves compute other heads
+    over the same positions.
     """
     return machine.warps // gcd(_group(sig), machine.warps)
 
@@ -44,8 +44,8 @@ def _bytes(sig: Signature, machine: Machine) -> int:
 
 
 def _ahead(sig: Signature, machine: Machine) -> int:
-    """Loads that a wave has under way: as many as a full cache gives it, and no more, because each
-    round computes all of them.
+    """The number of loads that a wave keeps in flight. It is at most the number that a full cache
+    needs, because each round computes all of them.
     """
     p, cache = sig.read(AttentionParams), sig.operands[1]
     positions = _teams(sig, machine) * machine.lanes * 16 // (p.head_dim * cache.itemsize)
@@ -54,7 +54,7 @@ def _ahead(sig: Signature, machine: Machine) -> int:
 
 
 class OneRow(Body):
-    """One row over a cache that is read in place."""
+    """Attention of one query row over a cache that is read in place."""
 
     kind = "attention"
     enters = True
@@ -63,7 +63,7 @@ class OneRow(Body):
         params = sig.read(AttentionParams)
         return (
             machine.variant.name == "block"
-            and machine.lanes >= 32  # its sums are those of half waves
+            and machine.lanes >= 32  # the sums are over half waves
             and params.streamed > 0
             and params.head_dim in _WIDTHS
             and sig.operands[1].dtype in ("bf16", "fp16")
@@ -75,7 +75,9 @@ class OneRow(Body):
         return ((resources.files("ark_rocm") / "tasks/attention.h").read_text(),)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """The waves' results and what a task reads of its iteration."""
+        """Shared memory for the waves' results and for the inputs that the task reads of its
+        iteration.
+        """
         return _bytes(sig, machine)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
@@ -90,7 +92,7 @@ class OneRow(Body):
 
 
 class Merge(Body):
-    """The common body with a specialised wait for its parts."""
+    """The common body with a specialised wait for the parts that it combines."""
 
     kind = "attention_merge"
 

@@ -1,7 +1,7 @@
-// Attention of tiles of queries on matrix units: how keys and values of a block come from memory to
-// shared memory, where they lie as ArkAttentionUnits (attention_units.h) says.
+// Attention of tiles of queries on matrix units. This header copies a block's keys and values from
+// memory to shared memory, in the layout of ArkAttentionUnits (attention_units.h).
 
-// Keys or values of a tile's head in memory.
+// The address and the strides in memory of a tile's keys or values, for one head.
 template <class S, class K>
 struct ArkAttentionHead {
   ark_u64 base;
@@ -31,14 +31,14 @@ struct ArkAttentionHead<S, ArkPaged<PAGE, POOL, X, T>> {
   }
 };
 
-// Keys of a block, from memory to registers to shared memory.
+// Copies the keys of a block from memory to registers and from there to shared memory.
 template <class U, class S>
 struct ArkAttentionKeys {
   static constexpr int TOTAL = U::ALL * U::PIECES;
   static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
   ark_u32x4 loads[MINE];
 
-  // From `first` on; masked keys are replaced by the last visible one.
+  // Loads keys from `first` on. Masked keys are replaced by the last visible one.
   template <class H>
   ARK_METHOD void fetch(const H& head, const ArkAttentionTile& tile, int tid, int first) {
 #pragma unroll
@@ -62,8 +62,9 @@ struct ArkAttentionKeys {
   }
 };
 
-// Values of a block: a thread has four elements of four keys each, and turns them. Eight threads
-// have elements side by side, the next eight the same elements of the piece's other half.
+// Copies and transposes the values of a block: a thread loads four elements each of four keys.
+// Eight neighbouring threads load neighbouring elements; the next eight load the same elements of
+// the other four keys of a piece.
 template <class U, class S>
 struct ArkAttentionValues {
   static constexpr int EIGHTS = (U::WIDTH + 31) / 32, TOTAL = U::ALL / 8 * 16 * EIGHTS;

@@ -1,5 +1,5 @@
-// Attention of tiles of queries on matrix units (FlashAttention-2, Dao 2023): what a wave holds and
-// multiplies. attention_walk.h has the loop over blocks of keys.
+// Attention of tiles of queries on matrix units (FlashAttention-2, Dao 2023): the operands and
+// products of a wave. attention_walk.h has the loop over blocks of keys.
 //
 // A wave has a slab of queries: as many as a block of its unit has columns, 32 of MFMA and 16 of
 // WMMA. It computes turned products, keys times queries and values times powers, so that a lane has
@@ -10,10 +10,12 @@
 constexpr int ARK_UNIT = ARK_LARGE;  // rows and columns of a block
 typedef ark_large_sums ark_unit_sums;
 typedef ark_u16x8 ark_unit_part;  // a lane's part of a block's 16 elements along k
-// Which row of the result the operand's row is that a lane has, and the other way round.
+// Converts between a row of the result and the operand row that the lane holds for it, in both
+// directions.
 ARK_DEVICE constexpr int ark_unit_order(int lane) { return lane; }
 ARK_DEVICE constexpr int ark_unit_slot(int row) { return row; }
-// The pieces of 8 along k, `apart` bytes from one to the next, of which the lane has one or both.
+// The pieces of 8 elements along k that a lane holds, one or both of a pair, `apart` bytes from one
+// to the next.
 ARK_DEVICE int ark_unit_piece() { return ark_lane() / ARK_UNIT; }
 ARK_DEVICE ark_unit_part ark_unit_joined(ark_u32x4 first, ark_u32x4) {
   return __builtin_bit_cast(ark_unit_part, first);
@@ -58,8 +60,8 @@ ARK_DEVICE ark_unit_sums ark_unit_multiply(const T* type, ark_unit_part a, ark_u
 
 constexpr int ARK_UNIT_ELEMENTS = ARK_UNIT * ARK_UNIT / ARK_LANES;
 constexpr float ARK_ATTENTION_LOG2E = 1.44269504f;
-// A row's maximum follows its scores only when they have outgrown it by so much (powers of two):
-// sums of powers up to 2^8 lose nothing, and are seldom scaled down.
+// A row's running maximum is raised only when scores exceed it by this much (as a power of two).
+// Sums of powers up to 2^8 lose no precision, and are then seldom rescaled.
 constexpr float ARK_ATTENTION_SLACK = 8.0f;
 
 typedef ark_u32 ark_u32x2 __attribute__((ext_vector_type(2)));
@@ -70,7 +72,7 @@ ARK_DEVICE int ark_unit_first() { return ark_lane() / ARK_UNIT * 4; }
 // 2^v, to a few units in the last place.
 ARK_DEVICE float ark_attention_power(float v) { return __builtin_amdgcn_exp2f(v); }
 
-// Two powers as elements; halfway cases of bf16 go up.
+// Converts two powers to elements. Halfway cases of bf16 are rounded up.
 ARK_DEVICE ark_u32 ark_attention_pair(const ark_f16*, float a, float b) {
   return ark_half(a).bits | static_cast<ark_u32>(ark_half(b).bits) << 16;
 }
@@ -123,10 +125,10 @@ struct ArkAttentionUnits {
   static constexpr int APART = WIDTH / 4 + (42 - WIDTH / 4 % 8) % 8, WIDE = 4 * APART;
   static constexpr int VALUES = PIECES * PITCH * 16;  // where they begin, in bytes
   static constexpr int TASKS = SLABS * GROUPS;
-  // True where values derived from a thread's number stay in registers; else each round computes
-  // them.
+  // True if values derived from a thread's number stay in registers; otherwise each round computes
+  // them again.
   static constexpr bool KEPT = WIDTH == 64 || (WIDTH == 128 && PARTS == 1);
-  // Operands that are read at once, while as many are multiplied.
+  // Operands that are read in one group while the previous group is multiplied.
   static constexpr int FEW = ARK_LANES == 64 ? (PARTS == 1 ? 4 : 2) : WIDTH > 192 ? 1 : 2;
   static_assert(TASKS <= ARK_WARPS && KEYS % 32 == 0 && WIDTH % 8 == 0, "as layout_of has it");
 
@@ -135,8 +137,9 @@ struct ArkAttentionUnits {
   ARK_DEVICE constexpr int slot(int d) { return d % 4 * APART + d / 4; }
 };
 
-// Operands in shared memory, and what multiplies them: FEW are read while those before them are
-// multiplied, no more and no fewer. Vector units may do what they like meanwhile; LOADS: loads may.
+// Schedules reads of operands from shared memory against products: FEW operands are read while the
+// previous FEW are multiplied. Vector instructions may move freely. LOADS: global loads may move,
+// too.
 template <int COUNT, int FEW, bool LOADS, class Read, class Multiply>
 ARK_DEVICE void ark_attention_each_part(const Read& read, const Multiply& multiply) {
   ark_unit_part parts[2][FEW];
@@ -154,14 +157,14 @@ ARK_DEVICE void ark_attention_each_part(const Read& read, const Multiply& multip
   }
 }
 
-// What a lane has of 16 elements of its query, or of the powers of 16 keys.
+// A lane's part of 16 elements of its query, or of the powers of 16 keys.
 template <class U>
 struct ArkAttentionParts {
   ark_unit_part part[U::PARTS];
 };
 
-// A lane's share of its query: sums of values by elements of the head, what powers are relative to
-// (the largest score so far, or nearly, times log2(e)), and its part of the sum of powers.
+// A lane's state of its query: the sums of values by elements of the head; the reference of the
+// powers (about the largest score so far, times log2(e)); and the lane's part of the sum of powers.
 template <class U>
 struct ArkAttentionSums {
   ark_unit_sums block[U::BLOCKS];
@@ -173,7 +176,7 @@ ARK_DEVICE void ark_attention_scale(ArkAttentionSums<U>& sums, float by) {
   for (int j = 0; j < U::BLOCKS; ++j) sums.block[j] *= by;
 }
 
-// Step k of the queries' rows: `row` is the lane's query in memory.
+// Loads step k of the queries' rows. `row` is the lane's query in memory.
 template <class U>
 ARK_DEVICE ArkAttentionParts<U> ark_attention_query(const typename U::Q* row, int k) {
   typedef typename ArkElements<typename U::Q>::piece whole;
@@ -212,7 +215,8 @@ ARK_DEVICE ark_unit_sums ark_attention_multiply(ark_unit_part left,
   return sums;
 }
 
-// Scores of the group's keys. own: the lane's place among the keys; query(k): of step k.
+// Computes the scores of the group's keys. own: the lane's offset among the keys; query(k): the
+// query's elements of step k.
 template <class U, class Q>
 ARK_DEVICE void ark_attention_scores(ark_unit_sums (&s)[U::OWN], const ark_local* own,
                                      const Q& query) {
@@ -228,8 +232,8 @@ ARK_DEVICE void ark_attention_scores(ark_unit_sums (&s)[U::OWN], const ark_local
       });
 }
 
-// Raises the running maximum to that of scores times `factor` (log2(e) and the scale) if these have
-// outgrown it. Returns what the new maximum leaves of the sums before.
+// Raises the running maximum to that of scores times `factor` (log2(e) and the scale) if they
+// exceed it by enough. Returns the factor by which earlier sums must be multiplied.
 template <class U>
 ARK_DEVICE float ark_attention_raise(const ark_unit_sums (&s)[U::OWN], ArkAttentionSums<U>& sums,
                                      float factor) {
@@ -246,8 +250,8 @@ ARK_DEVICE float ark_attention_raise(const ark_unit_sums (&s)[U::OWN], ArkAttent
   return keep;
 }
 
-// The pieces of 8 powers of which a lane computes one: the other is computed by the
-// neighbour with the query's other keys.
+// Assembles the pieces of 8 powers of which a lane computes only one. The neighbour that has the
+// query's other keys computes the other piece.
 ARK_DEVICE ark_unit_part ark_attention_shared(ark_u32x4 own) {
 #if defined(__GFX9__)
   return ark_unit_joined(own, own);
@@ -262,8 +266,8 @@ ARK_DEVICE ark_unit_part ark_attention_shared(ark_u32x4 own) {
 #endif
 }
 
-// The scores of 16 keys to powers against the maximum, and these to the lane's parts of the next
-// product.
+// Converts the scores of 16 keys to powers relative to the maximum, and these to the lane's
+// operands of the next product.
 template <class U>
 ARK_DEVICE ArkAttentionParts<U> ark_attention_powers(const ark_unit_sums (&s)[U::OWN],
                                                      ArkAttentionSums<U>& sums, float factor,
@@ -302,8 +306,8 @@ ARK_DEVICE ArkAttentionParts<U> ark_attention_powers(const ark_unit_sums (&s)[U:
   return made;
 }
 
-// Adds the values of the group's keys. own: the lane's place among them; last: that of the last
-// block of the head's elements, which may have fewer.
+// Adds the values of the group's keys. own: the lane's offset among them; last: its offset in the
+// last block of the head's elements, which may have fewer elements.
 template <class U>
 ARK_DEVICE void ark_attention_add(ArkAttentionSums<U>& sums,
                                   const ArkAttentionParts<U> (&p)[U::KEYS / 16],

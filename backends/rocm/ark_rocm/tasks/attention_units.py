@@ -1,7 +1,7 @@
-"""Attention of many rows on MFMA and WMMA: bf16 and fp16, and fp32 over bf16 (a float is the exact
-sum of three bf16), heads of up to 256 elements (multiples of 8), any mask. attention_units.h,
-attention_staging.h and attention_walk.h have the device side. Called by the writer through the
-dialect.
+"""Attention of many rows on the matrix units MFMA and WMMA. It supports bf16, fp16, and fp32
+queries over bf16 caches (a float is the exact sum of three bf16), heads of up to 256 elements
+(multiples of 8), and any mask. attention_units.h, attention_staging.h and attention_walk.h have the
+device code. Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from ark.tasks import text
 from ark.tasks.attention_tiles import AttentionTilesParams, given, shape, where_aligned
 from ark.tasks.matmul_form import UNIT_PARTS
 
-KEYS = (64, 32)  # of a group at once
-_LANE_REGISTERS = 256  # of a lane where a SIMD has two waves
-_LONG = "gfx950"  # whose instructions of twice the length leave fewer for fp32's three parts
-_OTHER_REGISTERS = 53  # registers beside sums, queries, scores and what is under way from memory
+KEYS = (64, 32)  # keys of a group at once
+_LANE_REGISTERS = 256  # registers of a lane where a SIMD has two waves
+_LONG = "gfx950"  # fewer: fp32's three parts need longer instruction sequences
+_OTHER_REGISTERS = 53  # registers beside sums, queries, scores and loads in flight
 _PIECE_BYTES = 16  # bytes: 8 elements
-_REACH = 1 << 32  # bytes from a head's first key to its last: offsets are words
+_REACH = 1 << 32  # bytes from a head's first key to its last: offsets are 32-bit
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a block computes a tile; the template arguments of ArkAttentionUnits.
+    """How a block computes a tile; these are the template arguments of ArkAttentionUnits.
 
-    slabs: waves with queries of their own. groups: of waves that share the keys of a block. keys:
-    of a group at once. held: queries are in registers. ahead: the next block's scores are computed
-    while this one's become powers. width: of a head. parts: of a query and a power. unit: rows and
-    columns of the matrix unit's block. lanes, warps: of the machine.
+    slabs: the number of waves with different queries. groups: the number of waves that share a slab
+    and divide each block's keys. keys: keys of a group at once. held: True if queries stay in
+    registers. ahead: True if the next block's scores are computed while this one's become powers.
+    width: elements of a head. parts: bf16 parts of a query and of a power. unit: rows and columns
+    of the matrix unit's block. lanes, warps: of the machine.
     """
 
     width: int
@@ -50,12 +51,14 @@ class Layout:
 
     @property
     def least(self) -> bool:
-        """True if the layout uses no option that needs more registers."""
+        """True if the layout uses none of the options that need more registers."""
         return self.keys == KEYS[-1] and not (self.held or self.ahead or self.groups > 1)
 
     @property
     def nbytes(self) -> int:
-        """Shared memory: keys and values of a block; in the end groups' sums."""
+        """Shared memory in bytes, for keys and values of a block. At the end the same memory holds
+        the groups' sums.
+        """
         every, pieces, fours = self.groups * self.keys, 2 * -(-self.width // 16), self.width // 4
         main = pieces * (every + 1) + every // 8 * 4 * (fours + (2 - fours) % 8)
         lane = 4 * (self.unit**2 // self.lanes + 2)
@@ -67,7 +70,7 @@ class Layout:
         threads, every = self.lanes * self.warps, self.groups * self.keys
         steps = -(-self.width // 16)
         sums = -(-self.width // self.unit) * self.unit**2 // self.lanes
-        operand = (4 if self.unit == 32 else 8) * self.parts  # of 16 elements along k
+        operand = (4 if self.unit == 32 else 8) * self.parts  # registers for 16 elements along k
         scores = self.keys * self.unit // self.lanes * (2 if self.ahead else 1)
         under_way = -(-every * 2 * steps // threads) * 4
         under_way += -(-every * 2 * -(-self.width // 32) // threads) * 8
@@ -81,7 +84,9 @@ class Layout:
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
-    """The layout with most busy waves; None if only the common body supports the signature."""
+    """The layout that keeps most waves busy, or None if only the common body supports the
+    signature.
+    """
     params = sig.read(AttentionTilesParams)
     width, rows = params.head_dim, params.rows
     query, key, value, out = (o.dtype for o in sig.operands[:4])
@@ -117,12 +122,12 @@ def _layouts(width: int, parts: int, slabs: int, unit: int, machine: Machine) ->
 
 
 def _worth(layout: Layout) -> tuple[int, ...]:
-    """Waves at work; then what reads less, and what waits less."""
+    """The sort key of layouts: more busy waves first, then fewer reads, then fewer waits."""
     return (layout.groups, layout.held, layout.ahead, layout.keys)
 
 
 class Units(Body):
-    """Tiles of queries on matrix units."""
+    """Attention of tiles of queries on matrix units."""
 
     kind = "attention_tiles"
 
@@ -141,7 +146,7 @@ class Units(Body):
         return (*map(text.header, ("tiles.h", "pages.h", "attention_tiles.h")), *own)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The source calls the common body at run time if operands are not aligned."""
+        """The emitted source calls the common body at run time if the operands are not aligned."""
         layout = layout_of(sig, machine)
         assert layout is not None
         flags = (str(flag).lower() for flag in (layout.held, layout.ahead))

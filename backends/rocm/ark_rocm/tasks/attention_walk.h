@@ -1,7 +1,8 @@
-// Attention of tiles of queries on matrix units: the loop over blocks of keys, and what comes
-// before and behind it. attention_units.h says what a wave holds.
+// Attention of tiles of queries on matrix units: the loop over blocks of keys with its prologue and
+// epilogue. attention_units.h describes what a wave holds.
 
-// -inf for keys that the lane's query, which stands at `place`, does not see. first: the first key.
+// Sets the scores of keys that the lane's query, at position `place`, does not see to -inf. first:
+// the first key.
 template <class U, class S>
 ARK_DEVICE void ark_attention_mask(ark_unit_sums (&s)[U::OWN], int place, int first) {
   const int own = first + ark_unit_first();
@@ -20,7 +21,7 @@ ARK_DEVICE float ark_attention_capped(float v, float cap, float two_over) {
   return __builtin_fmaf(-2.0f * cap, __builtin_amdgcn_rcpf(1.0f + power), cap);
 }
 
-// Soft cap and masks of the scores of keys from `first` on. slab: the slab's first row.
+// Applies the soft cap and masks to the scores of keys from `first` on. slab: the slab's first row.
 template <class U, class S, class M>
 ARK_DEVICE void ark_attention_finish(ark_unit_sums (&s)[U::OWN], const ArkAttentionTile& tile,
                                      float scale, float cap, const M& mask, int slab, int first) {
@@ -48,7 +49,7 @@ ARK_DEVICE void ark_attention_finish(ark_unit_sums (&s)[U::OWN], const ArkAttent
   if (!whole) ark_attention_mask<U, S>(s, own + ark_lane() % ARK_UNIT, first);
 }
 
-// All blocks of keys of a tile. row: the lane's query in memory.
+// Computes all blocks of keys of a tile. row: the lane's query in memory.
 template <class U, class S, class K, class V, class M>
 ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& tile, int rows,
                                    float scale, float cap, const typename U::Q* row, K keys,
@@ -90,7 +91,7 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
   ark_unit_sums s[U::OWN], ahead[U::OWN];
   ArkAttentionParts<U> p[U::KEYS / 16];
   float keep = 1.0f;
-  // Some powers are computed beside the next block's scores, the others beside the values.
+  // Some powers are computed while the next block's scores are, the others while values are added.
   constexpr int BESIDE = U::AHEAD || U::PARTS > 1 ? U::KEYS / 32 : U::KEYS / 16;
   const auto weigh = [&](int from, int to) __attribute__((always_inline)) {
 #pragma unroll
@@ -108,8 +109,8 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
     next_keys.fetch(head_keys, tile, tid(), first_of(2));
     ark_sync();
   }
-  // Keys are in shared memory: of block n, or of the one behind it where scores are computed ahead;
-  // more: there is one.
+  // Keys in shared memory are those of block n, or of block n + 1 if scores are computed ahead.
+  // more: true if there is a further block.
   const auto step = [&](int n, bool more) __attribute__((always_inline)) {
     next_values.place(shared, tid());
     next_values.fetch(head_values, tile, tid(), first_of(n + 1));
@@ -139,7 +140,7 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
   step(count - 1, false);
 }
 
-// Groups' sums of the same queries become those of the first group.
+// Adds the sums of all groups with the same queries into the first group's.
 template <class U>
 ARK_DEVICE void ark_attention_join(ark_local* shared, ArkAttentionSums<U>& sums) {
   typedef ark_in_local<ark_unit_sums> block;

@@ -1,8 +1,9 @@
-// Copies to a peer through LDS (CDNA): loads that write LDS themselves, without a register, and
-// 16-byte stores out of it. Each wave has SLOTS pieces of its own, half of them on their way in, so
-// waves neither meet nor wait for each other.
+// Copies to a peer through LDS (CDNA): loads write LDS directly, without a register, and 16-byte
+// stores read it. Each wave has SLOTS pieces of LDS, half of them with loads in flight, so waves do
+// not synchronise with each other.
 
-// Bytes of a lane that a load brings, a number that the compiler's builtin takes; and of a piece.
+// Bytes that a load brings to each lane, one of the sizes that the compiler's builtin accepts; and
+// the bytes of a piece.
 #if defined(__gfx950__)
 constexpr int ARK_TO_LDS = 16;
 #else
@@ -12,8 +13,8 @@ constexpr int ARK_BULK_PIECE = 16 * ARK_LANES;
 
 typedef __attribute__((address_space(3))) char ark_lds_char;
 
-// Asks for a piece. What lies behind the end comes as copies of the last bytes, so that each piece
-// is as many loads.
+// Issues the loads of a piece. Beyond the end, the last bytes are loaded again, so that each piece
+// has the same number of loads.
 ARK_DEVICE void ark_bulk_in(ark_lds_char* slot, ark_u64 from, ark_i64 left) {
   constexpr int EACH = ARK_TO_LDS * ARK_LANES;
 #pragma unroll
@@ -26,8 +27,9 @@ ARK_DEVICE void ark_bulk_in(ark_lds_char* slot, ark_u64 from, ark_i64 left) {
   }
 }
 
-// A lane's 16 bytes of a piece, when all but LATER of the loads have come. The compiler would wait
-// for every load that it knows to write LDS, also those of the next pieces.
+// Returns a lane's 16 bytes of a piece after all but the LATER newest loads have arrived. For loads
+// that it knows to write LDS, the compiler would wait for every one, including those of later
+// pieces.
 template <int LATER>
 ARK_DEVICE ark_u32x4 ark_bulk_out(const ark_lds_char* slot) {
   ark_u32x4 found;
@@ -64,7 +66,7 @@ ARK_DEVICE void ark_bulk_pieces(char* scratch, ark_u64 from, ark_u64 to, ark_i64
   }
 }
 
-// The tile t.coord[0] to t.coord[1], counted in UNIT bytes; its odd end byte by byte.
+// Copies the units of UNIT bytes from t.coord[0] to t.coord[1]. An odd end is copied byte by byte.
 template <int UNIT, int SLOTS>
 ARK_DEVICE void ark_bulk(ArkCtx& c, const ArkTask& t, ark_u64 source, ark_u64 target) {
   const ark_u64 first = static_cast<ark_u64>(t.coord[0]) * UNIT;

@@ -1,4 +1,4 @@
-"""Copies to a peer by loads that go straight to LDS; bulk.h has the device side. Called by the
+"""Copies to a peer by loads that write LDS directly; bulk.h has the device code. Called by the
 writer through the dialect.
 """
 
@@ -17,7 +17,7 @@ MOST_SLOTS = 8  # pieces of a wave
 
 
 def _slots(machine: Machine) -> int:
-    """The number of pieces that each wave has room for; 0 if loads cannot go to LDS."""
+    """The number of pieces of LDS that each wave has, or 0 if loads cannot write LDS directly."""
     if not machine.has(Capability.PEER_BULK):
         return 0
     room = machine.shared_bytes // (machine.warps * _piece(machine))

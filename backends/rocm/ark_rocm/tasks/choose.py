@@ -1,7 +1,9 @@
-"""The choice of a token where the candidates are packets: before its task's waits (Body.enters).
+"""Chooses a token if the candidates are packets. The body begins before its task's waits
+(Body.enters).
 
-Settings, position and stop tokens were written before the iteration, and reading a packet includes
-waiting for it (ark/tasks/tokens.h). Called by the writer through the dialect.
+This is safe because settings, position and stop tokens were written before the iteration, and
+because reading a packet includes the wait for it (ark/tasks/tokens.h). Called by the writer through
+the dialect.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ CANDIDATES_OPERAND = 3
 
 
 class EarlyChoice(Body):
-    """The choice before its task's waits."""
+    """The choice of a token, begun before its task's waits."""
 
     kind = "choose"
     enters = True

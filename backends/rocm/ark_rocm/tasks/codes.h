@@ -1,16 +1,18 @@
-// Codes of 4 and 8 bits as hardware reads them: for linear_codes.h and linear_rows.h.
+// Converts codes of 4 and 8 bits with the hardware's instructions, for linear_codes.h and
+// linear_rows.h.
 
 #if defined(__gfx942__)
-// gfx942 knows floats of 8 bits with another bias (FNUZ), so that they are half as large, and no
-// -0: it becomes 0.
+// gfx942's 8-bit floats have another exponent bias (FNUZ), which halves the value of the same bits.
+// They also have no -0, so -0 becomes 0.
 ARK_DEVICE ark_u32 ark_without_minus_zeros(ark_u32 codes) {
   const ark_u32 there = (codes & 0x7f7f7f7fu) + 0x7f7f7f7fu;
   return codes & (there | 0x7f7f7f7fu);
 }
 #endif
 
-// The upper and lower bytes of bf16 of four codes of fp4, from tables of eight by a code's three
-// bits of magnitude: codes 0, 4, 1 and 5 of a word, or 2, 6, 3 and 7.
+// Looks up the upper and lower bytes of the bf16 values of four fp4 codes, in tables of eight
+// entries indexed by a code's three bits of magnitude. The codes are 0, 4, 1 and 5 of a word, or 2,
+// 6, 3 and 7.
 struct ArkFp4Bytes {
   ark_u32 low, high;
 };

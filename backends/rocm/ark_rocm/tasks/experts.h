@@ -1,6 +1,7 @@
-// Products with the quantised weights of chosen experts, as linear_several.h multiplies one row.
+// Products with the quantised weights of the selected experts. They use the method of
+// linear_several.h with one input row.
 
-// Defined in ark/tasks/experts.h, which follows.
+// Defined in ark/tasks/experts.h, which comes later in the source.
 template <int K, bool SLOTS, int FIRST, int OF, class X, class E>
 ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const E& experts,
                                 float* xs);
@@ -22,8 +23,8 @@ ARK_DEVICE void ark_sums_store(ArkCtx&, const ArkExpertSums<O>& sums, int, int n
   ark_put(ark_address(sums.output, 0, sums.row, sums.slot, n), 0, v[0]);
 }
 
-// coord: row, slot, first and last+1 output; as ark_expert_rows of ark/tasks/expert_rows.h. False
-// if the processor is to leave.
+// coord: row, slot, first output and end of the outputs, as in ark_expert_rows of
+// ark/tasks/expert_rows.h. Returns false if the processor must leave.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int GROUP, bool ALIGNED,
           class X, class E, class O>
 ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,

@@ -1,8 +1,8 @@
-"""Products with the quantised weights of chosen experts: as linear layers of several rows, by
-matrix units, of which one row is there.
+"""Products with the quantised weights of the selected experts on matrix units. They are computed as
+linear layers of several rows of which only one row exists.
 
-Serves weights that such a layer takes, in the variant `block` on machines with MFMA; everything
-else is the common body's. Called by the writer through the dialect.
+Used in the variant `block` on machines with MFMA, for the weights that linear_several supports. The
+common body computes all other cases. Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ark_rocm.tasks.linear_several import MOST_GROUP, SeveralRows, slab_bytes
 
 
 class Experts(Body):
-    """Rows of an expert's weights are multiplied by one row of the input."""
+    """Multiplies rows of an expert's weights by one row of the input."""
 
     kind = "expert_linear"
     enters = True

@@ -1,9 +1,10 @@
-// Linear layers of one input row in which every wave of the block has an equal share of a task's
-// weights, whatever the number of rows: rows are cut along k into parts of a wave's 16-byte loads,
-// dealt to the waves in turn. A wave's first four loads, 32 KB a block of eight waves, are under
-// way before the task waits for its input; registers are the ring.
+// Linear layers of one input row. Every wave of the block gets an equal share of a task's weights,
+// whatever the number of rows: rows are cut along k into parts, each a 16-byte load for every lane
+// of a wave, and the parts are dealt to the waves round-robin. A wave's first four loads (32 KB for
+// a block of eight waves) are in flight before the task waits for its input. Registers serve as the
+// ring buffer.
 
-// Defined in ark/tasks/fused.h, which follows.
+// Defined in ark/tasks/fused.h, which comes later in the source.
 template <int S, int M, class A>
 struct ArkSummed;
 
@@ -14,11 +15,11 @@ struct ArkSplitRows {
   static constexpr int SPAN = ARK_LANES * PIECE;
   static constexpr bool WHOLE = K % SPAN == 0;
   const ark_global<T>* weights;
-  int count;  // parts of all rows
+  int count;  // number of parts of all rows
   int lane;
 
-  // Beyond the last part, or the row's end, something that is there comes again: a load that
-  // depends on a branch would make the next wait one for all that are under way.
+  // Past the last part or the row's end, existing data is loaded again: if a load depended on a
+  // branch, the next wait would be for all loads in flight.
   ARK_METHOD ark_u32x4 load(int part) const {
     const int known = part < count ? part : count - 1;
     const ark_i64 start = WHOLE ? static_cast<ark_i64>(known) * SPAN
@@ -36,7 +37,7 @@ struct ArkSplitRows {
   }
 };
 
-// Sums of four values over a row of 16 lanes, all at once: lane l has that of v[l % 4].
+// Sums four values over a row of 16 lanes at once: lane l gets the sum of v[l % 4].
 ARK_DEVICE float ark_row_sum_four(const float (&v)[4], int lane) {
   const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
   const float low = (odd ? v[1] : v[0]) + ark_row_move<0xb1>(odd ? v[0] : v[1]);
@@ -46,7 +47,7 @@ ARK_DEVICE float ark_row_sum_four(const float (&v)[4], int lane) {
   return sum + ark_row_move<0x128>(sum);  // row_ror 8
 }
 
-// The same over the wave.
+// Sums four values over the wave in the same way.
 ARK_DEVICE float ark_sum_four(const float (&v)[4], int lane) {
   float sum = ark_row_sum_four(v, lane);
 #pragma unroll
@@ -54,7 +55,8 @@ ARK_DEVICE float ark_sum_four(const float (&v)[4], int lane) {
   return sum;
 }
 
-// The input row to shared memory, times the norm's weights if there are any; the norm's scale.
+// Copies the input row to shared memory, times the norm's weights if there are any. Returns the
+// norm's scale.
 template <int K, class X, class P>
 ARK_DEVICE float ark_split_input(ArkCtx& c, X x, const P& prologue, float* xs, float* red) {
   if constexpr (P::norm) {
@@ -78,8 +80,8 @@ ARK_DEVICE float ark_split_input(ArkCtx& c, X x, const P& prologue, float* xs, f
   }
 }
 
-// Where the input is packets one wave waits for one of them, before all threads ask for theirs:
-// many that poll at once are in each other's way, and in the way of the weights.
+// If the input consists of packets, one wave waits for one packet before all threads read theirs.
+// Many threads that poll at once delay each other and the loads of weights.
 template <int K, typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x) {
   if constexpr (ark_packets<T>) {
@@ -97,8 +99,8 @@ ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkSummed<S, M, A>& x) {
   return ark_gate<K>(c, x.shares);
 }
 
-// Adds up the parts of each of a thread's rows, or pairs of them, and stores what the epilogue
-// makes of them. sums: by row, part. ahead: what was read of the epilogue's operands.
+// Adds up the parts of each of a thread's rows (or pairs of rows), applies the epilogue and stores
+// the result. sums: by row, part. ahead: operands of the epilogue that were read before.
 template <int PARTS, int OWN, class E>
 ARK_DEVICE void ark_split_store(ArkCtx& c, E& epilogue, const float* sums, float scale, int first,
                                 int rows, float (&ahead)[OWN][1][E::WIDTH]) {
@@ -118,7 +120,8 @@ ARK_DEVICE void ark_split_store(ArkCtx& c, E& epilogue, const float* sums, float
   }
 }
 
-// coord: first and last+1 row of the weights; at most ROWS. False if the processor is to leave.
+// coord: first row of the weights and end of the rows, at most ROWS of them. Returns false if the
+// processor must leave.
 template <typename T, int K, int PARTS, int ROWS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_split(ArkCtx& c, const ArkTask& t, const T* weights, X x,
                                  const P& prologue, E epilogue) {

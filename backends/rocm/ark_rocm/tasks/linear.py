@@ -1,10 +1,10 @@
 """Linear layers of one input row: all waves of a block share each task's weights evenly.
 
-Serves decoding in the variant `block`: one row, weights of a type whose rows are whole 16-byte
-loads. Where the waves' equal parts of a row of bf16 weights are whole loads, matrix units multiply
-(linear_matrix.h); else rows are cut into parts that are dealt to the waves (linear.h). The body
-begins before its task's waits (Body.enters): it reads weights, which no task writes.
-The generic body computes everything else. Called by the writer through the dialect.
+Used in decoding, in the variant `block`, for one input row and weights whose rows are whole 16-byte
+loads. If a row of bf16 weights divides into equal whole loads for all waves, matrix units multiply
+(linear_matrix.h). Otherwise rows are cut into parts that are dealt to the waves (linear.h). The
+body begins before its task's waits (Body.enters), because no task writes the weights that it reads.
+The common body computes all other cases. Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ark.tasks.linear import epilogue, prologue
 from ark.tasks.linear_form import dealt
 from ark.tasks.linear_params import LinearParams
 
-LOADS_AHEAD = 4  # of a wave, AHEAD of linear.h
-MATRIX_PIECE = 128  # elements of each of four rows in a load of a wave
+LOADS_AHEAD = 4  # loads of a wave in flight: AHEAD in linear.h
+MATRIX_PIECE = 128  # elements that a wave's load reads of each of four rows
 MATRIX_LOADS = 16  # of a wave under way where matrix units multiply: 64 registers
 MATRIX_CHUNK = 4  # pieces of the input that lie in shared memory at once
 _TYPES = ("fp32", "fp16", "bf16")
 
 
 def _parts(sig: Signature, machine: Machine) -> int:
-    """The number of a wave's loads for a row."""
+    """The number of loads that a wave needs for a row."""
     weight = sig.operands[1]
     return -(-sig.operands[0].shape[1] * weight.itemsize // (16 * machine.lanes))
 
 
 def _rows(sig: Signature, machine: Machine) -> int:
-    """The most rows of a task."""
+    """The largest number of rows of a task."""
     rows, weight = sig.read(LinearParams).rows, sig.operands[1]
     stages = -(-weight.shape[0] // rows)
     row_bytes = weight.shape[1] * weight.itemsize
@@ -43,8 +43,8 @@ def _rows(sig: Signature, machine: Machine) -> int:
 
 
 def _matrix(sig: Signature, machine: Machine) -> tuple[int, int] | None:
-    """Fours of rows that a wave has under way, and its loads of each (pieces of its part of a row);
-    None where matrix units do not multiply these weights.
+    """The number of groups of four rows that a wave has in flight, and its loads of each group
+    (pieces of its part of a row). None if matrix units do not multiply these weights.
     """
     weight = sig.operands[1]
     pieces, rest = divmod(weight.shape[1], MATRIX_PIECE * machine.warps)
@@ -56,7 +56,7 @@ def _matrix(sig: Signature, machine: Machine) -> tuple[int, int] | None:
 
 
 def _bytes(sig: Signature, machine: Machine) -> int:
-    """The input row, the parts' sums, and what reductions over the block take."""
+    """Shared memory for the input row, the parts' sums, and the reductions over the block."""
     matrix = _matrix(sig, machine)
     if matrix:
         ahead, pieces = matrix
@@ -70,7 +70,7 @@ def _bytes(sig: Signature, machine: Machine) -> int:
 
 
 class OneRow(Body):
-    """All waves of a block share a task's weights."""
+    """A linear layer in which all waves of a block share a task's weights."""
 
     kind = "linear"
     enters = True

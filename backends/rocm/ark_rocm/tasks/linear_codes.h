@@ -1,14 +1,14 @@
-// Quantised weights of linear layers of several input rows (linear_several.h): codes become bf16,
-// which holds each of them exactly, and their scales multiply the sums.
+// Quantised weights for linear layers of several input rows (linear_several.h). Codes are converted
+// to bf16, which represents each of them exactly; their scales multiply the sums.
 
-// Codes are this factor smaller as floats where hardware converts them (codes.h).
+// The factor by which the hardware's conversion to floats makes codes smaller (codes.h).
 template <class C>
 constexpr float ARK_CODE_UNIT = 1.0f;
-// The places of eight codes in their pairs.
+// The order of eight codes in their pairs.
 template <class C>
 constexpr bool ARK_PAIRS_APART = false;  // 0 and 2, 4 and 6, 1 and 3, 5 and 7: bytes of fp4
 
-// Eight codes, from `words` on, as four pairs of bf16.
+// Converts eight codes, from `words` on, to four pairs of bf16.
 template <class C>
 ARK_DEVICE ark_u32x4 ark_code_pairs(const C* type, const ark_u32* words) {
   constexpr int EACH = ARK_CODES_OF_WORD<C>;
@@ -84,7 +84,8 @@ ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e5m2*, const ark_u32* words) {
 #endif
 #endif
 
-// Rows of codes: a lane has eight neighbours for each product, all 32 of which share a scale.
+// Rows of codes. For each product a lane has eight neighbouring codes. The 32 codes of a product's
+// row share one scale.
 template <class ROW>
 struct ArkSeveralCodes;
 template <class C, int K, int GROUP, class S, bool ZERO>

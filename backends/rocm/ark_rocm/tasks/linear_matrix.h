@@ -1,14 +1,16 @@
-// Linear layers of one input row by matrix units: a wave has an equal part of every row of the
-// task's weights, so that it reads its own part of the input, keeps it in registers, and meets the
-// other waves once, for the sums. A load of a wave is 256 bytes of each of four rows, which as they
-// come are the operands of two products of sixteen blocks of 4x4x4: block b has the places 8 b to
-// 8 b + 7 of the four rows. Columns are the input's parts of 8 bits of the significand each, three
-// of them, whose sum is the input exactly; the fourth column is zero.
+// Linear layers of one input row by matrix units. A wave gets an equal part along k of every row of
+// the task's weights. It therefore reads only its own part of the input, keeps it in registers, and
+// synchronises with the other waves once, for the sums. A load of a wave reads 256 bytes of each of
+// four rows. The loaded registers are directly the operands of two products of sixteen 4x4x4
+// blocks: block b has the elements 8 b to 8 b + 7 of the four rows. The columns are three parts of
+// the input, of 8 bits of the significand each, whose sum is the input exactly; the fourth column
+// is zero.
 
 typedef float ark_mfma_sums __attribute__((ext_vector_type(4)));
 typedef short ark_mfma_pack __attribute__((ext_vector_type(4)));
 
-// EACH elements of the input a lane, from `first` on and ARK_LANES apart: asked for, then taken.
+// Each lane reads EACH elements of the input, from `first` on and ARK_LANES apart. One method
+// issues the reads, another returns the elements.
 template <int EACH, int PART, class X>
 struct ArkPartInput {
   const X& x;
@@ -37,7 +39,7 @@ struct ArkPartInput<EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM
 #pragma unroll
     for (int e = 0; e < EACH; ++e) seen[e] = ark_packet_load(mine(e), SYSTEM);
   }
-  // No branch for each: whether the words of all say the same iteration.
+  // Computed without a branch per word: true if all words are of the same iteration.
   ARK_METHOD bool ready(ArkCtx& c) const {
     const ark_u32 epoch = c.iteration + 1u;
     ark_u32 other = 0u;
@@ -45,8 +47,8 @@ struct ArkPartInput<EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM
     for (int e = 0; e < EACH; ++e) other |= static_cast<ark_u32>(seen[e] >> 32) ^ epoch;
     return ark_warp_all(other == 0u);
   }
-  // Where packets are late, one is polled before all are asked for again: polls of many are in each
-  // other's way.
+  // If packets are late, one packet is polled before all are read again, because polls of many
+  // packets delay each other.
   ARK_METHOD void take(ArkCtx& c, int patience) {
     if (!ready(c)) {
       const int polled = static_cast<int>(c.processor * 61u % static_cast<ark_u32>(PART));
@@ -67,7 +69,7 @@ struct ArkPartInput<EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM
   }
 };
 
-// Three parts of 8 bits each; one for infinities and NaN.
+// Splits a float into three parts of 8 bits each. Infinities and NaN have one part only.
 ARK_DEVICE void ark_three_parts(float v, ark_u16 (&part)[3]) {
   const ark_u32 bits = ark_float_bits(v);
   const float high = ark_bits_float(bits & 0xffff0000u);
@@ -78,8 +80,9 @@ ARK_DEVICE void ark_three_parts(float v, ark_u16 (&part)[3]) {
   part[2] = static_cast<ark_u16>(ark_float_bits(rest - ark_bits_float(middle)) >> 16);
 }
 
-// A wave's part of the input as the products take it: lane l has elements 8 (l / 4) and on of each
-// piece, their part l % 4. xs: shared memory of the wave, three parts of CHUNK pieces.
+// A wave's part of the input in the layout of the products' operands: lane l has part l % 4 of the
+// elements from 8 (l / 4) on of each piece. xs: shared memory of the wave, for three parts of CHUNK
+// pieces.
 template <int PIECES, int CHUNK>
 ARK_DEVICE void ark_part_spread(const float (&v)[2 * PIECES], ark_u16* xs,
                                 ark_u32x4 (&to)[PIECES]) {
@@ -116,8 +119,8 @@ ARK_DEVICE ark_mfma_sums ark_mfma_add(ark_u32x4 w, ark_u32x4 x, ark_mfma_sums su
   return __builtin_amdgcn_mfma_f32_4x4x4bf16_1k(a.high, b.high, sums, 0, 0, 0);
 }
 
-// A lane's column of four rows in blocks: the block b of sixteen lanes has row v ^ b as v[v], so
-// that sums over its four blocks need no choice. Block b then has row b.
+// A lane's column of four rows in blocks. In block b of sixteen lanes, v[v] is row v ^ b, so that
+// sums over its four blocks need no selection. Afterwards block b has row b.
 ARK_DEVICE float ark_mfma_fold(const ark_mfma_sums& v) {
   const float low = v[0] + ark_row_move<0x141>(v[1]);  // row_half_mirror: the block beside it
   const float high = v[2] + ark_row_move<0x141>(v[3]);
@@ -144,8 +147,8 @@ ARK_DEVICE float ark_mfma_totals(const float (&fold)[4], int lane) {
   return __builtin_amdgcn_mfma_f32_16x16x4f32(1.0f, row, zero, 0, 0, 0)[0];
 }
 
-// coord: first and last+1 row of the weights; at most ROWS. AHEAD: fours of rows whose loads are
-// under way. False if the processor is to leave.
+// coord: first row of the weights and end of the rows, at most ROWS of them. AHEAD: the number of
+// groups of four rows whose loads are in flight. Returns false if the processor must leave.
 template <int K, int ROWS, int AHEAD, int CHUNK, class X, class P, class E>
 ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* weights, X x,
                                   const P& prologue, E epilogue) {
@@ -161,7 +164,7 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   const int first = t.coord[0], rows = t.coord[1] - first;
   const auto* base = (const ark_global<char>*)(weights + static_cast<ark_i64>(first) * K);
   const ark_u32 at = static_cast<ark_u32>(warp * PART + lane / 4 * 8) * 2u;
-  // Beyond the last row that one comes again: a load must not depend on a branch.
+  // Past the last row, that row is loaded again: a load must not depend on a branch.
   const auto load = [&](int four, int piece) {
     const int row = four * 4 + (lane % 4 ^ lane / 4 % 4);
     const ark_u32 offset = static_cast<ark_u32>(row < rows ? row : rows - 1) * (2u * K) + at;
@@ -192,7 +195,7 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   ark_u32x4 input[PIECES];
   float own = 0.0f;  // squares, of a lane
   {
-    // Where the first loads fill the memory's queue, further requests wait behind them.
+    // If the first loads fill the memory's queue, further requests wait behind them.
     part.take(c, ROWS * K * 2 <= 65536 ? 1 : 4);
     float (&v)[EACH] = part.v;
     if constexpr (P::norm) {
@@ -227,7 +230,7 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
       const int row = (four + begin + lane % 4) * 4 + lane / 4;
       if (lane < 16 && lane % 4 < count) sums[row * ARK_WARPS + warp] = sum;
     }
-    // No wait for the squares before the sums: they are added up while loads are in flight.
+    // The squares are not awaited before the sums: they are added up while loads are in flight.
     if (P::norm && four == 0) {
       own = ark_warp_sum(own);
       if (lane == 0) red[warp] = own;

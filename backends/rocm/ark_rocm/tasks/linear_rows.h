@@ -1,5 +1,5 @@
-// Linear layers of one input row whose weights are rows of a quantised matrix: as linear.h does it,
-// with 16 bytes of codes in a lane's load, and their scale beside them.
+// Linear layers of one input row whose weights are rows of a quantised matrix. The method is that
+// of linear.h, with 16 bytes of codes in a lane's load and their scale in a second load.
 
 // The codes of a task's rows in parts, and a lane's products with them.
 template <class ROW, int PARTS>
@@ -16,10 +16,10 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
     float zero;
   };
   const ark_global<unsigned char>* bytes;
-  int count;  // parts of all rows
+  int count;  // number of parts of all rows
   int lane;
 
-  // Beyond the last part, or the row's end, something that is there comes again (ArkSplitRows).
+  // Past the last part or the row's end, existing data is loaded again (see ArkSplitRows).
   ARK_METHOD Piece load(int part) const {
     const int known = part < count ? part : count - 1;
     const int k = within(known);
@@ -53,15 +53,16 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
     const int k = part % PARTS * SPAN + lane * OWN;
     return WHOLE || k < K ? k : 0;
   }
-  // Where element k of the input is: what the lanes read at once lies together.
+  // The position of element k of the input in shared memory: elements that lanes read at once are
+  // neighbours.
   ARK_DEVICE int place(int k) {
     const int in = k % SPAN, own = in % OWN;
     return k - in + own / 4 * (4 * ARK_LANES) + in / OWN * 4 + own % 4;
   }
 };
 
-// The input row to its places in shared memory, times the norm's weights if there are any; the
-// norm's scale.
+// Copies the input row to its positions in shared memory, times the norm's weights if there are
+// any. Returns the norm's scale.
 template <class SPLIT, int K, class X, class P>
 ARK_DEVICE float ark_split_places(ArkCtx& c, X x, const P& prologue, float* xs, float* red) {
   constexpr int EACH = (K + ARK_THREADS - 1) / ARK_THREADS;
@@ -91,7 +92,8 @@ ARK_DEVICE float ark_split_places(ArkCtx& c, X x, const P& prologue, float* xs, 
   }
 }
 
-// coord: first and last+1 row of the weights; at most ROWS. False if the processor is to leave.
+// coord: first row of the weights and end of the rows, at most ROWS of them. Returns false if the
+// processor must leave.
 template <class ROW, int PARTS, int ROWS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_split_codes(ArkCtx& c, const ArkTask& t, const unsigned char* bytes, X x,
                                        const P& prologue, E epilogue) {

@@ -1,8 +1,9 @@
-"""Linear layers of one input row with quantised weights: all waves of a block share each task's
-rows evenly, as in ark_rocm.tasks.linear, by loads of 16 bytes of codes and their scale.
+"""Linear layers of one input row with quantised weights. All waves of a block share each task's
+rows evenly, as in ark_rocm.tasks.linear. A load has 16 bytes of codes, and their scale is loaded
+with it.
 
-Serves decoding in the variant `block`, where the codes of a load share a scale. Everything else is
-the common body's. Called by the writer through the dialect.
+Used in decoding, in the variant `block`, if the codes of a load share one scale. The common body
+computes all other cases. Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LOAD_BYTES = 16
 
 
 def read(*names: str) -> tuple[str, ...]:
-    """The texts of headers in this folder."""
+    """The texts of the device headers in this folder."""
     return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
 
@@ -34,25 +35,25 @@ def _row_type(sig: Signature) -> RowType:
 
 
 def _load_codes(dtype: RowType) -> int:
-    """Codes in a lane's load."""
+    """The number of codes in a lane's load."""
     return LOAD_BYTES * 8 // dtype.codes.bits
 
 
 def _parts(sig: Signature, machine: Machine) -> int:
-    """The number of a wave's loads for a row."""
+    """The number of loads that a wave needs for a row."""
     dtype = _row_type(sig)
     return -(-dtype.columns // (_load_codes(dtype) * machine.lanes))
 
 
 def _rows(sig: Signature, machine: Machine) -> int:
-    """The most rows of a task."""
+    """The largest number of rows of a task."""
     rows, count = sig.read(LinearParams).rows, sig.operands[1].shape[0]
     stages = -(-count // rows)
     return -(-stages // dealt(1, count, _row_type(sig).itemsize, machine)) * rows
 
 
 def _bytes(sig: Signature, machine: Machine) -> int:
-    """The input row, the parts' sums, and what reductions over the block take."""
+    """Shared memory for the input row, the parts' sums, and the reductions over the block."""
     parts = _parts(sig, machine)
     held = parts * _load_codes(_row_type(sig)) * machine.lanes
     sums = _rows(sig, machine) * parts + linear.LOADS_AHEAD * machine.warps
@@ -60,7 +61,7 @@ def _bytes(sig: Signature, machine: Machine) -> int:
 
 
 class OneRow(linear.OneRow):
-    """All waves of a block share a task's codes."""
+    """A linear layer in which all waves of a block share a task's codes."""
 
     kind = "linear_rows"
 

@@ -1,12 +1,13 @@
-// Linear layers of several input rows by matrix units: products of 16 x 16 have an input row and a
-// row of weights, so that 16 of them take the weights' loads once, as one row does. A wave has
-// every eighth chunk of 128 elements along k of all the task's rows of weights. It reads the
-// input's elements of its chunks from memory and splits them into three parts of 8 bits of the
-// significand, whose sum is the input exactly; the waves meet for the sums of each group of rows.
+// Linear layers of several input rows by matrix units. A 16 x 16 product multiplies 16 input rows
+// with 16 rows of weights, so 16 input rows load the weights only once. The chunks of 128 elements
+// along k are dealt round-robin to the eight waves, for all the task's rows of weights. A wave
+// reads the input's elements of its chunks from memory and splits them into three parts of 8 bits
+// of the significand, whose sum is the input exactly. The waves synchronise to add up the sums of
+// each group of rows.
 
-// One product of 16 x 16 x 32: a lane has input row, or row of weights, lane % 16 and the same
-// eight elements along k of both sides; and the sums of input rows lane / 16 * 4 and on with its
-// weights.
+// One product of 16 x 16 x 32. As operands, a lane has input row lane % 16 and row of weights lane
+// % 16, with the same eight elements along k of both. As results, it has the sums of its row of
+// weights with the input rows from lane / 16 * 4 on.
 ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums sums) {
 #if defined(__gfx950__)
   typedef __bf16 Eight __attribute__((ext_vector_type(8)));
@@ -22,10 +23,12 @@ ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums s
 #endif
 }
 
-// Weights of bf16. lane: of the reader. MOST: loads of a chunk under way. NEXT: lines of 128 bytes
-// of the next task's weights that each lane asks for. place(s): of a lane's first element of step s
-// in a chunk; order(e): which of its eight elements is at place e. SCALES: groups of a chunk whose
-// sums have a scale each, and with ZEROS one zero, which all their elements are too large by.
+// Weights of bf16. lane: the reading lane. MOST: the most loads of a chunk in flight. NEXT: the
+// number of 128-byte lines of the next task's weights that each lane prefetches. place(s): the
+// position in a chunk of a lane's first element of step s. order(e): the index, among its eight
+// elements, of the one at position e. SCALES: the number of groups of a chunk whose sums have a
+// scale each. ZEROS: true if each group also has a zero point, which is subtracted from all its
+// elements.
 template <int K>
 struct ArkSeveralDense {
   static constexpr int MOST = 4, SCALES = 0, NEXT = 0;
@@ -39,8 +42,8 @@ struct ArkSeveralDense {
 
   ARK_METHOD int place(int s) const { return s * 32 + lane / 16 * 8; }
   static constexpr int order(int e) { return e; }
-  // Beyond the last row, or the row's end, something that is there comes again: a load must not
-  // depend on a branch.
+  // Past the last row or the row's end, existing data is loaded again: a load must not depend on a
+  // branch.
   ARK_METHOD Piece load(int top, int chunk) const {
     const int row = top + lane % 16 < rows ? top + lane % 16 : rows - 1;
     Piece piece;
@@ -54,13 +57,14 @@ struct ArkSeveralDense {
   ARK_DEVICE ark_u32x4 step(const Piece& piece, int s) { return piece.words[s]; }
 };
 
-// The widest count of chunks that are under way at once: a divisor of a wave's chunks.
+// The largest number of chunks in flight, up to `most`, that divides a wave's number of chunks.
 constexpr int ark_several_ahead(int chunks, int most) {
   while (chunks % most != 0) --most;
   return most;
 }
 
-// Adds a chunk's products with weights that have scales: each group's are summed apart.
+// Adds a chunk's products with scaled weights. Each group is summed separately and then multiplied
+// by its scale.
 template <class W, int PARTS, int GROUP>
 ARK_DEVICE void ark_several_scaled(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
                                    const typename W::Piece (&pieces)[GROUP],
@@ -95,8 +99,8 @@ ARK_DEVICE void ark_several_scaled(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PAR
   }
 }
 
-// The lines of weights that the next of a processor's tasks to read any begins with. They are asked
-// for while the running one multiplies, a dword of each, so that memory does not stand still.
+// The first lines of weights of the processor's next task that reads any. While the current task
+// multiplies, a dword of each of these lines is loaded, so that memory does not idle.
 struct ArkNextLines {
   const ark_global<char>* from;
   int lines;
@@ -118,9 +122,9 @@ ARK_DEVICE ArkNextLines ark_next_lines(ArkCtx& c, const W& weights) {
   return own;
 }
 
-// coord: first and last+1 row of the weights. M rows of input; a wave multiplies GROUP blocks of 16
-// rows of weights at once. ENTERS: the
-// task's waits are still to come. False if the processor is to leave.
+// coord: first row of the weights and end of the rows. M: rows of input. GROUP: blocks of 16 rows
+// of weights that a wave multiplies at once. ENTERS: true if the task's waits are still to come.
+// Returns false if the processor must leave.
 template <class W, int K, int M, int GROUP, bool ALIGNED, bool ENTERS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights, X x,
                                    const P& prologue, E epilogue) {
@@ -128,7 +132,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
   constexpr int CHUNKS = ((K + ARK_CHUNK - 1) / ARK_CHUNK + ARK_WARPS - 1) / ARK_WARPS;
   constexpr int AHEAD = ark_several_ahead(CHUNKS, GROUP >= W::MOST ? 1 : W::MOST / GROUP);
   constexpr int EACH = M <= 8 ? 4 : 8, WIDTH = E::WIDTH, PITCH = 20;
-  constexpr int INPUTS = ark_several_ahead(AHEAD, 16 / EACH);  // chunks of the input under way
+  constexpr int INPUTS = ark_several_ahead(AHEAD, 16 / EACH);  // chunks of the input in flight
   constexpr bool RAGGED = K % (ARK_CHUNK * ARK_WARPS) != 0;
   typedef ArkSeveralInput<X, EACH, ALIGNED> Input;
   constexpr int PARTS = Input::BF16 && !P::norm ? 1 : 3;
@@ -180,7 +184,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
         }
         ark_u32x4 parts[ARK_CHUNK_STEPS][PARTS];
         ark_several_parts<W>(v, parts);
-        // Later elements are asked for while these are multiplied.
+        // Later elements are loaded while these are multiplied.
         factors[a % INPUTS].template ask<K>(prologue, chunk + INPUTS * ARK_WARPS, weights);
         input[a % INPUTS].template ask<K>(c, x, m, chunk + INPUTS * ARK_WARPS, weights);
         if (W::NEXT > 0 && top == 0 && round == 0 && a == 0) {

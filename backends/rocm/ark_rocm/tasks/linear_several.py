@@ -1,10 +1,10 @@
-"""Linear layers of several input rows: matrix units multiply all of them at once by each row of
-weights, so that up to 16 rows read the weights as one does.
+"""Linear layers of several input rows. Matrix units multiply all input rows at once by each row of
+weights, so up to 16 rows read the weights once.
 
-Serves decoding of several sequences in the variant `block` on machines with MFMA: weights of bf16,
-and codes with scales, which become bf16 (linear_codes.h). The waves share every row of weights
-along k and read the input from memory, so that shared memory bounds neither. Everything else is the
-common body's. Called by the writer through the dialect.
+Used in decoding of several sequences, in the variant `block` on machines with MFMA. The weights are
+bf16, or codes with scales, which become bf16 (linear_codes.h). The waves share every row of weights
+along k and read the input from memory, so shared memory limits neither. The common body computes
+all other cases. Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ark.tasks.linear_params import LinearParams
 from ark.tasks.row_values import HEADER, bytes_of
 from ark_rocm.tasks.linear_rows import read
 
-UNIT_ROWS = 16  # of weights, and of the input, in a product
-MOST_GROUP = 4  # blocks of rows that a wave multiplies at once: 64 registers of loads under way
-ROW_FLOATS = 20  # from one row of a block to the next in shared memory
+UNIT_ROWS = 16  # rows of weights, and of the input, in a product
+MOST_GROUP = 4  # blocks of rows that a wave multiplies at once: 64 registers of loads in flight
+ROW_FLOATS = 20  # distance between rows of a block in shared memory
 
 
 def _group(sig: Signature, machine: Machine) -> int:
@@ -33,19 +33,21 @@ def _group(sig: Signature, machine: Machine) -> int:
 
 
 def slab_bytes(group: int, machine: Machine) -> int:
-    """The waves' sums of so many blocks of rows of weights, and the input's squares."""
+    """Shared memory for the waves' sums of the given number of blocks of rows of weights, and for
+    the squares of the input.
+    """
     return 4 * machine.warps * (group * UNIT_ROWS * ROW_FLOATS + UNIT_ROWS)
 
 
 def _aligned(sig: Signature) -> bool:
-    """True if rows of the input are dense and begin at multiples of 16 bytes."""
+    """True if the input's rows are dense and begin at multiples of 16 bytes."""
     x = sig.operands[0]
     wide = x.strides[0] * x.itemsize % 16 == 0 and x.strides[1] == 1
     return wide and x.aligned and x.shape[0] == sig.operands[2].shape[0] and not x.packet
 
 
 class SeveralRows(Body):
-    """Several input rows are the columns of products on matrix units."""
+    """A linear layer whose input rows are the columns of products on matrix units."""
 
     kind = "linear"
     enters = True
@@ -62,7 +64,9 @@ class SeveralRows(Body):
         return slab_bytes(_group(sig, machine), machine)
 
     def weights(self, sig: Signature) -> tuple[str, str]:
-        """The device type that reads the weights, and their address."""
+        """The device type that reads the weights, with its template arguments, and the weights'
+        address.
+        """
         return f"ArkSeveralDense<{sig.operands[1].shape[1]}>", text.pointer(sig, 1)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:

@@ -1,9 +1,10 @@
-// The input of linear layers of several rows (linear_several.h): a lane's elements of a chunk along
-// k, as they come from memory and as matrix units take them.
+// The input of linear layers of several rows (linear_several.h). A lane loads its elements of a
+// chunk along k and converts them to operands of the matrix units.
 
 constexpr int ARK_CHUNK = 128, ARK_CHUNK_STEPS = 4;  // elements along k, and products of 32 of them
 
-// An element of a row of K, `place` behind a chunk's first; beyond the row's end one that is there.
+// The index of an element in a row of K: `place` after the chunk's first. Past the row's end, the
+// index of an existing element.
 template <int K>
 ARK_DEVICE int ark_chunk_at(int chunk, int place) {
   const int begin = chunk * ARK_CHUNK;
@@ -16,8 +17,9 @@ ARK_DEVICE ark_u32 ark_upper_pair(float low, float high) {
   return __builtin_amdgcn_perm(ark_float_bits(high), ark_float_bits(low), 0x07060302u);
 }
 
-// A lane's floats of the input as the products take them, in their parts of 8 bits. Of four floats
-// a lane eight places away has the other four. INFINITE: some may be, which have one part alone.
+// Converts a lane's floats of the input to operands of the products, in their parts of 8 bits. The
+// lane eight lanes away has the other four of eight floats. INFINITE: true if some may be infinite
+// or NaN; these have one part only.
 template <class W, bool INFINITE, int PARTS, int EACH>
 ARK_DEVICE void ark_several_parts(const float (&v)[EACH], ark_u32x4 (&to)[PARTS]) {
   float rest[EACH];
@@ -53,15 +55,15 @@ ARK_DEVICE void ark_several_parts(const float (&v)[ARK_CHUNK_STEPS][EACH],
   for (int s = 0; s < ARK_CHUNK_STEPS; ++s) ark_several_parts<W, true>(v[s], to[s]);
 }
 
-// Of an input row that eight lanes have, a lane has the half of what a product takes that lane / 8
-// says.
+// If eight lanes share an input row, a lane takes the half of a product's elements that lane / 8
+// selects.
 template <int EACH>
 ARK_DEVICE int ark_several_half(int lane) {
   return EACH == 4 ? lane / 8 % 2 * 4 : 0;
 }
 
-// A lane's elements of a chunk of the input, of row m: asked for, then taken. ALIGNED: rows begin
-// at multiples of 16 bytes and their elements lie side by side.
+// A lane's elements of a chunk of input row m. One method issues the loads, another returns the
+// elements. ALIGNED: true if rows begin at multiples of 16 bytes and their elements are contiguous.
 template <class X, int EACH, bool ALIGNED>
 struct ArkSeveralInput {
   static constexpr bool BF16 = false;

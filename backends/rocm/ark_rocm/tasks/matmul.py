@@ -1,12 +1,13 @@
-"""Matmul tiles on AMD's matrix units: any transposes, batches, odd edges, parts of k, and what
-follows the product.
+"""Matmul tiles on AMD's matrix units, with any transposes, batches, odd edges, parts of k, and
+epilogues.
 
-Serves fp16 and bf16, fp32 times bf16 (activations times weights: a float is the exact sum of three
-bf16) and floats of 8 bits (by the units that take them where both sides lie along k, else as bf16),
-in tiles of more than eight rows, on machines with the capability mfma or wmma; the common body does
-the rest. Tiles of 128 or 256 rows and columns of 16-bit types have a loop of their own where there
-is mfma. Called by the writer through the dialect; matrix.h, matrix_pairs.h, matrix_large.h and
-matrix_store.h have the device side.
+It is used on machines with the capability mfma or wmma for tiles of more than eight rows. It
+supports fp16 and bf16, fp32 times bf16 (activations times weights: a float is the exact sum of
+three bf16), and 8-bit floats. The latter go to the units that multiply them directly if both sides
+are contiguous along k, and are converted to bf16 otherwise. The common body computes all other
+cases. With mfma, tiles of 128 or 256 rows and columns of 16-bit types have a separate loop. Called
+by the writer through the dialect; matrix.h, matrix_pairs.h, matrix_large.h and matrix_store.h have
+the device code.
 """
 
 from __future__ import annotations
@@ -38,24 +39,26 @@ _K_STEP_ELEMENTS = 32  # of elements of 16 bits along k: ArkUnit of matrix.h
 _PADDED_ELEMENTS = 8
 _SMALL = ("fp8_e4m3", "fp8_e5m2")
 _PARTS = UNIT_PARTS | {(a, b): 1 for a in _SMALL for b in _SMALL}
-# The types that matrix units of 8-bit floats multiply, and their step of pairs along k. Those of
-# gfx942 have no infinity for e5m2.
+# The 8-bit float types that matrix units multiply directly, with their step of pairs along k.
+# gfx942's e5m2 has no infinity.
 _PAIRS = {
     "gfx942": ({("fp8_e4m3", "fp8_e4m3")}, 32),
     "gfx950": ({(a, b) for a in _SMALL for b in _SMALL}, 64),
 }
-# Rows and columns of tiles that matrix_large.h has: how the waves stand over them.
+# The tile sizes that matrix_large.h supports, with the arrangement of the waves over the tile.
 _LARGE_WAVES = {(256, 256): (2, 4), (256, 128): (4, 2), (128, 256): (2, 4), (128, 128): (2, 4)}
 _LARGE_PIECES = 4  # of 16 bytes along k in a step
 
 
 def _follows(sig: Signature) -> bool:
-    """True if an expression follows the product, so that sums are stored in packs."""
+    """True if the product has an epilogue expression, so that sums are stored in packs of eight."""
     return sig.read(MatmulParams).expr is not None or paired(sig)
 
 
 def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
-    """Rows and columns of the large tile whose loop supports the signature; None if none does."""
+    """Rows and columns of the large tile whose loop supports the signature, or None if no loop
+    does.
+    """
     sixteen = all(sig.operands[i].itemsize == 2 for i in (0, 1))
     # If the matrix unit reads fp16 denormals as zero, matrix.h splits them into bf16.
     exact = not ARCHS[machine.arch].flushes or sig.operands[0].dtype == "bf16"
@@ -67,7 +70,9 @@ def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
 
 
 def _pairs(sig: Signature, machine: Machine) -> bool:
-    """True where matrix units take these 8-bit floats, in pairs that lie along k on both sides."""
+    """True if matrix units multiply these 8-bit floats directly. Their pairs must be contiguous
+    along k on both sides.
+    """
     types, _ = _PAIRS.get(machine.arch, (set(), 0))
     strides = [side_strides(sig, side) for side in (0, 1)]
     even = all(row % 2 == 0 and k == 1 for row, k in strides) and dims(sig)[2] % 2 == 0
@@ -75,7 +80,7 @@ def _pairs(sig: Signature, machine: Machine) -> bool:
 
 
 def _padded(sig: Signature, machine: Machine) -> tuple[int, int]:
-    """Rows and columns that are multiplied, with those beyond the tile."""
+    """Rows and columns that are multiplied, including those beyond the tile's edge."""
     rows, columns = sig.read(MatmulParams).tile
     return _large(sig, machine) or (-(-rows // 16) * 16, -(-columns // 16) * 16)
 
@@ -91,18 +96,20 @@ def _step_bytes(sig: Signature, machine: Machine) -> int:
 
 
 def _slab_bytes(sig: Signature, machine: Machine) -> int:
-    """Of a block of each wave, whose rows are four floats further apart than they are long."""
+    """Shared memory for one block of each wave. Its rows are padded by four floats."""
     size = 32 if _large(sig, machine) else 16
     return machine.warps * size * (size + 4) * 4 if _follows(sig) else 0
 
 
 def _buffers(sig: Signature, machine: Machine) -> int:
-    """The number of buffers: two if shared memory has room, else one."""
+    """The number of buffers: two if shared memory is large enough, otherwise one."""
     return 2 if 2 * _step_bytes(sig, machine) <= machine.shared_bytes else 1
 
 
 def _waves(blocks_m: int, blocks_n: int, waves: int) -> tuple[int, int]:
-    """How the waves stand over the tile's blocks: fewest blocks a wave, then fewest loads."""
+    """The arrangement of the waves over the tile's blocks that needs the fewest blocks a wave, then
+    the fewest loads.
+    """
 
     def effort(wm: int) -> tuple[int, int, int]:
         i, j = -(-blocks_m // wm), -(-blocks_n // (waves // wm))
@@ -113,7 +120,7 @@ def _waves(blocks_m: int, blocks_n: int, waves: int) -> tuple[int, int]:
 
 
 class Tiles(Body):
-    """Tiles of products on matrix units."""
+    """Matmul tiles on matrix units."""
 
     kind = "matmul"
 
@@ -131,7 +138,9 @@ class Tiles(Body):
         return max(_step_bytes(sig, machine), _slab_bytes(sig, machine)) <= machine.shared_bytes
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """The steps of both sides that are held at once, and then the sums that leave."""
+        """Shared memory for the steps of both sides that are held at once. The sums reuse it when
+        they are stored.
+        """
         return max(_buffers(sig, machine) * _step_bytes(sig, machine), _slab_bytes(sig, machine))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:

@@ -1,5 +1,5 @@
 // Matrix-unit tiles for the vendor's matmul body: MFMA on CDNA, WMMA on RDNA 3. A wave multiplies
-// 16 x 16 blocks; which lane holds which element is said here and nowhere else.
+// 16 x 16 blocks. Only this header depends on which lane holds which element.
 
 #if defined(__GFX9__)
 // Element e of a block: row 4 * (lane / 16) + e, column lane % 16. Operands: row lane % 16,
@@ -25,7 +25,8 @@ ARK_DEVICE int ark_lane_k() { return 0; }
 
 typedef float ark_block __attribute__((ext_vector_type(ARK_BLOCK_ELEMENTS)));
 typedef short ark_part __attribute__((ext_vector_type(ARK_LANE_K)));
-// In shared memory a row is a multiple of 16 bytes long, which is less than some parts' own size.
+// In shared memory a row's length is a multiple of 16 bytes, which is smaller than the alignment of
+// some parts' types.
 typedef ark_part ark_part_shared __attribute__((aligned(ARK_LANE_K * 2 < 16 ? 8 : 16)));
 typedef _Float16 ark_part_f16 __attribute__((ext_vector_type(ARK_LANE_K)));
 typedef __bf16 ark_part_bf16 __attribute__((ext_vector_type(ARK_LANE_K)));
@@ -35,9 +36,9 @@ ARK_DEVICE ark_part ark_load_part(const ark_u16* p) {
 }
 
 #if defined(__gfx90a__)
-// Matrix units of MI200 take denormals of 16 bits as zeros. An fp16 is the exact sum of two bf16,
-// whose least is far below fp16's; infinity and NaN are in `high` alone, so that they meet no part
-// that is zero where the number is not.
+// The matrix units of MI200 read 16-bit denormals as zero. An fp16 is the exact sum of two bf16,
+// whose least number is far below that of fp16. Infinity and NaN are in `high` alone, so that they
+// are not multiplied by a part that is zero although the number is not.
 struct ArkTwoParts {
   ark_part high, finite, low;
 };
@@ -86,8 +87,8 @@ ARK_DEVICE ark_block ark_multiply(const ark_bf16*, ark_part a, ark_part b, ark_b
 #endif
 }
 
-// Shared memory as an address that stays in a register: the compiler would work it out again at
-// each use.
+// A shared-memory address that stays in a register. The compiler would otherwise compute it again
+// at each use.
 template <typename T>
 using ark_in_local = __attribute__((address_space(3))) T;
 typedef ark_in_local<char> ark_local;
@@ -96,15 +97,15 @@ ARK_DEVICE ark_local* ark_kept(ark_local* p) {
   return p;
 }
 
-// A piece is eight elements along k, or along the rows where those are what memory holds together.
+// A piece is eight elements along k, or along the rows if memory is contiguous along those.
 constexpr int ARK_PIECE = 8;
 
 typedef unsigned char ark_u8x8 __attribute__((ext_vector_type(8)));
 typedef ark_u16 ark_u16x8 __attribute__((ext_vector_type(8)));
 typedef float ark_f32x8 __attribute__((ext_vector_type(8), aligned(16)));
 
-// What a piece is in registers, and in how many 16-bit parts it lies in shared memory. A float is
-// the exact sum of three bf16, so that its products with bf16 keep fp32's precision.
+// The type of a piece in registers, and its number of 16-bit parts in shared memory. A float is the
+// exact sum of three bf16, so its products with bf16 keep fp32's precision.
 template <typename T>
 struct ArkElements {
   typedef ark_u16 element;
@@ -118,8 +119,9 @@ struct ArkElements<float> {
   static constexpr int PARTS = 3;
 };
 
-// Floats of 8 bits lie in shared memory as bf16, which holds each of them; where the matrix units
-// take them, as they are in memory, two along k in one element (matrix_pairs.h).
+// In shared memory, 8-bit floats are stored as bf16, which represents each of them exactly. If the
+// matrix units multiply 8-bit floats directly, they are stored as in memory, with two along k in
+// one element (matrix_pairs.h).
 template <typename T>
 struct ArkSmallElements {
   typedef unsigned char element;
@@ -136,8 +138,8 @@ ARK_DEVICE ark_block ark_multiply(const T*, ark_part a, ark_part b, ark_block c)
   return ark_multiply(static_cast<const ark_bf16*>(nullptr), a, b, c);
 }
 
-// How the matrix units take elements: STEP along k are in shared memory at once, BLOCK_K go into
-// one `ark_products`, of which a lane holds a `part`.
+// Sizes along k: shared memory holds STEP elements at once; one `ark_products` multiplies BLOCK_K
+// of them, and a lane holds a `part` of these.
 template <typename T>
 struct ArkUnit {
   static constexpr int STEP = 32, BLOCK_K = ARK_BLOCK_K;
@@ -148,11 +150,11 @@ template <typename A, typename B>
 ARK_DEVICE ark_block ark_products(const A*, const B* b, ark_part x, ark_part y, ark_block c) {
   return ark_multiply(b, x, y, c);
 }
-// Sums are this multiple of what the units have summed.
+// The factor from the units' sums to the true sums.
 template <typename A, typename B>
 constexpr float ARK_SUM_SCALE = 1.0f;
 
-// The parts of a piece of T.
+// Splits a piece of T into its parts.
 template <typename T>
 ARK_DEVICE void ark_split_of(const T*, const ark_u8x8& piece, ark_u16x8* parts) {
 #pragma unroll
@@ -169,7 +171,7 @@ ARK_DEVICE void ark_split(const ark_f32x8& piece, ark_u16x8* parts) {
     for (int part = 0; part < 3; ++part) {
       const ark_u32 bits = ark_float_bits(rest);
       parts[part][e] = static_cast<ark_u16>(bits >> 16);
-      // Infinities and NaNs have no rest.
+      // Infinities and NaNs have no remainder.
       const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
       rest = finite ? rest - ark_bits_float(bits & 0xffff0000u) : 0.0f;
     }
@@ -201,7 +203,7 @@ ARK_DEVICE typename ArkElements<T>::piece ark_fetch_piece(const ArkSide<T>& side
   return piece;
 }
 
-// The same in all lanes, which the compiler does not know.
+// The value is the same in all lanes, but the compiler does not know that.
 ARK_DEVICE ark_u64 ark_uniform(ark_u64 v) {
   const int low = __builtin_amdgcn_readfirstlane(static_cast<int>(v));
   const int high = __builtin_amdgcn_readfirstlane(static_cast<int>(v >> 32));
@@ -217,7 +219,8 @@ struct ArkStep {
   static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
   static constexpr int PARTS = ArkElements<T>::PARTS;
   typename ArkElements<T>::piece pieces[MINE];
-  // Where all of a step lies inside: of its first element, bytes between k, a piece's offset.
+  // If all of a step is inside the matrix: the offset of its first element, the bytes between
+  // neighbours along k, and a piece's offset.
   ark_u64 base, stride;
   ark_u32 offsets[MINE];
 
@@ -281,12 +284,12 @@ struct ArkStep {
   }
 };
 
-// One TM x TN tile of a product, whose sums go where `end` says (matrix_store.h). The waves stand
-// WAVES_M by WAVES_N; `shared` holds BUFFERS steps of both sides: with two, the next is placed
-// while slow waves still multiply this one. Where blocks do not divide by waves, a wave without a
-// last block multiplies the tile's last one, and its sums are not stored: tests would leave several
-// ways through the loop, on which clang 22 forgets wait states behind matrix instructions
-// (docs/history/emulator.md).
+// Computes one TM x TN tile of a product and passes the sums to `end` (matrix_store.h). The waves
+// are arranged as WAVES_M by WAVES_N. `shared` holds BUFFERS steps of both sides: with two buffers,
+// the next step is stored while slow waves still multiply this one. If blocks do not divide evenly
+// among waves, a wave without a last block multiplies the tile's last block again and does not
+// store its sums. A test instead would create several paths through the loop, and on these clang 22
+// omits wait states after matrix instructions (docs/history/emulator.md).
 template <int TM, int TN, int WAVES_M, int WAVES_N, int BUFFERS, bool A_ALONG_K, bool B_ALONG_K,
           typename A, typename B, class End>
 ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide<B>& b,
@@ -336,7 +339,7 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
       }
     }
   };
-  // A step's buffer is known to the compiler where there are registers for it.
+  // If there are enough registers, a step's buffer is a compile-time constant.
   constexpr int ROUNDS = ARK_LANES == 64 ? BUFFERS : 1;
   const auto run = [&](auto fetch) __attribute__((always_inline)) {
     fetch(0);
@@ -351,7 +354,7 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
       if (BUFFERS == 1) ark_sync();
     }
   };
-  // Inside of both matrices a step's loads need no tests.
+  // If a step is inside both matrices, its loads need no tests.
   if (step_a.inside(a) && step_b.inside(b)) {
     step_a.begin_inside(a, tid);
     step_b.begin_inside(b, tid);

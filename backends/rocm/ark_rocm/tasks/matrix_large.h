@@ -1,19 +1,19 @@
-// Large tiles of products of 16-bit types on CDNA's matrix units: blocks of 32 x 32, of which a
-// wave has several, in steps of 32 along k. While a step is multiplied, the next one is on its way
-// from registers to shared memory and the one behind it from memory to registers; a wave's operands
-// are read half a step before they are multiplied, so that matrix units have work on either side of
-// a barrier.
+// Large tiles of products of 16-bit types on CDNA's matrix units. A wave computes several blocks of
+// 32 x 32, in steps of 32 along k. While a step is multiplied, the next step is copied from
+// registers to shared memory and the one after it is loaded from memory to registers. A wave reads
+// its operands half a step before they are multiplied, so that matrix units have work on both sides
+// of a barrier.
 
 #if defined(__GFX9__)
 typedef float ark_large_sums __attribute__((ext_vector_type(16)));
 
 constexpr int ARK_LARGE = 32;  // rows and columns of a block
-constexpr int ARK_DEEP = 32;   // of k in a step
+constexpr int ARK_DEEP = 32;   // elements along k in a step
 constexpr int ARK_HALF_PIECES = 2;
 
-// All but the last LEFT accesses of shared memory, or of memory, have arrived: in the form in
-// which the compiler knows that it need not wait again. Of s_waitcnt's counters the others are at
-// their most.
+// Waits until all but the last LEFT accesses to shared memory, or to memory, have completed. It is
+// written in the form that the compiler recognises, so that it adds no second wait. The other
+// counters of s_waitcnt are at their maximum.
 template <int LEFT>
 ARK_DEVICE void ark_await_local() {
   __builtin_amdgcn_s_waitcnt(0xc07f | LEFT << 8);
@@ -23,9 +23,9 @@ ARK_DEVICE void ark_await_loads() {
   __builtin_amdgcn_s_waitcnt(0x0f70 | LEFT);
 }
 
-// Lane l has row l % 32 of both operands, the places 8 * (l / 32) and on of 16 along k. Sum e of a
-// block: row 8 * (e / 4) + 4 * (l / 32) + e % 4, column l % 32. Where an instruction takes 8 along
-// k, which ones it takes is the same for both operands, and so all the same.
+// Lane l has row l % 32 of both operands, and of 16 elements along k those from 8 * (l / 32) on.
+// Sum e of a block is at row 8 * (e / 4) + 4 * (l / 32) + e % 4, column l % 32. If an instruction
+// takes 8 elements along k, any choice is correct as long as both operands use the same one.
 ARK_DEVICE int ark_large_row(int e) { return e / 4 * 8 + ark_lane() / 32 * 4 + e % 4; }
 
 #if defined(__gfx950__)
@@ -38,7 +38,7 @@ constexpr int ARK_LARGE_PARTS = 2;
 template <typename T>
 struct ArkLargePart {
   typedef T type __attribute__((ext_vector_type(8 / ARK_LARGE_PARTS)));
-  // Instruction `part`'s operand.
+  // The operand of instruction `part`.
   ARK_DEVICE type of(ark_u16x8 piece, int part) {
     struct Parts {
       type part[ARK_LARGE_PARTS];
@@ -93,8 +93,8 @@ struct ArkLargeStep {
     const int within = row % CHUNK;
     return row / CHUNK * (CHUNK + 8) + within % GROUP * ((CHUNK + 8) / GROUP) + within / GROUP;
   }
-  // Load i's first row and place along k. Eight lanes have groups side by side, the next eight the
-  // same groups four places further.
+  // Load i's first row and offset along k. Eight neighbouring lanes load neighbouring groups; the
+  // next eight lanes load the same groups four elements further along k.
   ARK_METHOD static int row_of(int i) {
     if (ALONG_K) return (ark_tid() + i * ARK_THREADS) / 4;
     return (ark_tid() / 16 * 8 + ark_tid() % 8) % GROUPS * GROUP;
@@ -103,7 +103,7 @@ struct ArkLargeStep {
     if (ALONG_K) return ark_tid() % 4 * ARK_PIECE;
     return ark_tid() / (2 * GROUPS) * ARK_PIECE + ark_tid() / 8 % 2 * LOADS + i;
   }
-  // Rows past the end repeat the last ones; their sums are not stored.
+  // Rows past the end repeat the last ones. Their sums are not stored.
   ARK_METHOD bool inside(const ArkSide<T>& side) const {
     const ark_i64 near = ALONG_K ? side.k_stride : side.row_stride;
     const ark_i64 far = ALONG_K ? side.row_stride : side.k_stride;
@@ -111,7 +111,7 @@ struct ArkLargeStep {
     return near == 1 && aligned && far % WIDE == 0 && far > 0 && far < (1 << 20) &&
            side.depth % ARK_DEEP == 0 && (ALONG_K || side.rows % GROUP == 0);
   }
-  // tile: of the first buffer; bytes: from one to the next.
+  // tile: the address of the first buffer; bytes: the distance from one buffer to the next.
   ARK_METHOD void begin(ark_local* tile, int bytes) {
     const int k = k_of(0), within = ALONG_K ? 0 : k % ARK_PIECE * 2;
     const int at = (k / ARK_PIECE * PITCH + slot(row_of(0))) * 16 + within;
@@ -128,9 +128,10 @@ struct ArkLargeStep {
     base = ark_uniform(reinterpret_cast<ark_u64>(side.at));
     stride = NEAR * ark_uniform(static_cast<ark_u64>(side.k_stride));
   }
-  // Loads `begin` to `end` of step s.
+  // Issues loads `begin` to `end` of step s.
   ARK_METHOD void fetch_inside(int s, int begin, int end) {
-    // Where steps are a constant apart, every other one is an offset in its loads.
+    // If steps are a constant distance apart, every second step uses an offset in its load
+    // instructions.
     const bool odd = ALONG_K && s % 2 == 1;
     const auto* from = (const ark_global<char>*)base + (odd ? NEAR : 0);
 #pragma unroll
@@ -140,7 +141,7 @@ struct ArkLargeStep {
       loads[s % AHEAD][i] = *(const ark_global<load>*)(from + offsets[i]);
     }
   }
-  // Behind all loads of step s.
+  // Called after all loads of step s.
   ARK_METHOD void go_on(int s) {
     if (ALONG_K) {
       base += s % 2 == 1 ? 2 * NEAR : 0;
@@ -190,7 +191,7 @@ struct ArkLargeStep {
   }
 };
 
-// A wave's operands of half a step: BLOCKS blocks of a side, STRIDE rows apart.
+// A wave's operands of half a step: BLOCKS blocks of one side, STRIDE rows apart.
 template <int BLOCKS, int STRIDE, typename SIDE>
 struct ArkLargeHalf {
   ark_u16x8 piece[BLOCKS];
@@ -199,7 +200,7 @@ struct ArkLargeHalf {
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i) piece[i] = 0;
   }
-  // at: of the wave's first block and lane.
+  // at: the address of the wave's first block for this lane.
   ARK_METHOD void read(const ark_local* at, int half) {
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i) {
@@ -245,7 +246,7 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
   StepA step_a;
   StepB step_b;
   const int steps = (a.depth + ARK_DEEP - 1) / ARK_DEEP;
-  // Rows of blocks from `begin` on, half of them.
+  // Multiplies half of the rows of blocks, from `begin` on.
   const auto multiply = [&](const HalfA& x, const HalfB& y,
                             int begin) __attribute__((always_inline)) {
 #pragma unroll
@@ -258,7 +259,7 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
         }
       }
     }
-    // What stands between two of these stays between them.
+    // The compiler moves no instruction across such a fence.
     __builtin_amdgcn_sched_barrier(0);
   };
   step_a.begin(tile_a, STEP);
@@ -267,14 +268,15 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
     step_a.place(s);
     step_b.place(s);
   };
-  // Where there are buffers and registers for it, a step's loads are asked for one after the other
-  // between its products, two steps ahead; else all at once, behind the step's place in registers.
+  // With enough buffers and registers, a step's loads are issued one by one between products, two
+  // steps ahead. Otherwise they are issued all at once, after the step's registers were copied to
+  // shared memory.
   constexpr bool SPREAD = BUFFERS > 1 && AHEAD > 1;
   constexpr int PARTS = SPREAD ? 4 : 1;
-  // fetch(s, part): a part of step s, from memory to registers. The step behind the last one is
-  // whatever is there.
+  // fetch(s, part): loads a part of step s from memory to registers. Past the last step it loads
+  // any existing data.
   const auto run = [&](const auto& fetch) __attribute__((always_inline)) {
-    // later: true where steps after the next one were requested.
+    // later: true if loads of steps after the next one were issued.
     const auto hand_on = [&](int s, bool later) __attribute__((always_inline)) {
       if (later) {
         ark_await_loads<(AHEAD - 1) * (StepA::LOADS + StepB::LOADS)>();
@@ -303,7 +305,8 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
       if (SPREAD) ask(1);
       second_a.read(mine_a + now, 1);
       second_b.read(mine_b + now, 1);
-      // One wait for all of a kind: they have been under way for as long as matrix units were busy.
+      // One wait for all loads of a kind: they have been in flight for as long as the matrix units
+      // were busy.
       ark_await_local<BLOCKS_M + BLOCKS_N>();
       __builtin_amdgcn_sched_barrier(0);
       multiply(first_a, first_b, 0);

@@ -1,8 +1,9 @@
-// Where the sums of a tile go when all of k has been multiplied: as they are, each to its place, or
-// eight neighbouring ones at a time through the epilogue. The epilogue of eight is emitted once:
-// each wave's blocks go in sequence through a part of shared memory of its own.
+// Stores the sums of a tile after all of k has been multiplied. Sums are either stored directly, or
+// pass through the epilogue, eight neighbouring ones at a time. The epilogue's code for eight is
+// emitted once: each wave copies its blocks one after another to its own part of shared memory and
+// reads them from there.
 
-// Sums as they are: that of (row, column) at out[row * down + column * across].
+// Stores sums without an epilogue: that of (row, column) at out[row * down + column * across].
 template <typename O>
 struct ArkTileSums {
   O* out;
@@ -14,7 +15,7 @@ ARK_DEVICE ArkTileSums<O> ark_tile_sums(O* out, ark_i64 down, ark_i64 across) {
   return {out, down, across};
 }
 
-// several(row, column, values, how many of the eight are there).
+// several(row, column, values, count): count is how many of the eight values exist.
 template <class Several>
 struct ArkTilePacks {
   const Several& several;
@@ -24,9 +25,9 @@ ARK_DEVICE ArkTilePacks<Several> ark_tile_packs(const Several& several) {
   return {several};
 }
 
-// All sums are there. Matrix units of CDNA answer after up to 19 wait states, for which software
-// has to wait; the compiler miscounts these on one of several ways into a loop (gfx90a, which the
-// emulator found), so that 20 pass here.
+// Waits until all sums are complete. CDNA's matrix units deliver results after up to 19 wait
+// states, which software must insert. The compiler miscounts them on one of several paths into a
+// loop (the emulator detected this for gfx90a), so 20 are inserted here.
 template <int BLOCKS_M, int BLOCKS_N, typename Sums>
 ARK_DEVICE void ark_settle(Sums (&sums)[BLOCKS_M][BLOCKS_N]) {
 #if defined(__GFX9__)
@@ -43,9 +44,9 @@ ARK_DEVICE void ark_settle(Sums (&sums)[BLOCKS_M][BLOCKS_N]) {
 #endif
 }
 
-// A wave's blocks of SIZE rows and columns, the first one's first at `top` and `left` of the tile,
-// the next ones' STEP_M and STEP_N further. Element e of a lane: row row_of(e), column its lane's.
-// rows, columns: of the tile, that are there.
+// A wave's blocks of SIZE rows and columns. The first block begins at `top` and `left` of the tile,
+// and further blocks follow at distances STEP_M and STEP_N. Element e of a lane is at row row_of(e)
+// and in the lane's column. rows, columns: the existing rows and columns of the tile.
 template <int SIZE, int STEP_M, int STEP_N, int BLOCKS_M, int BLOCKS_N, typename Sums, class RowOf,
           typename O>
 ARK_DEVICE void ark_tile_blocks(char*, Sums (&sums)[BLOCKS_M][BLOCKS_N], int top, int left,
@@ -74,7 +75,7 @@ ARK_DEVICE void ark_tile_blocks(char* shared, Sums (&sums)[BLOCKS_M][BLOCKS_N], 
                                 int rows, int columns, const RowOf& row_of,
                                 const ArkTilePacks<Several>& end) {
   constexpr int ELEMENTS = sizeof(Sums) / sizeof(float);
-  constexpr int PITCH = SIZE + 4, ACROSS = SIZE / 8;  // pieces of 16 bytes, no bank twice
+  constexpr int PITCH = SIZE + 4, ACROSS = SIZE / 8;  // pieces of 16 bytes, without bank conflicts
   ark_settle(sums);
   ark_sync();  // slow waves may still read the last step
   float* slab = reinterpret_cast<float*>(shared) + ark_warp() * SIZE * PITCH;

@@ -1,5 +1,5 @@
-// Joining the parts of attention: the common body, which waits for packets as ask.h does. Parts too
-// many for packets are plain numbers, which the task itself has waited for.
+// Combines the parts of attention: the common body with the wait for packets of ask.h. If there are
+// too many parts for packets, they are plain numbers, and the task itself waits for them.
 
 ARK_DEVICE void ark_await_parts(ArkCtx& c, const ark_u64* packet, bool system) {
   if (ark_warp() == ARK_WARPS - 1) ark_poll_asking(c, packet, system, 1);
