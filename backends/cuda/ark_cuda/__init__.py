@@ -1,7 +1,7 @@
 """The cuda backend of ark: NVIDIA GPUs through the driver API and NVRTC.
 
-`backend` is what ark.backend loads from the entry point; importing it needs no GPU, driver or
-cuda-python; these are needed to open a device or compile.
+ark.backend loads the object `backend` through the entry point. Importing this package needs no GPU,
+driver or cuda-python. They are needed only to open a device or to compile.
 """
 
 from __future__ import annotations

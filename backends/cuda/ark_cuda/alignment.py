@@ -14,9 +14,10 @@ _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 
 
 def check_alignment(elf: bytes, entry: str) -> str:
-    """The reason why the start of dynamic shared memory is not as bodies require; empty if it is.
+    """The reason why dynamic shared memory does not start where bodies require it, or an empty
+    string if it does.
 
-    Without a static section dynamic shared memory begins at the start of the shared memory window.
+    Without a static section, dynamic shared memory begins at the start of the shared memory window.
     """
     try:
         shared = _sections(elf).get(f".nv.shared.{entry}")

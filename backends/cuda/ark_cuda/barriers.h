@@ -1,4 +1,4 @@
-// Barriers in shared memory on which copies complete (sm_90 and later).
+// Barriers in shared memory on which asynchronous copies signal completion (sm_90 and later).
 
 ARK_DEVICE ark_u32 ark_shared_address(const void* p) {
   return static_cast<ark_u32>(__cvta_generic_to_shared(p));
@@ -14,8 +14,8 @@ ARK_DEVICE void ark_barrier_arrive(ark_u64* barrier, ark_u32 count) {
                "r"(count)
                : "memory");
 }
-// True where the phase of this parity has completed. A barrier's first phase has parity 0; for a
-// new barrier parity 1 is completed. at: the barrier's shared address.
+// True if the phase of this parity has completed. A barrier's first phase has parity 0; on a new
+// barrier, the phase of parity 1 counts as completed. at: the barrier's shared address.
 ARK_DEVICE bool ark_barrier_passed_at(ark_u32 at, ark_u32 parity) {
   ark_u32 passed;
   asm volatile(
@@ -29,7 +29,7 @@ ARK_DEVICE bool ark_barrier_passed_at(ark_u32 at, ark_u32 parity) {
 ARK_DEVICE bool ark_barrier_passed(ark_u64* barrier, ark_u32 parity) {
   return ark_barrier_passed_at(ark_shared_address(barrier), parity);
 }
-// The same at once: the warp does not sleep.
+// The same test without a wait: the warp does not sleep.
 ARK_DEVICE bool ark_barrier_tested_at(ark_u32 at, ark_u32 parity) {
   ark_u32 passed;
   asm volatile(

@@ -1,4 +1,4 @@
-"""Creates tensor maps, which describe matrices to the copy engine of sm_90 and later.
+"""Creates tensor maps, which describe matrices to the copy engine (TMA) of sm_90 and later.
 
 Called by the device when a plan is loaded.
 """
@@ -13,8 +13,8 @@ MAP_BYTES = 128
 
 
 def tensor_map(box: BoxMap, address: int) -> bytes:
-    """The tensor map of a box at an address: rows of 128 bytes, swizzled as wgmma reads them;
-    elements outside of the matrix are read as zero.
+    """Creates the tensor map of a box at an address. Its rows have 128 bytes, swizzled as wgmma
+    reads them. Elements outside of the matrix are read as zero.
 
     Raises SystemError if the memory does not begin at a multiple of 16 bytes.
     """

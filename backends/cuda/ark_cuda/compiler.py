@@ -1,9 +1,9 @@
-"""Compiles loop kernels with NVRTC to a cubin: no toolkit, no GPU and no driver needed.
+"""Compiles loop kernels to a cubin with NVRTC. It needs no CUDA toolkit, GPU or driver.
 
-The compiler comes from the wheel nvidia-cuda-nvrtc, the linker for kernels whose functions are
-compiled separately from nvidia-nvjitlink; without that one, or where it is older than the compiler,
-they are compiled as one program, which takes longer. Called by ark.runtime.program, `ark emit` and
-the tests that compile every kernel for every architecture.
+The compiler comes from the wheel nvidia-cuda-nvrtc. Kernels whose functions are compiled separately
+are linked by nvidia-nvjitlink. If that wheel is missing or older than the compiler, such kernels
+are compiled as one program, which takes longer. Called by ark.runtime.program, `ark emit` and the
+tests that compile every kernel for every architecture.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ LIBRARIES = {
 
 
 class NvrtcCompiler:
-    """ark.backend.protocol.Compiler over cuda.core's Program."""
+    """Implements ark.backend.protocol.Compiler with cuda.core's Program."""
 
     def key(self, target: Target) -> str:
-        """Compiler and linker with their versions, architecture and flags."""
+        """Identifies compiler and linker by their versions, the architecture and the flags."""
         major, minor = _version()
         linker = _linker()
         linked = f" nvjitlink {linker[0]}.{linker[1]}" if linker else ""
@@ -50,10 +50,10 @@ class NvrtcCompiler:
         return f"nvrtc {major}.{minor}{linked} {target.arch} c++17 {files}"
 
     def compile(self, source: Source, target: Target) -> Binary:
-        """A cubin for `target.arch`; the log holds registers and stack of the kernel.
+        """Compiles a cubin for `target.arch`. Its log lists the kernel's registers and stack.
 
-        Raises SystemError if the source does not compile, the architecture is unknown to this
-        NVRTC, or NVRTC is not installed.
+        Raises SystemError if the source does not compile, this NVRTC does not support the
+        architecture, or NVRTC is not installed.
         """
         _version()
         core = _core()
@@ -104,7 +104,7 @@ class NvrtcCompiler:
 
 
 def toolchain(arch: str) -> Toolchain:
-    """NVRTC, nvJitLink and the driver, as this process has loaded them."""
+    """The versions of NVRTC, nvJitLink and the driver that this process has loaded."""
     from cuda.bindings import driver
 
     code, version = driver.cuDriverGetVersion()
@@ -114,10 +114,8 @@ def toolchain(arch: str) -> Toolchain:
 
 
 def _libraries() -> list[Path]:
-    """The files of NVRTC and nvJitLink in this process. The bindings report versions without
-    builds.
-
-    Empty if the system does not list them.
+    """The files of NVRTC and nvJitLink that this process has loaded, since the bindings report
+    versions without build numbers. Empty if the system does not list loaded files.
     """
     _version(), _linker()
     try:
@@ -130,7 +128,9 @@ def _libraries() -> list[Path]:
 
 
 def _exact(library: Path) -> str:
-    """The name of a library, with the version of the package that installed it, or its place."""
+    """The name of a library with the version of the package that installed it, or with its path if
+    no package did.
+    """
     name, package = LIBRARIES[next(s for s in LIBRARIES if library.name.startswith(s))]
     with contextlib.suppress(metadata.PackageNotFoundError):
         distribution = metadata.distribution(package)
@@ -144,7 +144,8 @@ def _exact(library: Path) -> str:
 
 def _checked(binary: Binary, source: Source) -> Binary:
     """Returns the binary. Raises SystemError if it is a loop kernel whose shared memory is not
-    aligned as required. Other kernels (ark.cli.doctor's) have their own static shared memory.
+    aligned as required. Other kernels, such as those of ark.cli.doctor, declare their own static
+    shared memory and are not checked.
     """
     reason = check_alignment(binary.data, source.entry) if LOOP in source.text else ""
     if reason:
@@ -159,8 +160,8 @@ def _checked(binary: Binary, source: Source) -> Binary:
 
 
 def _registers(threads: int) -> int:
-    """The most registers per thread for a block of `threads` threads. Registers are allocated in
-    multiples of eight.
+    """The most registers per thread with which a block of `threads` threads can run. Registers are
+    allocated in multiples of eight.
     """
     return min(255, _MULTIPROCESSOR_REGISTERS // threads // 8 * 8)
 
@@ -176,7 +177,7 @@ def _version() -> tuple[int, int]:
         from cuda.bindings import nvrtc
 
         _, major, minor = nvrtc.nvrtcVersion()
-    except Exception as error:  # missing package and missing library have types of their own
+    except Exception as error:  # a missing package and a missing library raise different types
         raise SystemError(
             f"NVRTC, the compiler for NVIDIA GPUs, cannot be loaded ({error}); install it with "
             '`pip install "ark-gpu[cuda]"`'
@@ -191,6 +192,6 @@ def _linker() -> tuple[int, int] | None:
         from cuda.bindings import nvjitlink
 
         version = nvjitlink.version()
-    except Exception:  # missing package and missing library have types of their own
+    except Exception:  # a missing package and a missing library raise different types
         return None
     return version if version >= _version() else None

@@ -1,4 +1,5 @@
-// Copies by the copy engines, as CUDA's driver names them (ark/runtime/proxy/driver_copies.h).
+// Copies by the copy engines, under the names of the CUDA driver's functions
+// (ark/runtime/proxy/driver_copies.h).
 #pragma once
 
 #include "driver_copies.h"

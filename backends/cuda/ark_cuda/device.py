@@ -1,6 +1,7 @@
-"""An opened NVIDIA GPU: memory, programs, launches. It uses the primary context, PyTorch's own.
+"""An opened NVIDIA GPU: memory, programs, launches. It uses the device's primary context, which
+PyTorch uses, too.
 
-Copies run on a stream of their own, so that they pass a running loop kernel. The driver's free
+Copies run on a separate stream, so that they can overtake a running loop kernel. The driver's free
 waits for all work on the device, so memory is freed only when no launch of ark is running. Called
 by ark.runtime through the backend object.
 """
@@ -32,7 +33,7 @@ _FUNCTION = cu.CUfunction_attribute
 
 
 class CudaDevice:
-    """ark.backend.devices.Device over the driver API."""
+    """Implements ark.backend.devices.Device with the driver API."""
 
     machine: Machine
     arch: str
@@ -72,7 +73,7 @@ class CudaDevice:
 
     def _report(self, index: int) -> machines.Reported:
         name = check(cu.cuDeviceGetName(256, self._handle), f"opening GPU {index}")
-        # Kilohertz times bytes times two transfers a clock.
+        # Bandwidth = clock in kHz * bus width in bytes * two transfers per clock.
         bandwidth = (
             self._attribute("MEMORY_CLOCK_RATE")
             * self._attribute("GLOBAL_MEMORY_BUS_WIDTH")
@@ -109,8 +110,8 @@ class CudaDevice:
         return Memory(int(address), nbytes, kind)
 
     def box_map(self, box: BoxMap, address: int) -> bytes:
-        """A tensor map with swizzled rows of 128 bytes; elements outside of the matrix are read as
-        zero.
+        """Creates a tensor map with swizzled rows of 128 bytes. Elements outside of the matrix are
+        read as zero.
         """
         with current(self.context):
             return boxes.tensor_map(box, address)
@@ -213,7 +214,9 @@ class CudaDevice:
     def launch(
         self, program: object, params: bytes, grid: Grid, stream: int | None = None
     ) -> CudaLaunch:
-        """See Device.launch. stream: a caller's CUstream to run on; by default the device's own."""
+        """See Device.launch. stream: the caller's CUstream to run on; the device's own by
+        default.
+        """
         if not isinstance(program, Program):
             raise TypeError("launch needs what load returned")
         self._returned.settle()
@@ -245,7 +248,7 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """See GraphDevice.recording: work on other streams is not captured."""
+        """See GraphDevice.recording. Work on other streams is not captured."""
         relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         doing = f"making a kernel for a graph of {self.label}"
         before = check(cu.cuThreadExchangeStreamCaptureMode(relaxed), doing)
@@ -262,7 +265,7 @@ class CudaDevice:
         stream: int,
         cleared: Sequence[tuple[int, int]],
     ) -> None:
-        """See GraphDevice.record. A captured launch has no events, since they could not be
+        """See GraphDevice.record. A captured launch has no events, because they could not be
         queried.
         """
         if not isinstance(program, Program):
@@ -275,8 +278,8 @@ class CudaDevice:
             enqueue(program, params, grid, queue, doing)
 
     def _admit(self, program: Program, grid: Grid) -> str:
-        """The beginning of error messages of such a launch. At the first call it is checked that
-        all blocks can be resident at the same time.
+        """The beginning of error messages of such a launch. The first call also checks that all
+        blocks can be resident at the same time.
         """
         key = (int(program.module), grid)
         if key in self._admitted:
@@ -328,14 +331,14 @@ class CudaDevice:
         return int(free)
 
     def _busy(self) -> bool:
-        """True while a kernel is running; False after a fault."""
+        """True while a kernel is running; False after a device fault."""
         with contextlib.suppress(GpuError):
             return not all(launch.done() for launch in self._launches)
         return False
 
     def close(self) -> None:
-        """Releases the primary context, which exists as long as another user in the process holds
-        it.
+        """Releases the primary context. It continues to exist as long as another user in the
+        process holds it.
         """
         if self.context is None or self._busy():
             return

@@ -1,7 +1,7 @@
-"""The source dialect of NVIDIA GPUs: prelude, ring, entry point and vendor-owned bodies.
+"""The source dialect of NVIDIA GPUs: prelude, ring, entry point and the vendor's task bodies.
 
-Called by the writer through the backend object. The text is the same for every architecture; the
-machine's capabilities describe an architecture's features.
+Called by the writer through the backend object. The dialect's text is the same for every
+architecture; the machine's capabilities describe an architecture's features.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from importlib import resources
 from ark.codegen.dialect import Dialect
 from ark_cuda.tasks import BODIES, products
 
-# Compiled as one program, bodies keep what their callers hold in registers and frames that all of
-# the kernel's calls share: the time for it grows with the square of the number of bodies.
+# Bodies are compiled separately. In one program, a body's registers and stack frame would depend on
+# all callers in the kernel, and the compile time would grow with the square of the number of
+# bodies.
 MAX_JOINT_BODIES = 16
 
 

@@ -1,4 +1,4 @@
-"""Checks calls of the driver API and raises its errors as ark's.
+"""Checks the results of driver API calls and raises errors as ark's exceptions.
 
 Called by device.py and peer.py only.
 """
@@ -37,7 +37,7 @@ _FAULTS = (
 
 
 def words(code: Any) -> str:
-    """The driver's own name and sentence for a result code."""
+    """The driver's name and description of a result code."""
     _, name = cu.cuGetErrorName(code)
     _, text = cu.cuGetErrorString(code)
     if not name or not text:
@@ -46,9 +46,10 @@ def words(code: Any) -> str:
 
 
 def check(result: tuple[Any, ...], doing: str) -> Any:
-    """Unpacks a driver call's result; raises GpuError for a device fault, SystemError otherwise.
+    """Unpacks a driver call's result. Raises GpuError for a device fault and SystemError for other
+    errors.
 
-    `doing` says what was tried and where, to begin the message with.
+    `doing` is the beginning of the error message: what was tried, and on which device.
     """
     code, *values = result
     if code == cu.CUresult.CUDA_SUCCESS:

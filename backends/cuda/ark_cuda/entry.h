@@ -1,10 +1,10 @@
 // The loop kernel's entry point on NVIDIA GPUs: one block per processor, all resident, launched
-// cooperatively. With a ring the last warp fetches; with roles the one before leads, the others
-// compute.
+// cooperatively. With an operand ring the last warp fetches. In the variant `roles` the warp before
+// it leads. All other warps compute.
 
 constexpr int ARK_BLOCK_THREADS = 32 * ARK_BLOCK_WARPS;
 
-// Reports that `ark_shared` begins elsewhere than the bodies' arithmetic on addresses takes it to.
+// Reports an error if `ark_shared` does not begin where the bodies' address arithmetic assumes it.
 ARK_DEVICE void ark_report_misaligned(const ArkParams* p, ark_u32 begin) {
   ArkCtx c;
   c.p = p;
@@ -15,10 +15,11 @@ ARK_DEVICE void ark_report_misaligned(const ArkParams* p, ark_u32 begin) {
 
 extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
     ark_loop(const __grid_constant__ ArkParams params) {
-  // Task bodies reach the parameters through a pointer: shared memory answers fastest.
+  // Task bodies read the parameters through a pointer. They are copied to shared memory, which has
+  // the lowest latency.
   ArkParams& shared_params = ark_static_at<ArkParams, 0, 176>();
-  // The address goes through memory: a compiler takes the alignment that was declared for granted,
-  // and would fold a mask of the address itself.
+  // The address passes through memory. The compiler relies on the declared alignment and would fold
+  // a mask of the address itself.
   volatile ark_u32& begin = ark_static_at<volatile ark_u32, 176, 192>();
   if (threadIdx.x == 0) {
     shared_params = params;

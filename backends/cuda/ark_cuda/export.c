@@ -1,10 +1,12 @@
-// An NVIDIA GPU as the device of an exported model: the first one, by the driver's API, which is
-// opened when an instance is made. The primary context is used, as other libraries do.
+// The device code of an exported model for NVIDIA GPUs. It uses the first GPU and calls the
+// driver's API, which is opened when an instance of the model is created. It uses the primary
+// context, as other libraries do.
 #include "driver.h"
 
 #include <stdlib.h>
 
-// The driver's names with the version that libcuda has had since CUDA 4, and what they take.
+// The driver's functions, under the versioned names that libcuda exports since CUDA 4, with their
+// parameter types.
 #define FUNCTIONS(ENTRY)                                                                     \
   ENTRY(init, "cuInit", (unsigned))                                                          \
   ENTRY(get, "cuDeviceGet", (int*, int))                                                     \
@@ -182,7 +184,7 @@ int ark_device_zero(ark_instance* i, uint64_t at, size_t nbytes) {
   return code == 0 ? ARK_OK : failed(i, ARK_NO_DEVICE, code, "clearing memory of the GPU");
 }
 
-// The driver's number of a type that boxes are copied of.
+// The driver's enumerator for the element type of a tensor map.
 static int type_of(const char* dtype) {
   if (strcmp(dtype, "bf16") == 0) return 9;
   if (strcmp(dtype, "fp16") == 0) return 6;
@@ -192,12 +194,12 @@ static int type_of(const char* dtype) {
 int ark_device_map(ark_instance* i, const ark_box_map* map, uint64_t address, void* made) {
   struct ark_device* d = i->device;
   static const uint32_t steps[] = {1, 1, 1, 1, 1};
-  // A map lies at a multiple of 64 bytes.
+  // A tensor map must be at a multiple of 64 bytes.
   uint64_t room[(ARK_MAP_BYTES + 64) / sizeof(uint64_t)];
   void* encoded = (void*)(((uintptr_t)room + 63) / 64 * 64);
   void* context = NULL;
   d->push(d->context);
-  // Not interleaved, swizzled by 128 bytes, zero outside.
+  // Not interleaved, swizzled by 128 bytes, and zero outside of the matrix.
   const int to_cache = map->fetched == 128 ? 2 : 3;
   const int type = type_of(map->dtype);
   void* at = (void*)(uintptr_t)address;
@@ -221,7 +223,7 @@ int ark_device_run(ark_instance* i, uint32_t number, const struct ArkParams* par
   void* arguments[] = {&copy};
   void* context = NULL;
   d->push(d->context);
-  // Cooperative: the driver refuses the launch unless all blocks are resident together.
+  // The launch is cooperative: the driver refuses it unless all blocks are resident together.
   int code = d->launch(d->kernels[number].function, m->processors, 1, 1, kernel->threads, 1, 1,
                        kernel->shared_bytes, NULL, arguments);
   if (code == 0) code = d->synchronize();

@@ -1,7 +1,7 @@
 """Reads the resources of a cubin's loop kernel: registers, spills and shared memory.
 
-They are in ptxas' log, which the compiler stores with the cubin. Called by ark_cuda.__init__ for
-`ark emit --binary`.
+The figures are in ptxas' log, which the compiler stores with the cubin. Called by ark_cuda.__init__
+for `ark emit --binary`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ark.errors import SystemError
 
 KERNEL = "ark_loop"
 REGISTER_BYTES = 4
-# Shared memory of a multiprocessor in KiB and the warps that it holds, by compute capability: the
-# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+# Shared memory of a multiprocessor in KiB and its number of resident warps, by compute capability
+# (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 MULTIPROCESSORS = {
     "80": (164, 64),
     "86": (100, 48),
@@ -32,7 +32,7 @@ BLOCK_SHARED_BYTES = 1024  # bytes of shared memory that the driver takes for ea
 
 
 def limits(arch: str) -> ProcessorLimits:
-    """The limits of a multiprocessor of the architecture. Raises SystemError if they are not known
+    """The limits of a multiprocessor of the architecture. Raises SystemError if they are not listed
     here.
     """
     capability = arch.removeprefix("sm_").rstrip("af")
@@ -44,7 +44,7 @@ def limits(arch: str) -> ProcessorLimits:
 
 def used(log: str, kernel: str = KERNEL) -> Used:
     """The resources of a kernel according to ptxas' log. Raises SystemError if the log does not
-    have them.
+    list them.
     """
     registers = re.search(
         rf"Function properties for {kernel}\n[^\n]*?(\d+) bytes stack frame, (\d+) bytes spill "

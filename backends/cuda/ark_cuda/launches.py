@@ -1,5 +1,5 @@
 """Launches of loop kernels on an NVIDIA GPU, each between two events of a stream. Called by
-device.py and again.py.
+device.py and repeated_launch.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Events:
         self._free: list[Any] = []  # events of launches that were dropped
 
     def take(self, doing: str) -> Any:
-        """An event for a launch. The launch returns it by `release`."""
+        """Returns an event for a launch, which gives it back by `release`."""
         if self._free:
             return self._free.pop()
         with current(self.context):
@@ -67,7 +67,7 @@ class CudaLaunch:
         self._end = end
 
     def done(self) -> bool:
-        """True once the kernel has left the device; raises GpuError after a device fault."""
+        """True once the kernel has ended. Raises GpuError after a device fault."""
         (code,) = cu.cuEventQuery(self._end)
         if code == cu.CUresult.CUDA_ERROR_NOT_READY:
             return False

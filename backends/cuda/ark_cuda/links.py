@@ -1,6 +1,7 @@
 """Reads how this machine's GPUs are linked, from NVML, for `ark.collective.topology.detect`.
 
-Rates are NVLink's nominal ones per link and direction; NVML reports versions, not rates.
+NVML reports versions of NVLink, not rates. The nominal rates per link and direction are listed
+here.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 from ark.collective.topology.detect import MachineLinks
 from ark.errors import SystemError
 
-# GB/s each way of one link, by NVML's version number (1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0, 6.0).
+# NVLink: GB/s each way per link, by NVML's version number (1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0, 6.0).
 NVLINK_RATE = {1: 20, 2: 25, 3: 25, 4: 25, 5: 25, 6: 25, 7: 50, 8: 100}
-# GB/s each way of one PCIe lane, by generation.
+# PCIe: GB/s each way per lane, by generation.
 LANE_RATE = {1: Fraction(1, 4), 2: Fraction(1, 2), 3: 1, 4: 2, 5: 4, 6: 8}
 
 
@@ -29,7 +30,7 @@ def read_links() -> MachineLinks:
             f"NVML cannot be queried ({error}): cuda-python is not installed, or older than 13.2, "
             "which brought it; run `pip install -U 'ark-gpu[cuda]'`."
         ) from error
-    except Exception as error:  # the bindings raise types of their own where the driver is absent
+    except Exception as error:  # without the driver the bindings raise their own error types
         raise SystemError(f"NVML does not start ({type(error).__name__}).") from error
     try:
         devices = [

@@ -1,9 +1,10 @@
 """Machine models of NVIDIA GPUs, for planning with and without the device.
 
-The named ones are data-centre parts (and one desktop part, so that sm_120 can be planned for), with
-bandwidths as measured for reads where a machine was at hand (H100, H200), near the published ones
-elsewhere. The ring's shape is what ran fastest on H100: stages of 16 KB, many slots, two copies in
-flight, because more in flight delay whatever a task waits for. Called by the backend object.
+The named models are data-centre GPUs, and one desktop GPU so that plans for sm_120 can be made.
+Read bandwidths of H100 and H200 were measured; the others are near the published ones. The operand
+ring has the shape that ran fastest on an H100: stages of 16 KB, many slots, and two copies in
+flight. More copies in flight would delay the packets that tasks wait for. Called by the backend
+object.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ STAGE_BYTES = 16384
 BLOCK_WARPS = 16
 ROLE_WARPS = 12  # computing warps of the variant `roles`; one more if shared memory has room
 SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # fewer for several rows, which need more room
-# With more rows a thread needs more registers than a block of more warps has for it.
+# With more rows a thread needs more registers than it has in a block of more warps.
 FEW_ROWS, ROOMY_WARPS = 4, 12
-# Of quantised rows: slots that hold as many rows of codes as one of 16 bits, with their scales, or
-# half as many, which one warp multiplies sooner. Ten warps have 168 registers a thread.
+# The ring's slots for quantised rows. A slot holds as many rows of codes, with their scales, as a
+# slot of 16-bit weights holds rows, or half as many, which one warp multiplies faster. With ten
+# warps a thread has 168 registers.
 ROW_STAGES = ((10, 20, 9216, 5), (10, 10, 18432, 3))
 ROW_SLICE = 32  # registers for a row's slice, of the 96 of a thread in 17 warps
 # Shared memory that the planner may not use: the loop's records, and the static variables before
-# `ark_shared`, which begins at a multiple of 1024.
+# `ark_shared`, whose address is a multiple of 1024.
 RESERVED = 1024 + LOOP_BYTES
 
-# Tiles of fp32 products (tasks/exact.h), and their speeds beside each other.
+# Tiles of fp32 products (tasks/exact.h) with their relative speeds.
 EXACT_TILES = (
     (256, 128, 1.0),
     (128, 256, 1.0),
@@ -44,7 +46,7 @@ EXACT_TILES = (
     (64, 32, 0.5),
     (32, 64, 0.5),
 )
-# The same on matrix units (tasks/exact_units.h).
+# Tiles of fp32 products on matrix units (tasks/exact_units.h) with their relative speeds.
 UNIT_TILES = (
     (128, 128, 1.0),
     (64, 256, 1.0),
@@ -57,9 +59,9 @@ UNIT_TILES = (
     (32, 256, 0.7),
 )
 
-# Of products for warpgroups (tasks/products.py). More parts of k than two brought norms nothing.
-# Boxes have any number of rows of the right side where k lies side by side there; half a tile of 64
-# rows, which a warpgroup stores, is a multiple of 16 columns.
+# Tiles of products on warpgroups (tasks/products.py). Norms gained nothing from more than two parts
+# of k. If k is contiguous in the right side, its boxes may have any number of rows. A warpgroup
+# stores half of a 64-row tile, so half of its columns must be a multiple of 16.
 PLAIN_TILES = (
     *((128, columns) for columns in (224, 192, 160, 144, 96)),
     *((64, columns) for columns in (224, 192, 160, 96)),
@@ -140,7 +142,7 @@ CACHE_BYTES = {"a100": 40e6, "b200": 126e6, "rtx5090": 96e6}  # published
 
 
 def _costs(name: str, processors: int, gbps: float) -> Costs:
-    """The costs of a machine: measured ones if there are any, otherwise the H100's scaled by
+    """The costs of a machine: measured ones if they exist, otherwise the H100's, scaled by
     processors and bandwidth.
     """
     if name not in CACHE_BYTES:
@@ -155,14 +157,16 @@ def _costs(name: str, processors: int, gbps: float) -> Costs:
 
 
 def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ...]:
-    """What a machine with so many ring slots can run; without slots it reads operands in place.
+    """The kernel variants that a machine with the given number of ring slots can run. Without slots
+    it reads operands in place.
 
-    warpgroups: it multiplies matrices by them: two compute, one thread of a third loads, and where
-    products meet collectives three warps of that one move.
+    warpgroups: True if the machine multiplies matrices by warpgroups. Two of them compute, and one
+    thread of a third loads. In plans with products and collectives, three more warps of the third
+    move data.
     """
     if not slots:
         return (block(BLOCK_WARPS),)
-    # 12 warps begin with 168 each.
+    # In a block of 12 warps each thread begins with 168 registers.
     alone = Variant("matrix", (Role(COMPUTE, 8, 232), Role(LOAD, 4, 40)))
     moving = Variant("matrix", (Role(COMPUTE, 8, 224), Role(LOAD, 1, 56), Role(MOVE, 3, 56)))
     matrix = (alone, moving) if warpgroups else ()
@@ -175,7 +179,8 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
     variants = (block(BLOCK_WARPS, 1, **ring),)
     if slots < ROLE_WARPS:
         return (*variants, *matrix)
-    # One wide row leaves no room for the last slot; what it waits for is a smaller part of a token.
+    # A single wide row leaves no space for the last slot, and waiting is a smaller part of its time
+    # per token.
     wide = _roles(ROLE_WARPS, min(in_flight + 1, 3))
     several = tuple(_roles(warps, in_flight) for warps in SEVERAL_WARPS)
     rows = tuple(_roles(warps, under_way, *ring) for warps, *ring, under_way in ROW_STAGES)
@@ -183,7 +188,9 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
 
 
 def _roles(warps: int, in_flight: int, stages: int = 0, stage_bytes: int = STAGE_BYTES) -> Variant:
-    """The variant `roles`, in which each computing warp owns a slot of the ring, or several."""
+    """The variant `roles`, in which each computing warp owns one or more slots of the operand
+    ring.
+    """
     roles = (Role(COMPUTE, warps), Role(COMMUNICATE, 1), Role(LOAD, 1))
     few = FEW_ROWS if sum(role.warps for role in roles) > ROOMY_WARPS else 0
     return Variant("roles", roles, stages or warps, stage_bytes, in_flight, most_rows=few)
@@ -259,12 +266,12 @@ MODELS = {
 
 
 def names() -> tuple[str, ...]:
-    """Names of the models, sorted."""
+    """The names of the models, sorted."""
     return tuple(sorted(MODELS))
 
 
 def by_name(name: str) -> Machine | None:
-    """The model of that name; None if there is none."""
+    """The model of the given name, or None."""
     return MODELS.get(name)
 
 
@@ -284,14 +291,17 @@ class Reported:
 
 
 def arch_name(major: int, minor: int) -> str:
-    """The architecture to compile for: the variant with its own instructions where there is one."""
+    """The architecture to compile for. If there is a variant with architecture-specific
+    instructions (sm_90a), it is used.
+    """
     return f"sm_{major}{minor}{'a' if (major, minor) in ((9, 0), (10, 0)) else ''}"
 
 
 def of_device(reported: Reported) -> Machine:
-    """The model of an actual device: the nearest named one, filled in with what it reports.
+    """The model of an opened device: the nearest named model with the properties that the device
+    reports.
 
-    Properties that a device does not report (ring shape, copies in flight, rates) are those of the
+    Properties that a device does not report (ring shape, copies in flight, rates) come from the
     model of its architecture with the nearest bandwidth.
     """
     arch = arch_name(reported.major, reported.minor)

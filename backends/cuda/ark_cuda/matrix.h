@@ -1,17 +1,17 @@
-// The variant `matrix`: two warpgroups multiply, one thread of a third loads their operands through
-// tensor maps into a ring of stages, and runs ahead of them over the tiles of one op. It runs ahead
-// of earlier ops only for read-only operands, because results of another op on the same processor
-// have no counter to wait for.
+// The variant `matrix`. Two warpgroups multiply. One thread of a third warpgroup loads their
+// operands through tensor maps into a ring of stages. It runs ahead of the multiplying warpgroups
+// over the tiles of one op. Ahead of an earlier op it loads only read-only operands, because a task
+// has no counter to wait for when another op's result comes from the same processor.
 
 #define ARK_HAS_LOADER 1
-// ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (ark_cuda.tasks.products): 128 bytes of k of
-// the rows of a and of b that the plan's largest tile has. Before them ARK_MATRIX_SLABS bytes of
-// slabs, which other bodies may use. ARK_LOAD_REGISTERS, ARK_COMPUTE_REGISTERS: of a thread of each
-// role, as the variant says.
+// The ring has ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (ark_cuda.tasks.products). A slot
+// holds 128 bytes along k of each row of a and b, for the plan's largest tile. Before the ring are
+// ARK_MATRIX_SLABS bytes of slabs, which other bodies may use. ARK_LOAD_REGISTERS,
+// ARK_COMPUTE_REGISTERS: registers of a thread of each role, set by the variant.
 constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
 constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // 16 by 64 elements on their way out, one a warp
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
-// Arrivals that free a stage: one per warpgroup, or one for all products of a stage.
+// The number of arrivals that free a stage: one per warpgroup, or one for all products of a stage.
 #ifdef ARK_HAS_TENSOR_MEMORY
 constexpr ark_u32 ARK_MATRIX_READERS = 1u;
 #else
@@ -24,8 +24,8 @@ static_assert(ARK_MATRIX_STAGE % ARK_SHARED_ALIGNMENT == 0 &&
                   ARK_MATRIX_SLABS % ARK_SHARED_ALIGNMENT == 0,
               "operands begin where swizzled boxes must");
 
-// A place in the ring: a slot, and the parity of its barriers' phase. Kept, not divided out: the
-// time between two products counts.
+// A position in the ring: a slot and the parity of its barriers' phase. Both are kept in registers
+// rather than computed by division, because the time between two products matters.
 struct ArkMatrixSlot {
   ark_u32 slot, parity;
 };
@@ -36,7 +36,7 @@ ARK_DEVICE void ark_matrix_next(ArkMatrixSlot& at) {
   }
 }
 
-// Back by so many stages, at most a round.
+// Goes back by the given number of stages, at most one round.
 ARK_DEVICE void ark_matrix_back(ArkMatrixSlot& at, ark_u32 stages = 1u) {
   if (at.slot < stages) {
     at.slot += ARK_MATRIX_STAGES;
@@ -60,8 +60,8 @@ struct ArkMatrixRing {
 
 #define ark_matrix (ark_static_at<ArkMatrixRing, 192, 512>())
 
-// By arithmetic on an offset: the compiler knows that the result is shared memory. The slabs come
-// first: other bodies of a task, which use little, leave the stages alone.
+// The address is computed from an offset, so that the compiler knows that it is shared memory. The
+// slabs come first: a task's other bodies need little space and do not reach the stages.
 constexpr ark_u32 ARK_MATRIX_BASE =
     (ARK_RING_BYTES + ARK_LOOP_BYTES + ARK_SHARED_ALIGNMENT - 1u) & ~(ARK_SHARED_ALIGNMENT - 1u);
 ARK_DEVICE char* ark_matrix_slab(ArkCtx&, int warp) {
@@ -96,14 +96,15 @@ ARK_DEVICE void ark_matrix_open() {
 #endif
   __syncthreads();
 }
-// A warpgroup's registers: the one that loads gives up most of its own to those that compute.
+// Sets a warpgroup's registers: the loading warpgroup gives most of its registers to the computing
+// ones.
 ARK_DEVICE void ark_matrix_loads_only() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(ARK_LOAD_REGISTERS));
 }
 ARK_DEVICE void ark_matrix_computes() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(ARK_COMPUTE_REGISTERS));
 }
-// Called by the computing threads when they have left the loop.
+// Called by the computing threads after they have left the loop.
 ARK_DEVICE void ark_matrix_close() {
 #ifdef ARK_HAS_TENSOR_MEMORY
   ark_sync();  // all reads of the sums are done
@@ -111,21 +112,22 @@ ARK_DEVICE void ark_matrix_close() {
 #endif
   if (threadIdx.x == 0) atomicExch(&ark_matrix.leave, 1u);
 }
-// A task's place in time: its iteration, and its place in the table.
+// A task's sequence number: its iteration and its index in the task table.
 ARK_DEVICE ark_u64 ark_matrix_place(ark_u32 iteration, ark_u32 at) {
   return static_cast<ark_u64>(iteration) << 32 | at;
 }
-// Called by them when a task begins: everything before it in the list is done.
+// Called by the computing threads when a task begins: everything before it in the task list is
+// done.
 ARK_DEVICE void ark_task_begins(ArkCtx& c) {
   if (threadIdx.x != 0) return;
   const ark_u32 at = ark_warp_load(&c.warps[0]) & ~ARK_GAVE_UP;
   atomicExch(&ark_matrix.begun, ark_matrix_place(c.iteration, at) + 1u);
 }
 
-// Waits for a stage without a call, which would part the products before it from those behind.
-// full: the address of the stage's barrier. What the loading thread itself waits for has a budget
-// and sees the abort word; when it stops, it says so. The warps then go on with what lies there,
-// and stay together until the vote at the task's end.
+// Waits for a stage inline, because a call would separate the products before it from those after
+// it. full: the address of the stage's barrier. The loading thread's own waits have a time limit
+// and check the abort word. When the loading thread stops, it sets a flag. The warps then continue
+// with whatever data the stage holds and stay together until the vote at the task's end.
 ARK_DEVICE bool ark_matrix_passed(ark_u32 barrier, ark_u32 parity) {
   ark_u32 passed;
   asm volatile(
@@ -143,17 +145,18 @@ ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 full, ark_u32 parity) {
     break;
   }
 }
-// Gives a stage back, for so many warpgroups. empty: the address of its barrier.
+// Gives a stage back on behalf of the given number of warpgroups. empty: the address of its
+// barrier.
 template <ark_u32 GROUPS = 1u>
 ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(empty), "n"(GROUPS) : "memory");
 }
-// A warpgroup's place in the ring, kept from task to task.
+// A warpgroup's position in the ring. It is kept from task to task.
 ARK_DEVICE ArkMatrixSlot ark_matrix_place_of() {
   const ark_u32 used = ark_warp_load(&ark_matrix.used[ark_warp()]);
   return ArkMatrixSlot{used >> 1 & 0xffu, used & 1u};
 }
-// made: what ark_matrix_made_parity gives from then on.
+// made: the value that ark_matrix_made_parity returns from then on.
 ARK_DEVICE void ark_matrix_keep_place(const ArkMatrixSlot& at, ark_u32 made = 0u) {
   __syncwarp();
   ark_warp_store(&ark_matrix.used[ark_warp()], made << 16 | at.slot << 1 | at.parity);
@@ -166,10 +169,12 @@ ARK_DEVICE ark_u32 ark_matrix_made_parity() {
 }
 #endif
 
-// What a task's growth says where nothing grows: which boxes may be loaded before it begins.
+// Values of a task's `growth` field for ops that do not grow: which boxes may be loaded before the
+// task begins.
 constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u;
 
-// What a task's loading half gets: the next stage, and how many were issued, up to a round.
+// The state passed to a task's loading half: the next stage, and the number of stages issued so
+// far, up to one round.
 struct ArkMatrixLoad {
   ArkMatrixSlot at;
   ark_u32 issued;
@@ -178,10 +183,10 @@ struct ArkMatrixLoad {
   bool stopped;
   bool whole;  // set by a half whose task uses the stages' memory in a way of its own
 };
-// Loader: the computing warps have left the loop.
+// Loading thread: true if the computing warps have left the loop.
 ARK_DEVICE bool ark_matrix_left() { return atomicAdd(&ark_matrix.leave, 0u) != 0u; }
-// Loader: the stage that used the slot before has been given back; false when there is no use for
-// more.
+// Loading thread: waits until the slot's previous stage has been given back. Returns false if no
+// more stages are needed.
 ARK_DEVICE bool ark_matrix_free(const ArkMatrixLoad& load) {
   const ark_u32 empty = ark_shared_address(&ark_matrix.empty[load.at.slot]);
   while (!ark_matrix_passed(empty, load.at.parity ^ 1u)) {
@@ -193,7 +198,8 @@ ARK_DEVICE void ark_matrix_issued(ArkMatrixLoad& load) {
   ark_matrix_next(load.at);
   if (load.issued < ARK_MATRIX_STAGES) ++load.issued;
 }
-// Loader: all that was loaded has been consumed.
+// Loading thread: waits until all loaded stages have been consumed. Returns false if the computing
+// warps have left.
 ARK_DEVICE bool ark_matrix_drained(const ArkMatrixLoad& load) {
   bool fine = true;
   ArkMatrixLoad each = load;
@@ -204,19 +210,20 @@ ARK_DEVICE bool ark_matrix_drained(const ArkMatrixLoad& load) {
   return fine;
 }
 
-// What others have written by ordinary stores is there for copies too.
+// Makes other threads' ordinary stores visible to asynchronous copies.
 ARK_DEVICE void ark_proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// True for kinds with a loading half; and for kinds without one that do not use the stages' memory.
+// ark_loads: true for task kinds with a loading half. ark_spares_stages: true for kinds without one
+// that do not use the stages' memory.
 ARK_DEVICE bool ark_loads(ark_u32 kind);
 ARK_DEVICE bool ark_spares_stages(ark_u32 kind);
 ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load);
 
-// Loader: the task at a place, or a later one, has begun.
+// Loading thread: true if the task with this sequence number, or a later one, has begun.
 ARK_DEVICE bool ark_matrix_begun(ark_u64 place) {
   return atomicCAS(&ark_matrix.begun, 0ull, 0ull) > place;
 }
-// Loader: waits for that; false if the computing warps have left.
+// Loading thread: waits until that task has begun. Returns false if the computing warps have left.
 ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
   while (!ark_matrix_begun(place)) {
     if (ark_matrix_left()) return false;
@@ -224,9 +231,9 @@ ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
   }
   return true;
 }
-// The waits of a task that the loader takes ahead of the computing warps; false if they have left.
-// It needs no budget: in time they come to the same waits, and theirs has one. They take the waits
-// of a task side by side, so that of many waits theirs end first.
+// The loading thread performs a task's waits ahead of the computing warps. Returns false if they
+// have left. It needs no time limit: the computing warps later perform the same waits, with a time
+// limit. They perform a task's waits in parallel, so with many waits they may finish first.
 ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 place,
                                  ark_u32 phase_iteration) {
   const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops);
@@ -244,10 +251,10 @@ ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 p
   return true;
 }
 
-// How long L2 is to keep what a copy brings: createpolicy's words for evict_normal and evict_first.
+// The L2 eviction priority of copied data: the createpolicy words for evict_normal and evict_first.
 constexpr ark_u64 ARK_BOX_STAYS = 0x1000000000000000ull, ARK_BOX_LEAVES = 0x12f0000000000000ull;
 
-// Starts the copy of a box into shared memory; x is the innermost coordinate.
+// Starts the copy of a box to shared memory; x is the innermost coordinate.
 ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, ark_u64* barrier,
                              ark_u64 keep = ARK_BOX_STAYS) {
   asm volatile(
@@ -272,8 +279,8 @@ ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int i1, int i0
       "l"(map), "r"(x), "r"(y), "r"(i1), "r"(i0), "r"(ark_shared_address(barrier)), "l"(keep)
       : "memory");
 }
-// Places of an input's windows from (x, y, i0) on, through a map of windows; `across` and `down`
-// are a tap's distance from the first.
+// Copies positions of an input's windows from (x, y, i0) on, through an im2col tensor map. `across`
+// and `down` are a tap's distance from the first tap.
 ARK_DEVICE void ark_window_load(char* to, ark_u64 map, int channel, int x, int y, int i0,
                                 int across, int down, ark_u64* barrier, ark_u64 keep) {
   asm volatile(
@@ -291,7 +298,7 @@ ARK_DEVICE void ark_matrix_expect(ark_u64* barrier, ark_u32 bytes) {
       "r"(bytes)
       : "memory");
 }
-// The same without arriving: the stage has another part, which comes later.
+// The same without an arrival on the barrier: another part of the stage follows later.
 ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
   asm volatile(
       "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(ark_shared_address(barrier)),
@@ -300,13 +307,13 @@ ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
 }
 
 // The loading thread. It calls no function, because a compiled call may use registers that this
-// warpgroup has released; the other threads of its warpgroup are idle. It walks the task list on
-// its own. Operands that nothing writes during the launch are copied as soon as stages are free,
-// also in the preceding iteration, so that the barrier in between costs no memory latency; but
-// never past a task that uses the stages' memory otherwise. Where only the right side (weights) is
-// read-only, it is copied into all free stages, and the left side follows. Other operands wait
-// until their task begins, or for its counters if the preceding task is of the same op and has
-// begun.
+// warpgroup has released. The other threads of its warpgroup are idle. It walks the task list
+// independently. Operands that are read-only during the launch are copied as soon as stages are
+// free, even in the preceding iteration, so that the barrier between iterations costs no memory
+// latency. It never runs past a task that uses the stages' memory for something else. If only the
+// right side (weights) is read-only, it is copied to all free stages, and the left side follows.
+// Other operands wait until their task begins, or only for its counters if the preceding task
+// belongs to the same op and has begun.
 ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
   const ArkPhases phases = ark_phases(p);
@@ -347,14 +354,15 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
       load.stopped = load.stopped || !fine;
     }
   }
-  // Stages of which a part is under way end with that.
+  // After that, no stage is partly loaded.
   for (; load.begun > 0u; --load.begun) {
     ark_matrix_expect(&ark_matrix.full[load.at.slot], 0u);
     ark_matrix_issued(load);
   }
-  // A launch that succeeds has loaded every stage that is waited for; after an abort none is.
+  // A launch that succeeds has loaded every stage that is waited for. After an abort no stage is
+  // waited for.
   if (load.stopped && !ark_matrix_left()) *const_cast<volatile ark_u32*>(&ark_matrix.stopped) = 1u;
-  // A block must not end while copies into its shared memory are under way.
+  // A block must not end while copies to its shared memory are in flight.
   for (ark_u32 slot = 0u; slot < load.issued; ++slot) {
     const ark_u32 full = ark_shared_address(&ark_matrix.full[slot]);
     const ark_u32 parity = slot < load.at.slot ? load.at.parity : load.at.parity ^ 1u;
@@ -363,9 +371,9 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
   }
 }
 
-// The lower word of a product's description of an operand in shared memory: rows of 128 bytes,
-// swizzled, in blocks of eight rows; `lead` is the distance of blocks of 64 elements side by side,
-// in 16 bytes. The upper word, ARK_MATRIX_ROWS, is the same for all.
+// The lower word of the matrix descriptor of an operand in shared memory: rows of 128 bytes,
+// swizzled, in groups of eight rows. `lead` is the distance between blocks of 64 neighbouring
+// elements, in units of 16 bytes. The upper word, ARK_MATRIX_ROWS, is the same for all operands.
 #ifdef ARK_HAS_TENSOR_MEMORY
 #define ARK_MATRIX_ROWS "0x40004040"
 #else

@@ -1,5 +1,5 @@
-// How sums of products leave the registers of a warpgroup, in the variant `matrix`: each warp its
-// own rows, through its slab, in whole lines.
+// Stores the sums of products from the registers of a warpgroup to memory, in the variant `matrix`.
+// Each warp stores its own rows as whole lines, through its slab of shared memory.
 
 // The address of a lane's 16 bytes of two blocks of eight columns, j and the next one, of a warp's
 // 16 rows in its slab; 16-byte pieces of a row of 128 bytes change places with the row, so that no
@@ -8,22 +8,22 @@ ARK_DEVICE ark_u32 ark_matrix_slab_at(char* slab, int j) {
   const int row = ark_lane() & 15, piece = j + (ark_lane() >> 4);
   return ark_shared_address(slab) + row * 128 + ((piece ^ (row & 7)) << 4);
 }
-// Two blocks' pairs of 16 bits into the slab, as sums lie: of the first block and of the second,
-// in the first 8 rows and in the others.
+// Two blocks' pairs of 16-bit values are written to the slab in the sums' layout: the first and the
+// second block's pairs of the first 8 rows, then those of the other 8 rows.
 ARK_DEVICE void ark_matrix_slab_put(char* slab, int j, const ark_u32 (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                    ark_matrix_slab_at(slab, j)),
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
-// The same from there.
+// Reads them back in the same layout.
 ARK_DEVICE void ark_matrix_slab_take(char* slab, int j, ark_u32 (&words)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                : "r"(ark_matrix_slab_at(slab, j))
                : "memory");
 }
-// A warp's 16 rows of up to 64 columns of sums, rounded, into its slab.
+// Rounds a warp's 16 rows of up to 64 columns of sums and writes them to its slab.
 template <typename T, int COLUMNS>
 ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
   T* type = nullptr;
@@ -37,7 +37,8 @@ ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
     ark_matrix_slab_put(slab, j, words);
   }
 }
-// 16 bytes that begin so many bytes, an even number below 16, behind the first of two neighbours.
+// 16 bytes that begin so many bytes (`bytes`, an even number below 16) after the start of `low`,
+// which `high` follows.
 ARK_DEVICE ArkPack<ark_u32, 4> ark_matrix_shifted(const ArkPack<ark_u32, 4>& low,
                                                   const ArkPack<ark_u32, 4>& high, int bytes) {
   ark_u32 v[7] = {low.v[0], low.v[1], low.v[2], low.v[3], high.v[0], high.v[1], high.v[2]};
@@ -50,9 +51,9 @@ ARK_DEVICE ArkPack<ark_u32, 4> ark_matrix_shifted(const ArkPack<ark_u32, 4>& low
   for (int i = 0; i < 4; ++i) v[i] = (bytes & 2) == 0 ? v[i] : v[i] >> 16 | v[i + 1] << 16;
   return ArkPack<ark_u32, 4>{{v[0], v[1], v[2], v[3]}};
 }
-// The same as below of rows that are not multiples of 16 bytes: what begins at such multiples in
-// memory is stored in packs, whose elements two pieces of the slab have, and the rest of each row
-// by elements.
+// As the function below, for rows whose length is not a multiple of 16 bytes. Parts that begin at
+// multiples of 16 bytes in memory are stored as packs, each assembled from two pieces of the slab.
+// The rest of each row is stored element by element.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch, int first, int q,
                                         int rows, int columns) {
@@ -62,7 +63,7 @@ ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch,
   const auto piece = [&](int local, int number) {
     return slab + local * 128 + ((number ^ (local & 7)) << 4);
   };
-  // Elements of a row before the first that lies at a multiple of 16 bytes.
+  // The number of elements of a row before the first multiple of 16 bytes.
   const auto before = [&](int local) {
     const ark_u64 address = reinterpret_cast<ark_u64>(out + (first + local) * pitch + q);
     return static_cast<int>(0u - static_cast<ark_u32>(address) / SIZE) & (PIECE - 1);
@@ -79,7 +80,7 @@ ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch,
     T* to = out + (first + local) * pitch + q + column;
     ark_store_pack<4>(reinterpret_cast<ark_u32*>(to), pack);
   }
-  // The first and the last elements of a row are as many as a piece has where it is whole.
+  // In a complete row, the first and the last elements together are as many as a piece has.
   const int slots = end == WIDE ? 1 : 2;
 #pragma unroll 1
   for (int i = ark_lane(); i < 16 * PIECE * slots; i += 32) {
@@ -92,8 +93,8 @@ ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch,
         *reinterpret_cast<const T*>(piece(local, column / PIECE) + column % PIECE * SIZE);
   }
 }
-// Stores what a warp has in its slab, 16 rows from `first` on of 128 bytes of columns from q on.
-// out, rows, columns: as below. COLUMNS: of the tile.
+// Stores a warp's slab: 16 rows from `first` on, 128 bytes of columns from q on. out, rows,
+// columns: as below. COLUMNS: columns of the tile.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_slab_store(const char* slab, T* out, ark_i64 pitch, int first, int q,
                                       int rows, int columns) {
@@ -119,9 +120,9 @@ ARK_DEVICE void ark_matrix_slab_store(const char* slab, T* out, ark_i64 pitch, i
     }
   }
 }
-// Stores COLUMNS columns of a tile, those from Q on: each warp its 16 rows from `first` on, in
-// whole lines, without a barrier. out: the tile's first element; rows, columns: the rest of the
-// result from there on.
+// Stores COLUMNS columns of a tile from Q on. Each warp stores its 16 rows from `first` on as whole
+// lines, without a barrier. out: the tile's first element; rows, columns: the size of the result
+// from that element to its end.
 template <typename T, int COLUMNS, int Q = 0>
 ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
                                  int rows, int columns) {
@@ -135,27 +136,27 @@ ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitc
     ark_matrix_store<T, COLUMNS, Q + SOME>(c, d, out, pitch, first, rows, columns);
   }
 }
-// The same of a result that has all of the columns.
+// The same for a result in which all of the tile's columns exist.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_store_all(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
                                      int rows) {
   ark_matrix_store<T, COLUMNS>(c, d, out, pitch, first, rows, COLUMNS);
 }
-// v / (1 + e^-v), to some units of fp32's last place.
+// v / (1 + e^-v), accurate to a few units in fp32's last place.
 ARK_DEVICE float ark_matrix_gate(float v) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * -1.44269504f));
   return v * ark_reciprocal(1.0f + power);
 }
-// The same of a product whose columns are gates and what they let pass, side by side: a lane has
-// both. COLUMNS, columns: of the result.
+// The same for a product with interleaved columns of gates and gated values: a lane has both.
+// COLUMNS, columns: columns of the result.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_store_gated(ArkCtx& c, float (&d)[COLUMNS], T* out, ark_i64 pitch,
                                        int first, int rows, int columns) {
   constexpr int SOME = 128 / sizeof(T);  // columns at a time
   char* slab = ark_matrix_slab(c, ark_warp());
   const int lane = ark_lane();
-  // A loop for the code's size; the sums move up meanwhile.
+  // This is a loop to reduce code size. The sums move up in each round.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += SOME) {
     __syncwarp();
@@ -174,16 +175,17 @@ ARK_DEVICE void ark_matrix_store_gated(ArkCtx& c, float (&d)[COLUMNS], T* out, a
     ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, q, rows, columns);
   }
 }
-// Rotates queries and keys of a projection and stores them and the values where they belong, as
-// ark_rope_kv does: SOME columns at a time, which are of one head. m0, column: of the tile's first
-// element in the projection; rows: how many of it follow.
+// Rotates the queries and keys of a projection (RoPE) and stores them and the values at their
+// destinations, as ark_rope_kv does. Each round stores SOME columns, all of one head. m0, column:
+// the position of the tile's first element in the projection; rows: the number of rows from there
+// to the end.
 template <int COLUMNS, class R>
 ARK_DEVICE void ark_matrix_store_rope(ArkCtx& c, float (&d)[COLUMNS / 2], const R& rope, int m0,
                                       int column, int first, int rows) {
   constexpr int SOME = COLUMNS < 64 ? COLUMNS : 64;
   static_assert(R::D % SOME == 0, "columns of one head");
   const int lane = ark_lane(), place = rope.position + m0;
-  // A loop for the code's size; the sums move up meanwhile.
+  // This is a loop to reduce code size. The sums move up in each round.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS && column < R::COLUMNS; q += SOME, column += SOME) {
     if (column < R::ROTATED) {
@@ -214,7 +216,8 @@ ARK_DEVICE void ark_matrix_store_rope(ArkCtx& c, float (&d)[COLUMNS / 2], const 
     for (int i = 0; i + SOME / 2 < COLUMNS / 2; ++i) d[i] = d[i + SOME / 2];
   }
 }
-// The same for sums that stay as they are: each lane its pairs, of which four fill a sector.
+// The same for sums that are stored unrounded: each lane stores its pairs, and four pairs fill a
+// sector.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_store_whole(const T* d, T* out, ark_i64 pitch, int first, int rows,
                                        int columns) {
@@ -238,20 +241,22 @@ ARK_DEVICE void ark_matrix_store_whole(const T* d, T* out, ark_i64 pitch, int fi
     }
   }
 }
-// Eight neighbouring results at a time for `eight(row, column, values, how many are there)`: each
-// warp's 16 rows of 32 columns go through its slab unrounded.
+// Passes eight neighbouring results at a time to `eight(row, column, values, count)`, where count
+// is the number of existing ones. Each warp's 16 rows of 32 columns pass through its slab
+// unrounded.
 template <int COLUMNS, typename S, class Eight>
 ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int rows, int columns,
                                 const Eight& eight) {
   char* slab = ark_matrix_slab(c, ark_warp());
   const int lane = ark_lane();
   constexpr int SOME = COLUMNS < 32 ? COLUMNS : 32;  // columns at a time
-  // Pieces of 16 bytes change places so that neither four rows of pairs nor two rows of eights
-  // meet in a bank.
+  // Pieces of 16 bytes are permuted so that neither four rows of pairs nor two rows of eights have
+  // bank conflicts.
   const auto piece = [&](int row, int at) {
     return slab + row * 128 + ((at ^ ((row & 3) << 1 | (row & 1))) << 4);
   };
-  // A loop, so that the epilogue of an element is emitted once; the sums move up in each round.
+  // This is a loop so that the epilogue of an element is emitted once. The sums move up in each
+  // round.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += 32) {
     __syncwarp();

@@ -1,13 +1,13 @@
-// In the variant `matrix` with warps that move: the loading thread's warpgroup has three more
-// warps, which walk a task list of their own, of copies and sums (ark_cuda.tasks.moves). They limit
-// their rate, so that their stores to peers do not delay the loads of the multiplying warps. They
-// call no function, for the same reason as the loading thread, and they begin and leave iterations
-// after the computing warps of their block.
+// The moving warps of the variant `matrix`. The loading thread's warpgroup has three more warps,
+// which walk a separate task list of copies and sums (ark_cuda.tasks.moves). They limit their rate,
+// so that their stores to peers do not delay the loads of the multiplying warps. Like the loading
+// thread, they call no function. They begin and leave iterations after the computing warps of their
+// block.
 
 static_assert(ARK_PHASES == 1 && ARK_SIGNAL_WORDS == 1, "plans with such lists have one phase");
 constexpr int ARK_MOVE_FIRST = 32 * (ARK_WARPS + 1);
 constexpr int ARK_MOVE_THREADS = 32 * ARK_BLOCK_WARPS - ARK_MOVE_FIRST;
-constexpr ark_u32 ARK_MOVE_SPINS = 256u;  // polls between two looks at clock and abort word
+constexpr ark_u32 ARK_MOVE_SPINS = 256u;  // polls between two checks of clock and abort word
 
 struct ArkMovers {
   ArkCtx ctx;
@@ -28,7 +28,7 @@ ARK_DEVICE bool ark_move_all(bool v) {
   return all != 0u;
 }
 
-// Called by one thread before the block's other warps part.
+// Called by one thread before the block's warps take their roles.
 ARK_DEVICE void ark_movers_open(const ArkParams* p) {
   ark_open_loop(ark_movers.ctx, p, p->processors + blockIdx.x, ark_shared);
   ark_movers.opened = p->first;
@@ -46,7 +46,8 @@ ARK_DEVICE bool ark_movers_may_begin(ark_u32 iteration) {
   }
 }
 
-// One thread: waits for a counter, with the launch's budget and an eye on the abort word.
+// Called by one thread: waits for a counter, within the launch's time limit, and checks the abort
+// word.
 ARK_DEVICE bool ark_move_wait(const ArkCtx& c, ark_u32 at, const ArkCounterOp& e) {
   const ArkParams* p = ARK_PARAMS(c);
   const ark_u32 want = e.step * c.iteration + e.value;

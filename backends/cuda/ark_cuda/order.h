@@ -1,5 +1,5 @@
-// What processors and the host hand over to each other: acquires and releases, words of the host,
-// packets.
+// Synchronisation between processors and with the host: acquires and releases, words of the host,
+// and packets.
 
 ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
   ark_u32 v;
@@ -31,7 +31,7 @@ ARK_DEVICE ark_u32 ark_claim(ark_u32* p) {
   return old;
 }
 ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
-// Orders nothing, so that no thread waits for it before the value is used.
+// This load orders nothing, so no thread waits for it before its value is used.
 ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) {
   ark_u32 v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
@@ -43,15 +43,17 @@ ARK_DEVICE void ark_post_host(ark_u32* p, ark_u32 v) {
 ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-// A word that the lanes of one warp share. The polls beside it clobber memory, so that each round
-// reads it again; a volatile load here costs 2% of a token.
+// A word that the lanes of one warp share. Its polls clobber memory, so that each round reads the
+// word again; a volatile load would cost 2% of the time per token.
 ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) { return *p; }
 ARK_DEVICE void ark_warp_store(ark_u32* p, ark_u32 v) { *p = v; }
 
-// Packets are polled in L2 while weights stream through it, so they are to be evicted last. The
-// word is createpolicy's for evict_last. Packets in other GPUs' memory have no line in this L2.
+// Packets are polled in L2 while weights stream through it, so packets get the eviction priority
+// evict_last, whose createpolicy word this is. Packets in other GPUs' memory have no line in this
+// L2.
 constexpr ark_u64 ARK_PACKET_POLICY = 0x14f0000000000000ull;
-// A packet carries its own epoch, so that neither side needs an order with other memory.
+// A packet carries the epoch (iteration number) of its value, so neither side needs an ordering
+// with other memory.
 ARK_DEVICE ark_u64 ark_packet_load(const ark_u64* p, bool system) {
   ark_u64 v;
   if (system) {
@@ -73,7 +75,7 @@ ARK_DEVICE void ark_packet_store(ark_u64* p, ark_u64 v, bool system) {
                  : "memory");
   }
 }
-// Packets of 4 bytes, {16-bit value, 16 bits of the epoch}.
+// Short packets of 4 bytes: {16-bit value, 16 bits of the epoch}.
 #define ARK_HAS_SHORT_PACKETS 1
 ARK_DEVICE ark_u32 ark_short_load(const ark_u32* p, bool system) {
   ark_u32 v;
@@ -96,7 +98,7 @@ ARK_DEVICE void ark_short_store(ark_u32* p, ark_u32 v, bool system) {
                  : "memory");
   }
 }
-// Two of them by one access: each half is whole by itself.
+// Two short packets in one access. Each is atomic by itself.
 #define ARK_HAS_PACKET_PAIRS 1
 ARK_DEVICE void ark_packets_load(const ark_u64* p, ark_u64& first, ark_u64& second, bool system) {
   if (system) {
@@ -121,7 +123,7 @@ ARK_DEVICE void ark_packets_store(ark_u64* p, ark_u64 first, ark_u64 second, boo
                  : "memory");
   }
 }
-// Four short ones by one access, each whole by itself.
+// Four short packets in one access. Each is atomic by itself.
 ARK_DEVICE uint4 ark_shorts_load(const void* p) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"

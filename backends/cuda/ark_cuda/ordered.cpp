@@ -1,5 +1,5 @@
-// A launch and the copies before it on one stream, in one step of the interpreter. Compiled and
-// called by ordered.py, which gives the driver's functions as addresses.
+// Enqueues the copies that precede a launch, and the launch itself, on one stream in a single call
+// from Python. Compiled and called by ordered.py, which passes the driver's functions as addresses.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
@@ -32,7 +32,8 @@ T* at(Word word) {
   return reinterpret_cast<T*>(word);
 }
 
-// The context is current. Steps are clears (from 0) and copies; then the events and the launch.
+// Requires a current context. A step is a copy, or a clear if its source is 0. The steps are
+// enqueued first, then an event, the launch and a second event.
 int enqueue(const Queue& my, const Word* launch, const Word* step, Word steps) {
   int code = 0;
   for (Word i = 0; code == 0 && i < steps; ++i, step += STEP_WORDS) {
@@ -51,8 +52,9 @@ int enqueue(const Queue& my, const Word* launch, const Word* step, Word steps) {
   return code;
 }
 
-// Of the address of words: the number of steps; two events, function, seven dimensions, parameters;
-// then of each step to, from, bytes. Returns the driver's first result code that is not 0.
+// Takes the address of an array of words: the number of steps; two events, function, seven
+// dimensions, parameters; then target, source and bytes of each step. Returns the driver's first
+// result code that is not 0.
 PyObject* run(PyObject* capsule, PyObject* address) {
   const Queue& my = *of(capsule);
   const Word* words = static_cast<const Word*>(PyLong_AsVoidPtr(address));
@@ -71,7 +73,7 @@ PyObject* run(PyObject* capsule, PyObject* address) {
 PyMethodDef RUN = {"run", run, METH_O, nullptr};
 
 // queue(cuCtxPushCurrent, cuCtxPopCurrent, cuMemsetD8Async, cuMemcpyAsync, cuEventRecord,
-// cuLaunchCooperativeKernel, context, stream): a function `run`.
+// cuLaunchCooperativeKernel, context, stream): returns a function `run`.
 PyObject* queue(PyObject*, PyObject* given) {
   Word w[8];
   if (!PyArg_ParseTuple(given, "KKKKKKKK", w, w + 1, w + 2, w + 3, w + 4, w + 5, w + 6, w + 7)) {

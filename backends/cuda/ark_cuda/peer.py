@@ -1,7 +1,9 @@
-"""Memory of one rank made visible to another: CUDA IPC between processes, peer access within one.
+"""Makes memory of one rank visible to another: by CUDA IPC between processes, by peer access within
+one.
 
-A handle names the device of the memory, so that a peer that cannot be reached gives an error with a
-reason instead of a fault in the kernel. Called by device.py with the device's context current.
+A handle contains the identity of the memory's device, so that an unreachable peer gives an error
+with a reason instead of a fault in the kernel. Called by device.py with the device's context
+current.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _PROCESS = struct.pack("<QQ", os.getpid(), time.time_ns())
 
 @dataclass(frozen=True)
 class Mapped:
-    """A peer's memory, mapped here. imported: True if this process must close the mapping."""
+    """A peer's memory that is mapped in this process. imported: True if this process must close the
+    mapping.
+    """
 
     address: int
     nbytes: int
@@ -52,7 +56,7 @@ def export(device: Any, index: int, address: int, nbytes: int) -> bytes:
 def open_handle(device: Any, label: str, handle: bytes) -> Mapped:
     """Maps a handle for the current context of `device`.
 
-    Raises SystemError if the peer is out of reach or the handle is not ours.
+    Raises SystemError if the peer cannot be reached or the bytes are not a handle of ark.
     """
     if len(handle) != _LAYOUT.size or not handle.startswith(_MAGIC):
         raise SystemError(
@@ -88,7 +92,7 @@ def open_handle(device: Any, label: str, handle: bytes) -> Mapped:
 
 
 def _visible(uuid: bytes) -> Any:
-    """The device of that UUID in this process, or None."""
+    """The device with the given UUID in this process, or None."""
     for index in range(check(cu.cuDeviceGetCount(), "counting GPUs")):
         device = check(cu.cuDeviceGet(index), f"asking for GPU {index}")
         identity = check(cu.cuDeviceGetUuid(device), f"asking for GPU {index}")

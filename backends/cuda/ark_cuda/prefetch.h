@@ -1,11 +1,12 @@
-// Weights on their way to L2 while the operand stream's ring is full (stream.h).
+// Prefetches weights to L2 while the operand stream's ring is full (stream.h).
 
-// While the ring is full, the weights that come next go to L2, so that the memory does not stand
-// still while processors wait for each other: so many stages at most, one each so many clocks, a
-// little slower than memory gives each processor a stage. Each stage that goes into the ring from
-// L2 then makes room for another there. Boxes delay exchanges more: where all stages are boxes and
-// the ring is deep they come slower, and only while the ring is full; and so do all stages from a
-// faster memory (an H200's).
+// While the ring is full, the next weights are loaded to L2, so that memory does not idle while
+// processors wait for each other. The number of prefetched stages is limited. One stage is
+// prefetched per fixed number of clocks, a little slower than memory delivers a stage to each
+// processor. Each stage that moves from L2 to the ring makes room for another one. Boxes delay
+// exchanges more than runs do. Prefetches are therefore slower, and happen only while the ring is
+// full, if all stages are boxes and the ring is deep. The same holds for all stages on a faster
+// memory (an H200's).
 constexpr bool ARK_SLOW_MEMORY = ARK_STAGE_NS > 600;
 constexpr bool ARK_STREAM_MIXED = ARK_STREAM_CUTS && ARK_STREAM_RUNS;
 constexpr bool ARK_PREFETCH_ON =
@@ -14,9 +15,10 @@ constexpr ark_u32 ARK_PREFETCHED = ARK_PREFETCH_ON   ? (ARK_STREAM_MIXED ? 12u :
                                    : ARK_STREAM_CUTS ? 24u
                                                      : 16u;
 constexpr ark_u32 ARK_STAGE_CLOCKS = ARK_STAGE_NS * 7 / 4;  // at 1.75 GHz
-// The loading warp looks at the clock once a stage. Where all stages are runs and come from L2, one
-// that is asked for late by less than a pace makes up for it, so that the pace is what it says: of
-// a large model, which has more stages between two exchanges, a slower one.
+// The loading warp reads the clock once per stage. If all stages are runs and come from L2, a
+// prefetch that is late by less than one interval does not delay the next one, so that the average
+// interval is as set. A large model has more stages between two exchanges and gets a longer
+// interval.
 constexpr bool ARK_PREFETCH_MAKES_UP = ARK_PREFETCH_ON && !ARK_STREAM_CUTS;
 constexpr bool ARK_STREAM_LARGE = ARK_STREAM_MIB > 4096;  // in an iteration
 constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STAGE_CLOCKS *
@@ -25,21 +27,22 @@ constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STAGE_CLOCKS *
                                          : ARK_STREAM_CUTS     ? 120u
                                                                : 140u) /
                                         100u;
-// The ring has been full for so long before the first one.
+// Clocks for which the ring must be full before the first prefetch.
 constexpr ark_u32 ARK_PREFETCH_AFTER = ARK_STREAM_CUTS ? ARK_PREFETCH_CLOCKS : 700u;
 
-// The records of a processor's fetches from `begin` on, 32 in `mine`, a lane each, and the next 32.
+// The records of a processor's fetches from `begin` on: 32 in `mine`, one per lane, and the next 32
+// in `next`.
 struct ArkRecords {
   uint4 mine;
   uint4 next;
   ark_u32 begin;
-  ark_u32 end;         // of all
-  ark_u32 prefetched;  // of all, so many have been seen to
-  ark_u32 asked;       // the clock of the last one
+  ark_u32 end;         // end of all records
+  ark_u32 prefetched;  // number of records that were prefetched or skipped
+  ark_u32 asked;       // the clock at the last prefetch
 };
 
-// The next one of them, by the whole warp. now: a clock value that was read before,
-// since the next stage waits for this function.
+// Called by the whole warp: prefetches the next record. now: a clock value that the caller has read
+// before, because the next stage waits for this function.
 ARK_DEVICE void ark_prefetch_next(ArkRecords& r, ark_u32 now) {
   const ark_u32 due = r.asked + ARK_PREFETCH_CLOCKS;
   const bool makes_up = ARK_PREFETCH_MAKES_UP && now - due < ARK_PREFETCH_CLOCKS;

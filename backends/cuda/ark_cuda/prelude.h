@@ -1,6 +1,6 @@
-// The device ABI on NVIDIA GPUs (sm_80 and later), for NVRTC without any header. A processor is a
-// block of ARK_WARPS computing warps; with a ring, one more warp only fetches and takes part in no
-// barrier here.
+// The device ABI on NVIDIA GPUs (sm_80 and later). It is compiled by NVRTC and includes no headers.
+// A processor is a block of ARK_WARPS computing warps. With an operand ring, one more warp only
+// fetches; it takes part in none of the barriers here.
 
 typedef unsigned int ark_u32;
 typedef int ark_i32;
@@ -26,13 +26,14 @@ struct ark_bf16 {
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
 
-// All variables that a kernel declares in shared memory are in one block of a multiple of
-// ARK_SHARED_ALIGNMENT bytes, aligned to as many, so that `ark_shared`, which lies behind it, is
-// aligned so by its place. What `ark_shared` itself is aligned to is not enough: in relocatable
-// objects of NVRTC 13.0 an array without a length gets 16 bytes. alignment.py checks the binary,
-// entry.h the address.
+// All variables that a kernel declares in shared memory are in one block. Its size and its
+// alignment are multiples of ARK_SHARED_ALIGNMENT bytes, so that `ark_shared`, which follows it,
+// has the same alignment. The alignment declared for `ark_shared` itself does not suffice: in
+// relocatable objects of NVRTC 13.0, an array without a length gets 16 bytes. alignment.py checks
+// the binary, entry.h the address.
 constexpr ark_u32 ARK_SHARED_ALIGNMENT = 1024u;  // of the operands of swizzled boxes
-// The ring's barriers (stream.h) have bytes 192 to 512, or what they need behind the first 1024.
+// The ring's barriers (stream.h) use bytes 192 to 512. If they need more, they use the space after
+// the first 1024 bytes.
 constexpr int ARK_RING_DEPTH = ARK_RING_BYTES > 0 ? ARK_RING_BYTES / ARK_STAGE_BYTES : 0;
 constexpr int ARK_RING_STATE = 16 * ARK_RING_DEPTH + 4 * ARK_WARPS + 8;
 constexpr int ARK_RING_BEGIN = ARK_RING_STATE <= 320 ? 192 : ARK_SHARED_ALIGNMENT;
@@ -45,7 +46,7 @@ struct alignas(ARK_SHARED_ALIGNMENT) ArkStatic {
 };
 #if !defined(ARK_PART) || ARK_PART == 0  // the part that has the loop
 __shared__ ArkStatic ark_static;
-// The variable of type T in bytes BEGIN to END of it.
+// The variable of type T in bytes BEGIN to END of that block.
 template <class T, int BEGIN, int END>
 ARK_DEVICE T& ark_static_at() {
   static_assert(BEGIN % 16 == 0 && BEGIN + sizeof(T) <= END && END <= ARK_STATIC_BYTES,
@@ -54,7 +55,7 @@ ARK_DEVICE T& ark_static_at() {
 }
 #endif
 
-// The ring's slots, the loop's share, then a task's scratch.
+// Dynamic shared memory: the ring's slots, the loop's share, then a task's scratch memory.
 extern __shared__ __align__(1024) char ark_shared[];
 #define ARK_SCRATCH(ctx) (ark_shared + ARK_RING_BYTES + ARK_LOOP_BYTES)
 #define ARK_PARAMS(ctx) ((ctx).p)
@@ -66,13 +67,13 @@ ARK_DEVICE int ark_lane() { return static_cast<int>(threadIdx.x & 31u); }
 ARK_DEVICE int ark_warp() { return static_cast<int>(threadIdx.x >> 5); }
 
 // Barrier 1 counts the computing threads only; barrier 0 would wait for the fetching warp too.
-// Lanes that reach a barrier apart (after a loop of unequal length) meet first: on sm_90 what
-// NVRTC 13.0 makes of a barrier for a divided warp ends in an illegal instruction.
+// Lanes that reach a barrier separately (after a loop of unequal length) converge first: on sm_90,
+// the code that NVRTC 13.0 emits for a barrier in a diverged warp ends in an illegal instruction.
 ARK_DEVICE void ark_sync() {
   __syncwarp();
   asm volatile("barrier.sync 1, %0;" ::"n"(ARK_THREADS) : "memory");
 }
-// Barriers from 2 on: one of each team of TEAM neighbouring warps.
+// Barriers from number 2 on: one for each team of TEAM neighbouring warps.
 #define ARK_HAS_TEAMS 1
 template <int TEAM>
 ARK_DEVICE void ark_team_sync() {
@@ -94,8 +95,9 @@ ARK_DEVICE bool ark_all(bool v) {
   return all != 0u;
 }
 
-// NVRTC lets a lane that has polled memory alone go on alone, for as long as the loop runs: each of
-// the warp's instructions is issued twice then, and its shuffles wait for all loads.
+// After one lane has polled memory alone, NVRTC's code lets it run separately for as long as the
+// loop runs. Each of the warp's instructions is then issued twice, and its shuffles wait for all
+// loads. This converges the lanes again.
 #define ARK_HAS_REJOIN 1
 ARK_DEVICE bool ark_rejoin(bool v) {
   __syncwarp();
@@ -123,9 +125,9 @@ ARK_DEVICE float ark_warp_max(float v) {
   return v;
 }
 
-// NVRTC 13.0 to 13.3 join two minima (or maxima) of 32-bit signed integers to one instruction of
-// three operands, and lose the negation of its second operand (sm_90, sm_100). The conversion to 64
-// bits and back becomes no instruction, but keeps the two from being joined.
+// NVRTC 13.0 to 13.3 combine two minima (or maxima) of 32-bit signed integers into one
+// three-operand instruction and drop the negation of its second operand (sm_90, sm_100). The
+// conversion to 64 bits and back emits no instruction, but prevents the combination.
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1304
 ARK_DEVICE ark_i32 ark_chosen(ark_i32 v) {
   ark_i32 same;
@@ -134,14 +136,14 @@ ARK_DEVICE ark_i32 ark_chosen(ark_i32 v) {
       : "r"(v));
   return same;
 }
-ARK_DEVICE ark_i64 ark_chosen(ark_i64 v) {  // LLVM would make both narrower
+ARK_DEVICE ark_i64 ark_chosen(ark_i64 v) {  // LLVM would narrow both again
   ark_i64 same;
   asm("mov.b64 %0, %1;" : "=l"(same) : "l"(v));
   return same;
 }
 #endif
 
-// 16 bytes past the L1 cache.
+// Loads 16 bytes, bypassing the L1 cache.
 #define ARK_HAS_LOAD_ONCE 1
 ARK_DEVICE void ark_load_once(const void* p, void* to) {
   uint4 v;
@@ -150,7 +152,7 @@ ARK_DEVICE void ark_load_once(const void* p, void* to) {
                : "l"(p));
   *static_cast<uint4*>(to) = v;
 }
-// 16 bytes that get no place in the L1 cache.
+// Loads 16 bytes without allocating them in the L1 cache.
 #define ARK_HAS_LOAD_PAST 1
 ARK_DEVICE void ark_load_past(const void* p, void* to) {
   uint4 v;
@@ -159,14 +161,15 @@ ARK_DEVICE void ark_load_past(const void* p, void* to) {
                : "l"(p));
   *static_cast<uint4*>(to) = v;
 }
-// 16 bytes by one access. NVRTC parts a store of a uint4 that was put together from 16-bit values.
+// Stores 16 bytes in one access. NVRTC splits a store of a uint4 that was assembled from 16-bit
+// values.
 #define ARK_HAS_STORE_WORDS 1
 ARK_DEVICE void ark_store_words(void* p, const ark_u32 (&v)[4]) {
   asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v[0]), "r"(v[1]), "r"(v[2]),
                "r"(v[3])
                : "memory");
 }
-// Copies that run while a task does, without a register.
+// Asynchronous copies: they run while the task does and use no registers.
 #define ARK_HAS_COPY_AHEAD 1
 ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) {
   const ark_u32 shared = static_cast<ark_u32>(__cvta_generic_to_shared(to));
@@ -178,7 +181,7 @@ ARK_DEVICE ark_u64 ark_time_ns() {
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");
   return now;
 }
-// The first polls follow each other at once: most waits are shorter than a nap.
+// The first polls follow each other without a sleep, because most waits are shorter than a sleep.
 ARK_DEVICE void ark_pause(ark_u32 spins) {
   if (spins >= 8u) __nanosleep(spins < 4096u ? 20u : 500u);
 }
@@ -223,8 +226,8 @@ ARK_DEVICE float ark_power_of_two(float v) {
 }
 #define ARK_HAS_ERF 1
 ARK_DEVICE float ark_erf(float v) { return erff(v); }
-// Without branches, so that a thread's elements go side by side: a polynomial near 0 (as those of
-// ark/codegen/device/math.h), the definition elsewhere.
+// Without branches, so that a thread's elements are computed in parallel: a polynomial near 0 (like
+// those of ark/codegen/device/math.h), the definition elsewhere.
 ARK_DEVICE float ark_tanh(float v) {
   const float a = fabsf(v), s = v * v;
   float p = -0.00627422938f;
@@ -235,9 +238,9 @@ ARK_DEVICE float ark_tanh(float v) {
   const float far = fmaf(-2.0f, ark_reciprocal(ark_exp(2.0f * a) + 1.0f), 1.0f);
   return a < 0.55f ? fmaf(v * s, p, v) : copysignf(far, v);
 }
-// An angle less so many quarters of a turn that an eighth is left at most, in three steps, as pi/2
-// is the sum of three floats (Cody and Waite, "Software Manual for the Elementary Functions",
-// 1980).
+// Subtracts multiples of a quarter turn from an angle until at most an eighth of a turn remains, in
+// three steps, because pi/2 is represented as the sum of three floats (Cody and Waite, "Software
+// Manual for the Elementary Functions", 1980).
 ARK_DEVICE float ark_reduced(float v, int& quarters) {
   const float turns = rintf(v * 0.636619772f);
   quarters = static_cast<int>(turns);
@@ -252,7 +255,7 @@ ARK_DEVICE float ark_cosine_near(float s) {
   const float p = fmaf(fmaf(2.44256789e-5f, s, -0.00138872513f), s, 0.0416666466f);
   return fmaf(s * s, p, fmaf(-0.5f, s, 1.0f));
 }
-constexpr float ARK_FAR_ANGLE = 1e5f;  // beyond, the number of quarters has too many digits
+constexpr float ARK_FAR_ANGLE = 1e5f;  // beyond this the number of quarters has too many digits
 ARK_COLD float ark_sin_far(float v) { return sinf(v); }
 ARK_COLD float ark_cos_far(float v) { return cosf(v); }
 ARK_COLD float ark_tan_far(float v) { return tanf(v); }
@@ -278,7 +281,8 @@ ARK_DEVICE float ark_tan(float v) {
   const bool odd = (quarters & 1) != 0;
   return (odd ? -cosine : sine) * ark_reciprocal(odd ? sine : cosine);
 }
-// Of angles up to some 10,000 turns, to 2^-21: less than what rounding the angle costs.
+// For angles up to about 10,000 turns, with an error up to 2^-21: less than the error of rounding
+// the angle.
 #define ARK_HAS_SINCOS 1
 ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
   const float turns = rintf(v * 0.159154943f);
@@ -294,7 +298,7 @@ ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }
 ARK_DEVICE float ark_scalar(const ark_f16* p, int i) { return ark_float(p[i]); }
 ARK_DEVICE float ark_scalar(const ark_bf16* p, int i) { return ark_float(p[i]); }
 
-// Two 16-bit weights out of one register.
+// Unpacks two 16-bit weights from one register.
 ARK_DEVICE float2 ark_pair(const ark_bf16*, ark_u32 w) {
   return make_float2(ark_bits_float(w << 16), ark_bits_float(w & 0xffff0000u));
 }
@@ -303,7 +307,7 @@ ARK_DEVICE float2 ark_pair(const ark_f16*, ark_u32 w) {
                      ark_float(ark_f16{static_cast<unsigned short>(w >> 16)}));
 }
 
-// Two neighbouring elements of a type from floats: in a register, and in memory.
+// Converts two floats to neighbouring elements of a type, in a register and in memory.
 ARK_DEVICE ark_u32 ark_pack_pair(ark_bf16*, float low, float high) {
   ark_u32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -322,7 +326,7 @@ ARK_DEVICE void ark_narrow(ark_f16* to, float a, float b) {
   *reinterpret_cast<ark_u32*>(to) = ark_pack_pair(to, a, b);
 }
 
-// 16 bytes of elements as floats; the pointer only names their type.
+// Converts 16 bytes of elements to floats. The pointer only selects the element type.
 ARK_DEVICE void ark_unpack(float (&to)[4], const uint4& v, const float*) {
   to[0] = ark_bits_float(v.x);
   to[1] = ark_bits_float(v.y);
@@ -344,7 +348,8 @@ ARK_DEVICE float ark_dot4(const float4& x, const float2& a, const float2& b, flo
   return fmaf(x.w, b.y, fmaf(x.z, b.x, fmaf(x.y, a.y, fmaf(x.x, a.x, sum))));
 }
 
-// Lanes' shares of ROWS rows, 16 bytes of weights at a time; x is read once for all rows.
+// Lanes' shares of the dot products of ROWS rows, 16 bytes of weights at a time. x is read once for
+// all rows.
 template <int ROWS>
 ARK_DEVICE void ark_rows_dot_wide(const float* w, int stride, const float* x, int k, float* acc) {
 #pragma unroll 2
@@ -359,8 +364,8 @@ ARK_DEVICE void ark_rows_dot_wide(const float* w, int stride, const float* x, in
 }
 template <int ROWS, typename T>
 ARK_DEVICE void ark_rows_dot_wide(const T* w, int stride, const float* x, int k, float* acc) {
-  // Lanes are 32 bytes apart in x: every other group of four begins with its second half, so that
-  // eight lanes touch all banks of shared memory once.
+  // Lanes are 32 bytes apart in x. Every second group of four lanes begins with its second half, so
+  // that eight lanes access each bank of shared memory once.
   const int swap = (ark_lane() >> 2) & 1;
 #pragma unroll 2
   for (int i = ark_lane() * 8; i < k; i += ARK_LANES * 8) {
@@ -392,7 +397,7 @@ ARK_DEVICE void ark_rows_dot(const T* w, int stride, const float* x, int k, floa
   }
 }
 
-// A lane's share of the dot product of a row of k weights with x; sum it over the warp.
+// A lane's share of the dot product of a row of k weights with x. The caller sums it over the warp.
 template <typename T>
 ARK_DEVICE float ark_row_dot(const T* w, const float* x, int k) {
   float sum;

@@ -12,7 +12,7 @@ from ark.backend.protocol import DeviceInfo, Probe
 from ark_cuda.machines import arch_name
 
 MIN_COMPUTE = (8, 0)
-# The release of the driver that first ran programs of a CUDA major version.
+# By CUDA major version, the first driver release that runs its programs.
 DRIVER_RELEASE = {12: "525", 13: "580"}
 
 _NO_DRIVER = (
@@ -33,7 +33,7 @@ def probe() -> Probe:
         )
     try:
         return _probe(driver, nvrtc)
-    except Exception as error:  # the bindings raise types of their own where libcuda is absent
+    except Exception as error:  # without libcuda the bindings raise their own error types
         if type(error).__name__ in ("DynamicLibNotFoundError", "RuntimeError"):
             return Probe(reason=_NO_DRIVER[0], remedy=_NO_DRIVER[1], versions=_versions())
         return Probe(

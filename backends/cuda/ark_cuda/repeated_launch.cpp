@@ -1,6 +1,6 @@
-// Launches of one kernel on a caller's stream, each in one step of the interpreter: launch, then an
-// event. Compiled and called by repeated_launch.py, which gives the driver's functions as
-// addresses.
+// Launches one kernel repeatedly on a caller's stream, each time in a single call from Python: the
+// launch, then an event. Compiled and called by repeated_launch.py, which passes the driver's
+// functions as addresses.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
@@ -27,7 +27,8 @@ RepeatedLaunch* of(PyObject* capsule) {
 
 void drop(PyObject* capsule) { delete of(capsule); }
 
-// Of a stream: the driver's result code, or OTHER, and then nothing was done.
+// Takes a stream and returns the driver's result code. Returns OTHER, without having done anything,
+// if another context is current.
 PyObject* repeated_launch(PyObject* capsule, PyObject* stream) {
   const RepeatedLaunch& my = *of(capsule);
   void* queue = PyLong_AsVoidPtr(stream);
@@ -46,7 +47,7 @@ PyObject* repeated_launch(PyObject* capsule, PyObject* stream) {
 PyMethodDef REPEATED_LAUNCH = {"repeated_launch", repeated_launch, METH_O, nullptr};
 
 // launcher(cuCtxGetCurrent, cuLaunchCooperativeKernel, cuEventRecord, context, function, event,
-// params, six dimensions, shared bytes): a function `repeated_launch`. params: the launch
+// params, six dimensions, shared bytes): returns a function `repeated_launch`. params: the launch
 // arguments, whose address must not change.
 PyObject* launcher(PyObject*, PyObject* words) {
   unsigned long long at[7];

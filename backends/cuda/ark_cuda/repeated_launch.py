@@ -1,7 +1,7 @@
 """Frequent launches of the same kernel on a caller's streams. The parameters are prepared once, and
-a compiled function (repeated_launch.cpp) calls the driver. Without a compiler the Python bindings
-are used. They take 2.6 us more for the three calls, and twice that if other work has displaced the
-caches. Called by device.py.
+a compiled function (repeated_launch.cpp) calls the driver. Without a C++ compiler the Python
+bindings are used. They take 2.6 us more for the three calls, and twice that if other work has
+evicted their code from the caches. Called by device.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ OTHER = -1  # of repeated_launch.cpp
 
 
 class CudaRepeatedLaunch(CudaLaunch):
-    """See StreamDevice.repeated_launch. An event marks the end of the last launch; the next launch
-    waits for it, also on another stream.
+    """See StreamDevice.repeated_launch. An event marks the end of the last launch. The next launch
+    waits for it, even on another stream.
     """
 
     def __init__(self, events: Events, program: Program, params: np.ndarray, grid: Grid) -> None:
@@ -61,7 +61,9 @@ class CudaRepeatedLaunch(CudaLaunch):
         self._launch(stream)
 
     def _launch(self, stream: int) -> None:
-        """Launches by the bindings: on another stream, or if another context is current."""
+        """Launches through the Python bindings: used on another stream, or if another context is
+        current.
+        """
         with current(self._events.context):
             if stream != self._stream:
                 self._queue = cu.CUstream(stream)
@@ -80,7 +82,7 @@ class CudaRepeatedLaunch(CudaLaunch):
 
 @cache
 def _module() -> ModuleType | None:
-    """repeated_launch.cpp, compiled."""
+    """Compiles repeated_launch.cpp."""
     return optional(
         "ark_repeated_launch",
         "ark_cuda",

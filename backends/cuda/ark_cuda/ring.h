@@ -1,13 +1,13 @@
-// The slots of the operand stream's ring (stream.h), and how a stage gets into one: copies of runs,
-// pieces and boxes.
+// The slots of the operand stream's ring (stream.h), and the three forms of copies that fill a slot
+// with a stage: runs, pieces and boxes.
 
 #define ARK_HAS_RING 1
 static_assert(ARK_RING_DEPTH > ARK_IN_FLIGHT, "the ring must be deeper than what is in flight");
 static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 static_assert(!ARK_STREAM_CUTS || ARK_STAGE_BYTES % ARK_SHARED_ALIGNMENT == 0, "boxes' slots");
 
-// Streamed operands larger than any L2 are not read again in this iteration: they are evicted
-// first, which leaves room for activations. The words are createpolicy's for evict_first and
+// Streamed operands that exceed any L2 are not read again in this iteration. They are evicted
+// first, which leaves room for activations. These are the createpolicy words for evict_first and
 // evict_normal.
 constexpr ark_u64 ARK_STREAM_POLICY =
     ARK_STREAM_MIB > 64 ? 0x12f0000000000000ull : 0x1000000000000000ull;
@@ -17,7 +17,7 @@ struct ArkRing {
   ark_u64 empty[ARK_RING_DEPTH];  // the owning warp arrives for all, or each warp for itself
   ark_u32 leave;                  // the computing warps have left the loop
   ark_u32 begun;                  // 1 + the iteration that may begin, once it may; read and written
-                                  // by atomics, which racecheck takes for what they are
+                                  // accessed by atomics, which racecheck recognises
   ark_u32
       grown[ARK_WARPS];  // each warp's own: stages beyond one of the iteration's growing fetches
 };
@@ -27,10 +27,11 @@ static_assert(sizeof(ArkRing) == (ARK_RING_STATE + 7) / 8 * 8, "what the prelude
 
 ARK_DEVICE char* ark_slot(ark_u32 slot) { return ark_shared + slot * ARK_STAGE_BYTES; }
 
-// Waits for the copy of the stage in `slot`, its `round`-th use; false after a failure. All lanes
-// of a warp call it: each must see the barrier to see what the copy wrote.
+// Waits for the copy of the stage in `slot`, its `round`-th use. Returns false after a failure. All
+// lanes of a warp call it, because each must observe the barrier to see the copied data.
 ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
-  // The instruction sleeps by itself: first without a nap, which would delay the next copy.
+  // The test instruction sleeps by itself. The first wait is without an additional sleep, which
+  // would delay the next copy.
 #pragma unroll 1
   for (int tries = 0; tries < 64; ++tries) {
     if (ark_barrier_passed(&ark_ring.full[slot], round & 1u)) return true;
@@ -46,7 +47,7 @@ ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
   return true;
 }
 
-// Stages since launch before this task's count begins.
+// The number of stages between the launch and the start of this task's count.
 ARK_DEVICE ark_u32 ark_stages_before(const ArkCtx& c) {
   return c.stage_base + (ARK_STREAM_GROWS ? ark_warp_load(&ark_ring.grown[ark_warp()]) : 0u);
 }
@@ -67,12 +68,13 @@ ARK_DEVICE void ark_stage_left(ArkCtx& c, ark_u32 stage, ark_u32 warps) {
   }
 }
 ARK_DEVICE void ark_stage_done(ArkCtx& c, ark_u32 stage) { ark_stage_left(c, stage, ARK_WARPS); }
-// For bodies in which every warp takes every stage: one warp is done with it.
+// For bodies in which every warp uses every stage: called when one warp no longer needs it.
 ARK_DEVICE void ark_stage_shared_done(ArkCtx& c, ark_u32 stage) { ark_stage_left(c, stage, 1u); }
 
 ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.leave) != 0u; }
 
-// The rows of a growing fetch's share, of `length` and the newest, and how many of them are older.
+// The rows of a growing fetch's share (of `length` rows and the newest row), and how many of them
+// were written before this iteration.
 struct ArkGrown {
   ark_u32 begin;
   ark_u32 end;
@@ -87,7 +89,8 @@ ARK_DEVICE ark_u32 ark_grown_stages(const ArkGrowth& g, ark_u32 length) {
   const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
   return (rows.end - rows.begin + g.step - 1u) / g.step;
 }
-// Each computing warp, at the end of a task whose fetch has grown to so many stages.
+// Called by each computing warp at the end of a task whose fetch has grown to the given number of
+// stages.
 ARK_DEVICE void ark_stages_grown(ark_u32 stages) {
   ark_u32* mine = &ark_ring.grown[ark_warp()];
   const ark_u32 before = ark_warp_load(mine);
@@ -96,15 +99,15 @@ ARK_DEVICE void ark_stages_grown(ark_u32 stages) {
   __syncwarp();
 }
 
-// True where the loader may fetch for this iteration. Beyond the limit no iteration runs; in
-// persistent mode operands may change until the host asks for the iteration. A limit that a stop
-// token lowers later leaves at most a ring of unused stages.
+// True if the loader may fetch for this iteration. No iteration runs beyond the limit. In
+// persistent mode operands may change until the host releases the iteration. If a stop token lowers
+// the limit later, at most one ring of stages stays unused.
 ARK_DEVICE bool ark_stream_may_begin(const ArkParams* p, ark_u32 iteration) {
   ArkControl* control = ark_control(p);
   if (ark_left() || (p->end != 0u && iteration == p->end)) return false;
   if (!p->persistent) return iteration < ark_load_acquire(&control->limit, false);
   if (ark_load_host(&ark_host(p)->target) > iteration) return true;
-  // Ends when the computing warps leave, which their own budgets see to.
+  // This wait ends when the computing warps leave, and their waits have time limits.
   for (ark_u32 spins = 0u; !ark_left(); ++spins) {
     const ark_u32 go = ark_load_acquire(&control->go, false);
     if (go >= 0x40000000u) return false;
@@ -114,8 +117,9 @@ ARK_DEVICE bool ark_stream_may_begin(const ArkParams* p, ark_u32 iteration) {
   return false;
 }
 
-// Where the ring lies, as the loading warp keeps it: the address of shared memory asks for the
-// block's place in its cluster each time, which takes long beside a stage's few instructions.
+// The ring's addresses, which the loading warp keeps in registers. Computing a shared-memory
+// address reads the block's rank in its cluster each time, which is slow compared with a stage's
+// few instructions.
 struct ArkRingAt {
   ark_u32 full;
   ark_u32 empty;
@@ -131,8 +135,8 @@ ARK_DEVICE ArkRingAt ark_ring_at() {
                    ark_kept_address(ark_shared)};
 }
 
-// Waits until the stage that used the slot before has been given back. Idle computing warps wait
-// within budgets of their own and then leave, so this wait needs none.
+// Waits until the slot's previous stage has been given back. Idle computing warps have time limits
+// on their waits and then leave, so this wait needs none.
 ARK_DEVICE bool ark_slot_free(const ArkRingAt& at, ark_u32 slot, ark_u32 round) {
   while (!ark_barrier_passed_at(at.empty + slot * 8u, (round + 1u) & 1u)) {
     if (ark_left()) return false;
@@ -140,8 +144,8 @@ ARK_DEVICE bool ark_slot_free(const ArkRingAt& at, ark_u32 slot, ark_u32 round) 
   return true;
 }
 
-// All lanes call these with the same fetch. The first does what need not wait for the copies
-// before; false if the stage does not fit. The second starts the copy.
+// All lanes call both functions with the same fetch. The first does the work that need not wait for
+// earlier copies, and returns false if the stage does not fit. The second starts the copy.
 ARK_DEVICE bool ark_slot_engine(ark_u64 address, ark_u32 bytes) {
   return ((address | bytes) & 15u) == 0u;
 }
@@ -159,7 +163,8 @@ ARK_DEVICE bool ark_prepare_slot(ArkCtx& c, const ArkRingAt& at, ark_u32 slot, a
   }
   return true;
 }
-// One lane: starts a copy of whole 16 bytes to shared memory, which completes on a barrier.
+// Called by one lane: starts a copy of whole 16-byte units to shared memory, which signals a
+// barrier on completion.
 ARK_DEVICE void ark_bulk_copy(ark_u32 to, ark_u64 from, ark_u32 bytes, ark_u32 barrier,
                               ark_u64 policy) {
   asm volatile(
@@ -176,8 +181,8 @@ ARK_DEVICE void ark_fill_slot(const ArkRingAt& at, ark_u32 slot, ark_u64 address
     }
     return;
   }
-  // The copy engine moves 16-byte units; anything else goes through registers. The proxy fence
-  // orders these stores before a later bulk copy into the same slot.
+  // The copy engine moves 16-byte units; other data goes through registers. The proxy fence orders
+  // these stores before a later bulk copy to the same slot.
   const char* from = reinterpret_cast<const char*>(address);
   for (ark_u32 i = static_cast<ark_u32>(ark_lane()); i < bytes; i += 32u) {
     ark_slot(slot)[i] = from[i];
@@ -187,7 +192,7 @@ ARK_DEVICE void ark_fill_slot(const ArkRingAt& at, ark_u32 slot, ark_u64 address
   if (ark_lane() == 0) ark_barrier_arrive(&ark_ring.full[slot], 1u);
 }
 
-// A stage of parts of several rows: a lane a piece.
+// Fills a stage with pieces of several rows, one piece per lane.
 struct ArkPieces {
   ark_u32 count;
   ark_u32 pitch;  // bytes between pieces in memory
@@ -206,7 +211,7 @@ ARK_DEVICE void ark_fill_pieces(const ArkRingAt& at, ark_u32 slot, ark_u64 addre
                 ARK_STREAM_POLICY);
 }
 
-// A stage that is a box: parts of rows, 128 bytes of each row by those of the others, swizzled.
+// Fills a stage with a box: 128 bytes of each of several rows, swizzled.
 ARK_DEVICE bool ark_stream_boxed(ark_u32 form) { return ARK_STREAM_CUTS && form >> 30 == 3u; }
 ARK_DEVICE void ark_fill_box(const ArkRingAt& at, ark_u32 slot, ark_u64 map, ark_u32 row,
                              ark_u32 line) {
@@ -218,10 +223,10 @@ ARK_DEVICE void ark_fill_box(const ArkRingAt& at, ark_u32 slot, ark_u64 map, ark
       : "memory");
 }
 
-// Prefetched lines have the ordinary place in L2: the copy to shared memory is what makes them the
-// first to leave.
+// Prefetched lines have normal priority in L2. The later copy to shared memory marks them to be
+// evicted first.
 constexpr ark_u64 ARK_PREFETCH_POLICY = 0x1000000000000000ull;
-// One lane: asks for a stage of that record in L2. Those that grow, and pieces, are left out.
+// Called by one lane: prefetches a record's stage to L2. Growing fetches and pieces are skipped.
 ARK_DEVICE void ark_prefetch_stage(const uint4& record) {
   const ark_u64 address = static_cast<ark_u64>(record.y) << 32 | record.x;
   if (ark_stream_boxed(record.w)) {

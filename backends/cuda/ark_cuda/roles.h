@@ -1,9 +1,9 @@
-// The loop of the variant `roles` (docs/loop-kernel.md): one warp leads, the computing warps
-// follow by a handshake for each task, and no barrier of the block stands between tasks. The lead
-// warp waits until all computing warps have ended a task, opens the next one when its first packet
-// has come (memory is polled only after the processor has done its own part, and then by one lane),
-// and fetches records meanwhile. Only the lead warp decides to leave, so no warp waits at a barrier
-// for warps that have left.
+// The loop of the variant `roles` (docs/loop-kernel.md). One warp leads. The computing warps follow
+// it by a handshake for each task, without a barrier of the block between tasks. The lead warp
+// waits until all computing warps have ended a task and then opens the next one when its first
+// packet has arrived. One lane polls for that packet, and only after the processor has done its own
+// part. Meanwhile the lead warp fetches task records. Only the lead warp decides to leave, so no
+// warp waits at a barrier for warps that have left.
 
 #define ARK_HAS_HANDSHAKE 1
 #define ARK_HAS_LATER 1
@@ -45,21 +45,21 @@ ARK_DEVICE void ark_handshake_init(const ArkParams* p, ark_u32 processor, char* 
   }
 }
 
-// The other side's waits all have budgets, after which it arrives too: these need none. All lanes
-// of a warp call it, each to see what the others wrote.
+// The computing side's waits have time limits, after which it arrives too, so these waits need
+// none. All lanes of a warp call this, so that each sees the others' writes.
 ARK_DEVICE void ark_handshake_wait(ark_u64* barrier, ark_u32 count) {
   while (!ark_barrier_passed(barrier, count & 1u)) {
   }
 }
 
-// A computing warp waits until its next task may begin; false if it is to leave. What stands before
-// this call may read only what no earlier task of the iteration writes, or packets.
+// A computing warp waits until its next task may begin. Returns false if it must leave. Code before
+// this call may read only packets and data that no earlier task of the iteration writes.
 ARK_DEVICE bool ark_enter(ArkCtx&) {
   ark_handshake_wait(&ark_handshake.open, ark_warp_load(&ark_handshake.ended[ark_warp()]));
   return *const_cast<volatile ark_u32*>(&ark_handshake.quit) == 0u;
 }
-// What the lead warp is to know of this warp's task is written before the arrival: the warp's own
-// word in c is that of its next task as soon as it has arrived.
+// Whatever the lead warp must know of this warp's task is written before the arrival. After the
+// arrival the warp's word in c belongs to its next task.
 ARK_DEVICE void ark_end_handshake(const ArkCtx& c) {
   ark_u32* ended = &ark_handshake.ended[ark_warp()];
   const ark_u32 next = ark_warp_load(ended) + 1u;
@@ -70,8 +70,8 @@ ARK_DEVICE void ark_end_handshake(const ArkCtx& c) {
   if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake.done, 1u);
 }
 
-// Called by all computing warps when each has stored its part of something; what it returns is for
-// ark_handshake_wait, behind which all parts are there.
+// Called by all computing warps when each has stored its part of some data. ark_handshake_wait
+// takes the returned value and returns when all parts are complete.
 ARK_DEVICE ark_u32 ark_part_stored(ark_u64* barrier, ark_u32* counts) {
   const ark_u32 count = ark_warp_load(&counts[ark_warp()]);
   __syncwarp();
@@ -79,7 +79,8 @@ ARK_DEVICE ark_u32 ark_part_stored(ark_u64* barrier, ark_u32* counts) {
   if (ark_lane() == 0) ark_barrier_arrive(barrier, 1u);
   return count;
 }
-// The same for an input, and its squares: between the two calls is what needs only the own part.
+// The same for an input and the sums of its squares. Work that needs only the warp's own part goes
+// between the two calls.
 ARK_DEVICE ark_u32 ark_gather_stored() {
   return ark_part_stored(&ark_handshake.gathered, ark_handshake.gathers);
 }
@@ -94,9 +95,9 @@ ARK_DEVICE void ark_squares_wait(ark_u32 count) {
   ark_handshake_wait(&ark_handshake.squared, count);
 }
 
-// A store to the host's memory holds up every release behind it, so that all would wait for the
-// host; the lead warp does it when it has signalled the iteration's last task. In persistent mode
-// the host may read as soon as it hears that the iteration is done.
+// A store to the host's memory delays every later release, so all processors would wait for the
+// host. The lead warp therefore stores after it has signalled the iteration's last task. In
+// persistent mode the host may read as soon as it sees that the iteration is done.
 ARK_DEVICE void ark_post_later(ArkCtx& c, int place, ark_u32* p, ark_u32 v) {
   if (c.p->persistent != 0u || place >= ARK_LATER) return ark_post_host(p, v);
   ark_handshake.posted[place] = v;
@@ -116,7 +117,8 @@ ARK_DEVICE void ark_open_handshake(bool quit) {
   __syncwarp();
   if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake.open, 1u);
 }
-// The lead warp: all computing warps have ended the task; false if anything failed meanwhile.
+// The lead warp: waits until all computing warps have ended the task. Returns false if anything has
+// failed meanwhile.
 ARK_DEVICE bool ark_close_handshake(const ArkCtx& c, ark_u32& count) {
   ark_handshake_wait(&ark_handshake.done, count++);
   ark_copies_done();
@@ -125,10 +127,11 @@ ARK_DEVICE bool ark_close_handshake(const ArkCtx& c, ark_u32& count) {
   return __all_sync(0xffffffffu, fine) != 0;
 }
 
-// This thread's pairs of elements: pair i is at at(i) if there(i), else zeros. Packets are asked
-// for all at once, 16 bytes a load, and those that are late again. No null pointer says that a pair
-// is not there: NVRTC 13.0 then loaded from it on an H100. A warp's lanes go on together: those
-// that left the loop alone were not together again at the next one's end.
+// This thread's pairs of elements: pair i is loaded from at(i) if there(i), otherwise it is zero.
+// Packets are loaded all at once, 16 bytes per load, and late ones are loaded again. A null pointer
+// is not used to mark a missing pair, because NVRTC 13.0 then loaded from it on an H100. The lanes
+// of a warp stay together: lanes that left the loop separately did not converge at the end of the
+// next loop.
 template <int N, typename There, typename At>
 ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const There& there, const At& at,
                                float (&v)[2 * N], bool system) {
@@ -167,7 +170,8 @@ ARK_DEVICE void ark_load_pairs(ArkCtx&, const T*, const There& there, const At& 
   }
 }
 
-// The same of short packets, as they are: this thread's fours, four i at at(i), 16 bytes a load.
+// The same for short packets, without conversion: this thread's groups of four, group i from at(i),
+// 16 bytes per load.
 template <int N, typename T, typename There, typename At>
 ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there, const At& at,
                                uint4 (&seen)[N]) {
@@ -197,9 +201,9 @@ ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there
   }
 }
 
-// The lead warp's wait beside a task's counters: one packet of its input has come, or one of each
-// of SHARES that are `apart`, polled by a lane each; polled in sequence they would take a memory
-// latency each.
+// The lead warp's wait beside the waits for a task's counters. It polls one packet of the task's
+// input, or one of each of SHARES shares that are `apart`, one per lane. Polling them in sequence
+// would take one memory latency each.
 template <int SHARES = 1>
 ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ark_u64* packet, bool system, int apart = 0) {
   if (ark_lane() < SHARES) ark_wait_packet(c, packet + ark_lane() * apart, system);
@@ -215,7 +219,8 @@ ARK_DEVICE void ark_poll_packet(ArkCtx&, const T*, bool, int = 0) {}
 
 ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& task);
 
-// What growing fetches have beyond one stage each, counted by the lead warp while a task runs.
+// The number of stages of growing fetches beyond one each. The lead warp counts them while a task
+// runs.
 struct ArkGrowing {
   ark_u64 lengths;  // address of the number that is known
   ark_u32 length;
@@ -262,7 +267,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
       }
     }
     ArkGrowing growing{0u, 0u, 0u};
-    // An iteration begins with a handshake of its own, for no task.
+    // An iteration begins with a handshake that belongs to no task.
     ark_open_handshake(false);
     if (!ark_close_handshake(c, handshakes)) break;
     bool fine = true;
@@ -293,7 +298,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
   ark_open_handshake(true);
 }
 
-// A computing warp's whole life.
+// The main function of a computing warp.
 ARK_DEVICE void ark_follow(char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
   ArkCtx& c = loop.ctx;

@@ -1,12 +1,12 @@
-// The operand stream on GPUs with bulk copies (sm_90 and later): one warp beside the computing ones
-// walks this processor's fetch list, over tasks and iterations, and copies stage after stage into a
-// ring of slots in shared memory. How much is in flight is bounded apart from the ring's depth:
-// whatever a task waits for (a packet, an activation) queues behind the copies in flight, while a
-// deep ring fills during the waits. A slot belongs to one computing warp, or to all of them, and a
-// task ends with a barrier: so neither side is ever more than one phase of a slot's barriers away
-// from the other.
+// The operand stream on GPUs with bulk copies (sm_90 and later). One warp beside the computing
+// warps walks this processor's fetch list, across tasks and iterations, and copies one stage after
+// another to a ring of slots in shared memory. The number of copies in flight is limited separately
+// from the ring's depth: a packet or an activation that a task waits for queues behind the copies
+// in flight, while a deep ring fills during the waits. A slot belongs to one computing warp or to
+// all of them, and a task ends with a barrier. Neither side is therefore ever more than one phase
+// of a slot's barriers ahead of the other.
 
-// Waits until the stage `back` before the `issued`-th has landed, if there is one.
+// Waits until the stage `back` before stage `issued` has arrived, if that stage exists.
 ARK_DEVICE bool ark_stream_landed(ArkCtx& c, const ArkRingAt& at, ark_u32 issued, ark_u32 back) {
   if (issued < back) return true;
   const ark_u32 index = issued - back;
@@ -15,7 +15,7 @@ ARK_DEVICE bool ark_stream_landed(ArkCtx& c, const ArkRingAt& at, ark_u32 issued
   return ark_slot_filled(c, index % ARK_RING_DEPTH, index / ARK_RING_DEPTH);
 }
 
-// A record as another lane of the warp has it.
+// The record that another lane of the warp holds.
 ARK_DEVICE ArkGrowth ark_from_lane(const ArkGrowth& g, ark_u32 lane) {
   ArkGrowth made;
   made.address = __shfl_sync(0xffffffffu, g.address, lane);
@@ -36,8 +36,8 @@ ARK_DEVICE ArkGrowth ark_from_lane(const ArkGrowth& g, ark_u32 lane) {
   }
   return made;
 }
-// The iteration may begin: the computing side has said so, and what was written before is there for
-// copies too. False if it has left; its own waits have budgets.
+// Waits until the computing warps allow the iteration to begin. Earlier writes are then visible to
+// copies, too. Returns false if the computing warps have left; their waits have time limits.
 ARK_DEVICE bool ark_stream_begun(const ArkCtx& c) {
   bool begun = true;
   if (ark_lane() == 0) {
@@ -52,8 +52,8 @@ ARK_DEVICE bool ark_stream_begun(const ArkCtx& c) {
   asm volatile("fence.proxy.async;" ::: "memory");
   return true;
 }
-// Where rows from first to end - 1 lie in pages, lane l has to do with page l of them. The number
-// of its page: one that no page has is read as 0, since the body ends the run.
+// Where rows from first to end - 1 lie in pages, lane l handles page l of them. Returns its page
+// number. A number outside of the pool is read as page 0, because the body then ends the run.
 ARK_DEVICE ark_u32 ark_stream_page(const ArkGrowth& g, ark_u32 first, ark_u32 end) {
   const ark_u32 page = first / g.page + static_cast<ark_u32>(ark_lane());
   if (page * g.page >= end) return 0u;
@@ -72,8 +72,9 @@ ARK_DEVICE void ark_fill_pages(const ArkRingAt& at, const ArkGrowth& g, ark_u32 
   ark_bulk_copy(to, g.address + from, bytes, full, ARK_STREAM_POLICY);
   ark_bulk_copy(to + g.step * g.row, g.beside + from, bytes, full, ARK_STREAM_POLICY);
 }
-// A growing fetch: rows of two operands in each stage, as far as they are older than the iteration.
-// These are read but once an iteration as well, and give way to packets as weights do.
+// A growing fetch: rows of two operands in each stage, as far as they were written before the
+// iteration. They are read only once in an iteration, and packets take priority over them as over
+// weights.
 ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowth& g,
                                   ark_u32 length, ark_u32& issued) {
   const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
@@ -100,8 +101,9 @@ ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowt
   return true;
 }
 
-// One iteration's fetches, `issued` stages after the launch; false when there is no use for more.
-// Records are read 32 at a time, one a lane, and the next 32 are on their way while these are used.
+// The fetches of one iteration, `issued` stages after the launch. Returns false if no more stages
+// are needed. Records are read 32 at a time, one per lane, and the next 32 are loaded while these
+// are used.
 ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& issued) {
   const uint4* records = reinterpret_cast<const uint4*>(c.p->fetches);
   const ark_u32 lane = static_cast<ark_u32>(ark_lane());
@@ -141,7 +143,8 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
       const ark_u32 bytes = boxed ? packed & 0xffffu : packed;
       const ark_u64 address = high << 32 | low;
       const ArkPieces pieces = ark_stream_pieces(form);
-      // Little is in flight at once: the time from one copy's end to the next one's start counts.
+      // Few copies are in flight at once, so the time from one copy's end to the next one's start
+      // matters.
       const ark_u32 round = issued / ARK_RING_DEPTH;
       if (!ark_slot_free_prefetching(at, slot, round, r, first + k)) return false;
       if (!ark_prepare_slot(c, at, slot, address, pieces.count * bytes)) return false;
@@ -159,7 +162,7 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
   return true;
 }
 
-// True where the processor has anything to fetch, in any phase.
+// True if the processor has anything to fetch in any phase.
 ARK_DEVICE bool ark_stream_needed(const ArkParams* p, ark_u32 processor) {
   const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);
   for (ark_u32 phase = 0u; phase < ARK_PHASES; ++phase) {
@@ -169,7 +172,7 @@ ARK_DEVICE bool ark_stream_needed(const ArkParams* p, ark_u32 processor) {
   return false;
 }
 
-// The fetching warp's whole life.
+// The main function of the fetching warp.
 ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
   if (!ark_stream_needed(p, processor)) return;
   ArkCtx c;
@@ -187,8 +190,8 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
     const ark_u32 first = ark_phase(phases, c.iteration) * p->processors;
     if (!ark_stream_iteration(c, ranges[first + processor], issued)) break;
   }
-  // A block must not end while copies into its shared memory are under way. A copy that was
-  // started completes whatever else has failed, so this wait needs no budget.
+  // A block must not end while copies to its shared memory are in flight. A copy that was started
+  // completes whatever else fails, so this wait needs no time limit.
   for (ark_u32 back = ARK_MOST_IN_FLIGHT; back > 0u; --back) {
     if (issued < back) continue;
     const ark_u32 index = issued - back;
@@ -213,7 +216,7 @@ ARK_DEVICE void ark_stream_open() {
   __syncthreads();
 }
 
-// Called by the computing threads when they have left the loop.
+// Called by the computing threads after they have left the loop.
 ARK_DEVICE void ark_stream_close() {
   if (threadIdx.x == 0) *const_cast<volatile ark_u32*>(&ark_ring.leave) = 1u;
 }

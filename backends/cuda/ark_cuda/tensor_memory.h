@@ -1,10 +1,11 @@
-// Tensor memory (sm_100a), where a product's sums are: 128 lanes of 512 columns of 32 bits. A
-// kernel has ARK_SUM_COLUMNS of them, as many as a tile may have, from its beginning to its end.
+// Tensor memory (sm_100a), which holds a product's sums: 128 lanes of 512 columns of 32 bits. A
+// kernel allocates ARK_SUM_COLUMNS of them, the most that a tile may use, from its start to its
+// end.
 
 #define ARK_HAS_TENSOR_MEMORY 1
 constexpr ark_u32 ARK_SUM_COLUMNS = 256u;
 
-// One warp: takes the columns; where they begin is written to shared memory.
+// Called by one warp: allocates the columns and writes their start to shared memory.
 ARK_DEVICE void ark_sums_take(ark_u32* place) {
   asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(
                    ark_shared_address(place)),
@@ -12,7 +13,7 @@ ARK_DEVICE void ark_sums_take(ark_u32* place) {
                : "memory");
   asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" ::: "memory");
 }
-// One warp: gives them back; before the block ends it has to.
+// Called by one warp: frees the columns. This is required before the block ends.
 ARK_DEVICE void ark_sums_give_back(ark_u32 place) {
   asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(place),
                "n"(ARK_SUM_COLUMNS)
@@ -25,14 +26,15 @@ ARK_DEVICE void ark_sums_fence_before() {
 ARK_DEVICE void ark_sums_fence_after() {
   asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
 }
-// A barrier completes when all products of the thread so far have.
+// Makes a barrier complete when all products that the thread has started so far are complete.
 ARK_DEVICE void ark_products_commit(ark_u32 barrier) {
   asm volatile(
       "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(barrier)
       : "memory");
 }
-// Sixteen columns of sixteen lanes, by a warp: a thread has of each eight columns two in lane
-// `ark_lane() / 4` and two in the eighth lane behind it, as a warpgroup's product has them.
+// Called by a warp: reads sixteen columns of sixteen lanes. Of each eight columns a thread gets two
+// in lane `ark_lane() / 4` and two in the lane eight further, as in the result of a warpgroup's
+// product.
 ARK_DEVICE void ark_sums_load(ark_u32 place, ark_u32 (&v)[8]) {
   asm volatile("tcgen05.ld.sync.aligned.16x256b.x2.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
                : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]), "=r"(v[4]), "=r"(v[5]), "=r"(v[6]),
@@ -41,7 +43,7 @@ ARK_DEVICE void ark_sums_load(ark_u32 place, ark_u32 (&v)[8]) {
                : "memory");
 }
 ARK_DEVICE void ark_sums_loaded() { asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory"); }
-// The same lane of a warp each time, which the compiler knows to be one.
+// Elects the same lane of a warp each time; the compiler knows that it is a single lane.
 ARK_DEVICE bool ark_one_lane() {
   ark_u32 one;
   asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}"
