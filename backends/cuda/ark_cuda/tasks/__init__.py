@@ -1,4 +1,4 @@
-"""Task bodies for NVIDIA's special units: one object for each task kind and form, in the order in
+"""Task bodies for NVIDIA's special units, one object for each task kind and form, in the order in
 which they are tried. Called through the dialect.
 """
 

@@ -1,6 +1,6 @@
-// Attention over the cache with keys and values on their way before the queries are there. What a
-// task computes and touches is said in ark/tasks/attention.py, what this body serves in
-// attention.py.
+// Attention over the cache; loads of keys and values are in flight before the queries arrive.
+// ark/tasks/attention.py describes the task and its accesses; attention.py lists the signatures
+// that this body supports.
 
 // Shared memory of a task: G query heads of D elements, and the parts of W warps.
 template <int G, int D, int W>
@@ -10,14 +10,15 @@ struct ArkAttentionParts {
   float part[W][G][D + 2];  // unnormalised sum, maximum, denominator
 };
 
-// The G query heads of a key/value head, scaled, and with `fresh` the current key and value, to
-// shared memory. In the variant `roles` this waits for the task; false if the processor is to
-// leave. load() asks for the warp's first rows, which may go first where they are older.
+// Copies the G query heads of a key/value head, scaled, to shared memory, and with `fresh` the
+// current key and value. In the variant `roles` this waits for the task and returns false if the
+// processor must leave. load() issues the loads of the warp's first rows; they may come first if
+// these rows were written before the iteration.
 #if defined(ARK_HAS_HANDSHAKE)
 template <int G, int KV_HEADS, int D, class Q, class F>
 ARK_DEVICE void ark_attention_gather(ArkCtx& c, float* to, int row, int head, bool newest,
                                      float scale, Q query, F fresh) {
-  // Queries first, then the new key, then its value: all asked for together.
+  // The queries, the new key and the new value are loaded together, in this order.
   constexpr int N = ((G + 2) * D / 2 + ARK_THREADS - 1) / ARK_THREADS;
   float loaded[2 * N];
   const auto place = [&](int n) { return 2 * (n * ARK_THREADS + ark_tid()); };
@@ -44,7 +45,8 @@ ARK_DEVICE void ark_attention_gather(ArkCtx& c, float* to, int row, int head, bo
 template <int G, int KV_HEADS, int D, int W, class Q, class F, class L>
 ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, int row, int head,
                                      bool newest, float scale, Q query, F fresh, const L& load) {
-  // Without a newest row of its own the iteration writes what the cache is read for.
+  // If the newest row is not passed separately, the iteration itself writes the cache rows that are
+  // read.
   if (F::given) load();
   if (!ark_enter(c)) return false;
   if (!F::given) load();
@@ -64,7 +66,7 @@ ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, i
     if (i < G * D) s.query[i] = value * scale;
   }
   if constexpr (F::given) {
-    // By the warps that ask for no query.
+    // Done by the warps that load no query.
     const int begin = 32 * (ARK_WARPS - 1 - ark_warp());
     for (int first = begin; newest && first < 2 * D; first += ARK_THREADS) {
       const int i = first + ark_lane();
@@ -84,8 +86,8 @@ ARK_DEVICE float ark_exp2(float v) {
   return result;
 }
 
-// The scores of U rows for one query head, each LANES lanes' shares: lane l of a group gets the
-// total of row l / (LANES / U).
+// Reduces the scores of U rows for one query head over groups of LANES lanes: lane l of a group
+// gets the total of row l / (LANES / U).
 template <int LANES, int U>
 ARK_DEVICE float ark_fold_scores(float (&v)[U]) {
 #pragma unroll
@@ -102,16 +104,17 @@ ARK_DEVICE float ark_fold_scores(float (&v)[U]) {
   return v[0];
 }
 
-// coord: row, key/value head, split. A row of the cache is read by a group of lanes, 16 bytes each;
-// each of W warps keeps a running softmax of its rows, of which a lane takes U at a time: so many
-// are on their way, and they share a maximum and a fold. Powers are of 2. False if the processor is
-// to leave.
+// coord: row, key/value head, split. A group of lanes reads a row of the cache, 16 bytes per lane.
+// Each of W warps keeps a running softmax of its rows. A lane takes U rows at a time: their loads
+// are in flight together, and they share one maximum and one reduction. Exponentials use base 2.
+// Returns false if the processor must leave.
 template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int W, class Q, class K, class V,
           class P, class O, class F>
 ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q query, K key_cache,
                                     V value_cache, P position, O output, F fresh) {
   constexpr int E = 16 / sizeof(*key_cache.p), LANES = D / E, ROWS = 32 / LANES, STEP = ROWS * W;
-  // Rows at a time: more for long contexts, whose rate they are; few are less code for short ones.
+  // Rows at a time: many for long contexts, whose throughput depends on it; few for short contexts,
+  // which saves code.
   constexpr int LONGEST = CONTEXT / SPLITS, MANY = G <= 4 && LANES > 8 && LONGEST >= 512 ? 4 : 2;
   constexpr int MOST = LONGEST > STEP ? MANY : 1, U = LANES < MOST ? LANES : MOST, OWN = LANES / U;
   constexpr float LOG2E = 1.44269504f, LN2 = 0.693147181f;
@@ -121,7 +124,8 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int count = seen < CONTEXT ? seen : CONTEXT;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
-  // The position whose key and value are `fresh`; one that no row has where this split has none.
+  // The position whose key and value are `fresh`; a position that no row has if this split does not
+  // contain it.
   const int newest = F::given && end == count ? count - 1 : 0x7fffffff;
   const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
   const auto* keys = key_cache.p + static_cast<ark_i64>(head) * CONTEXT * D + column;
@@ -207,7 +211,7 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
 #pragma unroll
     for (int u = 0; u < U; ++u) load(v[u], values, u, first + U * STEP);
   }
-  // A warp's rows share their maximum: their parts simply add up.
+  // All rows of a warp use the same maximum, so their parts are simply added up.
 #pragma unroll
   for (int g = 0; g < G; ++g) {
 #pragma unroll
@@ -253,13 +257,13 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   return true;
 }
 
-// The lead warp's poll: the head's last query.
+// The packet that the lead warp polls: the head's last query.
 template <int COLUMNS, class Q>
 ARK_DEVICE void ark_attention_poll(ArkCtx& c, const ArkTask& t, Q query) {
   const ark_i64 last = ark_at(query, 0, 0, t.coord[0], (t.coord[1] + 1) * COLUMNS - 1);
   ark_poll_packet(c, query.p + last, Q::system);
 }
-// The lead warp's poll: the first element of a head's last part.
+// The packet that the lead warp polls: the first element of a head's last part.
 template <int SPLITS, class P>
 ARK_DEVICE void ark_attention_merge_poll(ArkCtx& c, const ArkTask& t, P partial) {
   ark_poll_packet(c, ark_address(partial, t.coord[0], t.coord[1], SPLITS - 1, 0), P::system);

@@ -1,11 +1,11 @@
 """Attention over the cache that loads keys and values before the queries are ready.
 
-Serves the common kind's signature where a head's row is a whole number of 16-byte pieces, a power
-of two of them. A row of the cache is read by a group of lanes, 16 bytes a lane; the first rows of
-every warp are loaded before the task asks for its queries, because only the newest key and value
-are this iteration's. Each warp keeps a running softmax of its rows (Milakov and Gimelshein 2018)
-and the warps' parts are joined at the end (flash-decoding, Dao et al. 2023). Called by the writer
-through the dialect.
+It supports the common kind's signatures if the number of 16-byte pieces in a head's row is a power
+of two. A group of lanes reads a row of the cache, 16 bytes per lane. The first rows of every warp
+are loaded before the task reads its queries, because only the newest key and value are written in
+this iteration. Each warp keeps a running softmax of its rows (Milakov and Gimelshein 2018), and the
+warps' parts are combined at the end (flash-decoding, Dao et al. 2023). Called by the writer through
+the dialect.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _staged(sig: Signature, machine: Machine) -> int:
 
 
 class _Cached(Body):
-    """The base of the bodies that read a cache."""
+    """The base class of the bodies that read a cache."""
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         names = (
@@ -97,7 +97,7 @@ class _Cached(Body):
 
 
 class FromRing(_Cached):
-    """Keys and values come from the ring."""
+    """Attention whose keys and values come from the operand ring."""
 
     kind = "attention"
 
@@ -118,7 +118,7 @@ class FromRing(_Cached):
 
 
 class InPlace(_Cached):
-    """The caches are read in place. The first rows are read before the queries."""
+    """Attention whose caches are read in place. The first rows are read before the queries."""
 
     kind = "attention"
 
@@ -126,7 +126,7 @@ class InPlace(_Cached):
         return not _staged(sig, machine) and _warps(sig, machine) > 0
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Queries, the newest key and value, and the warps' parts."""
+        """Shared memory for queries, the newest key and value, and the warps' parts."""
         return _bytes(sig, _warps(sig, machine))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
@@ -136,12 +136,12 @@ class InPlace(_Cached):
         operands = [text.given(sig, i, const=i != 4) for i in range(NEW_ROWS_OPERAND + 1)]
         arguments = (text.literal(p.scale), *operands)
         call = text.called("ark_attention_warps", constants, arguments)
-        # The time of one token matters for decoding, but not for a prompt.
+        # Inlined for decoding, where the time of one token matters, but not for prompts.
         return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
 
 
 class PagesFromRing(_Cached):
-    """Keys and values of pages come from the ring."""
+    """Attention whose pages of keys and values come from the operand ring."""
 
     kind = "paged_attention"
 
@@ -192,7 +192,7 @@ class Paged(_Cached):
 
 
 class Merge(_Cached):
-    """The common body, inlined into the loop; whole warps load its packets."""
+    """The common body, inlined into the loop. Whole warps load its packets."""
 
     kind = "attention_merge"
 
@@ -207,6 +207,6 @@ class Merge(_Cached):
         return inline.inlined(name, call, machine, enters=False)
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str:
-        """Waits for one of the parts."""
+        """The lead warp waits for one of the parts."""
         constants, operands = (sig.read(AttentionMergeParams).splits,), (text.given(sig, 0),)
         return inline.poll(name, text.called("ark_attention_merge_poll", constants, operands))

@@ -1,9 +1,9 @@
-// Attention of one row over keys and values in pages. What a task computes and touches is said in
-// ark/tasks/paged.py; the steps are those of ark_attention_warps (attention.h), whose rows lie one
-// behind the other.
+// Attention of one row over keys and values in pages. ark/tasks/paged.py describes the task and its
+// accesses. The steps are those of ark_attention_warps (attention.h), which reads contiguous rows.
 
-// coord: row, key/value head, split; MOST pages of a sequence. A row of the pool is read by a group
-// of lanes, 16 bytes each, U rows of a lane at a time. False if the processor is to leave.
+// coord: row, key/value head, split; MOST: the most pages of a sequence. A group of lanes reads a
+// row of the pool, 16 bytes per lane, and a lane takes U rows at a time. Returns false if the
+// processor must leave.
 template <int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS, int W, class Q,
           class K, class V, class T, class P, class O, class F>
 ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,
@@ -17,7 +17,8 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int count = seen < 0 ? 0 : seen < ROOM ? seen : ROOM;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
-  // The position whose key and value are `fresh`; one that no row has where this split has none.
+  // The position whose key and value are `fresh`; a position that no row has if this split does not
+  // contain it.
   const int newest = F::given && end == count ? count - 1 : 0x7fffffff;
   const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
   const auto* some_keys = keys.p;
@@ -40,7 +41,7 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
                                                fresh, first_rows)) {
     return false;
   }
-  // A page outside of the pool ends the run; what was read for it is not used.
+  // A page number outside of the pool ends the run. The data that was read for it is not used.
   ark_check_pages<ROOM>(c, ark_paged<PAGE, POOL>(keys, pages), position, begin, end);
   ark_sync();
   float top[G], den[G], o[G][E];
@@ -96,7 +97,7 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
       }
     }
   }
-  // A warp's rows share their maximum: their parts simply add up.
+  // All rows of a warp use the same maximum, so their parts are simply added up.
 #pragma unroll
   for (int g = 0; g < G; ++g) {
 #pragma unroll

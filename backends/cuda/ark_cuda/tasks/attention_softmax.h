@@ -1,6 +1,6 @@
-// A running softmax of scores that are sums of matrix units: each warp has 16 rows of them, of
-// which a lane has two, lane / 4 and eight further on, and in each eight columns of a tile two
-// neighbours.
+// A running softmax of scores that are sums of matrix units. Each warp has 16 rows of scores. A
+// lane has two of these rows, lane / 4 and the one eight further, and in each of them two
+// neighbours of every eight columns of a tile.
 
 constexpr float ARK_ATTENTION_LOG2E = 1.44269504f;
 
@@ -11,17 +11,17 @@ ARK_DEVICE float ark_attention_power(float v) {
   return result;
 }
 
-// A row's statistics: a thread has two rows, which four lanes share.
+// The statistics of a row. A thread has two rows, each shared by four lanes.
 struct ArkAttentionRows {
   float top[2];  // what powers are relative to: the largest score so far, or nearly, times log2(e)
   float weight[2];  // this lane's share of the sum of powers
 };
 
-// A row's maximum follows its scores only when they have outgrown it by so much (powers of two):
-// sums of powers up to 2^8 lose nothing, and are seldom scaled down.
+// A row's running maximum is raised only when scores exceed it by this much (as a power of two).
+// Sums of powers up to 2^8 lose no precision, and are then seldom rescaled.
 constexpr float ARK_ATTENTION_SLACK = 8.0f;
 
-// The largest of a row's scores, in all four lanes.
+// The largest of a row's scores. All four lanes get it.
 template <int BN>
 ARK_DEVICE float ark_attention_largest(const float (&s)[BN / 2], int half) {
   float m = -ark_inf();
@@ -32,8 +32,9 @@ ARK_DEVICE float ark_attention_largest(const float (&s)[BN / 2], int half) {
   m = fmaxf(m, ark_shfl_xor(m, 1));
   return fmaxf(m, ark_shfl_xor(m, 2));
 }
-// Scores of a row, of which m is the largest, to powers against the running maximum; what the new
-// maximum leaves of the sums before. Scores come times `factor` (log2(e) and the scale).
+// Converts the scores of a row, whose largest is m, to powers relative to the running maximum.
+// Returns the factor by which earlier sums must be multiplied. Scores are multiplied by `factor`
+// (log2(e) and the scale).
 template <int BN>
 ARK_DEVICE float ark_attention_raise(float (&s)[BN / 2], float& top, int half, float m,
                                      float factor) {
@@ -64,7 +65,8 @@ ARK_DEVICE void ark_attention_powers(float (&s)[BN / 2], ArkAttentionRows& rows,
   }
 }
 
-// -inf for keys that a row does not see. place: of the thread's first row. key: the first one.
+// Sets the scores of keys that a row does not see to -inf. place: the position of the thread's
+// first row. key: the first key.
 template <class S, int BN>
 ARK_DEVICE void ark_attention_mask(float (&s)[BN / 2], int place, int key) {
 #pragma unroll
@@ -82,7 +84,8 @@ ARK_DEVICE void ark_attention_mask(float (&s)[BN / 2], int place, int key) {
   }
 }
 
-// Scores times `by`, under a mask. row: of the tile, the thread's first one. key: the first one.
+// Multiplies scores by `by` and adds a mask. row: the thread's first row of the tile. key: the
+// first key.
 template <class S, int BN, class M>
 ARK_DEVICE void ark_attention_under(float (&s)[BN / 2], const M& mask, const ArkAttentionTile& tile,
                                     int row, int key, float by) {

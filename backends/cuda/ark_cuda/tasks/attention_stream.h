@@ -1,10 +1,11 @@
-// Attention with the cache's keys and values coming through the ring, in the variant `roles`: a
-// stage has keys of STEP positions and their values. Up to four warps share it, so that a slot is
-// soon free again and a short context is several warps' work too. Scores are products of matrix
-// units, of queries split in two parts of the keys' type, which keep what fp32 has of them; values
-// are added up in fp32. What a task computes and touches is said in ark/tasks/attention.py.
+// Attention whose keys and values come through the operand ring, in the variant `roles`. A stage
+// has the keys and values of STEP positions. Up to four warps share a stage, so that its slot is
+// soon free again and several warps can work on a short context, too. Scores are products on matrix
+// units: queries are split into two parts of the keys' type, which together keep almost all of
+// fp32's precision. Values are added up in fp32. ark/tasks/attention.py describes the task and its
+// accesses.
 
-// d += a b for a tile of 16 by 8, 16 deep.
+// d += a b for a tile of 16 by 8 elements, 16 deep.
 ARK_DEVICE void ark_multiply_tile(const ark_bf16*, float (&d)[4], const uint4& a, ark_u32 b0,
                                   ark_u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -31,8 +32,8 @@ ARK_DEVICE void ark_split_pair(const T*, float a, float b, ark_u32& high, ark_u3
   low = *reinterpret_cast<const ark_u32*>(pair);
 }
 
-// Shared memory of a task. own: of each warp the powers of its positions, then its part: sum,
-// maximum, denominator of each query head.
+// Shared memory of a task. own: by warp, first the powers of its positions, later its part: sum,
+// maximum and denominator of each query head.
 template <int G, int D>
 struct ArkStagedAttention {
   float query[G * D];
@@ -40,7 +41,8 @@ struct ArkStagedAttention {
   float own[ARK_WARPS][(G * (D + 2) + 3) / 4 * 4];
 };
 
-// N neighbouring floats of shared memory that begin at a multiple of 16 bytes where N is one of 4.
+// Loads N neighbouring floats of shared memory. If N is a multiple of 4, they begin at a multiple
+// of 16 bytes.
 template <int N>
 ARK_DEVICE void ark_floats(const float* from, float (&to)[N]) {
   if constexpr (N % 4 == 0) {
@@ -55,9 +57,9 @@ ARK_DEVICE void ark_floats(const float* from, float (&to)[N]) {
   }
 }
 
-// Queries as the matrix units take them, 32 elements of a head at a time. Rows 0 to 7 of a tile are
-// the heads rounded to the keys' type, rows 8 to 15 the rounding errors. Lane l has the eight
-// elements from 8 (l % 4) on of head l / 4, in an order that 16 bytes of a key have too.
+// Queries as operands of matrix units, 32 elements of a head at a time. Rows 0 to 7 of a tile are
+// the heads rounded to the keys' type; rows 8 to 15 are the rounding errors. Lane l has the eight
+// elements from 8 (l % 4) on of head l / 4, in the same order as those in 16 bytes of a key.
 template <int G, int D, typename T>
 ARK_DEVICE void ark_query_tiles(const float* query, uint4 (&a)[D / 32][2]) {
   const int head = ark_lane() / 4;
@@ -74,9 +76,9 @@ ARK_DEVICE void ark_query_tiles(const float* query, uint4 (&a)[D / 32][2]) {
   }
 }
 
-// Scores of N positions, of ROWS at most: lane l gets those of head l / 4 for two positions of
-// every eight, from 2 (l % 4) on. Lanes of odd positions take pairs of 16-byte pieces in the other
-// order, so that eight lanes touch all banks of shared memory.
+// Computes the scores of N positions, at most ROWS. Lane l gets the scores of head l / 4 for two
+// positions of every eight, from 2 (l % 4) on. Lanes of odd positions take pairs of 16-byte pieces
+// in reverse order, so that eight lanes access all banks of shared memory.
 template <int D, int ROWS, typename T>
 ARK_DEVICE void ark_stage_scores(const T* keys, const uint4 (&a)[D / 32][2], int n,
                                  float (&s)[ROWS / 4]) {
@@ -110,9 +112,9 @@ ARK_DEVICE void ark_stage_scores(const T* keys, const uint4 (&a)[D / 32][2], int
   }
 }
 
-// A warp's running softmax: lane l has maximum and denominator of head l / 4 (the denominator's
-// share of its own positions), and of the sums eight elements of every head, over the positions of
-// its row of lanes.
+// A warp's running softmax. Lane l has the maximum and the denominator of head l / 4 (the
+// denominator only over its own positions). It also has eight elements of every head's sum, over
+// the positions of its row of lanes.
 template <int G>
 struct ArkStagedSoftmax {
   float top;
@@ -120,7 +122,7 @@ struct ArkStagedSoftmax {
   float o[8 * G];
 };
 
-// N positions, of ROWS at most. powers: shared memory of the warp.
+// Adds N positions, at most ROWS. powers: shared memory of the warp.
 template <int G, int D, int ROWS, typename T>
 ARK_DEVICE void ark_stage_attend(const T* keys, const T* values, const uint4 (&a)[D / 32][2], int n,
                                  float* powers, ArkStagedSoftmax<G>& r) {
@@ -166,8 +168,9 @@ ARK_DEVICE void ark_stage_attend(const T* keys, const T* values, const uint4 (&a
   __syncwarp();
 }
 
-// The totals of N sums over groups of lanes, LANES and more apart, of which each group gets its
-// share: they halve the sums among them. Returns the number of its first one.
+// Reduces N sums over groups of lanes, LANES or more lanes apart. In each step two groups divide
+// the sums between them, so each group ends with a share of the totals. Returns the number of its
+// first total.
 template <int LANES, int N, int MASK = 16>
 ARK_DEVICE int ark_fold_groups(float* v) {
   if constexpr (MASK < LANES) {
@@ -183,7 +186,7 @@ ARK_DEVICE int ark_fold_groups(float* v) {
   }
 }
 
-// A warp's part, to its own shared memory: the sum of each head, then maximum and denominator.
+// Stores a warp's part to its own shared memory: each head's sum, then maximum and denominator.
 template <int G, int D>
 ARK_DEVICE void ark_stage_part(ArkStagedSoftmax<G>& r, float* part) {
   constexpr int LANES = D / 8;
@@ -203,13 +206,13 @@ ARK_DEVICE void ark_stage_part(ArkStagedSoftmax<G>& r, float* part) {
   }
 }
 
-// This iteration's key or value to its row of a stage.
+// Writes this iteration's key or value to its row of a stage.
 template <int D, typename T>
 ARK_DEVICE void ark_stage_newest(T* row, const float* current) {
   for (int i = 2 * ark_lane(); i < D; i += 64) ark_narrow(row + i, current[i], current[i + 1]);
 }
 
-// Joins and publishes the first warps' parts; a thread takes pairs of elements.
+// Joins and publishes the first warps' parts. A thread takes pairs of elements.
 template <int G, int D, int SPLITS, class O>
 ARK_DEVICE void ark_staged_join(ArkCtx& c, const ArkTask& t, const ArkStagedAttention<G, D>& s,
                                 O output, int parts, int thread, int threads) {
@@ -241,8 +244,8 @@ ARK_DEVICE void ark_staged_join(ArkCtx& c, const ArkTask& t, const ArkStagedAtte
   }
 }
 
-// This warp's share of the positions from `begin` to `end`, in stages that SHARERS warps share;
-// returns how many warps had some.
+// This warp's share of the positions from `begin` to `end` is processed in stages that SHARERS
+// warps share. Returns the number of warps that had positions.
 template <int SHARERS, int G, int D, int STEP, typename T>
 ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<G, D>& s, int begin,
                                 int end, int newest, const uint4 (&a)[D / 32][2],
@@ -264,7 +267,7 @@ ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<
     ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, s.own[ark_warp()], r);
     // The slot's next copy comes after these stores.
     if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    // The first of the warps that share the stage frees it for all warps that do not.
+    // The first warp that shares the stage also frees it for all warps that do not share it.
     const int left = units - j * SHARERS, sharers = left < SHARERS ? left : SHARERS;
     const ark_u32 warps = place == 0 ? static_cast<ark_u32>(ARK_WARPS + 1 - sharers) : 1u;
     ark_stage_left(c, t.fetch_begin + j, warps);
@@ -272,7 +275,7 @@ ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<
   return units < ARK_WARPS ? units : ARK_WARPS;
 }
 
-// coord: row, key/value head, split. False if the processor is to leave.
+// coord: row, key/value head, split. Returns false if the processor must leave.
 template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int STEP, class Q,
           class P, class O, class F>
 ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,
@@ -295,8 +298,8 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
   ArkStagedSoftmax<G> r = {};
   r.top = -1e30f;
   float* own = s.own[ark_warp()];
-  // Where a head is one task and each warp may have a stage of its own, that takes less than
-  // sharing them in several rounds. A warp has room for so many positions' powers.
+  // If a head is one task and each warp can have its own stage, this takes less time than sharing
+  // stages in several rounds. A warp has space for this many positions' powers.
   constexpr bool ALONE = SPLITS == 1 && STEP <= D;
   int parts = 0;
   if (ALONE && stages <= ARK_WARPS && stages * SHARERS > 2 * ARK_WARPS) {
@@ -305,7 +308,8 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
     parts = ark_staged_share<SHARERS, G, D, STEP, T>(c, t, s, begin, end, newest, a, r);
   }
   ark_stages_grown(static_cast<ark_u32>(stages));
-  // What one warp has done alone it publishes alone; else each that had positions has a part.
+  // If one warp had all positions, it publishes the result alone. Otherwise each warp that had
+  // positions has a part.
   if (parts <= 1) {
     if (ark_warp() != 0) return true;
     ark_stage_part<G, D>(r, own);

@@ -1,13 +1,15 @@
-// Attention of one row over keys and values in pages that come through the ring: the loader has
-// found the pages, so that the steps are those of ark_attention_staged (attention_stream.h).
+// Attention of one row over pages of keys and values that come through the operand ring. The
+// loading warp looks up the pages, so the steps are those of ark_attention_staged
+// (attention_stream.h).
 
-// coord: row, key/value head, split; MOST pages of a sequence. False if the processor is to leave.
+// coord: row, key/value head, split; MOST: the most pages of a sequence. Returns false if the
+// processor must leave.
 template <typename T, int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS,
           int STEP, class Q, class K, class N, class P, class O, class F>
 ARK_DEVICE bool ark_attention_staged_pages(ArkCtx& c, const ArkTask& t, float scale, Q query,
                                            K keys, N pages, P position, O output, F fresh) {
   constexpr int ROOM = PAGE * MOST;
-  // A page outside of the pool ends the run. Nothing in the iteration writes a table.
+  // A page number outside of the pool ends the run. The table is not written during the iteration.
   const ark_u32 split = static_cast<ark_u32>(t.coord[2]);
   const ArkGrown rows = ark_grown(static_cast<ark_u32>(position.p[0]), ROOM, split, SPLITS);
   ark_check_pages<ROOM>(c, ark_paged<PAGE, POOL>(keys, pages), position,

@@ -1,7 +1,7 @@
-// Attention of tiles of queries on mma.sync: what a warp multiplies and adds up, and how warps hand
-// their sums over. How a block's warps share a tile is said in attention_units.h.
+// Attention of tiles of queries on mma.sync: the products and sums of a warp, and their exchange
+// between warps. attention_units.h describes how a block's warps share a tile.
 
-// Scores of a slab's queries and of SCORES keys.
+// Scores of a slab's queries with SCORES keys.
 template <class U>
 ARK_DEVICE void ark_attention_scores(float (&s)[U::SCORES / 2], ark_u32 queries, ark_u32 keys,
                                      const ark_u32 (&held)[U::HELD ? U::STEPS : 1][4]) {
@@ -30,18 +30,18 @@ ARK_DEVICE void ark_attention_scores(float (&s)[U::SCORES / 2], ark_u32 queries,
   }
 }
 
-// What a warp adds up for its rows: OWN 16 columns of values, times powers, and the powers, which
-// are multiplied by ones; and what powers are relative to.
+// A warp's sums for its rows: OWN blocks of 16 columns of values times powers; the sums of powers,
+// which are computed as products with ones; and the maxima to which powers are relative.
 template <class U>
 struct ArkAttentionSums {
   float values[8 * U::OWN];
-  float powers[4];  // of a row two that are the same
+  float powers[4];  // two equal ones per row
   float top[2];
 };
 ARK_DEVICE ark_u32 ark_attention_ones(const ark_bf16*) { return 0x3f803f80u; }
 ARK_DEVICE ark_u32 ark_attention_ones(const ark_f16*) { return 0x3c003c00u; }
 
-// Adds the powers of 16 keys times their values, from the step `first` on.
+// Adds the products of 16 keys' powers with their values, from column step `first` on.
 template <class U>
 ARK_DEVICE void ark_attention_values(ArkAttentionSums<U>& sums, const ark_u32 (&p)[4],
                                      ark_u32 values, int first) {
@@ -60,7 +60,7 @@ ARK_DEVICE void ark_attention_values(ArkAttentionSums<U>& sums, const ark_u32 (&
   }
 }
 
-// cap * tanh(v), of scores on their way to powers: to some units in cap's last place.
+// cap * tanh(v) for scores that become powers, accurate to a few units in cap's last place.
 ARK_DEVICE float ark_attention_capped(float v, float cap) {
   const float power = ark_attention_power(v * 2.88539008f);  // e^2v
   return cap - 2.0f * cap * ark_reciprocal(1.0f + power);
@@ -74,7 +74,7 @@ ARK_DEVICE void ark_attention_scale(ArkAttentionSums<U>& sums, const float (&by)
   for (int i = 0; i < 4; ++i) sums.powers[i] *= by[i / 2];
 }
 
-// The powers of a warp's scores, and what becomes of its sums.
+// Computes the powers of a warp's scores and rescales its sums.
 template <class U>
 ARK_DEVICE void ark_attention_weigh(float (&s)[U::SCORES / 2], ArkAttentionSums<U>& sums,
                                     ark_u32 (&p)[U::KEYS / 4], float factor,
@@ -107,7 +107,7 @@ ARK_DEVICE void ark_attention_weigh(float (&s)[U::SCORES / 2], ArkAttentionSums<
   if constexpr (U::TEAM == 1) {
     ark_attention_round<T, U::KEYS>(s, p);
   } else {
-    // As the product with the values takes them: a lane's four words of 16 keys.
+    // Operands for the product with the values: a lane's four words of 16 keys.
     const ArkAttentionPlace<U> w(strip);
     ark_u32 own[U::SCORES / 4];
     ark_attention_round<T, U::SCORES>(s, own);
@@ -156,13 +156,13 @@ ARK_DEVICE void ark_attention_take(const char* from, ArkAttentionSums<U>& sums) 
   }
 }
 
-// Stores a warp's results, through shared memory so that they leave in whole pieces. out: where the
-// slab's first one belongs; of 16 rows there are the first `rows`.
+// Stores a warp's results through shared memory, so that they are written in whole pieces. out: the
+// destination of the slab's first row; of its 16 rows the first `rows` exist.
 template <class U, int D>
 ARK_DEVICE void ark_attention_out(char* shared, const float (&v)[8 * U::OWN], int lane, int part,
                                   int rows, typename U::type* out, ark_i64 pitch) {
   typename U::type* type = nullptr;
-  __syncwarp();  // what another warp has handed over there has been taken
+  __syncwarp();  // another warp's sums that were stored there have been read
 #pragma unroll
   for (int i = 0; i < 4 * U::OWN; ++i) {
     const int row = lane / 4 + i % 2 * 8;

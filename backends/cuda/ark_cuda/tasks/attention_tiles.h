@@ -1,10 +1,11 @@
-// Attention of 128 queries on warpgroups: each has 64 rows, whose scores and sums stay in
-// registers. The loading thread loads the queries once and keys and values in blocks of BN through
-// the ring of the variant `matrix`; the scores of a block are multiplied while the values of the
-// one before are, and what becomes of them is computed meanwhile (FlashAttention-3, Shah et al.
-// 2024). What a task computes is said in ark/tasks/attention_tiles.py.
+// Attention of 128 queries on warpgroups. Each warpgroup has 64 rows, whose scores and sums stay in
+// registers. The loading thread loads the queries once, and keys and values in blocks of BN through
+// the ring of the variant `matrix`. The scores of a block and the values of the preceding block are
+// multiplied while the softmax of other scores is computed (FlashAttention-3, Shah et al. 2024).
+// ark/tasks/attention_tiles.py describes the task.
 
-// Shared memory: DP columns of a head (zeros beyond its own), BN keys a stage, Q tiles of queries.
+// Layout of shared memory. DP: columns of a head, padded with zeros; BN: keys of a stage; Q: tiles
+// of queries.
 template <int DP, int BN, int Q>
 struct ArkAttentionRing {
   static constexpr int BOXES = DP / 64;
@@ -27,16 +28,16 @@ ARK_DEVICE ark_u32 ark_attention_operand(const char* at, ark_u32 lead) {
   return ark_matrix_operand(ark_shared_address(at), lead);
 }
 
-// Loader: BOXES boxes of 64 columns side by side.
+// Loading thread: copies BOXES neighbouring boxes of 64 columns each.
 template <int BOXES, ark_u32 BYTES>
 ARK_DEVICE void ark_attention_boxes(char* to, ark_u64 map, int x, int y, int z, ark_u64* full) {
 #pragma unroll
   for (int i = 0; i < BOXES; ++i) ark_box_load(to + i * BYTES, map, 64 * i, x, y, z, full);
 }
 
-// The loading half. Stages: the keys of the first block, then the keys of each next block and the
-// values of the one before, then the last block's values. Blocks go from the last keys to the
-// first.
+// The loading half. The order of stages is: the keys of the first block; then, for each further
+// block, its keys and the preceding block's values; then the last block's values. Blocks go from
+// the last keys to the first.
 template <class S, int DP, int BN, int Q, class P>
 ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                    ark_u64 queries, ark_u64 keys, ark_u64 values, P position) {
@@ -52,7 +53,7 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
     for (int b = last; b >= first - 1; --b) {
 #pragma unroll
       for (int value = 0; value < 2; ++value) {
-        const int block = b + value;  // of values the one before
+        const int block = b + value;  // the stage of the preceding block's values
         if (load.stopped || block < first || block > last) continue;
         if (!ark_matrix_free(load)) {
           load.stopped = true;
@@ -75,7 +76,7 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
   });
 }
 
-// What a warpgroup multiplies: its 64 queries by BN keys, DP deep, and their powers by BN values.
+// The products of a warpgroup: its 64 queries by BN keys, DP deep; and their powers by BN values.
 template <typename T, int DP, int BN>
 struct ArkAttentionProducts {
   typedef T type;
@@ -95,7 +96,7 @@ struct ArkAttentionProducts {
   }
 };
 
-// The compiler may not move these registers' uses past this place.
+// The compiler may not move uses of these registers across this point.
 template <int N>
 ARK_DEVICE void ark_matrix_hold(float (&v)[N]) {
 #pragma unroll
@@ -115,8 +116,8 @@ ARK_DEVICE void ark_matrix_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// Ping-pong: one warpgroup multiplies while the other computes exponentials of its scores. A
-// barrier hands the matrix unit over.
+// Ping-pong: one warpgroup multiplies while the other computes the exponentials of its scores. A
+// barrier passes the matrix unit from one to the other.
 ARK_DEVICE void ark_attention_pingpong(int group) {
   __syncwarp();
   asm volatile("barrier.sync %0, 256;" ::"r"(14 + group) : "memory");
@@ -126,7 +127,7 @@ ARK_DEVICE void ark_attention_pass(int group) {
   asm volatile("barrier.arrive %0, 256;" ::"r"(14 + group) : "memory");
 }
 
-// The computing half. W: the multiplications, of queries with keys and of powers with values.
+// The computing half. W: the two kinds of products, queries with keys and powers with values.
 template <class S, class W, int DP, int BN, int Q, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scale, float cap,
                                          O output, P position, N sinks, M mask) {
@@ -135,7 +136,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
   constexpr float LOG2E = 1.44269504f;
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   const int own = 16 * ark_warp() + ark_lane() / 4;  // the thread's first row
-  // A running number, of which slot and parity follow, takes one register.
+  // One running number takes only one register; slot and parity are computed from it.
   const ArkMatrixSlot begun = ark_matrix_place_of();
   ark_u32 used = begun.slot + begun.parity * ARK_MATRIX_STAGES;
   const auto filled = [&](ark_u32 n) {
@@ -170,7 +171,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       };
       float s[BN / 2] = {}, keep[2];
       ark_u32 p[BN / 4];
-      // What happens to a block's scores before they are powers.
+      // Applies scale, soft cap and masks to a block's scores before they become powers.
       const auto finish = [&](int block) {
         if constexpr (S::CAPPED) {
 #pragma unroll
@@ -213,7 +214,8 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
         ark_matrix_hold(s);
         release(used);
         finish(block);
-        // Values are multiplied meanwhile. This loop keeps the powers above the next wait.
+        // Values are multiplied meanwhile. This loop makes the compiler compute the powers before
+        // the next wait.
         ark_matrix_hold(s);
         filled(used + 2u);
         ark_matrix_wait<0>();

@@ -1,6 +1,6 @@
-"""Attention of many rows on warpgroups (wgmma), in the variant `matrix`: bf16 and fp16, heads of up
-to 256 elements, multiples of 8. attention_tiles.h has the device side. Other signatures are
-computed by mma.sync (attention_units.py). Called by the writer through the dialect.
+"""Attention of many rows on warpgroups (wgmma), in the variant `matrix`. It supports bf16 and fp16
+and heads of up to 256 elements (multiples of 8). attention_tiles.h has the device code. Other
+signatures are computed by mma.sync (attention_units.py). Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from ark_cuda.tasks import attention_units, products, wgmma
 
 TILE_ROWS = 128
 _LAYOUTS = {64: (128, 2), 128: (128, 2), 192: (64, 2), 256: (64, 1)}
-"""By padded columns of a head: keys of a block, and tiles of queries in shared memory."""
+"""By padded columns of a head: the keys of a block, and the tiles of queries in shared memory."""
 
 
 def _layout(sig: Signature) -> tuple[int, int, int]:
-    """Padded columns of a head, keys of a block, tiles of queries in shared memory."""
+    """The padded columns of a head, the keys of a block, and the tiles of queries in shared
+    memory.
+    """
     padded = -(-sig.read(AttentionTilesParams).head_dim // 64) * 64
     return (padded, *_LAYOUTS[padded])
 
 
 def _instructions(sig: Signature) -> str:
-    """Those of scores, which read shared memory alone, and of values, with powers in registers."""
+    """The wgmma instructions of scores, which read both operands from shared memory, and of values,
+    which read powers from registers.
+    """
     padded, keys, _ = _layout(sig)
     kind, count = wgmma.HALVES[sig.operands[0].dtype], padded // 2
     form = f"m64n{padded}k16.f32.{kind}.{kind}"
@@ -37,7 +41,7 @@ def _instructions(sig: Signature) -> str:
 
 
 class Warpgroups(attention_units.TileBody):
-    """Tiles of queries on warpgroups."""
+    """Attention of tiles of queries on warpgroups."""
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         params = sig.read(AttentionTilesParams)
@@ -94,7 +98,7 @@ class Warpgroups(attention_units.TileBody):
         return products.SCRATCH
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The computing half."""
+        """The source of the computing half."""
         padded, keys, held = _layout(sig)
         products = f"ArkAttentionProducts<{sig.operands[0].ctype}, {padded}, {keys}>"
         scale, cap, _, _, _, *others = given(sig)
@@ -102,12 +106,12 @@ class Warpgroups(attention_units.TileBody):
         call = text.called(
             "ark_attention_warpgroups", (shape(sig), products, padded, keys, held), arguments
         )
-        # Inlined, as products are.
+        # The body is inlined, as those of products are.
         body = f"ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{\n  {call};\n}}\n"
         return _instructions(sig) + body
 
     def load(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The loading half, run by one thread."""
+        """The source of the loading half, which one thread runs."""
         padded, keys, held = _layout(sig)
         first = len(sig.operands)
         addresses = ", ".join(f"t.operand[{first + i}]" for i in range(3))

@@ -1,30 +1,31 @@
-// Attention of tiles of queries on mma.sync (FlashAttention-2, Dao 2023). A slab, 16 rows of
-// queries, is a warp's, or a team's of several warps, whose scores and sums stay in registers. The
-// slabs' warps are a group; where a tile has fewer warps than the block, several groups take every
-// so manieth block of keys, each at its own pace, and are joined in the end. A group copies its
-// blocks of keys and values to shared memory in turn, into slots that it goes round. What a task
-// computes is said in ark/tasks/attention_tiles.py.
+// Attention of tiles of queries on mma.sync (FlashAttention-2, Dao 2023). A slab is 16 rows of
+// queries. One warp, or a team of several warps, computes a slab, with scores and sums in
+// registers. The warps of all slabs of a tile are a group. If a tile has fewer warps than the
+// block, there are several groups. They take blocks of keys round-robin, run independently, and
+// combine their results at the end. A group copies its blocks of keys and values one after another
+// to a ring of slots in shared memory. ark/tasks/attention_tiles.py describes the task.
 
-// Sizes, in bytes of shared memory where they are no numbers. D: elements of a head. In shared
-// memory a row has whole lines of 128 bytes, in which pieces of 16 change places with the row, so
-// that no eight rows' pieces meet in a bank. HELD: queries stay in registers.
+// Sizes, in bytes of shared memory unless they are counts. D: elements of a head. A row in shared
+// memory has whole lines of 128 bytes, in which pieces of 16 bytes are permuted by row, so that
+// eight rows' pieces never have a bank conflict. HELD: true if queries stay in registers.
 template <typename T, int D, int SLABS_, int TEAM_, int GROUPS_, int KEYS_, int SLOTS_, bool HELD_>
 struct ArkAttentionUnits {
   typedef T type;
   static constexpr int SLABS = SLABS_, TEAM = TEAM_, GROUPS = GROUPS_, KEYS = KEYS_, SLOTS = SLOTS_;
   static constexpr bool HELD = HELD_;
   static constexpr int ROWS = 16 * SLABS, WARPS = SLABS * TEAM, THREADS = 32 * WARPS;  // of a group
-  static constexpr int STEPS = (D + 15) / 16;            // 16 columns of a head
-  static constexpr int OWN = (STEPS + TEAM - 1) / TEAM;  // of the result's those that a warp has
+  static constexpr int STEPS = (D + 15) / 16;            // blocks of 16 columns of a head
+  static constexpr int OWN = (STEPS + TEAM - 1) / TEAM;  // those of the result that a warp computes
   static constexpr int SCORES = KEYS / TEAM;             // of a block's keys those of a warp
   static constexpr int PITCH = (STEPS + 3) / 4 * 128;
-  static constexpr int SLOT = KEYS * PITCH, RING = ROWS * PITCH;  // slots begin behind the queries
-  static constexpr int SHARED = RING + GROUPS * SLOTS * SLOT;  // and behind them what teams share
+  static constexpr int SLOT = KEYS * PITCH, RING = ROWS * PITCH;  // slots begin after the queries
+  static constexpr int SHARED = RING + GROUPS * SLOTS * SLOT;     // then what teams share
   static constexpr int TEAM_BYTES = KEYS * 32 + TEAM * 64;
   static constexpr int SUMS = OWN * 1024, OUT_PITCH = (OWN + 3) / 4 * 128;
-  // What a warp hands over in the end: its sums and statistics, or results on their way out.
+  // A warp's data in shared memory at the end: its sums and statistics, or its results before they
+  // are stored.
   static constexpr int PART = SUMS + 512 > 16 * OUT_PITCH ? SUMS + 512 : 16 * OUT_PITCH;
-  // Behind all that: the tile's place.
+  // The tile's position is stored after all of these.
   static constexpr int WALK = SHARED + (TEAM > 1 ? GROUPS * SLABS * TEAM_BYTES : 0);
   static constexpr int JOIN = (GROUPS > 1 ? GROUPS / 2 : 1) * WARPS * PART;
   static constexpr int STRIP = WALK > JOIN ? WALK : JOIN;
@@ -33,15 +34,15 @@ struct ArkAttentionUnits {
   static_assert((ARK_RING_BYTES + ARK_LOOP_BYTES) % 128 == 0, "lines begin at multiples of 128");
 };
 
-// Barriers from 2 on, of COUNT threads.
+// Barriers from number 2 on, for COUNT threads each.
 template <int COUNT>
 ARK_DEVICE void ark_attention_meet(int barrier) {
   __syncwarp();
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
 }
 
-// What a block computes at once, a tile or a part of one. In shared memory: what a loop seldom
-// needs takes no registers there.
+// The unit that a block computes at once: a tile or a part of one. It is in shared memory, so that
+// values that a loop seldom needs take no registers.
 struct ArkAttentionStrip {
   ArkCtx* context;
   const ArkTask* task;
@@ -49,11 +50,12 @@ struct ArkAttentionStrip {
   int rows;      // of the tile; 0 behind the task's last one
   int round;     // of the task's tiles
   int left;      // rows of the round's tile behind this part
-  ark_u32 zero;  // which the compiler does not know
+  ark_u32 zero;  // a zero that the compiler does not know
 };
 
-// A thread's place: the group of its warp, its slab, and its part of that. With `zero` added to its
-// number, what follows from it in a loop is computed in each round and takes no registers between.
+// A thread's position: the group of its warp, its slab, and its part of the slab. If `zero` is
+// added to the thread's number, values derived from it are computed again in each round of a loop
+// and take no registers in between.
 template <class U>
 struct ArkAttentionPlace {
   ark_u32 zero;
@@ -64,8 +66,8 @@ struct ArkAttentionPlace {
     thread = own % U::THREADS, lane = own % 32u, group = own / U::THREADS;
     slab = own / 32u % U::WARPS / U::TEAM, part = own / 32u % U::TEAM;
   }
-  // Shared memory: the slab's queries, the group's slots, and behind all what the slab's warps
-  // share.
+  // Addresses in shared memory: the slab's queries, the group's slots, and, after these, the data
+  // that the slab's warps share.
   ARK_DEVICE_MEMBER int queries() const { return slab * (16 * U::PITCH); }
   ARK_DEVICE_MEMBER int ring() const { return U::RING + group * (U::SLOTS * U::SLOT); }
   ARK_DEVICE_MEMBER int team() const {
@@ -77,27 +79,29 @@ struct ArkAttentionPlace {
   }
 };
 
-// Where a piece of 16 bytes of a row lies.
+// The offset of a 16-byte piece of a row.
 template <int PITCH>
 ARK_DEVICE int ark_attention_piece(int row, int piece) {
   return row * PITCH + piece / 8 * 128 + ((piece ^ row) & 7) * 16;
 }
-// What a lane adds to the address of 16 rows to load four tiles, the first 16 columns of those: the
-// rows' first eight, with column 0 and then 8 (ROWS_FIRST: the next eight rows come before that).
+// A lane's offset from the address of 16 rows, for loading four tiles of their first 16 columns.
+// The order of the tiles is: the first eight rows with column 0, then with column 8, then the next
+// eight rows. With ROWS_FIRST the next eight rows come before column 8.
 template <int PITCH, bool ROWS_FIRST>
 ARK_DEVICE ark_u32 ark_attention_lane(int lane) {
   const int low = lane / 8 % 2, high = lane / 16;
   return ark_attention_piece<PITCH>(lane % 8 + 8 * (ROWS_FIRST ? low : high),
                                     ROWS_FIRST ? high : low);
 }
-// The same address `step` times 16 columns on.
+// That address moved by `step` times 16 columns.
 ARK_DEVICE ark_u32 ark_attention_step(ark_u32 at, int step) {
   return (at ^ (step & 3) << 5) + (step >> 2 << 7);
 }
 
-// Starts the copies of ROWS rows of a head to shared memory, by THREADS threads. from(row): where a
-// row lies. Rows before `begin` and from `end` on belong to others: their results are masked, but
-// must be finite. Columns past a head's are zeros.
+// Starts the copies of ROWS rows of a head to shared memory, by THREADS threads. from(row): the
+// address of a row. Rows before `begin` and from `end` on belong to other data. Their results are
+// masked but must be finite, so the nearest valid row is copied instead. Columns past the head's
+// end are zeros.
 template <class U, int D, int ROWS, int THREADS, class From>
 ARK_DEVICE void ark_attention_copy(ark_u32 to, int thread, int begin, int end, const From& from) {
   constexpr int ACROSS = 2 * U::STEPS;
@@ -123,7 +127,7 @@ ARK_DEVICE void ark_attention_copy(ark_u32 to, int thread, int begin, int end, c
   }
 }
 
-// One thread: goes on to the next part.
+// Called by one thread: advances to the next part.
 template <class U, class S, class P>
 ARK_DEVICE void ark_attention_advance(ArkAttentionStrip& strip, P position) {
   if (strip.left > 0) {
@@ -147,7 +151,8 @@ ARK_DEVICE void ark_attention_advance(ArkAttentionStrip& strip, P position) {
   strip.left -= strip.rows;
   strip.tile = ark_attention_part<S>(strip.tile, 0, strip.rows);
 }
-// The first key of a group's nth block, the last block first; below 0 if it has not so many.
+// The first key of a group's nth block, counted from the last block; negative if there is no such
+// block.
 template <class U>
 ARK_DEVICE int ark_attention_block(const ArkAttentionTile& tile, int group, int n) {
   const int block = (tile.end + U::KEYS - 1) / U::KEYS - 1 - group - n * U::GROUPS;

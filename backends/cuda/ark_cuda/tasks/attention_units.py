@@ -1,6 +1,6 @@
-"""Attention of many rows on mma.sync: bf16 and fp16, heads of up to 256 elements (multiples of 8),
-any mask, in any variant whose shared memory holds a tile. attention_units.h, attention_sums.h and
-attention_walk.h have the device side. Called through the dialect.
+"""Attention of many rows on mma.sync, in any variant whose shared memory holds a tile. It supports
+bf16 and fp16, heads of up to 256 elements (multiples of 8), and any mask. attention_units.h,
+attention_sums.h and attention_walk.h have the device code. Called through the dialect.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from ark_cuda.tasks import inline
 
 TYPES = ("bf16", "fp16")
 SLAB_ROWS = 16  # rows of queries that a warp multiplies at once
-SHARED_ROW_BYTES = 128  # bytes of which a row in shared memory has whole ones
+SHARED_ROW_BYTES = 128  # bytes: a row in shared memory is padded to a multiple of it
 OTHER_REGISTERS = 32  # registers of a thread beside sums and scores
-FEW_KEYS = 48  # of a block: for fewer, queries are read again too often
+FEW_KEYS = 48  # rows of a block; with fewer, keys are read again too often
 TEAMS, KEYS, SLOTS = (1, 2, 4), (64, 48, 32), (4, 3, 2)
-_MULTIPROCESSOR_REGISTERS = 65536  # of a multiprocessor
-STRIP_BYTES = 64  # bytes: the place of what is computed
-_MAX_NAMED_BARRIERS = 14  # of a block, beside those of the loop
+_MULTIPROCESSOR_REGISTERS = 65536  # registers of a multiprocessor
+STRIP_BYTES = 64  # bytes: the position of the current part
+_MAX_NAMED_BARRIERS = 14  # barriers of a block beside those of the loop
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a block computes a tile; the template arguments of ArkAttentionUnits.
+    """How a block computes a tile; these are the template arguments of ArkAttentionUnits.
 
-    slabs: of 16 rows. team: warps of a slab. groups: of warps, which take turns in blocks of keys.
-    keys: of a block. slots: of keys or values that a group has in shared memory. held: queries are
-    in registers. width: of a head.
+    slabs: the number of slabs, of 16 rows each. team: warps of a slab. groups: the number of groups
+    of warps, which take blocks of keys round-robin. keys: keys of a block. slots: slots for keys or
+    values that a group has in shared memory. held: True if queries stay in registers. width:
+    elements of a head.
     """
 
     width: int
@@ -52,7 +53,9 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Shared memory: queries, slots and what teams share; in the end warps' sums."""
+        """Shared memory for queries, slots and what teams share. At the end the same memory holds
+        the warps' sums.
+        """
         steps = -(-self.width // SLAB_ROWS)
         own = -(-steps // self.team)
         pitch = -(-steps // 4) * SHARED_ROW_BYTES
@@ -70,7 +73,9 @@ class Layout:
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
-    """The layout with most busy warps; None if only the common body supports the signature."""
+    """The layout that keeps most warps busy, or None if only the common body supports the
+    signature.
+    """
     params = sig.read(AttentionTilesParams)
     width, kinds = params.head_dim, {o.dtype for o in sig.operands[:4]}
     able = (
@@ -95,7 +100,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
 
 
 def _layouts(width: int, most: int, warps: int) -> Iterator[Layout]:
-    """All layouts of at most `most` slabs and `warps` warps."""
+    """All layouts with at most `most` slabs and at most `warps` warps."""
     for team, slabs in itertools.product(TEAMS, range(1, most + 1)):
         for groups in range(1, warps // (team * slabs) + 1):
             if groups * (1 + slabs if team > 1 else 1) > _MAX_NAMED_BARRIERS:
@@ -106,8 +111,8 @@ def _layouts(width: int, most: int, warps: int) -> Iterator[Layout]:
 
 
 def _worth(layout: Layout, rows: int) -> tuple[float, ...]:
-    """Warps at work, but for rows that a tile's last part lacks; then what reads less of shared
-    memory, and what waits less.
+    """The sort key of layouts: more busy warps first (without rows that a tile's last part lacks),
+    then fewer reads of shared memory, then fewer waits.
     """
     high = SLAB_ROWS * layout.slabs
     share = rows / (-(-rows // high) * high)
@@ -130,7 +135,7 @@ def _registers(machine: Machine) -> int:
 
 
 class TileBody(Body):
-    """The base of the bodies that compute tiles of queries."""
+    """The base class of the bodies that compute tiles of queries."""
 
     kind = "attention_tiles"
 
@@ -147,7 +152,7 @@ class TileBody(Body):
 
 
 class Units(TileBody):
-    """Tiles of queries on mma.sync."""
+    """Attention of tiles of queries on mma.sync."""
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return layout_of(sig, machine) is not None
@@ -158,7 +163,7 @@ class Units(TileBody):
         return layout.nbytes
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The source calls the common body at run time if operands are not aligned."""
+        """The emitted source calls the common body at run time if the operands are not aligned."""
         layout = layout_of(sig, machine)
         assert layout is not None
         sizes = (layout.slabs, layout.team, layout.groups, layout.keys, layout.slots)

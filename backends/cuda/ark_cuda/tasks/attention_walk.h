@@ -1,7 +1,7 @@
-// Attention of tiles of queries on mma.sync: the loop over blocks of keys, and what comes before
-// and behind it. How a block's warps share a tile is said in attention_units.h.
+// Attention of tiles of queries on mma.sync: the loop over blocks of keys with its prologue and
+// epilogue. attention_units.h describes how a block's warps share a tile.
 
-// Masks the scores of a group's nth block. mask: from a task to the operand.
+// Masks the scores of a group's nth block. mask: a function from a task to the mask operand.
 template <class U, class S, class M>
 ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttentionStrip& strip,
                                      int n, float scale, const M& mask) {
@@ -20,12 +20,13 @@ ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttenti
   }
 }
 
-// A warp's share of its group's blocks. keys, values: from a task to the operand.
+// Processes a warp's share of its group's blocks. keys, values: functions from a task to the
+// operand.
 template <class U, class S, class K, class V, class M>
 ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip, float scale,
                                    float cap, const K& keys, const V& values, const M& mask,
                                    ArkAttentionSums<U>& sums) {
-  // With four slots, keys and values of a block are waited for together.
+  // With four slots there is one wait for a block's keys and values together.
   constexpr bool BOTH = U::SLOTS == 4;
   constexpr bool MASKED = decltype(mask(*strip.task))::given;
   const float factor = (S::CAPPED || MASKED ? 1.0f : scale) * ARK_ATTENTION_LOG2E;
@@ -100,7 +101,7 @@ ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip,
   }
 }
 
-// One part of a tile.
+// Computes one part of a tile.
 template <class U, class S, class Q, class K, class V, class O, class N, class M>
 ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip, float scale,
                                     float cap, const Q& query, const K& keys, const V& values,
@@ -166,7 +167,8 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
                              ark_at(operand, 0, 0, 1, 0));
 }
 
-// The task. query, keys, values, output, position, sinks, mask: from a task to its operand.
+// Runs the task. query, keys, values, output, position, sinks, mask: functions from a task to its
+// operand.
 template <class U, class S, class Q, class K, class V, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, float cap,
                                     const Q& query, const K& keys, const V& values, const O& output,
@@ -179,7 +181,7 @@ ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, fl
   }
 #pragma unroll 1
   for (;;) {
-    ark_sync();  // what was computed before has left shared memory
+    ark_sync();  // earlier results have left shared memory
     if (ark_tid() == 0) ark_attention_advance<U, S>(strip, position(*strip.task));
     ark_sync();
     if (strip.rows == 0) break;

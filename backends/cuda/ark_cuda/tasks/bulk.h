@@ -1,6 +1,6 @@
-// Copies to a peer by the bulk copy unit (sm_90 and later): one thread loads pieces into shared
-// memory and sends them on, SLOTS of SLOT bytes, half of them on their way in and half on their
-// way out.
+// Copies to a peer by the bulk copy unit (sm_90 and later). One thread loads pieces to shared
+// memory and stores them to the peer. Of SLOTS slots with SLOT bytes each, half have loads in
+// flight and half have stores in flight.
 
 template <int SLOTS, int SLOT>
 ARK_DEVICE void ark_bulk_pieces(char* scratch, ark_u64 from, ark_u64 to, ark_i64 bytes) {
@@ -32,7 +32,7 @@ ARK_DEVICE void ark_bulk_pieces(char* scratch, ark_u64 from, ark_u64 to, ark_i64
   ark_bulk_end<SLOTS>(full);
 }
 
-// The tile t.coord[0] to t.coord[1], counted in UNIT bytes; its odd end byte by byte.
+// Copies the units of UNIT bytes from t.coord[0] to t.coord[1]. An odd end is copied byte by byte.
 template <int UNIT, int SLOTS, int SLOT>
 ARK_DEVICE void ark_bulk(ArkCtx& c, const ArkTask& t, ark_u64 source, ark_u64 target) {
   const ark_u64 first = static_cast<ark_u64>(t.coord[0]) * UNIT;

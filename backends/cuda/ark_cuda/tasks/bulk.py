@@ -1,5 +1,6 @@
-"""Copies to a peer by the bulk copy unit, through shared memory; bulk.h has the device side,
-bulk_copies.h the copies themselves."""
+"""Copies to a peer by the bulk copy unit, through shared memory. bulk.h has the device code,
+bulk_copies.h the copies themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ BARRIER_BYTES = 384  # bytes: barriers, and room to begin at a multiple of 128
 
 
 def _slot(machine: Machine) -> int:
-    """Bytes of a slot; 0 if slots would be too small for a gain."""
+    """The bytes of a slot, or 0 if slots would be too small to gain anything."""
     if not machine.has(Capability.PEER_BULK):
         return 0
     room = (machine.shared_bytes - machine.ring_bytes - BARRIER_BYTES) // SLOTS // 1024 * 1024

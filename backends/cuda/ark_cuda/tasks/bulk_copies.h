@@ -1,11 +1,11 @@
-// Copies by the bulk copy unit (sm_90 and later) that one thread starts, and the barriers in shared
-// memory on which those from memory complete.
+// Copies by the bulk copy unit (sm_90 and later), started by one thread, and the barriers in shared
+// memory that signal the completion of loads.
 
 ARK_DEVICE ark_u32 ark_bulk_address(const void* p) {
   return static_cast<ark_u32>(__cvta_generic_to_shared(p));
 }
-// One thread: COUNT barriers, before the first copies. What others wrote by ordinary stores, here
-// and in shared memory, is there for copies too.
+// Called by one thread before the first copies: initialises COUNT barriers. Makes ordinary stores
+// of other threads, to memory and to shared memory, visible to copies.
 template <int COUNT>
 ARK_DEVICE void ark_bulk_begin(ark_u64* full) {
   for (int i = 0; i < COUNT; ++i) {
@@ -15,7 +15,8 @@ ARK_DEVICE void ark_bulk_begin(ark_u64* full) {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async;" ::: "memory");
 }
-// By the same thread, after the last wait on them: their words are plain memory again.
+// Called by the same thread after the last wait on the barriers: their words become plain memory
+// again.
 template <int COUNT>
 ARK_DEVICE void ark_bulk_end(ark_u64* full) {
   for (int i = 0; i < COUNT; ++i) {
@@ -40,7 +41,7 @@ ARK_DEVICE void ark_bulk_out(ark_u64 to, const char* from, ark_u32 bytes) {
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// A copy that the block has started completes without any other processor.
+// A copy that the block has started completes independently of other processors.
 ARK_DEVICE void ark_bulk_await(ark_u64* full, ark_u32 parity) {
   ark_u32 passed;
   do {

@@ -1,18 +1,20 @@
-// A tile of a matrix product of fp32 in fp32's digits, by ordinary instructions. Both sides go
-// through shared memory by asynchronous copies, several stages of k ahead, k by k, so that a thread
-// reads what it multiplies in packs of four. A thread has TM rows by 8 columns, in groups of four.
-// Where a tile has fewer such units than there are threads, these share k: slice s has every
-// SLICES-th k of a stage, and the slices' sums are added up as a tree whose form is fixed.
+// A tile of an fp32 matrix product in full fp32 precision, by ordinary instructions. Both sides go
+// through shared memory by asynchronous copies, several stages of k ahead. They are stored by k, so
+// that a thread reads its operands in packs of four. A thread computes TM rows by 8 columns, in
+// groups of four. If a tile has fewer such units than there are threads, several threads share a
+// unit's k: slice s takes every SLICES-th k of a stage, and the slices' sums are added up as a
+// fixed tree.
 
-// One side of a tile of HIGH rows, of which `rows` are there (all, if WHOLE): element (row, k) lies
-// at at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: not rows, but k or nothing lies side by side.
+// One side of a tile of HIGH rows, of which `rows` exist (all, if WHOLE). Element (row, k) is at
+// at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: true if memory is contiguous along k, or along
+// neither, rather than along rows.
 template <int HIGH, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool ALONG, bool WHOLE>
 struct ArkExactSide {
   static constexpr int depth = DEPTH, PITCH = HIGH + 4;
   const float* at;
   int rows;
 
-  // Starts the copies of KT elements of k from k0 on.
+  // Starts the copies of KT elements along k from k0 on.
   template <int KT>
   ARK_DEVICE_MEMBER void copy(ark_u32 to, int k0) const {
     if constexpr (ALONG) {
@@ -49,8 +51,8 @@ struct ArkExactSide {
   }
 };
 
-// Adds up the sums of MANY slices of UNITS threads: of 2 HALF sums a thread keeps one half and
-// gives the other half away. The first one it has left is number `first` of all.
+// Adds up the sums of MANY slices of UNITS threads. Of 2 HALF sums a thread keeps one half and
+// passes the other half to its partner. The first sum that it keeps is number `first` of all.
 template <int UNITS, int MANY, int HALF, int SUMS>
 ARK_DEVICE void ark_exact_add(float* scratch, float (&sums)[SUMS], int slice, int& first) {
   if constexpr (MANY > 1) {
@@ -75,7 +77,8 @@ ARK_DEVICE void ark_exact_add(float* scratch, float (&sums)[SUMS], int slice, in
   }
 }
 
-// The tile: STAGES stages of KT elements of k. finish(row, column, v) takes four neighbours.
+// Computes the tile in STAGES stages of KT elements along k. finish(row, column, v) receives four
+// neighbouring sums.
 template <int ROWS, int COLUMNS, int TM, int KT, int STAGES, class A, class B, class Finish>
 ARK_DEVICE void ark_exact_tile(char* scratch, const A& a, const B& b, const Finish& finish) {
   constexpr int UNITS = ROWS / TM * (COLUMNS / 8), SLICES = ARK_THREADS / UNITS;

@@ -1,7 +1,7 @@
-"""Tiles of products of fp32 with both sides in shared memory, any transposes, batches, ragged edges
-and epilogues: on matrix units as tf32, or in fp32's digits as sums of products of tf32 numbers
-(exact_units.h), and in fp32's digits by ordinary instructions (exact.h) on machines whose matrix
-units are not fast enough for that. Called through the dialect.
+"""Tiles of fp32 products with both sides in shared memory and any transposes, batches, ragged edges
+and epilogues. On matrix units they are computed as tf32, or in full fp32 precision as sums of
+products of tf32 numbers (exact_units.h). On machines whose matrix units are not fast enough for
+that, full precision is computed by ordinary instructions (exact.h). Called through the dialect.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.matmul_thin import served
 from ark_cuda.tasks.matmul_body import MatmulBody
 
-LEAST_WORK = 1 << 24  # the fewest multiplications for which stages are faster
+LEAST_WORK = 1 << 24  # the fewest multiplications for which stages pay off
 LEAST_ROWS, LEAST_COLUMNS, LEAST_DEPTH = 9, 32, 16
 MOST_THREADS = 512  # of whom each may have 128 registers
 VECTOR_ELEMENTS = 4  # neighbouring results of a thread
 EXCHANGED_SUMS = 8  # sums of a thread that slices exchange at a time
-# Elements of a warp's part of a tile by products of tf32 for one of fp32: sums that fit registers.
+# By number of tf32 products per fp32 product: elements of a warp's part of a tile, whose sums fit
+# in registers.
 MOST_PART = {1: 2048, 3: 1024}
 UNIT_DEPTHS = (64, 32, 16)  # elements of k of a stage on matrix units
 MOST_BEYOND = 1.125  # of them all stages may have, as a multiple of what the shortest would have
@@ -34,7 +35,9 @@ LEAST_STAGES, MOST_STAGES = 4, 8  # of these, where there is room
 
 @dataclass(frozen=True)
 class _Form:
-    """Rows and columns of a tile, rows of a thread, elements of k in a stage, stages."""
+    """Rows and columns of a tile, rows of a thread, elements of k in a stage, and the number of
+    stages.
+    """
 
     rows: int
     columns: int
@@ -43,7 +46,9 @@ class _Form:
     stages: int
 
     def nbytes(self, threads: int) -> int:
-        """Shared memory: the stages, and when they have been used what slices exchange."""
+        """Shared memory for the stages. After they have been used, slices exchange sums through
+        it.
+        """
         stage = 4 * self.depth * (self.rows + self.columns + 8)
         units = self.rows // self.thread_rows * (self.columns // 8)
         return max(self.stages * stage, 4 * threads * EXCHANGED_SUMS if units < threads else 0)
@@ -51,8 +56,8 @@ class _Form:
 
 @dataclass(frozen=True)
 class _Units:
-    """Rows and columns of a tile and of a warp's part, products of tf32 for one of fp32, elements
-    of k in a stage, stages.
+    """Rows and columns of a tile and of a warp's part; tf32 products per fp32 product; elements of
+    k in a stage; and the number of stages.
     """
 
     rows: int
@@ -65,8 +70,8 @@ class _Units:
 
 
 def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
-    """The form in which a block computes the signature's tiles; None if these bodies do not support
-    them.
+    """The form in which a block computes the signature's tiles, or None if these bodies do not
+    support them.
     """
     params = sig.read(MatmulParams)
     if any(o.dtype != "fp32" or o.packet for o in sig.operands[:2]) or sig.operands[2].packet:
@@ -142,7 +147,9 @@ def _stage(sig: Signature, tile: tuple[int, int], depth: int) -> int:
 
 
 def _units_text(sig: Signature, form: _Units) -> str:
-    """The tile on matrix units, and how one of its elements is computed without them."""
+    """The source that computes the tile on matrix units, and the source that computes one of its
+    elements without them.
+    """
     constants = (
         *(form.rows, form.columns, form.warp_rows, form.warp_columns),
         *(form.terms, form.depth, form.stages),
@@ -166,8 +173,8 @@ def _units_text(sig: Signature, form: _Units) -> str:
 def _side(
     sig: Signature, index: int, name: str, first: str, struct: str, sizes: tuple[int, ...]
 ) -> str:
-    """Declares a side of the tile that begins at the row, or column, `first`. sizes: its rows in
-    shared memory and what else its struct is told.
+    """Declares a side of the tile that begins at row (or column) `first`. sizes: its rows in shared
+    memory and further template arguments of its struct.
     """
     total, tile, k = dims(sig)[index], int(sig.read(MatmulParams).tile[index]), dims(sig)[2]
     row, deep = side_strides(sig, index)
@@ -184,7 +191,7 @@ def _side(
 
 
 def _store(sig: Signature) -> str:
-    """Stores four neighbouring sums, or what the expression makes of them."""
+    """The source that stores four neighbouring sums, or the epilogue's results for them."""
     single = finish(sig, "v[j]", "row", "column + j")
     body = (
         f"#pragma unroll\n      for (int j = 0; j < {VECTOR_ELEMENTS}; ++j) {{\n"
@@ -206,7 +213,7 @@ def _store(sig: Signature) -> str:
 
 
 class ExactTiles(MatmulBody):
-    """Tiles of products of fp32, on matrix units or by ordinary instructions."""
+    """Tiles of fp32 products, on matrix units or by ordinary instructions."""
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return _form(sig, machine) is not None

@@ -1,16 +1,17 @@
 // A tile of a matrix product of fp32 on matrix units (mma.sync m16n8k8 of tf32). Both sides go
-// through shared memory by asynchronous copies, several stages of k ahead, as they lie in memory; a
-// warp has WM by WN of the tile. TERMS 1: as tf32, rounded. TERMS 3: in fp32's digits: an element
-// is the sum of two tf32 numbers, and of their four products the one of both low ones is left out
-// (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the
-// FP32 theoretical peak performance", 2022). Matrix units cut their sums off, so that these are
-// begun anew with each stage and added up by ordinary instructions (section 3 there). What a number
-// too large for tf32, an infinity or a NaN has spoilt is computed once more by ordinary
-// instructions.
+// through shared memory by asynchronous copies, several stages of k ahead, in their memory layout.
+// A warp computes WM by WN elements of the tile. TERMS 1: elements are rounded to tf32. TERMS 3:
+// full fp32 precision. An element is the sum of two tf32 numbers, and of the four products of two
+// elements the product of both low parts is omitted (Ootomo and Yokota, "Recovering single
+// precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance",
+// 2022). Matrix units truncate their sums, so each stage begins with zero and the stages' sums are
+// added up by ordinary instructions (section 3 there). Results that are wrong because of a number
+// too large for tf32, an infinity or a NaN are computed again by ordinary instructions.
 
-// One side of a tile of HIGH rows, of which `rows` are there (all, if WHOLE), KT elements of k a
-// stage: element (row, k) lies at at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: not rows, but k or
-// nothing lies side by side. Pitches are such that a warp's reads meet different banks.
+// One side of a tile of HIGH rows, of which `rows` exist (all, if WHOLE), with KT elements along k
+// per stage. Element (row, k) is at at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: true if memory is
+// contiguous along k, or along neither, rather than along rows. Pitches are such that a warp's
+// reads access different banks.
 template <int HIGH, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool ALONG, bool WHOLE, int KT>
 struct ArkUnitSide {
   static constexpr int depth = DEPTH, PITCH = ALONG ? KT + 8 : HIGH + 4;
@@ -19,7 +20,7 @@ struct ArkUnitSide {
   const float* at;
   int rows;
 
-  // Starts the copies of a stage, the first element of k of which is k0.
+  // Starts the copies of the stage whose first element along k is k0.
   ARK_DEVICE_MEMBER void copy(ark_u32 to, int k0) const {
     constexpr int LINE = (ALONG ? KT : HIGH) / 4, LINES = ALONG ? HIGH : KT;  // packs, lines
     constexpr int ROUND = ARK_THREADS / LINE;
@@ -48,17 +49,17 @@ struct ArkUnitSide {
     }
   }
 
-  // Elements k and k + 1 of a row of a stage in shared memory.
+  // Reads elements k and k + 1 of a row of a stage in shared memory.
   ARK_DEVICE float2 pair(const float* stage, int row, int k) {
     if constexpr (ALONG) return *reinterpret_cast<const float2*>(stage + row * PITCH + k);
     return {stage[k * PITCH + row], stage[(k + 1) * PITCH + row]};
   }
 };
 
-// Makes cutting off after tf32's 10 bits near to rounding: two thirds of a unit there is the most
-// that is added, half of one on the average, so that what tf32 can hold stays as it is. One
-// instruction, which keeps infinities and NaN; the conversion that rounds runs at an eighth of its
-// speed.
+// Makes truncation to tf32's 10 bits nearly equal to rounding. It adds at most two thirds of a unit
+// of the tenth bit, half a unit on average, so numbers that tf32 represents do not change. This is
+// one instruction, which keeps infinities and NaN; the conversion that rounds runs at an eighth of
+// its speed.
 ARK_DEVICE float ark_tf32_before(float v) { return v * (1.0f + 0x1.555556p-12f); }
 ARK_DEVICE void ark_unit_product(float (&sum)[4], const ark_u32 (&a)[4], const ark_u32 (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -67,7 +68,8 @@ ARK_DEVICE void ark_unit_product(float (&sum)[4], const ark_u32 (&a)[4], const a
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// A number as bits of its high and, of three terms, its low part; matrix units cut both off.
+// A number as the bits of its high part and, with three terms, of its low part. Matrix units
+// truncate both.
 template <int TERMS>
 ARK_DEVICE void ark_unit_parts(float v, ark_u32& high, ark_u32& low) {
   high = __float_as_uint(ark_tf32_before(v));
@@ -77,7 +79,7 @@ ARK_DEVICE void ark_unit_parts(float v, ark_u32& high, ark_u32& low) {
   }
 }
 
-// One element of the product, by ordinary instructions; once it is no number it stays so.
+// One element of the product, by ordinary instructions. Once the sum is NaN, it stays NaN.
 static __device__ __noinline__ float ark_unit_again(const float* a, ark_i64 a_step, const float* b,
                                                     ark_i64 b_step, int depth) {
   float sum = 0.0f;
@@ -86,8 +88,8 @@ static __device__ __noinline__ float ark_unit_again(const float* a, ark_i64 a_st
   return sum;
 }
 
-// The tile: STAGES stages of KT elements of k. finish(row, column, v) takes four neighbours;
-// again(row, column) is an element's sum by ordinary instructions.
+// Computes the tile in STAGES stages of KT elements along k. finish(row, column, v) receives four
+// neighbouring sums; again(row, column) computes an element's sum by ordinary instructions.
 template <int ROWS, int COLUMNS, int WM, int WN, int TERMS, int KT, int STAGES, class A, class B,
           class Again, class Finish>
 ARK_DEVICE void ark_unit_tile(char* scratch, const A& a, const B& b, const Again& again,
@@ -159,8 +161,8 @@ ARK_DEVICE void ark_unit_tile(char* scratch, const A& a, const B& b, const Again
     }
   }
   ark_copies_but<0>();
-  // A lane has two neighbours in each of two rows. Through shared memory a warp gets whole rows of
-  // its part, so that few lines of memory take what it stores at a time.
+  // A lane has two neighbours in each of two rows. A warp exchanges them through shared memory, so
+  // that it stores whole rows of its part and each store touches few lines of memory.
   ark_sync();
   constexpr int PITCH = WN + 8, PACKS = WN / 4;
   float* part = reinterpret_cast<float*>(scratch) + ark_warp() * (WM * PITCH);

@@ -1,7 +1,8 @@
-// Operations on both fp16 of a word.
+// Operations on the two fp16 values of a word.
 
-// A constant that stays in a register: the grid has one block along z. An instruction takes one
-// constant by itself, and others would be moved to a register each time.
+// A constant that stays in a register. The compiler does not know it, because it depends on the
+// block's z index, which is always 0. An instruction has space for one immediate constant; further
+// ones would be moved to a register each time.
 ARK_DEVICE ark_u32 ark_kept(ark_u32 v) { return v * gridDim.z; }
 ARK_DEVICE ark_u32 ark_pair_sum(ark_u32 a, ark_u32 b) {
   ark_u32 sum;
@@ -13,7 +14,7 @@ ARK_DEVICE ark_u32 ark_pair_fma(ark_u32 a, ark_u32 b, ark_u32 c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
 }
-// Two fp8 (e4m3), the low half of a word, as fp16.
+// Converts two fp8 (e4m3), the low half of a word, to fp16.
 ARK_DEVICE ark_u32 ark_pair_of_e4m3(ark_u32 word) {
   ark_u32 pair;
   asm("{\n"

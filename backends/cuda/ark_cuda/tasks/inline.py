@@ -1,7 +1,9 @@
-"""What the writers of CUDA's own bodies share: their headers, and how their functions are declared.
+"""Functions that the writers of CUDA's specialised bodies share: they find the bodies' headers and
+declare their functions.
 
-Bodies that run often and shortly become part of the loop: a called function reaches memory by more
-instructions. Those that run seldom, or long, stay functions: they would take registers from it.
+Bodies that run often and briefly are inlined into the loop, because a called function needs more
+instructions to reach memory. Bodies that run seldom or long stay functions, because they would take
+registers from the loop.
 """
 
 from __future__ import annotations
@@ -13,19 +15,19 @@ from ark.machine.variant import COMMUNICATE
 
 
 def header(name: str) -> str:
-    """The text of a .h file of this folder."""
+    """The text of a header of this folder."""
     return resources.files("ark_cuda").joinpath(f"tasks/{name}").read_text()
 
 
 def leads(machine: Machine) -> bool:
-    """True for the variant `roles`, where a body returns whether the processor continues."""
+    """True in the variant `roles`, where a body returns whether the processor continues."""
     return machine.variant.role(COMMUNICATE) > 0
 
 
 def inlined(name: str, call: str, machine: Machine, enters: bool = True, often: bool = True) -> str:
-    """A body that makes one call. enters: the callee itself waits for the task in the variant
-    `roles`, and returns false if the processor is to leave. often: it is worth registers of the
-    loop; else it stays a function.
+    """The source of a body that is a single call. enters: True if the callee itself waits for the
+    task in the variant `roles` and returns false if the processor must leave. often: True if the
+    body is worth registers of the loop; otherwise it stays a function.
     """
     kind, lines = "void", f"  {call};\n"
     if leads(machine):
@@ -37,5 +39,5 @@ def inlined(name: str, call: str, machine: Machine, enters: bool = True, often: 
 
 
 def poll(name: str, call: str) -> str:
-    """What the lead warp of the variant `roles` runs before a body."""
+    """The source that the lead warp of the variant `roles` runs before a body."""
     return f"ARK_DEVICE void {name}_poll(ArkCtx& c, const ArkTask& t) {{\n  {call};\n}}\n"

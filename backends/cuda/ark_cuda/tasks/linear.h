@@ -1,15 +1,15 @@
-// One row through a linear layer, by all warps of a block together: warp w holds elements
+// A linear layer of one input row, computed by all warps of a block together. Warp w holds elements
 // [w K / W, (w + 1) K / W) of the input in registers and takes that slice of every stage. No thread
-// waits for input that it does not use, a stage is done in a sixteenth of a warp's time, and the
-// slices' sums meet in shared memory once for many rows.
+// waits for input that it does not use, a stage takes 1 / W of the time of a single warp, and the
+// slices' sums are combined through shared memory once for many rows.
 
-// The place of a thread's element i: vectors of E elements, a warp's vectors contiguous.
+// The index of a thread's element i: vectors of E elements, and each warp's vectors are contiguous.
 template <int E>
 ARK_DEVICE int ark_slice_at(int i) {
   return i / E * 32 * E + ark_lane() * E + i % E;
 }
 
-// This thread's V elements of the input; plain memory, or packets, asked for together.
+// Loads this thread's V elements of the input, from plain memory or from packets, all together.
 template <int V, int E, typename T>
 ARK_DEVICE void ark_slice(ArkCtx&, const T* p, int stride, float (&x)[V], bool) {
 #pragma unroll
@@ -44,7 +44,7 @@ ARK_DEVICE void ark_slice(ArkCtx& c, const ark_u64* p, int stride, float (&x)[V]
   }
 }
 
-// E elements in one load.
+// Loads E elements in one access.
 template <int E>
 ARK_DEVICE void ark_load_vector(float (&to)[E], const float* p) {
   if constexpr (E == 4) {
@@ -93,8 +93,8 @@ ARK_DEVICE float ark_fold(float (&v)[R]) {
   return v[0];
 }
 
-// A stage of R rows of K weights, or a part of a row: adds this thread's share of each row's
-// product with x.
+// Processes a stage of R rows of K weights, or of a part of a row: adds this thread's share of each
+// row's product with x.
 template <int R, int K, int V, int E, typename T>
 ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R]) {
 #pragma unroll
@@ -109,14 +109,14 @@ ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R])
   }
 }
 
-// The warp's sums of R rows, to part[0..R).
+// Writes the warp's sums of R rows to part[0..R).
 template <int R>
 ARK_DEVICE void ark_slice_sums(float (&sum)[R], float* part) {
   const float total = ark_fold<R>(sum);
   if (ark_lane() % (32 / R) == 0) part[ark_lane() / (32 / R)] = total;
 }
 
-// The sum of the slices' parts of one row.
+// Adds up the slices' parts of one row.
 ARK_DEVICE float ark_slices(const float* part, int pitch) {
   float sum = 0.0f;
 #pragma unroll
@@ -124,8 +124,9 @@ ARK_DEVICE float ark_slices(const float* part, int pitch) {
   return sum;
 }
 
-// coord: first and last+1 row of the weights, of type W, R rows of K to a stage, or one row in P
-// stages. E elements of the input are loaded at once; PITCH rows' sums wait for their epilogue.
+// coord: first row of the weights and end of the rows. Weights have type W. A stage has R rows of K
+// elements, or P stages have one row. E elements of the input are loaded at once. PITCH: the number
+// of rows whose sums are kept until the epilogue.
 template <typename W, int K, int R, int P, int E, int PITCH, class X, class N, class S>
 ARK_DEVICE void ark_linear_slices(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
                                   S epilogue) {

@@ -1,9 +1,10 @@
-"""Linear layers of one input row through the ring, by all warps of a block together.
+"""Linear layers of one input row through the operand ring, computed by all warps of a block
+together.
 
-Serves decoding: one row, on a machine with a ring, where the row splits evenly over the threads.
-The input comes straight into registers, slice by slice, and the epilogue has a thread per output;
-linear.h has the device side. Everything else is the common body's. Called by the writer through the
-dialect.
+Used in decoding of one sequence, on a machine with a ring, if the row divides evenly among the
+threads. The input is loaded directly to registers, slice by slice, and in the epilogue each thread
+has one output. linear.h has the device code. The common body computes all other cases. Called by
+the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ark.tasks.linear_params import LinearParams
 from ark_cuda.tasks import inline
 from ark_cuda.tasks.linear_roles import LinearBody
 
-MAX_ROWS = 256  # the most rows whose sums are in shared memory before an epilogue
+MAX_ROWS = 256  # the most rows whose sums wait in shared memory for an epilogue
 
 
 def _vector(sig: Signature, machine: Machine) -> int:
-    """Elements of the input that a thread loads at once; 0 if this body does not support the
-    signature.
+    """The number of elements of the input that a thread loads at once, or 0 if this body does not
+    support the signature.
     """
     params = sig.read(LinearParams)
     rows, k = sig.operands[0].shape
@@ -39,20 +40,20 @@ def _vector(sig: Signature, machine: Machine) -> int:
 
 
 def _pitch(sig: Signature, machine: Machine) -> int:
-    """Rows between two epilogues, a multiple of a stage's."""
+    """The number of rows between two epilogues, a multiple of a stage's rows."""
     rows = sig.read(LinearParams).rows
     stages = -(-sig.operands[1].shape[0] // rows)
     return min(-(-stages // machine.processors) * rows, MAX_ROWS)
 
 
 class Slices(LinearBody):
-    """All warps of a block share one row, slice by slice."""
+    """A linear layer in which all warps of a block share one row, slice by slice."""
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return not narrows(sig, machine) and _vector(sig, machine) > 0
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """The slices' sums of rows, and of squares."""
+        """Shared memory for the slices' sums of rows and of squares."""
         best = 8 * machine.warps if sig.read(LinearParams).epilogue == "sample" else 0
         return 4 * machine.warps * (_pitch(sig, machine) + 1) + best
 
@@ -62,7 +63,7 @@ class Slices(LinearBody):
         sizes = (params.rows, params.split_k, vector, _pitch(sig, machine))
         constants = (sig.operands[1].ctype, k, *sizes)
         operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
-        # Beside large products it runs once a prompt.
+        # In plans with large products it runs only once per prompt.
         often = machine.variant.name != "matrix"
         call = text.called("ark_linear_slices", constants, operands)
         return inline.inlined(name, call, machine, often=often)

@@ -1,13 +1,14 @@
-// A few rows, one of each sequence of a batch, through a linear layer in the variant `roles`: as in
-// linear_roles.h, but sums are products of matrix units (m16n8k16), so that up to eight rows cost
-// what one does. A stage has a part of each of as many rows of weights as matrix units take: then
-// it is multiplied by no more of the input than it has weights; beside two rows it may have four
-// whole rows of weights (linear_units.h). An input that is large beside the
-// ring never lies in shared memory: each warp reads what it needs for a stage.
+// A linear layer of a few input rows, one from each sequence of a batch, in the variant `roles`. It
+// works like linear_roles.h, but sums are products on matrix units (m16n8k16), so up to eight rows
+// cost as much as one. A stage has a part of as many rows of weights as matrix units take, and is
+// multiplied with no more elements of the input than it has weights. With two input rows a stage
+// may have four whole rows of weights instead (linear_units.h). An input that is large compared
+// with the ring is not copied to shared memory: each warp reads the elements that it needs for a
+// stage.
 
 constexpr int ARK_ROW_PAD = 64;  // bytes between rows in shared memory: they begin at other banks
 
-// d += a b for a tile of 16 by 8, 16 deep.
+// d += a b for a tile of 16 by 8 elements, 16 deep.
 ARK_DEVICE void ark_multiply_tile(const ark_bf16*, float (&d)[4], ark_u32 a0, ark_u32 a1,
                                   ark_u32 a2, ark_u32 a3, ark_u32 b0, ark_u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -69,9 +70,9 @@ ARK_DEVICE void ark_flat_products(const T* w, const T* x, float (&sum)[2]) {
 }
 
 // Adds to d the products of R rows of weights in shared memory, PART apart, with input rows, over
-// BLOCKS times 32 elements; x(i) is what this lane has of block i of input row `ark_lane() / 4`.
-// All rows begin at one bank: of two blocks, neighbouring rows' lanes load another one first. D
-// sums run by themselves, since a product takes long to come.
+// BLOCKS times 32 elements. x(i): this lane's elements of block i of input row `ark_lane() / 4`.
+// All rows begin at the same bank, so lanes of neighbouring rows load two blocks in opposite order.
+// There are D independent sums, because the latency of a product is high.
 template <int R, int PART, int BLOCKS, int UNROLLED, int D, typename T, class X>
 ARK_DEVICE void ark_tile_products(const T* w, const X& x, float (&d)[D][4]) {
   using Tile = ArkRowsTile<true, R, 8>;
@@ -97,9 +98,10 @@ ARK_DEVICE void ark_tile_products(const T* w, const X& x, float (&d)[D][4]) {
   }
 }
 
-// The sums of R rows of weights with M rows of the input, of which each lane has its tile's: true
-// for the warp that adds the last of the P parts, which gets the totals, summed in order. parts:
-// the last KEPT stages' sums; counts: how many of some rows' parts are there.
+// Adds up the sums of R rows of weights with M rows of the input, of which each lane has those of
+// its tile. Returns true for the warp that adds the last of the P parts. That warp gets the totals,
+// summed in order. parts: the last KEPT stages' sums; counts: by group of rows, the number of parts
+// that have arrived.
 template <class Tile, int RM, int P, int KEPT>
 ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float (&sum)[Tile::ALL]) {
   static_assert(KEPT % P == 0, "rows are kept whole");
@@ -110,8 +112,8 @@ ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float 
     const int at = Tile::at(e);
     if (at >= 0) own[place % P * RM + at] = sum[e];
   }
-  // The order between warps is the count's: lane 0 releases what its warp has stored and takes over
-  // what the others have. A shuffle orders no memory.
+  // The count orders the warps: lane 0 releases what its warp has stored and acquires what the
+  // others have stored. A shuffle does not order memory.
   __syncwarp();
   ark_u32 before = 0u;
   if (ark_lane() == 0) {
@@ -223,7 +225,7 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
     }
     ark_stage_done(c, t.fetch_begin + j);
     if constexpr (N::norm) {
-      if (j == first) {  // not before: the ring waits for the slot
+      if (j == first) {  // not earlier: the ring waits for the slot
         ark_squares_wait(squared);
 #pragma unroll
         for (int e = 0; e < Tile::COLUMNS; ++e) {
@@ -244,8 +246,8 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
   return true;
 }
 
-// The same where the input, of the weights' type in plain memory, stays there: a warp asks for the
-// part that it multiplies by a stage while the stage is on its way.
+// The same for an input that has the weights' type and stays in plain memory. A warp loads the part
+// of it that it needs for a stage while the stage is in flight.
 template <typename W, int K, int R, int P, int KEPT, bool BOXED, int M, class X, class S>
 ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogue) {
   constexpr int PART = K / P, ALL = PART / 32, ROUND = ALL < 16 ? ALL : 16;
@@ -266,7 +268,7 @@ ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogu
     for (int i = ark_tid(); i < KEPT / P; i += ARK_THREADS) counts[i] = 0u;
   }
   ark_gathered();
-  // What a lane has of two neighbouring pieces of 32: of a box's block two chunks.
+  // A lane's elements of two neighbouring pieces of 32. In a box they are two chunks of a block.
   const int chunk = BOXED ? Box::chunk() : ark_lane() % 4, next = BOXED ? Box::NEXT : 4;
   const W* from = input.p + own * K + chunk * 8;
   const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);

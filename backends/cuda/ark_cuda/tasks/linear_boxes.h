@@ -1,12 +1,13 @@
 // Products of weights that came as a box (ark_fill_box) with few rows of an input. A box has blocks
 // of 64 elements of each of R rows, row after row of 128 bytes, of which the copy engine has put
-// chunk c, of 16 bytes, of row r in place c ^ r % 8. So eight lanes find two rows' chunks in all
-// banks. What a lane loads at once is an operand of matrix units as it lies (m16n8k16): rows r and
-// r + 8 of the tile are both row r of the weights, with other elements of the same chunk.
+// chunk c, of 16 bytes, of row r in place c ^ r % 8. Eight lanes that read two rows' chunks
+// therefore access all banks. The 16 bytes that a lane loads are an operand of matrix units
+// (m16n8k16) without a conversion: rows r and r + 8 of the tile are both row r of the weights, with
+// different elements of the same chunk.
 //
 // The tile's columns are then the input's rows for one half of the elements. Up to four input rows
-// take columns 0 to 3 with the first half and 4 to 7 with the second: one product has both, and
-// what else it computes is not looked at. More rows take a product for each half.
+// use columns 0 to 3 for the first half and columns 4 to 7 for the second half. One product
+// computes both, and its other results are ignored. More input rows need one product for each half.
 
 constexpr int ARK_BOX_BLOCK = 64;
 
@@ -15,7 +16,7 @@ struct ArkBox {
   static constexpr bool BOTH = M <= 4;        // one product for both halves
   static constexpr int SETS = R / 8;          // of eight rows of weights
   static constexpr int NEXT = R > 8 ? 2 : 1;  // from a lane's first chunk of a block to its second
-  static constexpr int CHAINS = BOTH && R > 8 ? 2 : 4;  // sums of a set that run by themselves
+  static constexpr int CHAINS = BOTH && R > 8 ? 2 : 4;  // independent sums of a set
   static_assert(R == 8 || R == 16, "one set of rows or two");
 
   // A lane's first chunk of each block.
@@ -23,8 +24,8 @@ struct ArkBox {
     const int t = ark_lane() % 4;
     return R > 8 ? (t & 1) | (t >> 1) << 2 : 2 * t;
   }
-  // The row of the input of which a lane has elements, and the half that it has of them if BOTH.
-  // Columns beyond M are not looked at, whatever is in them.
+  // The row of the input whose elements a lane has, and, if BOTH, which half of them. Columns
+  // beyond M are ignored, whatever they contain.
   ARK_DEVICE_MEMBER static int input() {
     const int column = BOTH ? ark_lane() / 4 % 4 : ark_lane() / 4;
     return column < M ? column : 0;
@@ -32,15 +33,15 @@ struct ArkBox {
   ARK_DEVICE_MEMBER static int half() { return ark_lane() / 16; }
 };
 
-// Where a pair of elements that begins at `place` lies among its row in shared memory: a lane's two
-// chunks' halves are 16 bytes.
+// The offset in shared memory of the pair of elements at `place` of a row: the halves of a lane's
+// two chunks are 16 bytes.
 ARK_DEVICE int ark_box_place(int place) {
   const int word = place / 2 % 32;
   return place / ARK_BOX_BLOCK * ARK_BOX_BLOCK + 2 * (word >> 1 | (word & 1) << 4);
 }
 
-// Adds the products of BLOCKS blocks of a box. x(i, half): of block i this lane's half of its first
-// chunk, two words, and of its second.
+// Adds the products of BLOCKS blocks of a box. x(i, half): of block i, this lane's half of its
+// first chunk (two words) and of its second chunk.
 template <int R, int M, int BLOCKS, int UNROLLED, typename T, class X>
 ARK_DEVICE void ark_box_products(const T* w, const X& x,
                                  float (&d)[ArkBox<R, M>::SETS][ArkBox<R, M>::CHAINS][4]) {
@@ -92,7 +93,7 @@ ARK_DEVICE void ark_box_sums(const float (&d)[ArkBox<R, M>::CHAINS][4], float (&
   }
 }
 
-// The sums as ArkRowsTile has them.
+// The sums in the layout of ArkRowsTile.
 template <int R, int M>
 ARK_DEVICE void ark_box_tile(const float (&d)[ArkBox<R, M>::SETS][ArkBox<R, M>::CHAINS][4],
                              float (&sum)[R > 8 ? 4 : 2]) {

@@ -1,5 +1,5 @@
-// How the rows of a batch come to shared memory (linear_batch.h): from packets or memory in fp32,
-// or from memory in the weights' type.
+// Copies the rows of a batch to shared memory (linear_batch.h): from packets or memory in fp32, or
+// from memory in the weights' type.
 
 // Pairs of a row's elements, as of ark_load_pairs; whole rows in fp32 have theirs in 8 bytes.
 template <int N, typename P, typename There, typename At>
@@ -21,7 +21,7 @@ ARK_DEVICE void ark_row_pairs(ArkCtx&, const float*, const There& there, const A
   }
 }
 
-// 16 bytes that another processor wrote, past the first cache.
+// Loads 16 bytes that another processor wrote, bypassing the L1 cache.
 template <typename T>
 ARK_DEVICE uint4 ark_load_far(const T* p) {
   uint4 v;
@@ -31,7 +31,8 @@ ARK_DEVICE uint4 ark_load_far(const T* p) {
   return v;
 }
 
-// Two products of a 16-bit type at once: as of floats that are rounded, which hold them exactly.
+// Two products of a 16-bit type at once, equal to the rounded products of floats, which represent
+// them exactly.
 ARK_DEVICE ark_u32 ark_multiply_pair(const ark_bf16*, ark_u32 a, ark_u32 b) {
   ark_u32 made;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(made) : "r"(a), "r"(b));
@@ -43,17 +44,17 @@ ARK_DEVICE ark_u32 ark_multiply_pair(const ark_f16*, ark_u32 a, ark_u32 b) {
   return made;
 }
 
-// True for an input of the weights' type in plain memory.
+// True if the input has the weights' type and is in plain memory.
 template <typename P, typename W>
 constexpr bool ARK_ROUNDED = false;
 template <typename W>
 inline constexpr bool ARK_ROUNDED<const W*, W> = true;
 
-// Eights of a row's elements that a thread has.
+// Eights of a row's elements (groups of eight) that a thread has.
 template <int K>
 constexpr int ARK_ROW_EIGHTS = (K / 8 + ARK_THREADS - 1) / ARK_THREADS;
 
-// The norm's weights for this thread's eights.
+// The norm's weights for this thread's groups of eight.
 template <int K, typename T>
 ARK_DEVICE void ark_eight_factors(const T* norm, uint4 (&factor)[ARK_ROW_EIGHTS<K>]) {
 #pragma unroll
@@ -63,8 +64,9 @@ ARK_DEVICE void ark_eight_factors(const T* norm, uint4 (&factor)[ARK_ROW_EIGHTS<
   }
 }
 
-// As ark_batch_rows, of an input and norm weights of the weights' type: all of a thread's eights
-// are asked for at once. Threads without any ask for the last, since a branch would cost registers.
+// As ark_batch_rows, for an input and norm weights of the weights' type. All of a thread's groups
+// of eight are loaded at once. A thread without a group loads the last one, because a branch would
+// cost registers.
 template <int M, int K, int PITCH, bool NORM, bool BOXED, typename T, int F>
 ARK_DEVICE void ark_batch_eights(const T* p, const uint4 (&factor)[F], T* xs, float (&square)[M]) {
   constexpr int EACH = ARK_ROW_EIGHTS<K>;
@@ -105,12 +107,12 @@ ARK_DEVICE void ark_batch_eights(const T* p, const uint4 (&factor)[F], T* xs, fl
   }
 }
 
-// Loads M rows of K elements, times `factor` if NORM, to xs, PITCH elements apart, in the order of
-// boxes' products if BOXED; adds this thread's squares of each row to `square`.
+// Loads M rows of K elements, times `factor` if NORM, to xs, with PITCH elements from row to row,
+// in the order of boxes' products if BOXED. Adds this thread's squares of each row to `square`.
 template <int M, int K, int PITCH, bool NORM, bool BOXED, typename P, typename T, int F>
 ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
                                float (&square)[M], bool system) {
-  // Fewer warps have more registers, and fewer trips to memory do.
+  // With fewer warps a thread has more registers, and fewer rounds of memory latency suffice.
   constexpr int MOST = ARK_WARPS > 9 ? 12 : 20;
   constexpr int EACH = ARK_ROW_PAIRS<K>, ALL = M * EACH, N = ALL < MOST ? ALL : MOST;
   constexpr int ROUNDS = (ALL + N - 1) / N;

@@ -1,8 +1,9 @@
-// One row through a linear layer in the variant `roles`: the computing warps load the input into
-// shared memory together, in the weights' type (as matrix units take it), then each warp takes its
-// own stages of the ring, folds a stage's rows and publishes them, and goes on to the next.
+// A linear layer of one input row in the variant `roles`. The computing warps together load the
+// input to shared memory, in the weights' type for matrix units. Each warp then processes its own
+// stages of the ring: it reduces a stage's rows, publishes the results and goes on to its next
+// stage.
 
-// Pairs of a row that a thread loads.
+// The number of pairs of a row that a thread loads.
 template <int K>
 constexpr int ARK_ROW_PAIRS = (K / 2 + ARK_THREADS - 1) / ARK_THREADS;
 
@@ -17,8 +18,8 @@ ARK_DEVICE void ark_row_factors(const T* norm, float (&factor)[2 * ARK_ROW_PAIRS
   }
 }
 
-// Loads a row of K elements, the sum of S shares of it from share FIRST on, round, times `factor`
-// if NORM, to xs; returns the sum of this thread's squares.
+// Loads a row of K elements to xs, times `factor` if NORM. The row is the sum of S shares, added up
+// cyclically from share FIRST on. Returns the sum of this thread's squares.
 template <int K, int S, int FIRST, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs, bool system) {
   constexpr int ALL = ARK_ROW_PAIRS<K>, MOST = S < 12 ? 12 / S : 1, N = ALL < MOST ? ALL : MOST;
@@ -49,7 +50,7 @@ ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
   return square;
 }
 
-// The same of short packets of xs's type, which are not scaled: there is nothing to convert.
+// The same for unscaled short packets of xs's type, which need no conversion.
 template <int K, int S, int FIRST, bool NORM, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const ArkShort<T>* p, const float (&)[F], T* xs, bool) {
   static_assert(S == 1 && !NORM && K % 4 == 0, "one row as it is");
@@ -72,8 +73,8 @@ ARK_DEVICE float ark_row(ArkCtx& c, const ArkShort<T>* p, const float (&)[F], T*
   return 0.0f;
 }
 
-// This lane's share of the products of R rows of K weights, `pitch` apart, with x; all in shared
-// memory. Few rows have several running sums each.
+// This lane's share of the products of R rows of K weights, `pitch` apart, with x, all in shared
+// memory. With few rows, each has several running sums.
 template <int R, int K, typename T>
 ARK_DEVICE void ark_stage_dots(const T* w, const T* x, float (&sum)[R]) {
   constexpr int E = 16 / sizeof(T), A = R == 1 ? 4 : R == 2 ? 2 : 1;
@@ -98,8 +99,8 @@ ARK_DEVICE void ark_stage_dots(const T* w, const T* x, float (&sum)[R]) {
   }
 }
 
-// The sum of one part of a row that is cut along k: true for the warp that adds the last one, which
-// gets the row's total, summed in order.
+// Adds up the parts of a row that is cut along k. Returns true for the warp that adds the last
+// part. That warp gets the row's total, summed in order.
 template <int P>
 ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_u32* counts,
                               float& total) {
@@ -111,7 +112,7 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
     __threadfence_block();
   }
   before = __shfl_sync(0xffffffffu, before, 0);
-  __syncwarp();  // what lane 0 has seen, all lanes see; a shuffle orders no memory
+  __syncwarp();  // all lanes see what lane 0 has seen; a shuffle orders no memory
   if (before != P - 1) return false;
   total = 0.0f;
 #pragma unroll
@@ -119,10 +120,11 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
   return true;
 }
 
-// The lead warp's poll, of row ROW: the packet that a processor far from this one is expected to
-// publish last. Of few elements in shares one of each, at once; of more one of the rank's own,
-// then one of the preceding rank: gathering much before its data has arrived would take bandwidth
-// from the weights.
+// The packet of row ROW that the lead warp polls. It is the one that a processor far from this one
+// is expected to publish last. If the row has few elements in shares, one packet of each share is
+// polled at once. Otherwise a packet of the rank's own share and then one of the preceding rank's
+// share are polled: gathering long before the data has arrived would take bandwidth from the
+// weights.
 constexpr int ARK_POLLED_TOGETHER = 4096;
 template <int K, int SHARES, int ROW, int PROCESSORS, class X>
 ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
@@ -134,9 +136,10 @@ ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
   if (SHARES > 1 && !TOGETHER) ark_poll_packet(c, last + (SHARES - 1) * K, X::system);
 }
 
-// coord: first and last+1 row of the weights, of type W, R rows of K to a stage, or one row in P
-// stages; a task has at most TASK_ROWS. XS: bytes of shared memory that hold the input, which is
-// the sum of SHARES rows, from row FIRST on. False if the processor is to leave.
+// coord: first row of the weights and end of the rows. Weights have type W. A stage has R rows of K
+// elements, or P stages have one row. A task has at most TASK_ROWS rows. XS: bytes of shared memory
+// for the input, which is the sum of SHARES rows from row FIRST on. Returns false if the processor
+// must leave.
 template <typename W, int K, int R, int P, int TASK_ROWS, int XS, int SHARES, int FIRST, class X,
           class N, class S>
 ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
@@ -144,7 +147,7 @@ ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& 
   constexpr int STEP = 32 / R, WIDTH = S::WIDTH;
   W* xs = reinterpret_cast<W*>(ARK_SCRATCH(c));
   float* squares = reinterpret_cast<float*>(ARK_SCRATCH(c) + XS);
-  float* parts = squares + ARK_WARPS;  // with P > 1 each row's, and how many are there
+  float* parts = squares + ARK_WARPS;  // with P > 1, by row: the parts and their number
   ark_u32* counts = reinterpret_cast<ark_u32*>(parts + TASK_ROWS * P);
   const int end = t.coord[1];
   const bool lead = ark_lane() % STEP == 0;
@@ -191,7 +194,7 @@ ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& 
     }
     ark_stage_done(c, t.fetch_begin + j);
     if constexpr (N::norm) {
-      if (j == first) {  // not before: the ring waits for the slot
+      if (j == first) {  // not earlier: the ring waits for the slot
         ark_squares_wait(squared);
         float all = 0.0f;
 #pragma unroll

@@ -47,7 +47,7 @@ def boxed(sig: Signature) -> bool:
 
 
 class LinearBody(Body):
-    """The base of the bodies of linear layers."""
+    """The base class of the bodies of linear layers."""
 
     kind = "linear"
 
@@ -59,14 +59,14 @@ class LinearBody(Body):
 
 
 class Roles(LinearBody):
-    """A stage of weights is one warp's, in the variant `roles`."""
+    """A linear layer in the variant `roles`, in which each stage of weights belongs to one warp."""
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return narrows(sig, machine)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """The input row, the warps' squares, and the parts' sums where rows are cut along k, in
-        bytes.
+        """Bytes of shared memory for the input row, the warps' squares, and the parts' sums if rows
+        are cut along k.
         """
         params = sig.read(LinearParams)
         splits, rows = params.split_k, _rows(sig)
@@ -78,9 +78,9 @@ class Roles(LinearBody):
         return _input_bytes(sig) + 4 * machine.warps + parts + best
 
     def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-        """The map of the weights through which the stream copies a stage at once: lines of a part,
-        one after another, of each of its rows. Lines come to the cache one at a time: with their
-        neighbours a token takes longer.
+        """The tensor map of the weights with which the stream copies a stage at once. A box
+        contains a part of each row, one 128-byte line after another. Lines are loaded to the cache
+        one at a time, because loading them with their neighbours makes a token slower.
         """
         params = sig.read(LinearParams)
         if not boxed(sig):
@@ -93,20 +93,20 @@ class Roles(LinearBody):
         )
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str:
-        """What the lead warp waits for."""
+        """The source of the lead warp's wait."""
         given, k = sig.operands[0].shape
         shares, last = (given, 0) if _rows(sig) == 1 else (1, given - 1)
         constants = (k, shares, last, machine.processors)
         return inline.poll(name, text.called("ark_linear_poll", constants, (text.given(sig, 0),)))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The computing warps' part."""
+        """The source of the computing warps' part."""
         k, params, rows = sig.operands[0].shape[1], sig.read(LinearParams), _rows(sig)
         sizes = (sig.operands[1].ctype, k, params.rows, params.split_k)
         operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
         if rows == 1:
             given = sig.operands[0].shape[0]
-            # With two ranks the order of the sum does not change the result, and both ranks have
+            # With two ranks the order of the sum does not change the result, so both ranks can use
             # the same kernel.
             shares = (given, params.first if given > 2 else 0)
             constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)

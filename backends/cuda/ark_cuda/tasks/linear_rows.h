@@ -1,8 +1,9 @@
-// One row through a linear layer whose weights are rows of a quantised matrix, in the variant
-// `roles`: as linear_roles.h does it, with codes that become operands of matrix units on the way
-// from the ring's stage.
+// A linear layer of one input row whose weights are rows of a quantised matrix, in the variant
+// `roles`. It works like linear_roles.h. Codes from a stage of the ring are converted to operands
+// of matrix units.
 
-// The products of R rows with x as it is, by lanes' shares. Lane l gets that of row l R / 32.
+// The products of R rows with an unscaled x, computed from the lanes' shares. Lane l gets the
+// product of row l R / 32.
 template <int R, class ROW, typename T>
 ARK_DEVICE float ark_lane_products(const ROW* rows, const T* x) {
   float sum[R];
@@ -35,8 +36,8 @@ ARK_DEVICE void ark_block_factors(const T* norm, float (&factor)[2 * ARK_BLOCK_P
   }
 }
 
-// A block's four elements of this lane, at columns first and second with neighbours, to where Tile
-// has them in xs; its factor, to `blocks`. Elements beyond K are 0.
+// Writes this lane's four elements of a block, at columns first and second with their neighbours,
+// to their positions in xs (Tile), and the block's factor to `blocks`. Elements beyond K are 0.
 template <class Tile, int K>
 ARK_DEVICE void ark_store_block(ark_f16* xs, float* blocks, int first, int second,
                                 const float (&v)[4]) {
@@ -49,15 +50,15 @@ ARK_DEVICE void ark_store_block(ark_f16* xs, float* blocks, int first, int secon
   if (first < K) ark_narrow(xs + Tile::place(first), v[0] * by, v[1] * by);
   if (second < K) ark_narrow(xs + Tile::place(second), v[2] * by, v[3] * by);
 }
-// Without matrix units elements stay as they are.
+// Without matrix units the elements are not scaled.
 template <class Tile, int K, typename T>
 ARK_DEVICE void ark_store_block(T* xs, float*, int first, int second, const float (&v)[4]) {
   if (first < K) ark_narrow(xs + first, v[0], v[1]);
   if (second < K) ark_narrow(xs + second, v[2], v[3]);
 }
 
-// Loads a row of K elements, the sum of S shares of it from share FIRST on, round, times `factor`
-// if NORM, to xs; returns the sum of this thread's squares.
+// Loads a row of K elements to xs, times `factor` if NORM. The row is the sum of S shares, added up
+// cyclically from share FIRST on. Returns the sum of this thread's squares.
 template <class Tile, int K, int S, int FIRST, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_tile_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs, float* blocks,
                               bool system) {
@@ -95,7 +96,7 @@ ARK_DEVICE float ark_tile_row(ArkCtx& c, const P* p, const float (&factor)[F], T
   }
   return square;
 }
-// The same of short packets, which are not scaled.
+// The same for unscaled short packets.
 template <class Tile, int K, int S, int FIRST, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_tile_row(ArkCtx& c, const ArkShort<P>* p, const float (&)[F], T* xs,
                               float* blocks, bool) {
@@ -123,7 +124,8 @@ ARK_DEVICE float ark_tile_row(ArkCtx& c, const ArkShort<P>* p, const float (&)[F
   return 0.0f;
 }
 
-// fp16 where matrix units multiply, else the weights' own type.
+// The type of the input in shared memory: fp16 if matrix units multiply (NONE is false), otherwise
+// T.
 template <bool NONE, typename T>
 struct ArkRowInput {
   typedef ark_f16 type;
@@ -133,9 +135,9 @@ struct ArkRowInput<true, T> {
   typedef T type;
 };
 
-// coord: first and last+1 row of the weights, R to a stage. XS: bytes of shared memory that hold
-// the input in type T, which is the sum of SHARES rows, from row FIRST on. False if the processor
-// is to leave.
+// coord: first row of the weights and end of the rows, R rows to a stage. XS: bytes of shared
+// memory for the input in type T, which is the sum of SHARES rows from row FIRST on. Returns false
+// if the processor must leave.
 template <class ROW, typename T, int R, int XS, int SHARES, int FIRST, class X, class N, class S>
 ARK_DEVICE bool ark_linear_row_stages(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
                                       S epilogue) {
@@ -190,7 +192,7 @@ ARK_DEVICE bool ark_linear_row_stages(ArkCtx& c, const ArkTask& t, X input, cons
     }
     ark_stage_done(c, t.fetch_begin + j);
     if constexpr (N::norm) {
-      if (j == first) {  // not before: the ring waits for the slot
+      if (j == first) {  // not earlier: the ring waits for the slot
         ark_squares_wait(squared);
         float all = 0.0f;
 #pragma unroll

@@ -1,8 +1,8 @@
-"""Linear layers of one input row with quantised weights, in the variant `roles`: a stage of rows is
-one warp's, which makes operands of matrix units of its codes.
+"""Linear layers of one input row with quantised weights, in the variant `roles`. Each stage of rows
+belongs to one warp, which converts the codes to operands of matrix units.
 
-linear_rows.h, row_tiles.h and linear_codes.h have the device side; the common body does the rest.
-Called through the dialect.
+linear_rows.h, row_tiles.h and linear_codes.h have the device code. The common body computes all
+other cases. Called through the dialect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def _input_bytes(sig: Signature) -> int:
 
 
 class Rows(linear_roles.Roles):
-    """A stage of rows is one warp's, in the variant `roles`."""
+    """A linear layer in the variant `roles`, in which each stage of quantised rows belongs to one
+    warp.
+    """
 
     kind = "linear_rows"
 
@@ -42,18 +44,18 @@ class Rows(linear_roles.Roles):
         return (*super().headers(machine), HEADER, *map(inline.header, names))
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """The input row, and the warps' squares and best logits, in bytes."""
+        """Bytes of shared memory for the input row, and for the warps' squares and best logits."""
         return _input_bytes(sig) + 4 * 3 * machine.warps
 
     def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-        """None: stages are runs."""
+        """Returns None: stages are contiguous runs and need no tensor map."""
         return ()
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The computing warps' part."""
+        """The source of the computing warps' part."""
         params, values = sig.read(LinearParams), _row_type(sig).values.storage
         given = sig.operands[0].shape[0]
-        # With two ranks the order of the sum does not change the result, and both ranks have the
+        # With two ranks the order of the sum does not change the result, so both ranks can use the
         # same kernel.
         shares = (given, params.first if given > 2 else 0)
         constants = (sig.operands[1].ctype, values, params.rows, _input_bytes(sig), *shares)

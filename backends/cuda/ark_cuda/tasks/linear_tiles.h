@@ -1,26 +1,27 @@
-// Tiles of sums of several rows, of which each lane has some, and what a linear layer does with
-// them (linear_batch.h).
+// Tiles of sums of several rows, divided among lanes, and the epilogue that a linear layer applies
+// to them (linear_batch.h).
 
-// What a lane has of the products of R rows of weights with M rows of the input: two neighbouring
-// rows of weights from row() on, with COLUMNS input rows from column() on; element e is of row
-// e / COLUMNS and column e % COLUMNS. TALL: weights are the 16 rows of matrix units' tile, else its
-// 8 columns.
+// A lane's part of the products of R rows of weights with M rows of the input: two neighbouring
+// rows of weights from row() on, with COLUMNS input rows from column() on. Element e has row e /
+// COLUMNS and column e % COLUMNS. TALL: true if weights are the 16 rows of the matrix units' tile,
+// false if they are its 8 columns.
 template <bool TALL, int R, int M>
 struct ArkRowsTile {
   static constexpr int COLUMNS = TALL ? 2 : 1, ALL = 2 * COLUMNS;
-  // Lanes that differ in these bits have other rows of the same columns.
+  // Lanes whose numbers differ in these bits have other rows of the same columns.
   static constexpr int FIRST_ROW = TALL ? 4 : 1, LAST_ROW = TALL ? 32 : 4;
   ARK_DEVICE int row() { return (TALL ? ark_lane() / 4 : ark_lane() % 4) * 2; }
   ARK_DEVICE int column() { return TALL ? ark_lane() % 4 * 2 : ark_lane() / 4; }
-  // Where element e is among R by M; -1 if it is not.
+  // The index of element e in the R by M matrix, or -1 if it is outside.
   ARK_DEVICE int at(int e) {
     const int own = row() + e / COLUMNS, other = column() + e % COLUMNS;
     return own < R && other < M ? own * M + other : -1;
   }
 };
 
-// What the epilogue asks for beforehand, and what it does with a tile's sums: both of a lane's rows
-// at once, for each of its columns. row: its first row of the weights, of which `end` there are.
+// Loads the epilogue's operands in advance, and applies the epilogue to a tile's sums: both of a
+// lane's rows at once, for each of its columns. row: the lane's first row of the weights; `end`:
+// the end of the rows.
 template <class Tile, class S>
 ARK_DEVICE void ark_tile_ahead(ArkCtx& c, const S& epilogue, int row, int end,
                                float (&ahead)[Tile::COLUMNS][1][2]) {
@@ -30,8 +31,8 @@ ARK_DEVICE void ark_tile_ahead(ArkCtx& c, const S& epilogue, int row, int end,
     ark_sums_ahead(c, epilogue, Tile::column() + e, row, end - row, ahead[e]);
   }
 }
-// Sums that are logits of M sequences, each with settings and a position of its own: the TILES
-// tasks, which share STAGES stages of R rows, find the best of their own for each.
+// For sums that are logits of M sequences, each with its own settings and position: TILES tasks,
+// which share STAGES stages of R rows, find the best token of their own rows for each sequence.
 template <int M, int SETTINGS, int R, int TILES, int STAGES, class O, class S, class P, class C>
 struct ArkSampleRows {
   static constexpr bool WAITS = false;
@@ -78,7 +79,8 @@ ARK_DEVICE void ark_tile_store(ArkCtx& c, S& epilogue, int row, int end,
   }
 }
 
-// Before the task may begin, and when all is stored. red: 2 * ARK_WARPS words for each sequence.
+// Called before the task begins, and after everything is stored. red: 2 * ARK_WARPS words for each
+// sequence.
 template <class Tile, class E>
 ARK_DEVICE void ark_tile_begin(E&) {}
 template <class Tile, class E>

@@ -1,21 +1,23 @@
-// One row, or few, through a linear layer by matrix units, out of stages of whole rows of weights:
-// they take two operands where the scalar units convert and multiply one element after another, and
-// a burst of stages is done the sooner, behind which the ring waits for its slots.
+// A linear layer of one or few input rows on matrix units, for stages of whole rows of weights.
+// Matrix units take whole operands, while scalar instructions convert and multiply one element
+// after another. A burst of stages is therefore processed sooner, and the ring waits less for free
+// slots.
 
-// The products of R rows of K weights with x, both in shared memory, by matrix units (m16n8k16),
-// for a tenth of the instructions of lanes' shares (ark_stage_dots). The tile's rows are rows of
-// weights in SEGMENTS parts, its columns the same parts of x, of as many rows as there are columns
-// for; of the products those of equal parts count. Neighbouring parts, which begin at one bank,
-// take pairs of 64 bytes in turned order. What a lane loads at once, 8 elements, are two operands
-// as they lie, since both sides are taken so.
+// The products of R rows of K weights with x, both in shared memory, on matrix units (m16n8k16),
+// with a tenth of the instructions of ark_stage_dots. Each row of weights is cut into SEGMENTS
+// parts, which are the tile's rows. The same parts of x, for as many rows of x as there are
+// columns, are the tile's columns. Only the products of equal parts are used. Neighbouring parts
+// begin at the same bank, so they take pairs of 64 bytes in opposite order. The 8 elements that a
+// lane loads at once are two operands without a rearrangement, because both sides use the same
+// order.
 template <int R>
 constexpr int ARK_SEGMENTS = R == 4 ? 4 : 8;
 template <int R, int K, typename T>
 constexpr bool ARK_BY_UNITS =
     sizeof(T) == 2 && (R == 1 || R == 2 || R == 4) && K % (64 * ARK_SEGMENTS<R>) == 0;
 
-// The tile's sums. A lane has its column's part of x from there on, and of the rows of weights
-// `lower` and, of several, `upper`.
+// The tile's sums. x: the lane's position in its column's part of x. lower, upper: the lane's
+// positions in the rows of weights; with one row both are the same.
 template <int R, int K, typename T>
 ARK_DEVICE void ark_units_sums(const T* lower, const T* upper, const T* x, float (&all)[4]) {
   constexpr int S = ARK_SEGMENTS<R>, CHAINS = 2;
@@ -60,9 +62,9 @@ ARK_DEVICE void ark_stage_products(const T* w, const T* x, float (&sum)[R]) {
   }
 }
 
-// With two rows of x, PITCH apart, and four of weights: each row of x has four of the columns. What
-// a lane then has of the sums, as ArkRowsTile says it; lanes that differ in bits 0, 2 and 3 have
-// the same ones, which are the lowest's.
+// For two rows of x, PITCH apart, and four rows of weights: each row of x uses four of the columns.
+// The layout of a lane's sums, in the form of ArkRowsTile. Lanes whose numbers differ only in bits
+// 0, 2 and 3 have the same sums; the lowest of them stores.
 struct ArkUnitsTile {
   static constexpr int COLUMNS = 1, ALL = 2;
   static constexpr int FIRST_ROW = 16, LAST_ROW = 32;
@@ -86,10 +88,10 @@ ARK_DEVICE void ark_pair_products(const T* w, const T* x, float (&sum)[2]) {
   constexpr int S = ARK_SEGMENTS<4>;
   const int row = ark_lane() / 4, segment = row % S;
   const int own = segment * (K / S) + ark_lane() % 4 * 8;
-  const T* lower = w + row / S * 2 * K + own;  // neighbours are one lane's
+  const T* lower = w + row / S * 2 * K + own;  // two neighbours belong to one lane
   float all[4];
   ark_units_sums<4, K>(lower, lower + K, x + row / S * PITCH + own, all);
-  // A lane has two columns: one is of its rows' part, or none.
+  // A lane has two columns; at most one of them is the part of its rows.
   const bool mine = ark_lane() % 2 == segment / 2, odd = segment % 2 != 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

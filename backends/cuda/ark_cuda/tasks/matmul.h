@@ -1,12 +1,13 @@
-// A tile of a matrix product on tensor cores (mma.sync m16n8k16, fp32 sums). The warps split the
-// tile's columns and, within a chunk, k: a warp has 32 elements of k. Rows of a go through shared
-// memory, converted; rows of b come straight into registers, eight elements a lane. Any assignment
-// of a step's elements of k to the instruction's places will do, as long as a and b agree: lane
-// l % 4 has elements 8 (l % 4) to 8 (l % 4) + 7, so that its loads are 16 bytes wide.
+// A tile of a matrix product on tensor cores (mma.sync m16n8k16, fp32 sums). The warps divide the
+// tile's columns and, within a chunk, k: a warp has 32 elements along k. Rows of a are converted
+// and go through shared memory. Rows of b are loaded directly to registers, eight elements per
+// lane. Any assignment of a step's elements of k to the instruction's k indices is correct if a and
+// b use the same one. Lane l % 4 has elements 8 (l % 4) to 8 (l % 4) + 7, so that its loads have 16
+// bytes.
 
 ARK_DEVICE ark_u32 ark_pack(ark_u32 low, ark_u32 high) { return low | high << 16; }
 
-// Eight elements `stride` apart of which `left` are there, as their bits; the rest is zero.
+// The bits of eight elements `stride` apart, of which `left` exist; the rest is zero.
 template <typename T>
 ARK_COLD uint4 ark_eight_narrow(const T* from, ark_i64 stride, int left) {
   ark_u32 bits[8];
@@ -20,7 +21,7 @@ ARK_COLD float4 ark_four_narrow(const float* from, ark_i64 stride, int left) {
                      left > 2 ? from[2 * stride] : 0.0f, left > 3 ? from[3 * stride] : 0.0f);
 }
 
-// Eight elements of one row from k on, zero beyond the matrix.
+// Eight elements of one row from k on; zero beyond the matrix.
 template <typename T>
 ARK_DEVICE uint4 ark_eight(const ArkSide<T>& s, int row, int k) {
   if (row >= s.rows || k >= s.depth) return make_uint4(0u, 0u, 0u, 0u);
@@ -29,8 +30,8 @@ ARK_DEVICE uint4 ark_eight(const ArkSide<T>& s, int row, int k) {
   return ark_eight_narrow(from, s.k_stride, s.depth - k);
 }
 
-// What a thread carries of a's next chunk: eight elements, and how they go to shared memory. fp32
-// becomes two bf16, whose products with b add up to fp32's within 2^-16.
+// A thread's part of a's next chunk: eight elements, and their conversion for shared memory. An
+// fp32 element becomes two bf16, whose products with b add up to fp32's within 2^-16.
 template <typename T>
 struct ArkEight {
   static constexpr int PARTS = 1;
@@ -128,7 +129,7 @@ ARK_DEVICE void ark_matrix_tile(char* scratch, const ArkSide<TA>& a, const ArkSi
       }
     }
   }
-  // The slices' sums, side by side; then a thread per element adds them up.
+  // The slices' sums are stored side by side; then each thread adds up those of one element.
   constexpr int COLUMNS = WN * NB * 8;
   float* sums = reinterpret_cast<float*>(scratch);
   ark_sync();

@@ -1,8 +1,10 @@
-"""Matmul tiles of more than eight rows on tensor cores: bf16 and fp16 weights, any transposes.
+"""Matmul tiles of more than eight rows on tensor cores, for bf16 and fp16 weights and any
+transposes.
 
-fp32 rows times bf16 weights, as activations meet weights while a prompt is read, are split into two
-bf16 parts, so that nothing of fp32's range and little of its precision is lost. matmul.h has the
-device side; products of fp32 alone are those of exact.py. Called by the writer through the dialect.
+fp32 rows times bf16 weights occur when a prompt is read (activations times weights). The fp32 rows
+are split into two bf16 parts, which keep all of fp32's range and most of its precision. matmul.h
+has the device code. exact.py computes products of fp32 with fp32. Called by the writer through the
+dialect.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _OUTPUTS = ("fp32", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class _Shape:
-    """How the warps stand over a tile; the template arguments of ark_matrix_tile."""
+    """The arrangement of the warps over a tile; these are the template arguments of
+    ark_matrix_tile.
+    """
 
     blocks_m: int
     blocks_n: int
@@ -38,14 +42,14 @@ class _Shape:
 
     @property
     def nbytes(self) -> int:
-        """Shared memory: a's chunk while multiplying, the slices' sums after."""
+        """Shared memory: a's chunk during the multiplication, and the slices' sums after it."""
         rows, columns = 16 * self.blocks_m, 8 * self.blocks_n * self.warps_n
         chunk = self.parts * rows * 2 * (32 * self.slices + 32)
         return max(chunk, 4 * self.slices * rows * columns)
 
 
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
-    """The shape with the largest chunk that fits; None if only the common body supports the
+    """The shape with the largest chunk that fits, or None if only the common body supports the
     signature.
     """
     params = sig.read(MatmulParams)
@@ -83,7 +87,7 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
 
 
 class Warpgroups(MatmulBody):
-    """Tiles that box copies load for warpgroups (products.py)."""
+    """Matmul tiles that are loaded by box copies and multiplied by warpgroups (products.py)."""
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return products.serves(sig, machine)
@@ -102,7 +106,7 @@ class Warpgroups(MatmulBody):
 
 
 class MmaTiles(MatmulBody):
-    """Tiles on mma.sync in any variant."""
+    """Matmul tiles on mma.sync, in any variant."""
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return _shape(sig, machine) is not None

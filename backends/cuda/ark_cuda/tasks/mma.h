@@ -1,5 +1,5 @@
-// Tiles of matrix units (mma.sync m16n8k16, fp32 sums): products, and how a warp loads the tiles of
-// both sides from shared memory.
+// Products on matrix units (mma.sync m16n8k16, fp32 sums), and the loads of a warp's operand tiles
+// from shared memory.
 
 // d += a b: 16 by 16 and 16 by 8 elements of the pointer's type.
 ARK_DEVICE void ark_mma(float (&d)[4], ark_u32 a0, ark_u32 a1, ark_u32 a2, ark_u32 a3, ark_u32 b0,
@@ -17,9 +17,9 @@ ARK_DEVICE void ark_mma(float (&d)[4], ark_u32 a0, ark_u32 a1, ark_u32 a2, ark_u
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Four tiles of 8 by 8 elements of 16 bits: the rows of tile n, of 16 bytes, begin where lanes 8 n
-// to 8 n + 7 say. A lane gets two neighbours of row lane / 4; turned: of two rows that are
-// neighbours, column lane / 4.
+// Loads four tiles of 8 by 8 elements of 16 bits. Lanes 8 n to 8 n + 7 pass the addresses of the
+// 16-byte rows of tile n. A lane gets two neighbours of row lane / 4. The transposed form gives it
+// column lane / 4 of two neighbouring rows.
 ARK_DEVICE void ark_load_tiles(ark_u32 (&v)[4], ark_u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])

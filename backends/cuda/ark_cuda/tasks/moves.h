@@ -1,7 +1,8 @@
-// Copies and sums by the warps that move: plain memory, a few accesses of 16 bytes under way in
-// each thread, and no more bytes in a time than links to peers carry from all processors at once.
+// Copies and sums by the moving warps. They use plain memory, keep a few accesses of 16 bytes in
+// flight per thread, and limit the rate of bytes to what the links to peers carry from all
+// processors at once.
 
-// Clock cycles that ARK_MOVE_BYTES take at least.
+// The least number of clock cycles that ARK_MOVE_BYTES may take.
 constexpr ark_u32 ARK_MOVE_BYTES = 4096u, ARK_MOVE_CYCLES = 3000u;
 
 ARK_DEVICE ark_u32 ark_cycles() {
@@ -21,7 +22,7 @@ union ArkMovedChunk {
   T v[16 / sizeof(T)];
 };
 
-// The same elements of all shares, combined.
+// Combines the same elements of all shares.
 template <typename T, typename JOIN, int DIVIDE, int SHARES>
 ARK_DEVICE T ark_move_join(const T (&v)[SHARES]) {
   typedef decltype(ark_term(T())) A;
@@ -34,7 +35,7 @@ ARK_DEVICE T ark_move_join(const T (&v)[SHARES]) {
   return made;
 }
 
-// A thread's BATCH chunks, STEP elements apart.
+// Processes a thread's BATCH chunks, STEP elements apart.
 template <typename T, typename JOIN, int DIVIDE, int BATCH, int STEP, int SHARES, int OUTPUTS>
 ARK_DEVICE void ark_move_chunks(const ArkMoved<T, SHARES, OUTPUTS>& at, ark_i64 first) {
   ArkMovedChunk<T> held[SHARES][BATCH];
@@ -43,7 +44,8 @@ ARK_DEVICE void ark_move_chunks(const ArkMoved<T, SHARES, OUTPUTS>& at, ark_i64 
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) ark_load_once(at.from[s] + first + b * STEP, &held[s][b]);
   }
-  // All on their way before one is taken apart, for which the compiler would wait.
+  // All loads are issued before the first result is unpacked, because the compiler would wait for
+  // it.
 #pragma unroll
   for (int s = 0; s < SHARES; ++s) {
 #pragma unroll
@@ -70,12 +72,13 @@ ARK_DEVICE void ark_move_chunks(const ArkMoved<T, SHARES, OUTPUTS>& at, ark_i64 
   }
 }
 
-// The tile t.coord[0] to t.coord[1], counted in UNIT bytes. With one share it is copied.
+// Processes the units of UNIT bytes from t.coord[0] to t.coord[1]. A single share is copied;
+// several are combined.
 template <typename T, typename JOIN, int UNIT, int DIVIDE, int SHARES, int OUTPUTS>
 ARK_DEVICE void ark_move(const ArkTask& t, bool aligned, const ArkMoved<T, SHARES, OUTPUTS>& at) {
   constexpr int BATCH = SHARES < 4 ? 4 / SHARES : 1, MANY = 16 / sizeof(T);
   constexpr int STEP = ARK_MOVE_THREADS * MANY;
-  // A copy is to a peer; a sum to this rank, and further ones to peers.
+  // A copy goes to a peer. A sum goes to this rank, and further results to peers.
   constexpr ark_u32 FAR = SHARES == 1 ? 1u : OUTPUTS - 1u;
   constexpr ark_u32 BYTES = 16u * BATCH * ARK_MOVE_THREADS * FAR;
   constexpr ark_u32 CYCLES = ARK_MOVE_CYCLES * BYTES / ARK_MOVE_BYTES;

@@ -1,5 +1,5 @@
-"""Copies and sums by the warps that move in the variant `matrix`: the bodies of `combine` for plain
-memory, inlined into their loop. Called through the dialect.
+"""Copies and sums by the moving warps of the variant `matrix`: the bodies of `combine` for plain
+memory, inlined into these warps' loop. Called through the dialect.
 """
 
 from __future__ import annotations

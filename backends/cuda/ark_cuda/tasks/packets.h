@@ -1,9 +1,9 @@
-// Packets loaded by whole warps. Lanes ask together; where packets have not come, one lane polls
-// one of them until it is there, and then all ask again: thousands of threads that poll, each its
-// own packet, would take the bandwidth from the operand stream.
+// Loads packets by whole warps. The lanes load together. If packets are missing, one lane polls one
+// of them until it arrives, and then all lanes load again. Thousands of threads that each poll a
+// different packet would take bandwidth from the operand stream.
 
-// One poll for a warp's missing packets; false when none is missing, or after a failure. All lanes
-// call it; `late` is a packet that the lane still misses, or null.
+// One poll for a warp's missing packets. Returns false if none is missing, or after a failure. All
+// lanes call it; `late` is a packet that the lane still misses, or null.
 ARK_DEVICE bool ark_await_one(ArkCtx& c, const ark_u64* late, bool system) {
   const ark_u32 missing = __ballot_sync(0xffffffffu, late != nullptr && !ark_failed(c));
   if (missing == 0u) return false;
@@ -12,7 +12,7 @@ ARK_DEVICE bool ark_await_one(ArkCtx& c, const ark_u64* late, bool system) {
   return true;
 }
 
-// Element i of an operand for every lane with `valid`, 0 for the others.
+// Loads element i of an operand for every lane with `valid`; other lanes get 0.
 template <typename T>
 ARK_DEVICE float ark_load_by_warp(ArkCtx&, const T* p, ark_i64 i, bool valid, bool) {
   return valid ? ark_get(p, i) : 0.0f;
@@ -27,7 +27,7 @@ ARK_DEVICE float ark_load_by_warp(ArkCtx& c, const ark_u64* p, ark_i64 i, bool v
   return valid ? ark_bits_float(static_cast<ark_u32>(seen)) : 0.0f;
 }
 
-// N elements to shared memory, element i from at(i); packets are asked for together.
+// Copies N elements to shared memory, element i from at(i). Packets are loaded together.
 #define ARK_HAS_LOAD_BLOCK 1
 #if defined(ARK_HAS_HANDSHAKE)
 template <int N, class At>

@@ -1,13 +1,14 @@
-// How products with an expression leave registers, in the variant `matrix`: the expression is
-// computed where the sums lie, two neighbours at a time. Results of 16 bits go through the warp's
-// slab, in whole lines; four lanes' pairs of 32 bits fill a sector. What the expression reads
-// beside the sums is asked for SOME columns ahead, at first before the sums are there.
+// Stores products with an epilogue expression in the variant `matrix`. The expression is computed
+// in the registers that hold the sums, two neighbours at a time. Results of 16 bits go through the
+// warp's slab and are stored as whole lines; results of 32 bits are stored as pairs, and four
+// lanes' pairs fill a sector. Further operands of the expression are loaded SOME columns ahead; the
+// first ones are loaded before the sums are complete.
 
 struct ArkNothing {};
 
-// What a lane has asked for: operands of one row, at its pairs of some columns, and its part of a
-// residual, which has all of the result's elements: pieces of 16 bytes as the slab has them, or
-// pairs.
+// The operands that a lane has loaded: operands of one row, at its pairs of some columns, and its
+// part of a residual, which has all of the result's elements. The residual is in 16-byte pieces of
+// the slab's layout, or in pairs.
 template <typename T, int SOME, bool REST, class Beside>
 struct ArkAside {
   static constexpr bool SLAB = sizeof(T) == 2;
@@ -16,9 +17,9 @@ struct ArkAside {
   ArkPack<ark_u32, WORDS> rest[COUNT];
 };
 
-// Asks for what belongs to the columns from q on. beside(column) has the pairs at `column`, and
-// eight columns on, and so on. ahead(row, column, there) has a piece or a pair of the residual;
-// `there` is false where the result ends.
+// Loads the operands of the columns from q on. beside(column) loads the pairs at `column`, at the
+// column eight further, and so on. ahead(row, column, there) loads a piece or a pair of the
+// residual; `there` is false past the result's end.
 template <typename T, int SOME, bool REST, class Beside, class Ahead>
 ARK_DEVICE auto ark_matrix_aside(int first, int q, int rows, int columns, const Beside& beside,
                                  const Ahead& ahead) {

@@ -1,8 +1,8 @@
-"""Products with an expression: source that computes it where the sums lie, two neighbours at a time
-(pairs.h).
+"""Emits the source of products with an expression that is computed in the sums' registers, two
+neighbours at a time (pairs.h).
 
-Operands of one row, as a bias, are read at a lane's pairs of columns; one operand may have all of
-the result's elements, as a residual. Called by the writer of products for warpgroups.
+Operands of one row, such as a bias, are read at a lane's pairs of columns. One operand may have all
+of the result's elements, such as a residual. Called by the writer of products for warpgroups.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ark.tasks.matmul_params import MatmulParams
 from ark_cuda.tasks.wgmma import HALVES
 
 TYPES = (*HALVES, "fp32")
-MOST_HELD = 32  # registers of operands of one row, 64 columns of them
-MOST_UNROLLED, MOST_ROUNDS = 8, 4  # parts of an expression whose rounds are unrolled
+MOST_HELD = 32  # registers for operands of one row, 64 columns of them
+MOST_UNROLLED, MOST_ROUNDS = 8, 4  # nodes of an expression up to which its rounds are unrolled
 PAIRS_IN_64_COLUMNS = 8  # pairs of a lane in 64 columns
 
 
 @dataclass(frozen=True)
 class Store:
-    """prepared: statements before a tile's sums are there. stored: those that store them, where
-    `aligned` is true.
+    """prepared: the statements that run before a tile's sums are complete. stored: the statements
+    that store them if `aligned` is true.
     """
 
     prepared: str
@@ -34,7 +34,9 @@ class Store:
 
 
 def store(sig: Signature, wide: int) -> Store | None:
-    """How a warpgroup stores its `wide` columns of a tile; None where this form does not serve."""
+    """The source with which a warpgroup stores its `wide` columns of a tile, or None if this form
+    does not support the signature.
+    """
     params, out = sig.read(MatmulParams), sig.operands[2]
     m, n, _ = dims(sig)
     stored = (
@@ -79,7 +81,7 @@ def store(sig: Signature, wide: int) -> Store | None:
 
 
 def _together(wide: int, out: OperandType) -> int:
-    """Columns that are stored at a time; the last ones may lie beyond the tile."""
+    """The number of columns that are stored at a time. The last ones may be past the tile's end."""
     if out.dtype not in HALVES:
         return min(wide, 32)
     return wide if wide < 64 else 48 if wide % 64 and wide % 48 == 0 else 64
@@ -123,7 +125,7 @@ def _ahead(sig: Signature, rest: int | None) -> str:
 
 
 def _two(sig: Signature, beside: list[int], rest: int | None) -> str:
-    """A lambda that makes two results of two sums."""
+    """A lambda that computes two results from two sums."""
     names = place_names(sig, "row", "0")
     lines, leaves = [], [("v[k]", "ark_i32" if sums_of(sig) == "int32" else "float")]
     for i in range(3, len(sig.operands)):

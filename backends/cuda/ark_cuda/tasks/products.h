@@ -1,9 +1,9 @@
-// Tiles of matrix products in the variant `matrix`: what describes them to both halves of the body,
-// and the half that loads. The half that computes: wgmma.h (sm_90a) or tcgen05.h (sm_100a).
+// Tiles of matrix products in the variant `matrix`: the types that describe them to both halves of
+// the body, and the loading half. The computing half is in wgmma.h (sm_90a) or tcgen05.h (sm_100a).
 
-// A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup stores half of the rows, of 64 half
-// of the columns. HIGH: rows of a that a stage holds. LINES: of k in a stage.
-// OVERLAP: the products of one stage are under way while the next one is waited for.
+// A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup stores half of the rows, or with 64
+// rows half of the columns. HIGH: rows of a in a stage. LINES: lines of k in a stage. OVERLAP: true
+// if the products of one stage run during the wait for the next one.
 template <class DEAL, typename T_, typename T_B, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A,
           bool ACROSS_B, bool OVERLAP_, int LINES_>
 struct ArkProduct {
@@ -13,25 +13,26 @@ struct ArkProduct {
   static constexpr bool TALL = ROWS == 128, OVERLAP = OVERLAP_;
   static constexpr bool A_ACROSS = ACROSS_A, B_ACROSS = ACROSS_B;
   static constexpr int ALL = COLUMNS, WIDE = TALL ? COLUMNS : COLUMNS / 2;  // that a group stores
-  // Bytes of a line of k; elements of it; bytes of a in a stage, and of a stage.
+  // The bytes and the elements of a line of k; the bytes of a in a stage, and of a stage.
   static constexpr int LINE = 128, DEEP = LINE / static_cast<int>(sizeof(T)), LINES = LINES_;
   static constexpr int A_BYTES = HIGH * LINE * LINES, BYTES = LINE * (HIGH + COLUMNS) * LINES;
   static constexpr int A_ROWS = HIGH, B_ROWS = COLUMNS;
   static constexpr ark_u32 A_LINE = HIGH * LINE / 16, B_LINE = COLUMNS * LINE / 16;
-  // Where k is the inner dimension, 16 of it are 32 bytes of a row; else 16 rows of 128 bytes.
+  // The distance of 16 elements along k: 32 bytes of a row if k is the inner dimension, otherwise
+  // 16 rows of 128 bytes.
   static constexpr ark_u32 A_STEP = ACROSS_A ? 128u : 2u, A_LEAD = ACROSS_A ? 512u : 1u;
   static constexpr ark_u32 B_STEP = ACROSS_B ? 128u : 2u, B_LEAD = ACROSS_B ? 512u : 1u;
   static constexpr int A_HALF = TALL ? 8192 : 0;  // bytes of a warpgroup's rows of a
 };
 
-// A matrix of a batch in a tensor map: which of the batch's dimensions it has; none: the map is of
-// two dimensions.
+// A matrix of a batch in a tensor map. The parameters tell which of the batch's dimensions the map
+// has; without any, the map has two dimensions.
 template <bool FLAT, bool FIRST, bool SECOND>
 struct ArkBatch {};
 
-// The boxes of one operand of a stage: the ROWS rows from `row` on. ACROSS: k counts rows of the
-// map, and boxes of DEEP rows stand side by side. Of several LINES the map is of three dimensions,
-// and one box loads them in sequence.
+// The boxes of one operand in a stage: the ROWS rows from `row` on. ACROSS: true if k counts rows
+// of the map; boxes of DEEP rows are then side by side. With several LINES the map has three
+// dimensions, and one box loads them in sequence.
 template <bool ACROSS, int ROWS, int DEEP, int LINES, bool FLAT, bool FIRST, bool SECOND>
 ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, int i1,
                                  ark_u64* full, ArkBatch<FLAT, FIRST, SECOND>,
@@ -50,10 +51,10 @@ ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, 
   }
 }
 
-// A side that is the matrix of an input's windows (ark.tasks.matmul_windows): PLACES of a result,
-// ACROSS in a row of them; CHANNELS of the input, TAPS in a row of a window; steps between places,
-// margins and the distance of taps, down and across. SPLIT: its rows count the places of all
-// images.
+// A side that is the matrix of an input's windows (ark.tasks.matmul_windows). PLACES: positions of
+// a result, ACROSS of them in a row. CHANNELS: of the input. TAPS: taps in a row of a window.
+// Further parameters are the strides, padding and dilation, down and across. SPLIT: true if its
+// rows count the positions of all images.
 template <bool SPLIT, int PLACES, int ACROSS, int CHANNELS, int TAPS, int STEP_DOWN,
           int STEP_ACROSS, int BEFORE_DOWN, int BEFORE_ACROSS, int APART_DOWN, int APART_ACROSS>
 struct ArkWindows {
@@ -77,13 +78,14 @@ ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, 
   }
 }
 
-// The loading half, run by one thread. begin(i1), end(i1): the elements of k of a tile. Early it
-// begins stages with what they have of b, as many as there are.
+// The loading half, run by one thread. begin(i1), end(i1): the elements along k of a tile. If it is
+// called early, it only begins stages with their part of b, as many as are free.
 template <class P, class Begin, class End, class A, class B>
 ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                         ark_u64 map_a, ark_u64 map_b, const Begin& begin,
                                         const End& end, A batch_a, B batch_b) {
-  // Weights behind a computed left side: read once they may leave L2, which code and sums stay in.
+  // Weights that meet a computed left side are read once and may leave L2, where code and sums
+  // stay.
   const bool leaves = P::deal::once && t.growth == ARK_LOADS_RIGHT;
   const ark_u64 keep = leaves ? ARK_BOX_LEAVES : ARK_BOX_STAYS;
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {

@@ -1,10 +1,10 @@
-"""Matrix products by wgmma (sm_90a) or tcgen05 (sm_100a), in the variant `matrix`: bf16 and fp16,
-any transposes; 8-bit floats, int8 and tf32 with k side by side; batches, ragged edges, parts of k.
+"""Matrix products by wgmma (sm_90a) or tcgen05 (sm_100a), in the variant `matrix`. They support
+bf16 and fp16 with any transposes; 8-bit floats, int8 and tf32 with contiguous k; batches, ragged
+edges and parts of k.
 
-Tiles of 128 or 64 rows. The loading half copies boxes of both operands through tensor maps,
-swizzled so that they are multiplied without bank conflicts; what lies outside of an operand arrives
-as zeros, and is not written.
-Called by ark_cuda.tasks.matmul.
+Tiles have 128 or 64 rows. The loading half copies boxes of both operands through tensor maps,
+swizzled so that they are multiplied without bank conflicts. Elements outside of an operand are
+loaded as zeros and are not written. Called by ark_cuda.tasks.matmul.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
 
 
 def _rotates_here(sig: Signature) -> bool:
-    """True where results have one 16-bit type and each slab's columns belong to one head."""
+    """True if all results have the same 16-bit type and each slab's columns belong to one head."""
     types = {sig.operands[i].dtype for i in (2, 5, 6)}
     return (
         len(types) == 1
@@ -80,7 +80,7 @@ def _rotates_here(sig: Signature) -> bool:
 
 
 def _typed(sig: Signature) -> bool:
-    """True where instructions exist for both sides' types and layouts."""
+    """True if there are instructions for both sides' types and layouts."""
     params = sig.read(MatmulParams)
     left, right = (o.dtype for o in sig.operands[:2])
     if left in HALVES:
@@ -93,14 +93,14 @@ def _typed(sig: Signature) -> bool:
 
 
 def _stored(dtype: str) -> tuple[str, ...]:
-    """The types in which the sums of products of `dtype` can be stored as they are."""
+    """The types in which the sums of products of `dtype` can be stored without an expression."""
     if dtype in BYTES:
         return ("fp32", *HALVES)
     return ("int32",) if dtype == "int8" else (dtype, "fp32")
 
 
 def loader(signatures: Sequence[Signature], machine: Machine) -> str:
-    """The ring's shape for a plan's products, the roles' registers, the loading thread's code."""
+    """The ring's shape for a plan's products, the roles' registers, the loading thread's source."""
     stage = max((_stage(s) for s in signatures if _matmul_here(s, machine)), default=ROOM // 4)
     if any(s.kind == "attention_tiles" for s in signatures):
         stage = ROOM // 4  # beside its queries four stages fit
@@ -127,12 +127,12 @@ def _matmul_here(sig: Signature, machine: Machine) -> bool:
 
 
 def _height(sig: Signature) -> int:
-    """Rows that the instructions for a tile have: its own, or more if there are no others."""
+    """The rows of the instructions for a tile, which may be more than the tile's rows."""
     return next(h for h in HEIGHTS if h >= sig.read(MatmulParams).tile[0])
 
 
 def _high(sig: Signature) -> int:
-    """Rows of a that a stage holds: of a tile, or all there are if they are fewer."""
+    """The rows of a that a stage holds: the tile's rows, or all rows of a if they are fewer."""
     rows = _height(sig)
     return rows if sig.read(MatmulParams).transpose_a else min(rows, -(-dims(sig)[0] // 8) * 8)
 
@@ -143,13 +143,13 @@ def _stage(sig: Signature) -> int:
 
 
 def _line_bytes(sig: Signature) -> int:
-    """Bytes of a line of k, of both operands' rows."""
+    """The bytes of a line of k, for the rows of both operands."""
     return STAGE_K_BYTES * (_high(sig) + int(sig.read(MatmulParams).tile[1]))
 
 
 def _lines(sig: Signature) -> int:
-    """Lines of k in a stage: several of small tiles, whose copies take the loading thread longer to
-    start than they take.
+    """The lines of k in a stage. Stages of small tiles have several, because the loading thread
+    needs longer to start such copies than the copies take.
     """
     params = sig.read(MatmulParams)
     _, _, k = dims(sig)
@@ -178,7 +178,7 @@ def _windows(sig: Signature, index: int) -> WindowParams | None:
 
 
 def _depth(sig: Signature) -> int:
-    """Elements of k that are loaded: all, and the zeros behind places of windows."""
+    """The elements along k that are loaded: all, and zeros after those of each window position."""
     params = sig.read(MatmulParams).windows
     if params is None:
         return dims(sig)[2]
@@ -198,7 +198,7 @@ def _mappable(sig: Signature, index: int) -> bool:
 
 
 def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-    """The tensor maps of a and b, whose addresses follow the operands' in a record."""
+    """The tensor maps of a and b. In a task record their addresses follow those of the operands."""
     params = sig.read(MatmulParams)
     if not serves(sig, machine):
         return ()
@@ -222,7 +222,7 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
 
 
 def _flat(sig: Signature) -> bool:
-    """True where both operands are a single matrix. Windows are loaded by position."""
+    """True if both operands are single matrices. Windows are loaded by position."""
     sides = (i for i in (0, 1) if _windows(sig, i) is None)
     shapes = (text.pad4(sig.operands[i].shape, 1) for i in sides)
     return all(shape[0] == shape[1] == 1 for shape in shapes)
@@ -239,7 +239,7 @@ def _map(operand: OperandType, index: int, rows: int, flat: bool) -> BoxMap:
 
 
 def _map_of_lines(sig: Signature, index: int, rows: int) -> BoxMap:
-    """Consecutive lines of k of a matrix with contiguous k."""
+    """The tensor map whose boxes are consecutive lines of k of a matrix with contiguous k."""
     operand, lines = sig.operands[index], _lines(sig)
     deep = STAGE_K_BYTES // operand.itemsize
     high, k = operand.shape[-2:]
@@ -260,7 +260,7 @@ def _product(sig: Signature) -> str:
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
-    """The computing half."""
+    """The source of the computing half."""
     params = sig.read(MatmulParams)
     across = (int(params.transpose_a), int(not params.transpose_b))
     sums = f"{sum_of(sig.operands[0])} (&d)[{_wide(sig) // 2}]"
@@ -268,7 +268,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     pairs_form = pairs.store(sig, _wide(sig))
     own = "" if vectors.residual(sig) is None else once("ARK_RESIDUAL", header("residual.h"))
     own += "" if pairs_form is None else once("ARK_PAIRS", header("pairs.h"))
-    # Inlined: the compiler would wait for each instruction of a function that is called.
+    # Inlined, because in a called function the compiler would wait for each instruction.
     return (
         own
         + ("" if machine.has(Capability.TCGEN05) else multiply(params.tile[1], sides, across))
@@ -287,15 +287,15 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
 
 
 def _store_pairs(sig: Signature, form: pairs.Store) -> str:
-    """Stores what the expression makes of sums, otherwise where operands lie at odd places."""
+    """Stores the results of an expression. Separate code handles operands that are not aligned."""
     if not form.aligned:
         return form.stored
     return f"  if ({form.aligned}) {{\n{form.stored}  }} else {{\n{_store(sig)}  }}\n"
 
 
-# Both operands' bytes up to which stages overlap. On an H100 4096^3 is 2.5% faster so, and 8192^3,
-# whose operands come from memory and want all stages, 8% slower. So do weights that meet some
-# hundred rows: a prompt of 512 is 1.4% faster without.
+# Stages overlap up to this many bytes of both operands. On an H100 this makes 4096^3 2.5% faster,
+# but 8192^3 8% slower, because its operands come from memory and need all stages. Weights that meet
+# a few hundred rows are also faster without overlap: a prompt of 512 tokens by 1.4%.
 OVERLAP_BYTES = 128 << 20
 WEIGHT_ROWS, WEIGHT_BYTES = range(129, 513), 8 << 20
 
@@ -307,7 +307,7 @@ def _overlaps(sig: Signature) -> bool:
 
 
 def _k_range(sig: Signature) -> tuple[str, str]:
-    """As k_range, with the zeros behind places of windows."""
+    """As k_range, but with the zeros after each window position."""
     depth = _depth(sig)
     return k_range(sig) if depth == dims(sig)[2] else ("0", str(depth))
 
@@ -322,7 +322,7 @@ def _steps(sig: Signature) -> str:
 
 
 def _store(sig: Signature) -> str:
-    """The source that stores a tile's sums, or the results of the expression on them."""
+    """The source that stores a tile's sums, or the results of the expression for them."""
     params = sig.read(MatmulParams)
     m, n, _ = dims(sig)
     if params.gated:
@@ -371,7 +371,7 @@ def _store_gated(sig: Signature) -> str:
 
 
 def load(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The loading half, run by one thread."""
+    """The source of the loading half, which one thread runs."""
     if not serves(sig, machine):
         return None
     k0, k1 = _k_range(sig)

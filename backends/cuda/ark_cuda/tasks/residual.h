@@ -1,8 +1,9 @@
-// ark_matrix_each of products that end with a tensor of their own size, as a residual: its elements
-// are asked for while the 32 columns before are stored, so that no store waits for a load.
+// ark_matrix_each for products whose epilogue reads a tensor of the result's size, such as a
+// residual. Its elements are loaded while the preceding 32 columns are stored, so that no store
+// waits for a load.
 
-// ahead(row, column, there) gives what eight(row, column, values, how many are there, that) reads
-// beside the eight values; `there` is false where the result ends.
+// ahead(row, column, there): loads the elements that eight(row, column, values, count, elements)
+// uses beside the eight values; `there` is false past the result's end.
 template <int COLUMNS, typename S, class Ahead, class Eight>
 ARK_DEVICE void ark_matrix_each_residual(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int rows,
                                          int columns, const Ahead& ahead, const Eight& eight) {
@@ -17,7 +18,7 @@ ARK_DEVICE void ark_matrix_each_residual(ArkCtx& c, S (&d)[COLUMNS / 2], int fir
     return ahead(row, column, row < rows && columns - column >= 8 && column < COLUMNS);
   };
   auto low_next = asked(0, 0), high_next = asked(1, 0);
-  // A loop for the code's size; the sums move up meanwhile.
+  // This is a loop to reduce code size. The sums move up in each round.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += 32) {
     const auto low_beside = low_next, high_beside = high_next;

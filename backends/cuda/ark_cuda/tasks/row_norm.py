@@ -1,10 +1,10 @@
 """Softmax and norms whose rows arrive by asynchronous copies ahead of use.
 
-If a processor has many rows of 4-byte elements, memory is never idle: rows arrive while earlier
-ones are summed. Rows of any type that are too long for the registers of row_norm.h come the same
-way: the next one arrives while this one, in twice as many registers, is computed and stored.
-Otherwise the common body is used (ark/tasks/row_norm.py): rows of smaller elements and those in
-flight fit into registers, which is as fast without the copies.
+They are used in two cases. If a processor has many rows of 4-byte elements, rows arrive while
+earlier ones are summed, so memory is never idle. If rows of any type are too long for the registers
+of row_norm.h, the next row arrives while the current one, which has twice as many registers, is
+computed and stored. Otherwise the common body (ark/tasks/row_norm.py) is used: the current rows and
+those in flight fit in registers, which is as fast without copies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BARRIER_BYTES = 1024  # bytes
 
 
 def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None:
-    """(pack, packs a thread, warps of a team, rows ahead) where rows are streamed."""
+    """(pack, packs per thread, warps of a team, rows ahead) if rows are streamed."""
     able = machine.variant.name == "block" and machine.has(Capability.ROW_COPIES)
     first, out = sig.operands[0], sig.operands[-1]
     columns, pack = out.shape[-1], vector_elements((first, out), out.shape[-1])
@@ -64,7 +64,7 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
 
 
 class RowStream(Body):
-    """Rows that come by bulk copies while others are computed."""
+    """Softmax and norms whose rows arrive by bulk copies while others are computed."""
 
     kind = "row_norm"
 

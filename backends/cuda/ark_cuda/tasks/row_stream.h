@@ -1,9 +1,11 @@
-// Softmax and norms of rows that the bulk copy unit brings to shared memory, several ahead: memory
-// has more bytes under way than the registers of row_norm.h hold, whatever the warps do meanwhile.
+// Softmax and norms of rows that the bulk copy unit brings to shared memory, several rows ahead.
+// More bytes are in flight than the registers of row_norm.h can hold, independently of what the
+// warps do meanwhile.
 
-// A task of ROWS of the COUNT rows from coord[2] on, or of all of them, each of K elements, E packs
-// of V a thread. Each team of TEAM warps takes every so many rows and has DEPTH of them in shared
-// memory, behind FOLDS bytes for sums and BARRIERS for the copies' barriers.
+// A task processes ROWS of the COUNT rows, from coord[2] on, or all of them. A row has K elements:
+// E packs of V elements per thread. Each team of TEAM warps takes rows round-robin and has space
+// for DEPTH of them in shared memory, after FOLDS bytes for sums and BARRIERS bytes for the copies'
+// barriers.
 template <class OP, int ROWS, int COUNT, int K, int FOLDS, int BARRIERS, int V, int E, int TEAM,
           int DEPTH, class In, class Out, class Weight>
 ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,
@@ -51,7 +53,7 @@ ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const 
       for (int j = 0; j < V; ++j) v[e * V + j] = ark_get(pack.v, j);
     }
     const auto inside = [&](int i) { return WHOLE || i / V * WIDTH * V + me < K; };
-    // Behind a fold's barrier all of the team have read the row: its place is free.
+    // After a reduction's barrier all threads of the team have read the row, so its space is free.
     const int next = r + DEPTH * TEAMS;
     if (OP::FIRST) {
 #pragma unroll

@@ -1,20 +1,22 @@
-// Rows of a quantised matrix as tiles of matrix units, out of a stage in shared memory
-// (linear_rows.h): codes become operands on the way. The input is fp16, each block of its elements
-// divided by a power of two, so that it has three bits more than bf16 and the same range.
+// Multiplies rows of a quantised matrix in a stage of shared memory on matrix units
+// (linear_rows.h). Codes are converted to operands when they are read. The input is fp16. Each
+// block of its elements is divided by a power of two, so it has three bits more precision than bf16
+// and the same range.
 
 constexpr int ARK_INPUT_BLOCK = 128;  // INPUT_BLOCK of linear_form.py: elements that share a factor
 
-// A thread's number, of which the compiler is to know nothing: it would keep the places of all
-// elements of all layers, in local memory, since they are the same for each task.
+// Hides a thread's number from the compiler. Otherwise the compiler would compute the positions of
+// all elements of all layers once and keep them in local memory, because they are the same for each
+// task.
 ARK_DEVICE int ark_unknown(int v) {
   asm volatile("" : "+r"(v));
   return v;
 }
 
-// How R rows of K codes fill the tile's 16 rows: in SEGMENTS parts, the tile's columns the same
-// parts of x, as in linear_units.h. A lane loads BYTES of a row at once, four lanes COLUMNS of
-// them. Sums of UNIT columns, in one block and one group, are scaled together. NONE where matrix
-// units cannot take the rows so.
+// How R rows of K codes fill the tile's 16 rows: they are cut into SEGMENTS parts, and the tile's
+// columns are the same parts of x, as in linear_units.h. A lane loads BYTES of a row at once, and
+// four lanes load COLUMNS codes. The sums of UNIT columns, all in one block and one group, are
+// scaled together. NONE: true if matrix units do not support these rows.
 template <class ROW, int R, typename T>
 struct ArkRowTile;
 template <class C, int K, int GROUP, class S, bool ZEROS, int R, typename T>
@@ -22,7 +24,7 @@ struct ArkRowTile<ArkRow<C, K, GROUP, S, ZEROS>, R, T> {
   static constexpr int SEGMENTS = R == 1 ? 8 : 16 / R, PART = K / SEGMENTS;
   static constexpr int OF_BYTE = 8 / ARK_CODE_BITS<C>;
   static constexpr bool EVEN = K % SEGMENTS == 0 && (GROUP % PART == 0 || PART % GROUP == 0);
-  // Columns of which all groups and parts are multiples.
+  // All groups and parts are multiples of this number of columns.
   static constexpr int ALL = !EVEN ? 1 : GROUP < PART ? GROUP : PART;
   static constexpr int UNIT = ALL % 128 == 0 ? 128 : ALL % 64 == 0 ? 64 : ALL % 32 == 0 ? 32 : 1;
   static constexpr int MOST = UNIT / (4 * OF_BYTE), BYTES = MOST < 16 ? MOST : 16;
@@ -30,7 +32,8 @@ struct ArkRowTile<ArkRow<C, K, GROUP, S, ZEROS>, R, T> {
   static constexpr int OWN = BYTES * OF_BYTE, COLUMNS = 4 * OWN;  // OWN: codes of a lane
   static constexpr int EIGHTS = NONE ? 1 : OWN / 8;
   static constexpr int PITCH = PART + (SEGMENTS > 1 ? 32 : 0);  // neighbours begin at other banks
-  // Elements of x in shared memory, and where element k is: what lanes take at once lies together.
+  // The number of elements of x in shared memory, and the position of element k: elements that a
+  // lane takes at once are neighbours.
   static constexpr int SIZE = NONE ? K : SEGMENTS * PITCH;
   ARK_DEVICE int place(int k) {
     if constexpr (NONE) {
@@ -42,8 +45,8 @@ struct ArkRowTile<ArkRow<C, K, GROUP, S, ZEROS>, R, T> {
   }
 };
 
-// The factors of a block whose largest element is `most`: what it is multiplied by, so that the
-// largest is 2^14 at least and less than 2^15, and what its products are multiplied by.
+// The factors of a block whose largest element is `most`. Returns the factor for its elements,
+// after which the largest is in [2^14, 2^15). back: the factor for its products.
 ARK_DEVICE float ark_block_factor(float most, float& back) {
   const ark_u32 exponent = ark_float_bits(most) >> 23 & 255u;
   const ark_u32 known = exponent < 15u ? 15u : exponent;
@@ -51,7 +54,7 @@ ARK_DEVICE float ark_block_factor(float most, float& back) {
   return ark_bits_float((268u - known) << 23);
 }
 
-// BYTES of shared memory as words.
+// Loads BYTES of shared memory as words.
 template <int BYTES>
 ARK_DEVICE void ark_load_words(ark_u32 (&to)[BYTES / 4], const unsigned char* p) {
   if constexpr (BYTES == 16) {
@@ -72,8 +75,8 @@ ARK_DEVICE ark_u32 ark_code_operand(const ark_u32 (&words)[N], int j) {
   return ark_code_pair(static_cast<const C*>(nullptr), words[j / PAIRS], j % PAIRS);
 }
 
-// The products of R rows with x, which lies as the tile says it, with the blocks' factors. Lane l
-// gets that of row l R / 32.
+// The products of R rows with x, which is in the tile's layout, with the blocks' factors. Lane l
+// gets the product of row l R / 32.
 template <int R, class TILE, class C, int K, int GROUP, class S, bool ZEROS>
 ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, const ark_f16* x,
                                    const float* blocks) {
@@ -84,10 +87,10 @@ ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, co
   const int me = ark_unknown(ark_lane()), row = me / 4, segment = row % SEGMENTS;
   const Row& lower = rows[row / SEGMENTS * (R > 1 ? 2 : 1)];
   const Row& upper = R > 1 ? (&lower)[1] : lower;
-  // Segments that begin at one bank take their units in turned order.
+  // Segments that begin at the same bank take their units in opposite order.
   constexpr bool TURNED = SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNITS % 2 == 0 &&
                           UNIT / TILE::OF_BYTE == 64;
-  // Or, where a unit is all banks, its halves.
+  // If a unit covers all banks, they take its halves in opposite order.
   constexpr bool HALVES =
       SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNIT / TILE::OF_BYTE == 128 && STEPS == 2;
   const int turned = segment % 2, begin = segment * PART, lane = me % 4;
@@ -136,7 +139,7 @@ ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, co
       all[2 + e] = fmaf(d[0][2 + e] + d[1][2 + e], second, all[2 + e]);
     }
   }
-  // Of the products those of equal parts count.
+  // Only the products of equal parts are used.
   const bool mine = lane == segment / 2, odd = segment % 2 != 0;
   float sums[2] = {mine ? (odd ? all[1] : all[0]) : 0.0f, mine ? (odd ? all[3] : all[2]) : 0.0f};
   if constexpr (ONE) {

@@ -1,5 +1,6 @@
-// Sums by the switch between GPUs (sm_90 and later): one load of an address that stands for the
-// same memory of all ranks returns the sum, one store reaches all. Never run: see docs/channels.md.
+// Sums by the switch between GPUs (sm_90 and later). A multicast address stands for the same memory
+// of all ranks: a load from it returns the sum, a store to it reaches all ranks. This code has
+// never been run; see docs/channels.md.
 
 struct ArkSwitched {
   ark_u32 word[4];
@@ -39,7 +40,8 @@ ARK_DEVICE void ark_switch_store(ark_u64 to, const ArkSwitched& v) {
                : "memory");
 }
 
-// The block: `from` and `to` stand for all ranks' memory; whole chunks of 16 bytes.
+// Called by the block: `from` and `to` are multicast addresses; the data is whole chunks of 16
+// bytes.
 template <typename T>
 ARK_DEVICE void ark_switch_sum(ark_u64 from, ark_u64 to, ark_i64 bytes) {
   constexpr int BATCH = 4;

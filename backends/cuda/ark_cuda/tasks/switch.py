@@ -1,5 +1,6 @@
-"""Sums by the switch, through multimem instructions, where the ranks' symmetric memory is mapped as
-multicast memory too (ArkParams.multicast); elsewhere the common body. switch.h has the device side.
+"""Sums by the switch between GPUs, through multimem instructions. They are used if the ranks'
+symmetric memory is also mapped as multicast memory (ArkParams.multicast); otherwise the common body
+is used. switch.h has the device code.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ark_cuda.tasks import inline
 
 
 class SwitchSum(Body):
-    """Sums by the switch."""
+    """Sums of all ranks' data by the switch."""
 
     kind = "switch"
 

@@ -1,9 +1,9 @@
-// Tiles of matrix products on tensor memory (sm_100a), in the variant `matrix`: the half of the
-// body that computes. One lane starts all products of a tile, whose sums are in tensor memory; when
-// they are complete each warp takes its rows from there, as the same registers in which wgmma has
-// them.
+// Tiles of matrix products on tensor memory (sm_100a), in the variant `matrix`: the computing half
+// of the body. One lane starts all products of a tile, whose sums are in tensor memory. When they
+// are complete, each warp reads its rows to registers, in the same layout as those of wgmma.
 
-// How an instruction calls a type, and its kind: 0 halves, 1 tf32, 2 floats of 8 bits, 3 integers.
+// The instruction's code of a type, and its kind: 0 fp16 and bf16, 1 tf32, 2 8-bit floats, 3
+// integers.
 template <typename T>
 struct ArkTensorType;
 template <>
@@ -42,7 +42,8 @@ struct ArkTensorSum<3u> {
   ARK_DEVICE ark_i32 of(ark_u32 bits) { return static_cast<ark_i32>(bits); }
 };
 
-// Sums of ROWS rows, COLUMNS columns, 32 bytes deep. How: the instruction's own description.
+// Products with sums of ROWS rows and COLUMNS columns, 32 bytes deep. HOW: the instruction
+// descriptor.
 #define ARK_TENSOR_MULTIPLY(KIND)                                                    \
   asm volatile(                                                                      \
       "{\n .reg .pred p;\n .reg .b64 x, y;\n setp.ne.b32 p, %4, 0;\n mov.b64 x, "    \
@@ -73,8 +74,8 @@ struct ArkTensorProduct {
   }
 };
 
-// The products of a tile, all started by one lane of the first warp. Stages go back, and `made`
-// completes, when the products before have ended.
+// The products of a tile, all started by one lane of the first warp. When the products of a stage
+// have ended, the stage is given back. When all have ended, the barrier `made` completes.
 template <class P>
 ARK_DEVICE void ark_matrix_start(ArkCtx& c, ark_u32 sums, ark_u32 steps, ArkMatrixSlot& at) {
   const ark_u32 full = ark_shared_address(ark_matrix.full);

@@ -1,14 +1,15 @@
-// Tiles of matrix products on warpgroups (sm_90a), in the variant `matrix`: the half of the body
-// that computes. An instruction names each register of a tile's sums, so Python writes their lists
+// Tiles of matrix products on warpgroups (sm_90a), in the variant `matrix`: the computing half of
+// the body. An instruction lists each register of a tile's sums, so Python generates these lists
 // (wgmma.py).
 
-// multiply(d, a, b, add): 64 rows, COLUMNS columns, 32 bytes deep; ACROSS_A, ACROSS_B: k is not the
-// inner dimension of that operand.
+// multiply(d, a, b, add): 64 rows, COLUMNS columns, 32 bytes deep. ACROSS_A, ACROSS_B: true if k is
+// not the inner dimension of that operand.
 template <int COLUMNS, typename A, typename B, bool ACROSS_A, bool ACROSS_B>
 struct ArkWgmma;
 
-// FORM: shape and types. SUMS: the registers of d, which are also the last arguments; AT_A, AT_B,
-// AT_ADD: the registers behind them. MODIFIERS: signs and transposes, where the types have such.
+// FORM: shape and types. SUMS: the registers of d, which are also passed as the last arguments.
+// AT_A, AT_B, AT_ADD: the numbers of the registers that follow. MODIFIERS: signs and transposes,
+// for types that have them.
 #define ARK_WGMMA(COLUMNS, A, B, ACROSS_A, ACROSS_B, SUM, FORM, SUMS, AT_A, AT_B, AT_ADD,        \
                   MODIFIERS, ...)                                                                \
   template <>                                                                                    \
@@ -27,7 +28,8 @@ struct ArkWgmma;
     }                                                                                            \
   };
 
-// multiply(d, a0, a1, a2, a3, b): 64 rows of a, 16 deep, that the warpgroup holds; added to d.
+// multiply(d, a0, a1, a2, a3, b): multiplies 64 rows of a, 16 deep, from the warpgroup's registers;
+// adds to d.
 template <int COLUMNS, typename T>
 struct ArkWgmmaHeld;
 #define ARK_WGMMA_HELD(COLUMNS, T, FORM, SUMS, HELD, AT_B, ...)                           \
@@ -52,8 +54,8 @@ ARK_DEVICE void ark_wgmma_wait() {
 ARK_DEVICE void ark_wgmma_keep(float& sum) { asm volatile("" : "+f"(sum) : : "memory"); }
 ARK_DEVICE void ark_wgmma_keep(ark_i32& sum) { asm volatile("" : "+r"(sum) : : "memory"); }
 
-// Both warpgroups' sums of all columns, added up in those that a warpgroup stores. They meet in the
-// slabs, 16 sums of a thread at a time.
+// Adds up both warpgroups' sums. Each warpgroup gets the totals of the columns that it stores. The
+// sums are exchanged through the slabs, 16 sums of a thread at a time.
 template <class P, typename S>
 ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
                                 S (&made)[P::WIDE / 2]) {
@@ -93,11 +95,11 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
   const ark_u32 stages = ark_shared_address(ark_matrix_stage(c, 0u));
   const ark_u32 left = ark_matrix_operand(stages + group * P::A_HALF, P::A_LEAD);
   const ark_u32 right = ark_matrix_operand(stages + P::A_BYTES, P::B_LEAD);
-  constexpr ark_u32 STRIDE = P::TALL ? 1u : 2u;  // from a stage of a warpgroup to its next
+  constexpr ark_u32 STRIDE = P::TALL ? 1u : 2u;  // from a warpgroup's stage to its next one
   ArkMatrixSlot at = ark_matrix_place_of();
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
-    // Cleared although the first product overwrites them: registers that are read before they are
-    // written would stay live in all other bodies of the loop.
+    // The sums are cleared although the first product overwrites them. Registers that are read
+    // before they are written would stay live in all other bodies of the loop.
     typename W::Sum d[P::ALL / 2] = {};
     const ark_u32 steps = steps_of(i1);
     const int top = 16 * (ark_warp() % (P::TALL ? 8 : 4));

@@ -1,5 +1,5 @@
-"""Instructions of warpgroups (wgmma, sm_90a): which types they multiply, and their text, in which
-each register of the sums is named.
+"""The wgmma instructions of warpgroups (sm_90a): the types that they support, and their text, which
+lists each register of the sums.
 
 Called by the writers of products and of attention.
 """
@@ -10,26 +10,28 @@ from ark.plan.kind import OperandType
 
 HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
 BYTES = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
-# As instructions call the types; fp32 where tf32 was asked for.
+# The types' names in instructions. fp32 stands here for products in tf32.
 KINDS = {**HALVES, **BYTES, "int8": "s8", "fp32": "tf32"}
 
 
 def sum_of(side: OperandType) -> str:
-    """The C type of a sum of products of such operands."""
+    """The C type of the sums of products of such operands."""
     return "ark_i32" if side.dtype == "int8" else "float"
 
 
 def multiply(
     columns: int, sides: tuple[OperandType, OperandType], transposes: tuple[int, int]
 ) -> str:
-    """One instruction: 64 rows, `columns` columns, 32 bytes deep; which operands' k is across."""
+    """The definition of one instruction: 64 rows, `columns` columns, 32 bytes deep. The other
+    arguments tell which operands' k is across.
+    """
     count = columns // 2
     left, right = sides
     total = sum_of(left)
     whole = total == "ark_i32"
     kinds = KINDS[left.dtype], KINDS[right.dtype]
     form = f"m64n{columns}k{32 // left.itemsize}.{'s32' if whole else 'f32'}.{'.'.join(kinds)}"
-    # Signs of both sides, and which have k across, for the types that have such.
+    # The modifiers for the signs of both sides and for transposes, for the types that have them.
     more = "" if whole else ", 1, 1"
     if left.dtype in HALVES:
         more += f", {transposes[0]}, {transposes[1]}"
@@ -46,7 +48,7 @@ def multiply(
 
 
 def register_list(first: int, count: int) -> str:
-    """Registers as an instruction names them: operands of its asm by number."""
+    """The registers in an instruction's text: operands of its asm statement by number."""
     return ", ".join(f"%{first + i}" for i in range(count))
 
 
@@ -56,5 +58,5 @@ def sums(count: int, kind: str) -> str:
 
 
 def once(guard: str, text: str) -> str:
-    """Bodies of one kernel may need the same instruction: the first defines it."""
+    """Several bodies of a kernel may need the same instruction; the first of them defines it."""
     return f"#ifndef {guard}\n#define {guard}\n{text}\n#endif\n"

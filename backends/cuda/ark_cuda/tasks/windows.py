@@ -1,6 +1,6 @@
-"""The side of a product that is the matrix of an input's windows (ark.tasks.matmul_windows): its
-boxes are taken out of the input itself by tensor maps in im2col mode, which count places and leave
-out what lies between them; what lies outside of the input arrives as zeros.
+"""The side of a product that is the matrix of an input's windows (ark.tasks.matmul_windows). Its
+boxes are copied from the input itself by tensor maps in im2col mode, which step from window
+position to window position. Elements outside of the input are loaded as zeros.
 
 Called by ark_cuda.tasks.products.
 """
@@ -20,7 +20,7 @@ from ark_cuda.tasks.wgmma import once
 
 
 def _plane(numbers: Sequence[int], fill: int) -> tuple[int, int]:
-    """A number a dimension, down and across; one dimension is a single row."""
+    """One number for each dimension, down and across. A one-dimensional input is a single row."""
     down, across = (fill, *numbers)[-2:]
     return down, across
 
@@ -31,26 +31,28 @@ def _as_boxes(operand: OperandType, p: WindowParams) -> tuple[OperandType, Windo
 
 
 def serves(operand: OperandType, p: WindowParams) -> bool:
-    """True where a tensor map can describe these windows."""
+    """True if a tensor map can describe these windows."""
     return boxable(operand.shape, operand.strides, operand.itemsize, p)
 
 
 def padded_depth(operand: OperandType, p: WindowParams) -> int:
-    """Elements of k that boxes of the windows and of their weights have, in whole lines; each
-    place's last line ends with zeros where what the place holds fills none.
+    """The elements along k in the boxes of the windows and of their weights, in whole lines. Each
+    window position's last line is padded with zeros.
     """
     seen, windows = _as_boxes(operand, p)
     return math.prod(windows.size) * _filled(seen)
 
 
 def _filled(operand: OperandType) -> int:
-    """Elements of the lines that a place takes."""
+    """The elements of the lines that a window position takes."""
     deep = BOX_ROW_BYTES // operand.itemsize
     return -(-operand.shape[-1] // deep) * deep
 
 
 def window_map(operand: OperandType, index: int, rows: int, p: WindowParams) -> BoxMap:
-    """The map whose boxes are `rows` places under one tap, of one line of channels."""
+    """The tensor map whose boxes are `rows` window positions under one tap, for one line of
+    channels.
+    """
     operand, p = _as_boxes(operand, p)
     n, *plane, channels = operand.shape
     high, wide = (1, *plane)[-2:]
@@ -59,8 +61,8 @@ def window_map(operand: OperandType, index: int, rows: int, p: WindowParams) -> 
     steps = tuple(s * operand.itemsize for s in (across, rows_apart, first))
     stride = _plane(p.stride, 1)
     before, sizes = _plane(p.before, 0), _plane(p.sizes, 1)
-    # Of the places under the first tap the first one, and what lies behind the last, as seen from
-    # the input's end.
+    # The first window position under the first tap, and the end of the positions relative to the
+    # input's end.
     ends = [
         (many - 1) * step - margin + 1 - extent
         for many, step, margin, extent in zip(sizes, stride, before, (high, wide), strict=True)
@@ -80,7 +82,7 @@ def window_map(operand: OperandType, index: int, rows: int, p: WindowParams) -> 
 def weight_map(
     weight: OperandType, index: int, rows: int, operand: OperandType, p: WindowParams
 ) -> BoxMap:
-    """The map of the weights that meet windows with zeros behind each place: boxes of `rows` rows
+    """The tensor map of weights that are multiplied with padded windows: its boxes have `rows` rows
     and one line of a tap's channels. operand: the windows' input.
     """
     seen, windows = _as_boxes(operand, p)
@@ -92,7 +94,7 @@ def weight_map(
 
 
 def window_type(operand: OperandType, p: WindowParams) -> str:
-    """The type that tells the loading half where a tile's places and a stage's channels are."""
+    """The type with which the loading half finds a tile's positions and a stage's channels."""
     operand, p = _as_boxes(operand, p)
     pairs = [_plane(n, fill) for n, fill in ((p.stride, 1), (p.before, 0), (p.dilation, 1))]
     numbers = (
@@ -106,7 +108,7 @@ def window_type(operand: OperandType, p: WindowParams) -> str:
 
 
 def weight_type(operand: OperandType, p: WindowParams) -> str:
-    """The type that tells the loading half where a stage's weights are in `weight_map`."""
+    """The type with which the loading half finds a stage's weights in `weight_map`."""
     return f"ArkTaps<{_filled(_as_boxes(operand, p)[0])}>"
 
 
