@@ -1,7 +1,9 @@
-"""AMD devices on the CPU: an emulator of their machine code, and a stand-in for HIP on top of it.
+"""Runs AMD devices on the CPU: an emulator of their machine code, and a stand-in for the HIP
+library that uses it.
 
-The ROCm backend's tests run on it where there is no AMD GPU: `activate` (or the context manager
-`emulated`) puts emulated devices under the unmodified hip-python, `describe` says so in words.
+The ROCm backend's tests run on it where no AMD GPU is available. `activate` (or the context manager
+`emulated`) makes the unmodified hip-python use emulated devices. `describe` reports in a sentence
+that devices are emulated.
 """
 
 from ark_rocm_emulator.device import (

@@ -1,9 +1,9 @@
-"""Build the emulator's C++ on first use: the HIP stand-in and the Python module ask for it here.
+"""Builds the emulator's C++ on first use, for the HIP stand-in and for the Python module.
 
-Every source becomes an object named by the hash of all that it was made from, so that a changed
-file rebuilds alone and two processes never see a half-written library. The compiler is `CXX`, else
-the system's, else the one in the `ziglang` wheel. Results lie under `ARK_CACHE_DIR` (default: the
-user's cache folder, in `ark/rocm_emulator`).
+Every source is compiled to an object whose name is the hash of all its inputs. Only changed files
+are therefore compiled again, and two processes never see a partly written library. The compiler is
+$CXX, otherwise the system's, otherwise the one in the `ziglang` wheel. Results are stored under
+$ARK_CACHE_DIR (default: `ark/rocm_emulator` in the user's cache folder).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from pathlib import Path
 from ark.errors import SystemError
 
 PACKAGE = Path(__file__).parent
-# No contraction (a * b + c rounds twice) and no assumptions about aliasing: both are semantics.
+# The semantics require two flags: no contraction (a * b + c rounds twice), and no assumptions about
+# aliasing.
 FLAGS = (
     "-std=c++20",
     "-march=native",
@@ -38,26 +39,29 @@ FLAGS = (
     "-fno-strict-aliasing",
     "-fPIC",
     "-fvisibility=hidden",
-    # A row of lanes is four of the widest vectors; compilers think them slow and take half of that.
+    # A row of lanes is four of the widest vectors. By default, compilers consider these slow and
+    # use vectors of half the width.
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
 )
 
-# What runs at every instruction is worth the compiler's time: -O3. Of plain loops over lanes -O2
-# makes vectors too, as fast once it unrolls them. Scalar and rare instructions, checks and stale
-# values gain nothing by either, and what decodes, prints, loads and starts runs once.
+# Files whose code runs at every instruction are compiled with -O3. For plain loops over lanes, -O2
+# with unrolling produces equally fast vector code. Other files gain nothing from either: scalar and
+# rare instructions, checks and stale values, and code that decodes, prints, loads and starts, which
+# runs once.
 _ONCE = re.compile(
     r"code_object|decode|disasm|elf|launch|machine|metadata|module|opcodes|ops|timing_models"
     r"|exec_cvt_scale"
 )
 _LANES = re.compile(r"exec_(cross|gfx11|valu_(?!rare).+|vop3p)")
 _HOT = re.compile(r"access|half|scheduler|wave|exec_(buffer|lds|mem|mfma|wmma)")
-# Headers that most sources begin with are parsed once where this many sources are to be compiled.
+# Headers that most sources begin with are precompiled if at least this many sources must be
+# compiled.
 _PRECOMPILED = PACKAGE / "core" / "precompiled.h"
 _WORTH_PRECOMPILING = 8
 
 
 def _level(source: Path) -> tuple[str, ...]:
-    """The optimisation flags of `source`."""
+    """The optimisation flags for `source`."""
     if source.parent.name != "core" or _ONCE.match(source.stem):
         return ("-O1",)
     if _LANES.fullmatch(source.stem):
@@ -66,7 +70,7 @@ def _level(source: Path) -> tuple[str, ...]:
 
 
 def cache_folder() -> Path:
-    """Where built libraries are kept between runs."""
+    """The folder in which built libraries are kept between runs."""
     named = os.environ.get("ARK_CACHE_DIR")
     if named:
         return Path(named) / "rocm_emulator"
@@ -78,8 +82,7 @@ def cache_folder() -> Path:
 def compiler() -> tuple[str, ...]:
     """The words that start a C++20 compiler.
 
-    Raises:
-        SystemError: there is none.
+    Raises: SystemError: No compiler is installed.
     """
     named = os.environ.get("CXX")
     if named:
@@ -141,7 +144,7 @@ def _say(note: str) -> None:
 
 @contextmanager
 def _one_at_a_time(file_name: str) -> Iterator[None]:
-    """Processes that want the same build wait for the first of them instead of repeating it.
+    """Makes processes that want the same build wait for the first of them instead of repeating it.
 
     A process that waits for two seconds reports it once.
     """
@@ -161,24 +164,26 @@ def _one_at_a_time(file_name: str) -> Iterator[None]:
         yield
 
 
-# Strings, which may hold what looks like a comment, and comments.
+# Matches strings, which may contain text that looks like a comment, and comments.
 _TEXT = re.compile(
     r"""(R"\(.*?\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\')|//[^\n]*|/\*.*?\*/""", re.DOTALL
 )
 
 
 def _code_of(file: Path) -> bytes:
-    """The source without comments and the space around them."""
+    """The source without comments and without the space around them."""
     text = _TEXT.sub(lambda match: match[1] or " ", file.read_text())
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()).encode()
 
 
 @contextmanager
 def _parsed_once(sources: int, flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """With which flags the compiler finds the common headers parsed, for so many sources.
+    """The flags with which the compiler uses precompiled common headers, for a build of the given
+    number of sources.
 
-    gcc and clang both look for `NAME.gch` where they are told to include `NAME`. It takes 100 MB,
-    so it does not outlive the build. A compiler that makes none parses the headers each time.
+    gcc and clang both look for `NAME.gch` when an option includes `NAME`. The file takes 100 MB, so
+    it is deleted after the build. With a compiler that does not write it, the headers are parsed
+    for each source.
     """
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".making-") as folder:
         header = Path(folder) / _PRECOMPILED.name
@@ -194,7 +199,7 @@ def _parsed_once(sources: int, flags: Sequence[str]) -> Iterator[tuple[str, ...]
 
 
 def _headers_of(source: Path, folders: Sequence[Path]) -> list[Path]:
-    """The headers of this package that `source` includes, and those that they include, sorted."""
+    """The headers of this package that `source` includes directly or indirectly, sorted."""
     headers: set[Path] = set()
     waiting = [source]
     while waiting:
@@ -237,8 +242,8 @@ def shared_library(
     def object_of(source: Path) -> Path:
         headers = _headers_of(source, folders_of(source))
         name = hashlib.sha256(_compiler_identity().encode())
-        # Where this package lies does not matter (its headers count by content): two checkouts of
-        # the same sources share what was built.
+        # This package's location does not matter, because its headers are hashed by content: two
+        # checkouts of the same sources share their build.
         outside = (str(f) for f in folders_of(source) if PACKAGE not in f.parents)
         for word in (*FLAGS, *_level(source), *extra, *outside):
             name.update(word.encode() + b"\0")
@@ -268,7 +273,7 @@ def shared_library(
 
 
 def alias(library: Path, file_name: str) -> Path:
-    """Beside `library`, one called `file_name` that has nothing of its own and needs `library`.
+    """Creates an empty library `file_name` beside `library` that depends on `library`.
 
     A program that opens it by that name finds every symbol of `library`.
     """
@@ -281,5 +286,5 @@ def alias(library: Path, file_name: str) -> Path:
 
 
 def core_sources() -> list[Path]:
-    """The emulator core without its Python module."""
+    """Builds the emulator core without its Python module."""
     return [p for p in sorted((PACKAGE / "core").glob("*.cpp")) if p.name != "module.cpp"]

@@ -1,5 +1,5 @@
 """The command `ark-rocm-emulator`: runs a kernel of an AMD code object on the CPU, with arguments
-from files, and says what the checks found. Needs neither ROCm nor ark's ROCm backend.
+from files, and reports the results of the checks. It needs neither ROCm nor ark's ROCm backend.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ TYPE is one of {", ".join(TYPES)}.
 
 @dataclass(frozen=True)
 class Given:
-    """An argument. data: of a buffer, its first bytes. nbytes: of a buffer; 0 for a number, whose
-    bytes `data` is. keep: where the buffer is written afterwards, as `dtype` and `shape`.
+    """A kernel argument. data: the first bytes of a buffer, or the bytes of a number. nbytes: the
+    size of a buffer; 0 for a number. keep: the file to which the buffer is written afterwards, as
+    `dtype` and `shape`.
     """
 
     data: bytes
@@ -45,7 +46,7 @@ class Given:
 
 
 def parse(text: str) -> Given:
-    """An argument from its text. Raises InvalidUsageError if the text is not valid."""
+    """Parses an argument. Raises InvalidUsageError if the text is not valid."""
     name, equals, value = text.partition("=")
     if name in TYPES and equals:
         dtype = np.dtype(name)
@@ -75,7 +76,7 @@ def parse(text: str) -> Given:
 
 
 def sizes(text: str) -> tuple[int, int, int]:
-    """A grid or a block from `X,Y,Z`; missing sizes are 1."""
+    """Parses a grid or a block of the form `X,Y,Z`; missing sizes are 1."""
     words = text.split(",")
     if len(words) > 3 or not all(w.isdecimal() and 0 < int(w) < 1 << 32 for w in words):
         raise argparse.ArgumentTypeError(f"{text!r} is not X,Y,Z of positive numbers")
@@ -149,14 +150,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def seed(text: str) -> int:
-    """A seed of the scheduler; an argparse error unless it is a whole number of 32 bits."""
+    """Parses a seed of the scheduler. Raises an argparse error unless it is a whole number of 32
+    bits.
+    """
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 32:
         raise argparse.ArgumentTypeError(f"{text!r:.40} is not a whole number from 0 to 4294967295")
     return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The parser of the command line."""
     command = argparse.ArgumentParser(
         prog="ark-rocm-emulator",
         description="Runs a kernel of an AMD code object on the CPU.",
@@ -182,7 +185,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs the command; the exit code: 2 for arguments that do not fit."""
+    """Runs the command. Returns the exit code, which is 2 if an argument is not valid."""
     options = parser().parse_intermixed_args(words)
     try:
         return run(options)

@@ -1,9 +1,9 @@
-"""Compile HIP to an AMD code object with nothing but clang: the stand-in's hiprtc and the tests
-call it.
+"""Compiles HIP to an AMD code object with clang alone. Called by the stand-in's hiprtc and by
+tests.
 
-Two steps (HIP to an object, the object to a shared one), because the clang inside the `ziglang`
-wheel cannot start its own linker; three where tests change the assembly text between.
-`ARK_ROCM_CLANG` and `ARK_ROCM_LLD` name another clang and ld.lld.
+There are two steps (HIP to an object, and the object to a shared object), because the clang in the
+`ziglang` wheel cannot start its linker. Tests that change the assembly text use three steps.
+$ARK_ROCM_CLANG and $ARK_ROCM_LLD name another clang and ld.lld.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _HIP_FLAGS = (
     "-Wno-unused-command-line-argument",
     _OBJECT_VERSION,
 )
-# To stop before the linker, and yet write an object.
+# Options for writing an object file and stopping before the linker.
 _TO_OBJECT = ("-Xclang", "-emit-obj")
 
 
 class CompileError(BaseError):
-    """clang, its assembler or its linker refused a program; the message holds what it said."""
+    """clang, its assembler or its linker refused a program. The message contains their output."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """How to start clang and ld.lld: the words in front of their arguments."""
+    """The words with which clang and ld.lld are started, before their arguments."""
 
     clang: tuple[str, ...]
     lld: tuple[str, ...]
@@ -52,7 +52,8 @@ class Toolchain:
 
 @lru_cache(maxsize=1)
 def toolchain() -> Toolchain:
-    """The clang and ld.lld to use: those the environment names, else those of the `ziglang` wheel.
+    """The clang and ld.lld to use: those named in the environment, otherwise those of the `ziglang`
+    wheel.
 
     Raises:
         SystemError: neither is there.
@@ -120,7 +121,7 @@ def _generated(
     options: Sequence[str],
     headers: Sequence[tuple[str, str]],
 ) -> tuple[Path, str]:
-    """The file of what clang makes of HIP source text, and what it said."""
+    """Compiles HIP source text to a file. Returns its path and clang's diagnostics."""
     program, out = folder / "kernel.hip", folder / "kernel.out"
     program.write_text(source)
     for name, content in headers:
@@ -183,5 +184,5 @@ def to_code(
 
 
 def compile_hip(source: str, arch: str, options: Sequence[str] = ("-O3",)) -> bytes:
-    """The code object alone; see `to_code`."""
+    """Compiles as `to_code` does and returns only the code object."""
     return to_code(source, arch, options)[0]

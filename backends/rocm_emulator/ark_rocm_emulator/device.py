@@ -1,9 +1,9 @@
-"""Put emulated AMD devices under hip-python: the ROCm backend and the tests call this.
+"""Makes hip-python use emulated AMD devices. Called by the ROCm backend and by tests.
 
 `activate` builds the stand-in for `libamdhip64.so` and `libhiprtc.so` and loads it before
-hip-python looks for them; hip-python itself is not touched. `emulated` does the same for the length
-of a `with` block. What runs then is an interpreter of AMD machine code on the CPU: no figure from
-it says anything about a GPU, and `describe` says so.
+hip-python looks for them; hip-python itself is not changed. `emulated` does the same for the
+duration of a `with` block. Kernels are then executed by an interpreter of AMD machine code on the
+CPU. Its times say nothing about a GPU, which `describe` reports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ark_rocm_emulator.compile import TARGETS, CompileError, to_code
 VARIABLE = "ARK_ROCM_DEVICE"
 _PREFIX = "emulated:"
 _OPTIONS = ("seed", "checks", "stale", "compute_units", "stores_only", "implicit_sync")
-# Products that the timing model knows: architecture, number in core/timing_models.cpp, units.
+# Products that the timing model supports: architecture, index in core/timing_models.cpp, compute
+# units.
 TIMED = {"mi300x": ("gfx942", 1, 304), "mi355x": ("gfx950", 2, 256)}
 _COMPILE = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -41,8 +42,8 @@ _COMPILE = ctypes.CFUNCTYPE(
 
 @dataclass(frozen=True)
 class Activation:
-    """The emulated devices: `count` devices of `arch`, served by the shared library `library`;
-    their times are host time, or a timing model's predictions for the product `model`.
+    """The emulated devices: `count` devices of `arch`, provided by the shared library `library`.
+    Their times are host times, or a timing model's predictions for the product `model`.
     """
 
     arch: str
@@ -65,7 +66,7 @@ class Activation:
 
 
 class ErrorKind(enum.IntEnum):
-    """The reason for which a kernel, a DMA queue, or a call during a running kernel was stopped."""
+    """The reason why a kernel, a DMA queue, or a call during a running kernel was stopped."""
 
     BAD_LAUNCH = 1
     UNKNOWN_OPCODE = 2
@@ -87,8 +88,8 @@ class ErrorKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """A kernel, a DMA queue or a call that the emulator stopped: the reason and the full
-    message.
+    """The reason and the full message of a kernel, a DMA queue or a call that the emulator
+    stopped.
     """
 
     kind: ErrorKind
@@ -99,8 +100,8 @@ _active: Activation | None = None
 
 
 def parse_request(request: str) -> tuple[str, int] | None:
-    """Read "emulated:gfx942[,2]" as (arch or product, count); None if it asks for no emulated
-    device.
+    """Parse "emulated:gfx942[,2]" to (arch or product, count). None if it does not request an
+    emulated device.
 
     Raises:
         InvalidUsageError: it starts with "emulated:" and goes on wrongly.
@@ -119,14 +120,14 @@ def parse_request(request: str) -> tuple[str, int] | None:
 
 
 def built() -> Path:
-    """The stand-in's library, built if need be."""
+    """The path of the stand-in's library, which is built if necessary."""
     sources = [*build.core_sources(), *sorted((build.PACKAGE / "hip").glob("*.cpp"))]
     return build.shared_library("libamdhip64.so", sources, includes=[build.PACKAGE / "hip"])
 
 
 @lru_cache(maxsize=1)
 def _library() -> tuple[ctypes.CDLL, Path]:
-    """The stand-in, built if need be, loaded under the names hip-python looks for."""
+    """Builds the stand-in if necessary and loads it under the names that hip-python looks for."""
     path = built()
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(build.alias(path, "libhiprtc.so")), mode=ctypes.RTLD_GLOBAL)
@@ -141,7 +142,7 @@ def _library() -> tuple[ctypes.CDLL, Path]:
 def _compile_for_hiprtc(
     program: int, source: bytes, arch: bytes, options: Any, headers: Any
 ) -> int:
-    """hiprtcCompileProgram: clang's answer goes back through ark_emulator_compiled."""
+    """Implements hiprtcCompileProgram. It returns clang's result through ark_emulator_compiled."""
     code, log, words = b"", "", []
     for k in range(1_000_000):
         if not options[k]:
@@ -170,14 +171,16 @@ _COMPILER = _COMPILE(_compile_for_hiprtc)  # kept: the library calls it as long 
 
 
 def _hip_version() -> int:
-    """The HIP version the installed hip-python was made for, in hipRuntimeGetVersion's form."""
+    """The HIP version that the installed hip-python was built for, in hipRuntimeGetVersion's
+    form.
+    """
     import hip
 
     return int(getattr(hip, "HIP_VERSION", 60000000))
 
 
 def _lead_hip_python_to(path: Path) -> None:
-    """Make hip-python open its libraries now, while ROCM_PATH names the stand-in."""
+    """Makes hip-python open its libraries now, while ROCM_PATH names the stand-in."""
     before = os.environ.get("ROCM_PATH")
     os.environ["ROCM_PATH"] = str(path.parent.parent)
     try:
@@ -294,8 +297,8 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
 
 
 def _close_opened() -> None:
-    """Has ark's own session close what it opened of the devices that go: their streams and memory
-    are void afterwards, also under devices of the same name.
+    """Makes ark's own session close everything that it opened on the devices that are removed.
+    Their streams and memory are invalid afterwards, even if new devices have the same name.
     """
     session = sys.modules.get("ark.runtime.session")
     if session is not None:

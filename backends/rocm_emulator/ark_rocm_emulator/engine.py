@@ -1,7 +1,7 @@
 """The emulator core as a Python module, built on first use.
 
-Tests of single instructions, the benchmark and tools take devices, memory and launches from here;
-what needs HIP goes through ``ark_rocm_emulator.device`` instead.
+It provides devices, memory and launches to tests of single instructions, the benchmark and tools.
+Code that needs HIP uses ``ark_rocm_emulator.device`` instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a launch on a timed product spent at each of its instructions: the timing model's profile.
+"""Reads the timing model's profile: the cycles that a launch on a timed product spent at each
+instruction.
 
 Called by the ROCm backend for `ark bench ops --isa`; people read the file that the environment
 variable names (docs/rocm-timing.md).
@@ -20,9 +21,9 @@ VARIABLE = "ARK_ROCM_EMULATOR_PROFILE"
 
 @dataclass(frozen=True)
 class Spent:
-    """One instruction. offset: in the code object. cycles: that waves have spent at it. shared: for
-    which it kept the LDS busy; conflicts: those of them in which lanes waited for a bank that
-    others of them had.
+    """One instruction. offset: its offset in the code object. cycles: the cycles that waves have
+    spent at it. shared: the cycles for which it kept the LDS busy. conflicts: the cycles among
+    these in which lanes waited for a bank that other lanes used.
     """
 
     offset: int
@@ -33,7 +34,7 @@ class Spent:
 
 
 def read(path: Path) -> list[Spent]:
-    """The profile that the last launch wrote."""
+    """Reads the profile that the last launch wrote."""
     spent = []
     for line in path.read_text().splitlines():
         offset, cycles, shared, conflicts, text = line.split("\t", 4)
@@ -43,9 +44,9 @@ def read(path: Path) -> list[Spent]:
 
 @contextmanager
 def counting(arch: str) -> Iterator[Callable[[], tuple[int, int]] | None]:
-    """Emulates one device of `arch` with a timing model; what it gives says for how many cycles the
-    last launch kept LDS busy, and how many of these were bank conflicts. None, and no device, where
-    no timing model has the architecture.
+    """Emulates one device of `arch` with a timing model. Yields a function that returns the number
+    of cycles for which the last launch kept the LDS busy, and how many of them were bank conflicts.
+    Yields None, without a device, if no timing model supports the architecture.
     """
     product = next((name for name, (known, _, _) in TIMED.items() if known == arch), None)
     if product is None:

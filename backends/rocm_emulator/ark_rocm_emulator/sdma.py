@@ -67,7 +67,9 @@ class SdmaQueue:
         return cls(number, ring_bytes, *addresses)
 
     def submit(self, packets: bytes) -> None:
-        """Write packets from the host: into the ring, then the write pointer, then the doorbell."""
+        """Writes packets from the host: first to the ring, then the write pointer, then the
+        doorbell.
+        """
         at = ctypes.c_uint64.from_address(self.write_pointer)
         for k, byte in enumerate(packets):
             ctypes.c_uint8.from_address(self.ring + (at.value + k) % self.ring_bytes).value = byte
@@ -76,12 +78,12 @@ class SdmaQueue:
 
     @property
     def executed(self) -> int:
-        """Packets that the engine has executed."""
+        """The number of packets that the engine has executed."""
         library, _ = _library()
         library.ark_emulator_sdma_executed.restype = ctypes.c_uint64
         return int(library.ark_emulator_sdma_executed(self.number))
 
     def destroy(self) -> None:
-        """Give the queue back; its addresses are void."""
+        """Destroys the queue. Its addresses are invalid afterwards."""
         library, _ = _library()
         library.ark_emulator_sdma_destroy(self.number)

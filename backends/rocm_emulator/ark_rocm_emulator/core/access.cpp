@@ -27,7 +27,8 @@ namespace {
               lane, address};
 }
 
-// Every active lane's bytes lie in one region; the common case is one region for all.
+// Calls f once per region that contains active lanes' bytes. In the common case all lanes are in
+// one region.
 const RegionEntry* check_global_range(Wave& w, const Inst& i, const Addresses& a, int bytes) {
   uint64_t low = ~0ull, high = 0;
   if (a.active == w.full) {
@@ -72,7 +73,7 @@ void check_lds_range(Wave& w, const Inst& i, const Addresses& a, int bytes) {
   }
 }
 
-// The byte of private memory: dwords of the lanes lie side by side.
+// The address of a byte of private memory: the lanes' dwords of one index are neighbours.
 uint8_t* scratch_byte(Wave& w, const Inst& i, int lane, uint64_t offset) {
   const auto lanes = static_cast<uint64_t>(w.lanes);
   const uint64_t at = offset / 4 * 4 * lanes + static_cast<uint64_t>(lane) * 4 + offset % 4;
@@ -107,7 +108,7 @@ void store_scratch(Wave& w, const Inst& i, const Addresses& a, int bytes, const 
   }
 }
 
-// Where lanes' offsets or addresses count from.
+// The base from which the lanes' offsets or addresses count.
 uint8_t* base_of(Wave& w, const Addresses& a) {
   return a.space == Space::Lds ? w.group->lds.data() : nullptr;
 }
@@ -187,7 +188,7 @@ U apply(AtomicOp op, U old, U data, U data2) {
   return old;
 }
 
-// Read-modify-write of one cell; returns the value before.
+// Reads, modifies and writes one cell. Returns the value before.
 template <class T>
 uint64_t modify(uint8_t* cell, AtomicOp op, uint64_t data, uint64_t data2, bool& changed) {
   T* at = reinterpret_cast<T*>(cell);
@@ -201,7 +202,7 @@ uint64_t modify(uint8_t* cell, AtomicOp op, uint64_t data, uint64_t data2, bool&
   }
 }
 
-// Over PCIe a link may carry loads and stores alone.
+// A link over PCIe may support loads and stores only.
 void check_link(Wave& w, const Inst& i, const Addresses& a) {
   for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
@@ -215,7 +216,7 @@ void check_link(Wave& w, const Inst& i, const Addresses& a) {
   }
 }
 
-// Whether the access passes caches: not where the code and private memory lie, nor in a queue.
+// True if the access goes through caches. Code, private memory and queues are not cached.
 bool is_stale(Wave& w, const Addresses& a) {
   if (w.stale == nullptr || a.space != Space::Global) return false;
   const RegionEntry* entry = w.grid->view.find(a.at[std::countr_zero(a.active)], 1);

@@ -11,7 +11,7 @@ namespace ark_emu {
 
 enum class Space : uint8_t { Global, Lds, Scratch };
 
-// Where each active lane's access begins: an address (Global), an offset in the workgroup's LDS, or
+// The base of each active lane's access: an address (Global), an offset in the workgroup's LDS, or
 // an offset in the lane's private memory.
 struct Addresses {
   Space space = Space::Global;
@@ -20,7 +20,7 @@ struct Addresses {
 };
 
 // Reads `bytes` (1, 2, 4, 8, 12, 16) per active lane into rows of dwords, zero-extended; inactive
-// lanes keep what `rows` held. Throws Fault for an address nobody may read.
+// lanes of `rows` are unchanged. Throws Fault for an address that may not be read.
 void load_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t* rows);
 // Writes the low `bytes` of each active lane's rows.
 void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows);
@@ -30,10 +30,12 @@ enum class AtomicOp : uint8_t {
   AddF, MinF, MaxF, CmpSwapF, PkAddF16, PkAddBf16, Wrap, SubClamped,
 };
 
-// What `op` leaves in memory that held `old`. 4 or 8 bytes wide. `data2` is CmpSwap's new value
-// with `data` the expected one, MskOr's bits to set, and what Wrap adds below `data`.
+// The value that `op` stores to memory that contained `old`. It has 4 or 8 bytes. `data2` is the
+// new value of CmpSwap (`data` is the expected one), the bits that MskOr sets, or the amount that
+// Wrap adds below `data`.
 uint64_t atomic_result(AtomicOp op, int bytes, uint64_t old, uint64_t data, uint64_t data2);
-// One lane after the other; the values before go to `before` (rows) when it is not null.
+// Performs the lanes' atomics one after another. The values before go to `before` (rows) if it is
+// not null.
 void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int bytes,
                   const uint32_t* data, const uint32_t* data2, uint32_t* before);
 

@@ -1,6 +1,6 @@
-// An engine of a device beside its processors, such as a DMA queue, as the checks see it: an actor
-// with a clock of its own. What it does is judged like a wave's accesses from another device: past
-// all caches, ordered by nothing but what was released to the whole system.
+// An engine of a device beside its processors, such as a DMA queue, as a subject of the checks. It
+// has a clock of its own. Its accesses are checked like those of a wave on another device: they
+// bypass all caches and are ordered only by releases at system scope.
 #pragma once
 
 #include <memory>
@@ -13,14 +13,15 @@ namespace ark_emu {
 class Agent {
  public:
   virtual ~Agent() = default;
-  // The engine has read a word by which it is told something: it is ordered after what the word's
+  // The engine has read a word that signals it. It is ordered after everything that the word's
   // writers had released.
   virtual void acquire(uint64_t address, uint64_t size) = 0;
-  // Before it reads, or writes, bytes: what is wrong with that, or nothing.
+  // Called before the engine reads or writes bytes. Returns the error of that access, if any.
   virtual std::string read(uint64_t address, uint64_t size) = 0;
   virtual std::string write(uint64_t address, uint64_t size) = 0;
-  // Before it writes a word that others poll; `adds`: to what is there. Who acquires it is ordered
-  // after what the engine has read, and, if it is `done`, after what it has written.
+  // Called before the engine writes a word that others poll. adds: true if it adds to the word. A
+  // wave that acquires the word is ordered after the engine's reads and, if `done`, after its
+  // writes.
   virtual std::string publish(uint64_t address, uint64_t size, bool done, bool adds = false) = 0;
 };
 

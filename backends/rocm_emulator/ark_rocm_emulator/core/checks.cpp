@@ -1,4 +1,4 @@
-// Life of the checks' state, and the clocks of waves: releases, acquires, barriers.
+// The lifetime of the checks' state, and the clocks of waves: releases, acquires, barriers.
 #include "checks.h"
 
 #include <algorithm>
@@ -56,7 +56,7 @@ GridChecksPtr begin_checks(Grid& grid) {
   return checks;
 }
 
-// A wave starts ordered after every grid that has ended.
+// A new wave is ordered after every grid that has ended.
 void add_wave_checks(Grid& grid, Wave& w) {
   World& world = World::get();
   const std::lock_guard lock(world.mutex);
@@ -166,14 +166,14 @@ void note_release(Wave& w) {
   WaveChecks& c = *w.checks;
   const Arch arch = w.grid->program->arch();
   const uint32_t complete = complete_global(c);
-  // Completion is visibility where no cache between the two holds a store back.
+  // A completed store is visible if no cache between writer and reader holds it back.
   const auto publish = [&](Published& to, bool through) {
     if (through) to.seen = c.seen;
     if (through || c.last_store <= to.own) to.own = std::max(to.own, complete);
   };
   publish(c.released_agent, arch == Arch::gfx90a || is_rdna(w));
   publish(c.released_system, is_rdna(w));
-  // One L1 serves the workgroup in order on CDNA; on RDNA an access counts once it has completed.
+  // On CDNA one L1 serves the workgroup in order. On RDNA an access counts once it has completed.
   const Published group{is_rdna(w) ? complete : ~0u, c.seen};
   const Published lds{complete_lds(c), c.seen_lds};
   const Published past{complete_loads(c), c.past};
@@ -195,7 +195,8 @@ const ReleaseRecord* record_of(Contributor from) {
   const auto& records = history.records;
   const auto next = std::upper_bound(records.begin(), records.end(), from.epoch,
                                      [](uint32_t e, const ReleaseRecord& r) { return e < r.time; });
-  // Older than what is kept: the oldest kept one says too much, which may miss a race.
+  // The epoch is older than the oldest record. The oldest record claims too much order, so a race
+  // may be missed.
   return next == records.begin() ? &records.front() : &*(next - 1);
 }
 
@@ -232,7 +233,8 @@ void join_release(Wave& w, Contributor from, Scope relation) {
   if (found == nullptr) return;
   const ReleaseRecord& record = *found;
   const auto join = [&](SharedClock& into, const Published& what) {
-    // A barrier puts the wave's own past into `seen`; only `own` says what has left it.
+    // A barrier adds the wave's own past to `seen`; only `own` tells which of it has become visible
+    // outside.
     join_clock(into, *what.seen, from.slot);
     raise_clock(into, from.slot, std::min(what.own, from.epoch));
   };
@@ -253,9 +255,10 @@ void check_barrier_reached(Wave& w) {
   note_release(w);
 }
 
-// Every wave of the group is ordered after what the others had done before the barrier: global
-// accesses in program order on CDNA (one L1 serves the group in order), completed ones on RDNA; LDS
-// accesses that were waited for. They share one scalar cache: clearing it clears it for all.
+// Every wave of the group is ordered after the accesses that the others made before the barrier.
+// These are global accesses in program order on CDNA (one L1 serves the group in order) or
+// completed ones on RDNA, and LDS accesses that were waited for. The waves share one scalar cache:
+// clearing it clears it for all.
 void check_barrier_passed(Workgroup& group) {
   const std::lock_guard lock(World::get().mutex);
   SharedClock all, all_lds, past, cleared;
@@ -319,7 +322,8 @@ void shadow_share(ShadowPages& shadow, void* records) {
   shadow.shared = static_cast<SharedCell*>(records);
 }
 
-// Written from outside: initialised, and nobody's earlier access conflicts with it.
+// Marks memory that was written from outside: it is initialised, and no earlier access conflicts
+// with the write.
 void shadow_mark_written(ShadowPages& shadow, uint64_t offset, uint64_t size) {
   const std::lock_guard lock(World::get().mutex);
   if (shadow.track_init) {

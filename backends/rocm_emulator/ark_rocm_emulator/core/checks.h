@@ -1,6 +1,7 @@
 // The optional checks: initialised memory, waits before registers are used, happens-before between
-// waves, lines that a scalar cache holds too long. All state hangs off ShadowPages (per region), GridChecks and WaveChecks; with checks off
-// none of it exists and none of these functions is called.
+// waves, and lines that a scalar cache holds too long. All state is reached through ShadowPages
+// (per region), GridChecks and WaveChecks. With checks off, none of it exists and none of these
+// functions is called.
 #pragma once
 
 #include <memory>
@@ -19,12 +20,12 @@ struct Workgroup;
 
 enum class AccessKind : uint8_t { Read, Write, Atomic };
 
-// Before an instruction runs: registers that a load has not been waited for. After it: what it left
-// outstanding.
+// Before an instruction runs: reports registers whose load has not been waited for. After it:
+// records the operations that it left in flight.
 void check_before(Wave& w, const Inst& i);
 void check_after(Wave& w, const Inst& i);
-// Holds the state of the checks while an access is judged and made: grids on other threads see both
-// or neither. Nothing where checks are off.
+// Locks the state of the checks while an access is checked and performed, so that grids on other
+// threads see both or neither. Does nothing if checks are off.
 class CheckedAccess {
  public:
   explicit CheckedAccess(const Wave& w);
@@ -35,9 +36,9 @@ class CheckedAccess {
   std::unique_ptr<SharedLock> shared_;
 };
 
-// From the handlers; check_access inside a CheckedAccess.
+// Called by the handlers; check_access is called inside a CheckedAccess.
 void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, int bytes);
-// Before a store: lanes that would leave different bytes in one place.
+// Called before a store: reports lanes that would store different bytes to the same address.
 void check_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows);
 void check_wait(Wave& w, const Inst& i);            // s_waitcnt and its gfx11 relatives
 void check_cache_control(Wave& w, const Inst& i);   // buffer_wbl2, buffer_inv, ...

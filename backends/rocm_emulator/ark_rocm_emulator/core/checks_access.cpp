@@ -1,5 +1,5 @@
-// What one access shows by itself: alignment, bytes that nobody has written, the end of the kernel
-// arguments, lanes that contradict each other.
+// Checks that need only one access: alignment, uninitialised bytes, the end of the kernel
+// arguments, and lanes that contradict each other.
 #include <algorithm>
 #include <bit>
 
@@ -17,8 +17,8 @@ std::string place(const Access& x, uint64_t address) {
 
 }  // namespace
 
-// Vector loads and stores of global memory may lie anywhere (ROCm runs in unaligned mode, and the
-// compiler counts on it); LDS and scalar accesses may not, up to a dword.
+// Vector loads and stores of global memory may have any alignment (ROCm runs in unaligned mode, and
+// the compiler relies on it). LDS and scalar accesses must be aligned, up to a dword.
 void check_alignment(const Access& x, uint64_t address, int bytes, int lane) {
   if (!x.lds && x.i.format != Format::SMEM) return;
   const uint64_t need = bytes >= 4 ? 4 : static_cast<uint64_t>(bytes);
@@ -29,8 +29,8 @@ void check_alignment(const Access& x, uint64_t address, int bytes, int lane) {
               lane, address};
 }
 
-// A dword at a time. Clang reads three dwords as four where they begin at a multiple of 8, and
-// leaves the last one unused: up to there a wide scalar load may go.
+// Checks a dword at a time. Clang loads three dwords as four if they begin at a multiple of 8 and
+// does not use the last one, so a wide scalar load may exceed the end by that much.
 void check_arguments(const Access& x, uint64_t address, int bytes, int lane) {
   const Grid& grid = *x.w.grid;
   if (!grid.beyond_arguments(address, bytes)) return;
@@ -61,8 +61,8 @@ void check_initialised(const Access& x, ShadowPages& shadow, uint64_t offset, in
               lane, at};
 }
 
-// MI200 does nothing for a floating-point atomic on memory that is not coarse-grained, and says
-// nothing (HIP's documentation, "Floating-point atomic operations").
+// On memory that is not coarse-grained, MI200 silently ignores a floating-point atomic (HIP's
+// documentation, "Floating-point atomic operations").
 void check_float_atomic(const Access& x, const Region& region, int lane, uint64_t address) {
   if (x.kind != AccessKind::Atomic || (x.i.op->flags & kFloat) == 0) return;
   if (x.w.grid->program->arch() != Arch::gfx90a || region.kind == MemKind::Device) return;
@@ -92,7 +92,8 @@ void check_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
     return static_cast<uint8_t>(rows[k / 4 * kLanes + static_cast<uint64_t>(lane)] >> (8 * (k % 4)));
   };
   for (int n = 1; n < count; n++) {
-    // Overlaps chain: a lane that agrees with its neighbour agrees with the neighbour's neighbour.
+    // Comparing neighbours suffices: a lane that agrees with its neighbour also agrees with that
+    // neighbour's neighbour.
     const int before = lanes[n - 1], after = lanes[n];
     for (uint64_t at = a.at[after]; at < a.at[before] + size; at++) {
       if (byte(before, at - a.at[before]) == byte(after, at - a.at[after])) continue;

@@ -1,5 +1,5 @@
-// Happens-before of engines beside the processors (agent.h). Without checks a region has no shadow,
-// and all of this finds nothing.
+// Happens-before of engines beside the processors (agent.h). Without checks a region has no shadow
+// pages, and these functions report nothing.
 #include <algorithm>
 
 #include "agent.h"
@@ -189,8 +189,8 @@ class CheckedAgent final : public Agent {
     return false;
   }
 
-  // Calls `visit` for the cells of a range until it says what is wrong. Memory that other processes
-  // map has records of its own, which engines do not keep.
+  // Calls `visit` for the cells of a range until it returns an error. Memory that other processes
+  // map has separate records, which engines do not keep.
   template <class F>
   std::string cells(uint64_t address, uint64_t size, F visit) {
     const auto entry = memory_->find(address);

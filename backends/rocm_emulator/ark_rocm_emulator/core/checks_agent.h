@@ -1,4 +1,5 @@
-// Between checks.cpp, machine.cpp and checks_agent.cpp: what engines beside the processors need.
+// Functions for engines beside the processors, shared by checks.cpp, machine.cpp and
+// checks_agent.cpp.
 #pragma once
 
 #include <memory>
@@ -14,7 +15,8 @@ constexpr int kEngine = -1;              // SlotHistory::device of an engine: fa
 
 std::unique_ptr<Agent> checked_agent(std::shared_ptr<Memory> memory);
 
-// What a wave had released when it made that access; null if it has ended, which orders all it did.
+// The state that a wave had released when it made that access. Null if the wave has ended, which
+// orders everything that it did.
 const ReleaseRecord* record_of(Contributor from);
 
 }  // namespace ark_emu

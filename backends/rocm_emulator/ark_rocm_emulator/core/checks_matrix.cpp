@@ -1,9 +1,10 @@
-// Wait states around matrix instructions. Hardware does not hold back an instruction that touches
-// what a matrix instruction is still writing or reading: the program must have as many independent
-// instructions, or s_nop, in between as the tables say. Sources: AMD's CDNA2, CDNA3 and CDNA4
-// instruction set documents, "Dependency resolution: required independent instructions", and where
-// they leave out a case, what LLVM's AMDGPU back end keeps (its rules for gfx950 add one wait state
-// to most of gfx942's). An instruction is one wait state, s_nop as many as it says.
+// Wait states around matrix instructions. Hardware does not delay an instruction that touches
+// registers that a matrix instruction is still writing or reading. The program must have as many
+// independent instructions, or s_nop, in between as the tables require. Sources: AMD's CDNA2, CDNA3
+// and CDNA4 instruction set documents, "Dependency resolution: required independent instructions".
+// For cases that they omit, the rules are those of LLVM's AMDGPU back end (its rules for gfx950 add
+// one wait state to most of gfx942's). An instruction is one wait state; s_nop is as many as its
+// operand states.
 #include <algorithm>
 #include <string_view>
 
@@ -65,7 +66,7 @@ MatrixRole role_of(const Inst& i, Arch arch) {
   return role;
 }
 
-// What gfx950 asks for beyond gfx942.
+// Additional requirements of gfx950 over gfx942.
 int more(const MatrixRole& from, Arch arch) { return arch == Arch::gfx950 && from.passes != 2; }
 
 // Wait states between a matrix instruction that writes a register and one that reads it as C.
@@ -155,7 +156,7 @@ class Checker {
     if (role_.matrix) {
       need(2, c_.by_vector[reg], name(reg), "written by");
     } else if (dot.by != nullptr) {
-      // Sums of one operation are handed on inside the unit.
+      // Sums of the same operation are forwarded inside the unit.
       const bool sum = &operand == &i_.src[2] || operand.ty == Ty::Tied;
       if (dot.by->op != i_.op || !sum) need(3, dot, name(reg), "written by");
     }

@@ -1,5 +1,5 @@
-// Every checked access: its order with the accesses of other waves. What one access shows by itself
-// is in checks_access.cpp.
+// The order of every checked access relative to the accesses of other waves. checks_access.cpp has
+// the checks that need only one access.
 #include <algorithm>
 #include <bit>
 
@@ -53,10 +53,10 @@ bool writes_register(const Inst& inst, unsigned reg) {
   return inst.second != nullptr && writes_register(*inst.second, reg);
 }
 
-// Where the load at `pc` polls: its own place if it is the test of a small loop without stores or
-// barriers, that of the loop's test if it is the same load before the loop's first turn (compilers
-// peel that one); kNoPoll otherwise. On LDS, where no bit marks an atomic load, this is what tells a
-// poll from a read.
+// The instruction at which the load at `pc` polls. If the load is the test of a small loop without
+// stores or barriers, this is the load itself. Compilers peel the first iteration: for the same
+// load before the loop, it is the loop's test. Otherwise it is kNoPoll. On LDS, where no bit marks
+// an atomic load, this distinguishes a poll from a read.
 constexpr uint32_t kNoPoll = ~0u;
 uint32_t poll_at(const Wave& w, uint32_t pc) {
   constexpr int kWindow = 160;
@@ -88,8 +88,9 @@ uint32_t poll_at(const Wave& w, uint32_t pc) {
 
 bool polls(const Wave& w, uint32_t pc) { return poll_at(w, pc) != kNoPoll; }
 
-// True if the poll at `load` reads one place until its value changes: nothing in the loop writes the
-// address. A plain LDS store may be the flag that it waits for; what walks along LDS is no poll.
+// True if the poll at `load` reads one address until its value changes: no instruction in the loop
+// writes the address register. A plain LDS store may be the flag that it waits for. A loop that
+// walks along LDS is not a poll.
 bool spins(const Wave& w, uint32_t load) {
   const uint32_t pc = poll_at(w, load);
   if (pc == kNoPoll) return false;
@@ -114,7 +115,7 @@ bool spins(const Wave& w, uint32_t load) {
   return stays;
 }
 
-// Two unordered accesses may still be two atomics that are meant to meet.
+// Two unordered accesses are allowed if both are atomics.
 bool may_meet(const Access& x, const Record& other, bool other_writes) {
   const bool atomic_other = other.stamp == Stamp::Atomic;
   if (x.lds && x.kind == AccessKind::Read && other.stamp == Stamp::Plain) return spins(x.w, x.i.pc);
@@ -154,7 +155,7 @@ void remember(std::vector<Record>& records, const Record& fresh, bool replace_al
   records.push_back(fresh);
 }
 
-// What a load that found a flag learns: everything its writers had released.
+// A load that has seen a flag learns everything that the flag's writers had released.
 void acquire(const Access& x, ShadowPages& shadow, uint64_t index, const CellState& cell) {
   Wave& w = x.w;
   WaveChecks& c = *w.checks;
@@ -215,7 +216,7 @@ void contribute(const Access& x, ShadowPages& shadow, uint64_t index, const Cell
   if (sync != shadow.syncs.end()) sync->second.assign(1, mine);
 }
 
-// Two waves that store what is there already may both mean an atomic store.
+// Two waves that store the value that is already there may both intend an atomic store.
 bool same_value(const Access& x, int lane, uint64_t element, uint64_t address, uint8_t bytes) {
   const uint32_t* rows = x.w.checks->storing;
   const bool may_be_atomic = x.lds ? x.i.format == Format::DS : x.stamp == Stamp::MaybeAtomic;
@@ -230,7 +231,8 @@ bool same_value(const Access& x, int lane, uint64_t element, uint64_t address, u
   return true;
 }
 
-// An LDS load of slot `slot` and an atomic met: what the load was for shows later.
+// An LDS load of slot `slot` conflicts with an atomic. Later instructions show whether the load is
+// part of an atomic update.
 bool doubtful(const Access& x, uint64_t index, uint32_t slot, uint32_t pc, const Fault& found) {
   GridChecks& grid = *x.w.grid->checks;
   if (grid.expects.contains(pc)) return true;
@@ -243,7 +245,7 @@ bool doubtful(const Access& x, uint64_t index, uint32_t slot, uint32_t pc, const
   return true;
 }
 
-// The wave uses an atomic where it had loaded.
+// The wave uses an atomic on a cell that it had loaded.
 void settle_doubts(const Access& x, uint64_t index) {
   GridChecks& grid = *x.w.grid->checks;
   for (const LdsDoubt& doubt : grid.groups[x.w.group].doubts) {

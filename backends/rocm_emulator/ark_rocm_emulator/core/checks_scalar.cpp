@@ -1,6 +1,6 @@
-// The scalar data cache: no store updates it, and only s_dcache_inv clears it. A scalar load that
-// may be answered by a line from before a write that is ordered before the load is an error; see
-// README.md, "Checks".
+// The scalar data cache. Stores do not update it, and only s_dcache_inv clears it. It is an error
+// if a scalar load may return a cached line from before a write that is ordered before the load;
+// see README.md, "Checks".
 #include <algorithm>
 #include <cstring>
 
@@ -11,7 +11,7 @@
 namespace ark_emu {
 namespace {
 
-// Nothing in flight that the clearing could miss: neither stores nor scalar loads.
+// True if no operation is in flight that the clearing could miss: neither stores nor scalar loads.
 uint32_t complete_scalar(const WaveChecks& c) {
   uint32_t epoch = complete_global(c);
   for (const Outstanding& op : c.lgkm) {
@@ -20,12 +20,12 @@ uint32_t complete_scalar(const WaveChecks& c) {
   return epoch;
 }
 
-// Is that load's line gone from the cache of this wave, cleared after it?
+// True if that load's line has been cleared from this wave's cache since.
 bool gone(const WaveChecks& c, const ScalarHold& hold, const ScalarHold::Load& load) {
   return clock_at(c.cleared, hold.slot) >= load.epoch;
 }
 
-// Did that load already bring in what was written?
+// True if that load already loaded the written data.
 bool fresh(const ScalarHold& hold, const ScalarHold::Load& load, const Record& write) {
   if (hold.slot == write.slot) return load.complete >= write.epoch;
   return clock_at(load.seen, write.slot) >= write.epoch;
@@ -69,7 +69,7 @@ void check_scalar_cache(const Access& x, ShadowPages& shadow, uint64_t index, ui
     }
   }
   if (line == shadow.held.end()) return;
-  // The host, a peer or a copy writes without a record: only a changed value tells.
+  // The host, a peer or a copy writes without a record, so only a changed value shows the write.
   const uint64_t cleared_at = x.w.grid->checks->groups[x.w.group].cleared_at;
   for (const ScalarHold& hold : line->second) {
     if (hold.device != x.w.grid->device || hold.time <= cleared_at) continue;

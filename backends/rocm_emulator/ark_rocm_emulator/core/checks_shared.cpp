@@ -20,7 +20,8 @@ namespace {
 
 constexpr uint32_t kSlots = 16384, kKnown = 4096, kLog = 8192;
 
-// What a process tells about its waves. A sparse file: most of it is never touched.
+// A process's ledger of its waves, as other processes see it. The file is sparse: most of it is
+// never touched.
 struct Ledger {
   struct Slot {
     uint32_t start = 0, live = 0;
@@ -40,7 +41,7 @@ struct Ledger {
   Entry log[kLog];
 };
 
-// One for all processes of a user.
+// One lock for all processes of a user.
 struct Common {
   pthread_mutex_t mutex;
   uint64_t version;
@@ -54,8 +55,8 @@ T* map_file(int fd) {
   return at == MAP_FAILED ? nullptr : static_cast<T*>(at);
 }
 
-// The file stays: whoever comes later uses the same one. A process that dies inside leaves the lock
-// to the next.
+// The file is not deleted, so that later processes use the same one. If a process dies while it
+// holds the lock, the next process gets the lock.
 Common* open_common() {
   char path[64];
   std::snprintf(path, sizeof path, "/dev/shm/ark-emulated-checks-%u", getuid());
@@ -91,7 +92,7 @@ struct Own {
   Ledger* ledger = nullptr;
 };
 
-// Asked for at every access, so the system is asked once; a child of fork asks again.
+// The process id is needed at every access, so it is read once. A child of fork reads it again.
 uint32_t own_process() {
   static std::atomic<uint32_t> known{0};
   if (const uint32_t found = known.load(std::memory_order_relaxed)) return found;
@@ -100,7 +101,7 @@ uint32_t own_process() {
   return static_cast<uint32_t>(getpid());
 }
 
-// This process's own ledger; a child of fork makes another.
+// This process's own ledger. A child of fork creates another one.
 Own& own() {
   static Own mine;
   const uint32_t process = own_process();
@@ -112,7 +113,7 @@ Own& own() {
   return mine;
 }
 
-// Another process's; null if it is gone.
+// The ledger of another process, or null if that process has ended.
 const Ledger* ledger_of(uint32_t process, int32_t fd) {
   if (process == own().process) return own().ledger;
   static std::map<uint32_t, const Ledger*> opened;
@@ -129,7 +130,7 @@ const Ledger* ledger_of(uint32_t process, int32_t fd) {
   return known->second;
 }
 
-// Slots of this process that stand for waves of others.
+// Slots of this process that represent waves of other processes.
 struct Proxies {
   std::map<uint64_t, uint32_t> slots;                 // (process, slot) -> slot here
   std::map<uint32_t, Ledger::Known> waves;            // and back
@@ -161,7 +162,8 @@ const Ledger::Entry* entry_of(const SharedRecord& record) {
   return entry.number == record.release ? &entry : nullptr;
 }
 
-// What the writer of a record had released then becomes a release of its stand-in.
+// The state that the writer of a record had released becomes a release of the slot that represents
+// it.
 void import_release(const SharedRecord& record, uint32_t slot) {
   auto& records = World::get().slots[slot].records;
   const auto later = std::upper_bound(
@@ -171,7 +173,8 @@ void import_release(const SharedRecord& record, uint32_t slot) {
   Published what{0, std::make_shared<Clock>()}, past{0, std::make_shared<Clock>()};
   const Ledger::Entry* entry = entry_of(record);
   if (entry == nullptr || entry->all != 0) {
-    // Too old or too much to be told: it counts as having known all, which may miss a race.
+    // If the record is too old or too large, the writer counts as having seen everything, so a race
+    // may be missed.
     what.own = record.epoch;
     for (const auto& [here, wave] : proxies().waves) raise_clock(what.seen, here, ~0u);
     past = what;
@@ -201,8 +204,8 @@ Record imported(const SharedRecord& record) {
   return {slot, record.epoch, foreign ? 0 : record.pc, record.bytes, record.stamp, 0};
 }
 
-// Writes down what the wave has released to all devices, with what the flag held before if it is
-// changed in place.
+// Records what the wave has released to all devices. If the flag is updated by a read-modify-write,
+// what the flag carried before is included.
 uint32_t publish(WaveChecks& c, const SharedRecord* before) {
   Ledger& ledger = *own().ledger;
   const Published& what = c.released_system;
@@ -329,7 +332,7 @@ bool ended_before(uint32_t slot, uint32_t epoch, uint64_t started) {
 
 namespace {
 
-// What other processes wrote is not uninitialised.
+// Data that other processes wrote counts as initialised.
 void mark_written(ShadowPages& shadow, uint64_t index, uint8_t bytes) {
   if (!shadow.track_init) return;
   if (shadow.initialised.empty()) shadow.initialised.resize(shadow.size, false);

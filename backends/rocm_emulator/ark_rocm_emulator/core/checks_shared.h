@@ -1,6 +1,6 @@
-// What the checks of several processes tell each other about memory that they share: beside the
-// memory a segment of cells, one for four bytes, that says who has touched them, and for each process
-// a ledger of its waves and of what they had released. See README.md, "Checks".
+// How the checks of several processes exchange information about memory that they share. Beside the
+// memory there is a segment of cells, one for four bytes, which record accesses. Each process has a
+// ledger of its waves and of what they had released. See README.md, "Checks".
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct alignas(256) SharedCell {
 };
 static_assert(sizeof(SharedCell) == 256, "cells of a page of memory fill whole pages");
 
-// Held over an access to shared memory and its records, by one wave of one process.
+// Held by one wave of one process during an access to shared memory and its records.
 class SharedLock {
  public:
   SharedLock();
@@ -39,15 +39,16 @@ class SharedLock {
 };
 bool sharing();                          // some memory of this process is shared
 
-// Under the lock: the cells of these bytes learn what other processes did; a cell tells them what
-// this one did.
+// Called under the lock. The first copies what other processes did from the shared cells of these
+// bytes; the second records this process's access in a shared cell.
 void import_cells(ShadowPages& shadow, uint64_t offset, uint64_t bytes);
 void export_cell(Wave& w, ShadowPages& shadow, uint64_t index, const CellState& cell,
                  const Record& mine, AccessKind kind);
 void clear_cells(ShadowPages& shadow, uint64_t first, uint64_t last);
 // True if that wave of another process had ended before this one began.
 bool ended_before(uint32_t slot, uint32_t epoch, uint64_t started);
-// Tells the ledger that a wave begins or has ended. `world_time` counts nanoseconds on this machine.
+// Records in the ledger that a wave begins or has ended. `world_time` counts nanoseconds on this
+// machine.
 void ledger_begin(uint32_t slot, uint32_t epoch);
 void ledger_end(uint32_t slot);
 uint64_t world_time();

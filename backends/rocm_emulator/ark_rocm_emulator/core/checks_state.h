@@ -1,6 +1,6 @@
-// State of the checks. Each wave has a slot and counts epochs; an access is stamped (slot, epoch),
-// and a wave's vector clock says up to which epoch of every other slot it is ordered after. What
-// makes this a GPU's model is when epochs become visible: see README.md, "Checks".
+// State of the checks. Each wave has a slot and counts epochs. An access is stamped (slot, epoch),
+// and a wave's vector clock has, for every other slot, the epoch up to which the wave is ordered
+// after it. README.md, "Checks", describes when epochs become visible on a GPU.
 #pragma once
 
 #include <array>
@@ -19,16 +19,18 @@ namespace ark_emu {
 using Clock = std::vector<uint32_t>;   // by slot; missing entries are 0
 using SharedClock = std::shared_ptr<Clock>;
 
-// How far apart two waves are, and how far a fence reaches.
+// The distance between two waves, and the scope of a fence.
 enum class Scope : uint8_t { Group = 0, Agent = 1, System = 2 };
 
-// What a release publishes: the wave's own epochs up to `own`, and what it had seen by then.
+// The state that a release publishes: the wave's own epochs up to `own`, and the epochs of others
+// that it had seen by then.
 struct Published {
   uint32_t own = 0;
   SharedClock seen;
 };
 
-// From epoch `time` on, a flag that the wave writes publishes these, by how far the reader is.
+// Flags that the wave writes from epoch `time` on publish these states, one for each distance of
+// the reader.
 struct ReleaseRecord {
   uint32_t time = 0;
   Published group, agent, system, lds;
@@ -36,7 +38,8 @@ struct ReleaseRecord {
   Published past = {};                   // what the mere value of the flag proves: see Passing
 };
 
-// One slot's past, kept when a later grid reuses the slot: epochs never go back.
+// The history of one slot. A later grid that reuses the slot continues it, so epochs never
+// decrease.
 struct SlotHistory {
   uint32_t epoch = 0, start = 0;         // last epoch used; first one of the present user
   uint32_t group = 0, grid = 0;          // who had it last
@@ -69,15 +72,15 @@ struct Record {
 struct ShadowPages;
 struct SharedCell;                       // checks_shared.h
 
-// An LDS load that met an atomic: sound if its wave goes on to use an atomic on the same cell (the
-// load gave the expected value), a race otherwise.
+// An LDS load that conflicts with an atomic. It is correct if its wave then uses an atomic on the
+// same cell (the load provided the expected value), and a race otherwise.
 struct LdsDoubt {
   uint64_t index;
   uint32_t slot, pc;                     // of the load
   Fault race;
 };
 
-// Four bytes of memory or LDS: who wrote them last and who has read them since.
+// Four bytes of memory or LDS: the last writer, and the readers since.
 struct CellState {
   std::vector<Record> writes, reads;
   bool flag = false;                     // global memory: some wave has polled it or used an atomic
@@ -88,14 +91,14 @@ struct Contributor {
   uint32_t slot, epoch;
 };
 
-// Two stores that may be atomic, to a cell that may yet turn out to be a flag.
+// Two stores to a cell that may turn out to be a flag; the stores may be atomic.
 struct Doubt {
   ShadowPages* shadow;
   uint64_t index;
   Fault race;
 };
 
-// A line that a scalar load brought into the scalar cache of some wave's compute unit.
+// A line that a scalar load brought into the scalar cache of a wave's compute unit.
 struct ScalarHold {
   static constexpr uint64_t kLine = 64;
   static constexpr size_t kMost = 16;    // per line; more are forgotten, which may miss a stale read
@@ -139,9 +142,9 @@ struct PendingAcquire {
   bool l2_done;                          // the outer cache was invalidated since
 };
 
-// A flag's value that is under way. Once it is there, whoever wrote it had got the values of the
-// loads that he had waited for, and what is stored from now on cannot reach them. No fence is needed
-// for that, and nothing is said of what he wrote.
+// A flag's value that is being loaded. When it arrives, the flag's writer had received the values
+// of the loads that it had waited for, so later stores cannot affect those loads. This needs no
+// fence, and it says nothing about the writer's stores.
 struct Passing {
   Contributor from;
   uint32_t vm_sequence, lgkm_sequence;
@@ -152,8 +155,8 @@ struct RegisterPending {
   uint32_t pc = 0;
 };
 
-// Wait states around matrix instructions (checks_matrix.cpp): what an instruction is to them, and
-// which one touched a register last.
+// Wait states around matrix instructions (checks_matrix.cpp): the class of an instruction, and the
+// last matrix instruction that touched a register.
 struct MatrixRole {
   bool known = false;
   bool matrix = false, vector = false, memory = false;
@@ -180,9 +183,9 @@ struct WaveChecks {
   std::unordered_map<uint32_t, uint32_t> passed;   // slot -> epoch that `past` has taken in
   std::deque<Outstanding> vm, vs, lgkm;
   uint32_t next_sequence = 1, vm_done = 0, lgkm_done = 0;
-  // What this device, or every device, would see if the wave signalled now.
+  // The state that this device, or every device, would see if the wave signalled now.
   Published released_agent, released_system;
-  // The same as it was last told to other processes, and under which number.
+  // The state that was last published to other processes, with its number.
   Published told, told_past;
   uint32_t told_as = 0;
   uint64_t started = 0;                  // world_time() then
@@ -192,8 +195,8 @@ struct WaveChecks {
     Scope scope;
   };
   std::vector<WriteBack> write_backs;
-  // What was ordered before the wave when its scalar cache was last cleared; an invalidation counts
-  // from the wait that covers it.
+  // The accesses that were ordered before the wave when its scalar cache was last cleared. An
+  // invalidation takes effect at the wait that covers it.
   SharedClock cleared, clearing;
   std::vector<PendingAcquire> acquires;
   std::vector<Doubt> doubts;             // reported when the wave ends
@@ -222,7 +225,7 @@ struct GridChecks {
   std::unordered_map<uint32_t, bool> expects; // ... or gives an atomic its expected value
 };
 
-// An access of one wave, as far as all its lanes share it.
+// The properties of a wave's access that all its lanes share.
 struct Access {
   Wave& w;
   const Inst& i;
@@ -233,35 +236,36 @@ struct Access {
 };
 
 bool is_rdna(const Wave& w);
-// What the instruction's bits say of an access; see README.md, "Checks".
+// The properties of an access that the instruction's bits encode; see README.md, "Checks".
 Stamp stamp_of(const Wave& w, const Inst& i, AccessKind kind, bool lds, int bytes);
-// Before an instruction: what touches a matrix instruction's registers too early.
+// Called before an instruction: reports accesses to a matrix instruction's registers that come too
+// early.
 void check_matrix_hazards(Wave& w, const Inst& i);
-// checks_access.cpp: what one access shows by itself.
+// checks_access.cpp: checks that need only one access.
 void check_alignment(const Access& x, uint64_t address, int bytes, int lane);
 void check_arguments(const Access& x, uint64_t address, int bytes, int lane);
 void check_initialised(const Access& x, ShadowPages& shadow, uint64_t offset, int bytes, int lane,
                        uint64_t address);
 void check_float_atomic(const Access& x, const Region& region, int lane, uint64_t address);
-// checks_scalar.cpp: before a scalar load reads a cell, and when it has brought in a line.
+// checks_scalar.cpp: called before a scalar load reads a cell, and after it has loaded a line.
 void check_scalar_cache(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t bytes,
                         uint64_t address);
 void hold_line(const Access& x, ShadowPages& shadow, uint64_t offset, uint64_t address);
 bool has_ended(uint32_t slot, uint32_t epoch);   // the wave that had the slot at that epoch
 void scalar_cleared(WaveChecks& c);      // the wait that covers its invalidations
-// Epochs of the wave's own global and LDS operations that have all completed.
+// The epochs up to which all of the wave's global and LDS operations have completed.
 uint32_t complete_global(const WaveChecks& c);
 uint32_t complete_lds(const WaveChecks& c);
-// Epochs of the wave's own loads whose values have all come.
+// The epochs up to which all of the wave's loads have received their values.
 uint32_t complete_loads(const WaveChecks& c);
 // The state of release changed: later releases publish the new one.
 void note_release(Wave& w);
-// Orders the wave after what `from` had released when it made that access.
+// Orders the wave after the state that `from` had released when it made that access.
 void join_release(Wave& w, Contributor from, Scope relation);
-// Flags whose values have come: their writers' loads are past.
+// Processes flags whose values have arrived: the loads of their writers are in the past.
 void pass_flags(WaveChecks& c);
 Scope relation_to(const Wave& w, const WaveChecks& c, uint32_t slot);
-// Everything in `from` but the entry of slot `except`.
+// Merges all entries of `from` except that of slot `except`.
 constexpr uint32_t kNoSlot = ~0u;
 void join_clock(SharedClock& into, const Clock& from, uint32_t except = kNoSlot);
 void raise_clock(SharedClock& into, uint32_t slot, uint32_t epoch);

@@ -1,4 +1,5 @@
-// Counters of memory operations in flight: registers used too early, waits, cache control.
+// Counters of memory operations in flight: registers that are used too early, waits, and cache
+// control.
 #include <algorithm>
 
 #include "checks_state.h"
@@ -64,7 +65,7 @@ struct Counts {
   bool vm = false, vs = false, lgkm = false;
 };
 
-// Which counters an instruction raises (ISA documents, "Data dependency resolution").
+// The counters that an instruction increments (ISA documents, "Data dependency resolution").
 Counts counts_of(const Wave& w, const Inst& i) {
   Counts counts;
   const uint32_t flags = i.op->flags;
@@ -114,7 +115,7 @@ void wait_vm(Wave& w, size_t left) {
   c.write_backs.clear();
 }
 
-// Scalar loads return in any order: only a wait for none covers them.
+// Scalar loads return in any order, so only a wait for zero outstanding loads covers them.
 void wait_lgkm(Wave& w, size_t left) {
   WaveChecks& c = *w.checks;
   const bool scalar =
@@ -131,7 +132,8 @@ Scope scope_of(const Inst& i) {
   return Scope::Group;
 }
 
-// Pending acquires whose load has completed and whose distance the invalidation covers take effect.
+// Pending acquires take effect if their load has completed and the invalidation covers their
+// distance.
 void invalidate(Wave& w, Scope reach) {
   WaveChecks& c = *w.checks;
   std::erase_if(c.acquires, [&](const PendingAcquire& p) {
@@ -198,7 +200,7 @@ void check_cache_control(Wave& w, const Inst& i) {
     const Published what{c.epoch, c.seen};
     const Scope scope = scoped ? scope_of(i) : Scope::System;
     c.epoch++;
-    // With nothing in flight there is nothing to wait for, and clang leaves the wait out.
+    // With nothing in flight there is nothing to wait for, and clang omits the wait.
     if (c.vm.empty()) {
       written_back(c, what, scope);
     } else {

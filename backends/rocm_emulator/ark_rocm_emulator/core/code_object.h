@@ -1,4 +1,4 @@
-// The implementations behind CodeObject and LoadedCode.
+// The implementations of CodeObject and LoadedCode.
 #pragma once
 
 #include <memory>

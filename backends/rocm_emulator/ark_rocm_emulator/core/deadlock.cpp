@@ -1,8 +1,8 @@
-// Recognises a grid that can never go on. When no byte of memory has changed for a while, every
-// live wave is run by itself: if each comes back to exactly the same registers at the same
-// instruction without changing memory, nothing inside the grid can ever change, and only somebody
-// outside could end the wait. Waits on memory that the host, another device or another process may
-// write are given time on the wall clock instead.
+// Detects a grid that can never progress. If no byte of memory has changed for a while, every live
+// wave is run alone. If each returns to exactly the same registers at the same instruction without
+// changing memory, nothing inside the grid can change, and only an outside writer could end the
+// wait. If the waits are on memory that the host, another device or another process may write, the
+// grid gets additional wall-clock time first.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -15,14 +15,14 @@
 namespace ark_emu {
 namespace {
 
-constexpr uint64_t kWatchSteps = 20000;   // longest cycle that is recognised
+constexpr uint64_t kWatchSteps = 20000;   // longest cycle that is detected
 constexpr size_t kPrintedWaves = 24;
 
 constexpr uint64_t kLooks = 100000;       // clock between looks at a grid that stands still
 constexpr uint64_t kLongestPause = 64;    // how many times that, while it turns out to be working
 constexpr std::chrono::microseconds kShortestNap{200}, kLongestNap{20000};
 
-// Calls f(begin, bytes) for everything that decides what a wave does next, but its pc.
+// Calls f(begin, bytes) for all state that determines a wave's next steps, except its pc.
 template <class F>
 void each_part(const Wave& w, size_t vgprs, size_t agprs, F f) {
   f(&w.scc, sizeof w.scc);
@@ -30,7 +30,8 @@ void each_part(const Wave& w, size_t vgprs, size_t agprs, F f) {
   f(w.s, 128 * sizeof w.s[0]);
   f(w.v, vgprs * kLanes * 4);
   f(w.v + 256 * kLanes, agprs * kLanes * 4);
-  // Private memory is state too: a wave that recurses goes on though its registers repeat.
+  // Private memory is part of the state: a wave that recurses makes progress although its registers
+  // repeat.
   if (w.scratch != nullptr) f(w.scratch, w.scratch_size);
 }
 
@@ -83,7 +84,7 @@ std::string Grid::poll_state(const PollLog& log) const {
   return log.addresses.empty() ? "loops without reading memory" : text;
 }
 
-// Runs the wave by itself and looks for a cycle (Brent's method on instruction counts).
+// Runs the wave alone and looks for a cycle (Brent's method on instruction counts).
 Grid::Stuck Grid::watch(Wave& w) {
   Stuck stuck;
   PollLog log;
@@ -144,7 +145,8 @@ bool Grid::look_for_deadlock() {
   }
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - external_since);
   if (external && waited.count() < static_cast<int64_t>(desc.options.external_wait_ms)) {
-    // Somebody outside may still write: leave the processor to them, the longer the longer it takes.
+    // An outside writer may still act: give it the processor, for longer the longer the wait has
+    // taken.
     const auto nap = std::chrono::duration_cast<std::chrono::microseconds>(now - external_since) / 4;
     std::this_thread::sleep_for(std::clamp(nap, kShortestNap, kLongestNap));
     napped += std::chrono::steady_clock::now() - now;

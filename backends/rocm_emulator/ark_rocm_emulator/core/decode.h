@@ -1,4 +1,5 @@
-// Bits -> Inst. One Decoder per architecture, stateless after construction.
+// Converts bits to Inst. There is one Decoder per architecture, which is stateless after
+// construction.
 #pragma once
 
 #include <memory>
@@ -35,13 +36,14 @@ constexpr int32_t sign_extend(uint32_t value, int width) {
 class Decoder {
  public:
   virtual ~Decoder() = default;
-  // Decodes one instruction at words[0]; `pc` is its dword index. Never throws: what cannot be
-  // decoded is an Inst of one dword whose run stops the wave with UnknownOpcode.
+  // Decodes one instruction at words[0]; `pc` is its dword index. Never throws: bits that cannot be
+  // decoded give an Inst of one dword whose `run` stops the wave with UnknownOpcode.
   Inst decode(std::span<const uint32_t> words, uint32_t pc) const;
 
  protected:
   Decoder(Arch arch, std::span<const OpcodeText> tables);
-  // Fills everything but run/pc/next bookkeeping; returns the length in dwords, 0 if unknown.
+  // Fills in everything except run, pc and next. Returns the length in dwords, or 0 if the
+  // instruction is unknown.
   virtual int decode_words(std::span<const uint32_t> words, Inst& inst) const = 0;
 
   // Looks up (format, opcode), sets inst.op, name, run, format, opcode and operand types. False if
@@ -56,19 +58,21 @@ class Decoder {
   // Implicit operands of VOP1/VOP2/VOPC in 32-bit form (VCC), Tied sources.
   void implicit(Inst& inst) const;
   static void finish_valu(Inst& inst);                   // plain_src, plain_dst
-  // What executes the operation on these operands while all lanes are on.
+  // The handler that executes the operation on these operands while all lanes are active.
   static Handler whole_of(const Inst& inst);
 
-  // Fills in the literal, which is the dword at `length`. Returns the length of the instruction.
+  // Fills in the literal, which is the dword at index `length`. Returns the length of the
+  // instruction.
   static int finish(std::span<const uint32_t> words, Inst& inst, bool literal, int length);
   // SOP1, SOP2, SOPC, SOPK, SOPP: words whose top two bits are 10.
   int scalar_format(std::span<const uint32_t> words, Inst& inst) const;
   void vector_dst(Inst& inst, unsigned field) const;     // a VGPR, or an SGPR by the operand's type
-  // VOP3 up to its sources; `vop1` and `own` are where the numbers of VOP1 and of VOP3 itself begin.
+  // VOP3 up to its sources. `vop1` and `own`: the first opcode numbers of VOP1 and of VOP3 itself.
   bool vop3_head(std::span<const uint32_t> words, Inst& inst, unsigned vop1, unsigned own) const;
-  // DPP's second dword; `modifiers` when it also carries neg and abs. Returns source 0's number.
+  // The second dword of DPP. modifiers: true if it also carries neg and abs. Returns the register
+  // number of source 0.
   static unsigned dpp16(Inst& inst, uint32_t word, bool modifiers);
-  // The trailing literal of fmamk and fmaak; `length` without one.
+  // The trailing literal of fmamk and fmaak. length: the length without the literal.
   static int literal_operand(std::span<const uint32_t> words, Inst& inst, int length);
   // The second word of DS; of FLAT, GLOBAL and SCRATCH (`has_saddr` is known); of MUBUF (`offen`,
   // `idxen` and `lds` are known). `acc`: data in accumulation registers.
@@ -87,9 +91,9 @@ const Decoder& decoder_for(Arch arch);
 std::unique_ptr<Decoder> make_gfx9_decoder(Arch arch);
 std::unique_ptr<Decoder> make_gfx11_decoder(Arch arch);
 
-// Text that the assembler turns back into the same bytes.
+// Text that the assembler converts back to the same bytes.
 std::string disassemble(const Inst& inst, Arch arch);
-// Handler of what could not be decoded or is known by name only.
+// The handler of instructions that cannot be decoded or are known by name only.
 void unknown_opcode(Wave& wave, const Inst& inst);
 
 // Apertures of the generic address space (high dwords of src_shared_base, src_private_base).

@@ -1,5 +1,5 @@
-// The parts of an encoding that every architecture lays out alike: scalar formats, and the operand
-// fields of LDS, flat and buffer instructions.
+// The parts of an encoding that all architectures share: scalar formats, and the operand fields of
+// LDS, flat and buffer instructions.
 #include "decode.h"
 
 namespace ark_emu {

@@ -44,7 +44,8 @@ class Gfx11Decoder : public Decoder {
   }
 
  private:
-  // Implied operands and the fast-path flags. A tied 16-bit source is the half that is written.
+  // Sets implied operands and the fast-path flags. A tied 16-bit source is the half that is
+  // written.
   void finish_operands(Inst& inst) const {
     implicit(inst);
     for (int k = 0; k < inst.op->src_count; k++) {
@@ -98,7 +99,7 @@ class Gfx11Decoder : public Decoder {
     return enc == kDpp8 || enc == kDpp8Inactive || enc == kDpp16;
   }
 
-  // The DPP dword; `modifiers` when it also carries neg and abs. Returns source 0's VGPR number.
+  // The DPP dword. modifiers: true if it also carries neg and abs. Returns source 0's VGPR number.
   static unsigned dpp(Inst& inst, unsigned enc, uint32_t word, bool modifiers) {
     if (enc == kDpp16) return dpp16(inst, word, modifiers);
     inst.ext = Ext::Dpp8;
@@ -107,7 +108,7 @@ class Gfx11Decoder : public Decoder {
     return bits(word, 7, 0);
   }
 
-  // Source 0 of VOP1, VOP2, VOPC with what follows the first dword. Returns the length.
+  // Source 0 of VOP1, VOP2, VOPC with the dwords that follow the first. Returns the length.
   int source0(std::span<const uint32_t> words, Inst& inst) const {
     const unsigned enc = bits(words[0], 8, 0);
     bool literal = false;
@@ -184,7 +185,7 @@ class Gfx11Decoder : public Decoder {
     return sources3(words, inst);
   }
 
-  // One half of a VOPD: X in `inst` itself, Y in an Inst of its own.
+  // One half of a VOPD: X is stored in `inst` itself, Y in a separate Inst.
   bool vopd_half(Inst& inst, unsigned op, unsigned src0, unsigned src1, unsigned dst,
                  bool& literal) const {
     if (!lookup(inst, Format::VOPD, op)) return false;

@@ -7,7 +7,8 @@
 namespace ark_emu {
 namespace {
 
-// VOP3P: the first half of a product with scales; where the tables keep such products.
+// VOP3P: the first half of a product with scales, and the base of such products' numbers in the
+// tables.
 constexpr unsigned kLoadScale = 44, kScaled = 128;
 
 std::vector<OpcodeText> tables_for(Arch arch) {
@@ -168,7 +169,7 @@ class Gfx9Decoder : public Decoder {
     return vop3p_fields(words, inst);
   }
 
-  // gfx950: the two words that name the scales, then a product whose abid says that it uses them.
+  // gfx950: two words that name the scales, then a product whose abid bit selects them.
   int scaled_mfma(std::span<const uint32_t> words, Inst& inst) const {
     const auto product = words.subspan(2);
     const bool uses = bits(product[0], 31, 23) == 0x1a7 && bits(product[0], 11, 11) != 0;
@@ -209,7 +210,7 @@ class Gfx9Decoder : public Decoder {
     const bool acc_cd = bits(words[0], 15, 15) != 0 || accvgpr_write;
     if (acc_cd) inst.dst[0].reg += 256;
     if (acc_cd && !sparse && inst.src[2].kind == Kind::Vgpr) inst.src[2].reg += 256;
-    // The assembler sets these bits on v_accvgpr_write too, whose source is a VGPR all the same.
+    // The assembler sets these bits on v_accvgpr_write too, although its source is a VGPR.
     for (int k = 0; k < 2 && !accvgpr_write; k++) {
       if (inst.src[k].kind == Kind::Vgpr && bits(words[1], 27 + k, 27 + k) != 0) {
         inst.src[k].reg += 256;
@@ -227,7 +228,7 @@ class Gfx9Decoder : public Decoder {
     return 2;
   }
 
-  // gfx90a has a bit for loads that go to LDS; later architectures have opcodes of their own.
+  // gfx90a has a bit for loads to LDS; later architectures have separate opcodes.
   static bool to_lds(Inst& inst) {
     const std::string prefix = "global_load_";
     if (!inst.op->name.starts_with(prefix)) return false;

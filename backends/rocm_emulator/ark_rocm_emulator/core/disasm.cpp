@@ -1,5 +1,5 @@
-// Inst -> assembler text: operands, scalar and memory formats. The text assembles back to the same
-// words (LLVM's syntax); the tests do so for every opcode.
+// Converts Inst to assembler text: operands, scalar and memory formats. The text uses LLVM's syntax
+// and assembles to the same words again; the tests check this for every opcode.
 #include "disasm.h"
 
 #include <cstdio>

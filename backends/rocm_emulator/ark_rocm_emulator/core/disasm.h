@@ -1,4 +1,4 @@
-// Pieces of the disassembler that its files share.
+// Parts of the disassembler that its source files share.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace ark_emu {
 
-// Prints one instruction; holds what the text of an operand depends on.
+// Prints one instruction. Holds the state on which an operand's text depends.
 struct Printer {
   const Inst& inst;
   Arch arch;

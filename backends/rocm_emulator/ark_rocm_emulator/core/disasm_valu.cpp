@@ -1,4 +1,5 @@
-// Inst -> assembler text: the vector formats with their modifiers, DPP, SDWA and dual issue.
+// Converts Inst to assembler text: the vector formats with their modifiers, DPP, SDWA and dual
+// issue.
 #include <algorithm>
 #include <cstdlib>
 
@@ -21,7 +22,7 @@ std::string bit_list(const char* name, unsigned bits, int count) {
   return text + "]";
 }
 
-// How many sources the assembler sees: the ones that are not implied.
+// The number of sources in the assembler text, which omits implied ones.
 int written_sources(const OpInfo& op) {
   int count = 0;
   for (int k = 0; k < op.src_count; k++) count += op.src[k] != Ty::Tied ? 1 : 0;
@@ -34,7 +35,7 @@ std::string Printer::vector_source(int k) const {
   const Operand& operand = inst.src[k];
   std::string text = source(operand);
   const bool high = ((inst.opsel >> k) & 1) != 0;
-  // Real 16-bit registers exist on RDNA3, and there op_sel is written as the half's name.
+  // RDNA3 has 16-bit registers, and op_sel is then written as the name of the half.
   if (rdna() && operand.kind == Kind::Vgpr && is_half(inst.op->src[k])) text += high ? ".h" : ".l";
   if (inst.ext == Ext::Sdwa && k < 2 && inst.sext[k]) return "sext(" + text + ")";
   return with_sign(k, text);

@@ -1,4 +1,5 @@
-// What an AMDGPU ELF holds, read once: the image, its symbols, relocations and kernel metadata.
+// The contents of an AMDGPU ELF, read once: the image, its symbols, relocations and kernel
+// metadata.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ struct Relocation {
   int64_t addend;
 };
 
-// A kernel descriptor (64 bytes of the image), as the LLVM AMDGPU guide lays it out.
+// A kernel descriptor (64 bytes of the image), in the layout of the LLVM AMDGPU guide.
 struct KernelDescriptor {
   uint32_t lds_bytes, scratch_bytes, kernarg_size;
   int64_t entry_offset;                    // from the descriptor
@@ -36,10 +37,10 @@ struct ElfFile {
   std::vector<KernelInfo> kernels;
 };
 
-// Throws Error with what is wrong with the bytes.
+// Throws Error with a description if the bytes are not valid.
 ElfFile read_elf(std::span<const uint8_t> bytes, std::string_view want);
 KernelDescriptor read_descriptor(const ElfFile& elf, uint64_t offset);
-// The notes' msgpack -> kernels, entry and descriptor still 0.
+// Converts the notes' msgpack to kernels. Their entry and descriptor are still 0.
 std::vector<KernelInfo> read_metadata(std::span<const uint8_t> msgpack);
 
 }  // namespace ark_emu

@@ -1,6 +1,7 @@
-// The public face of the emulator core. Three callers: the pybind11 module (module.cpp), the HIP
-// stand-in (which is linked with the core into one shared library), and the tests through either.
-// Everything here is safe to call from several host threads unless a comment says otherwise.
+// The public interface of the emulator core. It has three callers: the pybind11 module
+// (module.cpp), the HIP stand-in (which is linked with the core into one shared library), and the
+// tests through either. Everything here is safe to call from several host threads unless a comment
+// says otherwise.
 //
 // Device pointers are host pointers: memory is whatever the caller mapped (mmap, a shared memory
 // segment of another process) and registered as a Region. A grid reads and writes it with ordinary
@@ -29,7 +30,7 @@ const char* arch_name(Arch arch);
 int wave_size(Arch arch);          // 64 on CDNA, 32 on RDNA (the default of clang for both)
 uint32_t lds_limit(Arch arch);     // bytes a workgroup may use
 
-// What the caller did wrong or what the file lacks, in words for people.
+// An error of the caller or a missing part of a file, with a readable message.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -63,8 +64,8 @@ struct Region {
 };
 
 constexpr uint64_t kRecordBytes = 256;
-// Whether the checks of this process can tell those of others what it did to shared memory. Asked
-// before the first memory is shared.
+// True if the checks of this process can share their records of memory accesses with other
+// processes. Must be called before the first memory is shared.
 bool can_share_checks();
 
 // ---------------------------------------------------------------- code objects
@@ -97,7 +98,8 @@ struct SymbolInfo {
 
 class CodeObjectImpl;
 
-// One .hsaco in memory, decoded lazily. Not bound to a device: load_on_device gives the image.
+// One .hsaco in memory, decoded lazily. It is not bound to a device; load_on_device creates the
+// image.
 class CodeObject {
  public:
   // Accepts an AMDGPU ELF (code object v4 to v6) or a clang offload bundle holding one for `want`
@@ -113,7 +115,7 @@ class CodeObject {
   virtual std::string disassemble(std::string_view function = {}) const = 0;
 };
 
-// A code object with its variables placed in one device's memory. Destroying it unmaps the image.
+// A code object whose variables are in one device's memory. Its destructor unmaps the image.
 class LoadedCode {
  public:
   virtual ~LoadedCode() = default;
@@ -220,19 +222,19 @@ class Machine {
   virtual void add_region(Region region) = 0;
   virtual void remove_region(uint64_t base) = 0;
   virtual void set_access(uint64_t base, uint64_t access_mask) = 0;
-  // From now on another process maps it too (Region::shared).
+  // Marks the memory as mapped by another process, too (Region::shared).
   virtual void set_shared(uint64_t base, void* records) = 0;
   // The region that holds `address`; false if none.
   virtual bool find_region(uint64_t address, Region* out) const = 0;
-  // Maps and registers `size` bytes (page-aligned, filled with 0xCB so that a read of memory nobody
-  // wrote shows); release unmaps it and unregisters it.
+  // Maps and registers `size` bytes (page-aligned, filled with 0xCB so that reads of uninitialised
+  // memory are noticed); release unmaps it and unregisters it.
   virtual uint64_t allocate(int device, MemKind kind, uint64_t size, std::string name = {}) = 0;
   virtual void release(uint64_t base) = 0;
-  // The host (a copy, a memset, a DMA engine) has written these bytes: they count as initialised,
-  // and the write is ordered after everything whose effects its writer saw.
+  // Reports that the host (a copy, a memset, a DMA engine) has written these bytes. They count as
+  // initialised, and the write is ordered after everything whose effects its writer saw.
   virtual void host_wrote(uint64_t address, uint64_t size) = 0;
 
-  // Maps the image of `code` into the memory of `device`. The arch must match; else throws Error.
+  // Maps the image of `code` to the memory of `device`. Throws Error if the architectures differ.
   virtual std::shared_ptr<LoadedCode> load_on_device(std::shared_ptr<CodeObject> code,
                                                      int device) = 0;
 
@@ -243,9 +245,10 @@ class Machine {
   // and the same seed give the same order of every instruction. Returns when all have ended.
   virtual std::vector<LaunchResult> run_together(std::vector<LaunchDesc> descs, uint64_t seed) = 0;
 
-  // Called now and then by grids while they run, from their threads, and whenever a grid has
-  // nothing to do but wait: device-side engines (DMA queues) make progress here. Returns true if
-  // it did any work. In run_together it runs on the one thread, so it is deterministic too.
+  // Registers a function that grids call from their threads: from time to time while they run, and
+  // whenever a grid can only wait. Device-side engines (DMA queues) make progress in it. It returns
+  // true if it did any work. In run_together it runs on the one thread and is therefore
+  // deterministic, too.
   virtual void set_engine_hook(std::function<bool()> hook) = 0;
 };
 

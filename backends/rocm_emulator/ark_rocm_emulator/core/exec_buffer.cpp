@@ -35,7 +35,7 @@ Resource resource(const Wave& w, const Operand& operand) {
 
 }  // namespace
 
-// Addresses of the lanes that are in range; reads elsewhere give 0 and writes are dropped.
+// Addresses of the lanes that are in range. Other lanes read 0, and their writes are dropped.
 [[gnu::noinline]] Addresses buffer_addresses(Wave& w, const Inst& i, int bytes) {
   Addresses a;
   const Resource r = resource(w, i.src[2]);
@@ -71,8 +71,8 @@ Resource resource(const Wave& w, const Operand& operand) {
 
 namespace {
 
-// Private memory is reached dword by dword: consecutive dwords of a lane lie apart. What is not
-// aligned lies in two of them.
+// Private memory is accessed dword by dword, because consecutive dwords of a lane are not
+// neighbours. An unaligned dword is part of two of them.
 bool is_swizzled(const Wave& w, const Inst& i) { return resource(w, i.src[2]).swizzle; }
 
 bool is_aligned(Wave& w, const Inst& i, uint32_t unit) {
@@ -85,8 +85,8 @@ bool is_aligned(Wave& w, const Inst& i, uint32_t unit) {
   return true;
 }
 
-// Whether a lane's first dword is in range and its last is not, or the other way round: of several
-// dwords each is in range or not by itself.
+// True if only one of a lane's first and last dwords is in range. Each of several dwords is checked
+// separately.
 bool straddles_end(Wave& w, const Inst& i, int bytes) {
   if (bytes <= 4) return false;
   Inst last = i;
@@ -94,7 +94,7 @@ bool straddles_end(Wave& w, const Inst& i, int bytes) {
   return buffer_addresses(w, i, 4).active != buffer_addresses(w, last, 4).active;
 }
 
-// Handlers differ in an operation or a width: what they share stands once, and is called.
+// Handlers differ in an operation or a width. Their common code is in functions that they call.
 template <bool Store>
 void each_byte(Wave& w, const Inst& i, int bytes, uint32_t* rows) {
   alignas(64) uint32_t byte[kLanes];

@@ -86,8 +86,8 @@ void swizzle(Wave& w, const Inst& i) {
   w.blend(w.row(i.dst[0].reg), out, w.exec());
 }
 
-// v_permlane16_swap, v_permlane32_swap: odd groups of the destination change places with even
-// groups of the source.
+// v_permlane16_swap, v_permlane32_swap: exchange odd groups of the destination with even groups of
+// the source.
 template <int Group>
 void permlane_swap(Wave& w, const Inst& i) {
   uint32_t *a = w.row(i.dst[0].reg), *b = w.row(i.src[0].reg);

@@ -1,7 +1,8 @@
 // Conversions of gfx950: v_cvt_scalef32_* between f32, f16, bf16 and the formats of 8, 6 and 4 bits
 // (CDNA4 instruction set document, section "BF8 / FP8 and smaller formats and conversions"), and
 // stochastic rounding to f16 and bf16. The scale is the exponent of an f32: a power of two, or NaN.
-// Towards the small format it divides, from there it multiplies.
+// Conversions to the small format divide by it, and conversions from the small format multiply by
+// it.
 #include <array>
 #include <cmath>
 #include <string>
@@ -21,10 +22,10 @@ double scale_of(U32 bits) {
   return exponent == 0xff ? std::nan("") : std::ldexp(1.0, exponent - 127);
 }
 
-// Each further element of a conversion takes v_prng_b32 of the random number before it.
+// For each further element of a conversion, v_prng_b32 is applied to the preceding random number.
 U32 next_random(U32 bits) { return bits << 1 ^ (static_cast<int32_t>(bits) < 0 ? 197u : 0u); }
 
-// Rows of source k as they are in the registers.
+// The register rows of source k, without modifiers.
 const U32* raw_rows(Wave& w, const Inst& i, int k, U32* tmp) {
   const Operand& operand = i.src[k];
   if (operand.kind == Kind::Vgpr) return w.row(operand.reg);
@@ -54,7 +55,8 @@ U32 to_large(const Wave& w, double value) {
   return overflow && saturates(w) ? half - 1 : half;
 }
 
-// Puts `width` bits in each lane of the destination's row at the place op_sel says; the rest stays.
+// Writes `width` bits of each lane to the position in the destination's row that op_sel selects.
+// Other bits stay.
 void put_field(Wave& w, const Inst& i, const U32* fields, int width, int shift) {
   alignas(64) Row out;
   U32* to = w.row(i.dst[0].reg);
@@ -179,8 +181,8 @@ void add_six(Ops& ops, const std::string& large, const std::string& small) {
           from_small_format<kTo, kFrom, 32>, kFloat);
 }
 
-// Rounds down in magnitude, then up with the probability of what was cut off: the random number is
-// that many more bits.
+// Rounds down in magnitude, then up with the probability of the truncated fraction, by adding the
+// random number below the kept bits.
 U32 half_at_random(const Wave& w, float value, U32 random) {
   const U32 low = double_to_half(value, Round::Zero);
   if (!std::isfinite(value)) return low;

@@ -1,6 +1,6 @@
-// What RDNA3 has and CDNA has not: dual issue, 16-bit moves and logic, lane permutes within rows,
-// fused 16-bit multiply-adds, mixed-sign dot products, and its scalar hints. Semantics from AMD's
-// RDNA3 instruction set document, chapter "Instructions".
+// Instructions that RDNA3 has and CDNA lacks: dual issue, 16-bit moves and logic, lane permutes
+// within rows, fused 16-bit multiply-adds, mixed-sign dot products, and its scalar hints. Semantics
+// from AMD's RDNA3 instruction set document, chapter "Instructions".
 #include "exec_gfx11.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ void set_mode(Wave& w, U32 mode) {
   w.default_mode = (mode & 0xff) == 0xf0;
 }
 
-// The only message with an answer that compiled code sends is the one that asks for the time.
+// Compiled code sends only one message that returns an answer: the one that reads the time.
 void sendmsg_rtn(Wave& w, const Inst& i) {
   constexpr unsigned kGetRealtime = 0x83;
   static const Handler real_time = Ops::all().find("s_memrealtime")->handlers.run;
@@ -72,7 +72,7 @@ void permlane16(Wave& w, const Inst& i) {
   w.blend(w.row(i.dst[0].reg), out, exec & writable);
 }
 
-// The halves of a wave of 64 change places; a wave of 32 has no other half.
+// Exchanges the halves of a wave of 64. A wave of 32 has no other half.
 void permlane64(Wave& w, const Inst& i) {
   if (w.lanes == 32) return;
   const U32* from = w.row(i.src[0].reg);
@@ -172,7 +172,7 @@ void cvt_32_16(Wave& w, const Inst& i) {
   w.put32(i, out);
 }
 
-// Two 16-bit integers to two bytes in one 16-bit register.
+// Converts two 16-bit integers to two bytes in one 16-bit register.
 void sat_pk_u8_i16(Wave& w, const Inst& i) {
   Row tmp, out;
   const U32* a = w.src32(i, 0, tmp);
@@ -193,8 +193,7 @@ unsigned relative(const Wave& w, const Operand& operand, U32 by) {
   return static_cast<unsigned>(reg);
 }
 
-// The forms with a number of their own for each: M0[9:0] for the source, M0[25:16] for the
-// destination.
+// The forms with separate indices: M0[9:0] for the source, M0[25:16] for the destination.
 template <bool kSwap>
 void movrel_2(Wave& w, const Inst& i) {
   U32* from = w.row(relative(w, i.src[0], w.m0() & 0x3ff));
@@ -216,7 +215,7 @@ void movrel(Wave& w, const Inst& i) {
   w.put32(moved, out);
 }
 
-// The rest of the 16-bit multiply-adds is v_fma_f16 with its operands in other places.
+// The other 16-bit multiply-adds are v_fma_f16 with the operands in a different order.
 void register_fused16(Ops& ops) {
   const OpInfo* fma = ops.find("v_fma_f16");
   if (fma == nullptr) return;
@@ -259,7 +258,8 @@ void register_scalar(Ops& ops) {
         "s_set_inst_prefetch_distance", "s_ttracedata_imm", "s_gl1_inv"}) {
     ops.add(hint, "=", nothing);
   }
-  // One counter each; what is waited for is read from the instruction, as with s_waitcnt.
+  // These wait for one counter each. The number to wait for is in the instruction, as with
+  // s_waitcnt.
   if (const OpInfo* wait = ops.find("s_waitcnt")) {
     for (const char* name :
          {"s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_expcnt", "s_waitcnt_lgkmcnt"}) {
@@ -276,7 +276,7 @@ void register_scalar(Ops& ops) {
   });
 }
 
-// The halves of a VOPD, X first or Y first. kWhole: while all lanes are on.
+// The halves of a VOPD, X first or Y first. kWhole: for use while all lanes are active.
 template <bool kWhole>
 void half_x(Wave& w, const Inst& i) {
   (kWhole ? i.first_whole : i.first)(w, i);
@@ -306,7 +306,8 @@ Handler halves(const Inst& inst, const Inst& other) {
       half_x<kWhole>(w, i);
     };
   }
-  // Each reads what the other writes: put X's result aside while Y runs on the old values.
+  // Each half reads what the other writes, so X's result is stored aside while Y runs on the old
+  // values.
   return [](Wave& w, const Inst& i) {
     uint32_t before[kLanes], after[kLanes];
     uint32_t* row = w.row(i.dst[0].reg);

@@ -6,8 +6,8 @@
 
 namespace ark_emu {
 
-// Sets what executes both halves of a VOPD, `inst` (X) and `other` (Y, which will be its second). Both
-// read their sources first.
+// Sets the handler of both halves of a VOPD, `inst` (X) and `other` (Y, which becomes its second
+// half). Both read their sources first.
 void set_vopd_handlers(Inst& inst, const Inst& other);
 
 void register_wmma(Ops& ops);

@@ -11,7 +11,7 @@
 namespace ark_emu {
 namespace {
 
-// Handlers differ in an operation or a width: what they share stands once, and is called.
+// Handlers differ in an operation or a width. Their common code is in functions that they call.
 [[gnu::noinline]] Addresses lds_addresses(Wave& w, const Inst& i, uint64_t offset) {
   Addresses a;
   a.space = Space::Lds;
@@ -153,8 +153,8 @@ void read_transposed(Wave& w, const Inst& i) {
   }
 }
 
-// ds_append and ds_consume: the number of active lanes joins or leaves the counter at M0 + offset;
-// all of them get its old value.
+// ds_append and ds_consume: add the number of active lanes to the counter at M0 + offset, or
+// subtract it. All lanes get the old value.
 [[gnu::noinline]] void count_active(Wave& w, const Inst& i, AtomicOp op) {
   if (w.exec() == 0) return;
   const int first = std::countr_zero(w.exec());
@@ -174,7 +174,7 @@ void count_lanes(Wave& w, const Inst& i) {
   count_active(w, i, Op);
 }
 
-// Lane l at M0 + offset + 4 * l.
+// Lane l accesses M0 + offset + 4 * l.
 Addresses thread_addresses(Wave& w, const Inst& i) {
   Addresses a;
   a.space = Space::Lds;

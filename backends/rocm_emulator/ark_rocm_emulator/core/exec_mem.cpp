@@ -1,4 +1,4 @@
-// FLAT, GLOBAL and SCRATCH: loads, stores, atomics, and loads that go straight to LDS.
+// FLAT, GLOBAL and SCRATCH: loads, stores, atomics, and loads that write LDS directly.
 #include <string>
 
 #include "access.h"
@@ -47,7 +47,7 @@ void with_spaces(Wave& w, const Inst& i, F each) {
   }
 }
 
-// Handlers differ in an operation or a width: what they share stands once, and is called.
+// Handlers differ in an operation or a width. Their common code is in functions that they call.
 [[gnu::noinline]] void load_rows(Wave& w, const Inst& i, int bytes, uint32_t* rows) {
   with_spaces(w, i, [&](const Addresses& a) { load_lanes(w, i, a, bytes, rows); });
 }

@@ -11,7 +11,7 @@
 namespace ark_emu {
 namespace {
 
-// Which lane's B a lane uses: broadcasts and rotations between groups of lanes.
+// The lane whose B a lane uses: broadcasts and rotations between groups of lanes.
 int swizzled(unsigned blgp, int lane) {
   switch (blgp) {
     case 1: return lane & 31;
@@ -22,7 +22,7 @@ int swizzled(unsigned blgp, int lane) {
   }
 }
 
-// How deep the matrices of an instruction are, and how many of them it multiplies.
+// The depth of an instruction's matrices, and the number of matrices that it multiplies.
 struct Shape {
   int depth, blocks;
 };
@@ -66,7 +66,7 @@ template <int kSize, class In, class T>
   }
 }
 
-// Source k, widened: here before, or into `tiles`.
+// Source k, widened: taken from the earlier result if there is one, otherwise written to `tiles`.
 template <int kSize, class In, class T>
 [[gnu::noinline]] Lines<kSize, T> load(Wave& w, const Inst& i, int k, Shape shape,
                                        Tiles<kSize, T>& tiles) {
@@ -88,13 +88,14 @@ template <int kSize, class In, class T>
   return tiles.at;
 }
 
-// cbsz: A's block `abid` of every 2^cbsz blocks serves all of them.
+// cbsz: A's block `abid` of every group of 2^cbsz blocks is used for the whole group.
 int block_of_a(const Inst& i, int block) {
   const int group = (1 << i.cbsz) - 1;
   return (block & ~group) + (i.abid & group);
 }
 
-// The `regs` rows of C, in which those of D may be written at any time: a copy where the two overlap.
+// The `regs` rows of C. If C and D overlap, this is a copy, so that rows of D may be written at any
+// time.
 const uint32_t* rows_of_c(Wave& w, const Inst& i, int regs, uint32_t* copy) {
   const Operand& c = i.src[2];
   if (c.kind != Kind::Vgpr) {
@@ -143,8 +144,9 @@ template <int kSize, class T>
   }
 }
 
-// One handler for each combination of types and sizes, of which there are many: what takes long to
-// compile depends on the size of a matrix and either the type of an operand or that of the sums.
+// There is one handler for each of many combinations of types and sizes. To save compile time, the
+// expensive parts depend only on the size of a matrix and either the type of an operand or that of
+// the sums.
 template <int kSize, int kDepth, int kBlocks, class A, class B>
 void multiply(Wave& w, const Inst& i) {
   constexpr Shape kShape = {kDepth, kBlocks};
@@ -194,7 +196,7 @@ void multiply_f64(Wave& w, const Inst& i) {
   }
 }
 
-// `words` of A and as many of B, `results` of C and of D.
+// `words`: registers of A, and of B. `results`: registers of C, and of D.
 [[gnu::noinline]] void add_words(Ops& ops, const std::string& name, int words, int results,
                                  Handler run) {
   const std::string operand = type_of_width(words), result = type_of_width(results);
@@ -250,7 +252,7 @@ void register_mfma(Ops& ops) {
   add_fp8<32, 16>(ops, "v_mfma_f32_32x32x16_");
   ops.add("v_mfma_f64_16x16x4_f64", "b256=f64,f64,b256", multiply_f64<16, 1>, kMatrix);
   ops.add("v_mfma_f64_4x4x4_4b_f64", "b64=f64,f64,b64", multiply_f64<4, 4>, kMatrix);
-  // The second generation's forms with half the depth.
+  // The second generation's instructions with half the depth.
   add<32, 2, 2, InBF16>(ops, "v_mfma_f32_32x32x2bf16");
   add<16, 2, 4, InBF16>(ops, "v_mfma_f32_16x16x2bf16");
   add<4, 2, 16, InBF16>(ops, "v_mfma_f32_4x4x2bf16");

@@ -14,8 +14,8 @@ Small format_of(unsigned number) {
   return kFormats[number];   // the decoder refuses others
 }
 
-// Where element e of lane group `group` lies in K: 8-bit elements are two runs of 16, half of K
-// apart; smaller ones are one run of 32.
+// The index in K of element e of lane group `group`: 8-bit elements are two runs of 16, half of K
+// apart; smaller elements are one run of 32.
 template <int kDepth>
 int position(int bits, int group, int e) {
   return bits == 8 ? 16 * group + e % 16 + e / 16 * (kDepth / 2) : kEach * group + e;
@@ -44,8 +44,8 @@ double power(uint32_t exponent) {
   return std::ldexp(1.0, static_cast<int>(exponent) - 127);
 }
 
-// The scales of A (which = 0) or B: lane l has that of line l % kSize and block l / kSize of K, in
-// the byte that op_sel picks; of an inline constant the exponent counts.
+// The scales of A (which = 0) or B. Lane l has the scale of line l % kSize and block l / kSize of
+// K, in the byte that op_sel selects. An inline constant gives its exponent as the scale.
 template <int kSize, int kDepth>
 void load_scales(Wave& w, const Inst& scales, int which, double (&at)[kDepth / kBlock][kSize]) {
   const Operand& operand = scales.src[which];
@@ -93,7 +93,7 @@ void register_mfma_scale(Ops& ops) {
   for (const char* name : {"v_mfma_f32_32x32x64_f8f6f4", "v_mfma_scale_f32_32x32x64_f8f6f4"}) {
     ops.add(name, "b512=b256,b256,b512", multiply<32, 64>, kMatrix);
   }
-  // Only as the first half of a scaled product.
+  // Valid only as the first half of a scaled product.
   ops.add("v_mfma_ld_scale_b32", "=f32,f32", nullptr, kMatrix);
 }
 

@@ -1,4 +1,4 @@
-// Scalar ALU with one operand: SOP1, with the forms that save and change EXEC.
+// Scalar ALU with one operand: SOP1, including the forms that save and change EXEC.
 #include <bit>
 #include <string>
 
@@ -8,7 +8,7 @@
 namespace ark_emu {
 namespace {
 
-// The destination gets EXEC, EXEC the result of F.
+// The destination gets the old EXEC; EXEC gets the result of F.
 template <class T, class F>
 Handler saveexec(F) {
   return [](Wave& w, const Inst& i) {

@@ -26,8 +26,8 @@ uint64_t ticks(std::chrono::steady_clock::duration time) {
   return static_cast<uint64_t>(std::chrono::nanoseconds(time).count()) / 10;
 }
 
-// s_getreg: the registers that compiled code reads. MODE is exact; the rest describes a device with
-// one workgroup per compute unit.
+// s_getreg: the registers that compiled code reads. MODE is exact; the other registers describe a
+// device with one workgroup per compute unit.
 uint32_t hardware_register(const Wave& w, unsigned id) {
   switch (id) {
     case 1: return w.mode;
@@ -116,14 +116,14 @@ void register_movrel(Ops& ops) {
   ops.add("s_movreld_b64", "b64=b64", [](Wave& w, const Inst& i) {
     w.set_s64(relative_sgpr(w, i.dst[0], w.m0()), w.scalar64(i.src[0]));
   });
-  // A number of its own for each: M0[9:0] for the source, M0[25:16] for the destination.
+  // Separate indices: M0[9:0] for the source, M0[25:16] for the destination.
   ops.add("s_movrelsd_2_b32", "b32=b32", [](Wave& w, const Inst& i) {
     const uint32_t value = w.s[relative_sgpr(w, i.src[0], w.m0() & 0x3ff)];
     w.s[relative_sgpr(w, i.dst[0], (w.m0() >> 16) & 0x3ff)] = value;
   });
 }
 
-// M0 takes the index in bits 7:0 and in bits 15:12 which operands it moves.
+// M0 gets the index in bits 7:0, and in bits 15:12 the operands to which it is added.
 void register_gpr_index(Ops& ops) {
   ops.add("s_set_gpr_idx_on", "=b32", [](Wave& w, const Inst& i) {
     const uint32_t enabled = (i.words[0] >> 8) & 15;

@@ -40,8 +40,8 @@ T value_at(const uint32_t* raw, int l) {
   }
 }
 
-// Which comparison a relation is made of, whether of the operands the other way round, and whether
-// its opposite counts: those of a type share the code of few.
+// Expresses a relation by a base comparison, with swapped operands and with a negated result where
+// needed, so that the many relations of a type share the code of few.
 template <class F, bool swapped = false, bool opposite = false>
 struct Relation {
   using Comparison = F;
@@ -55,7 +55,7 @@ using Not = Relation<typename R::Comparison, R::kSwapped, !R::kOpposite>;
 using Never = Relation<decltype([](auto, auto) { return false; })>;
 using Less = Relation<decltype([](auto a, auto b) { return a < b; })>;
 using Equal = Relation<decltype([](auto a, auto b) { return a == b; })>;
-// Of floats these three are no opposites of the others: one may be no number.
+// For floats these three relations are not negations of others, because an operand may be NaN.
 using LessEqual = Relation<decltype([](auto a, auto b) { return a <= b; })>;
 using Apart = Relation<decltype([](auto a, auto b) { return a < b || a > b; })>;
 using Ordered = Relation<decltype([](auto a, auto b) { return a == a && b == b; })>;
@@ -86,7 +86,8 @@ void compare(Wave& w, const Inst& i) {
   compare_rows<T, typename R::Comparison>(w, i, R::kSwapped, R::kOpposite);
 }
 
-// 32 bits without modifiers; F on lanes of two such sources. kUniform is of them as F takes them.
+// Comparisons of 32-bit sources without modifiers; F compares the lanes of two sources. kUniform
+// tells which of F's sources are the same in all lanes.
 template <class T, unsigned kUniform, class F>
 [[gnu::noinline]] void compare_plain(Wave& w, const Inst& i, bool swapped, bool opposite) {
   alignas(64) Row flags;

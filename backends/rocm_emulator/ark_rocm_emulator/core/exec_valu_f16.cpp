@@ -25,7 +25,7 @@ using U32 = uint32_t;
 
 float half_at(uint32_t bits) { return half_to_float(static_cast<U16>(bits)); }
 
-// Products and sums of f16 are exact in double, so this rounds once.
+// Products and sums of f16 are exact in double, so the result is rounded once.
 U16 fused(Wave& w, U16 a, U16 b, U16 c) {
   if (w.default_mode) {
     return double_to_half_nearest(double(half_to_float(a)) * half_to_float(b) + half_to_float(c));
@@ -42,7 +42,7 @@ void fma_f16(Wave& w, const Inst& i) {
   w.put16(i, out);
 }
 
-// v_mad, v_mac: the product is rounded before the sum.
+// v_mad, v_mac: the product is rounded before the addition.
 void mad_f16(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, t2, product, out;
   const U32 *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1), *c = w.src16(i, 2, t2);

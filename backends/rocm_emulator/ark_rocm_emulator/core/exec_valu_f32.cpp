@@ -110,7 +110,7 @@ void register_valu_f32(Ops& ops) {
           }), kFloat);
   ops.add("v_fmamk_f32", "f32=f32,lit,f32", fma, kFloat);
   ops.add("v_fmaak_f32", "f32=f32,f32,lit", fma, kFloat);
-  // Multiply, round, add; denormals are zero whatever MODE says.
+  // Multiplies, rounds, adds. Denormals are zero regardless of MODE.
   const Handlers mad = float3([](float a, float b, float c) {
     return flush(flush(flush(a) * flush(b)) + flush(c));
   });

@@ -39,7 +39,7 @@ void add_sub(Wave& w, const Inst& i) {
   if (to == out) w.put32(i, out);
 }
 
-// Carry in from a lane mask (or 0), carry out to one.
+// Carry in from a lane mask (or 0); carry out to a lane mask.
 template <bool Subtract, bool Reverse, bool CarryIn>
 void add_carry(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, out, in, over;
@@ -68,7 +68,7 @@ void cndmask(Wave& w, const Inst& i) {
   w.put32(i, out);
 }
 
-// Lanes of sources 0 and 1 by source 2, which is a lane mask.
+// Selects lanes of source 0 or 1 by source 2, which is a lane mask.
 template <bool kUniform0, bool kUniform1>
 void cndmask_whole(Wave& w, const Inst& i) {
   const Source<kUniform0> a(w, i.src[0]);
@@ -333,7 +333,7 @@ void register_bits(Ops& ops) {
   one("v_accvgpr_write_b32", move);
   one("v_accvgpr_mov_b32", move);
   ops.add("v_swap_b32", "b32=b32", swap_b32);
-  // A selection of bits, but neg and abs act on its sources as on floats.
+  // A selection of bits. neg and abs act on its sources as on floats.
   Handlers select = cndmask;
   select.whole = {nullptr, nullptr, nullptr, nullptr, cndmask_whole<false, false>,
                   cndmask_whole<true, false>, cndmask_whole<false, true>, cndmask_whole<true, true>};

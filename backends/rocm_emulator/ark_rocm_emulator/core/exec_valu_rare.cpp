@@ -1,5 +1,6 @@
-// Vector operations that compilers do not emit unasked: sums of absolute differences at four byte
-// offsets, cube map coordinates, RDNA3's multiplications in which zero wins, normalised f16.
+// Vector operations that compilers emit only for intrinsics: sums of absolute differences at four
+// byte offsets, cube map coordinates, RDNA3's multiplications in which zero wins, and normalised
+// f16.
 #include <algorithm>
 #include <cmath>
 
@@ -87,7 +88,7 @@ float cube_major(float x, float y, float z) {
 
 float fma_zero_wins(float a, float b, float c) { return a == 0 || b == 0 ? c : std::fma(a, b, c); }
 
-// The product of lighting: nothing where the second factor or the third is out of range.
+// The product for lighting: 0 if the second or the third factor is out of range.
 float light(float a, float b, float c) {
   constexpr float kMost = std::numeric_limits<float>::max();
   const bool none = !(b > -kMost) || !(c > 0.0f);

@@ -1,4 +1,4 @@
-// Integers of 64 bits: products of 32 by 32 bits with a sum, shifts, moves.
+// 64-bit integers: products of 32 by 32 bits with a sum, shifts, and moves.
 #include "lanes.h"
 #include "ops.h"
 
@@ -31,8 +31,8 @@ void mad_64_32(Wave& w, const Inst& i) {
   w.put_mask(i, 1, row_bits(carry, w.lanes));
 }
 
-// Even and odd lanes of a row apart, each in 64 bits: compilers widen rows and multiply 64 bits by
-// 64.
+// Processes even and odd lanes of a row separately, each in 64 bits, because compilers would widen
+// rows and multiply 64 bits by 64.
 #if defined(__AVX512F__)
 #define ARK_WIDE_PRODUCTS 1
 using Words = __m512i;
@@ -129,7 +129,7 @@ struct WideSource<true> {
   U32 high(int) const { return static_cast<U32>(value >> 32); }
 };
 
-// v_lshl_add_u64, what addresses are made of, in parts of 32 bits.
+// v_lshl_add_u64, which computes addresses, in parts of 32 bits.
 template <unsigned kUniform>
 void lshl_add_u64(Wave& w, const Inst& i) {
   const WideSource<(kUniform & 1) != 0> a(w, i.src[0]);

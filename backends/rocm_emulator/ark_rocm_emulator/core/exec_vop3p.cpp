@@ -100,7 +100,7 @@ void pk_add_sub(Wave& w, const Inst& i) {
   });
 }
 
-// A product, and a sum with source 2 where there are three.
+// A product, plus source 2 if there are three sources.
 template <int Sources, bool Signed>
 void pk_mad(Wave& w, const Inst& i) {
   packed(w, i, Sources, [&](const U32* a, const U32* b, const U32* c, U32* r) {
@@ -143,7 +143,7 @@ void packed_float(Wave& w, const Inst& i) {
   w.blend(w.row(i.dst[0].reg + 1), out + kLanes, w.exec());
 }
 
-// The same without neg and with op_sel 0, one source or none the same in all lanes.
+// The same without neg and with op_sel 0; at most one source is the same in all lanes.
 template <class F, unsigned kUniform, int... k>
 void packed_float_whole(Wave& w, const Inst& i) {
   U32* to = w.row(i.dst[0].reg);

@@ -29,7 +29,7 @@ const uint32_t* operand_row(Wave& w, const Operand& operand, int offset, uint32_
 template <class T>
 using Tile = T[kSize][kSize];
 
-// The layouts of a wave of 64 are others.
+// A wave of 64 has different layouts.
 void expect_wave32(const Wave& w, const Inst& i) {
   if (w.lanes == 32) return;
   throw Fault{ErrorKind::UnknownOpcode,
@@ -53,8 +53,8 @@ void widen_rows(const uint32_t* words, int apart, double (*to)[kSize]) {
   for (int e = 0; e < kSize; e += 2) widen_both(words + e / 2 * apart, kSize, to[e], to[e + 1]);
 }
 
-// A and B by (k, line), as they were widened before or in `tile`. neg and neg_hi of source k act on its
-// even and odd elements.
+// A and B by (k, line), either widened before or written to `tile`. neg and neg_hi of source k act
+// on its even and odd elements.
 template <In kIn>
 Lines load_floats(Wave& w, const Inst& i, int k, Tile<double>& tile) {
   const Operand& operand = i.src[k];
@@ -93,7 +93,7 @@ void modify_addend(const Inst& i, Tile<double>& sums) {
   }
 }
 
-// Where a row of C and D begins: its register, and its lane there.
+// The register and the lane at which a row of C and D begins.
 int result_word(int row) { return row / 2; }
 int result_lane(int row) { return row % 2 * kSize; }
 
@@ -125,7 +125,7 @@ void wmma_f32(Wave& w, const Inst& i) {
   }
 }
 
-// C and D of 16 bits take one half of a register each: the high one with op_sel[2].
+// 16-bit elements of C and D use one half of a register each: the high half with op_sel[2].
 template <In kIn>
 void wmma_16(Wave& w, const Inst& i) {
   expect_wave32(w, i);

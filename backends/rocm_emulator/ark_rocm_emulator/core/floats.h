@@ -12,8 +12,8 @@ namespace ark_emu {
 template <class T>
 using BitsOf = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
-// With MODE.IEEE, as HIP's kernels run, a signalling NaN comes out of v_min and v_max quieted, and
-// before any other operand does; source 0's first.
+// With MODE.IEEE, which HIP's kernels set, v_min and v_max return a signalling NaN quieted, in
+// preference to any other operand. Source 0's comes first.
 template <class T>
 T unless_signalling(T a, T b, T result) {
   using B = BitsOf<T>;
@@ -120,9 +120,10 @@ T scale_for_division(T value, T denominator, T numerator, bool& flag) {
   return value;
 }
 
-// a * b + c, times 2^scale, rounded once. A float: a double made odd where it is inexact keeps what
-// the last rounding must see. A double that becomes denormal may lose a single bit, too few for
-// that: where the last rounding would see a tie, the sum moves to the side of what it lost.
+// a * b + c, times 2^scale, rounded once. For float: the double result is rounded to odd if it is
+// inexact, so that the last rounding is correct. A double that becomes denormal may lose a single
+// bit, for which rounding to odd does not suffice: if the last rounding would see a tie, the sum is
+// moved in the direction of the lost bit.
 template <class T>
 T scaled_fma(T a, T b, T c, int scale) {
   const double x = a, y = b, z = c;
@@ -167,7 +168,7 @@ T fix_quotient(T quotient, T denominator, T numerator) {
   if (biased_exponent(numerator) - biased_exponent(denominator) < -Parts<T>::gap) {
     return with_sign(T(0));
   }
-  // Past the largest number the Newton steps meet infinity minus infinity.
+  // Beyond the largest number the Newton steps would compute infinity minus infinity.
   if (std::isnan(quotient)) return with_sign(std::numeric_limits<T>::infinity());
   return with_sign(std::fabs(quotient));
 }

@@ -1,5 +1,5 @@
-// What a grid is made of: checks of the launch, kernel arguments, the initial state of waves as the
-// LLVM AMDGPU guide ("Initial kernel execution state") and the descriptor's bits say.
+// Creates a grid: checks of the launch, kernel arguments, and the initial state of waves according
+// to the LLVM AMDGPU guide ("Initial kernel execution state") and the kernel descriptor.
 #include "grid.h"
 #include "stale.h"
 

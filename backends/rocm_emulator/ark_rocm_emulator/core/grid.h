@@ -34,7 +34,7 @@ struct Workgroup {
   std::vector<Wave*> waves;
 };
 
-// A wave that sleeps until the grid's clock has come to `wake` (or nobody else can run).
+// A wave that sleeps until the grid's clock reaches `wake` (or no other wave can run).
 struct Sleeper {
   uint64_t wake;
   Wave* wave;
@@ -43,7 +43,7 @@ struct Sleeper {
   }
 };
 
-// Where a wave's loads went while it was watched for a deadlock.
+// The addresses of a wave's loads while it was watched for a deadlock.
 struct PollLog {
   std::vector<uint64_t> addresses;
   std::vector<uint32_t> values;
@@ -64,7 +64,7 @@ struct Grid {
   // Runs until the end, a fault, a deadlock or `cancel`.
   void run(const std::atomic<bool>& cancel, const std::function<bool()>& hook);
 
-  // True if no workgroup can see what another one does before the grid ends.
+  // True if no workgroup can see another one's effects before the grid ends.
   bool independent() const;
   // True when no byte has changed for so long that a deadlock is likely.
   bool quiet() const { return clock - last_change >= 100000 + 2000 * live_waves; }
@@ -141,8 +141,9 @@ struct Grid {
 };
 
 // The clock of s_memrealtime, 100 MHz. It counts the grid's own instructions, kStepTicks each, so
-// that a kernel's budgets hold as many of them with all checks, or beside other work, as without;
-// and never goes faster than the host's, by which a grid waits for what is outside of it.
+// that a kernel's time limits allow the same number of instructions with all checks, or beside
+// other work. It never runs faster than the host's clock, by which a grid waits for events outside
+// of it.
 constexpr uint64_t kStepTicks = 5;
 uint64_t realtime(const Grid& grid);
 

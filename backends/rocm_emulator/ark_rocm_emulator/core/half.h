@@ -12,7 +12,7 @@ namespace ark_emu {
 inline float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fff) << 13;
-  // Denormals: put the mantissa under an exponent of 2^-14 and take that away again.
+  // Denormals: put the mantissa below an exponent of 2^-14 and subtract that again.
   const float denormal = std::bit_cast<float>(magnitude + (113u << 23)) - 0x1p-14f;
   uint32_t bits = magnitude + (112u << 23);
   bits = magnitude >= (0x7c00u << 13) ? bits + (112u << 23) : bits;
@@ -34,7 +34,7 @@ inline uint16_t float_to_half(float value) {
   return static_cast<uint16_t>(half | sign);
 }
 
-// Nearest even straight from double: first to f32 rounding to odd, which keeps ties and
+// Nearest even directly from double: first to f32 with rounding to odd, which keeps ties and
 // inexactness.
 inline uint16_t double_to_half_nearest(double value) {
   const float near = static_cast<float>(value);

@@ -1,4 +1,4 @@
-// What a decoded instruction is. The decoders fill it, the handlers and the disassembler read it.
+// A decoded instruction. The decoders fill it in; the handlers and the disassembler read it.
 #pragma once
 
 #include <array>
@@ -13,8 +13,8 @@ struct Wave;
 struct Inst;
 using Handler = void (*)(Wave&, const Inst&);
 
-// What executes one operation. whole[m] serves its instructions without modifiers while all lanes
-// are on, m's bit k saying that source k is the same in all lanes; where it is null, `run` does.
+// The handlers of one operation. whole[m] executes instructions without modifiers while all lanes
+// are active; bit k of m is set if source k is the same in all lanes. If it is null, `run` is used.
 struct Handlers {
   Handler run = nullptr;
   std::array<Handler, 8> whole = {};
@@ -25,7 +25,7 @@ struct Handlers {
   Handlers(F handler) : run(handler) {}
 };
 
-// Operand types: width, how inline constants widen, what neg and abs mean.
+// Operand types: the width, the widening of inline constants, and the meaning of neg and abs.
 enum class Ty : uint8_t {
   None,
   B16, I16, U16, F16, BF16,   // one dword, low half (op_sel: high half)

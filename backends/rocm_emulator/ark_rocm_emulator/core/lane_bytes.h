@@ -1,5 +1,5 @@
-// How the bytes that lanes read from host memory come into rows of dwords, and back. Elements that
-// are aligned are read and written at once, so that no other thread sees half of one.
+// Transfers bytes between host memory and rows of dwords for the lanes of a wave. Aligned elements
+// are read and written in one access, so that no other thread sees half of one.
 #pragma once
 
 #include <bit>
@@ -11,7 +11,7 @@
 
 namespace ark_emu {
 
-// A dword, one access where it is aligned.
+// A dword, in one access if it is aligned.
 inline uint32_t read_dword(const uint8_t* from) {
   if ((reinterpret_cast<uintptr_t>(from) & 3) == 0) {
     return __atomic_load_n(reinterpret_cast<const uint32_t*>(from), __ATOMIC_RELAXED);
@@ -67,7 +67,7 @@ bool write_element(uint8_t* to, const uint32_t* rows, int lane) {
   return changed;
 }
 
-// Whether the lanes' dwords lie side by side.
+// True if the lanes' dwords are contiguous.
 inline bool side_by_side(const uint64_t* at, int lanes) {
   uint64_t apart = 0;
   for (int l = 0; l < lanes; l++) apart |= at[l] ^ (at[0] + static_cast<uint64_t>(4 * l));
@@ -99,7 +99,7 @@ void read_four(const uint8_t* const (&from)[4], uint32_t* rows) {
 }
 #endif
 
-// All lanes read: element l lies at base + at[l].
+// All lanes read: element l is at base + at[l].
 template <int kBytes>
 void read_all(const uint8_t* base, const uint64_t* at, int lanes, uint32_t* rows) {
   if (kBytes == 4 && side_by_side(at, lanes)) {
@@ -127,7 +127,7 @@ void read_active(const uint8_t* base, const uint64_t* at, uint64_t active, uint3
   }
 }
 
-// Says whether a byte changed.
+// Returns true if a byte changed.
 template <int kBytes>
 bool write_active(uint8_t* base, const uint64_t* at, uint64_t active, uint64_t full, int lanes,
                   const uint32_t* rows) {

@@ -23,7 +23,7 @@ inline void split(uint64_t value, uint32_t* out, int lane) {
   out[kLanes + lane] = static_cast<uint32_t>(value >> 32);
 }
 
-// Calls f(lane) for the lanes of the wave, active or not; f touches nothing but its lane's.
+// Calls f(lane) for all lanes of the wave, active or not; f touches only its own lane's data.
 template <class F>
 [[gnu::always_inline]] inline void each_lane(const Wave& w, F f) {
   const int lanes = w.lanes;
@@ -50,7 +50,7 @@ struct Source<true> {
   uint32_t operator[](int) const { return value; }
 };
 
-// The same for handlers that do little else: nothing is counted between the halves.
+// The same for handlers that do little work: no lane count is tested between the halves.
 template <class F>
 [[gnu::always_inline]] inline void whole_lanes(const Wave& w, F f) {
   ARK_LANES
@@ -60,7 +60,7 @@ template <class F>
   for (int l = 32; l < 64; l++) f(l);
 }
 
-// Handlers::whole: F on the sources k, 32 bits each.
+// Handlers::whole: F applied to the sources k, 32 bits each.
 template <class F, unsigned kUniform, int... k>
 void run_whole(Wave& w, const Inst& i) {
   uint32_t* to = w.row(i.dst[0].reg);
@@ -70,7 +70,7 @@ void run_whole(Wave& w, const Inst& i) {
   apply(Source<(kUniform >> k & 1) != 0>(w, i.src[k])...);
 }
 
-// `run` with such handlers beside it, for uniform sources as compilers have them.
+// `run` together with such handlers, for the combinations of uniform sources that compilers emit.
 template <class F>
 Handlers with_whole1(Handler run, F) {
   Handlers all = run;

@@ -1,4 +1,5 @@
-// How one grid runs: whole and interleaved, or workgroup by workgroup on several threads.
+// How one grid runs: either as a whole with interleaved waves, or workgroup by workgroup on several
+// threads.
 #include "launch.h"
 
 #include <algorithm>
@@ -22,12 +23,13 @@ LaunchResult bad_launch(const LaunchDesc& desc, const std::string& what) {
   return result;
 }
 
-// Workgroups that cannot see each other, spread over threads. The fault of the lowest workgroup
-// counts, so the result does not depend on the threads.
+// Independent workgroups, spread over threads. The fault of the lowest workgroup is reported, so
+// the result does not depend on the threads.
 LaunchResult run_groups(Memory& memory, const LaunchDesc& desc, const std::atomic<bool>& cancel) {
   const auto count = static_cast<uint32_t>(desc.grid.count());
   const uint32_t hardware = std::max(1u, std::thread::hardware_concurrency());
-  // A budget is spent in the order of the workgroups, so that it ends where it does on one thread.
+  // The step budget is spent in the order of the workgroups, so that it ends at the same point as
+  // on one thread.
   const bool spread = desc.options.parallel && desc.options.step_budget == 0;
   const uint32_t threads = spread ? std::min({hardware, count, 32u}) : 1;
   std::atomic<uint32_t> next{0}, lowest_fault{count};

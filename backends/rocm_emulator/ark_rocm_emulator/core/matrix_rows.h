@@ -77,16 +77,16 @@ template <int kRows, int kColumns, int kSize, class Begin, class End>
 }
 
 // left * right for one block, both by (k, line), a vector of a row at a time: its sums begin with
-// begin(row, column) and go to end(row, column, sums). The product of two numbers of 24 bits or fewer
-// is exact in double, so that fused and separate additions round alike. Rows are shared out evenly:
-// a rest of few accumulators would wait for its own additions.
+// begin(row, column) and go to end(row, column, sums). The product of two numbers of 24 bits or
+// fewer is exact in double, so that fused and separate additions round alike. Rows are divided
+// evenly: with few accumulators, the last part would wait for the latency of its additions.
 template <int kSize, class Begin, class End>
 [[gnu::always_inline]] inline void multiply(const double (*left)[kSize], const double (*right)[kSize],
                                             int depth, Begin begin, End end) {
   static_assert(kSize % kDoubles == 0);
   constexpr int kColumns = std::min(kSize / kDoubles, 2);
   constexpr int kMost = kAccumulators / kColumns, kShares = (kSize + kMost - 1) / kMost;
-  // Where each share begins is a constant to its code, and so are the places of its rows in C and D.
+  // The start of each share, and the positions of its rows in C and D, are compile-time constants.
   const auto share = [&]<int kShare>(std::integral_constant<int, kShare>) {
     constexpr int kFirst = kSize * kShare / kShares, kRows = kSize * (kShare + 1) / kShares - kFirst;
     for (int column = 0; column < kSize; column += kColumns * kDoubles) {

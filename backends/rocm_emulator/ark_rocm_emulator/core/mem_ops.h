@@ -1,5 +1,5 @@
-// What the FLAT and MUBUF handlers share: conversions after a load, atomic operands, the way to
-// LDS, and the list of operations.
+// Code that the FLAT and MUBUF handlers share: conversions after a load, atomic operands, the
+// transfer to LDS, and the list of operations.
 #pragma once
 
 #include <string>
@@ -10,11 +10,11 @@
 
 namespace ark_emu {
 
-// Where the lanes of FLAT, GLOBAL, SCRATCH and of MUBUF operations lie.
+// The lanes' addresses in FLAT, GLOBAL, SCRATCH and MUBUF operations.
 Addresses flat_addresses(Wave& w, const Inst& i);
 Addresses buffer_addresses(Wave& w, const Inst& i, int bytes);
 
-// What becomes of a byte or short: extended to a dword, or put in one half of it.
+// The conversion of a loaded byte or short: extended to a dword, or put in one half of it.
 enum class Convert : uint8_t { Unsigned, Signed, Low, High, SignedLow, SignedHigh };
 
 template <int Bytes, Convert C>

@@ -1,5 +1,5 @@
-// The machine's memory: which address ranges exist and who may touch them. Grids hold a snapshot
-// and look addresses up without a lock.
+// The machine's memory: which address ranges exist and which devices may access them. Grids hold a
+// snapshot and look up addresses without a lock.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace ark_emu {
 class DeviceCaches;   // stale.h
 struct ShadowPages;   // checks.h: what is known about each byte of a region
 
-// A registered region with what the checks know about it.
+// A registered region with the records of the checks.
 struct RegionEntry {
   Region region;
   std::shared_ptr<ShadowPages> shadow;
@@ -36,7 +36,7 @@ class Memory {
   void set_shared(uint64_t base, void* records);
   std::shared_ptr<const RegionEntry> find(uint64_t address) const;
   std::shared_ptr<const RegionList> snapshot() const;
-  // What the grids of a device share where values may be stale.
+  // State that the grids of a device share if values may be stale.
   DeviceCaches& caches(int device, Arch arch);
   uint64_t version() const { return version_.load(std::memory_order_acquire); }
 

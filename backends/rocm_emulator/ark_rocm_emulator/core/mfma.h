@@ -1,7 +1,7 @@
-// What the matrix instructions of CDNA share: element types, reading registers, and D. Layouts from
-// AMD's CDNA3 and CDNA4 instruction set documents, chapter "Matrix arithmetic", and AMD's matrix
-// instruction calculator. Sums are formed in double and rounded once; the hardware's order of
-// additions is not documented. EXEC and MODE's rounding are ignored.
+// Code that the matrix instructions of CDNA share: element types, reading of registers, and D.
+// Layouts are from AMD's CDNA3 and CDNA4 instruction set documents, chapter "Matrix arithmetic",
+// and AMD's matrix instruction calculator. Sums are computed in double and rounded once, because
+// the hardware's order of additions is not documented. EXEC and MODE's rounding are ignored.
 #pragma once
 
 #include <algorithm>
@@ -21,17 +21,17 @@ namespace ark_emu {
 // gfx942 has the FNUZ flavour of 8-bit floats, gfx950 the one of the OCP standard.
 inline bool has_fnuz(const Wave& w) { return w.grid->program->arch() != Arch::gfx950; }
 
-// MI200's matrix and dot product instructions of f16 and bf16 take denormals as zeros and give none
-// (MIOpen's documentation, "MI200 MFMA behavior specifics"; for V_DOT2 also PyTorch's, "Numerical
-// accuracy").
+// MI200's matrix and dot product instructions for f16 and bf16 read denormals as zero and return
+// none (MIOpen's documentation, "MI200 MFMA behavior specifics"; for V_DOT2 also PyTorch's,
+// "Numerical accuracy").
 inline bool flushes_denormals(const Wave& w) { return w.grid->program->arch() == Arch::gfx90a; }
 
 inline uint32_t without_denormal(uint32_t bits) {
   return (bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits;
 }
 
-// Types of elements: how many bits, and the values that enter the arithmetic of those that lie in
-// bits shift to shift + kBits - 1 of `count` dwords.
+// Element types: the number of bits, and the arithmetic values of the elements in bits shift to
+// shift + kBits - 1 of `count` dwords.
 template <int kWidth>
 struct InHalf {   // f16 or bf16, by the bits of the exponent
   static constexpr int kBits = 16;
@@ -119,7 +119,7 @@ SumOf<In> element(Wave& w, const Operand& operand, int e, int lane) {
   return value;
 }
 
-// Where register r of a lane lies in C and D.
+// The position of a lane's register r in C and D.
 struct Place {
   int block, row, column;
 };
@@ -134,7 +134,7 @@ constexpr Place place(int reg, int lane) {
   return {lane / 4, reg, lane % 4};
 }
 
-// Where row `row` of block `block` begins in the registers of C and D, in dwords.
+// The position at which row `row` of block `block` begins in the registers of C and D, in dwords.
 template <int kSize>
 constexpr int word_in_d(int block, int row) {
   if (kSize == 32) return (16 * block + 4 * (row / 8) + row % 4) * kLanes + row / 4 % 2 * 32;
@@ -148,7 +148,7 @@ inline uint32_t total(double sum, uint32_t addend) {
 
 inline uint32_t total(int32_t sum, uint32_t addend) { return static_cast<uint32_t>(sum) + addend; }
 
-// Where MODE asks for it: the largest number instead of an overflow.
+// If MODE requests it, the largest number replaces an overflow.
 inline uint32_t limited(double sum, uint32_t addend) {
   const double exact = sum + as_float(addend);
   const float result = static_cast<float>(exact);
@@ -193,7 +193,7 @@ void write_d(Wave& w, const Inst& i, const Operand& c, const T (*sums)[kSize][kS
 
 constexpr uint32_t kMatrix = kNoModifiers | kOwnRounding;   // flags of all of them
 
-// The operand type of that many dwords.
+// The operand type with the given number of dwords.
 inline std::string type_of_width(int dwords) {
   return dwords == 1 ? "b32" : "b" + std::to_string(32 * dwords);
 }

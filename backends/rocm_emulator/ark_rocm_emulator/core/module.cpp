@@ -31,7 +31,7 @@ std::span<const uint8_t> bytes_of(const py::bytes& data) {
   return {reinterpret_cast<const uint8_t*>(view.data()), view.size()};
 }
 
-// Bytes must lie in one region: a wrong address becomes an exception, not a crash.
+// The bytes must be in one region, so that a wrong address becomes an exception, not a crash.
 void check_range(const Machine& machine, uint64_t address, uint64_t size) {
   Region region;
   if (machine.find_region(address, &region) && size <= region.size &&

@@ -1,6 +1,6 @@
-// The registry of operations: name -> signature, flags, handlers. Filled once per process by the
-// register_... functions of the exec_*.cpp files; the opcode tables of the architectures refer to
-// its names.
+// The registry of operations: by name, the signature, flags and handlers. The register_...
+// functions of the exec_*.cpp files fill it once per process. The opcode tables of the
+// architectures refer to its names.
 #pragma once
 
 #include <mutex>
@@ -18,7 +18,7 @@ class Ops {
   void add(std::string_view name, std::string_view signature, const Handlers& handlers,
            uint32_t flags = 0);
   const OpInfo* find(std::string_view name) const;   // null if unknown
-  // An operation known by name only (decodes and prints, cannot run).
+  // Registers an operation that is known by name only: it can be decoded and printed, but not run.
   const OpInfo* named_only(std::string_view name);
 
   static Ops& all();

@@ -1,5 +1,5 @@
-// What most sources include, for compilers to parse once in a build of many of them (build.py). No
-// source includes it: each names the headers that it needs, and compiles without it.
+// Headers that most sources include. A build of many sources precompiles them (build.py). No source
+// includes this file: each includes the headers that it needs and compiles without it.
 #pragma once
 
 #include <algorithm>

@@ -20,7 +20,7 @@ bool writes_exec(const Inst& inst) {
   });
 }
 
-// Whether a row of steps ends with this instruction.
+// True if a row of steps ends with this instruction.
 bool ends_row(const Inst& inst) {
   if (inst.op == nullptr || (inst.op->flags & (kBranch | kSync)) != 0) return true;
   const std::string_view name = inst.op->name;
@@ -63,7 +63,7 @@ const Inst& Program::decode_at(uint32_t pc) {
   return inst;
 }
 
-// A row ends before one that is known already.
+// A row ends before an instruction that already begins another row.
 const Step& Program::make_steps(uint32_t pc) {
   std::vector<Step> row;
   for (uint32_t next = pc;;) {

@@ -1,4 +1,4 @@
-// The decoded form of a code object's image, filled as waves reach it.
+// The decoded instructions of a code object's image, filled in as waves reach them.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@
 
 namespace ark_emu {
 
-// An instruction in a row of which only the last one branches, ends a slice, writes EXEC, or has to
-// do with MODE, the register index or the time. Its successors in the row lie behind it.
+// An instruction in a row of instructions that are stored one after another. Only the last one of a
+// row may branch, end a slice, write EXEC, or use MODE, the register index or the time.
 struct Step {
   Handler run, whole;
   const Inst* inst;
@@ -25,7 +25,7 @@ class Program {
   // `image`: the loaded image (virtual address 0 first); only [code_begin, code_end) bytes execute.
   Program(Arch arch, std::span<const uint8_t> image, uint64_t code_begin, uint64_t code_end);
   Arch arch() const { return arch_; }
-  // The instruction at dword index `pc` of the image; beyond the code an Inst that faults.
+  // The instruction at dword index `pc` of the image. Beyond the code, an Inst that faults.
   const Inst& at(uint32_t pc) {
     const uint32_t slot = pc - first_;
     if (slot < count_) {
@@ -34,7 +34,7 @@ class Program {
     }
     return decode_at(pc);
   }
-  // The same as the beginning of a row.
+  // The same instruction as the beginning of a row.
   const Step& step_at(uint32_t pc) {
     const uint32_t slot = pc - first_;
     if (slot < count_) {

@@ -1,4 +1,4 @@
-// splitmix64: small, good enough to order waves, the same everywhere.
+// splitmix64: a small generator with the same results on every host, good enough to order waves.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Rows of lanes (one dword a lane) as the host's vectors: what a compiler does not make of loops by
-// itself. Each function has a plain form that every host compiles.
+// Rows of lanes (one dword per lane) as the host's vectors, for operations that compilers do not
+// vectorise by themselves. Each function has a plain form that every host compiles.
 #pragma once
 
 #include <bit>
@@ -10,8 +10,9 @@
 #include <immintrin.h>
 #endif
 
-// In front of a loop whose turns touch a lane each: several may be taken at once even where a result
-// lies in the register of a source, since no turn reads what another one writes.
+// Precedes a loop in which each iteration touches one lane. Several iterations may run at once,
+// even if a result is stored to the register of a source, because no iteration reads what another
+// one writes.
 #if defined(__clang__)
 #define ARK_LANES _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -28,7 +29,7 @@ inline void fill_row(uint32_t* to, uint32_t value, int lanes) {
   }
 }
 
-// The lanes of `bits` take `from`, the others keep what they hold.
+// The lanes in `bits` get `from`; the others are unchanged.
 inline void blend_row(uint32_t* to, const uint32_t* from, uint64_t bits, int lanes) {
   for (int l = 0; l < lanes; l += 16) {
 #if defined(__AVX512F__)
@@ -44,7 +45,7 @@ inline void blend_row(uint32_t* to, const uint32_t* from, uint64_t bits, int lan
   }
 }
 
-// One bit a lane from dwords that are 0 or ~0.
+// Converts dwords that are 0 or ~0 to one bit per lane.
 inline uint64_t row_bits(const uint32_t* flags, int lanes) {
   uint64_t bits = 0;
 #if defined(__AVX512F__)
@@ -63,7 +64,7 @@ inline uint64_t row_bits(const uint32_t* flags, int lanes) {
   return bits;
 }
 
-// Dwords of 0 or ~0 from one bit a lane.
+// Converts one bit per lane to dwords of 0 or ~0.
 inline void bits_row(uint32_t* to, uint64_t bits, int lanes) {
   for (int l = 0; l < lanes; l += 16) {
     const auto some = static_cast<uint32_t>(bits >> l);

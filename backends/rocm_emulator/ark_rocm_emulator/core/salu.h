@@ -1,5 +1,6 @@
-// What the scalar ALU's two-operand and one-operand halves share: handlers made of plain functions,
-// and the bit operations that exist both between two registers (SOP2) and with EXEC (SOP1).
+// Code that the scalar ALU's one-operand and two-operand instructions share: handlers made from
+// plain functions, and the bit operations that exist both between two registers (SOP2) and with
+// EXEC (SOP1).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// How waves take turns: slices of seeded length on seeded picks, barriers, the end of waves and
-// grids.
+// The scheduling of waves: slices of random length, random choice of the next wave (both seeded),
+// barriers, and the end of waves and grids.
 #include <algorithm>
 #include <thread>
 #include <utility>
@@ -32,8 +32,8 @@ void Grid::populate() {
   for (uint32_t k = 0; k < desc.grid.count(); k++) make_group(k, k);
 }
 
-// A wave that polls and sleeps again is left alone longer each time: while others work, most of the
-// time goes to them.
+// A wave that polls and sleeps repeatedly is skipped for longer each time, so that most of the time
+// goes to waves that work.
 void Grid::put_to_sleep(Wave& w, uint64_t executed) {
   constexpr uint64_t kShort = 256;
   constexpr uint32_t kLongest = 8;
@@ -66,7 +66,7 @@ bool Grid::step() {
   wake_sleepers(false);
   const uint64_t pick = random.next();
   Wave& wave = *ready[((pick >> 32) * ready.size()) >> 32];
-  // Mostly long slices, some of a few instructions: both kinds find ordering bugs.
+  // Most slices are long, and some have a few instructions: both kinds find ordering bugs.
   const uint64_t limit = (pick & 7) == 0 ? 8 : desc.options.max_slice;
   const uint64_t length = 1 + ((pick & 0xffffffff) / 8 * limit) / (1ull << 29);
   run_slice(wave, static_cast<int32_t>(std::min(length, limit)));
@@ -75,8 +75,8 @@ bool Grid::step() {
 
 namespace {
 
-// What surrounds each instruction, by what the grid runs for. instead(): whether it was dealt with;
-// after(): whether the slice goes on.
+// The code around each instruction, depending on the grid's options. instead(): returns true if it
+// has executed the instruction itself; after(): returns true if the slice continues.
 struct Plainly {
   void before(Wave&, const Inst&) const {}
   bool instead(Wave&, const Inst&) const { return false; }
@@ -91,7 +91,7 @@ struct Checked : Plainly {
   }
 };
 
-// Memory operations take effect when they were issued or later.
+// Memory operations take effect at their issue or later.
 struct Stale : Plainly {
   StaleGrid& stale;
   explicit Stale(StaleGrid& grid) : stale(grid) {}
@@ -129,8 +129,8 @@ void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
       if (!around.instead(w, inst)) w.handler(inst)(w, inst);
     }
     if (!around.after(w, inst) || w.slice <= 0) return;
-    // The one behind this one is found without waiting for what was stored in w.pc; the compiler
-    // must not see that the two are the same then.
+    // The next instruction of the row is found without waiting for the store to w.pc. The compiler
+    // must not see that the two are the same in that case.
     uint32_t behind = inst.next;
     if (w.pc == behind) [[likely]] {
       asm("" : "+r"(behind));
@@ -141,7 +141,7 @@ void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
   }
 }
 
-// The same as execute with nothing around: rows of instructions at a time.
+// The same as execute without code around instructions: it executes rows of instructions at a time.
 void Grid::execute_rows(Wave& w, const Inst*& current) {
   while (w.slice > 0) {
     if (!w.default_mode) [[unlikely]] {
@@ -149,7 +149,7 @@ void Grid::execute_rows(Wave& w, const Inst*& current) {
       return;
     }
     const Step* step = &program->step_at(w.pc);
-    // A branch, as the compiler would wait for both numbers to take the less.
+    // This is a branch, because with a minimum the compiler would wait for both numbers.
     int32_t count = step->left;
     if (count > w.slice) [[unlikely]] {
       count = w.slice;
@@ -289,7 +289,7 @@ void Grid::run_group(uint32_t index, const std::atomic<bool>& cancel) {
   next_look = 0;
   pause = 1;
   random.state = desc.options.seed * 0x2545f4914f6cdd1dull + index;
-  // What the group before left in the registers must not show.
+  // Values that an earlier group left in the registers must not be visible.
   for (uint32_t k = 0; k < waves_per_group; k++) {
     auto* rows = reinterpret_cast<uint32_t*>(registers.data()) + size_t{k} * vgpr_rows * kLanes;
     std::fill_n(rows, size_t{std::min(kernel->vgprs, 256u)} * kLanes, 0u);
@@ -322,7 +322,7 @@ bool Grid::independent() const {
     }
   }
   if (!quiet_code(kernel->entry, end)) return false;
-  // Whom it calls is not followed: all the code must be free of it then.
+  // Called functions are not followed, so all of the code must be free of such instructions.
   return !calls || quiet_code(program->code_begin(), program->code_end());
 }
 

@@ -1,7 +1,7 @@
-// Stale values: caches that hold lines until an instruction writes back or invalidates them, and
-// memory operations that take effect later than they were issued, in another order. What may be
-// seen is what the memory model of LLVM's "User Guide for AMDGPU Backend" leaves open; see
-// README.md, "Stale values". With LaunchOptions::stale off none of this exists.
+// Stale values: caches hold lines until an instruction writes back or invalidates them, and memory
+// operations take effect later than they were issued and in another order. The visible values are
+// those that the memory model of LLVM's "User Guide for AMDGPU Backend" allows; see README.md,
+// "Stale values". With LaunchOptions::stale off none of this exists.
 #pragma once
 
 #include <array>
@@ -25,10 +25,11 @@ class Memory;
 constexpr uint64_t kStaleLine = 128;     // bytes
 using ByteMask = unsigned __int128;      // one bit a byte of a line
 
-// How far away the threads are for which an access, a write-back or an invalidation is meant.
+// The scope of an access, a write-back or an invalidation: the distance of the threads that it is
+// meant for.
 enum class Reach : uint8_t { Group, Agent, System };
 
-// Where memory of one kind may be held, seen from one device.
+// The caches that may hold memory of one kind, seen from one device.
 struct Placement {
   bool inner = false;     // in an XCD's L2, or in RDNA's cache of a shader array
   bool through = false;   // ... where stores do not stay
@@ -45,12 +46,13 @@ struct CacheLine {
   alignas(16) uint8_t data[kStaleLine];
 };
 
-// Direct-mapped; where a line lies depends on the seed.
+// A direct-mapped cache. The place of a line depends on the seed.
 class Cache {
  public:
   void make(uint32_t lines, uint64_t salt);   // a power of two
   CacheLine* find(uint64_t line);             // null if nothing of it is held
-  // The line's place, emptied if it held another one, which goes to `evict` if it was dirty.
+  // The line's place. If it held another line, it is emptied, and a dirty line is passed to
+  // `evict`.
   template <class F>
   CacheLine& claim(uint64_t line, bool local, F evict) {
     CacheLine& at = place(line);
@@ -62,7 +64,7 @@ class Cache {
     return at;
   }
   void mark_dirty(CacheLine& at, ByteMask bytes);
-  // Dirty lines go to `write`, which cleans them.
+  // Passes dirty lines to `write`, which cleans them.
   template <class F>
   void write_back(F write) {
     for (const uint32_t index : dirty_) {
@@ -90,17 +92,17 @@ class Cache {
   std::vector<uint32_t> dirty_;
 };
 
-// What the grids of one device share.
+// State that the grids of one device share.
 class DeviceCaches {
  public:
   DeviceCaches(Arch arch, uint64_t salt);
   std::mutex mutex;   // held around everything below
-  // A line as it is seen behind the first cache, by a compute unit of `part`.
+  // A line as a compute unit of `part` sees it after its first cache.
   void read(unsigned part, uint64_t line, Placement place, Reach reach, Random& random,
             uint8_t* out);
   bool write(unsigned part, uint64_t address, const uint8_t* from, int bytes, Placement place,
              Reach reach);   // true if something changed
-  // The bytes that an atomic changes, at the level where it is performed.
+  // The bytes that an atomic changes, at the cache level that performs it.
   uint8_t* cell(unsigned part, uint64_t address, int bytes, Placement place, Reach reach);
   void write_back(unsigned part, Reach reach);
   void invalidate(unsigned part, Reach reach);
@@ -151,11 +153,11 @@ class StaleGrid {
   ~StaleGrid();
   // `wgp`: its workgroup's waves run on two compute units (RDNA's WGP mode).
   void add_wave(Wave& w, bool wgp);
-  // True if the instruction was dealt with: issued for later, or cache control.
+  // True if the instruction was handled here: it was issued for later, or is cache control.
   bool issue(Wave& w, const Inst& i);
   void progress();            // some operation may take effect
   void settle();              // all do, and what was read is forgotten
-  // From access.cpp, when an operation takes effect.
+  // Called from access.cpp when an operation takes effect.
   void load(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t* rows);
   bool store(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows);
   uint8_t* cell(Wave& w, const Inst& i, uint64_t address, int bytes);

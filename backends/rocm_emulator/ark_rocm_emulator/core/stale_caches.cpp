@@ -1,4 +1,4 @@
-// The caches behind the first one: what they hold, and when they pass it on.
+// The caches after the first one: the lines that they hold, and when they write them on.
 //
 //           first             inner (part)                          outer (device)
 //   gfx90a  L1 of a CU        -                                     L2
@@ -17,12 +17,12 @@ constexpr uint32_t kInnerLines = 32768, kOuterLines = 65536;
 constexpr uint64_t kForgets = 64;   // one hit of so many finds that the line has just gone
 constexpr ByteMask kAll = ~ByteMask{0};
 
-// `bytes` from 1 on.
+// A number of bytes, at least 1.
 ByteMask bytes_mask(uint64_t offset, int bytes) {
   return (kAll >> (static_cast<int>(kStaleLine) - bytes)) << offset;
 }
 
-// Memory in pieces that other threads see whole.
+// Accesses memory in pieces that other threads see as a whole.
 void read_home(uint64_t line, uint8_t* out) {
   const auto* from = reinterpret_cast<const uint64_t*>(line * kStaleLine);
   for (uint64_t k = 0; k < kStaleLine / 8; k++) {
@@ -229,7 +229,8 @@ uint8_t* DeviceCaches::cell(unsigned part, uint64_t address, int bytes, Placemen
       at->valid = 0;
     }
   }
-  // A peer does not see what only this device was to see, even where the memory is not cached.
+  // A peer does not see stores that were released to this device only, even if the memory is not
+  // cached.
   const bool narrow = cdna3() && reach < Reach::System;
   const bool stays = narrow ? place.outer || place.peer : place.outer && !cdna3();
   if (!stays) {

@@ -1,4 +1,4 @@
-// Memory operations between their issue and their effect, and how they pass the first cache.
+// Memory operations between their issue and their effect, and their way through the first cache.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -45,7 +45,7 @@ int bytes_of(const Inst& i) {
   return 4 * std::clamp(dwords, 1, 4);
 }
 
-// The rows that an operation reads, first of them and how many.
+// The register rows that an operation reads: the first row and the number.
 struct Rows {
   unsigned first = 0, count = 0;
 };
@@ -57,7 +57,7 @@ Rows data_rows(const Inst& i) {
   if (i.op->src_count < 2 || i.src[1].kind != Kind::Vgpr) return {};
   return {i.src[1].reg, std::min<unsigned>(i.src[1].dwords, 4)};
 }
-// The rows that it writes.
+// The register rows that it writes.
 Rows result_rows(const Inst& i) {
   if (is_atomic(i)) {
     if (!i.glc) return {};
@@ -149,7 +149,7 @@ void StaleGrid::load(Wave& w, const Inst& i, const Addresses& a, int bytes, uint
   }
 }
 
-// Some compute unit reads the line just before it changes, as another of its waves might have.
+// A random compute unit reads the line just before it changes, as another of its waves might have.
 void StaleGrid::pull(uint64_t line, Placement place) {
   ComputeUnit& unit = *units_[random_.below(units_.size())];
   CacheLine& at = unit.cache.claim(line, false, [](CacheLine&) {});
@@ -194,7 +194,7 @@ uint8_t* StaleGrid::cell(Wave& w, const Inst& i, uint64_t address, int bytes) {
 
 // ---------------------------------------------------------------- in flight
 
-// The lines of the active lanes, each once; false if some lie where nothing is cached.
+// The lines of the active lanes, each once; false if some of the memory is not cached.
 bool StaleGrid::lines_of(Wave& w, const Inst& i, std::vector<uint64_t>& lines) {
   const int bytes = bytes_of(i);
   const Addresses a =
@@ -249,7 +249,8 @@ void StaleGrid::defer(Wave& w, const Inst& i, std::vector<uint64_t> lines) {
   pending_.push_back(&f);
 }
 
-// The handler sees the registers as they were at the issue; what it does not write is as before.
+// The handler sees the registers as they were at the issue. Registers that it does not write are
+// restored afterwards.
 void StaleGrid::run(Flight& f) {
   Wave& w = *f.wave;
   const Inst& i = *f.inst;

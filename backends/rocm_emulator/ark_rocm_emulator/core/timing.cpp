@@ -19,13 +19,14 @@ namespace {
 
 constexpr double kSlack = 64;   // cycles that a wave may run ahead of the others
 constexpr uint64_t kLine = 128;
-// A coherent access beside an ordinary one that the memory-side cache answers: what makes a counter's
-// hand-over as long as it was measured.
+// A coherent access takes longer than an ordinary one that the memory-side cache answers. This
+// value makes the hand-over of a counter as slow as it was measured.
 constexpr double kCoherent = 1.7;
 
-// vmcnt counts to 63, so that a wave has no more accesses under way: the next one waits for vmcnt(62).
+// vmcnt counts to 63, so a wave has at most as many accesses in flight: the next one waits for
+// vmcnt(62).
 constexpr uint32_t kMostUnderWay = (62 & 15) | (62 >> 4) << 14 | 15 << 8;
-// lgkmcnt, for accesses of the LDS and scalar loads, counts to 15.
+// lgkmcnt, which counts LDS accesses and scalar loads, counts to 15.
 constexpr uint32_t kMostScalar = 15 | 3 << 14 | 14 << 8;
 constexpr double kMoment = 500;   // nanoseconds for which the profile says what memory has given
 
@@ -40,8 +41,8 @@ uint8_t access_bytes(std::string_view name) {
   return 4;
 }
 
-// Multiplications and additions of v_mfma_f32_32x32x8_2b_..., times the rate of its operands beside
-// that of 16-bit ones.
+// The multiplications and additions of v_mfma_f32_32x32x8_2b_..., scaled by the rate of its
+// operands relative to 16-bit ones.
 double matrix_work(std::string_view name) {
   double shape[4] = {1, 1, 1, 1};
   const size_t x = name.find('x');
@@ -107,7 +108,7 @@ Timing::~Timing() {
   }
 }
 
-// Books the time since the last mark to the instruction that took it.
+// Adds the time since the last mark to the instruction that took it.
 void Timing::spend(WaveTiming& t) {
   spent(t.at).cycles += t.now - t.mark;
   t.mark = t.now;
@@ -170,7 +171,7 @@ Cost Timing::cost_of(const Inst& i) const {
       cost.unit = Unit::Vector;
       if (has(name, "mfma") || has(name, "smfmac")) {
         cost.unit = Unit::Matrix;
-        // Two passes of four cycles at least: the blocks of 4x4 run at half the rate.
+        // At least two passes of four cycles: the blocks of 4x4 run at half the rate.
         cost.latency = static_cast<float>(std::max(8.0, matrix_work(name) / model_.matrix_flops));
       } else if (quarter_rate(name)) {
         cost.issue = 16;
@@ -180,7 +181,7 @@ Cost Timing::cost_of(const Inst& i) const {
       cost.unit = Unit::Lds;
       cost.bytes = access_bytes(name);
       cost.accesses = has(name, "read2") || has(name, "write2") ? 2 : 1;
-      // Lanes exchange values past the banks: what looks like an address is none.
+      // Lanes exchange values without using the banks: the operand is not an address.
       if (has(name, "swizzle") || has(name, "permute")) cost.accesses = 0;
       break;
     case Format::FLAT: case Format::GLOBAL: case Format::SCRATCH: case Format::MUBUF:
@@ -203,10 +204,11 @@ Cost& Timing::known(const Inst& i) {
   return cost;
 }
 
-// Marks a line that memory has not yet given the memory-side cache.
+// Marks a line that memory has not yet delivered to the memory-side cache.
 constexpr uint64_t kArriving = uint64_t{1} << 63;
 
-// When a line that a cache in front of memory has a place for is there: it may be on its way still.
+// The time at which a line is present that a cache in front of memory has allocated: it may still
+// be in flight.
 double Timing::arrived(uint64_t line, uint64_t way, double at) {
   const auto found = shared_.find(way);
   if (found == shared_.end()) return at;
@@ -218,10 +220,10 @@ double Timing::arrived(uint64_t line, uint64_t way, double at) {
   return std::max(at, visible);
 }
 
-// A line of 128 bytes on its way through the caches; when it is there.
+// The time at which a line of 128 bytes has passed the caches.
 double Timing::fetch(WaveTiming& t, uint64_t line, double at, Through through) {
   ComputeUnit& unit = units_[t.unit];
-  // Lines that are on their way. What streams through (nt) nobody else asks for.
+  // Lines that are in flight. Streaming lines (nt) are not requested by others.
   const uint64_t way = line | uint64_t{8 + t.unit % static_cast<uint32_t>(model_.dies)} << 59;
   const bool kept = through != Through::None;
   if (kept) {
@@ -255,8 +257,8 @@ double Timing::fetch(WaveTiming& t, uint64_t line, double at, Through through) {
   return there;
 }
 
-// An access that is made at the memory side, one line's behind each other. What a load has seen was
-// there: it counts as asked again where it came too early.
+// An access that is performed at the memory side, where accesses to one line are serialised. A load
+// that saw a value must have come after its store: if it came too early, it counts as repeated.
 double Timing::coherent(WaveTiming& t, uint64_t line, double at, bool writes, bool changes) {
   Die& die = dies_[t.unit % static_cast<uint32_t>(model_.dies)];
   const double way = kCoherent * model_.mall_latency / 2;
@@ -287,15 +289,16 @@ void Timing::access(Wave& w, const Inst& i, const Cost& cost) {
       }
     }
     const double busy = std::max(4.0, count * double{kLine} / model_.l1_width);
-    // One access of a wave may wait for the address unit; the next one issues when it was taken.
-    // Else what a unit comes to much later would stand in the caches' queues before what others ask
-    // for now.
+    // Only one access of a wave may wait for the address unit; the next one issues when the first
+    // was accepted. Otherwise accesses that a unit reaches much later would precede other waves'
+    // requests in the caches' queues.
     t.now = std::max(t.now, t.taken);
     const double address = unit.addresses.serve(t.now, busy);
     t.taken = address - busy;
     done = address;
     Die& die = dies_[t.unit % static_cast<uint32_t>(model_.dies)];
-    // sc1: beyond this die's L2. Atomics are made at the memory side, as dies share no L2.
+    // sc1: beyond this die's L2. Atomics are performed at the memory side, because the dies do not
+    // share an L2.
     const bool outside = i.scc_bit || cost.unit == Unit::Atomic;
     for (int k = 0; k < count; k++) {
       double there;
@@ -316,7 +319,8 @@ void Timing::access(Wave& w, const Inst& i, const Cost& cost) {
   wait(t, kMostUnderWay);
 }
 
-// How long the LDS is busy: lanes that want different dwords of one bank take turns.
+// The cycles for which the LDS is busy: lanes that access different dwords of one bank are
+// serialised.
 Timing::LdsUse Timing::lds_use(Wave& w, const Inst& i, const Cost& cost) const {
   const auto banks = static_cast<uint32_t>(model_.lds_width / 4);
   const uint32_t dwords = std::max(1, cost.bytes / 4);
@@ -355,7 +359,7 @@ void Timing::wait(WaveTiming& t, uint32_t imm) const {
   if (scalar < 15) drain(t.scalar_queue, scalar);
 }
 
-// When the registers of a vector instruction have what matrix instructions write.
+// The time at which matrix instructions have written the registers that a vector instruction reads.
 double Timing::operands_ready(const Wave& w, const Inst& i) const {
   const WaveTiming& t = *w.timing;
   double ready = t.now;

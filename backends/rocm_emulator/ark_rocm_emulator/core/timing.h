@@ -1,7 +1,8 @@
 // A timing model beside the semantics: when each instruction would issue and each access would
-// return on a named product. The emulator then runs the wave that is furthest behind, so polls,
-// hand-overs and queues fall where they would on the device. A prediction, not a measurement: what
-// it knows and where its numbers come from is said in timing_models.cpp and docs/rocm-timing.md.
+// return on a named product. The emulator then always runs the wave that is furthest behind, so
+// that polls, hand-overs and queues happen at the times at which they would on the device. The
+// result is a prediction, not a measurement. timing_models.cpp and docs/rocm-timing.md describe the
+// model and the sources of its numbers.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ struct Grid;
 struct Wave;
 struct Workgroup;
 
-// A product. Times in cycles of its clock, widths in bytes a cycle.
+// A product. Times are in cycles of its clock, widths in bytes per cycle.
 struct TimingModel {
   const char* name;
   Arch arch;
@@ -38,11 +39,11 @@ struct TimingModel {
   double taken_branch;
   uint32_t l1_lines, l2_lines, mall_lines;   // of 128 bytes
 };
-// By number, from 1 on; null if there is none such.
+// The product with the given number, from 1 on; null if there is none.
 const TimingModel* timing_model(uint32_t number);
 
-// A cache of lines: tags with the epoch in which they were filled, sets of 16 ways, first in first
-// out.
+// A cache of lines. A tag has the epoch in which its line was filled. Sets have 16 ways, replaced
+// first in, first out.
 class LineCache {
  public:
   explicit LineCache(uint32_t lines) : sets_(lines / kWays), tags_(lines), next_(lines / kWays) {}
@@ -64,8 +65,9 @@ class LineCache {
  private:
   static constexpr uint32_t kWays = 16;
   size_t place(uint64_t line) const {
-    // The product's highest bits: neighbouring lines lie in sets far from each other, and as many in
-    // each. Its middle bits would put 40% of 128 MB into the full sets of a cache of 256 MB.
+    // The set is chosen by the product's highest bits: neighbouring lines are in distant sets, and
+    // all sets get equally many lines. With the middle bits, 40% of a 128 MB buffer would fall into
+    // full sets of a 256 MB cache.
     const uint64_t high = (line * 0x9e3779b97f4a7c15ull) >> 32;
     return static_cast<size_t>((high * sets_) >> 32) * kWays;
   }
@@ -76,7 +78,8 @@ class LineCache {
   uint64_t epoch_ = 1;
 };
 
-// What serves one request after another. Returns when this one has been served.
+// A unit that serves one request after another. Returns the time at which this request has been
+// served.
 struct Server {
   double free = 0;
   double serve(double from, double cost) {
@@ -88,7 +91,7 @@ struct Server {
 enum class Unit : uint8_t { Other, Scalar, Vector, Matrix, Lds, Load, Store, Atomic, ScalarLoad,
                             Flush, Invalidate, Wait, Sleep, Branch };
 
-// What is known of an instruction once it is decoded.
+// The properties of an instruction that are known after decoding.
 struct Cost {
   bool known = false;
   Unit unit = Unit::Other;
@@ -114,7 +117,7 @@ class Timing {
   Timing(const TimingModel& model, Grid& grid);
   ~Timing();                          // writes the profile that ARK_ROCM_EMULATOR_PROFILE asks for
   void add(Wave& w);
-  // The wave that is furthest behind, taken out of the queue; null if none can run.
+  // Removes the wave that is furthest behind from the queue; null if none can run.
   Wave* next();
   void queue(Wave& w);
   bool ahead(const Wave& w) const;    // of those in the queue, by more than a moment

@@ -1,6 +1,7 @@
-// Where a timing model has what a kernel touches. Its caches choose sets by address, and the host's
-// allocator puts memory elsewhere in each run: so regions lie one behind the other in the order in
-// which the kernel first touches them, and a prediction is the same each time.
+// The model's addresses of the memory that a kernel touches. The model's caches choose sets by
+// address, and the host's allocator returns different addresses in each run. The model therefore
+// places regions one after another in the order in which the kernel first touches them, so that
+// predictions are reproducible.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,10 @@ namespace ark_emu {
 
 class Places {
  public:
-  // Other seeds move all regions, so that lines meet others in the sets of the caches.
+  // Another seed moves all regions, so that other lines share sets of the caches.
   Places(MemoryView& view, uint64_t seed) : view_(view), next_((seed % 1024 + 1) * kApart) {}
-  // The model's address of a byte. What lies in no region, the access itself reports.
+  // The model's address of a byte. An address outside of all regions is reported by the access
+  // itself.
   uint64_t of(uint64_t address) {
     const RegionEntry* entry = view_.find(address, 1);
     if (entry == nullptr) return address;

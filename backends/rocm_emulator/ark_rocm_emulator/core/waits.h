@@ -1,4 +1,4 @@
-// What an s_waitcnt waits for.
+// The counters for which an s_waitcnt waits.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace ark_emu {
 
 constexpr size_t kNoWait = ~size_t{0};
 
-// How many operations may be left of each counter.
+// The number of operations of each counter that may still be in flight.
 struct WaitCounts {
   size_t vm = kNoWait, vs = kNoWait, lgkm = kNoWait;
 };

@@ -36,7 +36,7 @@ int dpp_source(unsigned ctrl, int lane, int lanes) {
 
 bool is_dpp(const Inst& inst) { return inst.ext == Ext::Dpp || inst.ext == Ext::Dpp8; }
 
-// From which lane each lane reads, and whether there is such a lane.
+// For each lane, the lane that it reads from, and whether that lane exists.
 struct LaneMap {
   alignas(64) int32_t from[kLanes] = {};
   uint64_t valid = 0;
@@ -76,7 +76,7 @@ struct LaneMap {
   }
 };
 
-// The lanes that the row and bank masks of a DPP instruction leave on.
+// The lanes that the row and bank masks of a DPP instruction leave active.
 uint64_t selected_lanes(const Inst& inst) {
   uint64_t banks = 0, rows = 0;
   for (int k = 0; k < 4; k++) {
@@ -111,7 +111,7 @@ uint64_t Wave::src_mask(const Operand& operand) const {
   return lanes == 64 ? scalar64(operand) : scalar32(operand);
 }
 
-// Source 0 as the DPP control moves it between lanes; notes which lanes may be written.
+// Source 0 as the DPP control moves it between lanes. Records which lanes may be written.
 const uint32_t* Wave::dpp_row(const Inst& inst, const uint32_t* from, uint32_t* tmp) {
   const bool dpp8 = inst.ext == Ext::Dpp8;
   LaneMap made;

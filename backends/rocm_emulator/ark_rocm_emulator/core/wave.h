@@ -1,4 +1,5 @@
-// One wave's architectural state and how handlers read sources and write results.
+// One wave's architectural state, and the functions with which handlers read sources and write
+// results.
 #pragma once
 
 #include <cstdint>
@@ -91,7 +92,7 @@ struct Wave {
   }
 
   bool all_lanes() const { return exec() == full; }
-  // Whether Inst::whole may stand for Inst::run.
+  // True if Inst::whole may be used instead of Inst::run.
   bool whole() const { return all_lanes() && !gpr_index; }
   Handler handler(const Inst& inst) const { return whole() ? inst.whole : inst.run; }
 
@@ -115,8 +116,8 @@ struct Wave {
   const uint32_t* src16(const Inst& inst, int k, uint32_t* tmp);
   uint64_t src_mask(const Operand& operand) const;   // Ty::Mask
 
-  // Where a handler puts its results: the destination itself if nothing is to be done to them, else
-  // `out`, which is to be given to put32 or put64 then.
+  // The buffer for a handler's results: the destination itself if they need no further processing,
+  // otherwise `out`, which the handler then passes to put32 or put64.
   uint32_t* target(const Inst& inst, uint32_t* out) {
     return inst.plain_dst && all_lanes() ? row(inst.dst[0].reg) : out;
   }
@@ -126,13 +127,14 @@ struct Wave {
   void put16(const Inst& inst, uint32_t* out);       // low half of each lane of `out`
   // dst[which] of Ty::Mask; lanes outside EXEC get 0.
   void put_mask(const Inst& inst, int which, uint64_t bits);
-  // The lanes of `bits` take `from`.
+  // The lanes in `bits` get `from`.
   void blend(uint32_t* to, const uint32_t* from, uint64_t bits);
 
  private:
   uint32_t condition(const Operand& operand) const;   // SCC, VCCZ, EXECZ
   void modify(const Inst& inst, int k, uint32_t* tmp);
-  // One value in all lanes of `tmp`. Hundreds of handlers call these and would be longer with them.
+  // Writes one value to all lanes of `tmp`. It is not inlined, because hundreds of handlers call
+  // it.
   const uint32_t* same32(const Operand& operand, uint32_t* tmp);
   const uint32_t* same64(const Operand& operand, uint32_t* tmp);
   const uint32_t* dpp_row(const Inst& inst, const uint32_t* from, uint32_t* tmp);

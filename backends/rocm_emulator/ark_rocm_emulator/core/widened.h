@@ -1,6 +1,6 @@
-// Operands of matrix instructions, widened: kept for as long as the registers hold the same. A
-// kernel that multiplies tiles uses each operand for a whole row or column of them, and comparing
-// the registers takes a tenth of what widening them does.
+// Widened operands of matrix instructions, cached for as long as the registers hold the same
+// values. A kernel that multiplies tiles uses each operand for a whole row or column of them, and
+// comparing the registers takes a tenth of the time of widening them.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace ark_emu {
 
-// Whether `count` dwords are the same, a multiple of 8.
+// True if `count` dwords (a multiple of 8) are the same.
 inline bool same_dwords(const uint32_t* a, const uint32_t* b, int count) {
 #if defined(__AVX2__)
   __m256i different = _mm256_setzero_si256();
@@ -27,12 +27,12 @@ inline bool same_dwords(const uint32_t* a, const uint32_t* b, int count) {
 #endif
 }
 
-// One operand: what it was made from, by what, and the result by (k, line).
+// One operand: its source registers, the conversion, and the result by (k, line).
 struct Widened {
   static constexpr int kDwords = 256, kDoubles = 512;  // the most that an operand has
   using Maker = void (*)();
 
-  // What decides about the result beside the registers' contents.
+  // The parameters that determine the result together with the registers' contents.
   struct Kind {
     Maker maker = nullptr;  // any function that stands for the type and the layout
     int depth = 0, blocks = 0;
@@ -40,8 +40,9 @@ struct Widened {
     bool operator==(const Kind&) const = default;
   };
 
-  // Whether `at` is of that kind and was made from `rows` rows of `lanes` dwords at `words`, which
-  // lie `apart` dwords apart. If not, it will have been: the caller fills it.
+  // True if `at` is of that kind and was computed from `rows` rows of `lanes` dwords at `words`,
+  // which are `apart` dwords apart. If not, the entry is updated as if it were, and the caller must
+  // fill in the result.
   bool holds(const Kind& wanted, const uint32_t* words, int rows, int lanes, int apart) {
     bool same = kind == wanted;
     for (int row = 0; same && row < rows; row++) {
@@ -61,9 +62,9 @@ struct Widened {
   alignas(64) double at[kDoubles];
 };
 
-// Places for left sides (k = 0) and right ones apart, so that neither takes the other's while both
-// are used, and by register, whichever wave's: waves that follow each other often multiply one
-// tile.
+// Left sides (k = 0) and right sides have separate places, so that neither evicts the other while
+// both are used. Places are chosen by register, for all waves: consecutive waves often multiply the
+// same tile.
 struct WidenedOperands {
   Widened& of(int k, unsigned reg, int rows) {
     auto& some = places[static_cast<size_t>(k)];

@@ -1,4 +1,4 @@
-// The part of HIP's binary interface that the stand-in serves, declared by hand: error codes,
+// The part of HIP's binary interface that the stand-in implements, declared by hand: error codes,
 // structures, flags. Numbers and layouts are those of HIP 6 and later (the R0600 device
 // properties).
 #pragma once

@@ -7,10 +7,10 @@ namespace ark_hip {
 
 namespace {
 
-// The range must lie in one allocation or one variable, or belong to the host alone.
+// The range must be in one allocation or one variable, or be host memory only.
 bool plausible(Runtime& rt, const void* address, uint64_t size, bool* known) {
   const uint64_t begin = uint64_t(address);
-  // Whether `begin` lies in [base, base + span), and if so the answer for the whole range.
+  // Tests whether `begin` is in [base, base + span). If so, sets the result for the whole range.
   bool fits = false;
   const auto inside = [begin, size, &fits](uint64_t base, uint64_t span) {
     if (begin < base || begin - base >= span) return false;

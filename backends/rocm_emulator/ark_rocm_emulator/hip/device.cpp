@@ -1,6 +1,6 @@
-// Devices: how many, what they say of themselves, who may reach whose memory. Names say "emulated"
-// wherever HIP has room for words; the numbers are those of the emulated device, never of the GPU
-// it stands for.
+// Devices: their number, their properties, and which of them can access whose memory. Names contain
+// "emulated" wherever HIP has a text field. The numbers are those of the emulated device, never of
+// the GPU that it models.
 #include <unistd.h>
 
 #include <cstdio>
@@ -90,7 +90,7 @@ enum Attribute : int {
   kXccs = 10018,
 };
 
-// Attributes that the emulator has no honest answer for (clock rates, cache sizes) are 0.
+// Attributes for which the emulator has no true value (clock rates, cache sizes) are 0.
 bool attribute_value(const hipDeviceProp_t& p, int attribute, int64_t* value) {
   switch (attribute) {
     case kCanMapHostMemory:
@@ -171,7 +171,7 @@ HIP_EXPORT hipError_t hipDeviceGet(int* device, int ordinal) {
   return hipSuccess;
 }
 
-// Frees nothing but the error: what a fault left behind is gone, as after a reset of the GPU.
+// Clears only the error: data that a fault has destroyed stays lost, as after a reset of the GPU.
 HIP_EXPORT hipError_t hipDeviceReset() {
   HIP_ENTER();
   wait_device(*rt, current_device);

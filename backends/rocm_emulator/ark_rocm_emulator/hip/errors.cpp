@@ -1,4 +1,4 @@
-// Names and sentences of HIP's error codes.
+// Names and descriptions of HIP's error codes.
 #include "runtime.h"
 
 namespace {

@@ -1,5 +1,5 @@
-// What a HIP kernel may use without any installed header: qualifiers, the built-in variables,
-// barriers, fences, lane operations and atomics, over clang's __builtin_amdgcn_* and
+// Definitions that a HIP kernel may use without any installed header: qualifiers, the built-in
+// variables, barriers, fences, lane operations and atomics, over clang's __builtin_amdgcn_* and
 // __hip_atomic_*. hiprtc programs and the package's own compile step include it first, as AMD's
 // hiprtc does with its own header.
 #pragma once
@@ -11,7 +11,7 @@
 #define __constant__ __attribute__((constant))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
-// Threads in a block, and how many waves a SIMD shall hold at least.
+// The number of threads in a block, and the least number of waves per SIMD.
 #define ARK_BOUNDS_1(THREADS) __attribute__((amdgpu_flat_work_group_size(1, THREADS)))
 #define ARK_BOUNDS_2(THREADS, WAVES) \
   ARK_BOUNDS_1(THREADS) __attribute__((amdgpu_waves_per_eu(WAVES)))
@@ -62,8 +62,8 @@ ARK_BUILTIN_VARIABLE(ark_grid_size, gridDim, ARK_BLOCK_COUNT(0), ARK_BLOCK_COUNT
 #undef ARK_BUILTIN_VARIABLE
 #undef ARK_BLOCK_COUNT
 
-// A fence on both sides: what a wave wrote before the barrier is seen by every wave of the block
-// after it.
+// A fence on both sides: every wave of the block sees after the barrier what any of them wrote
+// before it.
 static __device__ __forceinline__ void __syncthreads() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();

@@ -1,4 +1,4 @@
-// Launches: arguments gathered, limits checked as HIP does, and grids that run in streams on the
+// Launches: arguments are gathered, limits are checked as HIP does, and grids run in streams on the
 // emulator.
 #include <cstdio>
 #include <cstring>
@@ -11,8 +11,7 @@ namespace {
 
 bool hidden(const ark_emu::KernelArg& arg) { return arg.value_kind.compare(0, 7, "hidden_") == 0; }
 
-// The explicit arguments as the kernel expects them in memory, from either of HIP's two ways to
-// pass them.
+// The explicit arguments in the kernel's memory layout, from either of HIP's two ways to pass them.
 hipError_t gather(const ark_emu::KernelInfo& kernel, void** params, void** extra,
                   std::vector<uint8_t>* out) {
   uint32_t end = 0;

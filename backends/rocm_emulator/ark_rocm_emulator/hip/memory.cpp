@@ -1,5 +1,5 @@
-// Device memory from one sparse file per device, and host memory. Addresses are
-// not handed out twice, so that a pointer used after its free is caught.
+// Device memory from one sparse file per device, and host memory. An address is never allocated
+// twice, so that a use of a freed pointer is detected.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -18,11 +18,11 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint8_t kFill = 0xCB;  // what memory holds that nobody wrote
 
-// 0 if there are so many that their size has no number.
+// Returns 0 if the product overflows.
 uint64_t whole_pages(uint64_t size) { return (size + kPage - 1) / kPage * kPage; }
 
-// One byte, read by the kernel, which answers EFAULT where a load would end the process. Not through
-// pwrite: a sanitizer's version of it reads the byte first.
+// Reads one byte through the kernel, which returns EFAULT where a load would end the process.
+// pwrite is not used, because a sanitizer's version of it reads the byte first.
 bool readable_byte(const void* address) {
   static const int probe = memfd_create("ark-emulated-probe", MFD_CLOEXEC);
   return syscall(SYS_pwrite64, probe, address, 1, 0) == 1;
@@ -37,7 +37,7 @@ uint64_t every_device(const Runtime& rt) {
   return count >= 64 ? ~uint64_t(0) : (uint64_t(1) << count) - 1;
 }
 
-// What the host can still give without pushing others out; all of it where that is not known.
+// The memory that the host can still provide without swapping; all of it if that is not known.
 uint64_t available_memory() {
   uint64_t kilobytes = 0;
   FILE* facts = fopen("/proc/meminfo", "r");
@@ -260,7 +260,7 @@ HIP_EXPORT hipError_t hipHostUnregister(void* pointer) {
   return hipSuccess;
 }
 
-// The memory of the machine that emulates; there is no other.
+// The memory of the emulating machine; there is no other.
 HIP_EXPORT hipError_t hipMemGetInfo(size_t* free_bytes, size_t* total) {
   HIP_ENTER();
   std::lock_guard<std::mutex> hold(rt->lock);

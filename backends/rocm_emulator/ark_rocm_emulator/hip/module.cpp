@@ -21,8 +21,9 @@ enum FunctionAttribute : int {
   kAttributeCarveout = 9,
 };
 
-// The extent of a code object that comes without its size: an ELF's last byte, or an offload
-// bundle's. 0 if it is neither, or if its headers lead beyond what the process can read.
+// The size of a code object that is passed without one: up to the last byte of an ELF or of an
+// offload bundle. 0 if it is neither, or if its headers point beyond the memory that the process
+// can read.
 size_t image_size(const uint8_t* image) {
   static const uint8_t elf[4] = {0x7f, 'E', 'L', 'F'};
   static const char bundle[] = "__CLANG_OFFLOAD_BUNDLE__";
@@ -34,7 +35,8 @@ size_t image_size(const uint8_t* image) {
     memcpy(&value, image + at, width);
     return value;
   };
-  // Takes [offset, offset + size) in; false if it is absurd or cannot be read.
+  // Adds [offset, offset + size) to the image. Returns false if the range is invalid or cannot be
+  // read.
   const auto reach = [image, &end](uint64_t offset, uint64_t size) {
     if (offset > kMost || size > kMost - offset) return false;
     const uint64_t wanted = std::max(end, offset + size);
@@ -65,7 +67,7 @@ size_t image_size(const uint8_t* image) {
   return 0;
 }
 
-// LDS that a launch may ask for besides what the kernel has.
+// The dynamic LDS that a launch may request in addition to the kernel's static LDS.
 int64_t spare_lds(const Function& function) {
   const int64_t limit = ark_emu::lds_limit(function.module->code->arch());
   return std::max<int64_t>(0, limit - function.info->lds_bytes);
@@ -245,8 +247,7 @@ HIP_EXPORT hipError_t hipFuncGetAttributes(hipFuncAttributes* attributes, const 
   return hipSuccess;
 }
 
-// All of LDS may be asked for at a launch, so that there is nothing to raise; the value is checked
-// as HIP does.
+// A launch may request all of LDS, so there is no limit to raise. The value is checked as HIP does.
 HIP_EXPORT hipError_t hipFuncSetAttribute(const void* handle, int attribute, int value) {
   HIP_ENTER();
   auto* function = known_function(*rt, static_cast<hipFunction_t>(const_cast<void*>(handle)));

@@ -1,6 +1,5 @@
-// Where the stand-in's state is made, configured and asked about. The ark_emulator_* functions are
-// not HIP's: the Python package calls them to choose devices and to read what the emulator has to
-// say.
+// Creates, configures and reports the stand-in's state. The ark_emulator_* functions are not part
+// of HIP: the Python package calls them to choose devices and to read the emulator's messages.
 #include "runtime.h"
 
 #include <fcntl.h>
@@ -24,7 +23,8 @@ std::string g_error = "no emulated device was asked for";
 
 thread_local hipError_t last_error = hipSuccess;
 
-// Address space only, memory is taken page by page; less of it where the system grants no more.
+// Only address space is reserved; memory is allocated page by page. If the system grants no more,
+// less is reserved.
 constexpr uint64_t kMostArenaBytes = uint64_t(1) << 40, kLeastArenaBytes = uint64_t(1) << 32;
 
 Arena make_arena(int device) {
@@ -46,7 +46,7 @@ Arena make_arena(int device) {
   throw ark_emu::Error("the system grants no address space for an emulated device");
 }
 
-// A child of fork has none of the threads that its parent's runtime needs: it starts over.
+// A child of fork has none of the threads of its parent's runtime, so it starts with a new one.
 void forget_after_fork() {
   g_runtime = nullptr;
   for (auto& [waiting, settings] : g_waiting) waiting = nullptr;
@@ -76,7 +76,7 @@ Runtime* make_runtime() {
   }
 }
 
-// Stops whatever a stream still runs, and waits until it has stopped.
+// Stops all running work of a stream and waits until it has stopped.
 void drain(Stream& stream) {
   for (;;) {
     std::shared_ptr<Op> last;
@@ -110,8 +110,8 @@ void close_runtime(Runtime* rt) {
   for (Event* event : rt->events) delete event;
   for (auto& [base, allocation] : rt->allocations) {
     rt->machine->remove_region(base);
-    // Host memory gives its pages back and keeps its place: a view of it may outlive its device,
-    // after a failed run above all.
+    // Host memory frees its pages but keeps its addresses, because a view of it may outlive its
+    // device, especially after a failed run.
     if (allocation.device < 0 && !allocation.registered)
       mmap(reinterpret_cast<void*>(base), allocation.size, PROT_READ | PROT_WRITE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
@@ -153,8 +153,8 @@ hipError_t answer(hipError_t error) {
 
 using namespace ark_hip;
 
-// Puts `count` devices of `arch` in front of those that are there, which wait untouched until
-// ark_emulator_leave. Returns null, or what was wrong (then nothing has changed).
+// Replaces the current devices by `count` devices of `arch`. The current ones are kept unchanged
+// until ark_emulator_leave. Returns null, or an error message (then nothing has changed).
 HIP_EXPORT const char* ark_emulator_enter(const char* arch, int count, int version) {
   std::lock_guard<std::mutex> hold(g_lock);
   Settings before = g_settings;
@@ -174,8 +174,8 @@ HIP_EXPORT const char* ark_emulator_enter(const char* arch, int count, int versi
   return nullptr;
 }
 
-// Closes the devices of the last ark_emulator_enter: kernels that still run are cancelled, handles
-// and pointers are void. Those from before are back.
+// Closes the devices of the last ark_emulator_enter: running kernels are cancelled, and handles and
+// pointers become invalid. The earlier devices are current again.
 HIP_EXPORT void ark_emulator_leave() {
   Runtime* old = nullptr;
   {
@@ -191,7 +191,7 @@ HIP_EXPORT void ark_emulator_leave() {
   if (old) close_runtime(old);
 }
 
-// Sets one number of Settings by name, for launches from now on; -1 if there is no such setting.
+// Sets a member of Settings by name for later launches. Returns -1 if there is no such setting.
 HIP_EXPORT int ark_emulator_set(const char* name, uint64_t value) {
   std::lock_guard<std::mutex> hold(g_lock);
   auto apply = [&](Settings& s) {

@@ -1,5 +1,5 @@
-// The state behind the HIP calls: devices, streams, memory, modules. One per process, made by
-// ark_emulator_enter; every file of the stand-in works on it.
+// The state behind the HIP calls: devices, streams, memory, modules. There is one per process,
+// created by ark_emulator_enter. Every file of the stand-in uses it.
 #pragma once
 
 #include <atomic>
@@ -44,7 +44,7 @@ struct Settings {
   int version = 0;                 // what hipRuntimeGetVersion answers
 };
 
-// What the hardware of an architecture offers a workgroup; the number of compute units comes from
+// The limits of an architecture's hardware for a workgroup. The number of compute units is in
 // Settings.
 struct ArchFacts {
   const char* full_name;           // gcnArchName
@@ -54,7 +54,8 @@ struct ArchFacts {
 };
 const ArchFacts& arch_facts(ark_emu::Arch arch);
 
-// Work in a stream: runs once everything before it and in `after` is done.
+// Work in a stream. It runs when everything before it in the stream and everything in `after` is
+// done.
 struct Op {
   std::function<hipError_t()> run;
   std::vector<std::shared_ptr<Op>> after;
@@ -122,7 +123,7 @@ struct Function {
   int device = 0;
 };
 
-// A device's memory: one sparse memory file, so that any part of it can be handed to another
+// A device's memory: one sparse memory file, so that any part of it can be passed to another
 // process by name.
 struct Arena {
   int fd = -1;
@@ -166,13 +167,13 @@ struct Runtime {
   uint64_t names = 0;
 };
 
-// Null where no device was asked for; every HIP call then answers hipErrorNoDevice.
+// Null if no device was requested; every HIP call then returns hipErrorNoDevice.
 Runtime* runtime();
 const std::string& configuration_error();
 
 extern thread_local int current_device;
 
-// Remembers an error for hipGetLastError and passes it through.
+// Stores an error for hipGetLastError and returns it.
 hipError_t answer(hipError_t error);
 
 // streams.cpp
@@ -180,8 +181,8 @@ Stream* resolve(Runtime& rt, hipStream_t handle);  // null if the handle is unkn
 std::shared_ptr<Op> enqueue(Stream& stream, std::function<hipError_t()> run);
 void enqueue_op(Stream& stream, const std::shared_ptr<Op>& op);
 void wait_device(Runtime& rt, int device);
-// Before `call` gives back something of `device`: waits for its streams. False, and a failure is
-// remembered, where a kernel is under way and Settings::implicit_sync is off.
+// Called before `call` frees a resource of `device`: waits for its streams. If a kernel is running
+// and Settings::implicit_sync is off, it records a failure and returns false.
 bool quiet(Runtime& rt, int device, const char* call);
 hipError_t sticky_error(Runtime& rt, int device);
 
@@ -205,7 +206,7 @@ int blocks_per_unit(const ark_emu::KernelInfo& kernel, ark_emu::Arch arch, int b
 
 }  // namespace ark_hip
 
-// A HIP call begins: a runtime with a device, or the error that says why not.
+// Begins a HIP call: a runtime with a device, or the error that explains why there is none.
 #define HIP_ENTER()                          \
   ark_hip::Runtime* rt = ark_hip::runtime(); \
   if (!rt) return ark_hip::answer(hipErrorNoDevice)

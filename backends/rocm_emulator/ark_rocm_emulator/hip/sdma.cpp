@@ -1,5 +1,5 @@
-// The DMA engines at work: from grids' threads while kernels run, and from a thread of their own
-// for the host.
+// Runs the DMA engines: on grids' threads while kernels run, and on a separate thread for queues
+// that the host fills.
 #include "sdma.h"
 
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ enum PacketOp : uint32_t {
   kConstFill = 11,
 };
 
-// Atomic operations by the number that the texture cache gives them.
+// Atomic operations, with the numbers that the texture cache uses for them.
 enum AtomicOp : uint32_t {
   kSwap32 = 8,
   kAdd32 = 15,
@@ -68,7 +68,7 @@ bool compare(uint32_t function, uint32_t seen, uint32_t wanted) {
   }
 }
 
-// Without checks: what the engine writes is written, as if by the host.
+// Without checks, the engine's writes count as writes by the host.
 class Unchecked final : public ark_emu::Agent {
  public:
   explicit Unchecked(ark_emu::Machine& machine) : machine_(machine) {}
@@ -166,12 +166,14 @@ SdmaQueue::Step SdmaQueue::copy_part(uint64_t from, uint64_t to, uint64_t size) 
   return Step::Done;
 }
 
-// One packet at ring offset `at` (bytes, counted without end). `length` gets its size in bytes.
+// Executes one packet at ring offset `at` (bytes, counted without wrapping). `length` gets its size
+// in bytes.
 SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* length) {
   uint32_t header = word(at, 0), op = header & 0xff;
   auto whole = [&](uint64_t words) {
     *length = words * 4;
-    // Read before it has any effect: whoever sees that may write the slot again.
+    // The packet is read before it has any effect: a thread that sees an effect may overwrite the
+    // slot.
     if (*length <= available) return sound(fetched(at, *length));
     fail("the doorbell was rung in the middle of a packet (operation " + std::to_string(op) + ").");
     return false;
@@ -245,7 +247,7 @@ SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* le
   return Step::Broken;
 }
 
-// The packet is read, in two pieces at the ring's end.
+// Reads the packet, in two pieces at the ring's end.
 std::string SdmaQueue::fetched(uint64_t at, uint64_t length) {
   const uint64_t begin = at % ring_bytes_, first = std::min(length, ring_bytes_ - begin);
   const std::string wrong = agent_->read(base_ + begin, first);
@@ -298,9 +300,9 @@ void close_dma(Runtime& rt) {
 
 using namespace ark_hip;
 
-// A new queue of `device` with a ring of `ring_bytes` (a multiple of 4096). Fills addresses[0..3]
-// with the ring, the write pointer, the read pointer and the doorbell; returns the queue's number,
-// or -1.
+// Creates a queue of `device` with a ring of `ring_bytes` (a multiple of 4096). Fills
+// addresses[0..3] with the ring, the write pointer, the read pointer and the doorbell. Returns the
+// queue's number, or -1.
 HIP_EXPORT int ark_emulator_sdma_create(int device, uint64_t ring_bytes, uint64_t* addresses) {
   Runtime* rt = runtime();
   if (!rt || device < 0 || size_t(device) >= rt->devices.size() || ring_bytes == 0 ||
@@ -333,7 +335,7 @@ HIP_EXPORT int ark_emulator_sdma_destroy(int id) {
   return 0;
 }
 
-// Packets that the queue has executed.
+// The number of packets that the queue has executed.
 HIP_EXPORT uint64_t ark_emulator_sdma_executed(int id) {
   Runtime* rt = runtime();
   if (!rt) return 0;

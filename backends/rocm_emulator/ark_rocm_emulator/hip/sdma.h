@@ -30,8 +30,9 @@ class SdmaQueue {
   uint64_t doorbell() const { return base_ + ring_bytes_ + 128; }
   uint64_t executed() const { return executed_.load(); }
 
-  // Executes packets until the doorbell's value, a poll that does not hold yet, or an error; by the
-  // emulator's seed it is late, and a copy is there in parts. True if anything was done.
+  // Executes packets until the doorbell's value, a poll whose condition is not met, or an error.
+  // Depending on the emulator's seed it runs late and performs copies in parts. Returns true if it
+  // did anything.
   bool progress();
 
  private:

@@ -1,6 +1,6 @@
-// Streams and events. A stream is a queue and a thread that works it off; the null stream waits for
-// every blocking stream of its device and they for it, as HIP's legacy default stream does. Times
-// are those of the emulation.
+// Streams and events. A stream is a queue with a thread that executes its work. The null stream
+// waits for every blocking stream of its device, and they wait for it, as HIP's legacy default
+// stream does. Times are those of the emulation.
 #include <cstdio>
 
 #include "runtime.h"
@@ -337,8 +337,8 @@ HIP_EXPORT hipError_t hipEventQuery(hipEvent_t event) {
   return answer(sticky_error(*rt, found->device));
 }
 
-// Host milliseconds between the two marks: a duration of the emulation, not of any GPU. With a
-// timing model, what that predicts.
+// Host milliseconds between two events: a duration of the emulation, not of a GPU. With a timing
+// model, the predicted time.
 HIP_EXPORT hipError_t hipEventElapsedTime(float* ms, hipEvent_t start, hipEvent_t stop) {
   HIP_ENTER();
   if (!ms) return answer(hipErrorInvalidValue);

@@ -1,8 +1,8 @@
-"""The ISA lint: what execution on the emulator cannot show, read from the machine code.
+"""The ISA lint: checks of the machine code for faults that execution on the emulator cannot show.
 
-The tests of the ROCm backend call ``lint`` on the assembly of every kernel that ark writes. It
-checks cache control around scoped synchronisation, scratch, LDS and register budgets, and that
-matrix instructions are there when the plan says so.
+The tests of the ROCm backend call ``lint`` on the assembly of every kernel that ark emits. It
+checks cache control around scoped synchronisation, budgets of scratch, LDS and registers, and the
+presence of matrix instructions where the plan requires them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def lint(
     expectations: Expectations | None = None,
     resources: Mapping[str, Resources] | None = None,
 ) -> list[Finding]:
-    """Check AMD GPU assembly and return the findings in text order, none if it is clean.
+    """Check AMD GPU assembly and return the findings in text order. The result is empty if there
+    are no faults.
 
     Args:
         assembly: text of optimised ``clang -S``, or a disassembly through ``as_assembly``.

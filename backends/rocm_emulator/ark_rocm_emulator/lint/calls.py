@@ -1,6 +1,6 @@
-"""A kernel with the functions that it calls put in place of each call, so that the rules follow a
-path through them. Which function a call takes is read from the code before it; where that is not
-in the same block, any that the caller names may be it.
+"""Inlines the called functions of a kernel at each call, so that the rules can follow a path
+through them. The code before a call determines the called function. If that code is not in the same
+block, the call may be of any function that the caller names.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _PAIR = re.compile(r"^s\[(\d+):\d+\]$")
 
 
 def with_calls(function: Function, functions: Iterable[Function]) -> Function:
-    """`function` with a copy of what it calls, and of what that calls, at each call. A call of
-    itself, or of what `functions` does not have, is passed over.
+    """`function` with a copy of the called functions, directly or indirectly, at each call.
+    Recursive calls and calls of functions that are not in `functions` are skipped.
     """
     return _expanded(function, {f.name: f for f in functions}, (function.name,))
 
@@ -42,7 +42,7 @@ def _expanded(
 
 
 def _append(blocks: list[Block], callee: Function, back: list[int]) -> None:
-    """A copy of the callee's blocks; those that return are followed by `back`."""
+    """A copy of the callee's blocks. `back` follows the blocks that return."""
     first = len(blocks)
     for block in callee.blocks:
         returns = bool(block.instructions) and block.instructions[-1].mnemonic == "s_setpc_b64"

@@ -30,7 +30,9 @@ _Facts = frozenset[str]
 
 
 def _access(inst: Instruction) -> str:
-    """``load``, ``store``, ``atomic`` for global and flat memory, ``lds-store`` or nothing."""
+    """The kind of an access: ``load``, ``store`` or ``atomic`` for global and flat memory,
+    ``lds-store``, or an empty string.
+    """
     name = inst.mnemonic
     if name.startswith(("ds_write", "ds_store", "ds_add", "ds_sub", "ds_max", "ds_min")):
         return "lds-store"
@@ -77,7 +79,7 @@ class Coherence:
         )
 
     def _spinning_loads(self) -> frozenset[int]:
-        """Lines of the scoped loads in loops that do nothing else with global memory or LDS."""
+        """The lines of scoped loads in loops that do not otherwise access global memory or LDS."""
         spinning: set[int] = set()
         for loop in innermost_loops(self._function.blocks):
             insts = [i for b in loop for i in self._function.blocks[b].instructions]
@@ -149,8 +151,8 @@ class Coherence:
             caches = rules.invalidates[key]
             return facts - {f"stale:{c}" for c in caches} - {f"spun:{c}" for c in caches}
         if key in rules.writes_back:
-            # A write-back that overtakes a store in flight leaves that store behind only until
-            # the wait that follows both, which the publication asks for anyway.
+            # A write-back that overtakes a store in flight misses that store only until the wait
+            # that follows both, and the publication requires that wait anyway.
             pieces = rules.writes_back[key]
             return facts - {f"dirty:{p}" for p in pieces} | {"write-back-out"}
         return self._access_step(inst, facts)
@@ -204,7 +206,7 @@ class Coherence:
             explicit = scope == "system" or (kind == "store" and scope == "agent")
             if exact and explicit and not self._expected.marked:
                 asked.add(scope)
-            # Whatever comes next is what the write-back was for: no bits are needed to tell.
+            # The write-back belongs to whatever comes next, so no bits are needed to tell.
             if "write-back-out" in facts:
                 yield self._finding(
                     "release-write-back-wait",
@@ -322,7 +324,9 @@ def check_coherence(function: Function, rules: CacheRules, expected: Expectation
 
 
 def _missing_markers(function: Function, expected: Expectations) -> Iterator[Finding]:
-    """A kernel whose markers were lost would pass everything: it must have those that it owes."""
+    """A kernel whose markers were lost would pass all rules, so it must have the expected
+    markers.
+    """
     there = {
         (i.mnemonic, i.operands[0])
         for block in function.blocks

@@ -1,4 +1,4 @@
-"""What goes into a lint rule, the plan's promises, and what comes out, the findings."""
+"""The input of a lint rule, which is the plan's promises, and its output, the findings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Expectations:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: the rule, where it is (``line`` counts from 1, 0 = whole kernel) and why."""
+    """One fault: the rule, the line (counted from 1; 0 means the whole kernel) and the reason."""
 
     rule: str
     function: str

@@ -51,7 +51,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Function:
-    """A function body as basic blocks; block 0 is the entry."""
+    """A function body as basic blocks. Block 0 is the entry."""
 
     name: str
     blocks: tuple[Block, ...]
@@ -62,7 +62,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel asks for; LDS and scratch in bytes, registers a lane."""
+    """The resources that one kernel requests: LDS and scratch in bytes, registers per lane."""
 
     lds: int = 0
     scratch: int = 0
@@ -89,7 +89,9 @@ def _number(text: str) -> int | None:
 
 
 def waited(inst: Instruction) -> Mapping[str, int]:
-    """The counters an ``s_waitcnt`` form waits for, each with the number left outstanding."""
+    """The counters for which a form of ``s_waitcnt`` waits, each with the number that may stay
+    outstanding.
+    """
     if inst.mnemonic == "s_waitcnt":
         counters = {name: int(value) for name, value in _COUNTER.findall(inst.text)}
         if not counters and inst.operands and _number(inst.operands[0]) == 0:
@@ -156,7 +158,9 @@ def _parse_function(name: str, lines: list[tuple[int, str]]) -> Function:
 
 
 def _parse_resources(lines: list[str]) -> dict[str, Resources]:
-    """Kernel figures from the metadata note: keys indented by four, one group a kernel."""
+    """The figures of kernels in the metadata note, whose keys are indented by four spaces, one
+    group per kernel.
+    """
     resources: dict[str, Resources] = {}
     group: dict[str, str] = {}
 

@@ -1,6 +1,7 @@
-"""Finds the loops of a function: blocks, dominators, back edges (Aho et al., section 9.6).
+"""Finds the loops of a function from its blocks, dominators and back edges (Aho et al., section
+9.6).
 
-The lint asks where scratch is used in a loop, and which loops only poll.
+The lint checks whether scratch is used in a loop, and which loops only poll.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from .listing import Block
 
 
 def _order(blocks: Sequence[Block]) -> list[int]:
-    """The blocks that can be reached, each before those that follow it unless a loop returns."""
+    """The reachable blocks, each before its successors except along back edges."""
     seen, finished = {0}, []
     todo = [(0, iter(blocks[0].follows))]
     while todo:
@@ -59,7 +60,7 @@ def _dominates(above: dict[int, int], head: int, tail: int) -> bool:
 
 
 def natural_loops(blocks: Sequence[Block]) -> list[frozenset[int]]:
-    """The natural loops as sets of block indices, one a header, in header order."""
+    """The natural loops as sets of block indices, one for each header, in header order."""
     order = _order(blocks)
     before: list[list[int]] = [[] for _ in blocks]
     for index in order:
@@ -81,6 +82,6 @@ def natural_loops(blocks: Sequence[Block]) -> list[frozenset[int]]:
 
 
 def innermost_loops(blocks: Sequence[Block]) -> list[frozenset[int]]:
-    """Those natural loops that hold no other loop."""
+    """The natural loops that contain no other loop."""
     loops = natural_loops(blocks)
     return [loop for loop in loops if not any(other < loop for other in loops)]

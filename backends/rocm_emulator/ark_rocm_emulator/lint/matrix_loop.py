@@ -1,9 +1,10 @@
-"""What the busiest loop of a kernel is made of: how many of its issue slots matrix units have.
+"""Counts the instructions of a kernel's busiest loop, and the share of its issue slots that go to
+matrix units.
 
 A compute unit's matrix unit works for as many slots of four cycles as an instruction has passes
-(AMD's instruction set documents); everything else takes one slot. So the share of the slots is the
-most that the matrix units could do of their peak if nothing had to wait. Called by the ROCm
-backend for `ark bench ops --isa`.
+(AMD's instruction set documents); everything else takes one slot. This share is therefore the
+largest fraction of their peak that the matrix units could reach without any waits. Called by the
+ROCm backend for `ark bench ops --isa`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _kind(inst: Instruction) -> str:
 
 
 def slots(mnemonic: str, arch: str) -> int:
-    """Issue slots of four cycles that an instruction keeps its unit busy."""
+    """The issue slots of four cycles for which an instruction keeps its unit busy."""
     if mnemonic.startswith("v_wmma"):
         return _WMMA_SLOTS
     shape = _SHAPE.search(mnemonic)

@@ -1,4 +1,4 @@
-"""Checks what a kernel occupies: scratch, LDS, registers, waves, and matrix instructions."""
+"""Checks the resources of a kernel: scratch, LDS, registers, waves, and matrix instructions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def _round_up(value: int, granule: int) -> int:
 
 
 def registers_a_wave(used: Resources, target: TargetLimits) -> int:
-    """Vector registers a wave takes from its SIMD's file, accumulators and rounding included."""
+    """The vector registers that a wave takes from its SIMD's file, including accumulators and
+    rounding.
+    """
     if target.unified_accumulators:
         # The note's vgpr_count is the unified total already; agprs start at a multiple of four.
         total = used.vgprs
@@ -27,7 +29,7 @@ def registers_a_wave(used: Resources, target: TargetLimits) -> int:
 
 
 def waves_a_simd(used: Resources, target: TargetLimits) -> int:
-    """How many waves of this kernel its registers let a SIMD hold."""
+    """The number of waves of this kernel per SIMD that its registers allow."""
     fits = target.vgprs_per_simd // registers_a_wave(used, target)
     return min(fits, target.waves_per_simd)
 
@@ -36,7 +38,8 @@ def _scratch(function: Function, used: Resources | None, target: TargetLimits) -
     looped = {i for loop in natural_loops(function.blocks) for i in loop}
     for index, block in enumerate(function.blocks):
         for inst in block.instructions:
-            # Where private memory is a buffer, its resource is in s[0:3] of a kernel that has some.
+            # If private memory is a buffer, the resource descriptor of a kernel that uses it is in
+            # s[0:3].
             private = target.private_buffer and (used is None or used.scratch > 0)
             private = private and inst.mnemonic.startswith("buffer_") and "s[0:3]" in inst.operands
             if not private and not inst.mnemonic.startswith("scratch_"):
@@ -51,7 +54,7 @@ def _scratch(function: Function, used: Resources | None, target: TargetLimits) -
                 "Use smaller tiles or fewer live values.",
             )
             return
-    # Scalar registers alone are spilled into lanes of vector registers, which is no memory.
+    # Scalar registers are spilled to lanes of vector registers, which needs no memory.
     if used and (used.scratch or used.vgpr_spills):
         yield Finding(
             "scratch",
@@ -113,7 +116,9 @@ def _budgets(
 def check_resources(
     function: Function, used: Resources | None, target: TargetLimits, expected: Expectations
 ) -> list[Finding]:
-    """All findings of the resource rules for one function; ``used`` is None if not a kernel."""
+    """All findings of the resource rules for one function. ``used`` is None if it is not a
+    kernel.
+    """
     findings = [] if expected.allow_scratch else list(_scratch(function, used, target))
     if used is None:
         return findings

@@ -1,4 +1,4 @@
-"""What each AMD target offers and which cache operations its memory model asks for.
+"""The resources of each AMD target and the cache operations that its memory model requires.
 
 The lint rules read these values and hold no architecture name of their own. Register files, LDS
 sizes and wave limits are from AMD's ISA guides (CDNA2, CDNA3, CDNA4, RDNA3); the cache operations
@@ -144,7 +144,7 @@ TARGETS: Mapping[str, TargetLimits] = {
     "gfx90a": _cdna("gfx90a", 64 * _BYTES_PER_KIB, _CDNA2_CACHE),
     "gfx942": _cdna("gfx942", 64 * _BYTES_PER_KIB, _CDNA3_CACHE),
     "gfx950": _cdna("gfx950", 160 * _BYTES_PER_KIB, _CDNA3_CACHE),
-    # Work-group processor mode, as clang compiles by default: four SIMDs share 128 KiB.
+    # clang compiles for work-group processor mode by default: four SIMDs share 128 KiB.
     "gfx1100": TargetLimits(
         arch="gfx1100",
         wave_size=32,

@@ -1,7 +1,7 @@
 """Compiles device source of the ROCm dialect for an NVIDIA GPU, through NVRTC and a header.
 
-The synchronisation tests call it: the same hand-overs that run on the emulator then run under a
-real weak memory model. The header holds the mapping of builtins; this module runs the compiler.
+Synchronisation tests use it to run the same hand-overs as on the emulator under a real weak memory
+model. The header maps the builtins; this module runs the compiler.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The ROCm dialect's synchronisation on an NVIDIA GPU: `ARK_ROCM_DEVICE=shim`.
 
-`ark doctor --backend rocm` then asks such a GPU. The doctor's kernel is written with the ROCm
-prelude as it is, its fences, scopes, polls and packets, and compiled by NVRTC through the shim; the
-CUDA backend's device runs it. So the prelude's hand-overs run under a real weak memory model,
-between blocks, processes and the host. Nothing of AMD's code generation, memory or driver is shown,
-and there are no task bodies: this serves the doctor alone.
+`ark doctor --backend rocm` then uses such a GPU. The doctor's kernel uses the unmodified ROCm
+prelude with its fences, scopes, polls and packets. NVRTC compiles it through the shim, and the CUDA
+backend's device runs it. The prelude's hand-overs thus run under a real weak memory model, between
+blocks, processes and the host. This tests nothing of AMD's code generation, memory or driver, and
+there are no task bodies: only the doctor can use it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ NOTE = (
     "NVIDIA GPUs behind the ROCm dialect: its synchronisation compiled by NVRTC through the shim; "
     "this shows nothing of AMD hardware"
 )
-# The parts of the prelude with which processors hand over; numbers are clang's, not the doctor's.
+# The parts of the prelude that synchronise processors. Functions of numbers use clang's builtins,
+# and the doctor does not need them.
 HANDING_OVER = ("prelude.h", "lanes.h", "order.h")
 ENTRY = """
 extern "C" __global__ void __launch_bounds__(ARK_THREADS, 1)
@@ -40,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(ARK_THREADS, 1)
 
 
 def prelude() -> str:
-    """What the ROCm prelude hands over with, to be compiled behind the shim's header."""
+    """The synchronisation code of the ROCm prelude, to be compiled after the shim's header."""
     more = HEADER.with_name("prelude_on_nvrtc.h").read_text()
     own = "".join((resources.files("ark_rocm") / name).read_text() for name in HANDING_OVER)
     return f"{more}constexpr unsigned ARK_TICKS_NS = 1;\n{own}"

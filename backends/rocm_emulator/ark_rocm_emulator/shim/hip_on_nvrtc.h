@@ -1,8 +1,8 @@
 // Lets NVRTC compile device source of the ROCm dialect for an NVIDIA GPU: clang's builtins for AMD
-// (__hip_atomic_*, __builtin_amdgcn_*) are spelled with NVRTC's. It takes the place of the HIP
-// prelude. What it is for: the dialect's synchronisation under a real weak memory model, with
-// several blocks at once. It shows nothing of AMD code generation. Waves are 32 lanes wide, and
-// there are no matrix instructions: source guards those with __AMDGCN__.
+// (__hip_atomic_*, __builtin_amdgcn_*) are spelled with NVRTC's. It replaces the HIP prelude. Its
+// purpose is to test the dialect's synchronisation under a real weak memory model, with several
+// blocks at once. It tests nothing of AMD code generation. Waves are 32 lanes wide, and there are
+// no matrix instructions: source guards those with __AMDGCN__.
 #pragma once
 
 #define ARK_HIP_ON_NVRTC 1
@@ -98,7 +98,7 @@ __device__ __forceinline__ unsigned long long ark_global_time() {
 #define __builtin_amdgcn_s_trap(N) __trap()
 #define __builtin_amdgcn_endpgm() asm volatile("exit;")
 
-// Where a thread is.
+// The position of a thread.
 #define __builtin_amdgcn_workitem_id_x() threadIdx.x
 #define __builtin_amdgcn_workitem_id_y() threadIdx.y
 #define __builtin_amdgcn_workitem_id_z() threadIdx.z
@@ -111,7 +111,7 @@ __device__ __forceinline__ unsigned long long ark_global_time() {
 #define __builtin_amdgcn_grid_size_x() (gridDim.x * blockDim.x)
 #define __builtin_amdgcn_wavefrontsize() 32u
 
-// Lanes. HIP's exchanges have no mask argument: they are among the lanes that are active.
+// Lanes. HIP's exchanges have no mask argument: they are among the active lanes.
 __device__ __forceinline__ unsigned ark_lanes_below() {
   unsigned mask;
   asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
@@ -131,7 +131,7 @@ __device__ __forceinline__ unsigned ark_lanes_below() {
 #define __shfl_up(V, DELTA) __shfl_up_sync(__activemask(), V, DELTA)
 #define __shfl_down(V, DELTA) __shfl_down_sync(__activemask(), V, DELTA)
 
-// Arithmetic: clang's builtins, and what has one instruction on AMD.
+// Arithmetic: clang's builtins, and functions for which AMD has a single instruction.
 #define __builtin_fmaf(A, B, C) fmaf(A, B, C)
 #define __builtin_fmaxf(A, B) fmaxf(A, B)
 #define __builtin_fminf(A, B) fminf(A, B)

@@ -1,10 +1,11 @@
-// What ark's own ROCm prelude uses beyond hip_on_nvrtc.h. Its assembly is AMD's: waits for stores,
-// which the fences beside them ask for here, and markers for the lint. So `asm volatile(...)` is
-// nothing from here on (no other use of `volatile` has a parenthesis behind it).
+// Definitions that ark's own ROCm prelude uses beyond hip_on_nvrtc.h. The prelude's assembly is
+// AMD's: waits for stores, for which the fences beside them suffice here, and markers for the lint.
+// `asm volatile(...)` is therefore defined to be empty from here on (no other use of `volatile` has
+// a parenthesis after it).
 #define asm
 #define volatile(...) ((void)0)
 
-// The entry point hands the parameters over; nothing reads them in place.
+// The entry point passes the parameters by value; they are not read in place.
 #define __builtin_amdgcn_kernarg_segment_ptr() (static_cast<const void*>(nullptr))
 #define __builtin_amdgcn_s_sendmsg_rtnl(MESSAGE) ark_global_time()
 
