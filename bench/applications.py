@@ -1,10 +1,11 @@
-"""The examples beside what else does their work, on this machine: a line of JSON for each.
+"""Times the examples and other programs that do the same work on this machine. Prints a line of
+JSON for each.
 
     python -m bench.applications pose --backend cuda --batch 250000      torch, NumPy
     python -m bench.applications word2vec --backend cpu --workers 2      gensim
     python -m bench.applications msgemm --backend cuda --rows 12288      torch, int4 weights
 
-Times are the least of several; compilation, copies and starts are before them.
+Each time is the minimum of several runs, without compilation, copies and start-up.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from examples.pose import pose as poses
 from examples.word2vec import corpus, word2vec
 
 PROBLEMS_PER_BLOCK = 2000  # problems per NumPy call, so that its arrays stay in cache
-LAUNCHES_PER_READING = 50  # products that follow each other before a clock is read
+LAUNCHES_PER_READING = 50  # products in sequence between two readings of the clock
 WEIGHTS_PER_SCALE = 128  # weights that share a scale
 
 
@@ -50,7 +51,9 @@ def part(problems: poses.Problems, of: slice) -> poses.Problems:
 
 
 def by_linalg(problems: poses.Problems, start: np.ndarray) -> np.ndarray:
-    """The same iterations over stacks of matrices, by einsum and numpy.linalg: pose (7, batch)."""
+    """The same iterations over stacks of matrices with einsum and numpy.linalg, on poses (7,
+    batch).
+    """
     r, b = (np.ascontiguousarray(a.transpose(2, 1, 0)) for a in (problems.first, problems.second))
     full = np.zeros((*r.shape[:2], 6, 6), np.float32)
     full[..., poses.ROW, poses.COLUMN] = problems.covariance.transpose(2, 1, 0)
@@ -82,7 +85,7 @@ def by_linalg(problems: poses.Problems, start: np.ndarray) -> np.ndarray:
 def in_torch(
     problems: poses.Problems, start: np.ndarray, device: str, compiled: bool
 ) -> Callable[[], Any]:
-    """A function that runs the iterations on torch's tensors, op by op or compiled."""
+    """A function that runs the iterations on torch's tensors, either op by op or compiled."""
     import torch
 
     fields = (problems.first, problems.second, problems.covariance, start[:, None])
@@ -188,7 +191,9 @@ def products(args: argparse.Namespace) -> None:
 def torch_int4(
     weight: np.ndarray, x: np.ndarray, scales: np.ndarray, want: np.ndarray, args: Any
 ) -> float:
-    """Seconds of torch's product of bf16 with int4 weights in groups; checked against `want`."""
+    """Seconds of torch's product of bf16 with grouped int4 weights. The result is checked against
+    `want`.
+    """
     import torch
 
     aten = torch.ops.aten

@@ -1,9 +1,10 @@
-"""The host's time for a call of a torch module, by the layer that spends it:
+"""Measures the host's time for a call of a torch module, by software layer:
 
     python -m bench.calls [NETWORK ...] [--place cpu|cuda] [--peers] [--lock FILE]
 
-On a GPU a call returns before its kernel has ended: 10 calls are timed behind an idle device. On
-the CPU launches are replaced by nothing. Columns, in microseconds, the least of many readings:
+On a GPU a call returns before its kernel has ended: 10 calls are timed after the device is idle. On
+the CPU, launches are replaced by empty functions. The columns are in microseconds, each the minimum
+of many readings:
 
     dynamo    torch.compile with a backend whose function gives a result that is there already
     aot       the same through AOTAutograd, as most backends do
@@ -14,8 +15,8 @@ the CPU launches are replaced by nothing. Columns, in microseconds, the least of
     eager     --peers: torch.compile(backend="eager"), one launch an op (GPU)
     inductor  --peers: torch.compile(mode="reduce-overhead"), one captured graph (GPU)
 
-Freeing of cyclic garbage by Python is not counted. Runs that share --lock build their kernels side
-by side and take their readings one at a time.
+Python's collection of cyclic garbage is not counted. Runs that share --lock build their kernels
+side by side and take their readings one at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ark.bench.peer import waiting
 from ark.interop.torch import backend
 from ark.interop.torch.program import PROGRAMS, Program
 
-CALLS_PER_READING = 10  # in a row, for one reading of the clock
+CALLS_PER_READING = 10  # calls in a row for one reading of the clock
 CLOCK_READINGS = 100
 
 
@@ -55,11 +56,11 @@ class _Clock:
 
     @property
     def tenth(self) -> float:
-        """The 10% quantile of the times, since other programs share the machine."""
+        """The 10% quantile of the times. It is used because other programs share the machine."""
         return sorted(self.times)[len(self.times) // 10] if self.times else 0.0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function with its calls timed."""
+        """Wraps the function so that its calls are timed."""
 
         def timed(*given: Any, **named: Any) -> Any:
             start = time.perf_counter()
@@ -71,7 +72,7 @@ class _Clock:
 
 
 class _Ended:
-    """An empty launch that has ended."""
+    """A launch that does nothing and has already ended."""
 
     def done(self) -> bool:
         return True
@@ -82,7 +83,7 @@ class _Ended:
 
 @contextlib.contextmanager
 def _alone(lock: Path | None) -> Iterator[None]:
-    """A context that no two runs with the same lock file are in at the same time."""
+    """A context manager that locks a file, so that only one run at a time is in it."""
     if lock is None:
         yield
         return
@@ -92,7 +93,7 @@ def _alone(lock: Path | None) -> Iterator[None]:
 
 
 def least(call: Callable[[], Any], place: str) -> float:
-    """Microseconds of a call whose result is not waited for."""
+    """Microseconds of a call, without waiting for its result."""
     done = waiting(place != "cpu")
     for _ in range(CALLS_PER_READING):
         call()
@@ -110,7 +111,9 @@ def least(call: Callable[[], Any], place: str) -> float:
 
 
 def _ready(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """A backend that computes nothing: results of the right shapes, which are there already."""
+    """A torch.compile backend that computes nothing and returns existing results of the right
+    shapes.
+    """
     (ends,) = next(n for n in module.graph.nodes if n.op == "output").args
     values = (e.meta.get("val", e.meta.get("example_value")) for e in ends)
     outputs = [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in values]
@@ -155,7 +158,9 @@ def measured(name: str, place: str, peers: bool, lock: Path | None = None) -> di
 
 
 def _measured(call: Callable[[], Any], place: str, lock: Path | None) -> float:
-    """Of a call that was made before: behind launches of nothing a real one would wait for ever."""
+    """Uses a call that ran before. A new call would wait forever, because launches are replaced by
+    empty functions.
+    """
     nothing = mock.patch.object(CpuDevice, "launch", lambda *given: _Ended())
     with _alone(lock), nothing if place == "cpu" else contextlib.nullcontext():
         return least(call, place)

@@ -1,10 +1,12 @@
-"""What a decoder costs before its first token on an empty cache, part by part, without a device.
+"""Measures the time before a decoder's first token on an empty cache, part by part, without a
+device.
 
 `python bench/cold.py [CONFIG] [--machine h100] [--chunk N]` plans, verifies, emits and compiles as
-ark.models.generate does: kernels are compiled by threads of their own from the moment the plan is
-drafted. CPU seconds of each part hold on a busy machine, the clock's only on an idle one of two
-cores or more. Chunk 0 is decoding alone; left out, it is what `ark generate` takes. `--ops` instead
-of a config: one graph with what `ark bench ops` measures, each body once, without its sweep.
+ark.models.generate does: other threads compile kernels from the moment the draft of the plan
+exists. CPU seconds are valid on a busy machine, too; wall-clock seconds only on an idle machine
+with two cores or more. Chunk 0 means decoding only; without --chunk, the default of `ark generate`
+is used. With `--ops` instead of a config, one graph contains the ops of `ark bench ops`, each body
+once, without the sweep over sizes.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ def main() -> None:
             measure(args.config, args.machine, args.chunk)
 
 
-SQUARE = re.compile(r"matmul-(\d+)x\1x\1-(.*)")  # name of a case of square matrices
+SQUARE = re.compile(r"matmul-(\d+)x\1x\1-(.*)")  # matches the name of a case with square matrices
 
 
 def distinct(cases: Sequence[OpCase]) -> list[OpCase]:
-    """The cases less those that have another's body: of square products of the same types and
-    transposes the smallest is taken, and of two LSTMs.
+    """The cases without those that would use another case's body. Of square products with the same
+    types and transposes only the smallest is kept, and only one of two LSTMs.
     """
     cases_by_name: dict[str, OpCase] = {}
     for case in sorted(cases, key=lambda c: sum(map(math.prod, c.shapes))):
@@ -55,7 +57,7 @@ def distinct(cases: Sequence[OpCase]) -> list[OpCase]:
 
 
 def measure_ops(machine_name: str) -> None:
-    """`measure` for one kernel of all ops."""
+    """Runs `measure` for one kernel with all ops."""
     from ark.backend import registry
     from ark.backend.protocol import Target
     from ark.bench.cases import cases

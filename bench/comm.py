@@ -1,7 +1,7 @@
-"""Times the synthesis of collectives and prints a line a case: run `python bench/comm.py`.
+"""Times the synthesis of collectives and prints a line per case. Usage: `python bench/comm.py`.
 
-Each case runs in a fresh process, so that a time includes no other case's warm caches and the
-memory is its own; imports are not counted. `--flows` compares maximum-flow solvers instead.
+Each case runs in a new process, so that times do not depend on caches of other cases and memory is
+measured per case. Imports are not counted. `--flows` compares maximum-flow solvers instead.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ SIZE = 1 << 20  # bytes of one rank's share
 
 
 def dgx2(boxes: int) -> Sketch:
-    """Odd ranks send between boxes, even ones receive; two chunks a rank."""
+    """Odd ranks send between boxes, even ranks receive. There are two chunks per rank."""
     odd = range(1, 16, 2)
     return _sketch(
         boxes,

@@ -1,11 +1,12 @@
-"""What a token costs through the engine beside plain decoding, in one process on one device.
+"""Compares the cost of a token through the engine with plain decoding, in one process on one
+device.
 
     python bench/engine_token.py --backend cuda --config llama-3.2-1b --slots 8
 
-Weights are random. Reported: plain decoding (launches of 64 tokens and of one); requests that
-decode together through the engine, in long launches and in launches of one iteration, whose
-difference is what a launch and the host's work beside it cost, step by step; the host's processor
-time for a token; the time from `submit` to the first token beside a decoding request, and on an
+Weights are random. The report contains: plain decoding in launches of 64 tokens and of one token;
+requests that decode together through the engine, in long launches and in launches of one iteration
+(the difference is the cost of a launch and of the host's work, listed by step); the host's CPU time
+per token; and the time from `submit` to the first token, both beside a decoding request and on an
 idle engine.
 """
 
@@ -40,8 +41,8 @@ from ark.serving.scheduler import Scheduler
 from ark.serving.types import Event, Request
 
 PLAIN_TOKENS = 64
-CHECKED = (7,)  # a prompt after which the engine's text is compared with plain decoding's
-SKIPPED_TOKENS = 16  # first tokens of a request, while others still join
+CHECKED = (7,)  # length of the prompt after which both texts are compared
+SKIPPED_TOKENS = 16  # first tokens of a request, skipped while others still join
 
 
 def median(values: Sequence[float]) -> float:
@@ -49,7 +50,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def planned(shape: Shape, backend: Backend, device: Device) -> Plan:
-    """A plan whose kernels are compiled meanwhile."""
+    """A plan whose kernels are compiled in the background."""
     begin = time.perf_counter()
     plan = plans(shape, device.machine, drafted=compiling(backend, device))[0]
     print(f"  planned in {time.perf_counter() - begin:.1f} s", flush=True)
@@ -59,7 +60,9 @@ def planned(shape: Shape, backend: Backend, device: Device) -> Plan:
 def loaded(
     plan: Plan, backend: Backend, device: Device, weights: dict[str, np.ndarray]
 ) -> Executor:
-    """A plan with these weights, which have the same names in both plans, and random caches."""
+    """Loads a plan with these weights, whose names are the same in both plans, and random
+    caches.
+    """
     begin = time.perf_counter()
     executor = Executor(plan, backend, device)
     compiled = time.perf_counter()
@@ -80,7 +83,7 @@ def loaded(
 
 
 def plain(executor: Executor, shape: Shape, position: int) -> tuple[float, list[int]]:
-    """Microseconds of a token of plain decoding, and a text from the token CHECKED[0] on."""
+    """Microseconds per token of plain decoding, and the text that follows the token CHECKED[0]."""
     text = _text(position + 1)
 
     def us_of(tokens: int) -> float:
@@ -116,7 +119,7 @@ class Watched:
         return sum(count for _, count in self.times.get(request_id, ()))
 
     def wait(self, request_id: str, tokens: int | None = None) -> None:
-        """Waits until a request has ended or has `tokens` tokens."""
+        """Waits until a request has ended or has produced `tokens` tokens."""
         with self.news:
             self.news.wait_for(
                 lambda: (
@@ -126,7 +129,7 @@ class Watched:
             )
 
     def us_per_token(self, request_id: str, skipped: int) -> float:
-        """Wall time of a token after the first ones."""
+        """Wall time per token, without the first tokens."""
         seen, points = 0, []
         for at, count in self.times[request_id]:
             seen += count
@@ -138,8 +141,8 @@ class Watched:
 
 @contextmanager
 def watched_launches() -> Iterator[list[tuple[int, float]]]:
-    """Of each launch in this block its iterations, and its milliseconds on the device; of those
-    alone in which the first row has made tokens in most iterations.
+    """Records the iterations and the device milliseconds of each launch in this block. Only
+    launches in which the first row produced tokens in most iterations count.
     """
     launches: list[tuple[int, float]] = []
     end = Launched.end
@@ -157,7 +160,8 @@ def watched_launches() -> Iterator[list[tuple[int, float]]]:
         Launched.end = end  # type: ignore[method-assign]
 
 
-# By name, what the host does between two launches, in order: a method whose end is its end.
+# The host's steps between two launches, in order: (name, class, method). A step ends when its
+# method returns.
 STEPS: tuple[tuple[str, type, str], ...] = (
     ("see the end", Run, "wait"),
     ("read", Launched, "end"),
@@ -172,7 +176,7 @@ STEPS: tuple[tuple[str, type, str], ...] = (
 
 @contextmanager
 def watched_steps() -> Iterator[dict[str, list[float]]]:
-    """Of the host's steps in this block the microseconds of each, between two launches."""
+    """Records the microseconds of each of the host's steps between two launches in this block."""
     times: dict[str, list[float]] = {name: [] for name, *_ in STEPS[1:]}
     last = [0.0]
 
@@ -205,7 +209,7 @@ class Bench:
         self.number = 0
 
     def request(self, prompt: int, tokens: int) -> Request:
-        """A request with its own text."""
+        """A request with a text of its own."""
         self.number += 1
         rng = np.random.default_rng(self.number)
         text = tuple(map(int, rng.integers(1, 90, prompt)))
@@ -213,7 +217,9 @@ class Bench:
         return Request(f"request {self.number}", text, how)
 
     def rows(self, count: int, iterations: int, tokens: int) -> float:
-        """Microseconds of a token of each of so many requests that decode together."""
+        """Microseconds per token of each request when the given number of requests decode
+        together.
+        """
         self.engine._launch_iterations = iterations
         watched = Watched()
         given = [self.request(self.position, tokens) for _ in range(count)]
@@ -251,7 +257,7 @@ class Bench:
         print(f"  host between launches {sum(medians.values()):.0f} us: {each}", flush=True)
 
     def check(self, wanted: Sequence[int]) -> None:
-        """Compares a text with plain decoding's, from the same weights."""
+        """Compares a request's text with that of plain decoding from the same weights."""
         watched, text = Watched(), []
 
         def listen(event: Event) -> None:
@@ -266,7 +272,7 @@ class Bench:
         print(f"the first {same} of {len(wanted)} tokens are those of plain decoding", flush=True)
 
     def first_token(self, beside: int, prompt: int, repeats: int = 9) -> None:
-        """Time from submit to the first token, beside requests that decode."""
+        """The time from submit to the first token while other requests decode."""
         self.engine._launch_iterations = LAUNCH_ITERATIONS
         watched, times = Watched(), []
         others = [self.request(2, self.tokens * 2) for _ in range(beside)]

@@ -1,9 +1,11 @@
-"""Collectives of CPU ranks by torch.distributed's backends `ark` and `gloo`, by turns in one run:
+"""Times collectives of CPU ranks with torch.distributed's backends `ark` and `gloo`, alternating in
+one run:
 
     python -m bench.gloo [--ranks 2] [--sizes 4,1024,65536] [--collective all_reduce]
 
-Microseconds a call on rank 0, the least and the median of some rounds: by the clock, and of the
-process's processors, all threads, which a busy machine changes less. fp32, torch on one thread.
+Prints microseconds per call on rank 0, as the minimum and the median of several rounds: wall-clock
+time, and CPU time of all the process's threads, which depends less on a busy machine. Data is fp32;
+torch uses one thread.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ SIZES = "4,1024,16384,65536,262144,1048576"
 def call(collective: str, elements: int, group: Any) -> Callable[[], Any]:
     """A call on a tensor of `elements` elements per rank."""
     x = torch.ones(elements)
-    if collective == "all_reduce":  # the maximum of ones stays the same
+    if collective == "all_reduce":  # a maximum of ones does not change the data
         return lambda: dist.all_reduce(x, dist.ReduceOp.MAX, group=group)
     if collective == "broadcast":
         return lambda: dist.broadcast(x, 0, group=group)

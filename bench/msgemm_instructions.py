@@ -1,13 +1,13 @@
-"""Instructions that msGeMM's two ways take, by method and d: executed by an emulated gfx942, and
-in the machine code for an H100.
+"""Counts the instructions of msGeMM's two methods, by d: executed on an emulated gfx942, or in the
+machine code for an H100.
 
     ARK_ROCM_DEVICE=emulated:gfx942 python -m bench.msgemm_instructions
     python -m bench.msgemm_instructions --sass          needs nvdisasm (CUDA's toolkit)
 
-Executed: wave-instructions of an iteration on one processor, so that no processor polls; a quarter
-of the difference between five iterations and one. Machine code: the innermost loop of each op with
-the most instructions of the op's kind, and the instructions that it takes for a product (a weight
-by a column).
+Executed: the wave-instructions of an iteration, computed as a quarter of the difference between
+five iterations and one. The kernel has one processor, so that no processor polls. Machine code: for
+each op, the innermost loop with the most instructions of the op's kind, and its instructions per
+product (a weight times a column).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from examples.msgemm import msgemm
 Build = Callable[[], tuple[Any, dict[Any, np.ndarray]]]
 LABEL = re.compile(r"^(\.L_\w+):")
 CODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9.]*)(.*)")
-WIDTHS = {"64": 2, "128": 4}  # elements that an instruction moves
+WIDTHS = {"64": 2, "128": 4}  # elements that one instruction moves
 
 
 def methods(rows: int, k: int, columns: int) -> dict[str, Build]:
@@ -45,7 +45,7 @@ def methods(rows: int, k: int, columns: int) -> dict[str, Build]:
 
 
 def executed(build: Build) -> float:
-    """Wave-instructions of an iteration."""
+    """The wave-instructions of an iteration."""
     import ark_rocm_emulator as emulator
 
     ark.Model.reset()
@@ -63,7 +63,7 @@ def executed(build: Build) -> float:
 
 
 def loops(sass: str) -> list[list[str]]:
-    """Opcodes of each innermost loop of a listing by nvdisasm."""
+    """The opcodes of each innermost loop in a listing by nvdisasm."""
     codes: list[str] = []
     labels: dict[str, int] = {}
     ends: list[tuple[int, str]] = []
@@ -80,13 +80,13 @@ def loops(sass: str) -> list[list[str]]:
 
 
 def elements(loop: list[str], kind: str) -> int:
-    """How many elements a pass of a loop has by instructions of a kind."""
+    """The number of elements that one pass of a loop processes by instructions of a kind."""
     memory_codes = (code.split(".") for code in loop if code.split(".")[0] in kind.split())
     return sum(max((WIDTHS.get(part, 1) for part in code), default=1) for code in memory_codes)
 
 
 def compiled(build: Callable[[], Any], kind: str) -> float:
-    """Instructions an element of the loop for an H100 that has the most of a kind."""
+    """Instructions per element in the H100 loop with the most instructions of a kind."""
     from ark_cuda import backend, machines
 
     from ark.frontend.model import Model
@@ -106,8 +106,8 @@ def compiled(build: Callable[[], Any], kind: str) -> float:
 
 
 def in_sass(rows: int, k: int, columns: int) -> dict[str, float]:
-    """Instructions of a product, a weight by a column, by method: those of its loops, and of a
-    table's entries their part.
+    """Instructions per product (a weight times a column), by method: those of its loops, plus a
+    share of the instructions that compute a table's entries.
     """
 
     def table(d: int) -> Any:

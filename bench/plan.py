@@ -1,7 +1,7 @@
-"""How planning and verifying grow: four sizes of each workload, a row each.
+"""Measures how planning and verification scale: one row for each of four sizes of each workload.
 
 `python bench/plan.py [WORKLOAD ...]` plans for the h100 machine model without a device. Every case
-runs in a process of its own; times are CPU time of that process, memory its peak above what it held
+runs in a separate process. Times are that process's CPU time; memory is its peak above the amount
 before planning began.
 """
 
@@ -21,7 +21,7 @@ from ark.ir.dtype import by_name
 from ark.ir.graph import Graph
 
 MACHINE = "h100"
-# By workload: four sizes, the last one the goal's.
+# By workload: four sizes. The last one is the size of the goal.
 SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "matmul": ((1024,), (2048,), (4096,), (8192,)),
     "lstm": ((2, 10), (5, 25), (10, 40), (10, 100)),
@@ -29,7 +29,8 @@ SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "llama-1b": ((1,), (2,), (4,), (8,)),
     "llama-8b": ((1,), (2,), (4,), (8,)),
 }
-# The planner's options. Ranks begin iterations together in addition, as in ark.models.plans.
+# The planner's options. For several ranks, ranks also begin iterations together, as in
+# ark.models.plans.
 OPTIONS: dict[str, dict[str, Any]] = {"lstm-unfused": {"fuse": False}}
 HEADS = ("workload", "size", "ops", "tasks", "plan s", "verify s", "us a task", "MB")
 
@@ -47,7 +48,7 @@ def matmul(n: int) -> list[Graph]:
 
 
 def lstm(layers: int, steps: int, hidden: int = 256) -> list[Graph]:
-    """An LSTM of plain ops, batch 1: 19 ops and 81 tasks a cell, and a mean at the end."""
+    """An LSTM of plain ops with batch 1: 19 ops and 81 tasks per cell, and a mean at the end."""
     import ark
     from ark.frontend.model import Model, use_model
 
@@ -87,7 +88,7 @@ def lstm(layers: int, steps: int, hidden: int = 256) -> list[Graph]:
 
 
 def llama(name: str, ranks: int) -> list[Graph]:
-    """A decoder and its prompt phase of 16 tokens an iteration, in bf16, on several ranks."""
+    """A decoder and its prompt phase with 16 tokens per iteration, in bf16, on several ranks."""
     from ark.models.build import Shape, build
     from ark.models.config import builtin_config
 

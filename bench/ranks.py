@@ -1,10 +1,11 @@
-"""What several GPUs of one host will run and how long the models say that it takes, without any:
+"""Predicts what several GPUs of one host would run and how long it would take, without a GPU:
 `python bench/ranks.py --ranks 4 --machine h100 [--part decode|collectives|stages] [--compile]`.
 
-Decoders of 1B and 8B, every collective at several sizes, and the 8B shape in two stages whose ops
-are split: planned for all ranks, verified, written and, if asked, compiled. A line each, with
-the time that is predicted: of a decoder by ark.plan.cost (peers answer at once), of a collective by
-ark.collective.simulate on the machine's box, of stages by ark.parallel. Nothing is run.
+The cases are decoders of 1B and 8B parameters, every collective at several sizes, and the 8B shape
+in two stages whose ops are split. Each is planned for all ranks, verified, emitted and, with
+--compile, compiled. A line per case has the predicted time: of a decoder by ark.plan.cost (which
+assumes that peers answer at once), of a collective by ark.collective.simulate on the machine's box,
+of stages by ark.parallel. Nothing is run.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 
 
 def kernels(plans: Sequence[Plan], compiled: bool) -> str:
-    """Words for the number of distinct kernels of the ranks and, if compiled, their total size."""
+    """A text with the number of distinct kernels of the ranks and, if they are compiled, their
+    total size.
+    """
     sizes: dict[str, int] = {}
     for plan in plans:
         for phases in plan.kernels:

@@ -1,8 +1,9 @@
 """Predictions of docs/rocm-timing.md for attention over bf16 keys on an AMD GPU.
 
-The emulator takes a minute for 2^34 multiplications, so attention of many rows is cut: as many
-tiles of queries as compute units run at once, over two numbers of keys; the difference is the time
-of a key. The result is predicted, not measured.
+The emulator takes a minute for 2^34 multiplications, so attention of many rows is not run whole.
+Instead, as many tiles of queries as there are compute units are run at once, with two different
+numbers of keys. The difference of the times, divided by the difference of the numbers, is the time
+per key. The result is predicted, not measured.
 
     python bench/rocm_attention.py --heads 16 --width 128 --rows 8192
 """
@@ -28,7 +29,7 @@ from ark.runtime.executor import Executor
 
 
 def planned(machine: Machine, kind: DataType, heads: int, width: int, rows: int, keys: int) -> Plan:
-    """kind: of queries and results; keys and values are bf16."""
+    """kind: the type of queries and results. Keys and values are bf16."""
     graph = Graph()
     q = graph.tensor((rows, heads * width), kind, arena="state", name="q")
     k, v = (graph.tensor((heads, keys, width), bf16, arena="state", name=n) for n in "kv")
@@ -44,7 +45,7 @@ def planned(machine: Machine, kind: DataType, heads: int, width: int, rows: int,
 def microseconds(
     model: str, units: int, kind: DataType, heads: int, width: int, keys: int, common: bool
 ) -> tuple[float, int]:
-    """One run of a tile of rows a compute unit; and how many rows a tile has."""
+    """Runs one tile of rows per compute unit. Also returns the number of rows of a tile."""
     random = np.random.default_rng(0)
     with ark_rocm_emulator.emulated(model), contextlib.closing(backend.open(0)) as device:
         machine = device.machine.with_processors(units)

@@ -1,8 +1,8 @@
-"""How fast the ROCm emulator executes: wave-instructions a second, by kind of code.
+"""Measures the ROCm emulator's speed in wave-instructions per second, by kind of code.
 
-``PYTHONPATH=.:backends/rocm_emulator python bench/rocm_emulator.py``; one thread is timed by the
-processor time that it takes (the best of three), all cores by the clock: run it alone on a machine
-for those. The figures are those of an interpreter on this CPU and say nothing about a GPU.
+``PYTHONPATH=.:backends/rocm_emulator python bench/rocm_emulator.py``; one thread is timed by its
+CPU time (the best of three). All cores are timed by the wall clock, for which the machine must be
+otherwise idle. The figures are those of an interpreter on this CPU and say nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ PROGRAMS = {
 
 
 def measure(arch: str, name: str, rounds: int, parallel: bool) -> tuple[int, float]:
-    """(wave-instructions, seconds) of one launch; of one thread, seconds of the processor."""
+    """(wave-instructions, seconds) of one launch. With one thread, seconds are CPU time."""
     source = (
         'extern "C" __global__ __launch_bounds__(256) void kernel(float* out, int n) {\n'
         "unsigned t = threadIdx.x, i0 = blockIdx.x * blockDim.x + t;\n" + PROGRAMS[name] + "\n}"

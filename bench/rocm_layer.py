@@ -1,8 +1,8 @@
 """Predictions of docs/rocm-timing.md for the gated block of a decoder's layer on an AMD GPU (norm,
 gate and up, down and the sum), by input rows and types of weights.
 
-One launch has several such blocks in sequence and another one fewer; the difference is the time of
-the additional blocks. The result is predicted, not measured.
+Two launches have different numbers of such blocks in sequence. The difference of their times is the
+time of the additional blocks. The result is predicted, not measured.
 
     python bench/rocm_layer.py --shape 2048x8192 --rows 1,8,16 --weights bf16,fp8,mxfp4
 """
@@ -60,7 +60,7 @@ def planned(machine: Machine, name: str, rows: int, width: int, inner: int, bloc
 
 
 def microseconds(model: str, name: str, rows: int, width: int, inner: int, blocks: int) -> float:
-    """One run of so many blocks."""
+    """Runs the given number of blocks once."""
     with ark_rocm_emulator.emulated(model), contextlib.closing(backend.open(0)) as device:
         program = planned(device.machine, name, rows, width, inner, blocks)
         with Executor(program, backend, device) as executor:

@@ -1,13 +1,13 @@
 """Predictions of docs/rocm-timing.md for a product of bf16 on an AMD GPU.
 
-The emulator takes a minute for 2^34 multiplications, so a long product is cut: as many tiles as
-compute units run at once, over two depths; the difference is the time of the additional depth. The
-result is predicted, not measured.
+The emulator takes a minute for 2^34 multiplications, so a large product is not run whole. Instead,
+as many tiles as there are compute units are run at once, with two different depths. The difference
+of the times is the time of the additional depth. The result is predicted, not measured.
 
     python bench/rocm_matmul.py --shape 8192x8192x8192 --tile 256x128
 
-A product of few tiles is run whole, in each of the cuts named (rows and columns of a tile, parts of
-k), and in the one that a plan takes:
+A product of few tiles is run whole, with each of the named cuts (rows and columns of a tile, parts
+of k) and with the one that the planner chooses:
 
     python bench/rocm_matmul.py --shape 128x2048x2048 --cuts 128x32x1,128x128x8
 """
@@ -43,8 +43,9 @@ def microseconds(
     tile: tuple[int, int] | None = None,
     cut: list[int] | None = None,
 ) -> tuple[float, list[int]]:
-    """One run of a product (rows, columns, depth) whose tiles are `tile`, or which is cut so, or
-    else as a plan does it; with its rows and columns of a tile and parts of k.
+    """Runs a product (rows, columns, depth) once, with tiles of `tile`, with the given cut, or
+    otherwise as the planner cuts it. Also returns the rows and columns of a tile and the parts of
+    k.
     """
     m, n, k = shape
     ta, tb = (letter == "t" for letter in turned)
@@ -95,7 +96,7 @@ def main() -> None:
     high, wide = args.tile
     few, more = args.depths
     units = backend.machine(args.model).processors
-    # Tiles in flight: 16 rows of them, as many columns as there are units for.
+    # The tiles in flight: 16 rows of tiles, and enough columns for all compute units.
     rows, columns = min(m, 16 * high), min(n, units // 16 * wide)
     short, long = (
         microseconds(args.model, [rows, columns, depth], args.transposes, (high, wide))[0]

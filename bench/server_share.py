@@ -1,11 +1,11 @@
-"""The share of a core that the server itself takes while it streams, beside an engine without a
-model that makes so many tokens a second.
+"""Measures the share of a core that the server itself takes while it streams. Its engine has no
+model and produces a given number of tokens per second.
 
     python bench/server_share.py --streams 64 --rate 2000 --seconds 5 [--profile]
 
-The client is another process. Times are CPU times of the server's thread and of the engine's, so
-that other work of the machine does not count. The engine's thread gives each token to the server,
-which makes text and JSON of it on its own thread: what that costs the engine is its part alone.
+The client is another process. Times are CPU times of the server's thread and of the engine's
+thread, so that other work of the machine does not count. The engine's thread passes each token to
+the server, whose thread converts it to text and JSON. The engine's time includes only the passing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONTEXT = 1 << 16
 
 
 class PacedEngine:
-    """Makes a token for each request every `step_s`, all at once, from `begin` on."""
+    """Produces a token for each request every `step_s` seconds, all at once, from `begin` on."""
 
     context = CONTEXT
 
@@ -99,7 +99,7 @@ def read(port: int, streams: int, ready: multiprocessing.Event) -> None:
 async def measure(
     listener: socket.socket, streams: int, rate: float, seconds: float, profile: bool
 ) -> None:
-    """Serves, and prints the CPU time of the server's thread."""
+    """Runs the server and prints the CPU time of its thread."""
     tokenizer = Tokenizer.open(NOAH, vocab_size=2048)
     text = "The king said to his servants, go out and bring me what you have found. " * 20
     engine = PacedEngine(streams, streams / rate, tokenizer.encode(text, framed=False))

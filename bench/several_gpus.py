@@ -1,9 +1,9 @@
-"""Everything that docs/several-gpus.md asks of a host with several GPUs, one command after another:
-`python bench/several_gpus.py --ranks 4 --machine h200 --row cuda-h200-x4 --out FOLDER`.
+"""Runs all measurements of docs/several-gpus.md on a host with several GPUs, one command after
+another: `python bench/several_gpus.py --ranks 4 --machine h200 --row cuda-h200-x4 --out FOLDER`.
 
-A line for each figure, with the goal beside it where there is one; what every command printed goes
-into the folder. With --row the tests of that row of ci/matrix.toml run last (ci/evidence.py), whose
-result file is the evidence. --config, --sizes, --layers and --only are for a try on a smaller
+Prints a line for each figure, with its goal if there is one. The output of every command is stored
+in the folder. With --row the tests of that row of ci/matrix.toml run last (ci/evidence.py), whose
+result file is the evidence. --config, --sizes, --layers and --only are for a trial on a smaller
 machine, such as CPU ranks.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = ("llama-3.2-1b", "llama-3.1-8b")
 KINDS = ("all_reduce", "all_gather", "all_to_all")
-# Microseconds that are to be reached, by machine, ranks and what.
+# Goals in microseconds, by machine, ranks and measurement.
 GOALS = {
     ("h200", 4, "llama-3.2-1b"): 430.0,
     ("h200", 4, "llama-3.1-8b"): 1500.0,
@@ -33,7 +33,9 @@ GOALS = {
 
 @dataclass(frozen=True)
 class Step:
-    """A command. figures: (label, microseconds, details) of each line that it prints."""
+    """A command. figures: a function that returns the (label, microseconds, details) of each line
+    that it prints.
+    """
 
     name: str
     words: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""The ops that are slower than torch's on an H200, in order of the gain expected of their last
-change, timed in this checkout and in an older one beside torch.
+"""Times ops that are slower than torch's on an H200, in this checkout, in an older one and in
+torch. They are ordered by the gain that is expected from their last change.
 
 `python bench/slow_ops.py [--before CHECKOUT] [--backend cuda] [NAMES...]` needs a device and takes
-less than three minutes for both. Prints microseconds a call: before, now, torch, torch / now.
+less than three minutes for both. Prints microseconds per call: before, now, torch, torch / now.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ with contextlib.closing(backend.open(0)) as device:
 
 
 def figures(checkout: Path, backend: str, peer: bool, names: list[str]) -> dict[str, Any]:
-    """By name: seconds, the peer's seconds, the results' distance, the error."""
+    """By name: the seconds, torch's seconds, the distance between the results, and the error."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     roots = [checkout, *sorted(p for p in (checkout / "backends").iterdir() if p.is_dir())]
     path = os.pathsep.join([*map(str, roots), *filter(None, given)])

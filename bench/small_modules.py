@@ -1,7 +1,9 @@
-"""Small torch modules on the CPU beside torch eager: microseconds by the clock and of processors.
+"""Compares small torch modules on the CPU with torch eager, in microseconds of wall-clock and CPU
+time.
 
-`python -m bench.small_modules [NAME ...]`: by torch.compile(backend="ark") and, forward alone, by
-ark.from_torch; the least of 7 readings of 100 calls each, all threads counted.
+`python -m bench.small_modules [NAME ...]`: the modules run by torch.compile(backend="ark") and,
+forward only, by ark.from_torch. Each time is the minimum of 7 readings of 100 calls; CPU time is
+that of all threads.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import ark
 
 
 class Mixer(nn.Module):
-    """A block of an MLP mixer: 8 x 16 tokens of 64."""
+    """A block of an MLP mixer: 8 samples of 16 tokens with 64 features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +35,7 @@ class Mixer(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """A variational autoencoder of 32 rows of 64, with a fixed draw."""
+    """A variational autoencoder for 32 rows of 64 features, with fixed noise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +49,7 @@ class Autoencoder(nn.Module):
 
 
 class Graph(nn.Module):
-    """Two layers of sums over 200 edges of 50 nodes."""
+    """Two graph layers that sum over 200 edges of 50 nodes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class Graph(nn.Module):
 
 
 class GraphAttention(nn.Module):
-    """One head over 30 nodes, all pairs side by side."""
+    """One graph attention head over 30 nodes, which computes all pairs at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +78,9 @@ class GraphAttention(nn.Module):
 
 
 class Bag(nn.Module):
-    """Means of 10 of 1,000 rows of an embedding, by 16; or of nn.EmbeddingBag."""
+    """Means of 10 rows of an embedding with 1,000 rows, for 16 samples; or the same by
+    nn.EmbeddingBag.
+    """
 
     def __init__(self, own: bool) -> None:
         super().__init__()
@@ -105,7 +109,7 @@ def cases() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
 
 
 def least(call: Callable[[], Any]) -> tuple[float, float]:
-    """Microseconds of a call: (by the clock, of processors)."""
+    """Microseconds of a call: (wall-clock time, CPU time)."""
     seconds = []
     for _ in range(7):
         clock, used = time.perf_counter(), time.process_time()

@@ -1,9 +1,10 @@
-"""How long `ark serve` takes from its start to the first token of a request, part by part.
+"""Measures the time of `ark serve` from its start to the first token of a request, part by part.
 
     python bench/start_to_token.py [DIRECTORY] [--starts 3]
 
-The first start fills the cache of plans and kernels. Times are the clock's, which hold on an idle
-machine alone, and CPU times of the process and what it has started, which hold on a busy one.
+The first start fills the cache of plans and kernels. It prints wall-clock times, which are valid on
+an idle machine only, and CPU times of the process and its children, which are valid on a busy
+machine, too.
 """
 
 from __future__ import annotations

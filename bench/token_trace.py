@@ -1,9 +1,9 @@
-"""Records one token of a decoder twice on a GPU: the tasks of the loop kernel, and the kernels of a
-CUDA graph that torch.compile made of the same model.
+"""Records one token of a decoder twice on a GPU: once the tasks of the loop kernel, and once the
+kernels of a CUDA graph that torch.compile created from the same model.
 
-`python bench/token_trace.py docs/pictures/token.json` writes what ci/picture.py draws. Weights are
-random; both runs read the same ones. The loop kernel records times of each task, which costs it a
-little; torch's profiler records the graph's kernels.
+`python bench/token_trace.py docs/pictures/token.json` writes the data that ci/picture.py draws.
+Both runs read the same random weights. The loop kernel records the times of each task, which slows
+it down a little; torch's profiler records the graph's kernels.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Puts by the proxy over UCX between two network namespaces on TCP, beside ucx_perftest over the
-same cable in the same run: `python bench/ucx.py [--bytes 1024]`. Needs root, UCX, ucx_perftest.
+"""Times puts by the proxy over UCX between two network namespaces on TCP, and ucx_perftest over the
+same connection in the same run: `python bench/ucx.py [--bytes 1024]`. Needs root, UCX and
+ucx_perftest.
 
 Two figures, each by the least and by the median of many short rounds that alternate between the two
 programs (on a busy machine, the least is of a round in which both sides had a core of their own):
@@ -38,7 +39,7 @@ from ark.runtime.proxy import Proxy
 from tests.multi.hosts import Hosts, two_hosts, why_not
 
 ROUNDS, ONES, WARM = 25, 300, 100
-LONG, MANY = 60, 60_000  # rounds, and puts of ucx_perftest's, for the processors' time
+LONG, MANY = 60, 60_000  # rounds, and puts of ucx_perftest, for the CPU time
 ENVIRONMENT = {"UCX_TLS": "tcp,self", "UCX_LOG_LEVEL": "fatal"}
 
 
@@ -108,7 +109,7 @@ class Pusher:
         self._proxy, self._places, self._at = proxy, (source, target, nbytes), 0
 
     def __call__(self, count: int) -> float:
-        """Microseconds for so many puts, together."""
+        """Microseconds of the given number of puts in flight together."""
         self._proxy.wake()
         us = float(self._push(self._proxy.fifo.address, self._at, count, *self._places))
         self._check(us)
@@ -116,7 +117,9 @@ class Pusher:
         return us
 
     def alone(self, count: int) -> float:
-        """The median of the microseconds of so many puts, each behind the end of the one before."""
+        """The median of the microseconds of the given number of puts, each of which begins when the
+        one before has ended.
+        """
         self._proxy.wake()
         us = (ctypes.c_double * count)()
         done = self._push_alone(self._proxy.fifo.address, self._at, count, *self._places, us)
@@ -130,8 +133,8 @@ class Pusher:
 
 
 def end_of_cable(nbytes: int) -> None:
-    """One side, told by lines of JSON: its own way to its memory first, then the peer's; then what
-    to measure. The passive side ends when its input does.
+    """One of the two sides, controlled by lines of JSON: first the connection to its own memory,
+    then to the peer's memory, then the measurements. The passive side ends when its input ends.
     """
     device = registry.get("cpu").open(0)
     abort, memory = device.alloc(4, "host"), device.alloc(1 << 20, "symmetric")
@@ -155,7 +158,7 @@ def end_of_cable(nbytes: int) -> None:
 
 
 def perftest(hosts: Hosts, test: str, nbytes: int, count: int) -> tuple[float, float]:
-    """Microseconds a put of ucx_perftest's, and of both sides' processors for all of the run."""
+    """Microseconds per put of ucx_perftest, and CPU time of both sides for the whole run."""
     port = ["-p", "13399"]
 
     def start(host: int, *words: str) -> subprocess.Popen[str]:
@@ -199,8 +202,8 @@ def perftest(hosts: Hosts, test: str, nbytes: int, count: int) -> tuple[float, f
 def both_ends(
     hosts: Hosts, nbytes: int
 ) -> Iterator[tuple[Callable[..., float], Callable[[], int]]]:
-    """The two sides, connected: a function that asks one of them (by default the first) to measure
-    something, and one that tells how many segments TCP has sent on both.
+    """The two connected sides: a function that makes one of them (by default the first) measure
+    something, and a function that returns the number of segments that TCP has sent on both sides.
     """
     words = [str(Path(__file__).resolve()), "--end", "--bytes", str(nbytes)]
     sides = [
@@ -237,8 +240,8 @@ def both_ends(
 
 @dataclass
 class Measurements:
-    """us: by ark and by ucx_perftest, those of each round. processors: us of a put, of both.
-    segments: of a put, by what was measured.
+    """us: microseconds of each round, of ark and of ucx_perftest. processors: CPU microseconds per
+    put, of both. segments: TCP segments per put, by measurement.
     """
 
     us: dict[str, list[float]]

@@ -1,12 +1,13 @@
-"""Runs every NVRTC of a folder over CUDA's bodies, and prints a line for each version.
+"""Compiles CUDA's task bodies with every NVRTC version in a folder, and prints a line for each
+version.
 
 `python ci/compilers.py FOLDER [--tests tests/codegen/test_cuda_bodies.py ...]`: FOLDER has one
 folder a version, with libnvrtc.so.* and libnvrtc-builtins.so.* somewhere in it (an unpacked wheel
-nvidia-cuda-nvrtc). Each version runs in processes of its own, into which its libraries are loaded
-before any other. The line shows whether the models of ark.runtime.known compile, alone and in
-parts, with shared memory aligned in the ELF file (ark_cuda.alignment); on a GPU, whether their
-results are right; and the counts of the pytest files that were named. Exit code 1 if a version
-fails. The last line stands also where the run is interrupted (`timeout -s INT 9m`).
+nvidia-cuda-nvrtc). Each version runs in separate processes, into which its libraries are loaded
+before any other. The line shows whether the models of ark.runtime.known compile, as one program and
+in parts, with shared memory aligned in the ELF file (ark_cuda.alignment); on a GPU, whether their
+results are correct; and the counts of the named pytest files. The exit code is 1 if a version
+fails. The last line is printed even if the run is interrupted (`timeout -s INT 9m`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ ARCH = "sm_90a"  # if there is no GPU
 
 
 def forced(folder: Path) -> dict[str, str]:
-    """The environment in which a process uses that NVRTC; raises ValueError if there is none."""
+    """The environment in which a process uses that NVRTC. Raises ValueError if the folder has
+    none.
+    """
     candidates = sorted(folder.rglob("libnvrtc.so.*"))
     builtins = sorted(folder.rglob("libnvrtc-builtins.so.*"))
     if not candidates or not builtins:
@@ -36,7 +39,7 @@ def forced(folder: Path) -> dict[str, str]:
 
 
 def examine() -> dict[str, str]:
-    """The results of this process's NVRTC for the models. The keys are the table's columns."""
+    """The results of the models with this process's NVRTC. The keys are the table's columns."""
     from ark_cuda import backend, machines
     from ark_cuda.compiler import NvrtcCompiler
 
@@ -71,7 +74,7 @@ def examine() -> dict[str, str]:
 
 
 def tested(paths: list[str], environment: dict[str, str]) -> str:
-    """The last line of a pytest run of these files."""
+    """The last line of a pytest run of the given files."""
     words = [sys.executable, "-m", "pytest", "-q", "-k", "cuda", *paths]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)

@@ -1,9 +1,10 @@
-"""The table of architectures, formats and backends in docs/reference/decoders.md, from tests.
+"""Records which decoder tests pass, for the table of architectures, formats and backends in
+docs/reference/decoders.md.
 
 `python ci/decoders.py BACKEND [ARGUMENTS]` runs the tests that compare decoders with transformers
 on a backend, with pytest's own arguments, and writes the cells that passed to
-ci/results/decoders/BACKEND.json; ci/generate.py makes the page of these files. `--keep` adds to an
-earlier file's cells.
+ci/results/decoders/BACKEND.json; ci/generate.py generates the page from these files. `--keep` adds
+to an earlier file's cells.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ Word = Annotated[str, msgspec.Meta(pattern=r"^[\w .,:;()+/-]{1,120}$")]
 
 
 class Cells(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A backend's run. how: on a device, or emulated. cells: (architecture, format) that passed."""
+    """The results of a backend. how: "on a device" or "emulated". cells: the (architecture, format)
+    pairs that passed.
+    """
 
     backend: Word
     how: Literal["executed", "emulated"]
@@ -48,13 +51,13 @@ class Cells(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(backend: str) -> Cells | None:
-    """A backend's file, or None."""
+    """Reads a backend's file; None if it does not exist."""
     path = RESULTS / f"{backend}.json"
     return msgspec.json.decode(path.read_bytes(), type=Cells) if path.exists() else None
 
 
 def table() -> str:
-    """The page."""
+    """The text of the page."""
     runs = {backend: run for backend in BACKENDS if (run := read(backend))}
     rows = sorted({tuple(cell) for run in runs.values() for cell in run.cells})
     lines = [

@@ -1,4 +1,4 @@
-"""Runs ark's backend tests on emulated AMD devices, two runs side by side: `nox` calls it.
+"""Runs ark's backend tests on emulated AMD devices, two runs at a time. Called by `nox`.
 
 The first argument is a JSON list of runs as in ci/matrix.toml under [[emulated]]. A run is one
 pytest process; its output is printed whole at the end. Further arguments are a command that runs at
@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-# Files that the default run includes with all checks, and therefore not without them.
+# The default run includes these files with all checks, so they are not run again without checks.
 CHECKED = ("tests/backend/test_faults.py", "tests/backend/test_programs.py")
-# Files whose tests all belong to the slow session (tests/emulated.py) are not imported.
+# Files in which all tests belong to the slow session (tests/emulated.py) are not imported.
 SLOW = 'pytestmark = pytest.mark.emulated("slow")\n'
 ELSEWHERE = sorted(str(f) for f in Path("tests/backend").glob("test_*.py") if SLOW in f.read_text())
-# The words of ci/matrix.toml for tests on emulated devices, the longest first.
+# The test folders for emulated devices in ci/matrix.toml, the longest run first.
 TESTS: dict[str, tuple[str, ...]] = {
     "all": ("tests/backend",),
     "usual": ("tests/backend", *(f"--ignore={file}" for file in (*CHECKED, *ELSEWHERE))),
@@ -34,14 +34,14 @@ SIDE_BY_SIDE = 2
 
 def command(run: dict[str, Any]) -> list[str]:
     """The command that runs the tests of one entry."""
-    # Each has its own cache of the last run.
+    # Each run has its own pytest cache of the last run.
     cache = f"cache_dir=.pytest_cache/{run['arch']}-{run['seed']}-{run['tests']}"
     words = TESTS[run["tests"]]
     return [sys.executable, "-m", "pytest", "-q", "-o", cache, "-k", "rocm", *words]
 
 
 def environment(run: dict[str, Any]) -> dict[str, str]:
-    """The environment of a run: the emulated device of its tests."""
+    """The environment of a run, which selects the emulated device of its tests."""
     return {
         **os.environ,
         "ARK_ROCM_DEVICE": f"emulated:{run['arch']}",
@@ -49,7 +49,8 @@ def environment(run: dict[str, Any]) -> dict[str, str]:
         "ARK_ROCM_EMULATOR_CHECKS": str(int(run["checks"])),
         "ARK_ROCM_EMULATOR_IMPLICIT_SYNC": "0",  # a test that frees memory under a kernel fails
         "ARK_REQUIRE": "rocm:1",
-        # The default run includes a part of them, which tests/backend/conftest.py selects by marks.
+        # The default run includes some of these tests, which tests/backend/conftest.py selects by
+        # marks.
         "ARK_EMULATED_PART": "" if "session" in run else run["arch"],
     }
 

@@ -65,7 +65,7 @@ Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
 
 
 class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Outcomes of tests, as pytest counts them."""
+    """Counts of test outcomes, as pytest reports them."""
 
     passed: Count
     failed: Count
@@ -73,8 +73,9 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One run. source: the hash of ark's own source. on_device: tests passed on the row's backend.
-    versions: of drivers and compilers, from the backend's probe. files: counts by test file.
+    """One run. source: the hash of ark's source. on_device: the number of tests that passed on the
+    row's backend. versions: versions of drivers and compilers, from the backend's probe. files:
+    counts by test file.
     """
 
     row: Word
@@ -93,8 +94,8 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SuiteCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Outcomes of a suite's tests. refused: with an error that names an unsupported operator, type
-    or opset; refused_otherwise: with another error of ark.
+    """Counts of the outcomes of a suite's tests. refused: ended with an error that names an
+    unsupported operator, type or opset. refused_otherwise: ended with another error of ark.
     """
 
     passed: Count
@@ -105,7 +106,9 @@ class SuiteCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SuiteResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One run of a suite. tests: their number. selection: which of them were run."""
+    """One run of a suite. tests: their number. selection: a description of the tests that were
+    run.
+    """
 
     suite: Word
     version: Word
@@ -244,7 +247,9 @@ def installed() -> dict[str, str]:
 
 
 def describe(row: dict[str, Any], reports: Sequence[Path]) -> Result:
-    """The result of the runs with these reports; raises ValueError if they prove nothing."""
+    """The result of the runs with these reports. Raises ValueError if no test passed on the row's
+    device.
+    """
     from ark.backend import registry
     from ark.runtime.cache import code_digest
 

@@ -1,8 +1,8 @@
-"""Draws the pictures of the pages that explain: the way of a token, an iteration, a packet beside a
-counter, and the verifier's execution of a plan. Called by ci/generate.py.
+"""Draws the pictures of the explanation pages: the path of a token, an iteration, a packet compared
+with a counter, and the verifier's execution of a plan. Called by ci/generate.py.
 
-A picture is a list of boxes, arrows and lines of text on a grid in pixels; its title says the same
-in words. tests/unit/test_explanations.py compares them with the code.
+A picture is a list of boxes, arrows and lines of text on a grid in pixels; its title describes the
+same in words. tests/unit/test_explanations.py compares them with the code.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Picture:
         self.parts.append(f'<path d="M{path}" marker-end="url(#head)"/>')
 
     def svg(self) -> str:
-        """The file."""
+        """The SVG file's text."""
         name = escape(self.title)
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PICTURE_WIDTH} {self.height}" '
@@ -149,7 +149,7 @@ def packets() -> Picture:
 
 
 def verifier() -> Picture:
-    """The abstract execution of a sound plan and of one that deadlocks."""
+    """The abstract execution of a correct plan and of one that deadlocks."""
     p = Picture("The verifier executes a plan abstractly: one ends, one deadlocks", 352)
     p.text(10, 24, "A sound plan: each task runs once its waits are met")
     p.text(10, 60, "processor 0", "small")
@@ -174,6 +174,6 @@ def verifier() -> Picture:
 
 
 def pictures() -> dict[Path, str]:
-    """File contents by path."""
+    """The contents of all pictures by file path."""
     drawn = {"way": token(), "iteration": iteration(), "packets": packets(), "verifier": verifier()}
     return {FOLDER / f"{name}.svg": picture.svg() for name, picture in drawn.items()}

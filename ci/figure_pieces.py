@@ -78,7 +78,9 @@ def _comm(ranks: int, sizes: tuple[int, ...], peer: str, seconds: float) -> list
 
 
 def _serve(requests: int, seconds: float) -> Piece:
-    """Requests to `ark serve` of the shipped checkpoint, some a second and all at once."""
+    """Requests to `ark serve` of the shipped checkpoint: at a few rates per second, and all at
+    once.
+    """
     words = ("serve", "./examples/noah", "--rate", "8,inf", "--requests", str(requests))
     words += ("--prompt", "40", "--tokens", "32", "--ignore-eos")
     figures = tuple(

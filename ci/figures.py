@@ -94,7 +94,7 @@ class Run:
         return self.ends - time.monotonic()
 
     def keep(self, run: Results) -> None:
-        """Adds figures, and stores all for a run that continues."""
+        """Adds figures, and stores the state so that a later run can continue."""
         self.runs.append(run)
         write_figures(self.work, Figures(self.row["name"], self.before.noisy, self.runs))
 
@@ -106,7 +106,7 @@ def _is(name: str, begins: str) -> bool:
 
 
 def measure(run: Run, piece: Piece, variables: dict[str, str]) -> None:
-    """Runs a piece until it has all figures, or its time is up."""
+    """Runs a piece until it has all figures or its time is over."""
     began = time.monotonic()
     while missing := run.missing(piece):
         seconds = min(began + piece.seconds - time.monotonic(), run.left())
@@ -117,7 +117,8 @@ def measure(run: Run, piece: Piece, variables: dict[str, str]) -> None:
         remaining = run.missing(piece)
         cut = how.startswith(CUT) and len(remaining) < len(missing)
         if remaining and not cut and run.left() >= MIN_PIECE_SECONDS:
-            # Of several, the first missing one ended the process; others may still be measured.
+            # If several figures are missing, the first of them ended the process; the others may
+            # still be measured.
             for name in remaining[:1] if piece.names else remaining:
                 run.failed[name] = how or "the bench gave another figure"
 
@@ -125,7 +126,9 @@ def measure(run: Run, piece: Piece, variables: dict[str, str]) -> None:
 def call(
     run: Run, piece: Piece, missing: Sequence[str], seconds: float, variables: dict[str, str]
 ) -> str:
-    """Runs a piece for missing figures and stores the results; returns how it failed, or empty."""
+    """Runs a piece for missing figures and stores the results. Returns a description of the
+    failure, or an empty string.
+    """
     listed = zip(piece.names, piece.figures, strict=True) if piece.names else ()
     names = [name for name, begins in listed if begins in missing]
     peers = known_peers(run.before, run.runs) if piece.kept else {}
@@ -142,7 +145,7 @@ def call(
             results = read(file)
         except ValueError as error:
             return how or str(error)
-    # A bench may measure a figure that another piece asks for.
+    # A bench may also measure a figure that belongs to another piece.
     own = [f for f in results.figures if any(_is(f.figure, begins) for begins in piece.figures)]
     if own and (piece.names or not how):  # with an exit code, one figure may be wrong
         versions = {**installed(), **results.versions}
@@ -151,8 +154,8 @@ def call(
 
 
 def ended(words: Sequence[str], seconds: float, variables: dict[str, str]) -> str:
-    """Runs a command and its children for at most this many seconds; returns how it failed, or
-    empty.
+    """Runs a command and its children for at most the given number of seconds. Returns a
+    description of the failure, or an empty string.
     """
     process = subprocess.Popen(
         words, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL, start_new_session=True
@@ -198,8 +201,8 @@ def beside(results: Results, peers: Mapping[str, tuple[Figure, Results]]) -> Res
 
 
 def worse(before: Figures, runs: Sequence[Results], noisy: bool) -> list[tuple[Figure, Figure]]:
-    """Figures that are worse by 3% than before, on the same machine: their times or, on a noisy
-    machine, the ratios to peers of the same run.
+    """Figures that are worse by 3% than before on the same machine. Times are compared or, on a
+    noisy machine, the ratios to peers of the same run.
     """
     old = {(f.figure, f.peer): (f, r.machine.name) for r in before.runs for f in r.figures}
     slower = []

@@ -64,7 +64,7 @@ def prove(
         if not all(row.get("device", "") in name for name in result.devices):
             raise ValueError(f"ci/results/{row['name']}.json is about {result.devices}")
         counts = f"{result.total.passed} passed, {result.total.skipped} skipped"
-        # The versions in use: another version of a package may be installed.
+        # The versions in use, because another version of a package may be installed.
         versions = {**result.packages, **result.versions}
         return "executed", (
             f"{result.date}: {counts}, {result.on_device} of them on {', '.join(result.devices)}; "
@@ -138,7 +138,7 @@ def _suite(result: SuiteResult) -> str:
 
 
 def outputs() -> dict[Path, str]:
-    """File contents by path."""
+    """The contents of all generated files by path."""
     matrix = rows()
     return {
         WORKFLOWS / "ci.yml": changes(matrix),

@@ -1,11 +1,11 @@
 """Checks the pages of docs/: their length, the width of their lines, their words, their openings.
 
 `python ci/pages.py --check` fails where a page has more than 300 lines, a line has more than 100
-columns, a page does not begin with its readers, a relative link or anchor leads
-nowhere, or the pages outside of reference and history have more than 45,000 words. Rows of tables,
-which Markdown cannot break, and words longer than a line may be wider; generated pages may be
-longer; the dated logs of docs/history may be longer and speak as they do. `python ci/pages.py
---wrap` breaks paragraphs that are too wide. The lint session runs the check.
+columns, a page does not begin with its readers, a relative link or anchor leads nowhere, or the
+pages outside of reference and history have more than 45,000 words. Rows of tables, which Markdown
+cannot break, and words longer than a line may be wider; generated pages may be longer; the dated
+logs of docs/history may be longer and are not checked for their words. `python ci/pages.py --wrap`
+breaks paragraphs that are too wide. The lint session runs the check.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 MAX_LINES, MAX_COLUMNS, MAX_WORDS = 300, 100, 45_000
-# In the navigation's section Reference, beside the generated pages.
+# Pages in the navigation's section Reference, beside the generated ones.
 REFERENCE = (
     *("environment.md", "ark-interface.md", "ops.md", "glossary.md", "device-abi.md"),
     *("reliability.md", "project.md", "errors.md"),
 )
 OPENING = re.compile(r"\bfor\b")
-# At the head of a line these begin a list, a heading, a quotation, a table or a rule.
+# At the start of a line these begin a list, a heading, a quotation, a table or a rule.
 MARKUP = re.compile(r"([-+*>|#=]+|\d+[.)])$|[|>#]")
 ITEM = re.compile(r"\s*([-+*]|\d+[.)])\s+")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def pages() -> list[Path]:
-    """Every page of the site, and the README."""
+    """All pages of the site, and the README."""
     return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def kind(page: Path) -> str:
-    """`generated`, `reference`, `history` or `page`."""
+    """The kind of a page: `generated`, `reference`, `history` or `page`."""
     name = page.relative_to(ROOT).as_posix()
     if name.startswith("docs/history/"):
         return "history"
@@ -46,7 +46,7 @@ def kind(page: Path) -> str:
 
 
 def _fenced(lines: list[str]) -> Iterator[tuple[str, bool]]:
-    """Each line, and True if it is in a block of code."""
+    """Each line of a page, and True if the line is in a code block."""
     inside = False
     for line in lines:
         fence = line.lstrip().startswith("```")
@@ -55,7 +55,7 @@ def _fenced(lines: list[str]) -> Iterator[tuple[str, bool]]:
 
 
 def words(text: str) -> int:
-    """The words of a page outside of its blocks of code."""
+    """The number of words of a page outside of code blocks."""
     prose = (line for line, code in _fenced(text.splitlines()) if not code)
     return sum(len(re.findall(r"\S*\w\S*", line)) for line in prose)
 
@@ -104,12 +104,12 @@ def faults(page: Path) -> Iterator[str]:
 
 
 def total() -> int:
-    """The words of all pages outside of reference and history."""
+    """The number of words of all pages outside of reference and history."""
     return sum(words(p.read_text(encoding="utf-8")) for p in pages() if kind(p) == "page")
 
 
 def _wrapped(block: list[str]) -> list[str]:
-    """A paragraph or an item of a list, broken at spaces."""
+    """Wraps a paragraph or a list item at spaces."""
     item = ITEM.match(block[0])
     first = item[0] if item else re.match(r"\s*", block[0])[0]  # type: ignore[index]
     rest = " " * len(first)
@@ -118,8 +118,8 @@ def _wrapped(block: list[str]) -> list[str]:
     broken, line = [], first
     parts = " ".join([block[0][len(first) :], *block[1:]]).split()
     for at, part in enumerate(parts):
-        # A word that would be markup at the beginning of a line stays on the line of the word
-        # before it.
+        # If a word would be markup at the start of a line, it stays on the line of the word before
+        # it.
         following = parts[at + 1] if at + 1 < len(parts) else ""
         tail = len(following) + 1 if MARKUP.match(following) else 0
         empty = line in (first, rest) and not line.strip(" -+*0123456789.)")
@@ -132,7 +132,7 @@ def _wrapped(block: list[str]) -> list[str]:
 
 
 def wrapped(text: str) -> str:
-    """The page with each paragraph that has a line too wide broken anew."""
+    """The page with every paragraph wrapped again that has a line too wide."""
     lines: list[str] = []
     block: list[str] = []
 

@@ -21,7 +21,7 @@ KINDS = ("docstring", "comment", "error", "page")
 
 
 def passages(root: Path = words.ROOT) -> dict[str, list[tuple[str, str]]]:
-    """Place and text of every passage, by kind."""
+    """The location and text of every passage, by kind."""
     by_kind: dict[str, list[tuple[str, str]]] = {kind: [] for kind in KINDS}
     for path in words.python_files(root):
         name = path.relative_to(root).as_posix()
@@ -39,7 +39,7 @@ def passages(root: Path = words.ROOT) -> dict[str, list[tuple[str, str]]]:
 
 
 def draw(seed: int, root: Path = words.ROOT) -> list[tuple[str, str, str]]:
-    """Kind, place and text of PASSAGES_PER_SEED passages, the kinds in turn."""
+    """The kind, location and text of PASSAGES_PER_SEED passages, with the kinds in turn."""
     chosen = random.Random(seed)
     by_kind = passages(root)
     return [

@@ -47,8 +47,8 @@ NOISY = (
 
 
 def page(matrix: Sequence[dict[str, Any]], folder: Path = FOLDER) -> str:
-    """The whole page; raises ValueError for an invalid file, one of an unknown row, or a ratio
-    below MIN_RATIO without its line in the file of reasons.
+    """The whole page. Raises ValueError for an invalid file, a file of an unknown row, or a ratio
+    below MIN_RATIO without a reason in the file of reasons.
     """
     names = [row["name"] for row in matrix]
     files = {path.stem: path for path in sorted(folder.glob("*.json"))}
@@ -144,5 +144,5 @@ def _line(row: Figure) -> str:
 
 
 def _cell(text: str) -> str:
-    """The beginning of an error, for a table cell."""
+    """The beginning of an error message, for a table cell."""
     return " ".join(text.split())[:120].replace("|", "/")

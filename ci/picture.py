@@ -1,5 +1,5 @@
-"""Draws docs/pictures/token.svg: one token on four processors, and beside it the kernels of a CUDA
-graph that torch.compile made of the same model, on one axis of time.
+"""Draws docs/pictures/token.svg: one token on four processors, and the kernels of a CUDA graph that
+torch.compile created from the same model, on one time axis.
 
 docs/pictures/token.json holds both traces, as `bench/token_trace.py` recorded them on a GPU. Called
 by ci/generate.py.
@@ -22,7 +22,7 @@ COLOURS = {
     "embedding": "#228833",
     "others": "#999999",
 }
-# By colour: parts of the names of task kinds and kernels that have it.
+# By colour: parts of the names of the task kinds and kernels that are drawn in it.
 NAMES = {
     "products": ("linear", "nvjet", "splitkreduce", "gemm", "gemv"),
     "attention": ("attention", "sdpa", "lean_reduction", "flash", "fmha"),
@@ -41,8 +41,8 @@ class Span:
 
 
 def colour_of(name: str) -> str:
-    """The group of a task kind or a kernel. Triton's kernels of several ops are in the group of
-    others.
+    """The group of a task kind or a kernel. Triton kernels, which may fuse several ops, are in the
+    group "others".
     """
     text = name.lower()
     if text.startswith("triton"):
@@ -74,7 +74,7 @@ def _end(spans: Sequence[Span]) -> float:
 
 
 def picture(data: dict) -> str:
-    """The SVG."""
+    """The SVG file's text."""
     lanes: dict[int, list[Span]] = {}
     for op, kind, processor, begin, end in data["spans"]:
         lanes.setdefault(processor, []).append(Span(op, colour_of(kind), begin, end))

@@ -1,5 +1,6 @@
-"""The named programs whose plans ci/plans keeps: the op table of `ark bench ops` (an LSTM among
-them), decoders, networks, collectives and training steps. None needs torch. Called by ci/plans.py.
+"""The named programs whose plans are stored in ci/plans: the op table of `ark bench ops` (an LSTM
+among them), decoders, networks, collectives and training steps. None needs torch. Called by
+ci/plans.py.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ SMALL = 1 << 24  # bytes of a collective's largest message
 
 @dataclass(frozen=True)
 class Program:
-    """graphs: one per rank, for a machine. options: of the planner. on_cpu: small enough for the
-    few processors of a CPU.
+    """graphs: a function that builds one graph per rank, for a machine. options: of the planner.
+    on_cpu: True if it is small enough for the few processors of a CPU.
     """
 
     name: str
@@ -63,7 +64,7 @@ def _op(case: OpCase) -> Program:
     return Program(case.name, graph, {"fuse": case.fuse}, case.on_cpu)
 
 
-# Published shapes, with fewer layers if more would only repeat the same tasks.
+# Published shapes. They have fewer layers if more layers would only repeat the same tasks.
 QWEN3_8B = LlamaConfig(
     *(4096, 12288, 4, 32, 8, 128, 151936, 40960),
     rope=Rope(1000000.0),
@@ -185,7 +186,9 @@ def _heads(x: Tensor, heads: int) -> Tensor:
 def _encoder(
     batch: int, rows: int, layers: int, width: int = 768, masked: bool = True, first: bool = False
 ) -> Tensor:
-    """A transformer's layers with attention of plain ops. first: norms before the sublayers."""
+    """Transformer layers with attention of plain ops. first: True if norms come before the
+    sublayers.
+    """
     x = ark.tensor([batch, rows, width], ark.bf16)
     mask = ark.tensor([batch, 1, 1, rows], ark.bf16) if masked else None
     heads = width // 64

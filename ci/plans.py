@@ -1,10 +1,11 @@
-"""Stores the planner's results for named programs as text, so that a change of a plan is a diff
-that a reviewer reads.
+"""Stores the planner's results for named programs as text, so that a change of a plan appears as a
+diff for reviewers.
 
 `python ci/plans.py` writes ci/plans/MACHINE.txt for the machines of the lint session, with `--all`
 for every machine model, with names for those. `--check` compares and writes nothing. A predicted
 time that grows by more than 3% needs a reason in ci/plans/reasons.toml, or nothing is written;
-`--why TEXT` adds one for all that grew in this run. A reason is kept until the time is back.
+`--why TEXT` adds one for all that grew in this run. A reason is kept until the time has returned to
+its old value.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ Us = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why predicted times grew. us: old and new microseconds, by "MACHINE PROGRAM"."""
+    """Why predicted times grew. us: the old and the new microseconds, by "MACHINE PROGRAM"."""
 
     why: Why
     us: dict[str, tuple[Us, Us]]
@@ -104,7 +105,7 @@ def _phase(plan: Plan, number: int, phase: Phase) -> Iterator[str]:
     by_kind: dict[str, list[int]] = defaultdict(list)
     for op, many in tasks.items():
         by_kind[_label(plan, op)].append(many)
-    # Lines break between kinds: a space within one does not.
+    # Lines break between kinds; a space within a kind does not break a line.
     listed = (
         f"{kind}\N{NO-BREAK SPACE}{len(n):,}/{sum(n):,}" for kind, n in sorted(by_kind.items())
     )
@@ -128,7 +129,7 @@ def _label(plan: Plan, op: int) -> str:
 
 
 def describe_one(name: str, machine: str) -> str:
-    """One program's text, by names; the work of a process of the pool."""
+    """One program's text, looked up by names because a worker process runs this function."""
     (program,) = (p for p in programs() if p.name == name)
     return describe(program, registry.machine(machine))
 
@@ -141,7 +142,7 @@ def describe_all(machines: Sequence[str]) -> dict[str, str]:
         for program in programs()
         if program.on_cpu or not machine.startswith("cpu")
     ]
-    # The longest first, so that no process starts it last.
+    # The longest program comes first, so that no process starts it last.
     order = sorted(wanted, key=lambda pair: not pair[1].startswith(("lstm-10", "decoder-1b-")))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         started = {pair: pool.submit(describe_one, pair[1], pair[0]) for pair in order}

@@ -1,9 +1,9 @@
 """Checks that a tag may be released, and writes its notes. Called by the workflow `release`.
 
-`python ci/release.py vMAJOR.MINOR.PATCH [FILE]` fails where the tag is not the version of
-ark/_version.py, or where CHANGELOG.md has no dated section of it with entries; it prints that
-section, or writes it to FILE. `python ci/release.py --cut YYYY-MM-DD` moves the unreleased entries
-of CHANGELOG.md to the section of that version, which gets the date.
+`python ci/release.py vMAJOR.MINOR.PATCH [FILE]` fails if the tag is not the version of
+ark/_version.py, or if CHANGELOG.md has no dated section with entries for that version. Otherwise it
+prints the section, or writes it to FILE. `python ci/release.py --cut YYYY-MM-DD` moves the
+unreleased entries of CHANGELOG.md to the section of that version, which gets the date.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def _entries(section: str) -> dict[str, str]:
 
 
 def cut(changelog: str, released: str, date: str) -> str:
-    """The changelog without unreleased entries: they come before those that the version has."""
+    """The changelog after a release: unreleased entries are moved in front of the entries that the
+    version already has.
+    """
     head, *sections = re.split(r"^## ", changelog, flags=re.M)
     moved = [s for s in sections if s.startswith(("Unreleased\n", f"{released} - "))]
     parts = [_entries(section) for section in moved]

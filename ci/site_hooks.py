@@ -14,7 +14,7 @@ LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)\s]+)\)")
 
 
 def outside(link: str, page: str) -> bool:
-    """True if a relative link of this page, both as under docs/, leads out of docs/."""
+    """True if a relative link of this page, whose path is relative to docs/, leads out of docs/."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), link)).startswith("..")
 
 

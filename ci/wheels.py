@@ -2,8 +2,8 @@
 
 `python ci/wheels.py --extra cuda --extra test --without torch --without transformers FOLDER`
 resolves the dependencies and those extras for another machine's Python and platform; there,
-`python3 -m pip install --no-index --find-links FOLDER ...` installs them. Packages that are left
-out must be installed there already; ci/evidence.py writes down the versions that a run really had.
+`python3 -m pip install --no-index --find-links FOLDER ...` installs them. Packages that --without
+names must be installed there already; ci/evidence.py records the versions that a run used.
 """
 
 from __future__ import annotations

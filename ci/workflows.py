@@ -12,7 +12,7 @@ PUSHES = "    if: github.event_name == 'push'\n"
 
 
 def _job(session: str, runner: str = "ubuntu-24.04", more: str = "") -> str:
-    """A job that runs one session of noxfile.py; more: further lines of its head."""
+    """A job that runs one session of noxfile.py. more: further lines at its beginning."""
     return (
         f"  {session}:\n    runs-on: {runner}\n{more}    timeout-minutes: 90\n    steps:\n"
         "      - uses: actions/checkout@v4\n"
@@ -47,8 +47,8 @@ def changes(matrix: list[dict[str, Any]]) -> str:
 
 
 def devices(matrix: list[dict[str, Any]]) -> str:
-    """A row that needs a runner with GPUs, started by hand if there is such a runner: a job without
-    one would wait in the queue.
+    """A row that needs a runner with GPUs. It is started by hand if such a runner exists, because a
+    job without a runner would wait in the queue.
     """
     rows = [row for row in matrix if not hosted(row)]
     names = "".join(f"          - {row['name']}\n" for row in rows)

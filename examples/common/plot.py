@@ -22,7 +22,7 @@ class Panel:
 
 
 def page(title: str, panels: Sequence[Panel]) -> str:
-    """The SVG's text. Every panel has its own x axis, from its least to its largest x."""
+    """The SVG's text. Every panel has a separate x axis, from its smallest to its largest x."""
     rows = -(-len(panels) // COLUMNS)
     size = f'width="{COLUMNS * (WIDTH + 50) + 20}" height="{rows * (HEIGHT + 60) + 40}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif"'

@@ -1,7 +1,7 @@
 // The steps of an all-reduce around a ring, for a tile of the elements each. Every vendor's
-// compiler gets this text as it is; docs/custom-ops.md lists its words.
+// compiler gets this unmodified text; docs/custom-ops.md lists the functions that it may use.
 
-// The first: this rank's share of the mean goes to the next rank.
+// The first step: this rank's share of the mean is put to the next rank.
 template <class Task, class X, class Y>
 ARK_DEVICE void scale_and_put(ArkCtx& c, const Task& task, X x, Y there) {
   for (int m = task.m.begin + ark_tid(); m < task.m.end; m += ARK_THREADS) {
@@ -9,7 +9,7 @@ ARK_DEVICE void scale_and_put(ArkCtx& c, const Task& task, X x, Y there) {
   }
 }
 
-// What has come from the rank before is added, and goes on.
+// A middle step: passes the data from the previous rank on and adds it to the total.
 template <class Task, class G, class T, class Y>
 ARK_DEVICE void add_and_forward(ArkCtx& c, const Task& task, G got, T total, Y there) {
   for (int m = task.m.begin + ark_tid(); m < task.m.end; m += ARK_THREADS) {
@@ -19,7 +19,7 @@ ARK_DEVICE void add_and_forward(ArkCtx& c, const Task& task, G got, T total, Y t
   }
 }
 
-// The last.
+// The last step.
 template <class Task, class G, class T>
 ARK_DEVICE void add(ArkCtx& c, const Task& task, G got, T total) {
   for (int m = task.m.begin + ark_tid(); m < task.m.end; m += ARK_THREADS) {
