@@ -22,8 +22,8 @@ TYPES = {
     "ark_bf16": ml_dtypes.bfloat16,
 }
 
-# Each stage holds whole rows of w; a warp writes its rows' products with x. Then the processor
-# publishes a packet.
+# Each stage holds whole rows of w, and a warp writes the products of its rows with x. Then the
+# processor publishes a packet.
 STREAM = """
 ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{
   const float* x = reinterpret_cast<const float*>(t.operand[0]);
@@ -52,8 +52,8 @@ ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{
 }}
 """
 
-# Waits for every processor's packet by reading it, and copies the neighbour's rows, which a counter
-# has promised.
+# Waits for every processor by reading its packet, and copies the neighbour's rows. A counter
+# guarantees that these rows are complete.
 GATHER = """
 ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{
   const ark_u64* packets = reinterpret_cast<const ark_u64*>(t.operand[0]);
@@ -103,7 +103,7 @@ BODIES = {
 
 
 class Probe(kinds.TaskKind):
-    """A task kind of this harness only: it has a body, and no planner uses it."""
+    """A task kind that only this harness uses: it has a body, and no planner creates it."""
 
     def __init__(self, name):
         self.name = name
@@ -126,7 +126,7 @@ class Probe(kinds.TaskKind):
 
 @contextlib.contextmanager
 def probes_known():
-    """Registers the kinds of this harness while it emits code."""
+    """A context manager that registers the kinds of this harness while it emits code."""
     with pytest.MonkeyPatch.context() as patch:
         for kind in BODIES:
             patch.setitem(kinds._KINDS, kind, Probe(kind))
@@ -134,7 +134,7 @@ def probes_known():
 
 
 class Job:
-    """Tasks written by hand on a device: tables, counters, control words, one launch."""
+    """Runs hand-written tasks on a device: tables, counters, control words, one launch."""
 
     def __init__(self, device, ops, phases, machine=None, **control):
         self.device = device
@@ -270,7 +270,7 @@ class Streams:
         self.processors, self.iterations = processors, control.get("limit", 1)
         self.width = max(rows * stages for _, _, rows, stages in self.CASES)
         self.x = [rng.standard_normal(k).astype(np.float32) for _, k, _, _ in self.CASES]
-        # Every third processor has fewer stages, one has none.
+        # Every third processor has fewer stages, and one processor has none.
         self.stages = [
             [0 if p == 1 else stages - p % 3 for p in range(processors)]
             for _, _, _, stages in self.CASES

@@ -1,7 +1,8 @@
-"""Every call of ark_cuda's device object against the driver's stand-in; run as a program, once for
-each version of cuda-bindings: `python driver_check.py` prints that version.
+"""Makes every call of ark_cuda's device object to a stand-in for the driver. It is run as a
+program, once for each version of cuda-bindings: `python driver_check.py` prints that version.
 
-`python driver_check.py map HANDLE` is the other process; `run` closes an executor beside a kernel.
+`python driver_check.py map HANDLE` is the second process, which maps memory; `run` closes an
+executor while a kernel runs.
 """
 
 from __future__ import annotations
@@ -61,15 +62,16 @@ def everything() -> None:
 
 
 def launched() -> list[int]:
-    """What the stand-in was given: function, grid, blocks, shared bytes, stream, parameters, event,
-    and its stream."""
+    """The arguments that the stand-in received: function, grid, blocks, shared bytes, stream,
+    parameters, event, and the event's stream.
+    """
     words = (ctypes.c_uint64 * 64)()
     return list(words[: ctypes.CDLL("libcuda.so.1").stand_in_launched(words)])
 
 
 def launches_behind_copies(device: Any, program: Any, address: int) -> None:
-    """Copies and clears are done with the next launch and not before, in their order, with and
-    without a compiler; the driver sees the same launch.
+    """Copies and clears are passed to the driver with the next launch and not before, in their
+    order. With and without a compiler the driver sees the same launch.
     """
     device.write(address, NUMBERS)
     for compiled in (True, False):
@@ -101,8 +103,9 @@ def launches_behind_copies(device: Any, program: Any, address: int) -> None:
 
 
 def launches_that_follow_each_other(device: Any, program: Any) -> None:
-    """By the bindings where a stream is new or another context is current, else by the compiled
-    function; the driver sees no difference. With and without a compiler.
+    """The Python bindings launch if the stream is new or another context is current; otherwise the
+    compiled function does. The driver sees no difference. This is tested with and without a
+    compiler.
     """
     params = np.zeros(12, np.uint64)
     for compiled in (True, False):
@@ -129,7 +132,7 @@ def launches_that_follow_each_other(device: Any, program: Any) -> None:
             assert slowly == ([] if quickly and compiled else [stream])
         assert relaunch.done() and relaunch.wait(1)
         with driver.current(device.context):
-            relaunch._stream = 0x66  # as if that had worked before
+            relaunch._stream = 0x66  # as if that call had worked before
             relaunch._queue = driver.cu.CUstream(0x66)
             try:
                 relaunch(0x66)
@@ -140,7 +143,9 @@ def launches_that_follow_each_other(device: Any, program: Any) -> None:
 
 
 class NoCompiler:
-    """The stand-in runs nothing, and NVRTC's wrapper needs more of the driver than it has."""
+    """Skips the kernel's code, because the stand-in runs nothing and NVRTC's wrapper needs more of
+    the driver than the stand-in has.
+    """
 
     def key(self, target: Target) -> str:
         return "stand-in"
@@ -150,7 +155,7 @@ class NoCompiler:
 
 
 def leave_one_running() -> None:
-    """What ark.runtime does beside a kernel: nothing may be freed while it runs."""
+    """The calls that ark.runtime makes while a kernel runs: nothing may be freed meanwhile."""
     from ark.backend import registry
     from ark.ir.dtype import by_name
     from ark.models.build import Shape

@@ -1,10 +1,11 @@
 // A stand-in for libcuda.so.1 on machines without a GPU: enough of the driver API for ark_cuda's
-// device object, behind the unmodified cuda-bindings. Device memory is the host's, a kernel runs
-// nothing. What it is for: that every call and every struct fits the bindings' version, and that
-// nothing is freed or unloaded while a kernel runs.
+// device object, behind the unmodified cuda-bindings. Device memory is host memory, and a kernel
+// runs nothing. Tests use it to check that every call and every struct fits the bindings' version,
+// and that nothing is freed or unloaded while a kernel runs.
 //
 // STAND_IN_KERNEL: `ends` (default) at once, `aborts` when the host's abort word is raised, `stuck`
-// never. STAND_IN_LOG: a file that gets one line a module loaded, unloaded, and a fault.
+// never. STAND_IN_LOG: a file that gets one line for each module that is loaded or unloaded, and
+// for each fault.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -74,7 +75,7 @@ Address map(int file, size_t size) {
   return at == MAP_FAILED ? 0 : reinterpret_cast<Address>(at);
 }
 
-// A handle's 64 bytes: process, file, size, and a pattern to the last byte.
+// A handle's 64 bytes: process, file, size, and a pattern up to the last byte.
 struct Handle {
   int32_t process, file;
   uint64_t size;
@@ -102,7 +103,8 @@ API cuDeviceGetUuid(char* uuid, int) {
 }
 API cuDeviceTotalMem(size_t* size, int) { return *size = 1ull << 30, kSuccess; }
 API cuDeviceGetAttribute(int* value, int attribute, int) {
-  // Of CUdevice_attribute: compute capability, multiprocessors, shared memory, clock, bus width.
+  // The members of CUdevice_attribute that are used: compute capability, multiprocessors, shared
+  // memory, clock, bus width.
   switch (attribute) {
     case 75: *value = 9; break;
     case 76: *value = 0; break;
@@ -250,7 +252,8 @@ API cuEventRecord(void* event, void* stream) {
   return launched.push_back(reinterpret_cast<uint64_t>(stream)), kSuccess;
 }
 API cuStreamWaitEvent(void*, void*, unsigned) { return kSuccess; }
-// What the last launch was given, and the events behind it with their streams. Gives how many.
+// Returns the arguments of the last launch, and the events after it with their streams. The result
+// is their number.
 extern "C" int stand_in_launched(uint64_t* words) {
   std::copy(launched.begin(), launched.end(), words);
   return static_cast<int>(launched.size());
@@ -278,7 +281,7 @@ const std::map<std::string, void*> kTable = {
 };
 }  // namespace
 
-// How the bindings find everything else.
+// The function through which the bindings find all others.
 API cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int* status) {
   std::string plain = name;
   const auto mark = plain.rfind("_v");

@@ -1,5 +1,5 @@
-"""`python nvrtc_check.py LIBRARY`: compiles kernels of two variants with that NVRTC, and prints its
-version, the variants, and whether it keeps the negations of three values in their minimum.
+"""`python nvrtc_check.py LIBRARY`: compiles kernels of two variants with that NVRTC. It prints the
+version, the variants, and whether a minimum of three values keeps the negation of an operand.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def kernel(dtype: DataType) -> str:
 def keeps_negations() -> bool:
     """True if the code of min(a, -b, c) differs from that of min(a, b, c), and likewise for maxima.
 
-    NVRTC 13.0 to 13.3 gave both the same code on sm_90a.
+    NVRTC 13.0 to 13.3 generate the same code for both on sm_90a.
     """
 
     def code(function: str, negated: bool) -> bytes:

@@ -22,7 +22,7 @@ BULK = Signature("bulk", {}, OPERANDS)
 
 
 class Named(Body):
-    """A body that supports operands up to a number of elements."""
+    """A body that supports operands up to a given number of elements."""
 
     kind = "bulk"
 
@@ -40,7 +40,7 @@ class Named(Body):
 
 
 class Mover(Named):
-    """The same by warps that move."""
+    """The same body for the moving warps."""
 
     moves = True
 

@@ -1,5 +1,5 @@
-"""Where dynamic shared memory begins: asked of the toolchain, checked in its ELF file and by the
-kernel itself.
+"""The start of dynamic shared memory is requested from the toolchain, and checked in its ELF file
+and by the kernel itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ TEXTS = {
 
 
 def elf(size: int, aligned: int, name: str = ".nv.shared.ark_loop") -> bytes:
-    """An ELF file with a section of that size and alignment, as the format's standard has it."""
+    """An ELF file whose section has the given size and alignment, according to the format's
+    standard.
+    """
     names = b"\0.shstrtab\0" + name.encode() + b"\0"
     head = b"\x7fELF\x02\x01" + bytes(34) + struct.pack("<Q", 64) + bytes(10)
     head += struct.pack("<HHH", 64, 3, 1)
@@ -55,7 +57,8 @@ def test_a_section_is_whole_and_aligned():
     assert alignment.check_alignment(elf(0x800, 1024), "ark_loop") == ""
     assert alignment.check_alignment(elf(0x400, 2048), "ark_loop") == ""
     assert alignment.check_alignment(elf(3, 1, ".nv.shared.other"), "ark_loop") == ""
-    # What NVRTC 13.0.88 made of `extern __shared__ __align__(1024) char[]` in relocatable objects.
+    # The section that NVRTC 13.0.88 writes for `extern __shared__ __align__(1024) char[]` in
+    # relocatable objects.
     assert "0x490 bytes, aligned to 16" in alignment.check_alignment(elf(0x490, 16), "ark_loop")
     assert "0x490 bytes" in alignment.check_alignment(elf(0x490, 1024), "ark_loop")
     assert "aligned to 512" in alignment.check_alignment(elf(0x800, 512), "ark_loop")
@@ -74,7 +77,7 @@ def test_the_check_and_the_prelude_agree():
 
 
 def test_all_static_shared_memory_is_one_variable():
-    """Another would stand before or behind it, and move where dynamic memory begins."""
+    """A second section would be before or after it and would move the start of dynamic memory."""
     declared = {
         (name, line.strip())
         for name, text in TEXTS.items()
@@ -89,7 +92,9 @@ def test_all_static_shared_memory_is_one_variable():
 
 @pytest.mark.parametrize("arch, dtype", [("sm_80", bf16), ("sm_90a", bf16), ("sm_90a", fp32)])
 def test_kernels_keep_their_alignment(arch, dtype):
-    """Also if linked. The compiler checks each kernel of all other tests."""
+    """The alignment is also right after linking. The compiler checks each kernel of all other
+    tests.
+    """
     graph = Graph()
     a, b = (graph.tensor((256, 256), dtype, arena="state", name=n) for n in "ab")
     c, e = (graph.tensor((256, 256), dtype, arena="state", name=n) for n in "ce")
@@ -108,7 +113,7 @@ def test_kernels_keep_their_alignment(arch, dtype):
 
 @pytest.mark.parametrize("stages, nbytes, static", [(12, 16384, 2048), (24, 8192, 3072)])
 def test_the_barriers_of_a_ring_have_room(stages, nbytes, static):
-    """24 slots did not fit beside the loop's other variables. 1024 bytes are the driver's."""
+    """24 slots do not fit beside the loop's other variables. The driver reserves 1024 bytes."""
     graph = Graph()
     a, c = (graph.tensor((1, 256), bf16, arena="state", name=n) for n in "ac")
     b = graph.tensor((256, 256), bf16, arena="parameter", name="b")
@@ -121,7 +126,7 @@ def test_the_barriers_of_a_ring_have_room(stages, nbytes, static):
 
 
 def test_a_compiler_that_loses_it_is_named():
-    """Static memory of 12 bytes stands for what NVRTC 13.0 makes."""
+    """12 bytes of static memory represent the output of NVRTC 13.0."""
     text = (
         "// ark_static_at<ArkParams\n"
         'extern "C" __global__ void ark_loop(int* p) {\n'
@@ -136,7 +141,7 @@ def test_a_compiler_that_loses_it_is_named():
             backend.compiler().compile(Source(text, parts=1), Target("sm_80", 32))
 
 
-# The kernel's own check. The host's compiler too takes a declared alignment for granted.
+# The kernel's own check. Like NVRTC, the host's compiler relies on a declared alignment.
 HOST = r"""
 typedef unsigned ark_u32;
 #define ARK_DEVICE static inline

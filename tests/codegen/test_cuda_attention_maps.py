@@ -1,4 +1,6 @@
-"""Attention whose keys and values lie by rows: box maps say where they are, NVRTC compiles it."""
+"""Attention whose keys and values are strided by rows: the tensor maps describe the strides, and
+NVRTC compiles the kernel.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ BATCH, ROWS, HEADS, WIDTH = 2, 256, 4, 64
 
 
 def planned(causal: bool, mask: Sequence[int] = (), added: bool = False) -> Plan:
-    """Of (batch, rows, 3 parts of all heads), as one projection makes them."""
+    """A tensor (batch, rows, 3 parts of all heads), as a single projection produces it."""
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.tensor((BATCH, ROWS, 3, HEADS, WIDTH), bf16)
@@ -49,7 +51,7 @@ def planned(causal: bool, mask: Sequence[int] = (), added: bool = False) -> Plan
 
 
 def test_boxes_are_a_heads_columns_of_rows() -> None:
-    """Bytes from one row, head and batch to the next: of queries rows before heads."""
+    """The strides in bytes of rows, heads and batch. In queries, rows come before heads."""
     plan = planned(False)
     (op,) = (o for o in plan.ops if o.kind == "attention_tiles")
     q, k, v = attention_tiles.Warpgroups().maps(signature(plan, op), machine_of(plan))

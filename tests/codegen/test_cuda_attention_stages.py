@@ -1,5 +1,5 @@
-"""How warps take a part of attention from the ring's stages, run on the host: 32 threads are a
-warp's lanes, one warp after the other, against NumPy.
+"""Warps take their part of attention from the ring's stages. The device code runs on the host: 32
+threads are a warp's lanes, one warp after the other. Results are compared with NumPy.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def bf16(values: np.ndarray) -> np.ndarray:
-    """Rounded to bf16, in fp32."""
+    """Rounds to bf16; the result is in fp32."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
 
@@ -136,7 +136,9 @@ def bf16(values: np.ndarray) -> np.ndarray:
 def test_stages_taken_alone_and_shared_give_numpys_attention(
     device: ctypes.CDLL, sharers: int, positions: int, newest: int
 ) -> None:
-    """positions: of the part; newest: the iteration's own, whose key and value are no stage's."""
+    """positions: positions of the part. newest: the position of this iteration, whose key and value
+    are in no stage.
+    """
     rng = np.random.default_rng(positions)
     query = rng.standard_normal((GROUP, WIDTH)).astype(np.float32) / 4
     cache = bf16(rng.standard_normal((2, positions, WIDTH)))
@@ -147,7 +149,7 @@ def test_stages_taken_alone_and_shared_give_numpys_attention(
         stages[at // STEP, :, at % STEP] = cache[:, at]
     if newest < positions:
         cache[:, newest] = bf16(current)
-        stages[newest // STEP, :, newest % STEP] = 100.0  # what the slot had before
+        stages[newest // STEP, :, newest % STEP] = 100.0  # the slot's earlier contents
     memory = np.zeros(count * 16384 + 128, np.uint8)
     ring = memory[-memory.ctypes.data % 128 :][: count * 16384]
     ring[:] = (stages.view(np.uint32) >> 16).astype(np.uint16).ravel().view(np.uint8)
@@ -156,7 +158,7 @@ def test_stages_taken_alone_and_shared_give_numpys_attention(
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in arrays]
     parts = device.run(sharers, 0, positions, newest, *pointers)
     assert parts == min(WARPS, -(-positions * sharers // STEP))
-    assert (left == WARPS).all()  # each slot is given back for every warp, and once
+    assert (left == WARPS).all()  # each slot is given back exactly once for every warp
     part = own[:parts].reshape(parts, GROUP, WIDTH + 2).astype(np.float64)
     top = part[:, :, WIDTH].max(0)
     share = np.exp(part[:, :, WIDTH] - top)

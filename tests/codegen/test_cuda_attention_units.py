@@ -1,5 +1,5 @@
-"""Attention of many rows on mma.sync: run on the host, whole blocks of it, against torch; what the
-compiler makes of it for every architecture; and on a GPU, in the variant `block`, all masks.
+"""Attention of many rows on mma.sync: whole blocks run on the host and compared with torch; the
+compiler's output for every architecture; and runs on a GPU, in the variant `block`, with all masks.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_blocks_on_the_host_give_torchs_results(
 
 
 def test_masked_rows_of_the_cache_are_not_multiplied(tmp_path: Path) -> None:
-    """Rows of a cache that are not written yet may be anything."""
+    """Rows of a cache that are not written yet may have any contents."""
     shape = Shape(40, 300, 2, 1, 64, position=77)
     plan, ((case, named, op),) = planned([shape], H100, bf16)
     block = Block(plan, tmp_path)
@@ -101,7 +101,7 @@ def test_masked_rows_of_the_cache_are_not_multiplied(tmp_path: Path) -> None:
 
 
 def test_rows_of_all_heads_are_read_where_they_lie(tmp_path: Path) -> None:
-    """Attention written as product, softmax and product, of one projection's result."""
+    """Attention written as product, softmax and product of the parts of one projection's result."""
     machine = machines.MODELS["a100"].with_processors(4)
     model = ark.Model(0, 1)
     with ark.use_model(model):
@@ -126,7 +126,7 @@ def test_rows_of_all_heads_are_read_where_they_lie(tmp_path: Path) -> None:
 
 
 def spilled(plan: Plan) -> list[int]:
-    """Bytes that each body spills."""
+    """The bytes that each body spills."""
     machine = machine_of(plan)
     emitted = write(plan, machine, backend.dialect(machine.arch))
     assert "  ark_attention_units<" in emitted.source.text
@@ -160,7 +160,7 @@ def test_sums_and_scores_stay_in_registers(machine: str, width: int) -> None:
     "width", [pytest.param(w, marks=[slow] * (w != 128)) for w in (64, 128, 256)]
 )
 def test_warpgroups_without_wgmma_have_it_too(width: int) -> None:
-    """In the variant `matrix`, whose warps have more registers."""
+    """Compiled in the variant `matrix`, whose warps have more registers."""
     pytest.importorskip("cuda.bindings.nvrtc")
     shape = Shape(4096, 4096, 16, 8, width, softcap=20.0)
     plan, ((*_, op),) = planned([shape], machines.MODELS["b200"], fp16, "matrix")
@@ -179,7 +179,9 @@ def test_tiles_are_as_high_as_leaves_no_processor_without_one() -> None:
 
 
 def test_unaligned_rows_use_the_generic_body() -> None:
-    """External memory is checked at run time, unaligned rows of the plan at compile time."""
+    """The alignment of external memory is checked at run time; unaligned rows of the plan are
+    rejected at compile time.
+    """
     plan, _ = planned([Shape(128, 128, 2, 1, 64)], H100, bf16)
     outside = dataclasses.replace(
         plan, buffers=tuple(dataclasses.replace(b, arena="external") for b in plan.buffers)
@@ -197,7 +199,9 @@ def test_unaligned_rows_use_the_generic_body() -> None:
     "shapes", [SHAPES, TILES, WIDE, PAGES], ids=["few", "tiles", "wide", "pages"]
 )
 def test_all_masks_on_a_gpu(shapes: Sequence[Any], dtype: DataType) -> None:
-    """In the variant `block`, twice: the second iteration finds shared memory used."""
+    """Runs two iterations in the variant `block`: in the second one shared memory has old
+    contents.
+    """
     with contextlib.closing(backend.open(0)) as device:
         plan, cases = planned(shapes, device.machine, dtype)
         with Executor(plan, backend, device) as executor:

@@ -1,5 +1,5 @@
-"""Networks of products for matrix units, one of which reads unaligned rows, and of others that have
-too few columns: one kernel runs both, and on a GPU the results equal NumPy's.
+"""A network with products for matrix units, of which one reads unaligned rows, and a product with
+too few columns for them. One kernel runs both kinds, and on a GPU the results equal NumPy's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ ROWS, FIRST, WIDE, CLASSES = 512, 333, 1024, 10
 
 
 def network(machine: Machine, wide: int = WIDE) -> Plan:
-    """x (512, 333) by weights to `wide` columns, to as many again and to ten."""
+    """Multiplies x (512, 333) by weights to `wide` columns, then again to `wide` columns, and to
+    ten.
+    """
     graph = Graph()
     source = graph.tensor((ROWS, FIRST), bf16, arena="state", name="x")
     for i, (n, k) in enumerate(((wide, FIRST), (wide, wide), (CLASSES, wide))):
@@ -50,7 +52,9 @@ def network(machine: Machine, wide: int = WIDE) -> Plan:
 
 
 def test_the_large_ones_are_loaded_by_boxes_beside_the_others() -> None:
-    """Rows of 333 are copied to where boxes begin; ten columns are fewer than a tile's."""
+    """Rows of 333 elements are copied to aligned rows, from which boxes can be loaded. Ten columns
+    are fewer than a tile has.
+    """
     task_plan = network(H100, 4096)
     assert task_plan.variant == "matrix"
     machine = machine_of(task_plan)

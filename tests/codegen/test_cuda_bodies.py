@@ -1,5 +1,5 @@
-"""The CUDA bodies: every task kind compiles for every architecture, and on a GPU the bodies that
-this backend owns agree with NumPy and with the CPU backend.
+"""The CUDA bodies: every task kind compiles for every architecture, and on a GPU this backend's
+specialised bodies agree with NumPy and with the CPU backend.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def model_of(arch: str) -> Machine:
     return next(m for m in machines.MODELS.values() if m.arch == arch)
 
 
-# The default run compiles for one architecture; what the others have of their own is tested apart.
+# The default run compiles for one architecture; features that only other architectures have are
+# tested separately.
 @pytest.mark.parametrize(
     "arch", [pytest.param(a, marks=[slow] * (a != "sm_90a")) for a in backend.archs()]
 )
@@ -66,7 +67,8 @@ def test_every_kind_compiles(arch):
 def test_the_plans_hold_every_kind():
     machine = model_of("sm_90a")
     kinds_planned = {op.kind for _, task_plan in signatures.plans(machine) for op in task_plan.ops}
-    # Which the host does, and which tests/multi/test_switch.py compiles: no machine has a switch.
+    # Kinds that are excluded: the host runs one, and tests/multi/test_switch.py compiles the other,
+    # since no machine here has a switch.
     assert kinds_planned == set(kinds.names()) - {"transfer", "switch"}
 
 
@@ -111,23 +113,23 @@ def test_matmul_on_tensor_cores(left, right, transposes, types):
             executor.write("b", y)
             executor.start(1).wait(60)
             got = executor.read("c").astype(np.float64)
-    # fp32 inputs go as two bf16 parts: 16 bits of each.
+    # fp32 inputs are split into two bf16 parts, which keep 16 bits.
     split = 2.0**-16 if types[0] is fp32 else 0.0
     bound = ROUNDING[types[0].name] * np.abs(want) + (split + 4e-7) * size
     assert (np.abs(got - want) <= bound).all(), np.abs(got - want).max()
 
 
-# How far a drawn token's score may lie behind the highest one. Weights are the same in both; what
-# differs is how activations are rounded, and the caches, which have 8 (bf16) or 11 (fp16) digits.
-# Scores have a standard deviation of 1; with (bf16, 2048, 1024, 8, 8, 64) token 174 has two that
-# are 0.0040 apart, and the CPU draws the second.
+# The most by which a chosen token's score may be below the highest score. Both runs have the same
+# weights, but activations and caches are rounded differently (8 bits for bf16, 11 for fp16). Scores
+# have a standard deviation of 1. With (bf16, 2048, 1024, 8, 8, 64), the two best scores at token
+# 174 differ by 0.0040, and the CPU chooses the second.
 TIE = {"fp32": 1e-3, "fp16": 4e-3, "bf16": 2e-2}
 CACHES = {"fp32": 1e-4, "fp16": 1e-3, "bf16": 5e-3}  # relative errors, over a whole cache
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A run's tokens, the caches' used part in float64, and the plan's weights."""
+    """A run's tokens, the used part of the caches in float64, and the plan's weights."""
 
     tokens: np.ndarray
     caches: dict[str, np.ndarray]
@@ -142,7 +144,7 @@ def _decoder(
     new: int,
     chunk: int = 16,
 ) -> Decoded:
-    """Runs a random model: the prompt, then `new` tokens that it draws."""
+    """Runs a random model: first the prompt, then `new` tokens that it chooses."""
     weights = {}
     rng = np.random.default_rng(11)
     with contextlib.closing(which.open(0)) as device:
@@ -179,8 +181,9 @@ def _decoder(
 def check_decoded(
     got: Decoded, config: LlamaConfig, dtype: DataType, new: int, caches: dict[str, np.ndarray]
 ) -> None:
-    """Every token that was drawn has, after those before it, the highest score or one that is TIE
-    behind at most. caches: of another run, which may have drawn otherwise where scores tie.
+    """Checks that every chosen token has the highest score given the tokens before it, or one that
+    is lower by at most TIE. caches: those of another run, which may have chosen other tokens at
+    near ties.
     """
     scores = llama_reference.logits(config, dtype, got.weights, got.tokens)[-new - 1 : -1]
     drawn = scores[np.arange(new), got.tokens[-new:]]
@@ -193,14 +196,14 @@ def check_decoded(
 
 
 def agreed(got: Decoded, want: Decoded) -> dict[str, np.ndarray]:
-    """The caches of `want` as far as both runs have the same tokens."""
+    """The caches of `want`, as far as both runs have the same tokens."""
     same = int(np.append(got.tokens == want.tokens, False).argmin())
     return {name: values[:, :same] for name, values in want.caches.items()}
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(bf16, 24), (fp32, 32)])
 def test_a_decoder_on_the_cpu_equals_transformers_greedily(dtype, width):
-    """What the tests below compare GPUs with."""
+    """The reference run that the tests below compare GPUs with."""
     from ark_cpu import backend as cpu
 
     config = LlamaConfig(
@@ -224,7 +227,9 @@ def test_a_decoder_on_the_cpu_equals_transformers_greedily(dtype, width):
 @needs_gpu
 @pytest.mark.parametrize(("dtype", "width", "chunk"), [(bf16, 64, 128), (fp16, 128, 256)])
 def test_a_prompt_in_a_kernel_of_its_own_agrees_with_the_cpu(dtype, width, chunk):
-    """Activations are rounded to 16 bits before each product; the caches show what it does."""
+    """Activations are rounded to 16 bits before each product. The effect is visible in the
+    caches.
+    """
     from ark_cpu import backend as cpu
 
     config = LlamaConfig(
@@ -255,7 +260,7 @@ def test_a_prompt_in_a_kernel_of_its_own_agrees_with_the_cpu(dtype, width, chunk
         (fp16, 1024, 2048, 16, 2, 64),
         (fp32, 1024, 512, 4, 4, 32),
         (bf16, 96, 200, 6, 2, 24),
-        # Rows of weights wider than a stage: after swiglu, and behind a norm.
+        # Rows of weights that are wider than a stage: one layer after swiglu, one after a norm.
         (bf16, 1024, 14336, 8, 2, 128),
         (fp32, 512, 14336, 4, 4, 32),
         (fp16, 10240, 1024, 4, 4, 32),

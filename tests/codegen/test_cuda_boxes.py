@@ -1,5 +1,6 @@
-"""Products of weights that came as a box, run on the host: 32 threads are a warp's lanes, matrix
-units' products follow PTX's description of m16n8k16, against NumPy.
+"""Products of weights that were loaded as a box. The device code runs on the host: 32 threads are a
+warp's lanes, and the products of matrix units follow PTX's description of m16n8k16. Results are
+compared with NumPy.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def boxed(weights: np.ndarray) -> np.ndarray:
-    """As the copy engine lays rows of 128 bytes, swizzled, one block behind the other."""
+    """Arranges rows as the copy engine does: 128 bytes, swizzled, one block after another."""
     rows, k = weights.shape
     box = np.zeros((k // LINE_ELEMENTS, rows, 8, 8), np.uint16)
     for row in range(rows):
@@ -86,7 +87,7 @@ def boxed(weights: np.ndarray) -> np.ndarray:
 def test_a_warps_sums_are_numpys(device: ctypes.CDLL, rows: int, inputs: int) -> None:
     rng = np.random.default_rng(rows * inputs)
     k = 3 * LINE_ELEMENTS
-    # Whole numbers that bf16 and the sums hold exactly.
+    # Whole numbers that bf16 and the sums represent exactly.
     weights = rng.integers(-8, 9, (rows, k)).astype(np.float32)
     x = rng.integers(-8, 9, (inputs, k)).astype(np.float32)
     given = to_bf16(x)

@@ -1,8 +1,8 @@
-"""The loop's elementary protocol on a real NVIDIA GPU: stages, packets, counters, ends and errors.
+"""The loop's elementary protocol on a real NVIDIA GPU: stages, packets, counters, stops and errors.
 
 The plans are written by hand, so that only the device ABI, the loop, the ring and the device object
-take part; expected values come from NumPy. Skipped without a GPU, failed where ARK_REQUIRE promises
-one.
+are involved. Expected values come from NumPy. The tests are skipped without a GPU, and fail without
+one if ARK_REQUIRE demands it.
 """
 
 from __future__ import annotations
@@ -93,10 +93,11 @@ def test_a_deadlock_ends_in_the_mailbox(device, ring):
     streams = Streams(device, device.machine.processors, machine, limit=3, phase0=3, extra_wait=1)
     streams.job.run(budget_s=0.2)
     mail = streams.job.mail
-    # The waiting task or its dependents; never tasks that wait for the next iteration.
+    # The error names the waiting task or its dependents, never tasks that wait for the next
+    # iteration.
     assert layout.ERROR_KINDS[int(mail["error"])] == "counter"
     assert mail["error_expected"] == mail["error_seen"] + 1
-    # The process goes on.
+    # The process can continue to use the device.
     healthy = Streams(device, device.machine.processors, machine, limit=3, phase0=3)
     healthy.job.run()
     healthy.check(3, 3)

@@ -1,9 +1,9 @@
 """The CUDA backend's device object against every supported version of cuda-bindings, and its
 kernels against the oldest NVRTC, without a GPU.
 
-The bindings' structs and signatures change between minor versions. The unmodified bindings, oldest,
-newest and installed, run over a stand-in for libcuda (driver_stand_in.cpp) whose memory is the
-host's and whose kernels compute nothing.
+The bindings' structs and signatures change between minor versions. The oldest, the newest and the
+installed version run unmodified on a stand-in for libcuda (driver_stand_in.cpp), whose memory is
+host memory and whose kernels compute nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where wheels are unpacked: in pytest's cache, kept for the next run, where it has one."""
+    """The folder to which wheels are unpacked: in pytest's cache, if there is one, so that the next
+    run finds them.
+    """
     cache = getattr(request.config, "cache", None)  # none with `-p no:cacheprovider`
     if cache is None:
         return tmp_path_factory.mktemp("cuda-bindings")
@@ -49,7 +51,7 @@ def wheels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def newest() -> str:
-    """The newest cuda-bindings that the package's own limits allow and the index has."""
+    """The newest cuda-bindings in the index that the package's requirements allow."""
     done = pip("index", "versions", "cuda-bindings")
     matches = re.search(r"Available versions: (.*)", done.stdout)
     if done.returncode or matches is None:
@@ -105,7 +107,9 @@ def test_the_device_object_fits_the_bindings(which: str, stand_in: Path, wheels:
 
 @slow
 def test_the_oldest_nvrtc_compiles_the_bodies(wheels: Path) -> None:
-    """13.0 takes a lambda in a kernel for a host function, and refuses it, unless it is told."""
+    """Without an option, NVRTC 13.0 treats a lambda in a kernel as a host function and refuses
+    it.
+    """
     folder = unpacked("nvidia-cuda-nvrtc", OLDEST_NVRTC, wheels)
     (library,) = folder.rglob("libnvrtc.so.13")
     path = [str(ROOT), str(ROOT / "backends/cuda"), os.environ.get("PYTHONPATH", "")]
@@ -135,7 +139,7 @@ def test_modules_are_unloaded(stand_in: Path, tmp_path: Path) -> None:
 def test_nothing_is_freed_under_a_running_kernel(
     kernel: str, stand_in: Path, tmp_path: Path
 ) -> None:
-    """A kernel that leaves when it is told to, and one that never does."""
+    """Two kernels: one leaves when the host requests it, the other never does."""
     output = check(stand_in, "run", STAND_IN_KERNEL=kernel, ARK_CACHE_DIR=str(tmp_path))
     if kernel == "aborts":
         assert output == "closed True\n"

@@ -1,5 +1,5 @@
-"""Products of fp32 on NVIDIA GPUs, in fp32's digits and as tf32 from sides as they lie: which tiles
-they have, what the compiler makes of them, and on a GPU their sums against NumPy's in fp64.
+"""fp32 products on NVIDIA GPUs, in full precision and as tf32, with both sides in their memory
+layout: their tiles, the compiler's output, and on a GPU their sums compared with NumPy's in fp64.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ H100 = machines.MODELS["h100"]
 UNITS, ORDINARY = "  ark_unit_tile<", "  ark_exact_tile<"
 Batch = tuple[int, ...]
 
-# (batches of a and b, m, n, k, transposes, is something done to the sums?)
+# (batches of a and b, m, n, k, transposes, True if an op is applied to the sums)
 CASES: list[tuple[Batch, Batch, int, int, int, tuple[bool, bool], bool]] = [
     ((), (), 2048, 2048, 512, (False, True), False),  # 128 x 128
     ((), (), 512, 4096, 512, (False, False), False),
@@ -67,7 +67,7 @@ def product(
     scaled: bool,
     tf32: bool = False,
 ) -> Plan:
-    """A plan of c = a b, or of c = a b / 2 + d for each column, for ordinary tiles."""
+    """A plan of c = a b, or of c = a b / 2 + d for each column, with ordinary tiles."""
     ta, tb = transposes
     graph = Graph()
     a = graph.tensor((*left, *((k, m) if ta else (m, k))), fp32, arena="state", name="a")
@@ -97,7 +97,7 @@ def source(planned: Plan) -> Any:
 )
 @pytest.mark.parametrize("tf32", [False, pytest.param(True, marks=slow)])
 def test_tiles_are_compiled_without_many_spills(case: Any, tf32: bool) -> None:
-    """Sums stay in registers; only addresses may be spilled."""
+    """Sums stay in registers. Only addresses may be spilled."""
     planned = product(H100, *case, tf32)
     emitted = source(planned)
     assert UNITS in emitted.source.text
@@ -110,7 +110,7 @@ def test_tiles_are_compiled_without_many_spills(case: Any, tf32: bool) -> None:
 
 @pytest.mark.parametrize("name", ["a100", "h200", "b200", "rtx5090"])
 def test_every_machine_has_them(name: str) -> None:
-    """With as many stages as its shared memory has room for."""
+    """The body has as many stages as fit in shared memory."""
     machine = machines.MODELS[name]
     planned = product(machine, *CASES[0])
     emitted = source(planned)
@@ -123,8 +123,8 @@ def test_every_machine_has_them(name: str) -> None:
 
 
 def test_tiles_are_those_that_end_first() -> None:
-    """As many as processors, or nearly, where there is work for so many; not where sums are of few
-    elements, nor of other types.
+    """There are about as many tiles as processors if there is enough work. This does not apply to
+    sums of few elements, nor to other types.
     """
     tiles = [product(H100, *case).ops[0].params["tile"] for case in CASES[:3]]
     assert tiles == [[128, 128], [128, 128], [128, 64]]
@@ -139,7 +139,7 @@ def test_tiles_are_those_that_end_first() -> None:
 
 
 def run(planned: Plan, arrays: dict[str, Any]) -> list[Any]:
-    """What the plan makes of the arrays, twice."""
+    """Runs the plan on the arrays twice and returns both results."""
     runs = []
     opened = contextlib.closing(backend.open(0))
     with opened as device, Executor(planned, backend, device) as executor:
@@ -156,8 +156,8 @@ def run(planned: Plan, arrays: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_products_are_those_of_fp64(case: Any, tf32: bool, ordinary: bool) -> None:
-    """Within what k roundings of partial sums add up to, and as tf32 of the factors; the same bits
-    in both runs.
+    """The error is at most the sum of k roundings of partial sums, or for tf32 that of the factors'
+    roundings. Both runs give the same bits.
     """
     if tf32 and ordinary:
         pytest.skip("tf32 is of matrix units")
@@ -188,7 +188,7 @@ def test_products_are_those_of_fp64(case: Any, tf32: bool, ordinary: bool) -> No
 @needs_gpu
 @pytest.mark.parametrize("transposes", [(False, True), (True, False)])
 def test_infinities_and_the_largest_numbers_stay(transposes: tuple[bool, bool]) -> None:
-    """Though their parts as tf32 are no numbers."""
+    """The results are right although the numbers' tf32 parts are infinite or NaN."""
     ta, tb = transposes
     m, n, k = 300, 260, 300
     rng = np.random.default_rng(6)

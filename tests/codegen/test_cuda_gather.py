@@ -1,5 +1,5 @@
-"""Rows of a batch that come in the weights' type, on the host: one thread after another does its
-part of the gather, with a norm's weights and without, against NumPy.
+"""Gathers rows of a batch in the weights' type. The device code runs on the host: each thread does
+its part of the gather in turn, with and without a norm's weights. Results are compared with NumPy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytest.importorskip("ark_cuda")
 
 from ark_cuda.tasks import inline
 
-ROWS, K, PITCH = 5, 192, 224  # of which 16 threads have two eights each, the last ones one
+ROWS, K, PITCH = 5, 192, 224  # 16 threads have two groups of eight each, the last ones one
 
 HOST = r"""
 #include <cstdint>

@@ -1,4 +1,6 @@
-"""The harness of test_cuda_device emits and compiles, so that it does not rot where no GPU is."""
+"""The harness of test_cuda_device emits and compiles its kernels. This test keeps it working on
+machines without a GPU.
+"""
 
 from types import SimpleNamespace
 

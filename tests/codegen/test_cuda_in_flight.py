@@ -1,5 +1,5 @@
-"""How many copies the operand stream has in flight, run on the host: stages are used in their
-order, and a slot's barrier has had a phase for each of its stages that has been used.
+"""The number of copies that the operand stream keeps in flight. The device code runs on the host.
+Stages are used in order, and a slot's barrier has completed one phase for each of its used stages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ extern "C" uint32_t run(uint32_t issued, uint32_t used) {
 def build(
     folder: Path, slots: int, in_flight: int, lead: int = 1, slow: bool = True
 ) -> ctypes.CDLL:
-    """slots: of the ring. lead: warps beside those that compute and load. slow: the memory."""
+    """slots: slots of the ring. lead: number of warps that neither compute nor load. slow: True for
+    a slow memory.
+    """
     text = resources.files("ark_cuda").joinpath("in_flight.h").read_text()
     source, library = folder / "in_flight.cpp", folder / "in_flight.so"
     constants = (

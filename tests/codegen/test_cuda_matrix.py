@@ -1,5 +1,6 @@
-"""Matrix products of the variant `matrix`: chosen, compiled without waits between instructions, and
-on a GPU equal to NumPy's for all transposes, batches and ragged edges.
+"""Matrix products of the variant `matrix`: when they are chosen, that they compile without waits
+between instructions, and that on a GPU they equal NumPy's for all transposes, batches and ragged
+edges.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ H100 = machines.MODELS["h100"]
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
 
-# The default run compiles each order of operands once, several products at once and few rows.
+# The default run compiles each order of operands once, several products together, and few rows.
 @pytest.mark.parametrize(
     ("left", "right", "m", "n", "k", "transposes", "dtype"),
     [
@@ -79,7 +80,9 @@ def test_operands_without_box_maps_use_the_block_variant(m, n, k, dtype) -> None
 
 @pytest.mark.parametrize(("depth", "k", "variant"), [(1024, 2048, "matrix"), (64, 8192, "block")])
 def test_a_small_product_among_large_ones_runs_beside_them(depth, k, variant) -> None:
-    """As a pooler of eight rows behind a whole encoder; not where it is most of the work."""
+    """The variant is used if a product of few rows follows an encoder, as a pooler of eight rows
+    does, but not if such a product is most of the work.
+    """
     graph = Graph()
     small = graph.tensor((8, 1024), bf16, arena="state", name="made")
     rows = graph.tensor((8, k), bf16, arena="state", name="rows")
@@ -96,7 +99,7 @@ def test_a_small_product_among_large_ones_runs_beside_them(depth, k, variant) ->
 
 
 def test_the_registers_of_roles_are_those_that_the_plan_names() -> None:
-    """A warpgroup has as many as its role, which all together are no more than a processor has."""
+    """The registers of a warpgroup's role. All roles together need no more than a processor has."""
     planned = product(H100, *CASES[0])
     entry = to_json(planned)
     (variant,) = machine_of(planned).variants
@@ -154,8 +157,8 @@ def test_products_are_numpys(left, right, m, n, k, transposes, dtype) -> None:
 
 
 def chained(machine: Machine) -> Plan:
-    """A plan of c = a b^T, e = softmax(c), g = e f^T: g's left side is computed, and softmax uses
-    the stages' memory.
+    """A plan of c = a b^T, e = softmax(c), g = e f^T. The left side of g is computed, and softmax
+    uses the stages' memory.
     """
     graph = Graph()
     shapes = {"a": (256, 1024), "b": (1024, 1024), "f": (512, 1024)}
@@ -174,7 +177,9 @@ def chained(machine: Machine) -> Plan:
 
 
 def test_operands_written_in_the_iteration_are_not_loaded_early() -> None:
-    """Of the second product only the right side is, once softmax leaves the stages alone."""
+    """Only the right side of the second product is loaded early, if softmax does not use the
+    stages.
+    """
     planned = chained(H100)
     assert planned.variant == "matrix"
     emitted = write(planned, machine_of(planned), backend.dialect("sm_90a"))
@@ -190,7 +195,7 @@ def test_operands_written_in_the_iteration_are_not_loaded_early() -> None:
 
 
 def test_external_addresses_are_patched_in_task_records() -> None:
-    """Addresses of external operands and of box maps, which each copy of the table has."""
+    """The addresses of external operands and of tensor maps in each copy of the table."""
     graph = Graph()
     a = graph.tensor((512, 1024), bf16, arena="external", name="a")
     b = graph.tensor((512, 1024), bf16, arena="external", name="b")
@@ -253,8 +258,8 @@ def test_a_chain_of_products_is_numpys() -> None:
 
 
 def fused(machine: Machine, m: int, n: int, k: int, dtype: DataType, result: DataType) -> Plan:
-    """A plan of c = relu(a b^T + bias) * column + rest, where c is of type `result`, and rest has
-    rows that are not packs of 16 bytes if m is odd.
+    """A plan of c = relu(a b^T + bias) * column + rest, where c has type `result`. If m is odd, the
+    rows of `rest` are not whole packs of 16 bytes.
     """
     graph = Graph()
     shapes = {"a": (m, k), "b": (n, k), "bias": (n,), "column": (m, 1)}
@@ -331,7 +336,7 @@ def test_products_with_epilogues_equal_numpy(m, n, k, dtype, result) -> None:
     assert (np.abs(c - exact) <= 2.0**-22 * np.sqrt(k) * scale + rounding * np.abs(exact)).all()
 
 
-# The default run compiles floats of 8 bits of both forms, whole numbers, and tf32.
+# The default run compiles both forms of 8-bit floats, integers, and tf32.
 @pytest.mark.parametrize(
     ("m", "n", "k", "types", "scaled", "instruction"),
     [pytest.param(*case, marks=[slow] * (i % 2 == 0)) for i, case in enumerate(FEW_BITS)],
@@ -353,8 +358,8 @@ def test_types_of_few_bits_are_multiplied_by_warpgroups(
 @pytest.mark.parametrize("dtype", [fp8_e4m3, int8, fp32], ids=str)
 @pytest.mark.parametrize("across", [(True, False), (False, True), (True, True)])
 def test_transposed_operands_of_small_types_are_copied(dtype, across) -> None:
-    """Both sides have k side by side when they are multiplied, and rows that begin at multiples of
-    16 bytes, if they do not yet; and units multiply them.
+    """When they are multiplied, both sides are contiguous along k and have rows at multiples of 16
+    bytes; a copy arranges them so if necessary. Matrix units then multiply them.
     """
 
     def plan_of(k: int) -> Plan:
@@ -401,8 +406,8 @@ def test_products_of_few_bits_are_numpys(m, n, k, types, scaled, instruction) ->
                 runs.append(executor.read("c").astype(np.float64))
     a, b = (v.astype(np.float64) for v in arrays.values())
     exact = a @ b.T * (0.5 if scaled else 1.0)
-    # tf32 keeps 10 bits of each factor, cut off; of 8-bit floats units cut sums off after about 13
-    # bits, 32 products at a time, which adds up.
+    # tf32 truncates each factor to 10 bits. For 8-bit floats, units truncate sums after about 13
+    # bits, 32 products at a time, and these errors add up.
     cut = {"int8": 0.0, "fp32": 2.0**-9}.get(types[0].name, k / 32 * 2.0**-13)
     bound = cut * (np.sqrt(a**2 @ (b**2).T) * 4 + np.abs(exact)) + 1e-5 * (types[0] != int8)
     for c in runs:
@@ -412,8 +417,8 @@ def test_products_of_few_bits_are_numpys(m, n, k, types, scaled, instruction) ->
 
 @pytest.mark.parametrize(("rows", "leaves"), [(512, True), (4096, False)])
 def test_weights_that_are_read_once_leave_the_cache_first(rows, leaves) -> None:
-    """So says the machine code of a product whose rows are multiplied side by side; what several
-    rounds of tiles read is to stay.
+    """The machine code shows which data L2 keeps for a product whose tiles of a row run at the same
+    time: data that several rounds of tiles read has the priority to stay.
     """
     planned = product(H100, (), (), rows, 2048, 4096, (False, True), bf16)
     machine = machine_of(planned)
@@ -428,7 +433,7 @@ def test_weights_that_are_read_once_leave_the_cache_first(rows, leaves) -> None:
     [(512, 4096, 4096, "false"), (512, 512, 512, "true"), (4096, 4096, 4096, "true")],
 )
 def test_stages_overlap_where_operands_are_at_hand(m, n, k, overlap) -> None:
-    """Not where 512 rows meet weights that come from memory."""
+    """Stages do not overlap if 512 rows meet weights that come from memory."""
     planned = product(H100, (), (), m, n, k, (False, True), bf16)
     source = write(planned, machine_of(planned), backend.dialect("sm_90a")).source.text
     matches = set(

@@ -1,5 +1,6 @@
-"""Operands with box maps move from launch to launch: each copy of the task table has its own box
-maps, for the addresses of its launch. The device here is a stand-in that only records writes.
+"""Operands with tensor maps have other addresses in each launch. Each copy of the task table has
+separate tensor maps for the addresses of its launch. The device here is a stand-in that only
+records writes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ark.runtime.placements import MAX_TABLES
 
 
 class Kept:
-    """Memory by address; a box map's form is its matrix's address, repeated."""
+    """Memory by address. A fake tensor map is its matrix's address, repeated."""
 
     def __init__(self) -> None:
         self.memory = np.zeros(1 << 24, np.uint8)
@@ -76,7 +77,7 @@ def test_each_table_has_its_own_box_maps() -> None:
     where = tables.host.tasks.dtype.fields["operand"][1] // 8
 
     def looked_at(table: int) -> set[tuple[int, ...]]:
-        """By task: operands, and the addresses that its box maps are of."""
+        """By task: the operands, and the addresses in its tensor maps."""
         rows = device.words(table, record * len(tables.host.tasks)).reshape(-1, record)
         operands = rows[:, where : where + 5].tolist()
         return {(*r[:3], *(int(device.words(m, 1)[0]) for m in r[3:])) for r in operands}

@@ -1,5 +1,5 @@
-"""The task lists of warps of the variant `matrix` that move data: their contents, that products
-wait for none of their tasks, and that the kernel compiles.
+"""The task lists of the moving warps of the variant `matrix`: their contents, that products do not
+wait for their tasks, and that the kernel compiles.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROWS, DEPTH, TILES = 4096, 512, 512  # of 128 x 256, in four rounds of 128
 
 
 def graph_of(rank: int, collective: str) -> Graph:
-    """A product, its sum over two ranks or a share of that, and what comes behind."""
+    """A product, its sum over two ranks or one share of that sum, and the ops that follow."""
     graph = Graph(rank, 2)
     x = graph.tensor((ROWS, DEPTH), bf16, arena="state", name="x")
     w = graph.tensor((ROWS, DEPTH), bf16, arena="state", name="w")
@@ -56,7 +56,7 @@ def plans_of(collective: str) -> list[Plan]:
 
 
 def tasks(planned: Plan, name: str) -> Iterator[tuple[int, Task]]:
-    """The tasks of ops whose names have this in them, with their lists."""
+    """The tasks of ops whose names contain the given text, with their lists."""
     for lane, listed in enumerate(planned.phases[0].processors):
         yield from ((lane, task) for task in listed if name in planned.ops[task.op].name)
 
@@ -76,7 +76,9 @@ def test_moving_warps_send_and_add_all_rounds_but_the_last(collective: str) -> N
 
 
 def test_products_do_not_wait_for_peers() -> None:
-    """Products wait neither for data from peers nor for the memory of a send in progress."""
+    """Products wait neither for data from peers nor for the memory of a copy that is in
+    progress.
+    """
     planned = plans_of("all_reduce")[0]
     products = [t for _, t in tasks(planned, "") if planned.ops[t.op].kind == "matmul"]
     assert len(products) == TILES

@@ -1,5 +1,6 @@
-"""How products with an expression leave registers as results of 16 bits, run on the host: 32
-threads are a warp's lanes, whose sums lie as PTX describes those of wgmma. Against NumPy.
+"""Stores 16-bit results of products with an expression. The device code runs on the host: 32
+threads are a warp's lanes, whose sums are arranged as PTX describes for wgmma. Results are compared
+with NumPy.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def _between(text: str, begin: str, end: str) -> str:
 def test_each_pair_meets_its_operands(
     tmp_path: Path, wide: int, columns: int, rest: bool, ctype: str
 ) -> None:
-    """All but the rounding: values have few digits."""
+    """Tests everything except rounding: values have few digits."""
     store = resources.files("ark_cuda").joinpath("matrix_store.h").read_text()
     slab = _between(store, "ARK_DEVICE ark_u32 ark_matrix_slab_at", "// Two blocks' pairs")
     text = WARP.read_text() + CALLS + slab + inline.header("pairs.h") + RUN

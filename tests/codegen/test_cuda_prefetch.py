@@ -1,5 +1,5 @@
-"""When the operand stream asks for stages in L2, run on the host with a clock of its own: what a
-warp's lanes agree on is what one thread does here, and record k of a list is the number k.
+"""The operand stream's prefetches to L2, run on the host with a simulated clock. One thread
+represents a warp's lanes, and record k of a list is the number k.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ extern "C" uint32_t run(uint32_t first, uint32_t last, uint32_t end, uint32_t fu
 def build(
     folder: Path, runs: int, stage_ns: int = 624, slots: int = 12, mib: int = 2357
 ) -> ctypes.CDLL:
-    """runs: so many first stages of a list are runs, the others boxes. slots: of the ring.
+    """runs: the number of stages at the start of a list that are runs; the others are boxes. slots:
+    slots of the ring.
 
-    mib: what an iteration reads.
+    mib: the MiB that an iteration reads.
     """
     text = resources.files("ark_cuda").joinpath("prefetch.h").read_text()
     source, library = folder / "prefetch.cpp", folder / "prefetch.so"
-    # A shuffle adds the lane to a record's first word, and so does it here to all of its words.
+    # The simulated shuffle adds the lane to all words of a record; a real one adds it to the first
+    # word only.
     constants = (
         f"constexpr int ARK_STAGE_NS = {stage_ns}, ARK_STREAM_RUNS = {int(runs > 0)};\n"
         f"constexpr int ARK_STREAM_CUTS = {int(runs < LISTED_STAGES)};\n"
@@ -93,7 +95,9 @@ def asked(
 
 
 def paced(clocks: list[int], most: int = 1400) -> bool:
-    """True where neighbours are about the time of one stage at memory bandwidth apart."""
+    """True if consecutive prefetches are apart by about the time of one stage at memory
+    bandwidth.
+    """
     return all(1200 <= b - a <= most for a, b in itertools.pairwise(clocks))
 
 
@@ -109,13 +113,15 @@ def test_nothing_is_asked_for_beyond_the_last_stage(runs: ctypes.CDLL) -> None:
 
 
 def test_stages_that_come_from_l2_make_room_for_more(runs: ctypes.CDLL) -> None:
-    # Seven while the ring is full; then a stage each 800 clocks, faster than memory.
+    # Seven stages while the ring is full; then one stage every 800 clocks, which is faster than
+    # memory.
     stages, clocks = asked(runs, 4, 31, 60, 9_500, 800)
     ahead = len([c for c in clocks if c <= 9_500])
     assert ahead == 7 and paced(clocks[:ahead])
-    # The clock is read once a stage, and a late stage is made up for.
+    # The clock is read once per stage, and the interval after a late stage is shorter.
     assert 1300 <= (clocks[-1] - clocks[ahead - 1]) / (len(clocks) - ahead) <= 1450
-    # They are caught up with after twice as many or so; from there on the ring reads for itself.
+    # The ring catches up with the prefetches after about twice as many stages. From then on it
+    # reads from memory itself.
     assert stages == list(range(4, 4 + len(stages))) and 14 <= len(stages) <= 17
 
 

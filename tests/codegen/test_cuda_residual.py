@@ -1,5 +1,6 @@
-"""How products that end with a residual leave registers, run on the host: 32 threads are a warp's
-lanes, whose sums lie as PTX describes those of wgmma. Against NumPy.
+"""Stores results of products that end with a residual. The device code runs on the host: 32 threads
+are a warp's lanes, whose sums are arranged as PTX describes for wgmma. Results are compared with
+NumPy.
 """
 
 from __future__ import annotations

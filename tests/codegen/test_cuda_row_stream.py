@@ -1,4 +1,6 @@
-"""Rows that bulk copies load into shared memory: which rows, and on a GPU compared with NumPy."""
+"""Rows that bulk copies load to shared memory: when they are used, and on a GPU their results
+compared with NumPy's.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ def source(task_plan: Plan) -> str:
     return write(task_plan, machine, backend.dialect(machine.arch)).source.text
 
 
-# Rows; elements; streamed or not: too few rows for a team, rows that are no whole 16 bytes, short.
+# (rows, elements, True if streamed). Rows are not streamed if they are too few for a team, are not
+# whole 16 bytes, or are short.
 FORMS = [
     *(((40, 4096), True), ((40, 4000), True), ((4, 4096), False), ((40, 4090), False)),
     ((96, 1000), True),  # a row is a warp's, and a block has more warps than barriers
@@ -120,7 +123,7 @@ def test_the_body_compiles() -> None:
 
 
 def test_a_warp_alone_asks_for_no_barrier_of_its_block() -> None:
-    """There are 16 of them: a team of one warp meets without."""
+    """There are 16 barriers. A team of one warp synchronises without a barrier."""
     task_plan = planned(backend.machine("h100"), "softmax", [96, 1000], fp32)
     machine = machine_of(task_plan, 0)
     emitted = write(task_plan, machine, backend.dialect("sm_90a"))

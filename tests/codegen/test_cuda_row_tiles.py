@@ -1,5 +1,6 @@
-"""Codes of quantised rows as pairs of 16-bit floats, all of them, and products of stages of rows
-with one row of an input by matrix units, run on the host; against NumPy.
+"""Codes of quantised rows as pairs of 16-bit floats (all codes), and products of stages of rows
+with one input row on matrix units. The device code runs on the host; results are compared with
+NumPy.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.cases.cuda_boxes import HOST
 from tests.cases.cuda_tiles import HEAD
 
 NAMES = {t.name: t for t in CODES}
-# Codes, columns, group, type of scales, rows of a stage.
+# Codes, columns, group, type of scales, and rows of a stage.
 CASES: list[tuple[str, int, int, Any, int]] = [
     ("int4", 1024, 128, bf16, 4),
     ("int4", 256, 128, bf16, 16),
@@ -104,7 +105,7 @@ static void ark_packet_store(ark_u64* p, ark_u64 v, bool) { *p = v; }
 template <typename T>
 struct ArkShort {};
 """
-# What the hardware converts, from the same text that other vendors have.
+# The conversions by hardware, from the same text that other vendors compile.
 CONVERTED = r"""
 static ark_u32 ark_pair_of_e4m3(ark_u32 word) {
   return both([=](int n) { return ark_small_float<3, 7>(word >> n / 2 & 255u); });
@@ -206,7 +207,7 @@ def test_a_stage_of_rows_agrees_with_numpy(device: ctypes.CDLL, number: int) -> 
         codes = rng.standard_normal((rows, dtype.columns)) * 2
     scales = rng.uniform(0.5, 1.5, (rows, dtype.groups))
     stored = row_bytes(dtype, codes, scales)
-    # Blocks of any size, and of none.
+    # Blocks of any magnitude, and a block of zeros.
     x = rng.standard_normal(dtype.columns).astype(np.float32)
     x[:128] *= np.float32(2.0**6)
     if dtype.columns > 512:

@@ -1,4 +1,6 @@
-"""Few rows through linear layers by matrix units in the variant `roles`, on a GPU against NumPy."""
+"""Linear layers of few rows on matrix units in the variant `roles`, on a GPU compared with
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ needs_gpu = pytest.mark.skipif(
     not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
     reason=f"no NVIDIA GPU: {backend.probe().reason}",
 )
-# (rows, columns, inner, outputs of the last layer, weights' type): parts of eight rows of weights
-# and of sixteen, inputs that stay in memory, rows that are a multiple of neither, odd parts; and
-# four whole rows of weights.
+# (rows, columns, inner, outputs of the last layer, weights' type). The cases have parts of eight
+# and of sixteen rows of weights, inputs that stay in memory, row counts that are a multiple of
+# neither, odd parts, and four whole rows of weights.
 SIZES = [
     (8, 2048, 8192, 3000, bf16),
     (3, 2048, 8192, 3072, bf16),
@@ -48,7 +50,7 @@ SIZES = [
 
 
 def block(rows: int, columns: int, inner: int, outputs: int, dtype: DataType) -> Model:
-    """A gated block with its norm and residual, and a layer behind another norm."""
+    """A gated block with its norm and residual, and a layer after another norm."""
     model = Model(0, 1)
     with use_model(model):
         x = ark.tensor([rows, columns], name="x")
@@ -70,12 +72,14 @@ def planned(machine: ark.Machine, *sizes: object) -> Plan:
     return task_plan
 
 
-# The default run compiles the largest and that of fp16.
+# The default run compiles the largest case and the fp16 case.
 @pytest.mark.parametrize(
     "sizes", [pytest.param(s, marks=[slow] * (i not in (2, 3))) for i, s in enumerate(SIZES)]
 )
 def test_all_layers_have_the_body_of_several_rows(sizes: tuple) -> None:
-    """In stages that the ring holds, of parts of rows; what gate and up make is not gathered."""
+    """Stages are parts of rows that the ring can hold. The result of gate and up is not
+    gathered.
+    """
     task_plan = planned(backend.machine("h100"), *sizes)
     machine = machine_of(task_plan)
     linear = [kinds.signature(task_plan, op) for op in task_plan.ops if op.kind == "linear"]
@@ -96,7 +100,9 @@ def test_all_layers_have_the_body_of_several_rows(sizes: tuple) -> None:
 def test_two_rows_take_whole_rows_of_weights(
     rows: int, columns: int, stage: tuple[int, int]
 ) -> None:
-    """Where the tile has columns for both; what stays in memory is multiplied in parts."""
+    """Boxes are used if the tile has columns for both halves. Input that stays in memory is
+    multiplied in parts.
+    """
     task_plan = planned(backend.machine("h100"), rows, columns, 8192, 512, bf16)
     linear = [op.params for op in task_plan.ops if op.kind == "linear"]
     assert [(p["rows"], p["split_k"]) for p in linear] == [stage, (16, 16), stage]
@@ -104,7 +110,7 @@ def test_two_rows_take_whole_rows_of_weights(
 
 @pytest.mark.parametrize(("sizes", "in_flight"), [((1, 4096, 14336), 3), ((4, 2048, 8192), 2)])
 def test_several_rows_have_no_more_copies_in_flight(sizes: tuple, in_flight: int) -> None:
-    """Of the two forms with 12 slots one wide row takes that with more in flight."""
+    """Of the two forms with 12 slots, a single wide row uses the one with more copies in flight."""
     task_plan = planned(backend.machine("h100"), *sizes, 512, bf16)
     variant = machine_of(task_plan).variant
     assert (variant.stages, variant.in_flight) == (12, in_flight)
@@ -112,15 +118,17 @@ def test_several_rows_have_no_more_copies_in_flight(sizes: tuple, in_flight: int
 
 @pytest.mark.parametrize(("rows", "warps"), [(2, 15), (4, 14), (5, 12), (8, 12)])
 def test_more_than_four_rows_have_registers(rows: int, warps: int) -> None:
-    """Three warps in each of four partitions have 168 a thread, a fourth leaves them 128."""
+    """With three warps in each of four partitions, a thread has 168 registers; a fourth warp leaves
+    it 128.
+    """
     task_plan = planned(backend.machine("h100"), rows, 2048, 8192, 512, bf16)
     assert machine_of(task_plan).variant.warps == warps
 
 
 @pytest.mark.parametrize("sizes", [SIZES[0], SIZES[3]])
 def test_the_stream_brings_every_byte_once(sizes: tuple) -> None:
-    """The records, read as the device reads them, against the rows that the tasks multiply: boxes
-    of whole lines, else pieces of rows.
+    """Compares the fetch records, read as the device reads them, with the rows that the tasks
+    multiply: boxes of whole lines, otherwise pieces of rows.
     """
     task_plan = planned(backend.machine("h100"), *sizes)
     emitted = write(task_plan, machine_of(task_plan), backend.dialect("sm_90a"))
@@ -201,7 +209,7 @@ def test_several_rows_agree_with_numpy(sizes: tuple) -> None:
     want = normed(hidden, wide["norm1"]) @ wide["last"].T
     with contextlib.closing(backend.open(0)) as device:
         task_plan = planned(device.machine, *sizes)
-        # What lies together in memory has a name of both.
+        # Weights that are adjacent in memory have a combined name.
         names = {t.name.split(".")[0].split("+")[0]: t.name for t in task_plan.tensors}
         with Executor(task_plan, backend, device) as executor:
             for name, values in given.items():

@@ -31,7 +31,7 @@ ELF_EXECUTABLE = 2  # e_type of an ELF file that needs no linking
 
 
 def plan_and_source(bodies: int):
-    """A plan of so many bodies, and its kernel's source."""
+    """A plan with the given number of bodies, and its kernel's source."""
     graph = Graph()
     for n in range(bodies):
         a, b = (graph.tensor((8 + n, 96), fp32, arena="state", name=f"{x}{n}") for x in "ab")
@@ -68,7 +68,7 @@ def test_a_kernel_of_many_bodies_is_linked():
 
 
 def test_a_body_belongs_to_one_part_of_the_text():
-    """The first part has the loop; other parts' bodies are declared there."""
+    """The first part has the loop and declares the bodies of the other parts."""
     source = plan_and_source(3 * MAX_JOINT_BODIES)[1]
     assert source.parts == 3
     for n in range(3 * MAX_JOINT_BODIES):
@@ -83,7 +83,7 @@ def test_a_body_belongs_to_one_part_of_the_text():
 
 @pytest.mark.parametrize("form", ["ARK_BODY", "ARK_DEVICE"])
 def test_parts_call_each_others_bodies(form: str):
-    """A body that others would inline is a function there too."""
+    """A body that would otherwise be inlined is a function there, too."""
     text = f"struct Own {{}};\n{form} void task_5_x(ArkCtx& c, const ArkTask& t) {{ task(); }}\n"
     assert writer._parted(text, "task_5_x", 0).count(form) == 1
     other = writer._parted(text, "task_5_x", 1)
@@ -106,7 +106,9 @@ def test_without_a_linker_it_is_one_program(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("threads, registers", [(512, 128), (544, 120), (384, 168), (128, 255)])
 def test_a_separate_function_keeps_within_its_threads_share(threads: int, registers: int):
-    """As the driver gives them: whole warps' of 256, each thread at most 255."""
+    """Registers as the driver allocates them: 256 at a time for a whole warp, at most 255 per
+    thread.
+    """
     assert compiler._registers(threads) == registers
 
 

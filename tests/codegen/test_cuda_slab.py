@@ -1,5 +1,5 @@
-"""How results leave a warp's slab for rows that are and are not multiples of 16 bytes, run on the
-host, lane by lane. Against NumPy.
+"""Stores results from a warp's slab, for rows that are and rows that are not multiples of 16 bytes.
+The device code runs on the host, lane by lane. Results are compared with NumPy.
 """
 
 from __future__ import annotations

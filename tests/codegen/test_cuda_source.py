@@ -1,4 +1,6 @@
-"""The loop compiles with NVRTC for every architecture, and the probe explains every absence."""
+"""The loop compiles with NVRTC for every architecture, and the probe gives a reason for every
+missing device.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_every_architecture_has_a_model():
 def test_the_loop_compiles(name):
     machine = backend.machine(name)
     binary = compile_for(machine, empty_plan(machine))
-    # An ELF file for NVIDIA GPUs (machine 190) that defines the entry point.
+    # Checks for an ELF file for NVIDIA GPUs (machine 190) that defines the entry point.
     assert binary.data[:4] == b"\x7fELF"
     assert struct.unpack_from("<H", binary.data, 18)[0] == 190
     assert b"ark_loop\0" in binary.data
@@ -66,10 +68,10 @@ def test_the_loop_compiles(name):
 
 
 # Bytes of spill stores of the real kernels of Llama 3.2 1B, by variant and tokens of a prompt's
-# chunk (0: decoding alone), as NVRTC 13.0 or 13.5 compiles them: of the loop itself, which holds a
-# decoder's bodies, and of all functions, including the registers that a callee saves. An upper
-# bound: a change that lowers a figure lowers it here. A prompt shares a kernel with `roles` only
-# where chunks are short; a decoder alone must not spill there (below).
+# chunk (0: decoding alone), as NVRTC 13.0 or 13.5 compiles them: of the loop itself, which contains
+# a decoder's bodies, and of all functions, including the registers that a callee saves. The figures
+# are upper bounds: a change that lowers a figure lowers it here. A prompt shares a kernel with
+# `roles` only if its chunks are short. A kernel for decoding only must not spill there (below).
 SPILLS = {("block", 0): (128, 128), ("block", 64): (212, 1428), ("roles", 64): (136, 788)}
 
 
@@ -98,12 +100,14 @@ def test_prompts_are_a_kernel_of_their_own_whose_products_are_not_serialized():
     target = machine_of(plan, 0)
     source = write(plan, target, backend.dialect(machine.arch), phases).source
     assert all(f"_{kind}_load(" in source.text for kind in ("matmul", "attention_tiles"))
-    # Rows by four, and the head's weights under way before its row is made.
+    # Rows are taken by four, and loads of the head's weights are in flight before its input row is
+    # complete.
     assert "ark_embedding_packs<4, 512," in source.text
     assert next(op.kind for op in plan.ops if op.name == "begin.head.logits") == "matmul"
     log = kept.binary(backend, source, Target(machine.arch, target.threads)).log
     loop = re.search(r"(\d+) bytes spill stores", log)
-    # What the loop itself keeps, stored once a task or an iteration; nothing within a product.
+    # Allowed spills: values that the loop itself keeps and stores once per task or iteration, none
+    # within a product.
     assert loop and int(loop[1]) <= 160 and "serialized" not in log, log
 
 
@@ -158,7 +162,7 @@ assert made == [b"\\x7fELF"] * 4, made
 
 
 def test_kernels_are_compiled_side_by_side_from_the_first_on():
-    """In a process that has not imported the compiler's package yet."""
+    """Runs in a process that has not imported the compiler's package yet."""
     done = subprocess.run([sys.executable, "-c", SIDE_BY_SIDE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -197,7 +201,7 @@ def test_a_device_fills_in_the_nearest_model():
 
 
 class FakeDriver:
-    """Answers as the driver API does: (code, values...)."""
+    """Returns results in the form of the driver API: (code, values...)."""
 
     CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NO_DEVICE=100)
     CUdevice_attribute = SimpleNamespace(
@@ -272,7 +276,7 @@ def test_the_doctors_kernel_compiles(name):
 
 
 def sums(offsets: list[int], arena: str = "state") -> Plan:
-    """A plan of sums y = x + x of 256 fp32 elements of x from each offset."""
+    """A plan with one sum y = x + x of 256 fp32 elements of x for each offset."""
     graph = Graph()
     x = graph.tensor((512,), by_name("fp32"), arena=arena, name="x")
     for number, first in enumerate(offsets):

@@ -1,5 +1,5 @@
-"""Stages of keys and values that the loader's lanes copy from pages, run on the host lane by lane,
-against the rows in NumPy.
+"""The loader's lanes copy stages of keys and values from pages. The device code runs on the host,
+lane by lane. Results are compared with the rows in NumPy.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.mark.parametrize("page", [4, 16, 48, 256])
 def test_a_stage_has_the_rows_of_its_pages(device: ctypes.CDLL, page: int) -> None:
-    """Parts of a text begin and end anywhere in a page; a number of no page is read as page 0."""
+    """Parts of a text begin and end at any row of a page. An invalid page number is read as
+    page 0.
+    """
     rng = np.random.default_rng(page)
     keys, values = rng.standard_normal((2, POOL, HEADS, page, WIDTH)).astype(np.float16)
     table = rng.permutation(POOL).astype(np.int32)[: max(3, -(-200 // page))]

@@ -1,6 +1,6 @@
-"""Matrix products on tensor memory (sm_100a), of the variant `matrix`: what the compiler makes of
-every type, transpose and edge, and how instructions are described. Compiled, not run: no such GPU
-was at hand.
+"""Matrix products on tensor memory (sm_100a), in the variant `matrix`: the compiler's output for
+every type, transpose and edge, and the instruction descriptors. They are compiled but not run,
+because no such GPU is available.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ pytest.importorskip("cuda.bindings.nvrtc")
 from ark_cuda import backend, machines
 
 B200 = machines.MODELS["b200"]
-# Twelve lowest bits of a machine instruction of 16 bytes, beside what nvdisasm 13.5 shows of it; of
-# a product two bits of the upper half say which.
+# The lowest twelve bits of a 16-byte machine instruction, with nvdisasm 13.5's name for it. For a
+# product, two bits of the upper half distinguish the kinds.
 COMMIT, MULTIPLY = 0x3E9, 0x5EA  # UTCBAR; UTCHMMA, UTCIMMA or UTCQMMA
 UNITS = {"f16": 0, "tf32": 0, "i8": 1, "f8f6f4": 3}
 
@@ -41,8 +41,8 @@ def compiled(plan: Plan, more: str = "") -> tuple[str, bytes, str]:
 
 
 def check(plan: Plan, kind: str) -> None:
-    """Products of that kind alone, as many as a stage has at a time; each stage is given back, and
-    one commit more says that a tile's sums are complete. Nothing is spilled.
+    """The code has only products of that kind, as many as one stage needs. Each stage is given
+    back, and one further commit signals that a tile's sums are complete. Nothing is spilled.
     """
     assert plan.variant == "matrix"
     source, code, log = compiled(plan)
@@ -58,7 +58,7 @@ def check(plan: Plan, kind: str) -> None:
     assert not any(spilled)
 
 
-# The default run compiles every third one.
+# The default run compiles every third case.
 @pytest.mark.parametrize(
     ("left", "right", "m", "n", "k", "transposes", "dtype"),
     [pytest.param(*case, marks=[slow] * (i % 3 > 0)) for i, case in enumerate(CASES)],
@@ -85,8 +85,9 @@ def test_the_largest_tiles_sums_fit_the_registers_they_are_stored_from() -> None
 
 
 def test_an_instruction_is_described_as_its_manual_says() -> None:
-    """Bits by hand from the PTX manual, "Instruction descriptor": type of sums from bit 4 on, of a
-    from 7, of b from 10; transposed a 15, b 16; columns / 8 from 17, rows / 16 from 24.
+    """The expected bits were written by hand from the PTX manual, "Instruction descriptor": type of
+    sums from bit 4 on, of a from 7, of b from 10; transposed a 15, b 16; columns / 8 from 17, rows
+    / 16 from 24.
     """
     deal = "ArkDeal<1, 1, 1, 1, 1, 1, 128, 64>"
     known = [

@@ -1,5 +1,5 @@
-"""Products of few rows or columns on NVIDIA GPUs: which body and which tiles they have, and what
-the compiler makes of them.
+"""Products of few rows or columns on NVIDIA GPUs: their bodies and tiles, and the compiler's
+output.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def test_they_are_read_at_once_and_kept_in_registers(case: Any) -> None:
 
 
 def test_k_is_cut_where_tiles_are_few() -> None:
-    """Matrices of fp32 sums, which another op adds up; not where processors have a tile each."""
+    """The parts are matrices of fp32 sums, which another op adds up. If every processor has a tile,
+    there are no parts.
+    """
     planned = product(16, 1, 1 << 18, (False, False), fp32)
     assert [op.kind for op in planned.ops] == ["matmul", "elementwise"]
     assert planned.ops[0].params["splits"] == 8
@@ -75,7 +77,9 @@ def test_k_is_cut_where_tiles_are_few() -> None:
 
 
 def test_few_columns_of_many_rows_are_planned() -> None:
-    """Weights of 16 bits that look like a prompt's, of which no tile of boxes is so narrow."""
+    """A product with 16-bit weights that resembles a prompt's, but is narrower than any tile of
+    boxes.
+    """
     planned = product(512, 10, 512, (False, True), bf16, "parameter")
     assert [op.kind for op in planned.ops] == ["matmul"]
 

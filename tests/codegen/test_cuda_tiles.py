@@ -1,5 +1,5 @@
-"""Drawing each sequence's best where a batch's logits are made, run on the host: 32 threads are a
-warp's lanes, against NumPy.
+"""Chooses each sequence's best token where a batch's logits are computed. The device code runs on
+the host: 32 threads are a warp's lanes. Results are compared with NumPy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.cases.cuda_boxes import HOST
 from tests.cases.cuda_tiles import HEAD
 
 SIZES = [(4, 2), (8, 2), (8, 3), (8, 8), (16, 2), (16, 5), (16, 8)]
-"""Rows of a stage, sequences; four rows are whole ones."""
+"""Rows of a stage and the number of sequences. Stages of four rows have whole rows."""
 STAGES, TILES = 6, 2
 CALLS = r"""
 // All stages of one of the tasks, whose logits are given: row n of sequence m at m * width + n.

@@ -1,5 +1,5 @@
-"""Types, ranks and many operands drawn by hypothesis, as tests/backend/test_types.py runs them:
-planned, verified and compiled for a GPU that need not be there.
+"""Types, ranks and many operands drawn by hypothesis, as in tests/backend/test_types.py. They are
+planned, verified and compiled for a GPU that need not exist.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_movements_compile(drawn: list[Case]) -> None:
 
 
 def test_squares_of_wide_elements_fit_into_shared_memory() -> None:
-    """In a transpose's tile, rows are one element further apart than they are long."""
+    """In a transpose's tile, rows are padded by one element."""
     array = np.zeros((130, 130), np.int64)
 
     def build(t: ark.Tensor) -> ark.Tensor:

@@ -1,5 +1,5 @@
-"""Products of one row, or two, with whole rows of weights by matrix units, run on the host as
-those of boxes are, against NumPy.
+"""Products of one or two rows with whole rows of weights on matrix units, run on the host as in
+test_cuda_boxes. Results are compared with NumPy.
 """
 
 from __future__ import annotations

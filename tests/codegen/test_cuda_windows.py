@@ -1,5 +1,5 @@
-"""Products of windows on NVIDIA GPUs: the tensor maps of the input, by hand, and what the compiler
-makes of both halves; on a GPU the sums of convolutions against torch's.
+"""Products of windows on NVIDIA GPUs: the input's tensor maps compared with hand-computed ones, the
+compiler's output for both halves, and on a GPU the sums of convolutions compared with torch's.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ def maps_of(window_plan: Plan) -> tuple[BoxMap, BoxMap]:
 
 
 def test_a_map_of_windows_as_the_right_side() -> None:
-    """3 x 2 taps every 2 rows of 32 x 40 places, one row in front and none behind, one column on
-    either side: 16 x 41 places, the last of which begins at row 29 and column 39.
+    """3 x 2 taps with stride 2 over rows of 32 x 40 places, padded by one row before and none
+    after, and by one column on each side. This gives 16 x 41 places, the last of which begins at
+    row 29 and column 39.
     """
     window_plan = planned(
         "h100", (8, 64, 32, 40), (256, 64, 3, 2), stride=(2, 1), padding=((1, 0), (1, 1))
@@ -108,8 +109,8 @@ def test_a_map_of_windows_as_the_right_side() -> None:
 
 
 def test_a_map_of_windows_of_one_dimension_as_the_left_side() -> None:
-    """A row of 501 places, 4 taps 2 apart, 1 in front and 4 behind: 500 places, the last one of
-    which begins at 498.
+    """A row of 501 places, 4 taps with dilation 2, and padding of 1 before and 4 after. This gives
+    500 places, the last of which begins at 498.
     """
     window_plan = planned("h100", (8, 128, 501), (256, 128, 4), padding=((1, 4),), dilation=2)
     left, right = maps_of(window_plan)
@@ -128,8 +129,9 @@ def test_a_map_of_windows_of_one_dimension_as_the_left_side() -> None:
 
 
 def loaded(box: BoxMap, memory: np.ndarray, place: Sequence[int]) -> np.ndarray:
-    """Lines of elements that copies through a tiled map bring of the rows at `place`, zeros outside
-    of the map. place: of dimensions 1 and up, the first of which are the rows' numbers.
+    """The lines of elements that copies through a tiled map load for the rows at `place`, with
+    zeros outside of the map. place: coordinates of dimensions 1 and up, the first of which are row
+    numbers.
     """
     steps = [s // memory.itemsize for s in box.strides]
     at = np.arange(-(-box.dims[0] // box.box[0]) * box.box[0])
@@ -145,8 +147,8 @@ def loaded(box: BoxMap, memory: np.ndarray, place: Sequence[int]) -> np.ndarray:
 def test_boxes_of_few_channels_hold_the_windows(
     x: Shape, w: Shape, options: dict[str, Any], dtype: Any
 ) -> None:
-    """Copies through both maps, done by hand, bring sides whose product is torch's convolution; of
-    an image's row they bring a window's taps and no more.
+    """Simulated copies through both maps load sides whose product is torch's convolution. From an
+    image's row they load only a window's taps.
     """
     torch = pytest.importorskip("torch")
     plan = planned("h100", x, w, dtype, BOXED, tf32=dtype == ark.fp32, **options)
@@ -207,7 +209,9 @@ def test_both_halves_compile(
 
 
 def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:
-    """By a matrix of windows in memory and tiles of fp32, where it is large; in place if small."""
+    """Large convolutions use a matrix of windows in memory and tiles of fp32; small ones read the
+    input in place.
+    """
     shape = (16, 64, 56, 56), (64, 64, 3, 3)
     window_plan = planned("h100", *shape, ark.fp32, padding=1)
     assert [op.kind for op in window_plan.ops] == ["remap", "matmul"]
@@ -221,7 +225,9 @@ def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:
 
 
 def test_images_of_their_own_channels_are_dealt_so_that_all_end_together() -> None:
-    """1,024 images of a channel: eight for each of 128 processors, not seven for most of 132."""
+    """1,024 images with one channel: eight for each of 128 processors, not seven for most of
+    132.
+    """
     window_plan = planned("h100", (16, 64, 56, 56), (64, 1, 3, 3), ark.fp32, padding=1, groups=64)
     assert [(op.kind, op.params["tile"]) for op in window_plan.ops] == [
         ("convolution", [1, 8, 1, 3136])
@@ -234,8 +240,8 @@ def test_images_of_their_own_channels_are_dealt_so_that_all_end_together() -> No
 def test_a_gpu_convolves_as_torch_does(
     x: Shape, w: Shape, options: dict[str, Any], dtype: Any
 ) -> None:
-    """Whole numbers, whose sums fp32 holds exactly, and tf32 their factors; only the result is
-    rounded.
+    """Whole numbers, whose sums fp32 represents exactly and whose factors tf32 does. Only the
+    result is rounded.
     """
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)

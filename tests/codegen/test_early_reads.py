@@ -1,8 +1,8 @@
-"""The operands that bodies read before their task's waits are met must be those that their kinds
+"""The operands that bodies read before the end of their task's waits must be those that their kinds
 declare.
 
-The verifier relies on `TaskKind.early`. Here the bodies that begin early are run as far as they get
-without waiting (tests/cuda_on_host.py), with a recorder before every memory access.
+The verifier relies on `TaskKind.early`. Here the bodies that begin early run as far as they get
+without waiting (tests/cuda_on_host.py), and every memory access is recorded.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CACHE_POSITION = 40  # of 64: there are old rows in the caches, and room for a n
 def decoders(
     dtype: str, chunk: int, ranks: int, width: int, batch: int = 1, **options: object
 ) -> list[Plan]:
-    """The small decoder on an H100 of few processors, by rank.
+    """The small decoder on an H100 with few processors, by rank.
 
-    chunk: rows of its prompts. width: elements of a head; of 32 on, caches come by the stream.
-    batch: sequences.
+    chunk: rows of its prompts. width: elements of a head; from 32 on, caches come through the
+    operand stream. batch: sequences.
     """
     machine = dataclasses.replace(backend.machine("h100"), processors=4)
     config = dataclasses.replace(CONFIG, head_dim=width)

@@ -1,5 +1,6 @@
-"""AMD's queues through the Linux driver's interface, compared with the kernel's own header, and
-with a driver that refuses calls. The driver's reaction was not observed, for want of an AMD GPU.
+"""AMD's queues through the Linux driver's interface: compared with the kernel's own header, and run
+with a simulated driver that refuses calls. The real driver was not tested, because no AMD GPU is
+available.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def test_calls_are_those_of_the_kernels_header(tmp_path: Path) -> None:
     lines += [f"static_assert({name} == {value}u);" for name, value in FLAGS.items()]
     source = tmp_path / "calls.cpp"
     source.write_text("#include <cstddef>\n#include <linux/kfd_ioctl.h>\n" + "\n".join(lines))
-    # What it takes from there are these two; the rest may not be installed.
+    # The two headers that are read from there; others need not be installed.
     (tmp_path / "drm").mkdir()
     (tmp_path / "drm" / "drm.h").write_text("#include <linux/types.h>\n#include <linux/ioctl.h>\n")
     done = subprocess.run(

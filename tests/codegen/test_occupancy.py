@@ -24,7 +24,7 @@ from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan
 from ark.plan.serialize import to_json
 
-# A sum of COUNT products that are all alive at once, and LDS.
+# A sum of COUNT products that are all live at once, and LDS.
 KERNEL = """
 #define DEVICE __attribute__((device))
 #define UNROLL _Pragma("unroll")
@@ -61,13 +61,13 @@ def test_registers_and_waves_are_the_compilers(arch: str, count: int, waves: int
     assert used.spills == number(r"\.vgpr_spill_count:\s+(\d+)")
     assert used.scratch_bytes == number(r"; ScratchSize: (\d+)")
     assert used.shared_bytes == number(r"; LDSByteSize: (\d+)") >= 4000
-    # clang counts the waves that a SIMD holds, LDS aside.
+    # clang reports the waves per SIMD, without regard to LDS.
     alone = occupancy(used, machines.ARCHS[arch].limits, 4, -used.shared_bytes)
     assert alone.warps // 4 == number(r"; Occupancy: (\d+)")
 
 
 def test_limits_are_those_of_the_lint() -> None:
-    """The lint's table, from the ISA guides, names them for its own rules."""
+    """The lint has a separate table of these limits, from the ISA guides."""
     for arch, lint in TARGETS.items():
         own = machines.ARCHS[arch].limits
         assert own == ProcessorLimits(
@@ -83,7 +83,7 @@ def test_limits_are_those_of_the_lint() -> None:
 @pytest.mark.parametrize(
     ("arch", "threads", "registers", "shared", "blocks", "limit"),
     [
-        # Of NVIDIA's occupancy calculator.
+        # Expected values of NVIDIA's occupancy calculator.
         ("sm_80", 256, 32, 0, 8, "registers and warps"),
         ("sm_80", 256, 64, 0, 4, "registers"),
         ("sm_80", 256, 65, 0, 3, "registers"),

@@ -1,5 +1,5 @@
-"""The kernel is compiled while scheduler and verifier run: the draft plan must give the compiler
-the same source as the finished plan.
+"""The kernel is compiled while the scheduler and the verifier run. For this, the draft plan must
+give the compiler the same source as the finished plan.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def test_a_draft_has_the_source_of_the_plan(name: str, ranks: int) -> None:
 
 
 def test_the_limit_is_asked_for_late_where_a_task_may_lower_it() -> None:
-    """Elsewhere it is read early, while a processor waits for the barrier. A stop token must take
-    effect.
+    """In other plans the limit is read early, while a processor waits for the barrier. Here a stop
+    token must take effect.
     """
     target = registry.machine("h100")
     dialect = registry.get(target.backend).dialect(target.arch)
@@ -58,7 +58,7 @@ def test_the_limit_is_asked_for_late_where_a_task_may_lower_it() -> None:
 
 
 class Compiler:
-    """The CPU's compiler, which counts."""
+    """The CPU's compiler with a count of its calls."""
 
     def __init__(self, fault: str = "") -> None:
         self.inner, self.fault, self.calls = registry.get("cpu").compiler(), fault, 0

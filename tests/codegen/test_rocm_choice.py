@@ -15,7 +15,9 @@ from tests.unit.plan.shapes import decoder_graphs
 
 @pytest.mark.parametrize(("name", "early"), [("mi300x", True), ("h100", False)])
 def test_candidates_are_packets_where_the_choice_begins_early(name: str, early: bool) -> None:
-    """They come from the layer that makes the logits, whose counter the choice waits for too."""
+    """The packets come from the layer that computes the logits. The choice also waits for that
+    layer's counter.
+    """
     target = registry.machine(name)
     (plan,) = plan_ranks(decoder_graphs(1), target)
     (choice,) = [op for op in plan.ops if op.kind == "choose"]

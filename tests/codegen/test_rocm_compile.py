@@ -47,7 +47,9 @@ def listing() -> dict[str, str]:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_pause_sleeps_once(arch: str, listing: dict[str, str]) -> None:
-    """A wave sleeps in both sides of a branch that masks lanes: the choice must be the wave's."""
+    """A wave would sleep on both sides of a branch that masks lanes, so the branch must be
+    uniform.
+    """
     between = re.findall(r"\ts_sleep \d+\n(.*?)(?=\ts_sleep \d+\n)", listing[arch], re.S)
     assert between
     assert all(re.search(r"\ts_c?branch", part) for part in between)
@@ -89,8 +91,8 @@ def test_no_access_takes_the_flat_path(listing: dict[str, str], arch: str) -> No
 
 
 def test_a_failure_is_recorded_in_one_place(listing: dict[str, str]) -> None:
-    """A failure claims the record by an atomic exchange; the loop of an empty plan, which has many
-    waits, contains no other.
+    """A failing task claims the error record by an atomic exchange. The loop of an empty plan,
+    which has many waits, contains no other exchange.
     """
     text = listing["gfx942"]
     assert text.count("\tglobal_atomic_cmpswap") == 1
@@ -98,7 +100,7 @@ def test_a_failure_is_recorded_in_one_place(listing: dict[str, str]) -> None:
 
 
 def _before(text: str, mark: str, store: str) -> bool:
-    """Whether every `mark` is followed by a `store` before the next branch target."""
+    """True if every `mark` is followed by a `store` before the next branch target."""
     return re.search(rf"{mark}\n(?:\t(?!s_cbranch).*\n)*?\t{store}", text) is not None
 
 
@@ -208,7 +210,7 @@ def test_epilogues_of_products_spill_nothing(end: str, tile: tuple[int, int]) ->
     text = assembly(emitted.source, "gfx942")
     assert fact(text, "private_segment_fixed_size") == 0
     assert fact(text, "vgpr_spill_count") == 0
-    # An epilogue is emitted once, whatever the tile, and so are its exponentials.
+    # An epilogue, with its exponentials, is emitted once whatever the tile.
     assert text.count("v_exp_f32") <= 64
 
 
@@ -245,7 +247,7 @@ def test_source_that_does_not_compile_shows_the_compilers_words() -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_clock_without_its_builtin(listing: dict[str, str], arch: str) -> None:
-    """LLVM 18 lacks __builtin_readsteadycounter; the instruction behind it is the same."""
+    """LLVM 18 lacks __builtin_readsteadycounter; the underlying instruction is the same."""
     text = emit(arch).source.text
     asked = "__has_builtin(__builtin_readsteadycounter)"
     assert text.count(asked) == 1
@@ -255,7 +257,7 @@ def test_the_clock_without_its_builtin(listing: dict[str, str], arch: str) -> No
 
 
 def _old_hiprtc(source: Source, target: Target) -> Binary:
-    """In place of a hiprtc that knows less than the source asks for; none is installed here."""
+    """Simulates a hiprtc that is too old for the source; none is installed here."""
     raise SystemError("hiprtc cannot compile the loop kernel")
 
 

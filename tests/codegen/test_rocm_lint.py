@@ -1,8 +1,8 @@
-"""The ISA lint over ark's own loop kernels: what running them on the emulator cannot show.
+"""The ISA lint on ark's own loop kernels, for faults that running them on the emulator cannot show.
 
-Compiled, not executed: cache control around every scoped hand-over, no scratch memory, LDS and
-registers within what one resident workgroup may have, matrix instructions where a prompt's
-products ask for them.
+The kernels are compiled and not run. The lint checks cache control around every scoped hand-over,
+no scratch memory, LDS and registers within the limits of one resident workgroup, and matrix
+instructions where a prompt's products need them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from tests.slow import slow
 pytest.importorskip("ark_rocm_emulator")
 from ark_rocm_emulator.lint import TARGETS, Expectations, Finding, lint
 
-# Processors of a device, and the host or peers: every hand-over of the loop is marked with its own.
+# Scopes: processors of a device, and the host or peers. Every hand-over of the loop has a marker
+# with its scope.
 SCOPES = ("agent", "system")
 
-# Decoding with prompts, unfused so that matrix units serve the prompt, and ranks with peers: a sum,
-# every way of a channel, and by `nox -s slow` a decoder.
+# Decoding with prompts, unfused so that matrix units compute the prompt; and ranks with peers: a
+# sum, every kind of channel, and with `nox -s slow` a decoder.
 PLANS = (
     "llama-bf16-unfused",
     "sums-bf16",
@@ -69,7 +70,7 @@ def findings_of(
     return lint(text, TARGETS[arch], expected)
 
 
-# The default run reads one architecture of each family.
+# The default run checks one architecture of each family.
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("arch", [pytest.param(a, marks=[slow] * (a != "gfx942")) for a in ARCHS])
 def test_loop_kernels_are_clean(arch: str, name: str) -> None:
@@ -78,7 +79,7 @@ def test_loop_kernels_are_clean(arch: str, name: str) -> None:
 
 @pytest.mark.parametrize("arch", [pytest.param(a, marks=[slow] * (a != "gfx942")) for a in ARCHS])
 def test_requests_to_copy_engines_are_clean(arch: str) -> None:
-    """Packets, write pointer and doorbell, which no other plan has."""
+    """Packets, write pointer and doorbell of a queue, which no other plan uses."""
     machine = machine_for(arch)
     plan = build(2, put_and_send, machine)[0]
     assert [str(f) for f in findings_of(plan, machine, arch)] == []

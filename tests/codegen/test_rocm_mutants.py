@@ -1,8 +1,8 @@
-"""Faults planted in the AMD prelude, one at a time: the lint of the machine code finds each.
+"""Plants faults in the AMD prelude, one at a time. The lint of the machine code must find each.
 
-Interpretation is sequentially consistent and the hardware is not here, so this is what stands
-behind the loop's hand-overs there. On gfx942, which has every rule; ARK_EMULATOR_SWEEP=1 takes all
-architectures.
+The emulator's interpretation is sequentially consistent, and no AMD hardware is available here, so
+the lint is the only check of the loop's hand-overs on such hardware. The tests use gfx942, which
+has every rule; ARK_EMULATOR_SWEEP=1 uses all architectures.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ark_rocm_emulator.lint import TARGETS, Expectations, lint
 from tests.slow import few
 
 SWEEP = os.environ.get("ARK_EMULATOR_SWEEP") == "1"
-CDNA3 = ("gfx942", "gfx950")  # scopes are bits of an access; elsewhere only caches know them
+CDNA3 = ("gfx942", "gfx950")  # scopes are bits of an access; elsewhere only caches have them
 CDNA = ("gfx90a", *CDNA3)
 
 ACQUIRE, ADD, CAS = "ark_u32 ark_load_acquire(", "void ark_add_release(", "ark_u32 ark_cas("
@@ -37,9 +37,9 @@ FENCE = '__builtin_amdgcn_fence(__ATOMIC_RELEASE, "{}");'
 AGENT, ALL = "__HIP_MEMORY_SCOPE_AGENT", "__HIP_MEMORY_SCOPE_SYSTEM"
 BLOCK = "__HIP_MEMORY_SCOPE_WORKGROUP"
 
-# Name: the function of the prelude ("": the whole source), the text to replace and its
-# replacement, the architectures on which that makes a difference, and the rule that is broken.
-# Without the fence the drain is still sufficient on architectures whose stores write through.
+# Name: the function of the prelude ("": the whole source), the text to replace, its replacement,
+# the architectures on which the change matters, and the rule that is broken. Without the fence, the
+# wait for stores still suffices on architectures whose stores write through.
 MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...], str]] = {
     "an acquire in the device is relaxed": (
         ACQUIRE, f"__ATOMIC_ACQUIRE, {AGENT}", f"__ATOMIC_RELAXED, {AGENT}", ARCHS,
@@ -107,7 +107,7 @@ MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...], str]] = {
     "a release to peers does not wait for its write-back": (
         SYSTEM, "ark_drain();", "", CDNA, "release-write-back-wait",
     ),
-    # No store of this kernel is in flight there: a signal follows ark_all, and a failure report
+    # In this kernel no store is in flight there: a signal follows ark_all, and a failure report
     # follows a call, which waits for all stores.
     "a release in the device is none": (
         DEVICE, FENCE.format("agent") + "\n  ark_drain();", "", CDNA3, "release-write-back",
@@ -142,7 +142,9 @@ def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def source(arch: str) -> str:
-    """A loop kernel whose bodies store in several forms; a small one, as it is compiled often."""
+    """A loop kernel whose bodies store in several ways. It is small, because it is compiled
+    often.
+    """
     machine, model = machine_for(arch), Model()
     with use_model(model):
         ark.transpose(ark.tensor((2, 3, 40), bf16), (2, 0, 1))

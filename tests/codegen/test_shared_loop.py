@@ -22,7 +22,7 @@ Asked = list[tuple[str, Source]]
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """What the CPU's compiler is asked for, with an empty cache."""
+    """The sources that the CPU's compiler receives, with an empty cache."""
     calls: Asked = []
 
     def counted(name: str, call: Callable[..., Binary]) -> Callable[..., Binary]:
@@ -56,7 +56,7 @@ def test_kernels_of_other_ops_and_scratch_have_one_loop(
 
 
 def test_a_source_is_one_program_too(asked: Asked) -> None:
-    """`ark emit` and `ark export` write it."""
+    """The whole source that `ark emit` and `ark export` write."""
     ones = np.ones((4,), np.float32)
     check([Case("relu", [(ones, ark.fp32)], ark.relu, lambda x: x)])
     (source,) = (source for name, source in asked if name == "link")

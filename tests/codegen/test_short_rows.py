@@ -1,5 +1,5 @@
-"""Transposes from or to short rows, which a thread holds completely: the device's code run on the
-host, thread by thread, compared with NumPy, and the condition for its use.
+"""Transposes from or to short rows, which one thread holds completely. The device code runs on the
+host, thread by thread, and is compared with NumPy. Also tests the condition for its use.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def aligned(values: np.ndarray, shift: int = 0) -> np.ndarray:
-    """A copy at a multiple of 16 bytes, and so many elements behind it."""
+    """A copy of an array that begins the given number of elements after a multiple of 16 bytes."""
     buffer = np.zeros(values.nbytes + 64, np.uint8)
     start = -buffer.ctypes.data % 16 + 2 * shift
     shifted = buffer[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
@@ -105,7 +105,9 @@ def aligned(values: np.ndarray, shift: int = 0) -> np.ndarray:
 def test_short_rows_are_turned(
     device: ctypes.CDLL, row: int, width: int, channels: int, shift: int, way: str
 ) -> None:
-    """shift: with 1 nothing lies at multiples of 16 bytes. way: rows that are read, or written."""
+    """shift: with 1, no row begins at a multiple of 16 bytes. way: whether the short rows are read
+    or written.
+    """
     rng = np.random.default_rng(row)
     short, long = (SHORT_ROWS, channels, row), (SHORT_ROWS, row, channels)
     first_shape, last_shape = (short, long) if way == "turn" else (long, short)

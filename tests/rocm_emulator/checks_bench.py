@@ -1,4 +1,6 @@
-"""Compile, edit and run small kernels on the core with the checks on: for the tests of checks."""
+"""Compiles, edits and runs small kernels on the emulator core with the checks on. Used by the tests
+of checks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def assembly(arch: str, source: str) -> str:
 
 @lru_cache(maxsize=64)
 def binary(arch: str, source: str, kernel: str, old: str, new: str, nth: int) -> bytes:
-    """The program, with the nth match of `old` inside `kernel` replaced by `new` (if any)."""
+    """The program in which the nth match of `old` inside `kernel` is replaced by `new` (if
+    given).
+    """
     text = assembly(arch, source)
     if old:
         start = text.index(f"\n{kernel}:")
@@ -41,7 +45,7 @@ def binary(arch: str, source: str, kernel: str, old: str, new: str, nth: int) ->
 
 
 class Bench:
-    """Devices with one program; buffers are not written unless filled."""
+    """Devices with one loaded program. Buffers are uninitialised unless they are filled."""
 
     def __init__(self, arch: str, source: str, edit: Any = ("", "", "", 0), devices: int = 1):
         self.machine = core().Machine([arch] * devices)
@@ -60,7 +64,7 @@ class Bench:
     def launch(
         self, kernel: str, *arguments: int, grid: int = 1, lanes: int = 64, **more: Any
     ) -> Any:
-        """A launch of `grid` workgroups of `lanes` lanes; arguments are 64-bit words."""
+        """Describes a launch of `grid` workgroups of `lanes` lanes. Arguments are 64-bit words."""
         packed = b"".join(struct.pack("<Q", a) for a in arguments)
         lds, device = more.pop("dynamic_lds", 0), more.pop("device", 0)
         options = core().LaunchOptions(**{"checks": True, "external_wait_ms": 2000, **more})
@@ -69,5 +73,5 @@ class Bench:
         return core().LaunchDesc(code, kernel, shape, block, packed, lds, options)
 
     def run(self, kernel: str, *arguments: int, **more: Any) -> Any:
-        """Launch and wait; the result."""
+        """Launches, waits, and returns the result."""
         return self.machine.run(self.launch(kernel, *arguments, **more))

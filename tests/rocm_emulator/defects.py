@@ -23,9 +23,10 @@ OPTIONS = ("-O3", "-ffp-contract=off")
 
 @dataclass(frozen=True)
 class Defect:
-    """One edit of one kernel, or of a function it calls: the `nth` place of `old` becomes `new`.
+    """One edit of a kernel, or of a function that it calls: match number `nth` of `old` is replaced
+    by `new`.
 
-    In machine code `old` is a regular expression and the place counts inside the kernel.
+    In machine code, `old` is a regular expression, and matches are counted inside the kernel.
     """
 
     kernel: str
@@ -122,7 +123,7 @@ DEFECTS = [
     _patch("wavefront", "invalidation on RDNA", r"buffer_gl0_inv", RACE, 1, arch="gfx1100"),
     _patch("wavefront", "invalidation on gfx90a", r"buffer_wbinvl1\w*", RACE, 1, arch="gfx90a"),
 ]
-# Between two devices: a scope that reaches only its own device, and what makes it reach further.
+# Defects between two devices: a scope that covers only the own device, and the edit that widens it.
 PUT = "put_signal_wait"
 DEVICE_DEFECTS = [
     Defect(PUT, "signal's scope", "__ATOMIC_RELEASE, SYSTEM", "__ATOMIC_RELEASE, AGENT", RACE),
@@ -162,7 +163,7 @@ def _replace_nth(text: str, old: str, new: str, nth: int) -> str:
 
 @lru_cache(maxsize=256)
 def broken(defect: Defect) -> bytes:
-    """The code object of the kernel's file with the defect in it."""
+    """The code object of the kernel's file with the planted defect."""
     file = CASES[defect.kernel].source if defect.kernel in CASES else "sync.hip"
     source = (KERNELS / file).read_text()
     if not defect.machine_code:

@@ -1,7 +1,8 @@
-"""Run kernels through the unmodified hip-python: what every test of the HIP stand-in shares.
+"""Runs kernels through the unmodified hip-python. All tests of the HIP stand-in use it.
 
-Thin helpers over HIP calls that raise on an error code, and `run_case`, which does for a case of
-the kernel suite what a program would: load, allocate, copy in, launch, wait, copy out, compare.
+It has thin helpers over HIP calls, which raise on an error code, and `run_case`, which does for a
+case of the kernel suite what a program would do: load, allocate, copy in, launch, wait, copy out,
+compare.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TO_HOST = hip.hipMemcpyKind.hipMemcpyDeviceToHost
 
 
 class HipError(AssertionError):
-    """A HIP call answered with an error code; the message adds what the emulator reported."""
+    """A HIP call returned an error code. The message includes the emulator's report."""
 
     def __init__(self, code: Any) -> None:
         self.code = code
@@ -40,12 +41,12 @@ def check(answer: Any) -> Any:
 
 @lru_cache(maxsize=512)
 def code_object(source: str, arch: str, options: tuple[str, ...]) -> bytes:
-    """One file of the suite, compiled."""
+    """Compiles one file of the suite."""
     return compile_hip((KERNELS / source).read_text(), arch, options)
 
 
 class Buffers:
-    """Device memory of one test, freed at the end of a `with` block."""
+    """The device memory of one test. It is freed at the end of a `with` block."""
 
     def __init__(self) -> None:
         self.held: list[Any] = []
@@ -72,14 +73,14 @@ class Buffers:
 
 
 def download(pointer: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """What the device holds at `pointer`."""
+    """The device's memory at `pointer`, as an array."""
     raw = np.empty(int(np.prod(shape)) * np.dtype(dtype).itemsize, np.uint8)
     check(hip.hipMemcpy(raw, pointer, raw.nbytes, TO_HOST))
     return raw.view(dtype).reshape(shape)
 
 
 class Arguments:
-    """Kernel arguments as HIP wants them: an array of pointers to their values."""
+    """Kernel arguments in HIP's form: an array of pointers to their values."""
 
     def __init__(self, *values: Any) -> None:
         self.values = [self._place(v) for v in values]
@@ -115,7 +116,9 @@ def launch(
 
 
 def run_work(function: Any, case: Case, work: Work) -> dict[int, np.ndarray]:
-    """Launch `case` on the arguments of `work`; what the expected arrays hold after it."""
+    """Launches `case` with the arguments of `work`. Returns the contents of the arrays with
+    expectations.
+    """
     with Buffers() as buffers:
         placed: list[Any] = []
         for value in work.args:
@@ -152,7 +155,7 @@ def run_case(case: Case, arch: str, options: tuple[str, ...], seed: int) -> None
 
 
 def exchange_between_devices(binary: bytes, rounds: int = 5) -> None:
-    """Run sync.hip's `put_signal_wait` on two devices that are there already; compare the rows."""
+    """Runs sync.hip's `put_signal_wait` on two existing devices and compares the rows."""
     blocks, threads = 3, 64
     n = blocks * threads
     values = [np.arange(n, dtype=np.int32) * (rank + 1) for rank in range(2)]

@@ -1,8 +1,8 @@
 """Random instruction words by format, for the tests of the decoder and the disassembler.
 
-Field positions are those of AMD's instruction set documents, chapter "Microcode formats". Fields
-that pick registers are kept to multiples of eight where pairs and larger ranges must be aligned;
-everything else is random, and what the assembler refuses is dropped by the caller.
+Field positions are those of AMD's instruction set documents, chapter "Microcode formats". Register
+fields are multiples of eight where pairs and larger ranges must be aligned. All other bits are
+random, and the caller drops words that the assembler refuses.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _short_vector(rng: Random, first: int, rdna: bool, compare: bool = False) ->
 
 
 def _long_vector(rng: Random, first: int, compare: bool, exec_only: bool) -> Words:
-    """A VOP3: plain half of the time, else with modifiers."""
+    """A VOP3. Half of them are plain, the others have modifiers."""
     sdst = 126 if exec_only else rng.randrange(12) * 8
     word = first | (sdst if compare else _vgpr(rng))
     second = _vector(rng) | at(_vector(rng), 9) | at(_vector(rng), 18)
@@ -148,7 +148,7 @@ def _rdna3() -> dict[str, tuple[range, Sampler]]:
         return [word, second]
 
     def vopd(rng: Random, op: int) -> Words:
-        # Sources in different banks, as the format asks.
+        # The format requires sources in different banks.
         base = rng.randrange(60) * 4
         x, y = op >> 5, op & 31
         source = rng.choice([256 + base, rng.randrange(100)])
@@ -298,7 +298,7 @@ _PLAIN = ((False,), (False, True), (False, True, True), (False, False, True), (T
 def samples(arch: str, each: int, seed: int = 1) -> Iterator[tuple[str, int, Words]]:
     """(format, opcode, words) for every opcode number of every format.
 
-    ``each`` random ones of every opcode, after the plain ones.
+    For every opcode, the plain words come first, then ``each`` random ones.
     """
     rng = Random(seed)
     formats = _rdna3() if arch.startswith("gfx11") else _cdna()

@@ -19,7 +19,9 @@ LANE = np.arange(64)
 
 @dataclass(frozen=True)
 class Format:
-    """An element type: how wide it is, and the type of ml_dtypes or NumPy with its values."""
+    """An element type: its width in bits, and the type of ml_dtypes or NumPy that has its
+    values.
+    """
 
     bits: int
     dtype: type
@@ -28,7 +30,7 @@ class Format:
         return codes.view(self.dtype).astype(np.float64)
 
     def finite_codes(self) -> NDArray[np.uint8]:
-        """Every encoding that is a number."""
+        """Every encoding that is neither NaN nor infinite."""
         codes = np.arange(1 << self.bits, dtype=np.uint8)
         return codes[np.isfinite(self.values(codes))]
 
@@ -42,21 +44,21 @@ MX = (FP8, BF8, FP6, BF6, FP4)  # by the number that cbsz and blgp give them
 
 
 def pack(codes: NDArray[np.uint8], bits: int) -> list[Words]:
-    """Registers that hold row ``codes[lane]``, the first element in the lowest bits."""
+    """The registers that hold row ``codes[lane]``, with the first element in the lowest bits."""
     spread = (codes[..., None] >> np.arange(bits)) & 1
     flat = np.packbits(spread.reshape(64, -1), axis=1, bitorder="little")
     return list(np.ascontiguousarray(flat).view(np.uint32).T)
 
 
 def unpack(registers: Words, bits: int, count: int) -> NDArray[np.uint8]:
-    """The opposite: (lane, element) codes from (register, lane) words."""
+    """The inverse: (lane, element) codes from (register, lane) words."""
     raw = np.ascontiguousarray(registers.T).view(np.uint8)
     spread = np.unpackbits(raw, axis=1, bitorder="little")[:, : bits * count]
     return (spread.reshape(64, count, bits) << np.arange(bits)).sum(axis=2).astype(np.uint8)
 
 
 def places(size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(row, column) of every register and lane of a square C or D."""
+    """The (row, column) of every register and lane of a square C or D."""
     register, lane = np.arange(size * size // 64)[:, None], LANE[None, :]
     if size == 32:
         row = 8 * (register // 4) + 4 * (lane // 32) + register % 4
@@ -70,8 +72,9 @@ def product_case(
 ) -> Case:
     """A wave that loads its operands from the inputs, in order, and multiplies matrices.
 
-    sources, out: first register and number of registers of each; `out` holds C and then D. file:
-    "v", or "a" to have C and D in accumulation registers. product: its text, given D's registers.
+    sources, out: the first register and the number of registers of each operand; `out` holds C and
+    then D. file: "v", or "a" for C and D in accumulation registers. product: a function from D's
+    registers to the instruction's text.
     """
     lines, first = [], 10
     for target, count in (*sources, out):
@@ -88,5 +91,5 @@ def product_case(
 
 
 def span(first: int, count: int, file: str = "v") -> str:
-    """The assembler's text of a range of registers."""
+    """The assembler's name of a range of registers."""
     return f"{file}{first}" if count == 1 else f"{file}[{first}:{first + count - 1}]"

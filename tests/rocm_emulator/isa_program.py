@@ -1,8 +1,8 @@
-"""Runs single instructions on the emulator: the per-instruction tests of RDNA3 are written with it.
+"""Runs single instructions on the emulator. The per-instruction tests use it.
 
-A case is a few lines of assembly between loads of its inputs into v10, v11, ... and stores of v40,
-v41, ...; every lane has its own values. All cases of a test module go into one code object, so the
-assembler starts once.
+A case is a few lines of assembly. Loads of its inputs to v10, v11, ... come before it, and stores
+of v40, v41, ... after it. Every lane has different values. All cases of a test module are in one
+code object, so that the assembler starts once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Words = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class Case:
-    """``body`` may use v10 on (inputs) and v40 on (outputs), v60 on and s8 on for itself.
+    """``body`` may use v10 on (inputs), v40 on (outputs), and v60 on and s8 on as temporaries.
 
-    ``first_output`` moves the outputs where there are many inputs.
+    ``first_output`` moves the outputs if there are many inputs.
     """
 
     body: str
@@ -43,7 +43,9 @@ class Case:
 
 
 def _rows(text: str, base: int, registers: range, stride: int) -> list[str]:
-    """One access a register, ``stride`` bytes apart; the base moves where offsets end."""
+    """One access per register, ``stride`` bytes apart. The base address moves when offsets reach
+    their limit.
+    """
     lines = []
     for k, register in enumerate(registers):
         if k > 0 and k * stride % OFFSET_REACH_BYTES == 0:
@@ -70,7 +72,7 @@ def _kernel(name: str, case: Case, arch: str) -> str:
     lines += _rows(f"global_load_{load} v{{}}, v0, s[4:5] offset:{{}}", 4, registers, stride)
     lines.append("\ts_waitcnt vmcnt(0)")
     registers = range(case.first_output, case.first_output + case.outputs)
-    # An unwritten register of the kernel must not decide a result.
+    # A register that the kernel has not written must not affect a result.
     lines += [f"\tv_mov_b32_e32 v{k}, 0" for k in registers]
     lines += ["\t" + line.strip() for line in case.body.strip().splitlines()]
     lines += _rows(f"global_store_{store} v0, v{{}}, s[6:7] offset:{{}}", 6, registers, stride)
@@ -112,7 +114,7 @@ def _metadata(names: Sequence[str], arch: str, wave: int) -> str:
 
 
 def build(arch: str, cases: Mapping[str, Case]) -> bytes:
-    """The code object with one kernel for each case, named like it."""
+    """The code object, with one kernel for each case under the case's name."""
     text = (
         f'\t.amdgcn_target "amdgcn-amd-amdhsa--{arch}"\n\t.amdhsa_code_object_version 5\n\t.text\n'
     )
@@ -123,7 +125,9 @@ def build(arch: str, cases: Mapping[str, Case]) -> bytes:
 
 
 class Suite:
-    """Cases of one architecture, built when the first of them runs; one wave runs each."""
+    """The cases of one architecture. They are built when the first of them runs; one wave runs
+    each.
+    """
 
     def __init__(self, arch: str, cases: Mapping[str, Case]) -> None:
         self.arch, self.cases = arch, dict(cases)
@@ -136,7 +140,9 @@ class Suite:
         return machine, machine.load(code, 0)
 
     def run(self, name: str, inputs: Sequence[Words], seed: int = 0, checks: bool = False) -> Words:
-        """Rows of outputs (row, lane); raises ``AssertionError`` with the emulator's message."""
+        """The rows of outputs (row, lane). Raises ``AssertionError`` with the emulator's
+        message.
+        """
         case = self.cases[name]
         assert len(inputs) >= case.inputs, f"{name} takes {case.inputs} inputs"
         machine, code = self._machine

@@ -1,5 +1,6 @@
-"""Defects, each an edit of one of the sound programs (planted_programs.py) in source or in machine
-code, with the architectures on which the edit changes nothing that the program relies on.
+"""Defects for tests. Each is an edit of one of the correct programs (planted_programs.py), in
+source or in machine code, with the architectures on which the program does not depend on the edited
+text.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ WAITED = "the fence waits until the store has arrived, and coherent loads pass t
 
 @dataclass(frozen=True)
 class Defect:
-    """The `nth` place of `old` becomes `new`; in machine code `old` is a regular expression.
+    """Match number `nth` of `old` is replaced by `new`. In machine code, `old` is a regular
+    expression.
 
-    archs: where it is planted. sound: architectures on which the ISA makes the edit harmless, and
-    the reason.
+    archs: the architectures on which the defect is planted. sound: architectures on which the ISA
+    makes the edit harmless, with the reason.
     """
 
     program: str
@@ -39,11 +41,11 @@ class Defect:
 
     @property
     def name(self) -> str:
-        """Of the case, for pytest."""
+        """The case's name for pytest."""
         return f"{self.program}-{self.edit}".replace(" ", "_")
 
     def assembly(self, arch: str) -> str:
-        """The program's assembler text with the defect in it."""
+        """The program's assembler text with the planted defect."""
         return assembly(PROGRAMS[self.program], arch, self)
 
 
@@ -56,7 +58,7 @@ def _edited(text: str, defect: Defect) -> str:
 
 
 def assembly(program: Program, arch: str, defect: Defect | None = None) -> str:
-    """A program's assembler text, sound or with a defect."""
+    """A program's assembler text, correct or with a defect."""
     source = program.source()
     head, mark, body = source.partition("void planted(")
     if defect and not defect.machine_code:
@@ -76,8 +78,8 @@ def _m(
 
 
 def _orders(program: str, nth: int = 0, drained: bool = True) -> list[Defect]:
-    """Release and acquire made relaxed, the acquire at its nth place. drained: a barrier is right
-    ahead of the release.
+    """Makes release and acquire relaxed (the acquire with the given number). drained: True if a
+    barrier immediately precedes the release.
     """
     sound = {"gfx1100": IN_ORDER} if drained else {}
     return [

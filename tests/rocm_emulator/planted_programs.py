@@ -1,9 +1,10 @@
-"""Small sound programs that hand data between workgroups, waves and lanes: tests plant defects in
-them (planted.py) and ask that none of them is accused.
+"""Small correct programs that pass data between workgroups, waves and lanes. Tests plant defects in
+them (planted.py) and check that the unedited programs are not reported.
 
-A program is one statement list for each role, which is a workgroup. Names in it: `t` the lane, `n`
-lanes of a workgroup, `r` the round, `f` flags and `d` data of the round, zeroed before the launch,
-`all` flags of all rounds. BAD(x) counts a wrong value.
+A program is a list of statements for each role, which is a workgroup. Its text may use these names:
+`t` is the lane, `n` the number of lanes of a workgroup, `r` the round, `f` the flags and `d` the
+data of the round (zeroed before the launch), `all` the flags of all rounds. BAD(x) counts a wrong
+value.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ static __device__ __forceinline__ void meet(u32* counter, u32 until) {
 
 @dataclass(frozen=True)
 class Program:
-    """roles: statements of each workgroup. lanes: of a workgroup. before: declarations in the
-    kernel, of LDS for example. meets: workgroups meet, without order, at the start of each round.
-    rounds: more where a defect shows seldom.
+    """roles: the statements of each workgroup. lanes: lanes of a workgroup. before: declarations in
+    the kernel, for example of LDS. meets: True if workgroups synchronise, without memory order, at
+    the start of each round. rounds: the number of rounds; more if a defect shows seldom.
     """
 
     roles: tuple[str, ...]
@@ -57,7 +58,7 @@ class Program:
     rounds: int = FEWEST_ROUNDS
 
     def source(self) -> str:
-        """The program as HIP."""
+        """The program as HIP source."""
         cases = "\n".join(
             f"      if (blockIdx.x == {k}u) {{ {body} }}" for k, body in enumerate(self.roles)
         )

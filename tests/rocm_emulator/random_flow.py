@@ -1,9 +1,9 @@
-"""Random functions in C whose lanes part: nested loops with several exits and several ways back to
-their heads, switches that fall through, jumps forward out of all of it.
+"""Random C functions whose lanes diverge: nested loops with several exits and several paths back to
+their heads, switches that fall through, and jumps forward out of all of these.
 
-What clang's AMD back end must restructure (StructurizeCFG) before a wave can run it. The text is
-the same for host and device and has no undefined behaviour: shifts are masked, everything is
-initialised, and each loop takes from one bounded supply of turns.
+clang's AMD back end must restructure such control flow (StructurizeCFG) before a wave can run it.
+The text is the same for host and device and has no undefined behaviour: shifts are masked,
+everything is initialised, and all loops share one limited supply of iterations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VARIABLES = {
 
 
 class _Writer:
-    """Draws statements; what may be jumped to depends on where it writes."""
+    """Draws statements. The possible jump targets depend on the current position."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -42,7 +42,7 @@ class _Writer:
         return self.random.choice(of)
 
     def word(self, depth: int = 2) -> str:
-        """An expression of type u32."""
+        """Draws an expression of type u32."""
         if depth == 0 or self.random.random() < 0.3:
             leaf = self.pick("a", "b", *VARIABLES["u32"], "number", "part", "memory", "turns")
             if leaf == "number":
@@ -104,7 +104,9 @@ class _Writer:
         return self.random.choice(ways)
 
     def block(self, depth: int, loops: int, targets: list[str]) -> str:
-        """Some statements; `loops` around them, `targets` the labels behind them."""
+        """Draws some statements. `loops`: the loops around them; `targets`: the labels after
+        them.
+        """
         lines = []
         for _ in range(self.random.randint(1, 4)):
             if self.left <= 0:
@@ -147,7 +149,7 @@ class _Writer:
         return f"{head}:\nwhile (turns > 0 && {test}) {{\n--turns;\n{body}\n}}"
 
     def switch(self, depth: int, loops: int, targets: list[str]) -> str:
-        """Inside it `break` leaves it alone, which is another way to the same place."""
+        """Inside it, `break` leaves only it, which is another path to the same point."""
         count = self.random.randint(2, 4)
         parts = []
         for k in range(count):
@@ -166,7 +168,7 @@ class _Writer:
 
 
 def function(seed: int) -> str:
-    """The body of `u32 f(u32 a, u32 b, u32* mem)`, the same for the same seed."""
+    """The body of `u32 f(u32 a, u32 b, u32* mem)`. The same seed gives the same body."""
     writer = _Writer(Random(seed))
     lines = [f"u32 turns = {MAX_LOOP_STEPS};"]
     lines.append("u32 x = a ^ 1, y = b + 2, z = a * 3, w = b >> 4;")

@@ -1,4 +1,4 @@
-"""How the emulator's C++ is built: headers that many sources share are parsed once."""
+"""The build of the emulator's C++: headers that many sources share are precompiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCE = "int twice() { return 2 * value(); }"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With an empty cache, and a small header for the one that sources share."""
+    """Builds with an empty cache and a small header in place of the shared one."""
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path))
     build.cache_folder().mkdir(parents=True)
     header = tmp_path / "shared.h"
@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compiles(folder: Path, *flags: str) -> str:
-    """What the compiler says to the source; empty if it is content."""
+    """The compiler's messages for the source; empty if it compiles."""
     command = [*build.compiler(), *build.FLAGS, *flags, "-c", str(folder / "source.cpp")]
     command += ["-o", str(folder / "object.o")]
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr

@@ -1,8 +1,9 @@
-"""Each check by itself: the smallest kernel that it must report, beside the nearest sound one.
+"""Tests each check alone: the smallest kernel that it must report, and the most similar correct
+one.
 
-The kernels are compiled by clang for every architecture they make sense on; machine code is edited
-where the compiler would not write the mistake. Emulation alone gives the right values for all of
-them, so without the checks every launch must succeed.
+clang compiles the kernels for every architecture to which they apply. Machine code is edited where
+the compiler would not make the mistake. The emulator without checks gives the right values for all
+of them, so without the checks every launch must succeed.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def test_reads_of_unwritten_memory_are_reported(arch: str) -> None:
     assert result.kind == "uninitialised read" and result.lane == (32 if arch != "gfx1100" else 0)
     assert result.address == half + 128
     assert bench.run("copy", out, half, lanes=64, checks=False).ok
-    # What a kernel wrote counts as written, to the byte.
+    # Data that a kernel wrote counts as initialised, byte by byte.
     assert bench.run("bytes", out, half, lanes=64).ok
     assert bench.run("copy", bench.buffer(), out, lanes=64).ok
     assert bench.run("add", bench.buffer()).kind == "uninitialised read"
@@ -133,7 +134,7 @@ def test_lds_without_a_barrier(arch: str, seed: int) -> None:
     out = bench.buffer()
     assert bench.run("mirror_sound", out, lanes=256, seed=seed).ok
     result = bench.run("mirror_race", out, lanes=256, seed=seed)
-    # The second access races; a read that comes first reads unwritten memory.
+    # The second access races. If a read comes first, it reads uninitialised memory.
     assert result.kind in ("race", "uninitialised read") and "LDS" in result.message
     one_wave = 32 if arch == "gfx1100" else 64
     assert bench.run("mirror_sound", out, lanes=one_wave).ok
@@ -200,7 +201,7 @@ def test_between_devices_only_system_scope_will_do(arch: str) -> None:
         bench.machine.write(flag, bytes(4))
         for address in (data, flag, out):
             bench.machine.set_access(address, 3)
-        # One workgroup on each device; only the first device has the sender, number 0.
+        # One workgroup on each device; only the first device has the sender, which is number 0.
         launches = [
             bench.launch(kernel, data, flag, out, sender, device=d, seed=1)
             for d, sender in ((0, 0), (1, 5))
@@ -218,7 +219,7 @@ def test_writes_over_reads_of_other_workgroups_are_reported(arch: str) -> None:
     data, out = bench.buffer(np.arange(64)), bench.buffer()
     result = bench.run("overwrite", data, out, grid=2)
     assert result.kind == "race"
-    # In two launches, one after the other, the same accesses are ordered.
+    # In two consecutive launches the same accesses are ordered.
     assert bench.run("overwrite", data, out, grid=1).ok
     assert bench.run("copy", data, out).ok
 

@@ -1,7 +1,8 @@
-"""Synchronisation by plain-looking stores: sound idioms raise no alarm, their broken twins do.
+"""Synchronisation by stores that look like plain ones: correct idioms are not reported, their
+broken variants are.
 
-On gfx90a and gfx1100 an atomic store to global memory looks like any store. What tells them apart
-is how the word is used.
+On gfx90a and gfx1100 an atomic store to global memory has the same encoding as a plain store. The
+checks distinguish them by the use of the word.
 """
 
 from __future__ import annotations

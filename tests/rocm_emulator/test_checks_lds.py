@@ -1,5 +1,5 @@
-"""LDS words used as atomics and flags raise no alarm, though no bit marks their accesses; their
-broken twins do. Floating-point atomics on memory where MI200 ignores them.
+"""LDS words used as atomics and flags are not reported, although no bit marks their accesses; their
+broken variants are. Also tests floating-point atomics on memory where MI200 ignores them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks of invalid memory accesses: unwritten LDS, reads past the kernel arguments, lanes of one
 store that write different values to one address.
 
-Each defect stands beside the nearest sound kernel; without the checks every launch must succeed,
-because the emulator's memory holds something everywhere.
+Each defect is tested together with the most similar correct kernel. Without the checks every launch
+must succeed, because the emulator's memory has some contents everywhere.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Ranks in several processes share the clocks of the checks: the defects that are planted between
-two devices of one process must be reported there too, and sound kernels raise no alarm.
+"""Ranks in several processes share the clocks of the checks: defects that are planted between two
+devices of one process must be reported between processes, too, and correct kernels must not be
+reported.
 """
 
 from __future__ import annotations

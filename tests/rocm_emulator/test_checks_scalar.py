@@ -1,7 +1,7 @@
-"""The check of the scalar cache, which follows no store: lines that it keeps too long.
+"""The check of the scalar cache, which is not updated by stores and may hold lines too long.
 
-Each defect stands beside the nearest sound kernel; without the checks every launch must succeed,
-because the emulator's memory has no caches.
+Each defect is tested together with the most similar correct kernel. Without the checks every launch
+must succeed, because the emulator's memory has no caches.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def test_a_line_in_the_scalar_cache_follows_no_store(arch: str, seed: int) -> No
 
 @pytest.mark.parametrize("arch", ALL)
 def test_any_workgroup_may_share_the_scalar_cache(arch: str) -> None:
-    """A third workgroup loads the line: where it runs is unknown."""
+    """A third workgroup loads the line. On which compute unit it runs is unknown."""
     for seed in range(3):
         result = mailbox(arch, "cleared", seed, grid=3)
         assert result.ok, result.message

@@ -1,5 +1,5 @@
-"""`ark-rocm-emulator run`: kernels with arguments from files, and what it says where they do not
-fit or the kernel is at fault.
+"""`ark-rocm-emulator run`: kernels with arguments from files, and the messages for invalid
+arguments and faulty kernels.
 """
 
 from __future__ import annotations

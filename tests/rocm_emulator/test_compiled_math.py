@@ -1,7 +1,8 @@
-"""What clang expands into many instructions, on bit patterns from the whole range, against NumPy.
+"""Operations that clang expands into many instructions, on random bit patterns, compared with
+NumPy.
 
-Division and square roots come out correctly rounded only if every step of their expansions
-(scaling, estimates, Newton steps in the right rounding and denormal mode, fix-up) is right.
+Division and square roots are correctly rounded only if every step of their expansions is right:
+scaling, estimates, Newton steps in the right rounding and denormal mode, and fix-up.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def test_floating_point_is_correctly_rounded(name: str, op: str, arch: str) -> N
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_quotients_below_the_smallest_normal_double(arch: str) -> None:
-    """They lose one bit or a few: the last rounding alone may decide."""
+    """The results lose one bit or a few, so the last rounding alone may decide."""
     rng = np.random.default_rng(6)
     y = np.ldexp(rng.uniform(1, 2, VALUE_COUNT), rng.integers(-20, 40, VALUE_COUNT))
     x = rng.uniform(1, 2, VALUE_COUNT) * np.ldexp(y, -1022 - rng.integers(0, 3, VALUE_COUNT))
@@ -144,7 +145,7 @@ def test_quotients_below_the_smallest_normal_double(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_quotients_above_the_largest_double(arch: str) -> None:
-    """They are infinite, though the Newton steps meet infinity minus infinity."""
+    """The results are infinite, although the Newton steps compute infinity minus infinity."""
     x = np.full(VALUE_COUNT, -7.1e255)
     y = np.ldexp(
         np.random.default_rng(7).uniform(1, 2, VALUE_COUNT), np.arange(VALUE_COUNT) % 200 - 330

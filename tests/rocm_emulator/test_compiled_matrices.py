@@ -1,8 +1,9 @@
-"""What clang makes of the builtins for block-scaled and sparse products, run with the checks on.
+"""The code that clang generates for block-scaled and sparse products, run with the checks on.
 
-One wave a kernel: f32 matrices that are quantised to 4 bits on the device and multiplied with their
-scales, a product whose B is read by columns of LDS, and a sparse product. Layouts as in AMD's guide
-to matrix cores on CDNA3 and CDNA4; expected values from NumPy and ml_dtypes.
+Each kernel runs one wave. One kernel quantises f32 matrices to 4 bits on the device and multiplies
+them with their scales, one multiplies with a B that is read by columns of LDS, and one computes a
+sparse product. Layouts are from AMD's guide to matrix cores on CDNA3 and CDNA4; expected values are
+from NumPy and ml_dtypes.
 """
 
 from __future__ import annotations
@@ -125,7 +126,9 @@ def run(arch: str, level: str, kernel: str, a: NDArray, b: NDArray, size: int) -
 
 
 def quantised(values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Rows of 32: to E2M1 and back with a scale that brings the largest into [4, 8)."""
+    """Rows of 32 elements: to E2M1 and back, with a scale that brings the largest element into [4,
+    8).
+    """
     blocks = values.reshape(-1, 32)
     scale = np.exp2(np.floor(np.log2(np.abs(blocks).max(axis=1, keepdims=True))) - 2)
     small = np.clip(blocks / scale, -6, 6).astype(ml_dtypes.float4_e2m1fn)

@@ -1,7 +1,7 @@
-"""Compiled programs that live on the stack: recursion, arrays of bytes, pointers to functions.
+"""Compiled programs that use the stack: recursion, arrays of bytes, pointers to functions.
 
-Private memory is where architectures differ most (swizzled buffers, scratch instructions with and
-without registers). The same functions in Python say what must come out.
+Architectures differ most in private memory (swizzled buffers, scratch instructions with and without
+registers). The same functions in Python give the expected results.
 """
 
 from __future__ import annotations

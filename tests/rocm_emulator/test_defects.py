@@ -1,8 +1,9 @@
-"""Kernels with a defect put in: the checks must report each one, and nothing where there is none.
+"""Kernels with a planted defect: the checks must report each one, and nothing in kernels without a
+defect.
 
 A defect is an edit of a kernel of the suite, in its source (a barrier removed, a fence weakened, an
-index off by one) or in its machine code (an `s_waitcnt`, a cache operation replaced by `s_nop` of
-the same size). Emulation alone would give the right values for most of them.
+index off by one) or in its machine code (an `s_waitcnt` or a cache operation replaced by `s_nop` of
+the same size). Without checks, the emulator would compute the right values for most of them.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def test_sound_exchange_between_devices_raises_no_alarm(arch: str) -> None:
 
 
 def _sound() -> list[tuple[str, str]]:
-    """Unmutated kernels: all of them on two architectures; in a sweep on all four."""
+    """Unedited kernels: all of them on two architectures, and in a sweep on all four."""
     archs = kernel_cases.ALL if SWEEP else ("gfx942", "gfx1100")
     return [(name, arch) for name, case in CASES.items() for arch in archs if arch in case.archs]
 

@@ -1,5 +1,5 @@
-"""The same launch with the same seed ends the same on one thread and on several: values, failures,
-messages and the number of instructions where it ends well.
+"""The same launch with the same seed gives the same result on one thread and on several: the
+values, the failure and its message, and for a successful launch the number of instructions.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_one_thread_and_several(arch: str, bad: int, budget: int, kind: str) -> 
         place = (list(result.where.workgroup), result.where.wave, result.where.line, result.lane)
         ended = (result.instructions, values) if result.ok or budget else None
         message = re.sub("0x[0-9a-f]{6,}", "<address>", result.message)
-        # What lies next to an allocation is the system's choice.
+        # The system chooses the neighbours of an allocation.
         message = re.sub(
             "[0-9]+ bytes past the end of '.*?\\)", "past the end of <memory>", message
         )

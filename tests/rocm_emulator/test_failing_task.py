@@ -1,7 +1,7 @@
-"""A task that fails under the checks: the host hears ark's error, and no race is reported.
+"""A task that fails under the checks: the host receives ark's error, and no race is reported.
 
-While one wave of a workgroup gives up, its other waves go on; what they tell each other about it
-must be as clean as the rest of the loop kernel.
+While one wave of a workgroup gives up, its other waves continue. Their communication about the
+failure must be as free of races as the rest of the loop kernel.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def test_out_of_bounds_is_named() -> None:
         assert hip.hipDeviceSynchronize() == (ERROR.hipErrorIllegalAddress,)
         (failure,) = failures()
         assert "jump_table" in failure.message and "seed" in failure.message
-        # As on a GPU, the error stays until the device is reset.
+        # As on a GPU, the error persists until the device is reset.
         assert hip.hipDeviceSynchronize() == (ERROR.hipErrorIllegalAddress,)
         check(hip.hipDeviceReset())
         check(hip.hipDeviceSynchronize())

@@ -1,4 +1,4 @@
-"""HIP calls with what no program should pass: each gives HIP's error code and changes nothing."""
+"""HIP calls with invalid arguments: each returns HIP's error code and changes nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _answer(result: object) -> object:
 
 @cache
 def _forbidden() -> tuple[int, mmap.mmap]:
-    """An inaccessible page of this process, and the object that holds it."""
+    """An inaccessible page of this process, and the object that owns it."""
     held = mmap.mmap(-1, PAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(held))
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(PAGE), 0) == 0
@@ -116,7 +116,7 @@ def test_handles_that_are_gone_or_never_were() -> None:
     assert _answer(hip.hipEventDestroy(event)) == handle
 
 
-# (grid, block, LDS) and what HIP answers; the products would wrap around 2^64.
+# (grid, block, LDS) and HIP's error code. The products of the sizes would exceed 2^64.
 LAUNCHES = {
     "no blocks": ((1, 0, 1), (64, 1, 1), 0, ERROR.hipErrorInvalidValue),
     "no lanes": ((1, 1, 1), (64, 1, 0), 0, ERROR.hipErrorInvalidConfiguration),
@@ -148,7 +148,9 @@ def test_launches_of_no_shape(name: str) -> None:
 
 
 def test_a_grid_that_cannot_be_kept_in_memory() -> None:
-    """Workgroups that wait for each other are all resident; 2^30 of them fit no host."""
+    """Workgroups that wait for each other are all resident, and no host has memory for 2^30 of
+    them.
+    """
     with emulated("gfx942"):
         pointer = check(hip.hipMalloc(1 << 16))
         arguments = Arguments(pointer, pointer, pointer, np.int32(1))
@@ -178,7 +180,7 @@ def test_unknown_ipc_handles_are_refused() -> None:
 
 
 def test_registered_memory_that_went_away() -> None:
-    """The range is still registered when the system hands the same addresses out again."""
+    """The range is still registered when the system returns the same addresses again."""
     held = mmap.mmap(-1, 64 * PAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(held))
     check(hip.hipHostRegister(address, 64 * PAGE, 0))

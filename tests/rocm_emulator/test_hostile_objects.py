@@ -54,7 +54,9 @@ def assembly() -> str:
 
 
 def _try(data: bytes) -> str:
-    """Load, print and run what can be; the outcome in a word. Only the core's error may come."""
+    """Loads, prints and runs the object as far as possible. Returns the outcome in a word. Only the
+    core's Error may be raised.
+    """
     try:
         code = core().CodeObject(data)
         code.disassemble()
@@ -99,7 +101,7 @@ def test_flipped_bytes_never_crash(data: st.DataObject) -> None:
 
 
 def _segment(data: bytearray, wanted: int) -> int:
-    """Where the header of the first segment with these flags (5: code) lies."""
+    """The position of the header of the first segment with these flags (5: code)."""
     (table,) = struct.unpack_from("<Q", data, 0x20)
     size, count = struct.unpack_from("<HH", data, 0x36)
     return next(table + k * size for k in range(count)
@@ -107,7 +109,7 @@ def _segment(data: bytearray, wanted: int) -> int:
 
 
 def _section(data: bytearray, wanted: int) -> tuple[int, int]:
-    """Offset and size of the first section of this type (4: relocations, 11: symbols)."""
+    """The offset and size of the first section of this type (4: relocations, 11: symbols)."""
     (table,) = struct.unpack_from("<Q", data, 0x28)
     size, count = struct.unpack_from("<HH", data, 0x3A)
     for k in range(count):
@@ -187,7 +189,9 @@ def test_more_registers_than_there_are() -> None:
 
 @pytest.mark.parametrize("kept", [3, 40, 64, 500, 3000])
 def test_hip_refuses_truncated_objects(kept: int) -> None:
-    """hipModuleLoadData is given no size: headers that lead into nothing must not be followed."""
+    """hipModuleLoadData receives no size, so headers that point to invalid memory must not be
+    followed.
+    """
     page = mmap.PAGESIZE
     held = mmap.mmap(-1, 2 * page)
     start = ctypes.addressof(ctypes.c_char.from_buffer(held))

@@ -1,5 +1,5 @@
-"""The kernel suite as data: every case names a kernel, its grid, its arguments and what NumPy
-expects of it.
+"""The kernel suite as data: every case has a kernel's name, its grid, its arguments and NumPy's
+expected results.
 
 `test_kernels` runs the cases, `test_defects` reuses the sources. A case is a function from a random
 generator and a target to `Work`; the decorator `kernel` puts it into `CASES` under the function's
@@ -23,7 +23,7 @@ Extent = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Target:
-    """What a case may depend on: the architecture and its wave size in lanes."""
+    """The properties on which a case may depend: the architecture and its wave size in lanes."""
 
     arch: str
 
@@ -34,7 +34,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Out:
-    """An argument that the kernel writes whole: allocated, never initialised by the host."""
+    """An argument that the kernel writes completely. The host allocates it and does not initialise
+    it.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
@@ -42,10 +44,11 @@ class Out:
 
 @dataclass(frozen=True)
 class Work:
-    """One launch: arguments in order, and the expected contents of some of them after it.
+    """One launch: the arguments in order, and the expected contents of some of them afterwards.
 
-    Arrays are copied to the device and back, NumPy scalars travel by value. `expected` maps an
-    argument's index to an array (compared with `rtol`, bit for bit at 0) or to a predicate.
+    Arrays are copied to the device and back; NumPy scalars are passed by value. `expected` maps an
+    argument's index to an array (compared with `rtol`, or bit for bit if that is 0) or to a
+    predicate.
     """
 
     args: tuple[Any, ...]
@@ -58,7 +61,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel of the suite: where it is, how it is launched, and what makes its work."""
+    """A kernel of the suite: its file, its launch, and the function that creates its work."""
 
     name: str
     source: str
@@ -83,7 +86,7 @@ def three(extent: Extent) -> tuple[int, ...]:
 def kernel(
     source: str, grid: Extent, block: Extent, **more: Any
 ) -> Callable[[Callable[[np.random.Generator, Target], Work]], Callable[..., Work]]:
-    """Register the decorated function as the case of the kernel that bears its name."""
+    """Registers the decorated function as the case of the kernel with the same name."""
 
     def register(make: Callable[[np.random.Generator, Target], Work]) -> Callable[..., Work]:
         name = make.__name__
@@ -94,7 +97,7 @@ def kernel(
 
 
 def compare(work: Work, got: dict[int, np.ndarray]) -> None:
-    """Every expected array or predicate of `work` against what came back."""
+    """Compares the results with every expected array or predicate of `work`."""
     for k, expected in work.expected.items():
         if callable(expected):
             assert expected(got[k]), f"argument {k}: {got[k]}"
