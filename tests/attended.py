@@ -1,5 +1,5 @@
-"""Calls of attention of many rows as one plan, for tests of vendors' bodies: of tests.backend's
-shapes, and of shapes that fill tiles.
+"""Many calls of attention of many rows as one plan, for tests of vendors' bodies. They use the
+shapes of tests.backend, and shapes that fill whole tiles.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.cases import paged
 from tests.cases.attention import Shape, case
 from tests.opcheck import Case, rounded
 
-# Tiles of 128 rows, several of one task: whole blocks of keys, ragged ends, every way that slabs,
-# teams and groups share a tile; the first one's maxima grow.
+# Tiles of 128 rows, of which a task has several: whole blocks of keys, ragged ends, and all ways in
+# which slabs, teams and groups share a tile. In the first case the maxima of scores grow.
 WIDE = (
     Shape(280, 333, 4, 2, 64, position=40, scale=1.0),
     Shape(130, 130, 2, 1, 128, batch=2, window=100),
@@ -33,7 +33,7 @@ WIDE = (
 )
 
 
-# One sequence's rows over pages of all sizes; windows, before which pages have no number.
+# The rows of one sequence, over pages of all sizes. Page table entries before a window are invalid.
 PAGES = (
     paged.Shape((90,), 9, 4, 1, 32, 5, 20, 20),
     paged.Shape((70,), 40, 2, 1, 16, 16, 7, 9, window=33),
@@ -50,13 +50,13 @@ def planned(
     variant: str = "block",
     cached: DataType | None = None,
 ) -> tuple[Plan, list[tuple[Case, list[str], PlanOp]]]:
-    """One plan of all calls; each case with its inputs' names and its op. cached: the type of keys
-    and values, if not the queries'.
+    """Returns one plan of all calls, and for each case the names of its inputs and its op. cached:
+    the type of keys and values, if it differs from the queries' type.
     """
     model, result = ark.Model(0, 1), []
 
     def kept(shape: Sequence[int], kind: DataType, name: str) -> Tensor:
-        """A tensor whose memory is its own for as long as the plan runs."""
+        """Returns a tensor whose memory is not shared with others while the plan runs."""
         return Tensor(model.graph.tensor(tuple(shape), kind, arena="state", name=name), model)
 
     with ark.use_model(model):
@@ -75,7 +75,7 @@ def planned(
 
 
 def given(case: Case, named: Sequence[str]) -> dict[str, np.ndarray]:
-    """A case's inputs by name."""
+    """Returns a case's inputs by name."""
     return {n: a.astype(d.numpy) for n, (a, d) in zip(named, case.inputs, strict=True)}
 
 

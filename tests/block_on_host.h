@@ -1,8 +1,9 @@
-// A block on the host: its threads take turns in one, each until it waits for others, so that what
-// lanes exchange, barriers and matrix units mean what they do on a GPU. Instructions are functions
-// named like them (block_on_host.py calls these in their place). Copies to shared memory that run
-// beside a task arrive as soon as they are asked for or not before they are waited for, and threads
-// take their turns upwards or downwards: what relies on more shows in one of these.
+// Simulates a thread block on the host. Its threads take turns, and each runs until it waits for
+// others. Exchanges between lanes, barriers and matrix units therefore behave as on a GPU.
+// Instructions are functions with their names (block_on_host.py inserts the calls). Asynchronous
+// copies to shared memory complete either immediately or only when they are waited for, and threads
+// take their turns in ascending or descending order. Code that relies on more order than it has
+// fails in one of these modes.
 #include <cstdio>
 #include <cstdlib>
 #include <ucontext.h>
@@ -22,10 +23,10 @@ struct HostCopy {
 struct HostThread {
   ucontext_t context;
   std::vector<char> stack;
-  const unsigned* awaited;  // goes on when this is no longer `seen`; null: at once
+  const unsigned* awaited;  // continues when this is no longer `seen`; null: at once
   unsigned seen;
   bool ended;
-  std::vector<std::vector<HostCopy>> groups;  // of copies, the last one not yet closed
+  std::vector<std::vector<HostCopy>> groups;  // groups of copies, the last one not yet closed
 };
 struct HostWarp {
   unsigned arrived, rounds;
@@ -50,7 +51,7 @@ static void host_await(const unsigned& rounds, unsigned seen) {
   swapcontext(&host_threads[own].context, &host_main);
 }
 
-// All lanes of a warp bring an argument; the last one runs the operation on all of them.
+// All lanes of a warp pass an argument; the last one runs the operation on all of them.
 template <typename A, class Work>
 static void host_together(A& own, const Work& work) {
   HostWarp& warp = host_warps[threadIdx.x / 32u];
@@ -143,7 +144,7 @@ static void cp_async_wait_group(unsigned left) {
   }
 }
 
-// Four tiles of 8 by 8 elements of 16 bits; the rows' addresses are the lanes'.
+// Loads four tiles of 8 by 8 elements of 16 bits. Each lane passes the address of a row.
 static void host_tiles(unsigned (&to)[4], unsigned at, bool turned) {
   struct Given {
     unsigned* to;
@@ -195,7 +196,7 @@ static unsigned host_narrow_f16(float v) {
   std::memcpy(&bits, &narrow, 2);
   return bits;
 }
-// d = a b + c of a 16 by 16 and a 16 by 8 tile, as PTX describes where their elements are.
+// d = a b + c for a 16 by 16 and a 16 by 8 tile, with the elements arranged as PTX describes.
 struct HostProduct {
   float d[4];
   unsigned a[4], b[2];
@@ -268,7 +269,7 @@ static void st_v4_u32(P to, unsigned a, unsigned b, unsigned c, unsigned d) {
   std::memcpy(reinterpret_cast<char*>(to), words, 16);
 }
 
-// Runs work() in each of so many threads. late, downwards: as said above.
+// Runs work() in each of the given number of threads. late, downwards: the modes described above.
 static void (*host_work)();
 static void host_begin() {
   host_work();

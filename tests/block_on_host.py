@@ -1,5 +1,5 @@
-"""Whole blocks of CUDA's task bodies on a CPU: the very source that a GPU gets, with functions in
-the place of instructions (block_on_host.h), one task after the other.
+"""Runs whole blocks of CUDA's task bodies on a CPU, one task after another. The source is the one
+that a GPU gets, with functions in place of instructions (block_on_host.h).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.cuda_on_host import SHIM, assembly, parts
 
 BLOCK = Path(__file__).parent / "block_on_host.h"
 KNOWN = frozenset(re.findall(r"^static void (\w+)\(", BLOCK.read_text(), re.MULTILINE))
-"""Instructions that the block has functions for."""
+"""The instructions for which block_on_host.h has functions."""
 ENTRY = """
 __attribute__((aligned(1024))) char ark_shared[1 << 18];
 static const ArkTask* host_task;
@@ -37,13 +37,13 @@ extern "C" void run(const ArkTask* task, int late, int downwards) {
 
 
 def on_host(text: str) -> str:
-    """Device source as C++ for whole blocks."""
+    """Converts device source to C++ for whole blocks."""
     shim = f"#define HOST_BLOCK 1\n{SHIM.read_text()}{BLOCK.read_text()}"
     return shim + assembly(text, statement)
 
 
 def statement(inside: str) -> str:
-    """An assembly statement's C++: a call of the function named like its instruction."""
+    """Converts an assembly statement to C++: a call of the function with its instruction's name."""
     template, results, given = parts(inside)
     words = re.fullmatch(r"\s*([\w.:]+)\s*(.*?);\s*", template, re.DOTALL)
     name = re.sub(r"\W", "_", words[1]) if words else ""
@@ -56,10 +56,10 @@ def statement(inside: str) -> str:
 
 
 class Block:
-    """A plan's tasks, to be run on a block of the host.
+    """The tasks of a plan, to be run by a block on the host.
 
-    tensors: by id their elements, in memory that begins at a multiple of 16 bytes, as the tasks see
-    and change them.
+    tensors: by id, their elements, in memory that begins at a multiple of 16 bytes. Tasks read and
+    change these arrays.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
@@ -80,12 +80,12 @@ class Block:
         return self.tensors[op.operands[index]]
 
     def named(self, name: str) -> np.ndarray:
-        """The only tensor of that name."""
+        """The only tensor with the given name."""
         (actual,) = (t.id for t in self.plan.tensors if t.name == name)
         return self.tensors[actual]
 
     def run(self, op: PlanOp, late: bool = False, downwards: bool = False) -> None:
-        """Runs the op's tasks, in the plan's order."""
+        """Runs the op's tasks in the plan's order."""
         listed = (t for phase in self.plan.phases for own in phase.processors for t in own)
         for task in (t for t in listed if t.op == op.id):
             record = np.zeros(1, layout.dtype("ArkTask"))
@@ -97,7 +97,7 @@ class Block:
 
 
 def _view(tensor: PlanTensor, memory: np.ndarray) -> np.ndarray:
-    """A tensor's elements in its buffer's memory."""
+    """A view of a tensor's elements in its buffer's memory."""
     kind = np.dtype(by_name(tensor.dtype).numpy)
     count = int(np.prod(tensor.extents))
     whole = memory[: count * kind.itemsize].view(kind).reshape(tensor.extents)

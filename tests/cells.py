@@ -1,5 +1,6 @@
-"""Which architectures and formats passed tests ran, for ci/decoders.py: a test that has compared a
-checkpoint's results says so here, and tests/conftest.py writes it where the test passes.
+"""Records which architectures and formats the passed tests have covered, for ci/decoders.py. A test
+that has compared a checkpoint's results reports it here, and tests/conftest.py writes it if the
+test passes.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from pathlib import Path
 from ark.models.checkpoint import Checkpoint
 
 FILE = "ARK_DECODER_CELLS"
-"""The environment's variable that names the file; without it nothing is written."""
+"""The environment variable with the name of the output file. Without it nothing is written."""
 
 _pending: list[tuple[str, str, str]] = []
 
 
 def compared(checkpoint: Checkpoint, backend: str) -> None:
-    """The results of this checkpoint on a backend were a reference's."""
+    """Reports that this checkpoint's results on a backend equal the reference's."""
     _pending.append((backend, checkpoint.config.architecture, format_of(checkpoint)))
 
 
 def finish(passed: bool) -> None:
-    """Writes what the test that has ended compared, if it passed."""
+    """Writes the reports of the test that has ended, if it passed."""
     path = os.environ.get(FILE)
     if path and passed and _pending:
         with Path(path).open("a", encoding="utf-8") as file:
@@ -30,7 +31,7 @@ def finish(passed: bool) -> None:
 
 
 def format_of(checkpoint: Checkpoint) -> str:
-    """How the weights, and keys and values if these are codes, are held."""
+    """The format of the weights, and of keys and values if these are codes."""
     config, dtype = checkpoint.config, checkpoint.dtype.name
     codes = sorted({layout.codes.name for _, layout in config.layouts})
     if checkpoint.on_load is not None:

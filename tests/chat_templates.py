@@ -1,4 +1,4 @@
-"""Chat templates in the manner of published ones, written for the tests."""
+"""Chat templates similar to published ones, written for the tests."""
 
 CHATML = """{%- for message in messages %}
 <|im_start|>{{ message.role }}

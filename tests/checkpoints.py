@@ -1,4 +1,4 @@
-"""Small random checkpoints as Hugging Face writes them, for tests that read or run one."""
+"""Small random checkpoints in Hugging Face's format, for tests that read or run one."""
 
 from __future__ import annotations
 

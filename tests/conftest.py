@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Fixtures and hooks for all tests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tests import cells
 
 pytest.register_assert_rewrite("tests.cases")
 
-# Objects that are made, less those that are gone, before Python's cyclic collector looks again, and
-# how often it has looked before it looks at older ones. It took an eighth of the processor time of
-# tests of plans and programs with its own 700, 10 and 10.
+# Thresholds of Python's cyclic collector: the number of new objects, less those freed, before a
+# collection, and the numbers of collections before older objects are examined. With Python's
+# defaults (700, 10, 10), it took an eighth of the CPU time of tests of plans and programs.
 COLLECTED_AFTER = (20_000, 50, 50)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """The collector rests while tests are found, and leaves alone what importing all of them and
-    their libraries has made.
+    """Disables the collector while tests are collected, and exempts all objects that exist after
+    the imports of tests and their libraries.
     """
     gc.disable()
     try:
@@ -34,8 +34,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The emulator is built before the first test that runs on it: processes that wait for
-    another's build do so here, where no test's time limit counts.
+    """Builds the emulator before the first test that runs on it. A process that waits for another's
+    build does so here, where no test's time limit counts.
     """
     emulated = os.environ.get("ARK_ROCM_DEVICE", "").startswith("emulated")
     chosen = [i for i in session.items if emulated or "rocm_emulator" in i.path.parts]
@@ -50,6 +50,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Tells tests.cells how a test has ended."""
+    """Reports the outcome of a test to tests.cells."""
     if report.when == "call":
         cells.finish(report.passed)

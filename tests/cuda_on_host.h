@@ -1,8 +1,8 @@
-// Replacements of CUDA's built-ins, so that a C++ compiler on a CPU compiles the device code. One
-// thread at a time runs, number `host_thread` of its block: shuffles give a lane its own value and
-// threads do not wait for others. That is enough to see which memory a thread reads before it
-// waits, and nothing more; sums over lanes are wrong. Where HOST_BLOCK is defined, the threads of a
-// block meet (block_on_host.h).
+// Replacements for CUDA's built-ins, so that a C++ compiler for a CPU compiles the device code. One
+// thread runs at a time, number `host_thread` of its block: shuffles return a lane's own value, and
+// threads do not wait for others. This suffices only to see which memory a thread reads before it
+// waits; sums over lanes are wrong. If HOST_BLOCK is defined, the threads of a block synchronise
+// (block_on_host.h).
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -88,8 +88,8 @@ static T atomicCAS(T* p, T held, T v) {
   return before;
 }
 
-// Inline assembly: what loads reads as many bytes as its results have, anything else takes what it
-// is given and gives zeros, which the compiler does not know.
+// Inline assembly. A load instruction reads as many bytes as its results have. Other instructions
+// consume their operands and return zeros that the compiler does not know.
 static volatile char host_taken;
 static volatile int host_zero = 0;
 template <typename... T>

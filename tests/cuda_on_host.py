@@ -1,9 +1,10 @@
-"""CUDA's task bodies on a CPU, one thread at a time, as far as they come before they wait.
+"""Runs CUDA's task bodies on a CPU, one thread at a time, up to their first wait.
 
-Every op of a plan under the variant `roles` is dispatched by the very source that a GPU gets, for
-each computing thread of a block, with `ark_enter` telling it to leave: what the recorder of
-tests.touch saw until then is what a body reads before its task's waits are met. Inline assembly
-is put into C++ by a rule: what begins with `ld.` loads, all else gives zeros.
+Every op of a plan under the variant `roles` is dispatched by the same source that a GPU gets, for
+each computing thread of a block. `ark_enter` tells the thread to leave, so the accesses that the
+recorder of tests.touch has seen are those that a body makes before the end of its task's waits.
+Inline assembly is converted to C++ by a rule: instructions that begin with `ld.` load, and all
+others return zeros.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ark.plan.types import Plan
 SHIM = Path(__file__).parent / "cuda_on_host.h"
 ENTER = "ARK_DEVICE bool ark_enter(ArkCtx&) {"
 STRING = r'"((?:[^"\\]|\\.)*)"'
-# All leave. The compiler does not know it, nor moves a read over this: each stays where it is.
+# All threads leave. The compiler does not know that and moves no read across this point.
 LEAVE = f"""
 static bool host_entered;
 static volatile bool host_goes = false;
@@ -29,7 +30,8 @@ static volatile bool host_goes = false;
   host_entered = true;
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
   return host_goes;"""
-# Behind the bodies: the task's list names the one to run; every computing thread in turn.
+# Follows the bodies: the task list selects the one to run, and every computing thread runs it in
+# turn.
 ENTRY = """
 __attribute__((aligned(128))) char ark_shared[1 << 18];
 extern "C" void ark_touch(const ArkParams* params, char* scratch) {
@@ -47,7 +49,7 @@ extern "C" void ark_touch(const ArkParams* params, char* scratch) {
 
 
 def dialect(plan: Plan) -> Dialect:
-    """CUDA's dialect for a plan's machine, with a host's prelude around it."""
+    """CUDA's dialect for a plan's machine, with the host's prelude and entry point."""
     result = backend.dialect(str(plan.machine["arch"]))
     assert ENTER in result.roles
     leaving = result.roles.replace(ENTER, LEAVE, 1)
@@ -55,12 +57,14 @@ def dialect(plan: Plan) -> Dialect:
 
 
 def on_host(text: str) -> str:
-    """Device source as C++. An array's size takes part in overloading for NVRTC alone."""
+    """Converts device source to C++. Only NVRTC uses an array's size in overload resolution."""
     return SHIM.read_text() + assembly(text.replace("float (&v)[2 * N]", "float* v"), _statement)
 
 
 def assembly(text: str, statement: Callable[[str], str]) -> str:
-    """The text with what `statement` makes of what stands in an assembly statement's brackets."""
+    """Replaces every assembly statement by the result of `statement` for the text in its
+    brackets.
+    """
     results, at = [], 0
     for actual in re.finditer(r"\basm\s*(volatile)?\s*\(", text):
         end = _closing(text, actual.end())
@@ -70,14 +74,14 @@ def assembly(text: str, statement: Callable[[str], str]) -> str:
 
 
 def parts(inside: str) -> tuple[str, list[str], list[str]]:
-    """An assembly statement's template, its results and what it is given."""
+    """The template, the results and the inputs of an assembly statement."""
     template = "".join(re.findall(STRING, inside.split(":", 1)[0]))
     words = re.sub(rf"^(\s*{STRING})+", "", inside)
     return template, _bracketed(words, r'"[=+]\w+"\s*\('), _bracketed(words, r'"\w+"\s*\(')
 
 
 def _closing(text: str, at: int) -> int:
-    """The place of the bracket that closes the one before `at`; strings are passed over."""
+    """The position of the bracket that closes the one before `at`. Strings are skipped."""
     depth = 1
     while depth:
         if text[at] == '"':
@@ -88,7 +92,9 @@ def _closing(text: str, at: int) -> int:
 
 
 def _statement(inside: str) -> str:
-    """An assembly statement's C++. What it takes is used, so that the compiler keeps it."""
+    """Converts an assembly statement to C++. Its inputs are used, so that the compiler keeps
+    them.
+    """
     template, results, given = parts(inside)
     if template.lstrip().startswith(
         "ld."
@@ -98,6 +104,6 @@ def _statement(inside: str) -> str:
 
 
 def _bracketed(words: str, opening: str) -> list[str]:
-    """What stands in the brackets that the pattern opens."""
+    """The text in the brackets that the pattern opens."""
     ends = [actual.end() for actual in re.finditer(opening, words)]
     return [words[end : _closing(words, end)] for end in ends]

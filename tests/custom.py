@@ -1,4 +1,4 @@
-"""Custom ops that several tests use: each a text, a signature and its meaning in NumPy."""
+"""Custom ops that several tests use. Each has a text, a signature and its NumPy reference."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Programs for which modules of ark have the text that a page of docs/ says; the tree stays as it
-is.
+"""Runs programs with modules of ark that are edited as a page of docs/ describes. The files of the
+tree are not changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ sys.meta_path.insert(0, Finder)
 
 
 def run(folder: Path, modules: Mapping[str, str], program: str) -> str:
-    """What the program prints where these modules have these texts. The files go to the folder."""
+    """Runs a program for which these modules have the given texts and returns its output. The files
+    are written to the folder.
+    """
     paths = {}
     for name, text in modules.items():
         path = folder / f"{name}.py"
@@ -50,7 +52,7 @@ def run(folder: Path, modules: Mapping[str, str], program: str) -> str:
 
 
 def before(file: str, anchor: str, text: str) -> str:
-    """The text of a file of the tree with more in front of the only place of the anchor."""
+    """The text of a file of the tree with an insertion before the only occurrence of the anchor."""
     given = (ROOT / file).read_text()
     assert given.count(anchor) == 1, f"{file} has {given.count(anchor)} times {anchor!r}"
     return given.replace(anchor, text + anchor)

@@ -22,7 +22,7 @@ PLACES = ("slow", "gfx942", "gfx1100")
 
 
 def places(item: pytest.Item) -> list[str]:
-    """The words of a test's marks; one that is none of PLACES ends the run."""
+    """Marks a test with these words. A word that is not in PLACES ends the run."""
     actual = [word for mark in item.iter_markers("emulated") for word in mark.args or ("nothing",)]
     for word in actual:
         if word not in PLACES:
@@ -32,7 +32,7 @@ def places(item: pytest.Item) -> list[str]:
 
 
 def few_emulated(cases: Iterable[Any], *kept: Any) -> list[ParameterSet]:
-    """The cases for `parametrize`, of which the default run has those alone on emulated devices."""
+    """The cases for `parametrize`. On emulated devices the default run uses only the named ones."""
     return [
         pytest.param(case, marks=() if case in kept else pytest.mark.emulated("slow"))
         for case in cases

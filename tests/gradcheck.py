@@ -1,6 +1,7 @@
-"""Gradients of many small graphs in one launch, each compared with torch.autograd in float64; on
-the CPU also the rules by themselves: the same graphs interpreted in float64, beside torch.autograd
-and beside differences of what the forward graph gives (as torch.autograd.gradcheck's fast mode).
+"""Compares the gradients of many small graphs in one launch with torch.autograd in float64. On the
+CPU it also tests the gradient rules alone: the same graphs are interpreted in float64 and compared
+with torch.autograd and with finite differences of the forward graph (as torch.autograd.gradcheck
+does in its fast mode).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from tests.interpreter import Interpreter
 
 @dataclass
 class Case:
-    """inputs: arrays of integers, or of numbers, which are differentiated unless their place is
-    among `fixed`. Both functions take one tensor for each and give one. smooth: False where
-    differences say something else, as elements tie or no gradient passes.
+    """inputs: arrays of integers or of floats. Floats are differentiated unless their index is in
+    `fixed`. Both functions take one tensor for each input and return one. smooth: False if finite
+    differences are not the gradient, because elements tie or no gradient passes.
     """
 
     name: str
@@ -41,7 +42,7 @@ def values(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> 
 
 
 def varied(case: Case) -> list[int]:
-    """The places of the inputs that are differentiated."""
+    """The indices of the inputs that are differentiated."""
     return [i for i, a in enumerate(case.inputs) if a.dtype.kind == "f" and i not in case.fixed]
 
 
@@ -50,7 +51,7 @@ EXACT, DIFFERENCE = 1e-6, 1e-5  # relative; references of a few functions have c
 
 
 def check(cases: Sequence[Case]) -> None:
-    """All cases in one model and one launch."""
+    """Runs all cases in one model and one launch."""
     if session.backend().name == "cpu":
         for case in cases:
             check_rule(case)
@@ -75,8 +76,8 @@ def check(cases: Sequence[Case]) -> None:
 
 
 def check_rule(case: Case) -> None:
-    """A case's graph in NumPy and float64: its gradients are torch's, and the inputs, moved along a
-    direction, change the result by as much as they say.
+    """Evaluates a case's graph in NumPy in float64. Its gradients equal torch's, and predict the
+    change of the result when the inputs move along a direction.
     """
     model = ark.Model(0, 1)
     with ark.use_model(model):

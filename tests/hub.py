@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub: the routes that huggingface_hub asks for, over HTTP."""
+"""A stand-in for the Hugging Face hub: the HTTP routes that huggingface_hub calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @contextlib.contextmanager
 def hub(name: str, directory: Path, asked: list[str]) -> Iterator[str]:
-    """Serves a directory as the repository `name`; gives the address. asked: paths in order."""
+    """Serves a directory as the repository `name` and yields the address. asked: receives the
+    requested paths in order.
+    """
     files = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -56,7 +58,7 @@ def hub(name: str, directory: Path, asked: list[str]) -> Iterator[str]:
                 self.wfile.write(data)
 
         def log_message(self, *words: object) -> None:
-            """Nothing is printed."""
+            """Prints nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,6 @@
-"""Runs a graph in NumPy, node after node by the ops' references: what a graph means, in float64."""
+"""Runs a graph in NumPy in float64, node after node by the ops' references. It defines the expected
+result of a graph.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from ark.lower import registry
 
 
 class Interpreter:
-    """The memory of a graph's buffers. Contents are float64, or int64 where they are integers."""
+    """The memory of a graph's buffers. Contents are float64, or int64 for integer types."""
 
     def __init__(self) -> None:
         self.buffers: dict[int, np.ndarray] = {}
 
     def view(self, tensor: Tensor) -> np.ndarray:
-        """The elements of a tensor, where they lie."""
+        """The elements of a tensor, as a view of its buffer."""
         kind = np.int64 if tensor.dtype.name == "int32" else np.float64
         size = tensor.buffer.nbytes // tensor.dtype.itemsize
         flat = self.buffers.setdefault(tensor.buffer.id, np.zeros(size, kind))
@@ -27,7 +29,7 @@ class Interpreter:
         return flat[:count].reshape(tensor.extents)[box]
 
     def run(self, graph: Graph, phase: int) -> None:
-        """One iteration of a phase."""
+        """Runs one iteration of a phase."""
         for node in graph.nodes:
             if node.phase == phase and not node.virtual:
                 self.step(node)
@@ -39,7 +41,7 @@ class Interpreter:
         result = define([self.view(t).copy() for t in node.inputs], node.attrs)
         targets: list[Any] = list(node.outputs)
         if "rope_kv" in (node.type, node.attrs.get("epilogue")):
-            # A lone row hands its keys and values on; the caches are among the inputs.
+            # A single row passes its keys and values on directly; the caches are among the inputs.
             pages = len(node.inputs[-2].shape) == 4  # the table is behind the caches
             caches = node.inputs[-3:-1] if pages else node.inputs[-2:]
             targets = [node.outputs[0], *(node.outputs[1:] or [None]), *caches]

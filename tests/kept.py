@@ -1,7 +1,8 @@
-"""Results of compilers that tests call directly, kept in ark's cache under all that they depend on:
-a test run compiles what has changed since the last one, and its workers share the results.
+"""Caches compiler results for tests that call a compiler directly. They are in ark's cache, and the
+key includes everything on which they depend. A test run compiles only what has changed since the
+last one, and its workers share the results.
 
-Tests that compare two compilations of one text, or look at a compiler's errors, call it themselves.
+Tests that compare two compilations of the same text, or test a compiler's errors, call it directly.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from ark.runtime import cache as kept
 
 
 def data(make: Callable[[], bytes], *parts: str) -> bytes:
-    """What `make` returns, from the cache if it has been made of the same `parts` before."""
+    """Returns the result of `make`, from the cache if it was computed from the same `parts`
+    before.
+    """
     name = kept.key("tests", *parts)
     result = kept.load(kept.PROGRAMS, name)
     if result is None:
@@ -34,12 +37,12 @@ def data(make: Callable[[], bytes], *parts: str) -> bytes:
 
 
 def text(make: Callable[[], str], *parts: str) -> str:
-    """As `data`, of text."""
+    """As `data`, for text."""
     return data(lambda: make().encode(), *parts).decode()
 
 
 def binary(backend: KernelBackend, source: Source, target: Target) -> Binary:
-    """The binary with the compiler's log."""
+    """Returns the binary with the compiler's log."""
     compiler = backend.compiler()
     module = inspect.getsource(sys.modules[type(compiler).__module__])  # has its flags
 
@@ -55,7 +58,7 @@ def binary(backend: KernelBackend, source: Source, target: Target) -> Binary:
 
 @cache
 def _clang() -> str:
-    """What clang's results depend on besides its arguments."""
+    """The versions on which clang's results depend, besides its arguments."""
     from ark_rocm_emulator import compile as emulated
 
     words = emulated.toolchain().clang

@@ -1,4 +1,4 @@
-"""LAMB for torch, whose optimizers lack it: what ark.optim.LAMB is held against."""
+"""LAMB for torch, which has no such optimizer. Tests compare ark.optim.LAMB with it."""
 
 from __future__ import annotations
 

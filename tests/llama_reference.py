@@ -1,7 +1,7 @@
-"""A Llama of transformers, in float64, with the weights of one of ark's plans.
+"""Runs transformers' Llama in float64 with the weights of one of ark's plans.
 
-A plan has packed weights: query, key and value in one, of which query's and key's rows lie in pairs
-that rotate together, and gate and up row by row.
+A plan has packed weights. Query, key and value are one weight, in which the rows of query and key
+are in pairs that are rotated together. In the weight of gate and up, the rows alternate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ark.models.config import LlamaConfig
 def logits(
     config: LlamaConfig, dtype: DataType, weights: Mapping[str, np.ndarray], tokens: np.ndarray
 ) -> np.ndarray:
-    """(tokens, vocabulary): after each token of the sequence, the scores of the next one.
+    """Returns (tokens, vocabulary): the scores of the next token after each token of the sequence.
 
     weights: by their names in the plan, before they are rounded to `dtype`.
     """

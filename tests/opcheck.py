@@ -1,4 +1,6 @@
-"""Runs many small op calls in one launch and compares each with NumPy: compiling is what costs."""
+"""Runs many small op calls in one launch and compares each with NumPy. They share a launch because
+compilation takes most of the time.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ WHOLE = ("int64", "int32", "uint32", "int8", "uint8", "byte", "int4", "uint4")
 
 @dataclass
 class Case:
-    """One call. build: tensors to a tensor. expected: float64 (or integer) arrays to an array."""
+    """One call. build: a function from tensors to a tensor. expected: a function from float64 (or
+    integer) arrays to an array.
+    """
 
     name: str
     inputs: Sequence[tuple[np.ndarray, DataType]]
@@ -30,7 +34,7 @@ class Case:
 
 
 def rounded(array: np.ndarray, dtype: DataType) -> np.ndarray:
-    """What the device sees of an array: float64, int64 or bool values of the type."""
+    """The values of an array after rounding to the type, as float64, int64 or bool."""
     if dtype.name == "bool":
         return array.astype(np.bool_)
     wide = np.int64 if dtype.name in WHOLE else np.float64
@@ -38,14 +42,14 @@ def rounded(array: np.ndarray, dtype: DataType) -> np.ndarray:
 
 
 def wrapped(array: np.ndarray, dtype: DataType) -> np.ndarray:
-    """Whole numbers as elements of an integer type or bool."""
+    """Converts whole numbers to elements of an integer type or bool."""
     if dtype.name == "bool":
         return array.astype(np.bool_)
     return array.astype(np.int64).astype(dtype.numpy)
 
 
 def check(cases: Sequence[Case], loop_mode: bool = False, iterations: int = 1) -> None:
-    """Builds all cases in one model, runs it, compares; the assertion names the case."""
+    """Builds all cases in one model, runs it and compares. A failed assertion names the case."""
     for case in cases:
         case.tensors = [ark.tensor(list(a.shape), dtype) for a, dtype in case.inputs]
         case.result = case.build(*case.tensors)
@@ -63,7 +67,7 @@ def check(cases: Sequence[Case], loop_mode: bool = False, iterations: int = 1) -
 
 
 def _check_registered(case: Case, want: np.ndarray) -> None:
-    """The op's registered reference says the same, where the case is one op on its own inputs."""
+    """Compares with the op's registered reference, if the case is a single op on its inputs."""
     inputs = [t.ir.id for t in case.tensors]
     for node in case.result.model.graph.nodes:
         alone = [t.id for t in node.inputs] == inputs

@@ -1,4 +1,6 @@
-"""What pages of docs/ show: their blocks of Python, and their commands with what these print."""
+"""Reads the content of pages of docs/: their Python blocks, and their commands with the printed
+output.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 def python_blocks(page: str) -> list[str]:
-    """The blocks of Python of a page, in order."""
+    """The Python blocks of a page, in order."""
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.S)
 
 
 def commands(page: str) -> list[tuple[list[str], list[str]]]:
-    """The words of each `$ ark ...` of a page, and the lines under it."""
+    """The words of each `$ ark ...` command of a page, and the lines below it."""
     results = []
     for block in re.findall(r"```console\n(.*?)```", (DOCS / page).read_text(), re.S):
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
@@ -26,8 +28,8 @@ def commands(page: str) -> list[tuple[list[str], list[str]]]:
 
 
 def shown(lines: list[str], out: str) -> bool:
-    """True where the output has the lines, in order. "..." stands for any text; how words
-    are aligned, and the frames of tables, do not count.
+    """True if the output contains the lines, in order. "..." matches any text. The alignment of
+    words and the frames of tables are ignored.
     """
     parts = [" ".join(part.split()) for line in lines for part in line.split("...")]
     words = " ".join(re.sub(r"[\u2500-\u257f]", " ", out).split())

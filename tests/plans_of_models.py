@@ -1,9 +1,9 @@
-"""Every named plan on six kinds of model (tests/cases/training_models.py), beside one rank.
+"""Compares every named plan on six kinds of model (tests/cases/training_models.py) with one device.
 
 `in_numpy` and `on_cpu_ranks` run two steps over ranks, in float64 and in fp32, and return the
 largest difference of parameters and moments from torch's in float64. `python -m
-tests.plans_of_models` runs all on CPU ranks; with `--write` it runs those that
-docs/reference/parallel-plans.md lacks, and enters them there.
+tests.plans_of_models` runs all on CPU ranks. With `--write` it runs those that
+docs/reference/parallel-plans.md lacks, and adds them to that page.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ NAMES = tuple(dict.fromkeys((*PLANS, *COPIES, *PIPELINES)))
 KINDS = tuple(BLOCKS)
 RANKS = (2, 3, 4)
 EXACT, FP32 = 1e-11, 2e-4
-"""The largest difference, of the largest element of a tensor: in float64 and in fp32."""
+"""The largest permitted difference, relative to the largest element of a tensor: in float64 and in
+fp32.
+"""
 Part = tuple[str, View, Any]
-"""A buffer's name, the part of it that a rank holds, and its contents."""
+"""A buffer's name, the part of it that a rank holds, and the contents."""
 LAYERS = {**dict.fromkeys(KINDS, 2), "Evoformer": 1, "encoder-decoder": 1}
 MICRO_BATCHES = 4
 
@@ -53,7 +55,7 @@ def passes_of(plan: str) -> int:
 
 
 def split(kind: str, plan: str, ranks: int) -> tuple[Step, Parallelized]:
-    """The step and its graphs on ranks."""
+    """The step and its graphs on the ranks."""
     step = step_of(kind, LAYERS[kind], gathered=plan == "zero3", passes=passes_of(plan))
     cuts = step.cuts if plan in PIPELINES or plan in COPIES else None
     micro_batches = MICRO_BATCHES if plan in PIPELINES else None
@@ -61,7 +63,7 @@ def split(kind: str, plan: str, ranks: int) -> tuple[Step, Parallelized]:
 
 
 def _worst(step: Step, kind: str, plan: str, parts: Iterable[Part]) -> float:
-    """The largest difference; AssertionError if no rank holds one of the results."""
+    """The largest difference. Raises AssertionError if no rank holds one of the results."""
     want = in_torch(kind, LAYERS[kind], passes=passes_of(plan))
     worst, seen = 0.0, set()
     for buffer, view, actual in parts:
@@ -114,11 +116,11 @@ def on_cpu_ranks(kind: str, plan: str, ranks: int, verified: bool = False) -> fl
 
 
 Rows = dict[tuple[str, str], dict[int, str]]
-"""By kind and plan, for each number of ranks the difference as text."""
+"""By kind and plan, the difference as text for each number of ranks."""
 
 
 def table(rows: Rows) -> str:
-    """The page: a row for each plan."""
+    """Writes the page, with a row for each plan."""
     lines = [
         "# Named plans on six kinds of model",
         "",
@@ -143,7 +145,7 @@ def table(rows: Rows) -> str:
 
 
 def known() -> Rows:
-    """What the page has."""
+    """Reads the results from the page."""
     rows: Rows = {}
     for line in PAGE.read_text().splitlines() if PAGE.exists() else ():
         plan, *cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -155,7 +157,7 @@ def known() -> Rows:
 
 
 def _timed(exact: bool, kind: str, plan: str, ranks: int) -> tuple[float, float]:
-    """The largest difference, and the seconds that it took. exact: in float64."""
+    """The largest difference, and the seconds that the run took. exact: in float64."""
     begun = time.time()
     return (in_numpy if exact else on_cpu_ranks)(kind, plan, ranks), time.time() - begun
 

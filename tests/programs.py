@@ -1,8 +1,8 @@
-"""Random programs over views and shared memory, and two ways to say what they compute.
+"""Random programs over views and shared memory, with two independent ways to compute their results.
 
-`reference` follows the program in NumPy, op by op, on one array per buffer: what a graph means.
-`interpret` runs a finished plan in NumPy, task by task, in a random order that its waits allow, on
-one array per arena: what the plan does. Neither knows how the other works.
+`reference` executes the program in NumPy, op by op, on one array per buffer. This defines the
+result of a graph. `interpret` executes a finished plan in NumPy, task by task, on one array per
+arena, in a random order that the plan's waits allow. The two share no code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNARY = (ark.relu, ark.sigmoid, ark.copy)
 
 
 def _view(rng: np.random.Generator, tensor: ark.Tensor) -> ark.Tensor:
-    """The tensor or a random box of it."""
+    """Returns the tensor or a random box of it."""
     if rng.random() < 0.4:
         return tensor
     index = []
@@ -37,7 +37,7 @@ def _view(rng: np.random.Generator, tensor: ark.Tensor) -> ark.Tensor:
 
 
 def _box(rng: np.random.Generator, tensor: ark.Tensor, shape: list[int]) -> ark.Tensor | None:
-    """A random box of that shape, if there is one."""
+    """Returns a random box of the given shape, if there is one."""
     if len(tensor.shape()) != len(shape):
         return None
     index = []
@@ -50,7 +50,7 @@ def _box(rng: np.random.Generator, tensor: ark.Tensor, shape: list[int]) -> ark.
 
 
 def _step(rng: np.random.Generator, held: list[ark.Tensor]) -> ark.Tensor:
-    """One random op over the tensors held so far."""
+    """Adds one random op on the tensors held so far."""
     source = _view(rng, held[rng.integers(len(held))])
     shape = source.shape()
     choice = rng.integers(8)
@@ -77,7 +77,7 @@ def _step(rng: np.random.Generator, held: list[ark.Tensor]) -> ark.Tensor:
 
 
 def build(seed: int, steps: int) -> tuple[list[ark.Tensor], list[ark.Tensor]]:
-    """Adds a random program to the current model; (inputs, tensors that are still held)."""
+    """Adds a random program to the current model. Returns (inputs, tensors that are still held)."""
     rng = np.random.default_rng(seed)
     inputs = [
         ark.tensor(list(SHAPES[rng.integers(len(SHAPES))])) for _ in range(rng.integers(2, 5))
@@ -95,7 +95,7 @@ def build(seed: int, steps: int) -> tuple[list[ark.Tensor], list[ark.Tensor]]:
 
 
 def contents(inputs: list[ark.Tensor], seed: int) -> dict[int, np.ndarray]:
-    """Random first contents by buffer id."""
+    """Random initial contents by buffer id."""
     rng = np.random.default_rng(seed)
     return {
         t.ir.buffer.id: rng.uniform(-1, 1, t.ir.buffer.nbytes // 4).astype(np.float32)
@@ -131,7 +131,9 @@ def reference(
 def interpret(
     plan: Plan, first: dict[str, np.ndarray], seed: int, iterations: int = 1
 ) -> dict[str, np.ndarray]:
-    """Buffers by name after the plan, in a random order of tasks; fails if none can run."""
+    """The contents of buffers by name after the plan, in a random order of tasks. Fails if no task
+    can run.
+    """
     rng = np.random.default_rng(seed)
     arenas = {a: np.full(n // 4, np.nan, np.float32) for a, n in plan.arenas.items()}
     images: dict[int, np.ndarray] = {}

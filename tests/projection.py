@@ -1,5 +1,5 @@
-"""A projection of a prompt's rows to queries, keys and values, for the variant `matrix`, and what
-NumPy makes of it.
+"""A projection of a prompt's rows to queries, keys and values, for the variant `matrix`, and its
+expected result by NumPy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ark.plan.verify import verify
 
 
 def with_matrix(machine: Machine) -> Machine:
-    """A machine of one thread a processor that has the variant too; its bodies are common ones, of
-    the tiles of a machine with warpgroups.
+    """A machine with one thread per processor and the variant `matrix`. Its bodies are the common
+    ones, with the tiles of a machine with warpgroups.
     """
     variants = (*machine.variants, Variant("matrix", (Role(COMPUTE, 1),)))
     tiles = registry.machine("h100").box_tiles
@@ -31,7 +31,9 @@ def with_matrix(machine: Machine) -> Machine:
 
 @dataclass(frozen=True)
 class Projection:
-    """rows of k elements to heads + 2 kv_heads of `width` columns; caches hold `context` rows."""
+    """Projects rows of k elements to heads + 2 kv_heads of `width` columns. Caches have `context`
+    rows.
+    """
 
     rows: int
     k: int
@@ -46,7 +48,9 @@ class Projection:
         return (self.heads + 2 * self.kv_heads) * self.width
 
     def plan(self, machine: Machine, **options: Any) -> Plan:
-        """x w^T, rotated into `queries`, `keys` and `values`; verified."""
+        """Returns a verified plan of x w^T, rotated and stored to `queries`, `keys` and
+        `values`.
+        """
         graph = Graph()
         cache = (self.kv_heads, self.context, self.width)
 
@@ -72,7 +76,7 @@ class Projection:
         return result
 
     def random(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Contents of everything that is read or appended to, but the position."""
+        """The contents of everything that is read or appended to, except the position."""
         cache = (self.kv_heads, self.context, self.width)
         shapes = {"x": (self.rows, self.k), "w": (self.columns, self.k)}
         shapes |= {"keys": cache, "values": cache}
@@ -84,7 +88,7 @@ class Projection:
         return actual
 
     def expected(self, given: dict[str, np.ndarray], position: int) -> dict[str, np.ndarray]:
-        """queries, keys and values afterwards, in fp64. Pairs are neighbours."""
+        """The expected queries, keys and values in fp64. Rotated pairs are neighbours."""
         product = given["x"].astype(np.float64) @ given["w"].astype(np.float64).T
         product = product.reshape(self.rows, -1, self.width)
         places = position + np.arange(self.rows)

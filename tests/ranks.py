@@ -1,4 +1,4 @@
-"""Several ranks as threads of one process: what tests need of a bootstrap, without processes."""
+"""Runs several ranks as threads of one process, with the part of the bootstrap that tests need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Hub:
-    """What the ranks of one run share."""
+    """The state that the ranks of one run share."""
 
     def __init__(self, world_size: int) -> None:
         self.barrier = threading.Barrier(world_size, timeout=300)
@@ -17,7 +17,7 @@ class Hub:
 
 
 class ThreadRanks:
-    """The executor's Ranks protocol for one of the threads."""
+    """Implements the executor's Ranks protocol for one of the threads."""
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self.hub, self.rank = hub, rank
@@ -40,7 +40,9 @@ class ThreadRanks:
 
 
 def run_ranks(world_size: int, body: Callable[[ThreadRanks], Any]) -> list[Any]:
-    """Runs `body` once per rank, all at the same time; results by rank, the first error raised."""
+    """Runs `body` once per rank, all concurrently. Returns the results by rank; raises the first
+    error of any rank.
+    """
     hub = Hub(world_size)
     results: list[Any] = [None] * world_size
     errors: list[BaseException] = []

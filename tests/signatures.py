@@ -1,10 +1,11 @@
-"""Small plans that together use every task kind in every data type: the codegen tests of each
-backend emit and compile them, so a kind that a dialect cannot spell is found without its hardware.
+"""Small plans that together use every task kind in every data type. The codegen tests of each
+backend emit and compile them, so a kind that a dialect cannot emit is detected without its
+hardware.
 
-Compiling is what costs. The architectures of a backend share the types by default, and most bodies
-that are alike for all vendors; with ARK_SLOW_TESTS=1 (`nox -s slow`) each is compiled in every
-type. What was compiled is kept in ark's cache by its source, so the next session compiles what has
-changed.
+Compilation takes most of the time. By default, each architecture of a backend compiles only some of
+the types, and only some of the bodies that are the same for all vendors. With ARK_SLOW_TESTS=1
+(`nox -s slow`) each is compiled in every type. Binaries are cached by their source, so the next
+session compiles only what has changed.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def _elementwise(dtype: DataType) -> None:
 
 
 def _regions(dtype: DataType) -> None:
-    """Results that several ops read, with a sum between them, or without; the last is in place."""
+    """Builds results that several ops read, with or without a sum between them. The last result is
+    in place.
+    """
     x, y = ark.tensor([3, 5, 130], dtype), ark.tensor([3, 1, 130], dtype)
     for each in (x, y):
         first, second = ark.mul(ark.cast(y, fp32), 0.5), ark.cast(each, fp32)
@@ -145,7 +148,7 @@ def _movement(dtype: DataType) -> None:
 
 
 def _caches_of_codes(dtype: DataType) -> None:
-    """Appends to caches of codes, and attention of a row and of many over them."""
+    """Builds appends to caches of codes, and attention of one row and of many rows over them."""
     position, rows = ark.tensor((1,), int32), ark.tensor((9, 32), dtype)
     table, one = ark.tensor((1, 4), int32), ark.tensor((1, 64), dtype)
     for codes in ("int8", "fp8_e4m3"):
@@ -160,7 +163,9 @@ def _caches_of_codes(dtype: DataType) -> None:
 
 
 def _types(dtype: DataType) -> None:
-    """Whole numbers and bools, types of 4 bits, and tensors of more than four dimensions."""
+    """Builds ops on integers and bools, types of 4 bits, and tensors of more than four
+    dimensions.
+    """
     whole = {fp32: int64, fp16: uint32, bf16: int8, int32: int32}[dtype]
     a, b = ark.tensor([2, 3, 2, 5, 4, 8], whole), ark.tensor([3, 1, 5, 1, 8], whole)
     chosen = ark.where(ark.less(a, b), ark.mod(a, 3), ark.maximum(a, b))
@@ -187,7 +192,7 @@ def _types(dtype: DataType) -> None:
 
 
 def _indexing(dtype: DataType) -> None:
-    """What moves elements by index, windows, and weights of few bits."""
+    """Builds ops that move elements by index, windows, and weights of few bits."""
     a = ark.tensor([2, 4, 9, 18], dtype)
     for mode in ("constant", "edge", "reflect", "wrap"):
         ark.pad(a, [(0, 0), (0, 0), (2, 1), (1, 2)], mode)
@@ -208,7 +213,7 @@ def _indexing(dtype: DataType) -> None:
 
 
 def _quantised(dtype: DataType) -> None:
-    """Weights of quantised rows, by one row of an input, several, and many."""
+    """Builds products with weights of quantised rows, for one, several and many input rows."""
     for codes in CODES:
         group, scales = (128, bf16) if codes.packed else (512, fp32)
         for zeros in (False, True) if codes in (uint4, uint8) else (False,):
@@ -293,7 +298,7 @@ def _sums(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]
 
 
 def _overlapped(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
-    """Products whose tiles leave for their peer, and one of gathered rows."""
+    """Builds products whose tiles are sent to a peer, and one of gathered rows."""
 
     def first(dtype: DataType, m: int, n: int, k: int, gathered: bool) -> Plan:
         pair = []
@@ -318,7 +323,7 @@ def _overlapped(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, 
 
 
 def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
-    """Both ends of a channel, by every way that bytes have."""
+    """Builds both ends of a channel, with every engine that can move its bytes."""
     results = []
     for dtype in types[:1]:
         pair = []
@@ -349,7 +354,9 @@ def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Pl
 
 
 def _claimed(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
-    """Ops large enough for tiles to be claimed, where the machine has that."""
+    """Builds ops that are large enough for their tiles to be claimed, if the machine supports
+    it.
+    """
     results = []
     for dtype in [t for t in types if t in FLOATS and machine.has(Capability.CLAIMS)][:1]:
         model = Model()
@@ -364,7 +371,7 @@ def _claimed(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Pla
 
 @cache
 def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str, Plan]]:
-    """Verified plans for `machine`, each with a name; the same ones in the same order each time."""
+    """Verified plans for `machine` with their names, always in the same order."""
     results = []
     for case, build, dtypes in _CASES:
         for dtype in (t for t in dtypes if t in types):
@@ -380,7 +387,9 @@ def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str
 
 
 def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:
-    """The types to compile an architecture's bodies in: one float and its share of the others."""
+    """The types in which an architecture's bodies are compiled: one float type and its share of the
+    others.
+    """
     if SLOW:
         return ALL
     at = archs.index(arch)
@@ -390,7 +399,7 @@ def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:
 
 
 def _of_roles(planned: Plan, op: PlanOp) -> bool:
-    """True where only a variant with roles has a body for it."""
+    """True if only a variant with roles has a body for the signature."""
     several = op.kind == "linear" and planned.tensors[op.operands[2]].shape[0] > 1
     return several and op.params["epilogue"] == "sample"
 
@@ -402,9 +411,10 @@ def united(
     which: int = 0,
     share: int = 24,
 ) -> list[Plan]:
-    """Plans of at most `share` ops that together have signatures of `plans` once: each kind's
-    first, and of the rest every fourth of kinds with a body of the backend's own, every eighth of
-    the others, whose text is the same for all, which ones as `which` says. In the slow run all.
+    """Plans of at most `share` ops that together have every signature of `plans` once. By default
+    they have the first signature of each kind and a part of the others: every fourth of kinds for
+    which the backend has a specialised body, and every eighth of the others, whose text is the same
+    for all backends. `which` selects the part. In the slow run they have all signatures.
     """
     result = [plan for _, plan in plans(machine, types)]
     seen, first_of, skipped = set(), set(), {4: 0, 8: 0}

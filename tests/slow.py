@@ -1,9 +1,9 @@
-"""What the default run leaves out, or does less of, because it is slow and rarely fails.
+"""Selects the tests and cases that the default run omits because they are slow and rarely fail.
 
-`slow` marks a test that only `nox -s slow` runs (`pytest -m slow`); `few` marks all cases of a list
-but some, `in_turns` all pairs of a case and an architecture but one a case (or one for some of the
-cases); `examples` says how many random cases a test looks at: all of them in that session, a fifth
-in the default run.
+`slow` marks a test that only `nox -s slow` runs (`pytest -m slow`). `few` marks all but a few cases
+of a list. `in_turns` marks all pairs of a case and an architecture except one per case (or except
+one for some of the cases). `examples` is the number of random cases of a test: all of them in the
+slow session, a fifth in the default run.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ slow = pytest.mark.slow
 
 
 def examples(count: int) -> int:
-    """So many random cases in the slow session, a fifth of them in the default run."""
+    """The number of random cases: the given number in the slow session, a fifth of it in the
+    default run.
+    """
     return count if SLOW else -(-count // 5)
 
 
 def _spaced(count: int, total: int) -> list[int]:
-    """The places of `count` of `total` cases, evenly spaced from the first on."""
+    """The indices of `count` of `total` cases, evenly spaced from the first on."""
     return [place * total // count for place in range(count)]
 
 
 def few(count: int, cases: Iterable[Any]) -> list[ParameterSet]:
-    """The cases for `parametrize`, of which so many run by default: every so manieth, from the
-    first on. A tuple's values are those of several parameters.
+    """The cases for `parametrize`, of which the given number runs by default, evenly spaced from
+    the first on. A tuple has the values of several parameters.
     """
     listed = list(cases)
     kept = _spaced(count, len(listed))
@@ -44,8 +46,8 @@ def few(count: int, cases: Iterable[Any]) -> list[ParameterSet]:
 def in_turns(
     archs: Sequence[Any], cases: Iterable[tuple[Any, ...]], count: int | None = None
 ) -> list[ParameterSet]:
-    """Every case for every architecture. The default run has one architecture per case, in turns,
-    and only `count` of the cases, evenly spaced, if it is given.
+    """Every case for every architecture. In the default run each case has one architecture, in
+    turn. If `count` is given, only that many cases run, evenly spaced.
     """
     listed = list(cases)
     kept = _spaced(count or len(listed), len(listed))

@@ -1,4 +1,4 @@
-"""Plans in ARK's own layout, written by hand after ARK's description of plan files."""
+"""Plans in ARK's own layout, written by hand according to ARK's description of plan files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ ROWS, COLUMNS, OUT = 24, 32, 16
 
 
 def tensor(number: int, buffer: int, shape: list[int], dtype: str = "FP32") -> dict[str, Any]:
-    """A dense tensor; ARK gives what an op makes a number of its own on the output's buffer."""
+    """A dense tensor. ARK gives the result of an op a separate tensor number on the output's
+    buffer.
+    """
     return {
         "Id": number,
         "DataType": dtype,
@@ -121,7 +123,7 @@ def norm_and_product() -> dict[str, Any]:
 
 
 def _on(entry: dict[str, Any], **buffer: Any) -> dict[str, Any]:
-    """The tensor, with what its buffer says changed."""
+    """The tensor with changed fields of its buffer."""
     return {**entry, "Buffer": {**entry["Buffer"], **buffer}}
 
 
@@ -149,7 +151,7 @@ def ring(rank: int, world: int, shape: tuple[int, ...] = (3, 700)) -> dict[str, 
 
 
 def _packets(number: int, nbytes: int, at: int = 0, slots: int = 1, **buffer: Any) -> Any:
-    """Bytes in which packets of so many bytes arrive: a slot of a buffer."""
+    """The bytes of a buffer for packets with the given number of data bytes: one slot."""
     one = 2 * nbytes
     held = _on(tensor(number, number, [one], "UINT8"), **buffer)
     return {**held, "Strides": [slots * one], "Offsets": [at * one]}
@@ -175,7 +177,7 @@ FLAG = {"Flag": {"UINT32": 1}}
 
 
 def packet_ring(rank: int, world: int, shape: tuple[int, ...] = (3, 700)) -> dict[str, Any]:
-    """What `ring` does, with packets, whose tag stands where they arrive alone."""
+    """The same exchange as `ring` with packets. Only the receiving side gives their tag."""
     after, before = (rank + 1) % world, (rank - 1) % world
     dims, nbytes = list(shape), 4 * shape[0] * shape[1]
     x, y, received, total = (tensor(2 * i, i, dims) for i in range(4))
@@ -192,9 +194,9 @@ def packet_ring(rank: int, world: int, shape: tuple[int, ...] = (3, 700)) -> dic
 
 
 def packet_sum(rank: int, world: int, size: int = 96) -> dict[str, Any]:
-    """The sum of x over the ranks in y, as ARK's two-step all-reduce by packets: every rank adds up
-    its part of all, and gives it to all. x has world * size elements and the number 0, its parts
-    those that follow, y and its parts those behind.
+    """The sum of x over the ranks in y, as in ARK's two-step all-reduce by packets: every rank adds
+    up its part of all inputs and sends the sum to all ranks. x has world * size elements and the
+    number 0. The numbers of its parts follow, then y and its parts.
     """
     others = [r for r in range(world) if r != rank]
 
@@ -203,7 +205,9 @@ def packet_sum(rank: int, world: int, size: int = 96) -> dict[str, Any]:
         return {**whole, "Shape": [size], "Offsets": [index * size], "PaddedShape": [size]}
 
     def held(number: int, owner: int, sender: int, tag: int) -> dict[str, Any]:
-        """Where rank `owner` has what comes from `sender`, a slot for each peer."""
+        """The offset at which rank `owner` receives from `sender`: there is one slot for each
+        peer.
+        """
         slot = sender - (sender > owner)
         tags = [[-1, tag]] if owner != rank else [[r, tag] for r in others]
         at = {"at": slot, "slots": world - 1}

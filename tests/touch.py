@@ -1,9 +1,9 @@
-"""What task bodies really read and write, byte by byte, on the CPU.
+"""Records which bytes task bodies actually read and write, on the CPU.
 
-`Bench` compiles a plan's loop kernel with a call before every access to memory (the calls that
--fsanitize=thread inserts, answered by touch_recorder.cpp), places every buffer apart from the
-others with room around it, and runs the plan's tasks one by one, each alone. It knows nothing of
-what the kinds declare; the comparison is the caller's.
+`Bench` compiles a plan's loop kernel with a call before every memory access (the calls that
+-fsanitize=thread inserts; touch_recorder.cpp implements them). It places every buffer separately
+with space around it, and runs the plan's tasks one at a time. It does not use the declarations of
+task kinds; the caller compares the records with these.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ark.runtime import cache, tables
 
 READ, WRITTEN = 1, 2
 MARGIN = 1 << 10  # bytes between buffers
-BEHIND = 1 << 20  # bytes behind the last: a body that needs more scratch than it says stays inside
+BEHIND = 1 << 20  # bytes after the last buffer, for undeclared scratch memory
 RECORDER = Path(__file__).parent / "touch_recorder.cpp"
 ENTRY = """
 extern "C" void ark_touch(const ArkParams* params, char* scratch) { ark_run(params, 0u, scratch); }
@@ -40,10 +40,10 @@ extern "C" void ark_touch(const ArkParams* params, char* scratch) { ark_run(para
 
 @dataclass(frozen=True)
 class Touched:
-    """What one task did.
+    """The accesses of one task.
 
-    marks: a byte of READ and WRITTEN per byte of each buffer, by buffer id. scratch: the same of
-    the task's scratch memory and what lies behind it. outside: bytes touched in no buffer at all.
+    marks: by buffer id, flags READ and WRITTEN for each byte. scratch: the same for the task's
+    scratch memory and the space after it. outside: accessed bytes that are in no buffer.
     """
 
     task: Task
@@ -69,14 +69,14 @@ def _recorder() -> tuple[TemporaryDirectory[str], str]:
 
 
 def _library(text: str) -> ctypes.CDLL:
-    """Compiled once for all tests and workers: it is kept in ark's cache."""
+    """Compiles the recorder once for all tests and workers: the result is in ark's cache."""
     name = cache.key("touch", text, RECORDER.read_text(), *(find_compiler() or ()))
     data = cache.load(cache.PROGRAMS, name)
     with TemporaryDirectory(prefix="ark-touch-") as folder:
         source, part, whole = (Path(folder, f"loop.{end}") for end in ("cpp", "o", "so"))
         if data is None:
             source.write_text(text)
-            # Not optimised: a read that is in the source is a read.
+            # Compiled without optimisation, so that every read in the source happens.
             _compile(["-O1", "-fsanitize=thread", "-c", str(source), "-o", str(part)])
             _compile(["-shared", "-pthread", str(part), _recorder()[1], "-o", str(whole)])
             cache.store(cache.PROGRAMS, name, whole.read_bytes())
@@ -86,7 +86,7 @@ def _library(text: str) -> ctypes.CDLL:
 
 
 def _fill(plan: Plan, buffer: int, values: np.ndarray, rng: np.random.Generator) -> None:
-    """Random contents of the type that the buffer's tensors have."""
+    """Random contents of the type of the buffer's tensors."""
     held = [t for t in plan.tensors if t.buffer == buffer]
     if not held:
         return
@@ -107,10 +107,11 @@ def _fill(plan: Plan, buffer: int, values: np.ndarray, rng: np.random.Generator)
 
 
 class Bench:
-    """A plan in memory, its tasks ready to run one at a time.
+    """A plan in memory whose tasks can be run one at a time.
 
-    dialect: of the source, the CPU's if it is not given; with `ark_touch`, which runs the task that
-    the first range names. host: transforms the source before it is compiled.
+    dialect: the dialect of the source, by default the CPU's. It has `ark_touch`, which runs the
+    task that the first range names. host: a function that transforms the source before it is
+    compiled.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class Bench:
             _fill(self.plan, buffer.id, self.buffer(buffer.id), self.rng)
 
     def buffer(self, number: int) -> np.ndarray:
-        """The bytes of a buffer; tasks see writes to them."""
+        """The bytes of a buffer. Tasks see writes to them."""
         return self._part(self.memory, number)
 
     def _part(self, array: np.ndarray, number: int) -> np.ndarray:
@@ -168,12 +169,12 @@ class Bench:
         return array[at : at + self.plan.buffers[number].nbytes]
 
     def operand(self, op: int, index: int) -> np.ndarray:
-        """The buffer of an op's operand, as elements."""
+        """The buffer of an op's operand as an array of elements."""
         tensor = self.plan.tensors[self.plan.ops[op].operands[index]]
         return self.buffer(tensor.buffer).view(by_name(tensor.dtype).numpy)
 
     def run(self, number: int) -> Touched:
-        """Runs one task on the buffers as they are, and restores them."""
+        """Runs one task on the current contents of the buffers, and restores them afterwards."""
         before = self.memory.copy()
         self.marks[:] = 0
         control = np.zeros(1, layout.dtype("ArkControl"))

@@ -1,6 +1,7 @@
 // Records which bytes of a region instrumented code reads and writes. The code is compiled with
-// -fsanitize=thread, whose calls before every access end here instead of in that sanitizer's
-// runtime; this file itself is compiled without. One thread at a time.
+// -fsanitize=thread, which calls a function before every access. These functions are defined here
+// instead of in the sanitizer's runtime; this file itself is compiled without the option. Only one
+// thread may run at a time.
 #include <cstddef>
 #include <cstdint>
 
@@ -11,7 +12,7 @@ uintptr_t region = 0;
 size_t region_bytes = 0;
 unsigned char* marks = nullptr;
 
-// What the code wrote before is its own: reading that back is no access to what others wrote.
+// Bytes that the code itself wrote before do not count when it reads them back.
 void note(const volatile void* address, size_t bytes, bool write) {
   const uintptr_t first = reinterpret_cast<uintptr_t>(address) - region;
   for (uintptr_t at = first; at < first + bytes; ++at) {
@@ -51,7 +52,7 @@ void __tsan_write_range(void* p, size_t n) { note(p, n, true); }
   void __tsan_volatile_write##N(void* p) { note(p, N, true); }
 PLAIN(1) PLAIN(2) PLAIN(4) PLAIN(8) PLAIN(16)
 
-// Atomics are calls that also do the work.
+// For atomics, the called function also performs the operation.
 #define ATOMIC(BITS)                                                                             \
   uint##BITS##_t __tsan_atomic##BITS##_load(const volatile uint##BITS##_t* p, int) {             \
     note(p, BITS / 8, false);                                                                    \

@@ -1,8 +1,9 @@
-"""Training steps as one kernel, beside torch: the loss of every step, on the device and there.
+"""Training steps in one kernel compared with torch: the losses of all steps, from the device and
+from torch.
 
     python -m tests.training --steps 200
 
-trains the shipped checkpoint on the text of docs/ and fails where the curves part.
+trains the shipped checkpoint on the text of docs/ and fails if the curves differ.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ CURVE_TOLERANCE = 2e-3
 
 
 class Curve:
-    """Keeps a number of every iteration on the device."""
+    """Records a number in every iteration on the device."""
 
     def __init__(self, steps: int) -> None:
         self.at = ark.tensor([1], ark.int32, name="step")
         self.values = ark.tensor([steps], name="losses")
 
     def record(self, value: ark.Tensor) -> None:
-        """Writes it in the place of this iteration and moves on."""
+        """Writes the number at this iteration's index and increments the index."""
         here = ark.equal(ark.iota([self.values.shape()[0]], 0, ark.int32), self.at)
         ark.where(here, value, self.values, output=self.values)
         ark.add(self.at, 1, output=self.at)
 
 
 def perceptron(optimizer: Callable[[list[Any]], Any], steps: int) -> tuple[Any, list[Any], Curve]:
-    """(the module, its inputs, the curve) of a perceptron that learns a fixed batch."""
+    """Returns (the module, its inputs, the curve) of a perceptron that learns a fixed batch."""
 
     class Perceptron(ark.Module):
         def __init__(self) -> None:
@@ -65,7 +66,7 @@ def perceptron(optimizer: Callable[[list[Any]], Any], steps: int) -> tuple[Any, 
 def torch_perceptron(
     weights: dict[str, np.ndarray], given: list[np.ndarray], optimizer: Any, steps: int
 ) -> list[float]:
-    """The same in torch, in float64."""
+    """The same training in torch in float64."""
     import torch
 
     wide = {n: torch.tensor(w, dtype=torch.float64).requires_grad_() for n, w in weights.items()}
@@ -85,8 +86,8 @@ def torch_perceptron(
 def decoder(
     config: LlamaConfig, steps: int, rows: int, optimizer: Callable[[Any], Any]
 ) -> tuple[Any, ark.Tensor, Curve]:
-    """(the module, the text (steps, rows + 1), the curve) of a decoder that learns a row of the
-    text a step; it predicts each token from those before it. Weights are fp32.
+    """Returns (the module, the text (steps, rows + 1), the curve) of a decoder that learns one row
+    of the text per step. It predicts each token from the preceding ones. Weights are fp32.
     """
     model = Llama(config, ark.fp32)
     model.setup(rows)
@@ -106,7 +107,7 @@ def decoder(
 def torch_decoder(
     directory: Path, layers: int, text: np.ndarray, optimizer: Callable[[Any], Any]
 ) -> list[float]:
-    """The same with transformers."""
+    """The same training with transformers."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -137,8 +138,8 @@ def words(directory: Path, steps: int, rows: int) -> np.ndarray:
 
 
 def learn(steps: int, rows: int, layers: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The losses of the shipped model's first steps under AdamW: ark's, and torch's. layers: so
-    many of its first ones only.
+    """The losses of the shipped model's first steps under AdamW, ark's and torch's. layers: use
+    only this number of its first layers.
     """
     import torch
 

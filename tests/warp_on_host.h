@@ -1,5 +1,5 @@
-// A warp on the host, for device text that is run there: 32 threads, each a lane, that meet where
-// lanes exchange values, and the product of matrix units. tests/codegen reads it.
+// A warp on the host, for device text that runs there: 32 threads, each a lane, which synchronise
+// where lanes exchange values; and the product of matrix units. Used by tests/codegen.
 #include <array>
 #include <barrier>
 #include <cstdint>
@@ -30,8 +30,8 @@ static float __shfl_sync(unsigned, float v, int from) {
 }
 static float ark_shfl_xor(float v, int mask) { return __shfl_sync(0u, v, lane ^ mask); }
 static uint32_t operands[32][6];
-// d += a b of a 16 by 16 and a 16 by 8 tile, of whose registers each lane has its own: four of a,
-// two of b (PTX, mma.m16n8k16).
+// d += a b for a 16 by 16 and a 16 by 8 tile. Each lane passes its own registers: four of a, two of
+// b (PTX, mma.m16n8k16).
 static void multiply_tile(float (&d)[4], const std::array<uint32_t, 6>& own) {
   together.arrive_and_wait();
   for (int i = 0; i < 6; ++i) operands[lane][i] = own[i];

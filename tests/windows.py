@@ -1,4 +1,6 @@
-"""Convolutions that read their windows in place, planned for processors that would not do so."""
+"""Plans convolutions so that they read their windows in place, for processors that would not do
+so.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from ark.lower.rewrite.fuse_windows import fuse_windows
 
 
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on graphs are planned as for a machine whose box copies may be of windows, and
-    every convolution is worth that.
+    """From here on graphs are planned as if the machine's box copies could load windows, and as if
+    this paid off for every convolution.
     """
     boxes = registry.machine("h100").using("matrix")
     boxes = dataclasses.replace(boxes, costs=dataclasses.replace(boxes.costs, turned_work=1.0))

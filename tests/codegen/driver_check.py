@@ -143,8 +143,8 @@ def launches_that_follow_each_other(device: Any, program: Any) -> None:
 
 
 class NoCompiler:
-    """Skips the kernel's code, because the stand-in runs nothing and NVRTC's wrapper needs more of
-    the driver than the stand-in has.
+    """Returns a placeholder as the kernel's code, because the stand-in runs nothing and NVRTC's
+    wrapper needs more of the driver than the stand-in has.
     """
 
     def key(self, target: Target) -> str:

@@ -67,8 +67,8 @@ def test_every_kind_compiles(arch):
 def test_the_plans_hold_every_kind():
     machine = model_of("sm_90a")
     kinds_planned = {op.kind for _, task_plan in signatures.plans(machine) for op in task_plan.ops}
-    # Kinds that are excluded: the host runs one, and tests/multi/test_switch.py compiles the other,
-    # since no machine here has a switch.
+    # The host performs transfers, and tests/multi/test_switch.py compiles the switch's body, which
+    # no machine here can run.
     assert kinds_planned == set(kinds.names()) - {"transfer", "switch"}
 
 

@@ -417,8 +417,8 @@ def test_products_of_few_bits_are_numpys(m, n, k, types, scaled, instruction) ->
 
 @pytest.mark.parametrize(("rows", "leaves"), [(512, True), (4096, False)])
 def test_weights_that_are_read_once_leave_the_cache_first(rows, leaves) -> None:
-    """The machine code shows which data L2 keeps for a product whose tiles of a row run at the same
-    time: data that several rounds of tiles read has the priority to stay.
+    """The machine code has the eviction priority: weights that are read once leave L2 first, and
+    weights that several rounds of tiles read stay.
     """
     planned = product(H100, (), (), rows, 2048, 4096, (False, True), bf16)
     machine = machine_of(planned)

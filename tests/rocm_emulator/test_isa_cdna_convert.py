@@ -1,8 +1,9 @@
 """gfx950's conversions with a scale against ml_dtypes, and stochastic rounding against fractions.
 
-``v_cvt_scalef32_*``: to 8, 6 or 4 bits the value is divided by the scale, from there it is
-multiplied; the scale is the exponent of an f32. Of several elements each takes the next number of
-v_prng_b32. From AMD's CDNA4 instruction set document, section "BF8 / FP8 and smaller formats".
+``v_cvt_scalef32_*``: conversions to 8, 6 or 4 bits divide the value by the scale, and conversions
+from these formats multiply it. The scale is the exponent of an f32. Each of several elements uses
+the next number of v_prng_b32. From AMD's CDNA4 instruction set document, section "BF8 / FP8 and
+smaller formats".
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ M32 = 2**32 - 1
 
 
 def _wide_values(rng: np.random.Generator, dtype: type, count: int, limit: float) -> NDArray:
-    """(lane, element): of every size around a format's range, ties and exact values among them."""
+    """(lane, element): values of every magnitude around a format's range, including ties and exact
+    values.
+    """
     size = np.exp2(rng.uniform(-9, np.log2(limit) + 1, (64, count)))
     values = np.where(rng.random((64, count)) < 0.5, np.round(size * 8) / 8, size)
     values[::16] = 0
@@ -46,7 +49,7 @@ def next_random(bits: int) -> int:
 
 @dataclass(frozen=True)
 class Down:
-    """One conversion to a small format; ``select`` is the number of the destination's part."""
+    """One conversion to a small format. ``select``: the index of the destination's part."""
 
     name: str
     large: str
@@ -81,7 +84,8 @@ class Down:
         width = SMALL[self.small].bits * self.count
         tail = ""
         if self.count < 32:
-            # The destination's part is named by the last bits of four, of a half by the last only.
+            # The last bits select one of four parts of the destination; for a half, only the last
+            # bit counts.
             low, high = (0, self.select) if width == 16 else (self.select & 1, self.select >> 1)
             middle = [low] if len(sources) == 3 or width == 8 else []
             front = [int(self.high_source), 0]
@@ -111,7 +115,7 @@ def _downs() -> list[Down]:
 
 @dataclass(frozen=True)
 class Up:
-    """One conversion from a small format; ``select`` is the number of the source's part."""
+    """One conversion from a small format. ``select``: the index of the source's part."""
 
     name: str
     small: str
@@ -187,14 +191,14 @@ EIGHT = {arch: Suite(arch, {"pack": Case(PACK, 1, 2)}) for arch in ("gfx942", "g
 
 
 def exponents(rng: np.random.Generator) -> tuple[NDArray[np.int64], Words]:
-    """A power of two for every lane, and f32 with that exponent: other bits do not count."""
+    """A power of two for every lane, and f32 with that exponent; their other bits are ignored."""
     powers = rng.integers(-6, 7, 64)
     noise = rng.integers(0, 2**23, 64) | rng.integers(0, 2, 64) << 31
     return powers, ((powers + 127) << 23 | noise).astype(np.uint32)
 
 
 def nearest(values: NDArray[np.float64], form: Format) -> NDArray[np.uint8]:
-    """Codes; the values are exact in f32, from where ml_dtypes rounds once."""
+    """Codes. The values are exact in f32, from which ml_dtypes rounds once."""
     exact = values.astype(np.float32)
     assert np.array_equal(exact, values)
     if form.bits < 8:
@@ -204,7 +208,7 @@ def nearest(values: NDArray[np.float64], form: Format) -> NDArray[np.uint8]:
 
 
 def at_random(value: float, form: Format, random: int) -> int:
-    """The code below or above, by the truncated part plus ``random`` / 2**32."""
+    """The code below or above: the truncated part plus ``random`` / 2**32 decides."""
     codes = [int(c) for c in form.finite_codes() if int(c) >> (form.bits - 1) == 0]
     grid = [Fraction(float(form.values(np.array([c], np.uint8))[0])) for c in codes]
     step = grid[-1] - grid[-2]
@@ -261,7 +265,7 @@ def test_to_a_small_format(key: str) -> None:
 
 @pytest.mark.parametrize("key", UPS)
 def test_from_a_small_format(key: str) -> None:
-    """Every encoding, four lanes to each of the widest."""
+    """Every encoding; for the widest formats, four lanes hold each."""
     op, rng = UPS[key], np.random.default_rng(len(key))
     form = SMALL[op.small]
     held = 32 if op.count == 32 else 32 // form.bits
@@ -284,7 +288,7 @@ def test_from_a_small_format(key: str) -> None:
 
 @pytest.mark.parametrize("arch", ("gfx942", "gfx950"))
 def test_eight_bits_without_a_scale(arch: str) -> None:
-    """Zero, numbers of every size and too large ones; gfx942 has the types without -0."""
+    """Zero, numbers of every magnitude and too large ones. gfx942's types have no -0."""
     types = (
         (ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz)
         if arch == "gfx942"
@@ -318,7 +322,9 @@ def test_overflow_by_the_mode() -> None:
 
 
 def test_nan_is_converted() -> None:
-    """4 bits know none: the largest of that sign. A scale of all ones makes NaN."""
+    """4-bit formats have no NaN or infinity: the result is the largest number of that sign. A scale
+    with all bits set gives NaN.
+    """
     ones = np.full(64, 0x7F800000, np.uint32)
     quiet = np.full(64, 0x7FC00000, np.uint32)
     negative = np.full(64, 0xFFC00000, np.uint32)
@@ -329,7 +335,7 @@ def test_nan_is_converted() -> None:
 
 
 def test_modifiers_of_the_sources() -> None:
-    """-3 and |-5|, halved."""
+    """The inputs are -3 and |-5|, and the results are halved."""
     codes = np.array([-1.5, 2.5], np.float32).astype(ml_dtypes.float8_e4m3fn).view(np.uint16)[0]
     assert np.all(SUITE.run("modifiers", [_floats(3), _floats(-5)])[0] & 0xFFFF == codes)
 

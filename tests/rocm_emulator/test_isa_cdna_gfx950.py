@@ -1,7 +1,7 @@
-"""What gfx950 adds beside its matrix formats: reads of LDS by columns, swaps between rows of lanes,
-wide loads that go to LDS, three-way logic and minima, and LDS counters (which are older).
+"""Instructions that gfx950 adds beside its matrix formats: reads of LDS by columns, swaps between
+rows of lanes, wide loads to LDS, three-way logic and minima. Also LDS counters, which are older.
 
-From AMD's CDNA4 instruction set document; expected values are computed with NumPy.
+From AMD's CDNA4 instruction set document. Expected values are computed with NumPy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READ_BACK = "".join(f"ds_read_b32 v{40 + k}, v0 offset:{256 * k}\n" for k in ran
 
 
 def _to_lds(load: str, dwords: int) -> Case:
-    """Each lane loads ``dwords``, side by side, to M0 in an LDS that holds zeros."""
+    """Each lane loads ``dwords`` neighbouring dwords to LDS at M0, which held zeros."""
     clear = "v_mov_b32 v60, 0\n" + "".join(
         f"ds_write_b32 v0, v60 offset:{256 * k}\n" for k in range(5)
     )
@@ -132,7 +132,7 @@ def _image() -> np.ndarray:
 
 @pytest.mark.parametrize("bits", READS)
 def test_lds_is_read_by_columns(bits: int) -> None:
-    """Sixteen lanes hold as many elements of a row of 16 as fit; each gets a column."""
+    """Sixteen lanes hold the elements of rows of 16; each lane receives a column."""
     width, align = (12, 16) if bits == 6 else (8, 8)
     slots = RNG.integers(0, (1024 - 32) // align, 64).astype(np.uint32) * align
     got = run(f"columns_{bits}", A, B, C, D, slots)
@@ -176,7 +176,7 @@ def test_odd_rows_change_places_with_even_ones(rows: int) -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_three_way_logic(table: int) -> None:
-    """Bit 4 * a + 2 * b + c of the table."""
+    """The result is bit 4 * a + 2 * b + c of the table."""
 
     def expected(a: Words, b: Words, c: Words) -> Words:
         one = np.uint32(1)
@@ -198,7 +198,7 @@ def test_pseudo_random_numbers() -> None:
 
 
 def test_minimum_and_maximum_of_three() -> None:
-    """NaN wins, and -0 is below +0."""
+    """NaN takes precedence, and -0 is less than +0."""
     rng = np.random.default_rng(8)
     x, y, z = (rng.uniform(-2, 2, 64).astype(np.float32) for _ in range(3))
     x[:3], y[3:6], z[6:9] = np.nan, np.nan, np.nan
@@ -242,14 +242,14 @@ def test_wide_loads_go_to_lds(kind: str, dwords: int) -> None:
 
 
 def test_private_memory_goes_to_lds() -> None:
-    """The instruction's offset counts on both sides."""
+    """The instruction's offset applies to the source and to the destination."""
     whole, byte = run("scratch_to_lds", A)
     assert np.array_equal(whole, A)
     assert np.array_equal(byte.view(np.int32), (A >> 8 & 0xFF).astype(np.uint8).view(np.int8))
 
 
 def test_counters_of_active_lanes() -> None:
-    """Sixteen lanes join 5, four leave; each gets what was there before."""
+    """Sixteen lanes are added to 5, then four are subtracted; each lane gets the old value."""
     joined, left, final = run("counters", A)
     assert np.array_equal(joined, np.where((0xFF00FF >> LANE) & 1 == 1, 5, A))
     assert np.array_equal(left, np.where(LANE < 4, 21, A)) and np.all(final == 17)

@@ -1,7 +1,8 @@
-"""CDNA instructions that move values between lanes or pick parts of registers, by hand.
+"""CDNA instructions that move values between lanes or select parts of registers, compared with maps
+written by hand.
 
-Lane maps and selections are written out from AMD's CDNA3 instruction set document (sections "DPP",
-"SDWA", "DS permute") for a wave of 64.
+Lane maps and selections follow AMD's CDNA3 instruction set document (sections "DPP", "SDWA", "DS
+permute") for a wave of 64.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ DPP: dict[str, Callable[[], np.ndarray]] = {
 }
 ACTIVE_MASK = 0xFF0F_FFF0_F0FF_0FF3
 IS_ACTIVE = np.array([(ACTIVE_MASK >> lane) & 1 for lane in range(64)], bool)
-# What a sub-dword selection takes from a word.
+# The part of a word that a sub-dword selection reads.
 SELECT: dict[str, Callable[[Words], Words]] = {
     "BYTE_0": lambda w: w & 0xFF,
     "BYTE_1": lambda w: w >> 8 & 0xFF,
@@ -145,7 +146,7 @@ def test_dpp_reads_from_the_documented_lane(number: int, bound: int) -> None:
 
 
 def test_dpp_masks_and_inactive_sources() -> None:
-    """Rows 1 and 3, banks 0 and 1."""
+    """Only rows 1 and 3 and banks 0 and 1 are written."""
     source = ROW + (IN_ROW - 1) % 16
     written = np.isin(LANES // 16, (1, 3)) & np.isin(LANES // 4 % 4, (0, 1))
     expected = np.where(written, A[source] + B, OLD_VALUE)
@@ -194,7 +195,7 @@ def test_sdwa_on_halves_and_comparisons() -> None:
 
 
 def test_permutes_through_lds_hardware() -> None:
-    """Pull from index / 4, push to index / 4; inactive lanes give and take nothing."""
+    """Pull from lane index / 4, push to lane index / 4. Inactive lanes neither send nor receive."""
     index = np.random.default_rng(3).permutation(64).astype(np.uint32)
     pulled = np.where(IS_ACTIVE[index], A[index], 0)
     assert np.array_equal(run("bpermute", A, index * 4)[0], np.where(IS_ACTIVE, pulled, OLD_VALUE))
@@ -220,7 +221,9 @@ def test_counting_and_single_lanes() -> None:
 
 
 def test_byte_permutation() -> None:
-    """A selector below 8 picks a byte of {S0, S1}, 8 to 11 repeat a sign, 12 is 0, others 0xff."""
+    """A selector below 8 selects a byte of {S0, S1}; 8 to 11 repeat a sign; 12 gives 0; others give
+    0xff.
+    """
     selectors = np.array([0, 3, 4, 7, 8, 9, 10, 11, 12, 13, 1, 5, 2, 6, 14, 255], np.uint8)
     chosen = selectors[RNG.integers(0, len(selectors), (64, 4))]
     data = np.concatenate([B[:, None].view(np.uint8), A[:, None].view(np.uint8)], axis=1)

@@ -56,7 +56,7 @@ def _ds_name(name: str, bits: int) -> str:
 
 
 def _atomic_cases() -> dict[str, Case]:
-    """Memory starts as row 0 (and 1 for 64 bits), data is rows 2 (and 3)."""
+    """Memory is initialised with row 0 (and 1 for 64 bits); data is rows 2 (and 3)."""
     cases = {}
     for name in ATOMICS:
         cases[f"ds_{name}_32"] = Case(
@@ -136,7 +136,8 @@ CASES: dict[str, Case] = {
         f"v_mov_b32 v45, v11\nglobal_load_short_d16_hi v45, v0, s[4:5]\n{VM}",
         4, 6,
     ),
-    # Private memory of gfx90a: dword k of lane l is dword l of row k. Nothing is aligned here.
+    # Private memory of gfx90a: dword k of lane l is dword l of row k. The accesses here are
+    # unaligned.
     "swizzled_buffer": Case(
         """
         s_mov_b32 s8, s6
@@ -187,7 +188,7 @@ CASES: dict[str, Case] = {
         f"buffer_atomic_add v12, v0, s[8:11], 0 offen sc0\n{VM}\nv_mov_b32 v41, v12",
         3, 2,
     ),
-    # Lane 32 alone stores two dwords at byte 128 of 132: the first is inside.
+    # Lane 32 alone stores two dwords at byte 128 of 132, so only the first is in range.
     "straddling_store": Case(
         "s_mov_b32 s8, s6\ns_mov_b32 s9, s7\ns_movk_i32 s10, 0x84\ns_mov_b32 s11, 0x27000\n"
         f"global_store_dword v0, v11, s[6:7]\n{VM}\nv_mov_b32 v60, v10\nv_mov_b32 v61, v10\n"
@@ -306,7 +307,8 @@ def test_raw_buffers_read_zero_beyond_their_end() -> None:
     assert np.array_equal(got[:2], [B, C])
     inside = LANES < 32  # 0x380 + 4 * lane < 0x400
     assert np.array_equal(got[2], np.where(inside, np.roll(D, -32), 0))
-    # Of a pair whose end is beyond, the first dword is there: each is checked by itself.
+    # If a pair ends out of range, its first dword may still be in range: each is checked
+    # separately.
     assert np.array_equal(got[4], np.where(LANES < 31, np.roll(D, -33), 0))
     assert np.array_equal(got[5], np.where(LANES < 30, np.roll(D, -34), 0))
     assert set(got[6]) == {A[5]}

@@ -26,7 +26,9 @@ OCP = {"fp8": ml_dtypes.float8_e4m3fn, "bf8": ml_dtypes.float8_e5m2}
 
 @dataclass(frozen=True)
 class Shape:
-    """One instruction: D and C are ``size`` square, K is ``depth``, ``blocks`` run at once."""
+    """One instruction. D and C are ``size`` square, K is ``depth``, and ``blocks`` products run at
+    once.
+    """
 
     name: str
     size: int
@@ -37,12 +39,12 @@ class Shape:
 
     @property
     def each(self) -> int:
-        """Elements of A (or B) in a lane."""
+        """The number of elements of A (or B) in a lane."""
         return self.size * self.depth * self.blocks // 64
 
     @property
     def results(self) -> int:
-        """Registers of C and D."""
+        """The number of registers of C, and of D."""
         return self.size * self.size * self.blocks // 64
 
 
@@ -115,7 +117,9 @@ def _move(case_inputs: int, target: int, count: int) -> list[str]:
 
 
 def _case(shape: Shape, tail: str = "", agpr: bool = False) -> Case:
-    """Inputs: A, B, C in registers. They move to aligned ranges; D is written where C is."""
+    """The inputs A, B and C are in registers. They are moved to aligned ranges, and D
+    overwrites C.
+    """
     a, b, c = _words(shape, shape.a), _words(shape, shape.b), shape.results
     lines = _move(0, 80, a) + _move(a, 88, b) + _move(a + b, OUT_VGPR, c)
     file = "v"
@@ -132,14 +136,14 @@ def _case(shape: Shape, tail: str = "", agpr: bool = False) -> Case:
 
 
 def _upward(shape: Shape) -> Case:
-    """Under a MODE that rounds up and has no denormals."""
+    """Runs under a MODE that rounds up and flushes denormals."""
     plain = _case(shape)
     mode = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 8), 0x5\n"
     return Case(mode + plain.body, plain.inputs, plain.outputs, OUT_VGPR)
 
 
 def _apart(shape: Shape, offset: int) -> Case:
-    """C begins some registers from D, which it overlaps."""
+    """C begins some registers after D and overlaps it."""
     a, b, c = _words(shape, shape.a), _words(shape, shape.b), shape.results
     lines = _move(0, 80, a) + _move(a, 88, b) + _move(a + b, OUT_VGPR + offset, c)
     sources = ", ".join(_register(*at) for at in ((80, a), (88, b), (OUT_VGPR + offset, c)))
@@ -182,7 +186,7 @@ def suite(arch: str) -> Suite:
 
 
 def pack(shape: Shape, lines: NDArray) -> list[Words]:
-    """Registers of A (block, row, k) or B (block, column, k)."""
+    """The registers of A (block, row, k) or B (block, column, k)."""
     line, block = LANE % shape.size, LANE // shape.size % shape.blocks
     first = LANE // shape.size // shape.blocks * shape.each
     values = lines[block[:, None], line[:, None], first[:, None] + np.arange(shape.each)]
@@ -191,7 +195,7 @@ def pack(shape: Shape, lines: NDArray) -> list[Words]:
 
 
 def places(shape: Shape) -> tuple[NDArray, NDArray, NDArray]:
-    """(block, row, column) of every register and lane of D."""
+    """The (block, row, column) of every register and lane of D."""
     r, lane = np.arange(shape.results)[:, None], LANE[None, :]
     if shape.size == 32:
         r, block = r % 16, r // 16
@@ -248,25 +252,25 @@ def test_accumulator_registers() -> None:
 
 @pytest.mark.parametrize("name", ["c_before_d", "c_behind_d"])
 def test_c_overlaps_d(name: str) -> None:
-    """Compilers allocate four registers of sums so."""
+    """Compilers allocate four registers of sums in this way."""
     a, b, c = operands(HALVES, 2)
     close(run("gfx942", name, HALVES, a, b, c), a, b, c)
 
 
 def test_one_block_of_a_serves_all() -> None:
-    """cbsz:2 abid:1: block 1 of each four."""
+    """cbsz:2 abid:1: block 1 of each group of four is used."""
     a, b, c = operands(FOUR, 3)
     close(run("gfx942", "broadcast", FOUR, a, b, c), a[[1, 1, 1, 1]], b, c)
 
 
 def test_lanes_of_b_rotate() -> None:
-    """blgp:3: every 16 lanes take B from the next 16."""
+    """blgp:3: each group of 16 lanes uses B of the next group."""
     a, b, c = operands(FOUR, 4)
     close(run("gfx942", "rotate", FOUR, a, b, c), a, np.roll(b, -1, axis=0), c)
 
 
 def test_mode_decides_about_denormals_of_f32_only() -> None:
-    """Rounding stays to nearest, and C and D keep their denormals."""
+    """MODE does not change the rounding, which is to nearest, and C and D keep their denormals."""
     a, b, c = operands(HALVES, 5)
     a[0, 3], c[0, 3] = 0, 1e-40
     exact = np.einsum("nik,njk->nij", a.astype(np.float64), b.astype(np.float64)) + c
@@ -282,7 +286,9 @@ def test_mode_decides_about_denormals_of_f32_only() -> None:
 @pytest.mark.parametrize("shape", [s for s in GFX90A if "f16" in s.name], ids=lambda s: s.name)
 @pytest.mark.parametrize("place", ["a", "b", "c", "d"])
 def test_mi200_flushes_denormals(shape: Shape, place: str) -> None:
-    """Of f16 and bf16, in A, B, C and D: MIOpen's documentation says so of MI200 alone."""
+    """Denormals of f16 and bf16 in A, B, C and D are flushed. MIOpen's documentation states this
+    for MI200 only.
+    """
     a, b, c = (np.zeros_like(x) for x in operands(shape, 7))
     a[:, 3, 0], b[:, 5, 0] = 1, 1
     assert np.all(run("gfx90a", shape.name, shape, a, b, c)[:, 3, 5] == 1)

@@ -66,7 +66,7 @@ def suite() -> Suite:
 
 
 def depths(size: int, form: Format) -> NDArray[np.int64]:
-    """(lane, element) -> its place in K."""
+    """(lane, element) -> its index in K."""
     group, element = (LANE // size)[:, None], np.arange(32)[None, :]
     if form.bits == 8:
         return 16 * group + element % 16 + element // 16 * (SIZES[size] // 2)
@@ -145,7 +145,7 @@ def test_accumulator_registers(size: int) -> None:
 
 
 def test_scales_reach_their_ends() -> None:
-    """2**-127 and 2**127 cancel; 0xff makes NaN of the row (or column) that it belongs to."""
+    """2**-127 and 2**127 cancel. A scale of 0xff makes its row (or column) NaN."""
     scales = np.full((2, 16, 4, 4), 127, np.uint8)
     scales[0, 3], scales[1] = 0, 254
     scales[0, :3], scales[0, 4:] = 1, 2
@@ -161,7 +161,7 @@ def test_scales_reach_their_ends() -> None:
 
 
 def test_overflow_by_the_mode() -> None:
-    """Infinity, or with FP16_OVFL the largest number."""
+    """An overflow gives infinity, or with FP16_OVFL the largest number."""
     scales = np.full((2, 16, 4, 4), 254, np.uint8)
     plain, _ = run("scaled_16_44", 16, 4, 4, 10, scales)
     clipped, exact = run("clipped_16_44", 16, 4, 4, 10, scales)

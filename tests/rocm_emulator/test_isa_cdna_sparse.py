@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def dense(self) -> int:
-        """Elements of B in a lane; A stores half as many."""
+        """The number of elements of B in a lane; A stores half as many."""
         return self.size * self.depth // 64
 
     @property
@@ -43,14 +43,14 @@ class Shape:
         return np.int32 if self.a is np.int8 else np.float32
 
     def depths(self) -> NDArray[np.int64]:
-        """(lane, element of B) -> its place in K."""
+        """(lane, element of B) -> its index in K."""
         run, groups = 128 // self.bits, 64 // self.size
         group, element = (LANE // self.size)[:, None], np.arange(self.dense)[None, :]
         return element // run * run * groups + run * group + element % run
 
 
 def _shapes(deep: int, fp8: type, bf8: type) -> list[Shape]:
-    """The shapes of gfx942 (deep = 1) or those twice as deep."""
+    """The shapes of gfx942 (deep = 1), or those with twice the depth."""
     f16, bf16, i8 = np.float16, ml_dtypes.bfloat16, np.int8
     shapes = []
     for size, depth in ((16, 32 * deep), (32, 16 * deep)):
@@ -74,7 +74,7 @@ SHAPES = {
     "gfx950": _shapes(1, *OCP) + _shapes(2, *OCP),
 }
 ALL = [(arch, shape) for arch, shapes in SHAPES.items() for shape in shapes]
-# Forms that hold more than one set of indices in a register, and the set that is picked.
+# Forms with several index sets in a register, and the selected set.
 SETS = [
     ("gfx942", "f32_16x16x32_f16", " abid:3", 3),
     ("gfx942", "f32_32x32x16_bf16", " abid:1", 1),
@@ -131,7 +131,7 @@ def check(arch: str, name: str, shape: Shape, seed: int, chosen_set: int = 0) ->
     np.put_along_axis(full, pairs, values.astype(np.float64), axis=2)
     exact = full.reshape(shape.size, -1) @ b.astype(np.float64).T
     c = rng.uniform(-900, 900, exact.shape).astype(shape.result)
-    # The fours of a lane, in its order of K.
+    # The groups of four of a lane, in its order of K.
     fours = shape.depths()[:, ::4] // 4
     row = (LANE % shape.size)[:, None]
     bits = pairs[row, fours].reshape(64, stored).astype(np.uint64)
@@ -164,12 +164,12 @@ def test_index_sets(number: int) -> None:
 
 @pytest.mark.parametrize("arch", SHAPES)
 def test_accumulator_registers(arch: str) -> None:
-    """Only D moves there; the indices stay in v-registers."""
+    """Only D is moved to accumulation registers; the indices stay in v-registers."""
     check(arch, "agpr", SHAPES[arch][0], 3)
 
 
 def test_unselected_elements_of_b_do_not_count() -> None:
-    """Infinity where A holds zero is not even multiplied."""
+    """An infinity in B where A has an unstored zero is not multiplied."""
     shape = _named("gfx942", "f32_16x16x32_f16")
     values, b = np.ones((64, 4), np.float16), np.full((64, 8), np.inf, np.float16)
     b[:, [0, 3, 4, 7]] = 1

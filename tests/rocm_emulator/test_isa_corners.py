@@ -1,8 +1,8 @@
-"""Corners of single instructions that compiled code seldom reaches.
+"""Rare cases of single instructions that compiled code seldom reaches.
 
-Expectations are written from AMD's CDNA3 and RDNA3 instruction set documents: what a signalling NaN
-does to minima and maxima, where an unfused multiply-add rounds, and what compares and carries write
-for lanes that a DPP control disables; and that clamp saturates integers wherever it is allowed.
+The expectations follow AMD's CDNA3 and RDNA3 instruction set documents: the effect of a signalling
+NaN on minima and maxima, the roundings of an unfused multiply-add, the values that compares and
+carries write for lanes that a DPP control disables, and saturation of integers by clamp.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LESS = {
 
 
 def _dpp_body(rdna: bool) -> str:
-    """Row shift by one with the second bank of each row off, in a compare and in a carry."""
+    """A row shift by one with the second bank of each row off, in a compare and in a carry."""
     vcc = "vcc_lo" if rdna else "vcc"
     control = "row_shr:1 row_mask:0xf bank_mask:0xd"
     add = f"v_add_co_ci_u32_dpp v41, {vcc}, v10, v11, {vcc}"
@@ -61,7 +61,7 @@ def suite(arch: str) -> Suite:
         "dot_clamp": Case("v_dot2_f32_f16 v40, v10, v11, v12 clamp", 3),
     }
     if rdna:
-        # At the head of the loop all registers are as before; only private memory differs.
+        # At the loop's head all registers repeat; only private memory differs.
         cases["count_in_private_memory"] = Case(
             "v_mov_b32 v60, 0\nscratch_store_b32 off, v60, off\nagain:\n"
             "scratch_load_b32 v60, off, off\ns_waitcnt vmcnt(0)\nv_add_nc_u32 v60, 1, v60\n"
@@ -96,7 +96,8 @@ def test_signalling_nans_win_quieted(arch: str) -> None:
     got = suite(arch).run("signal", [a, b, c])
     assert [hex(x) for x in got[0][:5]] == [hex(x) for x in (quieted, quieted, one, one, one)]
     assert [hex(x) for x in got[1][:5]] == [hex(x) for x in (quieted, quieted, one, one, two)]
-    # With three operands the quieted NaN of the first two meets the third and loses.
+    # With three operands, the quieted NaN of the first two is compared with the third, which is
+    # returned.
     assert [hex(x) for x in got[2][:5]] == [hex(x) for x in (one, one, one, one, quieted)]
     assert [hex(x) for x in got[3][:5]] == [hex(x) for x in (one, one, one, two, quieted)]
     assert [hex(x) for x in got[4][:5]] == [hex(x) for x in (one, one, one, one, quieted)]

@@ -17,7 +17,7 @@ from ark_rocm_emulator.compile import toolchain
 from ark_rocm_emulator.engine import core
 from isa_encodings import samples
 
-# Opcodes that must be proven this way, by architecture (of those the decoder knows).
+# The number of opcodes that must be tested in this way, by architecture.
 PROVEN = {"gfx90a": 1300, "gfx942": 1350, "gfx950": 1450, "gfx1100": 1515}
 # Names the assembler has no such text for, or whose every operand the sampler cannot hit.
 UNPROVABLE = re.compile(
@@ -55,7 +55,7 @@ WRITTEN = {
         " v11",
     ),
 }
-# Words that name no register where a result must go, or an extension of nothing.
+# Words with an invalid register for a result, or with an extension without an instruction.
 IMPOSSIBLE = {
     "gfx942": ([0xD04400FB, 0x00024081], [0x7E0000FA, 0xFF013000], [0x7E0000F9, 0x06060606]),
     "gfx1100": ([0xD41200FD, 0x000201C0], [0x7E0000FA, 0xFF010101], [0x7E0000E9, 0x01234500]),

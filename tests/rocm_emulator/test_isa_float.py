@@ -168,14 +168,14 @@ def lanes(arch: str, values: NDArray) -> NDArray:
 
 
 def same(got: NDArray, expected: NDArray) -> None:
-    """Equal, signs of zeros included; any NaN is a NaN."""
+    """True if equal, including the signs of zeros. Any NaN equals any NaN."""
     assert np.array_equal(got, expected, equal_nan=True), (got, expected)
     numbers = ~np.isnan(expected)
     assert np.array_equal(np.signbit(got[numbers]), np.signbit(expected[numbers]))
 
 
 def rounded(exact: NDArray[np.float64], dtype: type, mode: str) -> NDArray:
-    """``exact`` in ``dtype`` by a rounding mode."""
+    """``exact`` rounded to ``dtype`` in a rounding mode."""
     near = exact.astype(dtype)
     wide = near.astype(np.float64)
     below = np.where(wide > exact, np.nextafter(near, dtype(-np.inf)), near).astype(dtype)
@@ -189,7 +189,7 @@ def rounded(exact: NDArray[np.float64], dtype: type, mode: str) -> NDArray:
 @pytest.mark.parametrize("mode", ROUNDING)
 @pytest.mark.parametrize("arch", ARCHES)
 def test_rounding_of_f32(arch: str, mode: str) -> None:
-    """Magnitudes are close together, so that the sums are exact in double."""
+    """Magnitudes are similar, so that the sums are exact in double."""
     rng = np.random.default_rng(1)
     x, y, z = (rng.uniform(-8, 8, SUITES[arch].lanes).astype(np.float32) for _ in range(3))
     total, product, fused = SUITES[arch].run(f"round32_{mode}", [bits(x), bits(y), bits(z)])
@@ -229,7 +229,7 @@ def test_rounding_of_f64_and_conversions(arch: str, mode: str) -> None:
 @pytest.mark.parametrize("setting", range(4))
 @pytest.mark.parametrize("arch", ARCHES)
 def test_denormals(arch: str, setting: int) -> None:
-    """Bit 0 keeps denormal inputs, bit 1 denormal results."""
+    """Bit 0 keeps denormal inputs; bit 1 keeps denormal results."""
     x = lanes(arch, np.array([2.0**-130, -(2.0**-149), 2.0**-126, 2.0**-70, -1.0], np.float32))
     y = lanes(arch, np.array([1.0, 1.0, 0.5, 2.0**-70, 3.0], np.float32))
     copied, product = SUITES[arch].run(f"denormals_{setting}", [bits(x), bits(y)])
@@ -246,7 +246,9 @@ def test_denormals(arch: str, setting: int) -> None:
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_minima_and_maxima_of_specials(arch: str) -> None:
-    """A number wins over NaN, -0 is below +0; med3 of one NaN is the minimum."""
+    """A number takes precedence over NaN, and -0 is less than +0; med3 with one NaN is the
+    minimum.
+    """
     count = SUITES[arch].lanes
     a, b, c = (x.ravel() for x in np.meshgrid(SPECIALS, SPECIALS, SPECIALS))
     for start in range(0, len(a) - count, count):

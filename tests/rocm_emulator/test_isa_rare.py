@@ -1,8 +1,8 @@
-"""Vector operations that compilers do not emit unasked, on CDNA and RDNA, against NumPy.
+"""Vector operations that compilers emit only for intrinsics, on CDNA and RDNA, compared with NumPy.
 
-Definitions from AMD's CDNA2 and RDNA3 instruction set documents: sums of absolute differences at
-four byte offsets, cube map coordinates, multiplications in which zero wins, normalised f16, and
-what RDNA3 moves between registers that M0 picks.
+Definitions are from AMD's CDNA2 and RDNA3 instruction set documents: sums of absolute differences
+at four byte offsets, cube map coordinates, multiplications in which zero wins, normalised f16, and
+RDNA3's moves between registers that M0 selects.
 """
 
 from __future__ import annotations

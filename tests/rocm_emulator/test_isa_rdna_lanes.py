@@ -1,4 +1,5 @@
-"""RDNA3 instructions that move values between lanes, against where each lane must read from.
+"""RDNA3 instructions that move values between lanes, compared with the lanes from which they must
+read.
 
 The expected lane maps are written out from AMD's RDNA3 instruction set document (sections "Data
 parallel processing" and "V_PERMLANE16_B32"), lane by lane.

@@ -1,7 +1,8 @@
-"""The check of waits, instruction by instruction: what clang always writes, left out by hand.
+"""The check of waits, instruction by instruction: waits that clang always writes are omitted by
+hand.
 
-Each fault is a few instructions that would still compute the right values here, because the
-emulator's memory answers at once. On hardware they read a register before its load has arrived.
+Each fault is a few instructions that compute the right values on the emulator, because its memory
+answers at once. On hardware they would read a register before its load has completed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _cases(arch: str) -> tuple[dict[str, Case], dict[str, Case]]:
         "atomic_used": Case(f"{atomic} v40, v0, v10, s[4:5] {returns}\nv_mov_b32 v41, v40", 1, 2),
     }
     if rdna:
-        # Loads and returning atomics are not counted where stores are.
+        # The counter of stores does not count loads and returning atomics.
         wrong["store_counter"] = Case(
             f"{load} v40, v0, s[4:5]\ns_waitcnt_vscnt null, 0x0\nv_mov_b32 v41, v40", 1, 2
         )

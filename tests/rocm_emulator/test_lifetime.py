@@ -1,5 +1,5 @@
-"""Emulated devices come and go within one process, also after a failed run; and their clock counts
-the emulator's own steps.
+"""Emulated devices are created and removed within one process, also after a failed run. Their clock
+counts the emulator's own steps.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ark_rocm_emulator.engine import core
 
 from tests.kept import compile_hip
 
-# Each argument is a time within `emulated`; one with ! fails. What a failed run leaves is held
-# until its devices have gone.
+# Each argument is a duration within `emulated`; one with ! fails. Objects of a failed run are kept
+# until its devices have been removed.
 SCRIPT = """
 import gc
 import sys
@@ -86,7 +86,9 @@ STEP_TICKS = 5  # kStepTicks in core/grid.h
 
 @pytest.mark.parametrize("checks", [False, True])
 def test_a_kernels_clock_counts_steps(checks: bool) -> None:
-    """However slow the emulator is, so that budgets hold as many steps with all checks."""
+    """The clock does not depend on the emulator's speed, so time limits allow the same number of
+    steps with all checks.
+    """
     machine = core().Machine(["gfx942"])
     code = core().CodeObject(compile_hip(CLOCK, "gfx942", ("-O1",)))
     loaded, out = machine.load(code, 0), machine.allocate(0, "device", 8, "out")

@@ -1,7 +1,8 @@
-"""The ISA lint: clean on correct kernels of every architecture, and it finds planted faults.
+"""The ISA lint: it reports nothing for correct kernels of every architecture, and it reports
+planted faults.
 
-The assembly is what clang writes for small HIP kernels; faults are planted by editing that text,
-as a compiler or an author would have got it wrong.
+The assembly is clang's output for small HIP kernels. Faults are planted by editing that text, as a
+compiler or an author might have made them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from tests.kept import to_assembly
 ARCHES = tuple(TARGETS)
 KERNELS = Path(__file__).parent / "kernels"
 
-# A hand-over as ark's dialect writes it: the wait after the write-back is spelled out because
-# clang 22 drops its own when no store of the same wave is outstanding.
+# A hand-over as ark's dialect writes it. The wait after the write-back is written out, because
+# clang 22 omits its own wait if no store of the same wave is in flight.
 HAND_OVER = """
 template <int kSystem> __device__ __forceinline__ void publish(unsigned* flag, unsigned value) {
   if (kSystem) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
@@ -194,7 +195,7 @@ def test_a_narrower_scope_is_found() -> None:
 
 @pytest.mark.parametrize("arch", ("gfx90a", "gfx942", "gfx950"))
 def test_a_dropped_wait_after_the_write_back_is_found(arch: str) -> None:
-    """clang 22 does this to a release store when the storing wave has nothing outstanding."""
+    """clang 22 emits this for a release store if the storing wave has nothing in flight."""
     source = """
     extern "C" __global__ void publish(unsigned* flag) {
       __hip_atomic_store(flag, 1u, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
@@ -251,7 +252,7 @@ def test_budgets() -> None:
     assert judge("gfx950", Resources(lds=65536), dynamic_lds=4) == set()
     assert judge("gfx942", Resources(lds=40000), workgroups_per_cu=2) == {"lds"}
     assert judge("gfx1100", Resources(lds=40000), workgroups_per_cu=2) == set()
-    # 1024 threads are four waves a SIMD on CDNA: 512 / 4 registers each, and no more.
+    # 1024 threads are four waves per SIMD on CDNA, with at most 512 / 4 registers each.
     assert judge("gfx942", Resources(vgprs=129), threads=1024) == {"registers"}
     assert judge("gfx1100", Resources(vgprs=168), threads=1024) == set()
     assert judge("gfx1100", Resources(vgprs=193), threads=1024) == {"registers"}
@@ -318,7 +319,9 @@ def test_a_disassembly_is_read_with_labels() -> None:
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("name", ("sync", "scan", "histogram", "gemm"))
 def test_the_kernel_suite_is_clean(name: str, arch: str) -> None:
-    """Except for the wait that clang 22 drops after a write-back, which is a fault of the code."""
+    """The only finding is the wait that clang 22 omits after a write-back, which is a fault of the
+    code.
+    """
     text = assembly((KERNELS / f"{name}.hip").read_text(), arch)
     findings = lint(text, TARGETS[arch])
     assert {f.rule for f in findings} <= {"release-write-back-wait"}

@@ -1,8 +1,9 @@
-"""Wait states around matrix instructions: the tables' number raises no alarm, one fewer is found.
+"""Wait states around matrix instructions: the number in the tables passes, one fewer is reported.
 
-The hand-written rows give the numbers of AMD's CDNA2, CDNA3 and CDNA4 instruction set documents
-("Dependency resolution: required independent instructions"). Beside them clang is the judge: it
-writes as many `s_nop` as are needed and no more, so its code must pass, and fail with one fewer.
+The hand-written rows have the numbers of AMD's CDNA2, CDNA3 and CDNA4 instruction set documents
+("Dependency resolution: required independent instructions"). In addition, clang's output is used:
+clang emits exactly as many `s_nop` as are needed, so its code must pass, and must fail with one
+fewer.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ KERNELS = ("middle", "large", "chain", "doubles")
 
 
 def run_compiled(assembly: str, arch: str, kernel: str) -> str:
-    """What the checks say; empty if they pass."""
+    """The message of the checks; empty if they pass."""
     machine = core().Machine([arch])
     code = machine.load(core().CodeObject(assemble(assembly, arch)), 0)
     source, target = (machine.allocate(0, "device", 4096, name) for name in ("in", "out"))
@@ -155,7 +156,7 @@ def test_the_wait_states_of_clang_are_minimal(kernel: str, arch: str) -> None:
     begin = assembly.index(f"\n{kernel}:")
     end = assembly.index("s_endpgm", begin)
     body = assembly[begin:end]
-    # The last one in front of an instruction that touches what a product wrote.
+    # The last `s_nop` before an instruction that touches a product's result.
     nops = [m for m in re.finditer(r"s_nop (\d+)\n", body) if "mfma" in body[: m.start()]]
     assert nops, body
     at = nops[-1]

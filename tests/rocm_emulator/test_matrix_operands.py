@@ -1,8 +1,8 @@
-"""Operands of matrix instructions that the emulator keeps widened, while their registers change.
+"""Widened operands of matrix instructions, which the emulator caches, while their registers change.
 
-It converts an operand once for as long as its registers hold the same bits. Here the same registers
-serve several products in one wave: with other contents, as another type, under another MODE, on the
-other side. Each product against NumPy, sums exact.
+The emulator converts an operand once for as long as its registers hold the same bits. Here the same
+registers are used by several products in one wave: with other contents, as another type, under
+another MODE, and on the other side. Each product is compared with NumPy; sums are exact.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CDNA = {arch: Suite(arch, {"halves": HALVES, "floats": FLOATS}) for arch in ("gf
 
 
 def _lines(words: Words, dtype: type) -> NDArray[np.float64]:
-    """(line, k) of a 16 x 16 operand in two registers: four k in a row to a lane."""
+    """(line, k) of a 16 x 16 operand in two registers: a lane has four consecutive k."""
     values = np.ascontiguousarray(words.T).view(dtype).astype(np.float64)  # (lane, 4)
     return values.reshape(4, 16, 4).transpose(1, 0, 2).reshape(16, 16)
 
@@ -62,7 +62,7 @@ def _result(registers: Words) -> NDArray[np.float32]:
 
 
 def _words(seed: int, count: int, lanes: int) -> Words:
-    """Halves between -2 and 2: numbers as bf16 too."""
+    """Multiples of 1/2 between -2 and 2, whose bits are also bf16 numbers."""
     values = np.random.default_rng(seed).uniform(-2, 2, (count, lanes, 2)).astype(np.float16)
     return np.ascontiguousarray(values).view(np.uint32)[..., 0]
 
@@ -88,7 +88,7 @@ def test_halves_of_changing_registers(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", CDNA)
 def test_denormals_when_mode_changes(arch: str) -> None:
-    """f32 operands alone obey it."""
+    """Only f32 operands depend on MODE."""
     words = np.zeros((5, 64), np.uint32)
     words[0] = np.float32(2.0**-130).view(np.uint32)
     words[2] = np.float32(2.0**100).view(np.uint32)

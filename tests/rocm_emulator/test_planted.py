@@ -1,8 +1,9 @@
-"""Every planted defect is found on every architecture where the ISA does not make it harmless, and
-no sound program is accused.
+"""Every planted defect is detected on every architecture on which it is not harmless, and no
+correct program is reported.
 
-Checks go first; what clocks over a sequentially consistent execution cannot see (a store and a load
-of another word that pass each other) must give a wrong value in stale mode.
+The checks are tried first. Vector clocks on a sequentially consistent execution cannot detect every
+defect (for example a store and a load of another word that are reordered). Those must give a wrong
+value in stale mode.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ SOUND = [(name, arch) for name in PROGRAMS for arch in ALL]
 
 
 def run(code: bytes, arch: str, program: Program, seed: int, stale: bool) -> str:
-    """Runs a program: the kind of what was reported, "value" for a wrong one, or nothing."""
+    """Runs a program. Returns the kind of the report, "value" for a wrong value, or an empty
+    string.
+    """
     machine = core().Machine([arch])
     loaded = machine.load(core().CodeObject(code), 0)
 
@@ -53,7 +56,7 @@ def run(code: bytes, arch: str, program: Program, seed: int, stale: bool) -> str
 
 
 def reports(code: bytes, arch: str, program: Program, checked: int, stale: int) -> str:
-    """The first thing that one of so many seeds shows."""
+    """The first result that differs from correct among the given number of seeds."""
     runs = [(seed, False) for seed in range(checked)] + [(seed, True) for seed in range(stale)]
     return next(filter(None, (run(code, arch, program, *each) for each in runs)), "")
 

@@ -1,7 +1,8 @@
-"""Random control flow (random_flow.py) on the emulator against the host's compiler.
+"""Random control flow (random_flow.py): results on the emulator compared with those of the host's
+compiler.
 
-Many functions share one compilation, so that one costs a tenth of a second of the processor. A
-longer search, seed after seed:
+Many functions share one compilation, so that each takes a tenth of a second of CPU time. A longer
+search, seed after seed:
 
     PYTHONPATH=tests/rocm_emulator:backends/rocm_emulator:. \
         python tests/rocm_emulator/test_random_flow.py --first 1000 --count 4000 --arch gfx942
@@ -93,7 +94,7 @@ def _inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def on_host(bodies: dict[int, str]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """By seed, the results and the memory behind them."""
+    """By seed, the results and the memory after them."""
     loops = (
         f'extern "C" void k{seed}(const u32* a, const u32* b, u32* out, u32* mem) {{\n'
         f"  for (u32 t = 0; t < {LANE_COUNT}; ++t)\n"
@@ -158,7 +159,7 @@ def on_device(
 
 
 def wrong(bodies: dict[int, str], arch: str, level: str) -> list[int]:
-    """The seeds of those of which host and device differ."""
+    """The seeds for which host and device differ."""
     host, device = on_host(bodies), on_device(bodies, arch, level)
     pairs = ((seed, zip(host[seed], device[seed], strict=True)) for seed in bodies)
     return [seed for seed, pair in pairs if not all(np.array_equal(x, y) for x, y in pair)]
@@ -181,7 +182,7 @@ def test_clang_22_loses_a_value_that_one_way_back_sets(arch: str) -> None:
 
 
 def main() -> None:
-    """Print the seeds of which a device's results differ from the host's."""
+    """Prints the seeds for which a device's results differ from the host's."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)

@@ -1,7 +1,7 @@
-"""Random straight-line kernels over 16-bit types, against NumPy operation by operation.
+"""Random straight-line kernels over 16-bit types, compared with NumPy operation by operation.
 
-What clang makes of them is where the architectures differ most: halves of registers on RDNA3, SDWA
-and packed instructions on CDNA. Hypothesis draws the program; no contraction, so that every
+The architectures' machine code differs most for these types: halves of registers on RDNA3, SDWA and
+packed instructions on CDNA. Hypothesis draws the program. Contraction is disabled, so that every
 operation rounds as NumPy's does.
 """
 
@@ -104,7 +104,9 @@ PAIRED: dict[str, Function] = {"+": np.add, "-": np.subtract, "*": np.multiply}
 
 @st.composite
 def program(draw: st.DrawFn) -> list[tuple[int, tuple[int, ...]]]:
-    """Steps: an operation and which earlier values (of the right type) it takes."""
+    """Draws steps: an operation and the earlier values (of the right type) that are its
+    operands.
+    """
     return draw(
         st.lists(
             st.tuples(st.integers(0, len(OPS) - 1), st.tuples(*[st.integers(0, 10**6)] * 3)),
@@ -127,7 +129,7 @@ def _inputs() -> dict[str, NDArray]:
 
 
 def build(steps: list[tuple[int, tuple[int, ...]]]) -> tuple[str, list[tuple[str, NDArray]]]:
-    """The kernel, and every value it stores: (type, expected)."""
+    """Returns the kernel, and every value that it stores: (type, expected)."""
     values: dict[str, list[tuple[str, NDArray]]] = {}
     lines = []
     for kind, data in _inputs().items():

@@ -1,4 +1,4 @@
-"""The DMA queue model: packets from the host and from kernels, two devices, and wrong use."""
+"""The model of DMA queues: packets from the host and from kernels, two devices, and invalid use."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def test_kernels_of_two_devices_ring_their_own_engines(arch: str, seed: int) -> 
             r, t = np.arange(rounds)[:, None], np.arange(threads)
             expected = (((1 - rank) * 1000 + r * 100 + t) * (r + 1)).sum(0)
             np.testing.assert_array_equal(download(sums[rank], (threads,), np.int32), expected)
-        # A kernel ends on its peer's packets; its own have run once the peer has ended too.
+        # A kernel waits for its peer's packets; its own have been executed when the peer has ended,
+        # too.
         _wait_for(lambda: [queue.executed for queue in queues] == [2 * rounds] * 2)
 
 

@@ -1,7 +1,7 @@
-"""NVRTC compiles device source of the ROCm dialect, with the orders and scopes that it asks for.
+"""NVRTC compiles device source of the ROCm dialect and keeps the requested orders and scopes.
 
-The PTX is checked against the PTX instruction set's own spelling of order and scope. Nothing runs
-here: this is compiled, not executed.
+The PTX is compared with the PTX instruction set's notation for order and scope. It is compiled, not
+run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytest.importorskip("cuda.bindings.nvrtc")
 
 
 def atomic(statement: str) -> list[str]:
-    """The memory-model instructions of a kernel with this one statement."""
+    """The memory-model instructions in the PTX of a kernel with this one statement."""
     source = f"""
     extern "C" __global__ void k(unsigned* p, unsigned long long* w, unsigned* out) {{
       unsigned expected = 7;
@@ -137,7 +137,7 @@ def test_synchronisation_kernels_compile() -> None:
 
 @pytest.mark.parametrize("name", ("sync", "scan", "histogram", "sdma"))
 def test_the_kernel_suite_compiles(name: str) -> None:
-    """The files whose kernels synchronise between blocks, as they are."""
+    """The unmodified files whose kernels synchronise between blocks."""
     source = (Path(__file__).parent / "kernels" / f"{name}.hip").read_text()
     kernels = re.findall(r"^KERNEL (\w+)\(", source, re.MULTILINE)
     ptx = compile_ptx(source)

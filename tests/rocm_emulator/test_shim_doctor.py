@@ -1,7 +1,7 @@
 """`ark doctor` in the ROCm dialect on an NVIDIA GPU: the prelude's hand-overs through the shim.
 
-Compiled everywhere, and its PTX checked against the orders and scopes that the prelude asks for;
-run where there is a GPU.
+It is compiled everywhere, and its PTX is checked for the orders and scopes that the prelude
+requests. It runs where there is a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytest.importorskip("cuda.bindings.nvrtc")
 
 
 def doctor(backend: KernelBackend) -> tuple[Source, int]:
-    """The doctor's source for an H100, and the threads of a block."""
+    """The doctor's source for an H100, and the number of threads of a block."""
     machine = backend.machine("h100")
     assert machine is not None
     machine = dataclasses.replace(machine, variants=(block(machine.variant.role(COMPUTE)),))
@@ -36,7 +36,7 @@ def doctor(backend: KernelBackend) -> tuple[Source, int]:
 
 
 def ordering(statement: str) -> list[str]:
-    """The memory-model instructions of a kernel with one statement of the prelude's."""
+    """The memory-model instructions in the PTX of a kernel with one statement of the prelude."""
     text = f"""constexpr int ARK_LANES = 32, ARK_WARPS = 4, ARK_LOOP_BYTES = {layout.LOOP_BYTES};
     struct ArkParams {{}};
     {prelude()}

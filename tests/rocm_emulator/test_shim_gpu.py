@@ -1,8 +1,8 @@
-"""The suite's kernels that synchronise, on an NVIDIA GPU through the shim: the other rung.
+"""Runs the suite's kernels that synchronise on an NVIDIA GPU, through the shim.
 
 The same HIP source that runs on the emulator runs here under a real weak memory model, in several
-blocks at once. It shows the protocols, and nothing about AMD code generation. Without a GPU these
-tests are skipped, unless ARK_REQUIRE=cuda:1 promises one.
+blocks at once. This tests the protocols and nothing of AMD's code generation. Without a GPU these
+tests are skipped, or fail if ARK_REQUIRE=cuda:1 is set.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def ok(answer: tuple[Any, ...]) -> Any:
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[None]:
-    """A context on the first GPU."""
+    """Creates a context on the first GPU."""
     try:
         usable = int(driver.cuInit(0)[0]) == 0
     except RuntimeError:
@@ -56,7 +56,9 @@ def extent(value: Any) -> tuple[int, ...]:
 
 
 def run(function: Any, case: Any, work: Work) -> dict[int, np.ndarray]:
-    """One cooperative launch (all blocks resident); what the expected arguments hold after it."""
+    """Runs one cooperative launch (all blocks are resident). Returns the contents of the arguments
+    with expectations.
+    """
     placed: list[Any] = []
     held = []
     for value in work.args:

@@ -1,5 +1,5 @@
-"""The emulator's checks accuse no sound product: sizes that are no multiples of anything, whose
-lanes and tiles reach past the last row or column.
+"""The emulator's checks report no correct product. The sizes are not multiples of any tile, so
+lanes and tiles extend past the last row or column.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ark.ir.dtype import DataType
 emulator = pytest.importorskip("ark_rocm_emulator")
 pytest.importorskip("hip")
 
-# (left, right, is the right one given as rows of columns)
+# (left, right, True if the right one is stored by columns)
 SHAPES = [
     ((16, 5, 24), (17, 24), True),
     ((16, 5, 24), (24, 17), False),

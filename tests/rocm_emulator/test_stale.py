@@ -1,7 +1,8 @@
 """Stale mode on the kernel suite, on planted defects and on whole models.
 
-Sound kernels give the right values on every schedule; a weakened order or scope, a missing wait,
-write-back or invalidation gives wrong ones, or a wait without end, on some of a few.
+Correct kernels give the right values on every schedule. With a weakened order or scope, or a
+missing wait, write-back or invalidation, some of a few schedules give wrong values or a wait
+without end.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def test_a_sound_exchange_between_devices(arch: str) -> None:
 
 
 def test_a_scope_that_ends_at_the_device_is_not_seen_by_another() -> None:
-    """The signal's: it stays in the caches of its device, and the other one waits without end."""
+    """The signal's store stays in the caches of its device, so the other device waits without
+    end.
+    """
     defect = next(d for d in planted.DEVICE_DEFECTS if d.description == "signal's scope")
     with emulated(defect.arch, 2, seed=1, **OPTIONS), pytest.raises(HipError, match="deadlock"):
         exchange_between_devices(planted.broken(defect))

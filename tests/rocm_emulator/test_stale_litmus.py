@@ -4,7 +4,7 @@ with ordering none of the forbidden ones.
 The shapes and their names (message passing, store buffering, load buffering, IRIW, coherence) are
 those of Alglave, Maranget and Tautschnig, "Herding Cats" (2014); the allowed outcomes follow from
 the C++ memory model, to which LLVM's AMDGPU page maps its code sequences. Each thread is a
-workgroup; each round has words of its own and begins at a barrier that orders nothing.
+workgroup. Each round has separate words and begins at a barrier that orders no memory.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ static __device__ __forceinline__ void meet(unsigned* counter, unsigned until) {
 
 @dataclass(frozen=True)
 class Litmus:
-    """Threads as HIP statements; `seen` collects the values that are reported, as unsigned r0..r3.
+    """Threads as lists of HIP statements. `seen` collects the reported values as unsigned r0..r3.
 
-    `allowed` are the outcomes that the model leaves open; `all_seen`: each of them must occur.
+    `allowed`: the outcomes that the memory model permits. `all_seen`: True if each of them must
+    occur.
     """
 
     threads: tuple[str, ...]
@@ -106,7 +107,7 @@ LITMUS = {
     "lb_acquire_release": _lb("ACQUIRE", "RELEASE", True),
     "iriw_relaxed": _iriw("RELAXED", False, True),
     "iriw_seq_cst": _iriw("SEQ_CST", True, False),
-    # One word: two reads of one thread never go back, and a thread sees its own store.
+    # One word: two reads of one thread are never in reverse order, and a thread sees its own store.
     "corr": Litmus(
         (f"STORE(RELAXED, {X}, 1u);",
          f"unsigned a = LOAD(RELAXED, {X}), b = LOAD(RELAXED, {X}); SET(0, a); SET(1, b);"),
@@ -116,7 +117,7 @@ LITMUS = {
         (f"STORE(RELAXED, {X}, 1u); SET(0, LOAD(RELAXED, {X}));", f"SET(1, LOAD(RELAXED, {X}));"),
         every(2, ((0, 0), (0, 1))),
     ),
-    # Plain data behind a flag: what a kernel does.
+    # Plain data published by a flag, as in ark's kernels.
     "mp_plain": Litmus(
         (f"w[{X}] = 1; STORE(RELEASE, {Y}, 1u);",
          f"SET(0, LOAD(ACQUIRE, {Y})); if (r[0]) SET(1, w[{X}]); else SET(1, 1u);"),

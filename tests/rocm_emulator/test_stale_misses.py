@@ -1,6 +1,7 @@
-"""What happens-before clocks cannot see gives wrong values, or a wait without end, in stale mode.
+"""Defects that happens-before clocks cannot detect give wrong values, or a wait without end, in
+stale mode.
 
-Each broken kernel has a sound twin, which gives the right values on the same seeds.
+Each broken kernel has a correct variant, which gives the right values on the same seeds.
 """
 
 from __future__ import annotations

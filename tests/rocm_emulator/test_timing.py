@@ -1,5 +1,5 @@
-"""The timing model beside figures that others have published of MI300X: how fast memory is read,
-what a counter's hand-over and a barrier of the device take, how fast the matrix units are.
+"""Compares the timing model with published measurements of MI300X: the rate of memory reads, the
+times of a counter's hand-over and of a barrier of the device, and the rate of the matrix units.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def code() -> bytes:
 def seconds(
     code: bytes, kernel: str, threads: int, arguments: Arguments, units: int = COMPUTE_UNITS
 ) -> float:
-    """What the model predicts for a launch, on all compute units if `units` says nothing else."""
+    """The model's prediction for a launch, on all compute units unless `units` is given."""
     function = check(hip.hipModuleGetFunction(check(hip.hipModuleLoadData(code)), kernel.encode()))
     begin, end = check(hip.hipEventCreate()), check(hip.hipEventCreate())
     check(hip.hipEventRecord(begin, None))
@@ -186,7 +186,7 @@ def seconds(
 
 
 def test_reads_reach_the_measured_bandwidth(code: bytes) -> None:
-    """Published: 4.0 to 4.3 of 5.3 TB/s."""
+    """Published: 4.0 to 4.3 TB/s of a peak of 5.3."""
     each = 32
     nbytes = COMPUTE_UNITS * each * 8192
     with emulated("mi300x"), Buffers() as held:
@@ -198,7 +198,9 @@ def test_reads_reach_the_measured_bandwidth(code: bytes) -> None:
 def test_data_in_the_memory_side_cache_is_read_from_memory_once(
     code: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """80 MB of 256, more than the dies' own caches hold: no set is full before the others."""
+    """80 MB exceed the dies' own caches and fit in the memory-side cache of 256 MB: no set is full
+    before the others.
+    """
     each = 32
     nbytes = COMPUTE_UNITS * each * 8192
     monkeypatch.setenv(profile.VARIABLE, str(tmp_path / "profile"))
@@ -210,9 +212,9 @@ def test_data_in_the_memory_side_cache_is_read_from_memory_once(
 
 @pytest.mark.parametrize("other", [8, 1], ids=["one die", "two dies"])
 def test_a_hand_over_takes_the_measured_time(code: bytes, other: int) -> None:
-    """Published: 642 ns within a die, 742 ns between dies; the model knows no difference. How soon
-    a poll follows a store stays as it was the first time, so this is the mean over eight moments at
-    which the second begins, of those between two polls.
+    """Published: 642 ns within a die, 742 ns between dies; the model does not distinguish these.
+    The delay between a store and the next poll is the same in every hand-over of a run, so this is
+    the mean over eight start times of the second workgroup, spread over the time between two polls.
     """
     rounds, taken = 20, []
     with emulated("mi300x"), Buffers() as held:
@@ -224,7 +226,9 @@ def test_a_hand_over_takes_the_measured_time(code: bytes, other: int) -> None:
 
 
 def test_a_device_barrier_takes_the_measured_time(code: bytes) -> None:
-    """Published: 3.3 to 8.6 us, the lower figure where dies gather first."""
+    """Published: 3.3 to 8.6 us. The lower figure is for a barrier that gathers within dies
+    first.
+    """
     rounds = 5
     with emulated("mi300x"), Buffers() as held:
         word = held.upload(np.zeros(32, np.uint32))
@@ -234,7 +238,9 @@ def test_a_device_barrier_takes_the_measured_time(code: bytes) -> None:
 
 
 def reading(code: bytes, blocks: int, naps: int, first: int, apart: int, count: int) -> float:
-    """Microseconds in which block `blocks` reads lines while those before it ask for theirs."""
+    """The microseconds in which block `blocks` reads lines while the blocks before it request
+    theirs.
+    """
     with emulated("mi300x"), Buffers() as held:
         there, ticks = held.empty((blocks + 1) << 20), held.upload(np.zeros(1, np.uint32))
         sizes = (np.int32(n) for n in (blocks, naps, first, apart, count))
@@ -243,8 +249,8 @@ def reading(code: bytes, blocks: int, naps: int, first: int, apart: int, count: 
 
 
 def test_a_prediction_is_the_same_wherever_memory_lies(code: bytes) -> None:
-    """Data that is read twice almost fills the dies' caches, so that the cache sets decide which
-    lines are read again: the same for one seed at other addresses, others for another seed.
+    """Data that is read twice almost fills the dies' caches, so the cache sets decide which lines
+    are read again. They are the same for one seed at other addresses, and differ for another seed.
     """
     each, taken = 12, {}
     for seed in (0, 0, 1):
@@ -261,7 +267,9 @@ def test_a_prediction_is_the_same_wherever_memory_lies(code: bytes) -> None:
 
 @pytest.mark.slow
 def test_a_model_is_predicted_to_the_digit() -> None:
-    """A decoder of one layer of 54 MB, in two processes, whose memory the system lays out anew."""
+    """A decoder of one layer of 54 MB, in two processes, to which the system gives different
+    addresses.
+    """
     script = """
 import dataclasses
 from ark.bench.decode import random_weights
@@ -297,16 +305,16 @@ with Executor(plan, backend, device) as made:
 
 
 def test_unissued_accesses_of_a_unit_delay_no_other_unit(code: bytes) -> None:
-    """A unit's address unit is busy for 8 us; a unit of the same die that reads a line waits for
-    one trip to memory.
+    """One compute unit's address unit is busy for 8 us. Another unit of the same die that reads a
+    line waits only for one access to memory.
     """
     taken = reading(code, 8, naps=2, first=8 << 20, apart=0, count=1)
     assert 0.1 < taken < 1.5, taken
 
 
 def test_a_line_is_no_sooner_there_for_another_die(code: bytes) -> None:
-    """60 units request 63 MB in 8 us, of which memory delivers 33: a read of the line that units of
-    another die requested last waits for it.
+    """60 units request 63 MB within 8 us, of which memory delivers 33 MB. A unit of another die
+    that reads the line requested last must wait for it.
     """
     last = 7 * 16 * 8192 + 14 * 8192  # the last wave's last load but one
     taken = reading(code, 60, naps=15, first=last, apart=8 << 20, count=8)
@@ -314,7 +322,9 @@ def test_a_line_is_no_sooner_there_for_another_die(code: bytes) -> None:
 
 
 def test_a_wave_has_no_more_than_63_accesses_under_way(code: bytes) -> None:
-    """256 lines take more than four trips to memory, 2.3 us; all at once they would take 1.3."""
+    """256 lines take more than four memory latencies, 2.3 us. All at once they would take 1.3
+    us.
+    """
     with emulated("mi300x"), Buffers() as held:
         there, ticks = held.empty(256 * 128), held.upload(np.zeros(1, np.uint32))
         seconds(code, "many", 64, Arguments(there, ticks))
@@ -323,7 +333,7 @@ def test_a_wave_has_no_more_than_63_accesses_under_way(code: bytes) -> None:
 
 
 def test_a_wave_has_no_more_than_15_scalar_loads_under_way(code: bytes) -> None:
-    """40 lines take three trips to memory, behind one for the first."""
+    """40 lines take three memory latencies, after one for the first line."""
     with emulated("mi300x"), Buffers() as held:
         there, ticks = held.empty(40 * 128), held.upload(np.zeros(1, np.uint32))
         seconds(code, "scalars", 64, Arguments(there, ticks))
@@ -333,7 +343,9 @@ def test_a_wave_has_no_more_than_15_scalar_loads_under_way(code: bytes) -> None:
 
 @pytest.mark.parametrize("scalar", [0, 1])
 def test_a_line_is_no_sooner_there_for_another_wave(code: bytes, scalar: int) -> None:
-    """The line has a place in the unit's own cache when the second wave asks, and is on its way."""
+    """When the second wave requests the line, the unit's own cache has allocated it, and it is
+    still in flight.
+    """
     with emulated("mi300x"), Buffers() as held:
         there, ticks = held.empty(128), held.upload(np.zeros(2, np.uint32))
         seconds(code, "both", 128, Arguments(there, ticks, np.int32(scalar)))
@@ -345,7 +357,9 @@ def test_a_line_is_no_sooner_there_for_another_wave(code: bytes, scalar: int) ->
     ("stride", "cycles", "conflicts"), [(0, 2, 0), (1, 2, 0), (2, 4, 2), (8, 16, 14), (32, 64, 62)]
 )
 def test_bank_conflicts_are_counted(code: bytes, stride: int, cycles: int, conflicts: int) -> None:
-    """By hand: 32 banks serve half a wave in a cycle if no two lanes want two words of one."""
+    """Computed by hand: 32 banks serve half a wave per cycle if no two lanes access different words
+    of one bank.
+    """
     counted = []
     with profile.counting("gfx942") as used, Buffers() as held:
         assert used is not None
@@ -364,7 +378,7 @@ def test_untimed_runs_count_no_bank_conflicts() -> None:
 
 
 def test_matrix_units_reach_the_data_sheet(code: bytes) -> None:
-    """1307 TFLOP/s of bf16; the clock does not fall under load, as the hardware's does."""
+    """1307 TFLOP/s of bf16. The model's clock does not drop under load, as the hardware's does."""
     rounds = 512
     with emulated("mi300x"), Buffers() as held:
         taken = seconds(code, "products", 256, Arguments(held.empty(4096), np.int32(rounds)))

@@ -1,5 +1,5 @@
-"""The emulator's short ways: instructions whose lanes are all on, and rows of instructions between
-two looks at the scheduler. Each must end as the long way does.
+"""The emulator's fast paths: instructions whose lanes are all active, and rows of instructions
+between two calls of the scheduler. Each must give the same result as the general path.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ COMPARED: dict[str, Callable[[Words, Words], NDArray[np.bool_]]] = {
 
 
 def _case(text: str, rdna: bool) -> Case:
-    """The instruction with all lanes on (v40), then with every third lane and with the others."""
+    """The instruction with all lanes active (v40), then with every third lane, and then with the
+    others.
+    """
     mask, exec_, high = ("b32", "exec_lo", "") if rdna else ("b64", "exec", "s_mov_b32 s13, {}\n")
     some, others = ("0x49249249", "0x92492492"), ("0xb6db6db6", "0x6db6db6d")
     low = "\ns_mov_b32 s12, {}\n"
@@ -96,7 +98,7 @@ def _case(text: str, rdna: bool) -> Case:
 
 
 def _comparison(text: str, rdna: bool) -> Case:
-    """A comparison's bits with all lanes on, and with the lower half of them on."""
+    """The bits of a comparison with all lanes active, and with only the lower half active."""
     low, all_, half = ("s20", "s20", "0xffff") if rdna else ("s20", "s[20:21]", "0xffffffff")
     exec_ = "s_mov_b32 exec_lo" if rdna else "s_mov_b64 exec"
     lines = ["s_mov_b32 s8, 0x40490fdb", f"v_cmp_{text.format(all_)}", f"v_mov_b32 v40, {low}",
@@ -119,7 +121,7 @@ def _suite(arch: str) -> tuple[Suite, dict[str, str]]:
 
 
 def _inputs(lanes: int) -> Words:
-    """Six rows: a float in every second lane, any bits in the others."""
+    """Six rows: every second lane has a float, the others have random bits."""
     generator = np.random.default_rng(7)
     inputs = generator.integers(0, 2**32, (6, lanes), dtype=np.uint64).astype(np.uint32)
     floats = generator.standard_normal((6, lanes)).astype(np.float32).view(np.uint32)
@@ -162,7 +164,7 @@ WAYS = [
 
 
 def _way(text: str, rdna: bool) -> Case:
-    """Which lanes an instruction reaches behind one that writes EXEC (v40), and EXEC."""
+    """The lanes that an instruction reaches after one that writes EXEC (v40), and EXEC."""
     if rdna:
         text = text.replace("s[14:15]", "s14").replace("_andn1_", "_and_not0_")
         text = text.replace("v_cmpx_gt_u32 {all}, ", "v_cmpx_gt_u32 ")
@@ -206,7 +208,9 @@ extern "C" __global__ void work(unsigned* out, unsigned n, unsigned long long fa
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("far", [64, 1 << 40])
 def test_slice_lengths_do_not_change_counts(arch: str, far: int) -> None:
-    """Slices of one instruction, of a few, of more than a row: the same count, at faults too."""
+    """Slices of one instruction, of a few, and of more than a row give the same instruction count,
+    also at faults.
+    """
     ends = set()
     for max_slice in (1, 3, 256):
         machine = core().Machine([arch])

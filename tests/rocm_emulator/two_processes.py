@@ -1,5 +1,5 @@
-"""sync.hip's `put_signal_wait` by two processes that map each other's memory: what the tests of
-memory between processes, and of the checks there, share.
+"""Runs sync.hip's `put_signal_wait` in two processes that map each other's memory. The tests of
+memory between processes and of the checks there share it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from hip_runner import Arguments, Buffers, HipError, check, download, launch
 BLOCKS, THREADS = 2, 64
 LANES = BLOCKS * THREADS
 UNCACHED_FLAG = 3  # hipDeviceMallocUncached
-TIMEOUT_S = 60  # seconds until a process says something
+TIMEOUT_S = 60  # seconds to wait for a process's message
 
 
 def _rank(pipe: Connection, arch: str, binary: bytes, rank: int, rounds: int, checks: int) -> None:
-    """One process: swap handles with the other, run the kernel, send the row or what failed."""
+    """One process: exchanges handles with the other, runs the kernel, and sends the row or the
+    error.
+    """
     settings = {"seed": rank, "checks": checks, "external_wait_ms": 3000, "report": 0}
     with emulated(arch, **settings), Buffers() as buffers:
         mine = buffers.upload(np.arange(LANES, dtype=np.int32) * (rank + 1))
@@ -48,15 +50,15 @@ def _rank(pipe: Connection, arch: str, binary: bytes, rank: int, rounds: int, ch
 
 
 def _serve(pipe: Connection, rank: int) -> None:
-    """One process: an exchange for each (arch, binary, rounds, checks) that it is sent."""
+    """One process: runs an exchange for each (arch, binary, rounds, checks) that it receives."""
     while True:
         arch, binary, rounds, checks = pipe.recv()
         _rank(pipe, arch, binary, rank, rounds, checks)
 
 
 class _Ranks:
-    """Two processes, which take seconds to start and serve one exchange after the other. They end
-    with this one.
+    """Two processes, which take seconds to start and run one exchange after another. They end with
+    this process.
     """
 
     def __init__(self) -> None:
@@ -72,7 +74,7 @@ class _Ranks:
             pipe[1].close()  # so that a process that ends ends what is read here
 
     def answers(self, *case: Any) -> list[Any]:
-        """What each has to say of one exchange: its row, or what the emulator reported."""
+        """The results of both in one exchange: its row, or the emulator's report."""
         for end in self.ends:
             end.send(case)
         for _ in range(2):  # the handles: of what arrives, then of flags
@@ -99,7 +101,7 @@ def _ranks() -> _Ranks:
 
 
 def exchange(arch: str, binary: bytes, checks: int = 0, rounds: int = 5) -> list[ErrorKind]:
-    """What the emulator reported in either process; rows are compared where it is nothing."""
+    """The emulator's report in either process. If there is none, the rows are compared."""
     try:
         got = _ranks().answers(arch, binary, rounds, checks)
     except BaseException:

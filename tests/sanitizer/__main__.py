@@ -1,13 +1,13 @@
-"""`python -m tests.sanitizer [synccheck]`: findings of racecheck (or synccheck) on the
-ways in which ark orders shared memory, each in a kernel of forms.cu of its own. Needs an
-NVIDIA GPU, nvcc and compute-sanitizer.
+"""`python -m tests.sanitizer [synccheck]`: reports the findings of racecheck (or synccheck) on each
+way in which ark orders shared memory. Each has a separate kernel in forms.cu. Needs an NVIDIA GPU,
+nvcc and compute-sanitizer.
 
 Forms named `one-` and `all-` differ only in the lanes that arrive at an mbarrier: one lane for its
-warp, after __syncwarp (as the loop kernel does), or every lane. All compute the right result.
-Nothing is expected of them, of `polled-word`, `polled-ordered` and `counted`, whose lines say what
-the tool makes of the form; `polled-atomic` differs from the first two in the instructions alone.
-`divided` and `divided-vote` ask whether a tool follows a barrier whose warp comes in parts, which
-PTX allows.
+warp, after __syncwarp (as the loop kernel does), or every lane. All compute the right result. For
+these, and for `polled-word`, `polled-ordered` and `counted`, no result is expected; the printed
+lines show the tool's findings. `polled-atomic` differs from the first two only in its instructions.
+`divided` and `divided-vote` show whether a tool supports a barrier at which a warp arrives in
+parts, which PTX allows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUMMARY = re.compile(
 
 
 def said_of(tool: str, program: str, form: str) -> tuple[int, int] | None:
-    """Errors and warnings; None if the tool or the form did not end well."""
+    """The errors and warnings; None if the tool or the kernel failed."""
     argv = ["compute-sanitizer", "--tool", tool, program, form]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)

@@ -1,6 +1,6 @@
-// The ways in which ark's loop kernel orders shared memory between warps, each alone in a kernel of
-// a screen, so that what compute-sanitizer says of the loop can be told from what it says of the
-// form. `forms NAME` runs one and checks its result; see __main__.py.
+// The ways in which ark's loop kernel orders shared memory between warps, each in a separate short
+// kernel. They show whether a finding of compute-sanitizer on the loop is due to the loop or to the
+// form of synchronisation. `forms NAME` runs one and checks its result; see __main__.py.
 
 #include <cstdint>
 #include <cstdio>
@@ -132,8 +132,8 @@ __device__ uint32_t said(uint32_t* word) {
   return value;
 }
 
-// Lane 0 of warp 0 says that a round may begin, and begins no other before all lanes of the polling
-// warps have arrived; so nothing is without an order but a poll that still finds the old word.
+// Lane 0 of warp 0 releases a round, and releases the next one only after all lanes of the polling
+// warps have arrived. Only a poll that still reads the old word is unordered.
 template <Form F>
 __device__ void polled(Shared& s, const uint32_t* from, uint32_t* to) {
   const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u;
@@ -166,8 +166,8 @@ __device__ void polled(Shared& s, const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = sum;
 }
 
-// Two warps take turns, as the warpgroups of attention do: a warp that ends its turn arrives for
-// the other.
+// Two warps alternate, as the warpgroups of attention do: a warp that ends its turn arrives for the
+// other one.
 __device__ void turns(Shared& s, int i, const uint32_t* from, uint32_t& sum) {
   const uint32_t lane = threadIdx.x & 31u;
   if (threadIdx.x < 32u) {
@@ -181,7 +181,7 @@ __device__ void turns(Shared& s, int i, const uint32_t* from, uint32_t& sum) {
   }
 }
 
-// Two warps meet at barrier 1, as ark_sync and ark_all do.
+// Two warps synchronise at barrier 1, as ark_sync and ark_all do.
 template <Form F>
 __device__ bool meet(bool vote) {
   __syncwarp();
@@ -207,9 +207,10 @@ __device__ bool meet(bool vote) {
   }
   return all != 0u;
 }
-// Warp 0 writes, warp 1 reads. The inner loop makes no trip, because the first word is 0; but the
-// compiler must reckon with warps that it divides, and then a barrier has two ways: one for whole
-// warps, and one for divided ones, behind WARPSYNC.COLLECTIVE, with its operands in a register.
+// Warp 0 writes, warp 1 reads. The inner loop runs no iteration, because the first word is 0, but
+// the compiler must assume that it may diverge a warp. A barrier then has two code paths: one for
+// whole warps, and one for diverged warps, after WARPSYNC.COLLECTIVE, with its operands in a
+// register.
 template <Form F>
 __device__ void voted(Shared& s, const uint32_t* from, uint32_t* to) {
   const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u;
@@ -243,7 +244,7 @@ __device__ void voted(Shared& s, const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = sum;
 }
 
-// Eight warps of twelve, as the variant `matrix` has: each writes a slot and reads its neighbour's.
+// Eight of twelve warps, as in the variant `matrix`: each writes a slot and reads its neighbour's.
 template <Form F>
 __device__ void of_twelve(Shared& s, const uint32_t* from, uint32_t* to) {
   const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u, slot = warp % 8u;
@@ -283,8 +284,8 @@ __device__ void of_twelve(Shared& s, const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = sum;
 }
 
-// Two warps each store a part of every round's words; the one that counts last adds the parts up.
-// No place is used twice, so that all order is the count's.
+// Two warps each store a part of every round's words; the one that counts last adds up the parts.
+// No address is used twice, so only the count orders the accesses.
 __device__ void counted(const uint32_t* from, uint32_t* to) {
   __shared__ uint32_t part[kRounds][2][kWords], count[kRounds], total[kWords];
   const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u;
@@ -310,7 +311,7 @@ __device__ void counted(const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = total[lane];
 }
 
-// Warp 0 fills slots, warp 1 reads what the other lanes' words are; a third warp takes no part.
+// Warp 0 fills slots, and warp 1 reads the words of other lanes. A third warp does not take part.
 template <Form F>
 __global__ void __launch_bounds__(384, 1) form(const uint32_t* from, uint32_t* to) {
   __shared__ Shared s;

@@ -1,10 +1,10 @@
 """`python -m tests.sanitizer.model [--variant NAME] [--as-shipped | --whole-warps] ARGUMENTS`: the
-command `ark ARGUMENTS` with a loop kernel in which every lane arrives at an mbarrier, where ark's
-own lets one lane arrive for its warp. What racecheck reports of it is not for want of following
-that lane (tests.sanitizer). --variant: the decoder is planned for this kernel variant. All kernels
-have line numbers. --as-shipped: the loop is ark's own. --whole-warps: it is but for its barriers of
-all computing threads, which are functions of their own: so a barrier has no second way, for divided
-warps, that synccheck might not follow.
+command `ark ARGUMENTS` with a loop kernel in which every lane arrives at an mbarrier. In ark's own
+kernel, one lane arrives for its warp, which racecheck may not follow (tests.sanitizer); with this
+kernel, its reports cannot be due to that. --variant: the decoder is planned for this kernel
+variant. All kernels have line numbers. --as-shipped: the loop is ark's own. --whole-warps: the loop
+is ark's own, except that its barriers of all computing threads are separate functions. Such a
+barrier has no second code path for diverged warps, which synccheck might not follow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ark.cli import main as command
 from ark.codegen.dialect import Dialect
 from ark.models import generate
 
-# Replacements in the source of the loop and the ring, each at every place where its text stands.
+# Replacements in the source of the loop and the ring, each at every occurrence of its text.
 ROLES = (
     ("ark_barrier_init(&ark_handshake.open, 1u)", "ark_barrier_init(&ark_handshake.open, 32u)"),
     ("ark_handshake.done, ARK_WARPS)", "ark_handshake.done, 32u * ARK_WARPS)"),
@@ -51,14 +51,14 @@ def _replaced(text: str, pairs: tuple[tuple[str, str], ...]) -> str:
 
 
 def every_lane(dialect: Dialect) -> Dialect:
-    """The dialect with every lane arriving."""
+    """The dialect in which every lane arrives."""
     return dataclasses.replace(
         dialect, roles=_replaced(dialect.roles, ROLES), stream=_replaced(dialect.stream, STREAM)
     )
 
 
 def whole_warps(dialect: Dialect) -> Dialect:
-    """The dialect whose warps are together where they meet the others."""
+    """The dialect whose warps are converged when they synchronise with others."""
     return dataclasses.replace(dialect, prelude=_replaced(dialect.prelude, WHOLE))
 
 
