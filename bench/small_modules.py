@@ -132,7 +132,7 @@ def main(names: list[str]) -> None:
             torch.testing.assert_close(compiled(*inputs), module(*inputs))
             eager = least(lambda m=module, x=inputs: m(*x))
             calls = [least(lambda m=compiled, x=inputs: m(*x))]
-            if name != "embedding_bag":  # an operator of it stays in torch
+            if name != "embedding_bag":  # one of its operators stays in torch
                 kernel = ark.from_torch(module, inputs)
                 calls.append(least(lambda m=kernel, x=inputs: m(*x)))
         show(f"{name}, forward", eager, calls)

@@ -30,7 +30,7 @@ from ark.models.sampling import GREEDY
 from ark.models.sequences import write_sequences
 from ark.runtime.executor import Executor
 
-TRACE_RECORDS = 1 << 12  # a processor
+TRACE_RECORDS = 1 << 12  # per processor
 TRACED_TOKENS = 12
 SHOWN_PROCESSORS = 4  # processors in the picture
 
@@ -45,7 +45,7 @@ def loop_kernel(executor: Executor, shape: Any, context: int) -> list[list[Any]]
     for event in measured_events(executor):
         if event["ph"] == "X":
             tokens.setdefault(event["args"]["iteration"], []).append(event)
-    whole = [events for n, events in sorted(tokens.items())][1:-1]  # neighbours on both sides
+    whole = [events for n, events in sorted(tokens.items())][1:-1]  # neighbours on either side
     starts = [min(e["ts"] for e in events) for events in whole]
     lengths = [b - a for a, b in itertools.pairwise(starts)]
     number = lengths.index(statistics.median_low(lengths))

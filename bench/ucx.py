@@ -2,15 +2,17 @@
 same connection in the same run: `python bench/ucx.py [--bytes 1024]`. Needs root, UCX and
 ucx_perftest.
 
-Two figures, each by the least and by the median of many short rounds that alternate between the two
-programs (on a busy machine, the least is of a round in which both sides had a core of their own):
-- many: a put when as many as the FIFO holds are under way; ucx_perftest's ucp_put_bw.
-- one: from the trigger to the word that the put is in the peer's memory, a way there and back;
-  twice ucp_put_lat, which is one way. A put of ucx_perftest's is not asked whether it has arrived.
-And of both sides together, which depends less on what else runs: what a put costs the processors
-when many are under way, of ark's all threads but the one that writes triggers and waits, as a
-kernel does, and TCP's segments of a put, alone and among many. Triggers are written and waited for
-in C; the proxy is woken once for those that follow each other, as by a launch.
+There are two figures, each as the minimum and the median of many short rounds that alternate
+between the two programs. On a busy machine, the minimum is from a round in which both sides had a
+core each. The figure `many` is the time of a put while as many as the FIFO holds are in flight; it
+is compared with ucp_put_bw of ucx_perftest. The figure `one` is the time from the trigger to the
+word that reports the put's arrival in the peer's memory, a round trip; it is compared with twice
+ucp_put_lat, which is one way and does not ask whether the put has arrived.
+
+Two more figures, for both sides together, depend less on other work of the machine: the CPU time
+per put with many in flight (of ark, all threads except the one that writes triggers and waits, as a
+kernel does), and the TCP segments per put, alone and with many in flight. Triggers are written and
+awaited in C. The proxy is woken once for consecutive triggers, as by a launch.
 """
 
 from __future__ import annotations
@@ -195,7 +197,7 @@ def perftest(hosts: Hosts, test: str, nbytes: int, count: int) -> tuple[float, f
     if client.returncode or not lines:
         raise SystemExit(f"ucx_perftest failed: {lines}")
     numbers = [float(word) for word in lines[-1] if word.replace(".", "").isdigit()]
-    return numbers[-5], spent  # overall microseconds; bandwidths and rates follow
+    return numbers[-5], spent  # overall microseconds; bandwidths and rates come after it
 
 
 @contextlib.contextmanager

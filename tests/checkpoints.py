@@ -92,10 +92,10 @@ def make_checkpoint(
 
 
 def reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """transformers' model of a checkpoint, by its attention in plain torch operators: its default
-    may be `sdpa`, which leaves out the soft cap of scores (Gemma 2 in transformers 5.17); and by
-    its loop over experts, as its grouped products take multiples of 16 bytes only. The clamp of
-    gpt-oss is set from the config, which transformers 5.17 does not read.
+    """transformers' model of a checkpoint. It uses attention in plain torch operators, because its
+    default may be `sdpa`, which omits the soft cap of scores (Gemma 2 in transformers 5.17). It
+    loops over experts, because transformers' grouped products support only multiples of 16 bytes.
+    The clamp of gpt-oss is set from the config, which transformers 5.17 does not read.
     """
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation="eager"
@@ -130,7 +130,8 @@ def make_endless(directory: Path, context: int) -> Path:
 def randomise(model: PreTrainedModel, seed: int) -> None:
     """Fills every weight from one seeded generator; norms vary about 1, biases about 0.
 
-    A tied embedding is small beside what the layers add, else each token would predict itself.
+    A tied embedding is small compared with the layers' results; otherwise each token would predict
+    itself.
     """
     embedding = 0.05 if model.config.tie_word_embeddings else 1.0
     generator = torch.Generator().manual_seed(seed)

@@ -45,7 +45,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     try:
         built()
-    except SystemError:  # the tests that need it say so
+    except SystemError:  # the tests that need the emulator report its absence
         return
 
 

@@ -98,7 +98,7 @@ def _statement(inside: str) -> str:
     template, results, given = parts(inside)
     if template.lstrip().startswith(
         "ld."
-    ):  # from the first one, beside which there may be a policy
+    ):  # the address is the first input; a cache policy may follow
         return f"host_load({', '.join((given[0], *results))})"
     return f"(host_take({', '.join(given)}), host_give({', '.join(results)}))"
 

@@ -117,7 +117,7 @@ def shares() -> ark.ops.custom.CustomOp:
         "x[m, k] -> y[m, k], sums[m]",
         tile={"m": None},
         dtypes={"sums": ark.fp32},
-        scratch=256,  # a float a warp, whatever the vendor
+        scratch=256,  # one float per warp, for every vendor
         scratch_each={"k": 4},
         reference=shares_in_numpy,
     )

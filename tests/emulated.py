@@ -1,13 +1,14 @@
-"""What the default run takes of tests/backend on emulated devices (ci/emulated.py): marks at tests.
+"""Selects which tests of tests/backend the default run executes on emulated devices
+(ci/emulated.py), by marks at tests.
 
-`emulated("slow")` is left to `nox -s slow`: of what generates with a model, models whose tasks are
-of the same kinds as those of one that stays; ops whose bodies those have that stay, and of one op
-in several types or sizes all but a few (`few_emulated`); and, by file (a `pytestmark`),
-compositions of ops that others cover, other decoders, every op in every type, what bodies use of
-scratch memory, what ends processes and streams from outside (on the device an early end of a stream
-is the same), and those that bring an emulated device of their own, which need no second one.
-`emulated("gfx942")`, or another architecture, is left to that one: ops and random programs take
-turns, matrix products run on both.
+Tests with `emulated("slow")` run only in `nox -s slow`. Among tests that generate with a model,
+these are models whose kinds of tasks another test covers. Among ops, they are ops whose bodies such
+models use, and all but a few of the types or sizes of one op (`few_emulated`). Some files are
+marked as a whole (`pytestmark`): compositions of ops that others cover, other decoders, every op in
+every type, the bodies' use of scratch memory, tests that end processes and streams from outside (on
+the device an early end of a stream is the same), and tests that open their own emulated device.
+Tests with `emulated("gfx942")`, or another architecture, run only on that one: ops and random
+programs alternate between architectures, and matrix products run on both.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ PLACES = ("slow", "gfx942", "gfx1100")
 
 
 def places(item: pytest.Item) -> list[str]:
-    """Marks a test with these words. A word that is not in PLACES ends the run."""
+    """The words of a test's `emulated` marks. A word that is not in PLACES ends the run with an
+    error.
+    """
     actual = [word for mark in item.iter_markers("emulated") for word in mark.args or ("nothing",)]
     for word in actual:
         if word not in PLACES:

@@ -42,7 +42,7 @@ class Interpreter:
         targets: list[Any] = list(node.outputs)
         if "rope_kv" in (node.type, node.attrs.get("epilogue")):
             # A single row passes its keys and values on directly; the caches are among the inputs.
-            pages = len(node.inputs[-2].shape) == 4  # the table is behind the caches
+            pages = len(node.inputs[-2].shape) == 4  # the page table follows the caches
             caches = node.inputs[-3:-1] if pages else node.inputs[-2:]
             targets = [node.outputs[0], *(node.outputs[1:] or [None]), *caches]
         for target, array in zip(targets, result, strict=True):

@@ -128,8 +128,9 @@ def _on(entry: dict[str, Any], **buffer: Any) -> dict[str, Any]:
 
 
 def ring(rank: int, world: int, shape: tuple[int, ...] = (3, 700)) -> dict[str, Any]:
-    """A rank's plan of: y = (rank + 1) x goes to the next rank, and z = y + what came. The numbers
-    of x, y, r (received) and z are 0, 2, 4, 6; each message has its sender's rank for a tag.
+    """A rank's plan: y = (rank + 1) x is sent to the next rank, and z = y + r, where r is the
+    tensor received. The tensor numbers of x, y, r and z are 0, 2, 4, 6. The tag of each message is
+    its sender's rank.
     """
     after, before = (rank + 1) % world, (rank - 1) % world
     dims = list(shape)

@@ -23,8 +23,8 @@ from examples.common.plot import Panel, page
 from examples.pose import algebra
 from examples.pose.status import COLUMN, ROW, Status, after, before, square
 
-MAX_STEPS = 20  # of iterations, more than a problem of sensible size needs
-STEP_TOLERANCE = 1e-5  # of a step's length: radians, and units of length
+MAX_STEPS = 20  # iterations, more than a solvable problem needs
+STEP_TOLERANCE = 1e-5  # bound of a step's length, in radians and units of length
 
 
 @dataclass

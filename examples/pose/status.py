@@ -12,9 +12,9 @@ import numpy as np
 
 from examples.pose import algebra
 
-LEAST_POINTS = 3  # that determine a rotation and a position
+LEAST_POINTS = 3  # the least number that determines rotation and position
 LEAST_SIGNAL = 3.0  # extent of the points across their best line, in sigmas of the noise
-MAX_ROUNDING_SHARE = 1e-5  # of the largest variance: smaller pivots of fp32 covariances count as 0
+MAX_ROUNDING_SHARE = 1e-5  # of the largest variance; smaller pivots of fp32 covariances count as 0
 ROW, COLUMN = np.triu_indices(6)
 
 

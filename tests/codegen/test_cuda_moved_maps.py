@@ -97,8 +97,8 @@ def test_each_table_has_its_own_box_maps() -> None:
         kept[now] = wanted()
         if number < MAX_TABLES:
             assert looked_at(first) == was and not waited
-    assert waited == [1] * 4  # one for each table that another took the place of
-    assert device.mapped == before + MAX_TABLES + 3  # of the matrix that moved
+    assert waited == [1] * 4  # one wait for each replaced table
+    assert device.mapped == before + MAX_TABLES + 3  # tensor maps of the moved matrix
     for table, copied in kept.items():
         assert looked_at(table) == copied
     tables.move(places, {out: 5 << 32}, lambda: None)

@@ -69,7 +69,7 @@ def test_moving_warps_send_and_add_all_rounds_but_the_last(collective: str) -> N
     puts = [lane for lane, _ in tasks(planned, ".put+1")]
     assert puts and min(puts) >= planned.processors
     sums = [lane < planned.processors for lane, _ in tasks(planned, ".0.sum")]
-    assert 2 * sum(sums) == len(sums)  # of two rounds of own tiles the last
+    assert 2 * sum(sums) == len(sums)  # one of two rounds of tiles, the last
     kinds = {planned.ops[t.op].kind for ts in planned.phases[0].processors[132:] for t in ts}
     assert kinds == {"combine"}
     assert from_json(to_json(planned)) == planned

@@ -95,7 +95,7 @@ def test_the_words_are_those_that_the_compiler_makes() -> None:
     first, ordinary = policy("ring.h", "ARK_STREAM_POLICY")
     assert word(last) in binary_of("evict_last") and word(last) not in binary_of("evict_first")
     assert word(first) in binary_of("evict_first") and word(first) not in binary_of("evict_last")
-    assert ordinary == 0x10000000  # what a copy has that is given no policy
+    assert ordinary == 0x10000000  # the policy of a copy for which none is given
     stream = resources.files("ark_cuda").joinpath("stream.h").read_text()
     copies = re.findall(r"ark_bulk_copy\((?:[^()]|\([^()]*\))*\)", stream)
     assert len(copies) >= 2 and all(copy.endswith(", ARK_STREAM_POLICY)") for copy in copies)

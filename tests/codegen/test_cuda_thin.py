@@ -86,7 +86,7 @@ def test_few_columns_of_many_rows_are_planned() -> None:
 
 def test_other_products_have_other_bodies() -> None:
     for case in (
-        (64, 64, 64, (False, True), fp32),  # as many of both
+        (64, 64, 64, (False, True), fp32),  # as many rows as columns
         (20, 20, 512, (False, True), fp32),
         (1, 4096, 32, (False, True), fp32),  # shallow
         (4, 8, 512, (False, False), fp32),  # small

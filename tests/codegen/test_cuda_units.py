@@ -20,7 +20,7 @@ from tests.cases.cuda_boxes import HOST, to_bf16
 from tests.cases.cuda_tiles import HEAD
 
 SIZES = [(4, 256), (4, 2048), (2, 512), (2, 4096), (1, 512), (1, 7168)]
-PAIRS = [256, 2048]  # of four rows of weights with two of the input, how long they are
+PAIRS = [256, 2048]  # lengths of four rows of weights that are multiplied by two input rows
 CALLS = r"""
 template <int R, int K>
 static void warp(const Half* w, const Half* x, float (*out)[4]) {

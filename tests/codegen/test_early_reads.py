@@ -24,7 +24,7 @@ from tests.slow import slow
 from tests.touch import READ, Bench
 from tests.unit.plan.shapes import CONFIG
 
-CACHE_POSITION = 40  # of 64: there are old rows in the caches, and room for a new one
+CACHE_POSITION = 40  # of 64: the caches have old rows, and space for a new one
 
 
 def decoders(

@@ -218,7 +218,7 @@ def _cdna() -> dict[str, tuple[range, Sampler]]:
     def vop3p(rng: Random, op: int) -> Words:
         word = at(0x1A7, 23) | at(op, 16) | _vgpr(rng)
         second = sum(at(256 + _vgpr(rng), 9 * k) for k in range(3))
-        if op == 44:  # the scales of the product that follows, whose abid says so
+        if op == 44:  # the scales of the following product, whose abid selects them
             scales = word | at(rng.randrange(4), 11), second & at(0x3FFFF, 0)
             product = vop3p(rng, rng.choice([45, 46]))
             return [

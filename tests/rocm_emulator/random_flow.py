@@ -19,8 +19,8 @@ typedef u32 pair __attribute__((ext_vector_type(2)));
 #define BITS(x) __builtin_bit_cast(u32, x)
 #define REAL(x) __builtin_bit_cast(float, (x) & 0x7effffffu)
 """
-LANE_WORDS = 4  # of memory that each lane has to itself
-MAX_LOOP_STEPS = 200  # of all loops of one call
+LANE_WORDS = 4  # words of memory for each lane
+MAX_LOOP_STEPS = 200  # iterations of all loops of one call
 VARIABLES = {
     "u32": ("x", "y", "z", "w"),
     "u64": ("p", "q"),
@@ -35,8 +35,8 @@ class _Writer:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.labels = 0
-        self.heads: list[str] = []  # labels in front of the loops around
-        self.left = random.randint(8, 26)  # statements
+        self.heads: list[str] = []  # labels before the enclosing loops
+        self.left = random.randint(8, 26)  # number of statements that remain
 
     def pick(self, *of: str) -> str:
         return self.random.choice(of)

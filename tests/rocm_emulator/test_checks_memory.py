@@ -156,12 +156,12 @@ def test_the_end_of_the_kernel_arguments(arch: str, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", ["same_place", "same_vector", "lds_place"])
 def test_lanes_that_contradict_each_other(arch: str, kernel: str) -> None:
     bench = Bench(arch, LANES)
-    for stride, value in ((1, 3), (0, 0)):  # each its own place; all the same value
+    for stride, value in ((1, 3), (0, 0)):  # each lane its own address; one address, the same value
         result = bench.run(kernel, bench.buffer(), stride, value, lanes=32)
         assert result.ok, result.message
     result = bench.run(kernel, bench.buffer(), 0, 3, lanes=4)
     if arch in ("gfx90a", "gfx1100") and kernel == "same_place":
-        assert result.ok  # up to 8 bytes it may be an atomic store there
+        assert result.ok  # a store of up to 8 bytes may be an atomic one there
         return
     assert result.kind == "race" and "lanes 0 and 1" in result.message
     assert bench.run(kernel, bench.buffer(), 0, 3, lanes=4, checks=False).ok

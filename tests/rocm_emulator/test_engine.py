@@ -243,12 +243,12 @@ def test_a_grid_that_still_runs_outlives_nothing_it_touches() -> None:
     arguments = struct.pack("<QI4xQ", flag, 7, out)
     running = bench.machine.launch(bench.launch("wait_for", (1, 1, 1), (64, 1, 1), arguments))
     assert not running.wait_for_ms(50)
-    bench.machine.release(flag)  # the grid polls it: from now on that is no memory
+    bench.machine.release(flag)  # the memory that the grid polls no longer exists
     assert running.wait().kind == "out of bounds"
     flag = bench.buffer(1, kind="host")
     arguments = struct.pack("<QI4xQ", flag, 7, out)
     running = bench.machine.launch(bench.launch("wait_for", (1, 1, 1), (64, 1, 1), arguments))
-    del bench  # the launch keeps the machine
+    del bench  # the launch keeps the machine alive
     assert not running.wait_for_ms(50)
     running.cancel()
     assert running.wait().kind == "cancelled"

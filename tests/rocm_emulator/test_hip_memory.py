@@ -271,7 +271,7 @@ def test_freeing_memory_under_a_kernel_waits_or_is_refused(refused: bool) -> Non
         else:
             tell.start()
         check(hip.hipFree(memory))
-        assert host[0] == 1  # so it waited until the kernel was told
+        assert host[0] == 1  # so hipFree waited until the kernel ended
         check(hip.hipHostFree(other))
         check(hip.hipModuleUnload(module))
         assert refused or failures() == []

@@ -72,7 +72,7 @@ def _try(data: bytes) -> str:
                                        options)  # fmt: skip
             outcome = machine.run(launch).kind
         return outcome
-    except ValueError as error:  # the core's Error is one; a name that is not text is one too
+    except ValueError as error:  # the core's Error, or that of a name that is not text
         assert str(error)
         return "refused"
 

@@ -439,9 +439,9 @@ def _scalar_cases() -> dict[str, Case]:
 def test_scalar(name: str) -> None:
     size, widths, function, scc = SCALAR[name]
     rows = [np.roll(row, -7) for row in INPUTS]  # corners first, then random
-    for r in (3, 6):  # the same on both sides
+    for r in (3, 6):  # equal sources
         rows[2][r], rows[3][r] = rows[0][r], rows[1][r]
-    rows[0][7], rows[2][7] = 0x80000000, 1  # their difference has no 32 signed bits
+    rows[0][7], rows[2][7] = 0x80000000, 1  # the difference does not fit in 32 signed bits
     got = suite().run(name, rows)
     for r in range(RANDOM_ROUNDS):
         values = [int(rows[2 * k][r]) for k in range(len(widths))]

@@ -87,7 +87,7 @@ def run(arch: str, name: str, inputs: list[Words]) -> Words:
 def test_differences_at_four_offsets(arch: str, name: str) -> None:
     _, masked, rows = DIFFERENCES[name]
     inputs = _words(8)
-    inputs[2][::3] &= 0xFF00FF00  # bytes of zero do not count where the name begins with m
+    inputs[2][::3] &= 0xFF00FF00  # if the name begins with m, bytes of zero are ignored
     got = run(arch, name, inputs)
     lanes = SUITES[arch].lanes
     bytes_ = np.stack(inputs[:2], axis=1)[:lanes].view(np.uint8).astype(np.int64)

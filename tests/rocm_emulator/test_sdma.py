@@ -52,7 +52,7 @@ def test_packets_run_in_order_and_polls_wait() -> None:
         )
         _wait_for(lambda: queue.executed == 1)
         time.sleep(0.02)
-        assert queue.executed == 1  # the poll holds everything behind it
+        assert queue.executed == 1  # the poll delays all packets after it
         assert download(counter, (1,), np.uint64)[0] == 40
         check(hip.hipMemcpyHtoD(gate, np.array([3], np.uint32), 4))
         _wait_for(lambda: queue.executed == 5)
@@ -66,7 +66,7 @@ def test_the_ring_wraps() -> None:
     with emulated("gfx942"), Buffers() as buffers:
         counter = buffers.upload(np.zeros(1, np.uint64), UNCACHED_FLAG)
         queue = SdmaQueue.create(ring_bytes=4096)
-        for sent in range(300):  # 32 bytes each, 128 fit; 4096 is no multiple of what is left
+        for sent in range(300):  # 128 packets of 32 bytes fit in the ring
             _wait_for(lambda s=sent: queue.executed > s - 100)
             queue.submit(atomic_add_64(int(counter), 1))
         _wait_for(lambda: queue.executed == 300)

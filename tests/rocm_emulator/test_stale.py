@@ -34,7 +34,7 @@ from tests.checkpoints import make_checkpoint
 SWEEP = os.environ.get("ARK_EMULATOR_SWEEP") == "1"
 CASES = kernel_cases.load_all()
 SYNC = [name for name, case in CASES.items() if case.source == "sync.hip"]
-SEEDS = range(60)  # a schedule that shows a defect is among the first of them
+SEEDS = range(60)  # a schedule that shows a defect is among these
 OPTIONS = {"stale": 1, "max_slice": 24, "report": 0, "external_wait_ms": 3000}
 DEFECTS = [d for d in planted.DEFECTS if d.kernel in SYNC and d.kinds == planted.RACE]
 

@@ -18,7 +18,7 @@ import pytest
 from checks_bench import ALL
 
 LITMUS_ROUNDS = 400
-LEAST, MOST = 3, 24  # seeds: at least so many, more until everything allowed was seen
+LEAST, MOST = 3, 24  # minimum number of seeds; more until every allowed outcome was seen
 X, Y = 0, 64  # words of one round, in lines of their own
 WORD_STRIDE = 128
 

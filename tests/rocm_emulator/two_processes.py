@@ -46,7 +46,7 @@ def _rank(pipe: Connection, arch: str, binary: bytes, rank: int, rounds: int, ch
             pipe.send(download(mine, (LANES,), np.int32))
         except HipError:
             pipe.send([failure.kind for failure in failures()])
-        pipe.recv()  # the other may still read what this process holds
+        pipe.recv()  # the other process may still read this one's memory
 
 
 def _serve(pipe: Connection, rank: int) -> None:
@@ -71,13 +71,13 @@ class _Ranks:
         ]
         for process, pipe in zip(self.processes, pipes, strict=True):
             process.start()
-            pipe[1].close()  # so that a process that ends ends what is read here
+            pipe[1].close()  # so that reading ends when the process ends
 
     def answers(self, *case: Any) -> list[Any]:
         """The results of both in one exchange: its row, or the emulator's report."""
         for end in self.ends:
             end.send(case)
-        for _ in range(2):  # the handles: of what arrives, then of flags
+        for _ in range(2):  # handles of the arriving data, then of the flags
             sent = [self._received(end) for end in self.ends]
             for rank in range(2):
                 self.ends[1 - rank].send(sent[rank])

@@ -46,7 +46,7 @@ class NvrtcCompiler:
         major, minor = _version()
         linker = _linker()
         linked = f" nvjitlink {linker[0]}.{linker[1]}" if linker else ""
-        files = "+".join(str(path.stat().st_size) for path in _libraries())  # tells builds apart
+        files = "+".join(str(path.stat().st_size) for path in _libraries())  # distinguishes builds
         return f"nvrtc {major}.{minor}{linked} {target.arch} c++17 {files}"
 
     def compile(self, source: Source, target: Target) -> Binary:

@@ -22,8 +22,8 @@ from ark.machine.variant import COMMUNICATE, COMPUTE, LOAD, MOVE, Role, Variant,
 GIB = 1 << 30
 STAGE_BYTES = 16384
 BLOCK_WARPS = 16
-ROLE_WARPS = 12  # computing warps of the variant `roles`; one more if shared memory has room
-SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # fewer for several rows, which need more room
+ROLE_WARPS = 12  # computing warps of the variant `roles`; one more if shared memory suffices
+SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # fewer for several rows, which need more space
 # With more rows a thread needs more registers than it has in a block of more warps.
 FEW_ROWS, ROOMY_WARPS = 4, 12
 # The ring's slots for quantised rows. A slot holds as many rows of codes, with their scales, as a

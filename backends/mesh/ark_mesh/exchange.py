@@ -51,7 +51,7 @@ class Message:
 @dataclass
 class Supersteps:
     """One phase. tasks: by core, (superstep, task) in the order in which they run. exchanges: the
-    messages behind each superstep; the last ones make all copies of lasting data equal again.
+    messages after each superstep. The last ones make all copies of persistent data equal again.
     written: the locations of an iteration's results after it has ended, ordered by each buffer's
     last write, because buffers with disjoint lifetimes share host memory. last: by buffer, the op
     that writes it last.

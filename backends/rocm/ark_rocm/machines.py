@@ -19,7 +19,7 @@ from ark.machine.tiles import UnitTiles
 from ark.machine.variant import block
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
-RESERVED = VOTE_BYTES + LOOP_BYTES  # with what the loop keeps
+RESERVED = VOTE_BYTES + LOOP_BYTES  # plus the loop's shared memory
 CAPABILITIES = (
     Capability.PACKETS,
     Capability.PACKET_GATE,
@@ -77,9 +77,9 @@ ARCHS = {
 
 BLOCK_WARPS = 8
 CACHE_LINE_BYTES = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 share
-STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
-UNDER_WAY = 32  # such pieces of a block that waits: the loads of its waves (tasks/linear_matrix.h)
-TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
+STAGE_BYTES = 4096  # bytes of weights that are read in place; tasks are cut between (pairs of) rows
+UNDER_WAY = 32  # stages in flight in a block that waits (tasks/linear_matrix.h)
+TILE = (128, 128)  # of a matmul; two steps of both sides need 40 KB of shared memory
 # Rows of a tile: each wave computes one column of blocks of its matrix unit.
 ATTENTION_ROWS = {Capability.MFMA: 256, Capability.WMMA: 128}
 # Tiles for 16-bit types on gfx942, and the share of their loop's issue slots that go to matrix

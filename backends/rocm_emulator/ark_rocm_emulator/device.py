@@ -225,7 +225,7 @@ def _set_options(options: dict[str, int]) -> None:
 
 
 def activate(request: str | None = None) -> Activation | None:
-    """Put emulated devices under hip-python if they are asked for; build the stand-in if need be.
+    """Make hip-python use emulated devices if they are requested. Builds the stand-in if necessary.
 
     Args:
         request: "emulated:gfx942[,2]", or "emulated:mi300x" with predicted times; default: the
@@ -253,7 +253,7 @@ def activate(request: str | None = None) -> Activation | None:
 
 @contextmanager
 def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[Activation]:
-    """Emulate `count` devices of `arch` for the length of a `with` block.
+    """Emulate `count` devices of `arch` for the duration of a `with` block.
 
     Args:
         arch: one of gfx90a, gfx942, gfx950, gfx1100, or a product that is timed (TIMED).
@@ -266,9 +266,9 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
             max_slice and step_budget (wave-instructions), external_wait_ms, report (0 or 1:
             print failures when they happen).
 
-    What was emulated before waits untouched and is back at the end of the block; handles and
-    pointers from inside the block are void then. Child processes find the devices in
-    ARK_ROCM_DEVICE.
+    Earlier emulated devices are kept unchanged and are current again after the block. Handles and
+    pointers from inside the block are then invalid. Child processes get the devices through
+    $ARK_ROCM_DEVICE.
     """
     global _active
     before, variable = _active, os.environ.get(VARIABLE)

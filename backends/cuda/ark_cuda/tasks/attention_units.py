@@ -20,7 +20,7 @@ from ark_cuda.tasks import inline
 TYPES = ("bf16", "fp16")
 SLAB_ROWS = 16  # rows of queries that a warp multiplies at once
 SHARED_ROW_BYTES = 128  # bytes: a row in shared memory is padded to a multiple of it
-OTHER_REGISTERS = 32  # registers of a thread beside sums and scores
+OTHER_REGISTERS = 32  # registers of a thread for other values than sums and scores
 FEW_KEYS = 48  # rows of a block; with fewer, keys are read again too often
 TEAMS, KEYS, SLOTS = (1, 2, 4), (64, 48, 32), (4, 3, 2)
 _MULTIPROCESSOR_REGISTERS = 65536  # registers of a multiprocessor

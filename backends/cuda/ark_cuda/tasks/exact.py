@@ -22,15 +22,15 @@ from ark_cuda.tasks.matmul_body import MatmulBody
 
 LEAST_WORK = 1 << 24  # the fewest multiplications for which stages pay off
 LEAST_ROWS, LEAST_COLUMNS, LEAST_DEPTH = 9, 32, 16
-MOST_THREADS = 512  # of whom each may have 128 registers
-VECTOR_ELEMENTS = 4  # neighbouring results of a thread
-EXCHANGED_SUMS = 8  # sums of a thread that slices exchange at a time
+MOST_THREADS = 512  # a thread may then have 128 registers
+VECTOR_ELEMENTS = 4  # neighbouring results that a thread computes
+EXCHANGED_SUMS = 8  # sums of a thread that slices exchange at once
 # By number of tf32 products per fp32 product: elements of a warp's part of a tile, whose sums fit
 # in registers.
 MOST_PART = {1: 2048, 3: 1024}
-UNIT_DEPTHS = (64, 32, 16)  # elements of k of a stage on matrix units
-MOST_BEYOND = 1.125  # of them all stages may have, as a multiple of what the shortest would have
-LEAST_STAGES, MOST_STAGES = 4, 8  # of these, where there is room
+UNIT_DEPTHS = (64, 32, 16)  # elements along k in a stage on matrix units
+MOST_BEYOND = 1.125  # most elements of all stages, relative to the shortest stages
+LEAST_STAGES, MOST_STAGES = 4, 8  # number of stages, if shared memory suffices
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ark.tasks.linear_params import LinearParams
 from ark_cuda.tasks import inline
 
 BOX_ALIGNMENT_BYTES = 16
-BOX_ROW_BYTES = 128  # bytes of a row that lie together in a box
+BOX_ROW_BYTES = 128  # contiguous bytes of a row in a box
 
 
 def _input_bytes(sig: Signature) -> int:

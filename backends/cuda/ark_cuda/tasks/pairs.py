@@ -18,7 +18,7 @@ from ark_cuda.tasks.wgmma import HALVES
 
 TYPES = (*HALVES, "fp32")
 MOST_HELD = 32  # registers for operands of one row, 64 columns of them
-MOST_UNROLLED, MOST_ROUNDS = 8, 4  # nodes of an expression up to which its rounds are unrolled
+MOST_UNROLLED, MOST_ROUNDS = 8, 4  # largest expression whose rounds are unrolled, in nodes
 PAIRS_IN_64_COLUMNS = 8  # pairs of a lane in 64 columns
 
 

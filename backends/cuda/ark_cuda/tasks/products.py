@@ -29,16 +29,16 @@ from ark_cuda.tasks.inline import header
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
 HEIGHTS = (64, 128)
-NARROW, BOX = 32, 64  # columns of the narrowest tile; of a box where k is across
+NARROW, BOX = 32, 64  # columns of the narrowest tile, and of a box across k
 _BOTH = (NARROW, 64, 96, 128, 160, 192, 224, 256)
 WIDTHS = {64: _BOTH, 128: (*_BOTH, 144)}  # by height
-STAGE_K_BYTES = 128  # bytes of k in a stage, of each row
+STAGE_K_BYTES = 128  # bytes along k in a stage, per row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
-SLABS = 8 * 2048  # 16 by 64 results a warp; before the stages, which other bodies leave alone so
+SLABS = 8 * 2048  # 16 by 64 results per warp, before the stages
 MOST_STAGES = 16
-SLAB_COLUMNS = 64  # columns that leave through a slab at a time
-DEEPER, LEAST_STAGES = (4, 2), 6  # lines of k in a stage, where so many such stages have room
-SCRATCH = ROOM + SLABS + 1024  # and room to begin at a multiple of 1024
+SLAB_COLUMNS = 64  # columns that pass through a slab at a time
+DEEPER, LEAST_STAGES = (4, 2), 6  # lines of k in a stage, if so many stages fit
+SCRATCH = ROOM + SLABS + 1024  # and padding to a multiple of 1024
 
 
 def serves_machine(machine: Machine) -> bool:
@@ -103,10 +103,10 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     """The ring's shape for a plan's products, the roles' registers, the loading thread's source."""
     stage = max((_stage(s) for s in signatures if _matmul_here(s, machine)), default=ROOM // 4)
     if any(s.kind == "attention_tiles" for s in signatures):
-        stage = ROOM // 4  # beside its queries four stages fit
+        stage = ROOM // 4  # four stages fit beside the queries of attention
     stages = min(MOST_STAGES, ROOM // stage)
     if any(_matmul_here(s, machine) and _height(s) == HEIGHTS[0] for s in signatures):
-        stages -= stages % 2  # each warpgroup has slots of its own
+        stages -= stages % 2  # each warpgroup uses half of the slots
     files = resources.files("ark_cuda")
     tensor = (
         files.joinpath("tensor_memory.h").read_text() if machine.has(Capability.TCGEN05) else ""

@@ -27,12 +27,12 @@ from ark.tasks.row_norm import (
 )
 from ark_cuda.tasks import inline
 
-STAGE_BYTES = 128 << 10  # of rows in shared memory; the rest is the nearest cache's
-LEAST, MOST = 2, 8  # rows that a team has there
+STAGE_BYTES = 128 << 10  # of rows in shared memory; the L1 cache gets the rest
+LEAST, MOST = 2, 8  # rows in shared memory per team
 MOST_HELD = (
     2 * MAX_REGISTER_ELEMENTS
 )  # elements of a row in a thread, where there are no weights beside them
-LEAST_HELD = 16  # elements of a row in a thread: of shorter ones row_norm.h takes several at once
+LEAST_HELD = 16  # elements of a row per thread; row_norm.h takes several shorter rows at once
 MIN_CLAIMED_ITEMSIZE = (
     4  # bytes of an element; rows of smaller ones are as fast or faster in registers
 )

@@ -19,7 +19,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention import NEW_ROWS_OPERAND, AttentionParams
 
-MOST_AHEAD = 4  # loads of keys, and as many of values, that a wave has under way
+MOST_AHEAD = 4  # loads of keys that a wave has in flight, and as many of values
 MOST_HEADS = 8  # query heads of a key, whose sums a lane keeps in registers
 _WIDTHS = (32, 64, 128)
 

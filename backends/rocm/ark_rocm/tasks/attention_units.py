@@ -22,7 +22,7 @@ from ark.tasks.matmul_form import UNIT_PARTS
 KEYS = (64, 32)  # keys of a group at once
 _LANE_REGISTERS = 256  # registers of a lane where a SIMD has two waves
 _LONG = "gfx950"  # fewer: fp32's three parts need longer instruction sequences
-_OTHER_REGISTERS = 53  # registers beside sums, queries, scores and loads in flight
+_OTHER_REGISTERS = 53  # registers for other values than sums, queries, scores and loads
 _PIECE_BYTES = 16  # bytes: 8 elements
 _REACH = 1 << 32  # bytes from a head's first key to its last: offsets are 32-bit
 
@@ -76,7 +76,7 @@ class Layout:
         under_way += -(-every * 2 * -(-self.width // 32) // threads) * 8
         held = operand * (steps + 1 if self.held else 4)
         more = 8 * (self.width % 64 > 0) + 4 * (self.groups > 1)  # for addresses, and joining
-        if self.parts > 1:  # fewer operands at once, and addresses that do not stay
+        if self.parts > 1:  # fewer operands are read at once, and addresses are computed again
             more -= 12 if self.width == 64 else 24 if self.held and self.width % 64 else 28
         return (
             sums + held + scores + self.keys // 16 * operand + under_way + more + _OTHER_REGISTERS

@@ -22,8 +22,8 @@ from ark.tasks.linear_params import LinearParams
 
 LOADS_AHEAD = 4  # loads of a wave in flight: AHEAD in linear.h
 MATRIX_PIECE = 128  # elements that a wave's load reads of each of four rows
-MATRIX_LOADS = 16  # of a wave under way where matrix units multiply: 64 registers
-MATRIX_CHUNK = 4  # pieces of the input that lie in shared memory at once
+MATRIX_LOADS = 16  # loads of a wave in flight with matrix units: 64 registers
+MATRIX_CHUNK = 4  # pieces of the input that are in shared memory at once
 _TYPES = ("fp32", "fp16", "bf16")
 
 

@@ -1,11 +1,11 @@
 """Checks the cache control and the waits around every scoped synchronisation.
 
-Interpretation is sequentially consistent, so a missing fence does not change what an emulated
-kernel computes; only the instructions show it. This is a forward data-flow over the blocks of a
-function: facts name the missing steps of a path (a store not waited for, a cache not written
-back, a flag read but nothing invalidated), and each synchronisation point asks for the facts that
-must not be there. The required sequences are those of the memory model tables in LLVM's "User
-Guide for AMDGPU Backend", section "Memory Model".
+The emulator is sequentially consistent, so a missing fence does not change the results of an
+emulated kernel; only the instructions show it. This module does a forward data-flow analysis over
+the blocks of a function. Its facts are the missing steps of a path (a store that was not waited
+for, a cache that was not written back, a flag that was read without an invalidation). Each
+synchronisation point reports the facts that must not hold there. The required sequences are those
+of the memory model tables in LLVM's "User Guide for AMDGPU Backend", section "Memory Model".
 
 The points are found in two ways. Markers, assembly comments ``; ark.release <scope>`` before a
 publication and ``; ark.released <scope>`` after it, ``; ark.acquire <scope>`` after a wait (and

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Expectations:
-    """What the plan promises about a kernel.
+    """The properties of a kernel that the plan promises.
 
-    ``threads`` and ``dynamic_lds`` (bytes) are one workgroup's at launch; ``workgroups_per_cu``
-    must be resident at once (a loop kernel's are). ``matrix`` asks for MFMA or WMMA instructions.
-    ``marked`` says that markers of these scopes stand at every hand-over: they must be there, and
-    scoped accesses without one are meant to be so (packets that carry their epoch).
-    ``completed_barriers`` also asks that a wave's stores
-    have completed at a barrier after which another wave publishes them: clang leaves that out on
-    CDNA, and LLVM added it for RDNA's CU mode (llvm-project pull request 160501). ``kernels``
-    limits the lint to these functions.
+    ``threads`` and ``dynamic_lds`` (bytes) are those of one workgroup at launch.
+    ``workgroups_per_cu`` must be resident at once (a loop kernel requires it). ``matrix``: True if
+    MFMA or WMMA instructions must be present. ``marked``: the scopes whose hand-overs all have
+    markers. These markers must be present, and a scoped access without one is intended (packets
+    that carry their epoch). ``completed_barriers``: True if a wave's stores must also have
+    completed at a barrier after which another wave publishes them. clang omits that on CDNA, and
+    LLVM added it for RDNA's CU mode (llvm-project pull request 160501). ``kernels`` limits the lint
+    to these functions.
     """
 
     threads: int = 256
