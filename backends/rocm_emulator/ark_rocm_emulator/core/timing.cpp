@@ -19,9 +19,6 @@ namespace {
 
 constexpr double kSlack = 64;   // cycles that a wave may run ahead of the others
 constexpr uint64_t kLine = 128;
-// A coherent access takes longer than an ordinary one that the memory-side cache answers. This
-// value makes the hand-over of a counter as slow as it was measured.
-constexpr double kCoherent = 1.7;
 
 // vmcnt counts to 63, so a wave has at most as many accesses in flight: the next one waits for
 // vmcnt(62).
@@ -260,15 +257,22 @@ double Timing::fetch(WaveTiming& t, uint64_t line, double at, Through through) {
 // An access that is performed at the memory side, where accesses to one line are serialised. A load
 // that saw a value must have come after its store: if it came too early, it counts as repeated.
 double Timing::coherent(WaveTiming& t, uint64_t line, double at, bool writes, bool changes) {
-  Die& die = dies_[t.unit % static_cast<uint32_t>(model_.dies)];
-  const double way = kCoherent * model_.mall_latency / 2;
+  const uint32_t number = t.unit % static_cast<uint32_t>(model_.dies);
+  Die& die = dies_[number];
+  const double way = model_.coherent_latency / 2;
   at = die.fabric.serve(die.l2_port.serve(at, kLine / model_.l2_width),
                         32 / model_.fabric_width);
   Shared& shared = shared_[line];
   const double arrives = at + way;
   double served = shared.server.serve(arrives, writes ? model_.atomic_step : model_.poll_step);
-  if (changes) shared.visible = served;
-  if (!writes) served = std::max(served, shared.visible);
+  if (changes) {
+    shared.visible = served;
+    shared.die = number;
+  }
+  if (!writes) {
+    served = std::max(served, shared.visible);
+    if (shared.die != number) served += model_.cross_die;
+  }
   return served + way;
 }
 

@@ -33,6 +33,8 @@ struct TimingModel {
   double l2_width, fabric_width;      // of a die: its L2, its way to the memory side
   double mall_width, memory_width;    // of the device: memory-side cache, memory as it is reached
   double lds_latency, scalar_latency, l1_latency, l2_latency, mall_latency, memory_latency;
+  double coherent_latency;            // a coherent access, to the memory side and back
+  double cross_die;                   // how much longer one of a line takes that another die wrote last
   double atomic_step, poll_step;      // one line's read-modify-writes and coherent loads in a row
   double flush, invalidate;           // an L2's write-back with nothing to write; an invalidation
   double barrier;                     // s_barrier, from the last arrival
@@ -145,6 +147,7 @@ class Timing {
   struct Shared {                      // a line that coherent accesses touch
     Server server;
     double visible = 0;                // when the last write can be seen
+    uint32_t die = 0;                  // of the last write
   };
   struct Turn {
     double time;
