@@ -50,13 +50,7 @@ from ark.tasks.matmul_form import (
     tiles,
 )
 from ark.tasks.matmul_params import MatmulParams
-from ark.tasks.matmul_text import (
-    MAX_PANEL_ELEMENTS,
-    MIN_PACKED_ROWS,
-    PACKED_K_ELEMENTS,
-    staged,
-    write,
-)
+from ark.tasks.matmul_text import staged, write
 from ark.tasks.matmul_thin import passes, rounds_of_sums, scratch, served
 from ark.tasks.matmul_windows import side_shape
 from ark.tasks.rotary import rotary_accesses, rotary_check, sequences_of
@@ -196,13 +190,7 @@ class Matmul(TaskKind):
                 return matmul_small.scratch(sig, machine)
             form = served(sig, machine)
             return scratch(sig, form, machine) if form else staged(sig, machine)
-        if rows < MIN_PACKED_ROWS:
-            return 4 * rows * columns
-        rows, columns = (
-            rows + MAX_PANEL_ELEMENTS,
-            columns + MAX_PANEL_ELEMENTS,
-        )  # the last panels are whole
-        return 4 * (rows * columns + PACKED_K_ELEMENTS * (rows + columns))
+        return 4 * rows * columns
 
     def rounds(self, sig: Signature, machine: Machine) -> int:
         form = served(sig, machine)
@@ -219,7 +207,6 @@ class Matmul(TaskKind):
             "matmul.h",
             "matmul_thin.h",
             "matmul_small.h",
-            "matmul_blocked.h",
             "convolution.h",
         )
         return tuple(text.header(name) for name in ("rotary.h", "tiles.h", *products))

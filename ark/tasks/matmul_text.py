@@ -31,8 +31,6 @@ from ark.tasks.matmul_windows import tile_text
 from ark.tasks.rotary import rope
 
 MIN_PACKED_ROWS = 4  # one thread packs (rearranges) the right operand only for at least these rows
-PACKED_K_ELEMENTS = 256  # elements of k that one thread packs at a time
-MAX_PANEL_ELEMENTS = 64  # width of a panel
 # A tile with fewer multiplications than this is computed without shared memory.
 MIN_STAGED_MULTIPLICATIONS = 2048
 STAGED_ROWS_PER_THREAD = 4
@@ -74,10 +72,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     pairs = paired(sig)
     shape: tuple[Any, ...] = (*params.tile, *dims(sig)[:2])
     callee = "ark_matmul_pairs" if pairs else "ark_matmul"
-    if not machine.cooperative and params.tile[0] >= MIN_PACKED_ROWS:
-        transposed = (params.transpose_a, params.transpose_b)
-        callee, shape = "ark_matmul_blocked", (*shape, PACKED_K_ELEMENTS, pairs, *transposed)
-    elif not machine.cooperative and not pairs and not params.transpose_b:
+    if not machine.cooperative and not pairs and not params.transpose_b:
         callee = "ark_matmul_alone"
     elif matmul_small.served(sig, machine):
         sides = _line(sig, 0), _line(sig, 1)
@@ -91,9 +86,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         "m0",
         "n0",
         *k_range(sig),
-        _place(sig, 0, "m", "k", params.transpose_a),
-        _place(sig, 1, "k", "n", params.transpose_b),
-        _finish_pair(sig) if pairs else _finish_one(sig),
+        *places(sig),
+        finish_text(sig),
     )
     if callee == "ark_matmul":
         shape = (*shape, _vector(sig))
@@ -113,12 +107,18 @@ def _in_shared_memory(name: str, sig: Signature) -> str:
     arguments = (
         "m0",
         "n0",
-        _place(sig, 0, "m", "k", params.transpose_a),
-        _place(sig, 1, "k", "n", params.transpose_b),
-        _finish_one(sig),
+        *places(sig),
+        finish_text(sig),
     )
     body = f"  {text.called('ark_matmul_staged', constants, arguments)};\n"
     return text.function(name, outputs(sig) + each_tile(sig, body))
+
+
+def finish_text(sig: Signature) -> str:
+    """The text of a lambda that stores the result of one sum of the product or, if each result
+    depends on two columns, of two sums.
+    """
+    return _finish_pair(sig) if paired(sig) else _finish_one(sig)
 
 
 def _finish_one(sig: Signature) -> str:
@@ -234,6 +234,15 @@ def _side(sig: Signature, index: int, depth: int) -> str:
     row, k = side_strides(sig, index)
     even = k == 1 and row % 8 == 0 and depth % 8 == 0
     return f"{depth}, {row}, {k}, {str(even).lower()}"
+
+
+def places(sig: Signature) -> tuple[str, str]:
+    """The texts of lambdas that map (m, k) and (k, n) to the places of both sides' elements."""
+    params = sig.read(MatmulParams)
+    return (
+        _place(sig, 0, "m", "k", params.transpose_a),
+        _place(sig, 1, "k", "n", params.transpose_b),
+    )
 
 
 def _place(sig: Signature, index: int, row: str, column: str, transposed: bool) -> str:

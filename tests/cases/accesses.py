@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
+from ark_cpu.dialect import dialect
 
+from ark.codegen.bodies import body_scratch
 from ark.ir.dtype import by_name
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
@@ -77,7 +79,7 @@ def compare(plan: Plan, touched: Touched, position: int | None) -> tuple[int, in
     declared = masks(plan, op.id, accesses)
     task_name = f"{op.kind} {list(touched.task.coord)} of {sig}"
     assert touched.outside == 0, f"{touched.outside} bytes outside of every buffer: {task_name}"
-    limit = kind.scratch(sig, machine_of(plan))
+    limit = body_scratch(sig, machine_of(plan), dialect())
     assert not touched.scratch[limit:].any(), f"more scratch than {limit} bytes: {task_name}"
     sums = [0, 0]
     for buffer, marks in touched.marks.items():

@@ -6,6 +6,7 @@ from functools import cache
 from importlib import resources
 
 from ark.codegen.dialect import Dialect
+from ark_cpu.tasks import BODIES
 
 
 @cache
@@ -16,5 +17,6 @@ def dialect() -> Dialect:
         suffix=".cpp",
         prelude=folder.joinpath("prelude.h").read_text(),
         entry=folder.joinpath("entry.h").read_text(),
+        bodies=BODIES,
         shares_loops=True,
     )

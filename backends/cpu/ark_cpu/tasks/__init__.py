@@ -1,0 +1,8 @@
+"""The CPU's own bodies: one object for each task kind and form. Called through the dialect."""
+
+from __future__ import annotations
+
+from ark.codegen.body import Body
+from ark_cpu.tasks import matmul
+
+BODIES: tuple[Body, ...] = (matmul.Panels(),)

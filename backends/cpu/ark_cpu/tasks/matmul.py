@@ -1,0 +1,43 @@
+"""Products on a CPU: both matrices are packed into panels, which the processor's widest units
+multiply: tile registers, dot products of bf16 or int8, or vectors of floats, whichever the compiler
+may use (dots.h, panels.h). Tiles of few rows are computed by the common body. Called through the
+dialect.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from ark.codegen.body import Body
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.matmul_form import dims, k_range, paired, side_strides
+from ark.tasks.matmul_params import MatmulParams
+from ark.tasks.matmul_text import MIN_PACKED_ROWS, each_tile, finish_text, outputs, places
+
+_PART_BYTES = 1024  # of k in a panel: a row's or a column's
+_MAX_PANEL_ELEMENTS = 64  # at least the rows or columns of a panel, and what pads a row of sums
+
+
+class Panels(Body):
+    kind = "matmul"
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        params = sig.read(MatmulParams)
+        return params.windows is None and params.tile[0] >= MIN_PACKED_ROWS
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        steps = (step for index in (0, 1) for step in side_strides(sig, index))
+        constants = (*sig.read(MatmulParams).tile, *dims(sig)[:2], _PART_BYTES, paired(sig), *steps)
+        arguments = ("m0", "n0", *k_range(sig), *places(sig), finish_text(sig))
+        body = f"  {text.called('ark_matmul_panels', constants, arguments)};\n"
+        return text.function(name, outputs(sig) + each_tile(sig, body))
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        folder = resources.files("ark_cpu.tasks")
+        return tuple(folder.joinpath(name).read_text() for name in ("dots.h", "panels.h"))
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        rows, columns = (n + _MAX_PANEL_ELEMENTS for n in sig.read(MatmulParams).tile)
+        return 4 * rows * columns + _PART_BYTES * (rows + columns)
