@@ -55,7 +55,8 @@ def launch(ranks: int, function: Callable[..., object], *args: object) -> int:
 
     The function must be importable (not a lambda), as multiprocessing requires. The output of every
     rank is printed in whole lines. Returns 0 if all ranks succeed. Otherwise prints the error of
-    the rank that failed first and returns its exit code: 2 for an error of ark, 1 for others.
+    the rank that failed first and returns its exit code: 2 for an error of ark, that of sys.exit,
+    otherwise 1.
 
     Examples:
         >>> ark.launch(1, print, "a rank")
@@ -184,6 +185,8 @@ def _call(
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
     try:
         function(*args)
+    except SystemExit:
+        raise  # multiprocessing ends the process with its code
     except BaseException as error:
         known = isinstance(error, BaseError)
         frames = error.__traceback__

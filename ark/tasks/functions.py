@@ -128,6 +128,11 @@ def _erf(a: np.ndarray) -> np.ndarray:
     return values
 
 
+def _erfc(a: np.ndarray) -> np.ndarray:
+    values: np.ndarray = np.vectorize(math.erfc, otypes=[np.float64])(a)
+    return values
+
+
 def _philox(at: np.ndarray, key: np.ndarray, stream: np.ndarray) -> np.ndarray:
     """Philox4x32-10 in NumPy, the same as ark_philox."""
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -194,6 +199,29 @@ FUNCTIONS: dict[str, Function] = {
         Function("round", "ark_round(a)", np.round, "a"),
         Function("tanh", "ark_tanh(a)", np.tanh),
         Function("erf", "ark_erf(a)", _erf),
+        Function(
+            "erfc",
+            "ark_erfc(a)",
+            _erfc,
+            public=Public(
+                "Complementary error function, 1 - erf(input)",
+                ("[-1.0, 0.0, 2.0]", "[1.8427, 1.0000, 0.0047]"),
+                ["mul", ["number", -2.0 / math.sqrt(math.pi)], ["exp", ["neg", _SQUARE]]],
+                "erfc",
+            ),
+        ),
+        Function(
+            "log2",
+            "ark_log2(a)",
+            np.log2,
+            public=Public(
+                "Binary logarithm",
+                ("[0.5, 1.0, 8.0]", "[-1.0000,  0.0000,  3.0000]"),
+                ["mul", ["number", 1.0 / math.log(2.0)], ["reciprocal", X]],
+                "log2",
+                between=(0.5, 3.0),
+            ),
+        ),
         Function("sin", "ark_sin(a)", np.sin),
         Function("cos", "ark_cos(a)", np.cos),
         Function(

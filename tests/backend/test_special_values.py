@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,11 @@ FUNCTIONS = {
     "asinh": np.arcsinh,
     "atan": np.arctan,
     "atanh": np.arctanh,
+    "erfc": np.vectorize(math.erfc),
     "expm1": np.expm1,
     "ln": np.log,
     "log1p": np.log1p,
+    "log2": np.log2,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "sqrt": np.sqrt,
 }

@@ -55,6 +55,14 @@ def test_a_command_meets_and_rank_0_speaks(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().out == "met 0 1 2\n"
 
 
+@pytest.mark.parametrize(("given", "code"), [(None, 0), (0, 0), (3, 3)])
+def test_a_function_may_end_its_rank_by_exit(
+    given: int | None, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(1, sys.exit, given) == code
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_the_first_error_comes_through_with_its_rank(capfd: pytest.CaptureFixture[str]) -> None:
     script = (
         "import os, sys, time\n"

@@ -173,6 +173,38 @@ ARK_DEVICE float ark_erf(float v) {
 }
 #endif
 
+// The complementary error function. From 1/2 on, where 1 - erf loses digits, it is
+// t e^(p(t) - v^2), t = 1 / (1 + |v| / 2), with a polynomial p whose largest error is least. It is
+// 0 from 11 on.
+ARK_DEVICE float ark_erfc(float v) {
+  const float size = v < 0.0f ? -v : v, a = size < 11.0f ? size : 11.0f;
+  const float s = a * a, s_rest = ark_fma(a, a, -s), t = ark_reciprocal(1.0f + 0.5f * a);
+  float p = 0.148791149f;
+  p = -0.701847255f + p * t;
+  p = 1.20616949f + p * t;
+  p = -0.761984169f + p * t;
+  p = -0.0259946827f + p * t;
+  p = -0.0275120921f + p * t;
+  p = 0.0443623438f + p * t;
+  p = 0.384606361f + p * t;
+  p = 0.998868406f + p * t;
+  p = -1.26545954f + p * t;
+  const float far = t * ark_exp(-s) * ark_exp(p - s_rest);
+  const float near = 1.0f - ark_erf(v);
+  return v != v ? v : size < 0.5f ? near : v < 0.0f ? 2.0f - far : far;
+}
+
+// The binary logarithm: the exponent, plus the logarithm of the rest, which is within sqrt(2) of 1.
+// Powers of two have exact results.
+ARK_DEVICE float ark_log2(float v) {
+  const bool tiny = v < 1.17549435e-38f;
+  const ark_u32 bits = ark_float_bits(tiny ? v * 16777216.0f : v);
+  const ark_i32 e = static_cast<ark_i32>(bits - 0x3f3504f3u) >> 23;
+  const float m = ark_bits_float(bits - (static_cast<ark_u32>(e) << 23));
+  const float result = static_cast<float>(tiny ? e - 24 : e) + 1.44269504f * ark_log(m);
+  return v > 0.0f && v < ark_inf() ? result : ark_log(v);
+}
+
 // Inverse tangent: reduced to |v| <= tan(pi/8) by the addition theorem, then a polynomial whose
 // largest relative error is least, as those below.
 ARK_DEVICE float ark_atan(float v) {

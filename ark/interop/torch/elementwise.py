@@ -38,7 +38,6 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "ceil": ark.ceil,
     "cos": ark.cos,
     "erf": ark.erf,
-    "erfc": lambda x: ark.sub(1.0, ark.erf(x)),
     "exp": ark.exp,
     "exp2": lambda x: ark.exp(x * math.log(2)),
     "expm1": ark.expm1,
@@ -49,7 +48,6 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "log": ark.ln,
     "log10": lambda x: ark.mul(ark.ln(x), 1 / math.log(10)),
     "log1p": ark.log1p,
-    "log2": lambda x: ark.mul(ark.ln(x), 1 / math.log(2)),
     "log_sigmoid": ark.log_sigmoid,
     "mish": ark.mish,
     "neg": ark.neg,
@@ -178,16 +176,28 @@ def _scaled(call: Call, y: Any, alpha: float) -> Any:
     return tensor if alpha == 1 else ark.mul(tensor, number(alpha, call.dtype))
 
 
+def _floored_quotient(a: Any, b: Any, whole: bool) -> Any:
+    """The quotient rounded down, as torch computes it: from the remainder. The division of two
+    floats may round up to the next integer, and an integer less its modulus may overflow.
+    """
+    quotient, rest = ark.div(a, b), ark.fmod(a, b)
+    below = ark.cast(ark.not_equal(ark.mod(a, b), rest), quotient.dtype())  # signs that differ
+    if whole:
+        return ark.sub(quotient, below)
+    floored = ark.sub(ark.round(ark.div(ark.sub(a, rest), b)), below)
+    if isinstance(b, ark.Tensor):
+        return ark.where(ark.equal(b, 0.0), quotient, floored)
+    return floored if b else quotient
+
+
 @operator("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", "true_divide.Tensor")
 def _div(call: Call, x: Value, y: Any, rounding_mode: str | None = None) -> Any:
     kind = call.dtype
     whole = kind not in (ark.fp32, ark.fp16, ark.bf16)
     a, b = cast(x, kind), cast(number(y, kind), kind)
-    if whole and rounding_mode == "floor":
-        return ark.div(ark.sub(a, ark.mod(a, b)), b)
-    quotient = ark.div(a, b)
     if rounding_mode == "floor":
-        return ark.floor(quotient)
+        return _floored_quotient(a, b, whole)
+    quotient = ark.div(a, b)
     if rounding_mode == "trunc" and not whole:
         return _trunc(quotient)
     return quotient
@@ -234,8 +244,16 @@ def _addcdiv(call: Call, x: Value, a: Value, b: Value, value: float = 1) -> Any:
 
 @operator("lerp.Scalar", "lerp.Tensor")
 def _lerp(call: Call, x: Value, y: Value, weight: Any) -> Any:
-    part = ark.mul(ark.sub(y.tensor, x.tensor), cast(weight, call.dtype))
-    return ark.add(x.tensor, part)
+    """Interpolates from the nearer end, as torch does: the other sum loses a small end."""
+    step = ark.sub(y.tensor, x.tensor)
+    if isinstance(weight, Value):
+        share = cast(weight, call.dtype)
+        near = ark.less(ark.abs(share), 0.5)
+        from_y = ark.sub(y.tensor, ark.mul(step, ark.sub(1.0, share)))
+        return ark.where(near, ark.add(x.tensor, ark.mul(step, share)), from_y)
+    if abs(weight) < 0.5:
+        return ark.add(x.tensor, ark.mul(step, weight))
+    return ark.sub(y.tensor, ark.mul(step, 1.0 - weight))
 
 
 @operator("hypot.default")
