@@ -1,6 +1,6 @@
-"""Published microbenchmarks of the MI300X, predicted by the timing model: memory and the memory-side
-cache, hand-overs and barriers between compute units, matrix units. Also hand-overs in two levels,
-within each die and between dies.
+"""Published microbenchmarks of the MI300X, predicted by the timing model: memory and the
+memory-side cache, hand-overs and barriers between compute units, matrix units. Also hand-overs in
+two levels, within each die and between dies.
 
 Used by test_timing.py and by ci/timing_errors.py, which makes a table of them.
 """

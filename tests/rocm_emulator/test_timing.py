@@ -157,8 +157,10 @@ def test_a_prediction_is_the_same_wherever_memory_lies() -> None:
                 held.empty(int(nbytes))  # other addresses
             there, out = held.empty(COMPUTE_UNITS * each * 8192), held.empty(4096)
             numbers = (np.int32(n) for n in (each, 2, 0, COMPUTE_UNITS))
-            again = seconds(microbenchmarks.code(), "again", 512, Arguments(there, out, *numbers))
-            taken.setdefault(seed, []).append((int(there), again))
+            duration = seconds(
+                microbenchmarks.code(), "again", 512, Arguments(there, out, *numbers)
+            )
+            taken.setdefault(seed, []).append((int(there), duration))
     (first, one), (second, other) = taken[0]
     assert first != second and one == other
     assert taken[1][0][1] != one
