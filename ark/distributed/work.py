@@ -3,6 +3,7 @@ ark.distributed.torch and ark.distributed.messages.
 """
 
 # torch has several overloads of a method; a backend implements the one that torch's functions call.
+# mypy: disable-error-code="override"
 from __future__ import annotations
 
 from concurrent.futures import Future
