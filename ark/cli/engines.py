@@ -1,5 +1,5 @@
 """Functions that the commands with an engine share: they open its device, check memory and load
-chat templates. Called by ark.cli.chat, ark.cli.serve and ark.cli.generate.
+chat templates. Called by ark.cli.chat, ark.cli.serve and ark.cli.bench_perplexity.
 """
 
 from __future__ import annotations
