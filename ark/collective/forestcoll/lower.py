@@ -3,7 +3,7 @@ branches meet.
 
 A root's data are cut into as many chunks as its trees need; a tree for several chunks moves them
 with one put. Operations are issued level by level over all trees, in an order in which they can
-run. Called by `ark.collective.synthesis` for `ark.comm.synthesize` and the command line.
+run. Called by `ark.collective.synthesis`; users reach it by `ark.comm.synthesize`.
 """
 
 from __future__ import annotations
