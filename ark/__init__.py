@@ -77,7 +77,7 @@ _ERRORS = (
     "PlanError",
     "UnsupportedError",
 )
-# Names of ARK for types, and an op that is hidden by an alias.
+# ARK's names for types, and an op whose name is also that of an alias.
 _MODULES |= {
     "FP8_E4M3": ("ark.ir.dtype", "fp8_e4m3"),
     "FP8_E5M2": ("ark.ir.dtype", "fp8_e5m2"),

@@ -1,4 +1,6 @@
-"""PlannerContext: the placement and the cut into tasks of the ops that are called in it."""
+"""PlannerContext, with which users set for some ops on which processors they run and how they are
+divided into tasks.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from ark.api.config import check_config, hints_of
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.model import Model
 
-# A range [begin, end], or the value of `sync` or `config`.
+# The value of a setting: a range [begin, end], or the value of `sync` or `config`.
 Setting: TypeAlias = "Sequence[int] | Mapping[str, object] | bool | None"
 _NESTED = ("processor_range", "warp_range", "sram_range")
 

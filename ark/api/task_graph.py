@@ -25,8 +25,8 @@ from ark.ir import values as ir
 
 @dataclass(frozen=True)
 class Place:
-    """The processors on which a task info's tasks run. context: the number of their processor
-    group.
+    """Where the tasks of a TaskInfo (ARK's description of an op) run: the range of processors, and
+    as `context` the number of their processor group.
     """
 
     task: TaskEntry
@@ -86,7 +86,7 @@ class TaskGraph:
         graph = self._model.graph
         graph.processors, graph.context = place.processors, place.context
         granularity = {"Granularity": place.granularity}
-        if op.type in task_messages.TYPES:  # both ends cut it alike, by default
+        if op.type in task_messages.TYPES:  # without hints, so that both ranks use equal tiles
             graph.hints = hints_of(granularity)
             self._pass_on(op)
         else:

@@ -35,14 +35,14 @@ from ark.runtime.run import Ranks
 
 FUSED = "AllReducePacketFused"
 TYPES = (FUSED, "Recv", "RecvPacket", "RecvReduceSendPacket", "Send", "SendPacket")
-FUSED_TAGS = (1 << 31) - (1 << 16)  # of a plan's first fused all-reduce, and further ones
-# Bytes of packets per byte of data: beside each value there is a flag of the same size.
+FUSED_TAGS = (1 << 31) - (1 << 16)  # the tag of a plan's first fused all-reduce; others count on
+# Packets have twice the bytes of their data: beside each value there is a flag of the same size.
 PACKET_BYTES_PER_BYTE = 2
 _Rank = Annotated[int, Meta(ge=0, lt=1 << 12)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A Send or Recv of a rank, with the layout of the receiver's tensor as this rank knows it.
+    """A Send or Recv in a rank's plan, with the receiver's tensor as this plan describes it.
 
     sends: True for a Send to the peer, False for a Recv from it. flag: the flag of its packets,
     which arrive in memory of that layout; None if it uses no packets.

@@ -18,8 +18,8 @@ from ark.frontend.tensor import Tensor
 
 
 class Arguments:
-    """The arguments of an op, by any of their names; raises PlanError if one is missing or has the
-    wrong type.
+    """Access to the arguments of an op in a plan file, some of which have several names. Raises
+    PlanError if an argument is missing or has the wrong type.
     """
 
     def __init__(self, op: OpEntry) -> None:

@@ -95,8 +95,8 @@ def _check_architecture(plan: TaskPlan, machine: Machine) -> None:
 
 
 def _order(plan: TaskPlan) -> list[Place]:
-    """The task infos in the order in which they run, with their processors; raises PlanError unless
-    each task of each info runs exactly once.
+    """For each TaskInfo (ARK's description of an op), in the order in which they run, where its
+    tasks run. Raises PlanError unless each task of each TaskInfo runs exactly once.
     """
     tasks = {task.id: task for task in plan.task_infos}
     if len(tasks) < len(plan.task_infos):
@@ -170,13 +170,15 @@ def _shared(plan: TaskPlan, model: Model) -> dict[int, ir.Buffer]:
 
 
 def _same_op(op: OpEntry, node: Node, shared: dict[int, ir.Buffer], rank: int) -> bool:
-    """True if the node is this op, on buffers of this rank that agree with `shared`."""
+    """True if the model's node computes this op of the plan, on the same buffers. shared: the pairs
+    of buffers that are known so far to be the same.
+    """
     type_of_node = str(op_entry(node)["Type"])
     names = (type_of_node, f"Scalar{type_of_node}", f"{type_of_node}Packet")
     if op.type not in names and {op.type, type_of_node} != {"ScalarAssign", "Constant"}:
         return False
     reads = [t for t in op.read_tensors if not task_messages.is_far(t.buffer, rank)]
-    # The memory of packets is no tensor in ark.
+    # In ark's graph, receive buffers of packets are not operands, so they are not compared.
     reads = reads[: {"RecvPacket": 0, task_messages.FUSED: 1}.get(op.type, len(reads))]
     pairs = [*zip(reads, node.inputs, strict=False)]
     pairs += zip(op.result_tensors, node.outputs, strict=False)

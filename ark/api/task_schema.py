@@ -26,7 +26,7 @@ Tags = Annotated[list[tuple[Annotated[int, Meta(ge=-1, lt=1 << 12)], Tag]], Meta
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pascal"):
-    """An object of the file; its field names begin with a capital letter."""
+    """The base class of objects in the file, whose field names begin with a capital letter."""
 
 
 class BufferEntry(_Entry, frozen=True):
@@ -61,7 +61,9 @@ class OpEntry(_Entry, frozen=True):
 
     @property
     def works(self) -> bool:
-        """True if the op has work to do. SendDone has none: a put has ended with its task."""
+        """True if the op computes or moves data. SendDone does not, because a send is complete when
+        its task ends.
+        """
         return not self.is_virtual and self.type not in ("Noop", "SendDone")
 
 

@@ -1,5 +1,5 @@
-"""DLPack: other libraries view a tensor's memory without a copy (https://dmlc.github.io/dlpack,
-version 0.8).
+"""Exports tensors by DLPack, with which other libraries view a tensor's memory without a copy
+(https://dmlc.github.io/dlpack, version 0.8).
 
 Written with ctypes, because the memory may be a device's and NumPy's export covers only the host's.
 Called by ark.frontend.tensor.
@@ -69,8 +69,7 @@ class _Managed(ctypes.Structure):
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 
-# Objects that exported tensors need, by the address of their structure, until the importer frees
-# it.
+# Objects that must live until the importer frees an exported tensor, by the address of its struct.
 _alive: dict[int, tuple[Any, ...]] = {}
 
 
@@ -81,12 +80,14 @@ def _forget(managed: int) -> None:
 _delete = _Deleter(_forget)
 
 
-# The capsule is a plain address: it is being destroyed, so its reference count must not change.
+# A destructor gets the capsule as an address, so that its reference count does not change.
 _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def _free_unused(capsule: int) -> None:
-    """Frees the memory of a capsule that was not imported; a used one has another name."""
+    """Frees the exported tensor of a capsule that no library has imported. Importing a capsule
+    changes its name.
+    """
     if _is_valid(capsule, b"dltensor"):
         _alive.pop(_pointer(capsule, b"dltensor"), None)
 
@@ -105,7 +106,7 @@ _pointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 
 
 def device_of(storage: Storage) -> tuple[int, int]:
-    """(type, index) of the memory's device, in DLPack's numbering."""
+    """The device of a storage as (type, index), in DLPack's numbering."""
     if storage.device is None:
         raise InvalidUsageError(
             f"the tensor {storage.name!r} has no memory yet; call Runtime.launch() first"
@@ -161,7 +162,9 @@ def _device(given: Any) -> tuple[int, int]:
 
 
 def _copied(tensor: ir.Tensor, storage: Storage, target: tuple[int, int]) -> tuple[int, Any]:
-    """(address, owner) of a contiguous copy there."""
+    """Copies a tensor to contiguous memory of the device `target`. Returns the copy's address and
+    the object that owns it.
+    """
     values = np.ascontiguousarray(storage.read(tensor))
     if target == HOST:
         return int(values.ctypes.data), values

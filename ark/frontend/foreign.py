@@ -1,4 +1,5 @@
-"""Memory of other libraries' arrays: its address, and whether its bytes are the values.
+"""Access to the memory of other libraries' arrays: its address, and whether its bytes are the
+values.
 
 All code that reads the address or the bytes of a torch tensor or of a NumPy array calls this module
 first (ark.frontend.tensor, ark.interop, ark.distributed). A tensor may have a flag that changes the
@@ -62,7 +63,7 @@ def check_memory(tensor: Any) -> None:
 
 
 def _span(tensor: Any) -> int:
-    """Elements from a tensor's first one in memory to its last."""
+    """The distance in memory from a tensor's first element to its last, in elements."""
     count = int(tensor.numel())
     if count == 0 or tensor.is_contiguous():
         return count

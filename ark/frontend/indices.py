@@ -8,7 +8,9 @@ from ark.errors import InvalidUsageError, UnsupportedError
 
 
 def index_range(part: Any, size: int) -> tuple[int, int]:
-    """First index and last+1, of an integer or a slice of step 1."""
+    """The range of indices that an integer or a slice of step 1 selects: the first index, and the
+    one after the last.
+    """
     if isinstance(part, slice):
         if part.step not in (None, 1):
             raise UnsupportedError(

@@ -166,11 +166,15 @@ class Model:
         return storage
 
     def keep(self, storage: Storage) -> None:
-        """Holds foreign memory even if its tensor is dropped, because the graph still reads it."""
+        """Keeps a reference to foreign memory, so that it lives as long as the model. Ops may read
+        it even after its tensor is dropped.
+        """
         self._kept.append(storage)
 
     def foreign(self, address: int, shape: Sequence[int], dtype: DataType) -> ir.Tensor:
-        """A dense tensor on the caller's memory; equal memory gives the same buffer."""
+        """A dense tensor on memory of the caller. Calls with the same memory use the
+        same buffer.
+        """
         nbytes = dtype.nbytes(math.prod(shape))
         buffer = self._foreign.get((address, nbytes))
         if buffer is None:

@@ -43,7 +43,7 @@ class Storage:
         self._memory: Memory | None = None
 
     def bind(self, address: int, owner: Any) -> None:
-        """Uses foreign memory."""
+        """Sets the address of memory that the caller owns."""
         self.address, self.owner = address, owner
 
     def place(self, device: Device, kind: MemoryKind = "device") -> int:
@@ -71,7 +71,7 @@ class Storage:
         return self.address
 
     def lies_in(self, kind: MemoryKind) -> bool:
-        """True if ark allocated the memory, of that kind."""
+        """True if ark has allocated this memory, and it is of the given kind."""
         return self._memory is not None and self._memory.kind == kind
 
     def _placed(self) -> Device:
@@ -106,7 +106,7 @@ class Storage:
         return np.array(self._box(tensor)[1], order="C")
 
     def _box(self, tensor: ir.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """(a copy of the whole buffer, the tensor's box in it)."""
+        """A copy of the whole buffer as an array, and the view of it that is the tensor."""
         nbytes = tensor.dtype.nbytes(math.prod(tensor.extents))
         data = self._placed().read(self.address, nbytes)
         whole = from_memory(data, tensor.extents, tensor.dtype)
@@ -130,8 +130,7 @@ class Storage:
         device.write(self.address, to_memory(whole, tensor.dtype))
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # When the interpreter exits, the driver's functions are unloaded already and its memory is
-        # freed with it.
+        # At the interpreter's exit the driver may be unloaded already, which frees its memory.
         if self._memory is not None and self.device is not None and not finalizing():
             self.device.free(self._memory)
             self._memory = None

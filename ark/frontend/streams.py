@@ -1,4 +1,4 @@
-"""The `stream` argument of ARK's calls: work that is waited for before memory is accessed.
+"""The `stream` argument of ARK's calls: they wait for the stream's work before they access memory.
 
 Called by ark.frontend.tensor and ark.runtime.runtime.
 """

@@ -1,5 +1,5 @@
-"""Derivatives of expression trees (ark.tasks.expression): a tree for the derivative with respect to
-each operand.
+"""Differentiates expression trees (ark.tasks.expression). The derivative with respect to an operand
+is again a tree.
 
 A line of DERIVATIVES holds a function's partial derivatives, as trees of its own arguments
 (operands 0, 1, 2). Called by the rule of elementwise ops; checked against torch in
@@ -19,14 +19,14 @@ ZERO, ONE = number(0.0), number(1.0)
 
 
 def add(x: Tree, y: Tree) -> Tree:
-    """x + y, simplified."""
+    """The tree for x + y, without additions of 0."""
     if x == ZERO:
         return y
     return x if y == ZERO else ["add", x, y]
 
 
 def mul(x: Tree, y: Tree) -> Tree:
-    """x * y, simplified."""
+    """The tree for x * y, without multiplications by 0 or 1."""
     if ZERO in (x, y):
         return ZERO
     if x == ONE:
@@ -43,8 +43,8 @@ def _square(x: Tree) -> Tree:
 
 
 def _share(chosen: str) -> tuple[Tree, Tree]:
-    """Derivatives of maximum and minimum: 1 for the chosen argument, 1/2 for both if they are
-    equal.
+    """The derivatives of maximum or minimum with respect to both arguments: 1 for the chosen one
+    and 0 for the other, or 1/2 for both if they are equal.
     """
     half: Tree = ["where", ["equal", A, B], number(0.5), ZERO]
     return (
@@ -71,7 +71,7 @@ _GELU = [
         ],
     ],
 ]
-# For a base of 0 or below, the derivative of a power with respect to the exponent is taken as 0.
+# The derivative of a power with respect to its exponent is taken as 0 if the base is not positive.
 _LOG = ["where", ["greater", A, ZERO], ["log", ["maximum", A, number(1e-38)]], ZERO]
 
 DERIVATIVES: dict[str, tuple[Tree, ...]] = {
@@ -141,13 +141,14 @@ STEPS = (
     "shift_left",
     "shift_right",
 )
-"""Functions whose value is a bool or an integer: their derivative is 0."""
+"""The functions with the derivative 0, because their values are bools or integers."""
 
 
 def partials(tree: Tree) -> list[tuple[int, Tree]]:
-    """Derivatives of a tree's outermost function: (index of the argument in the tree, derivative).
+    """The derivatives of a tree's outermost function with respect to its arguments.
 
-    Arguments that cannot vary (conditions, limits) are omitted.
+    Returns pairs (index of the argument in the tree, derivative). Arguments that are conditions or
+    limits, to which no gradient flows, are omitted.
     """
     head, *arguments = tree
     if head in ("input", "number", "index") or head in STEPS:
@@ -171,7 +172,7 @@ _WHOLE = (*(t.name for t in INTEGERS), "bool")
 
 
 def reads(tree: Tree, operand: int | None = None) -> bool:
-    """True if the tree reads an operand, or the given one."""
+    """True if the tree reads operand number `operand`, or any operand if none is given."""
     if tree[0] == "input":
         return operand is None or tree[1] == operand
     if tree[0] in ("number", "index"):
@@ -191,9 +192,10 @@ def derivative(tree: Tree, operand: int) -> Tree:
 
 
 def _through(slope: Tree, inner: Tree) -> Tree:
-    """slope * inner.
+    """The tree for slope * inner (chain rule).
 
-    If the slope is 1 or 0 by a condition, a selection is used, so that 0 * inf gives 0.
+    If the slope is 1 or 0 depending on a condition, the tree is a selection instead of a product,
+    because 0 * inf would be NaN.
     """
     if slope[0] == "where" and slope[2:] == [ONE, ZERO] and inner != ZERO:
         return ["where", slope[1], inner, ZERO]

@@ -1,4 +1,6 @@
-"""The rule of elementwise ops: for each input an op with the derivative's expression."""
+"""The gradient rule of elementwise ops. The gradient of each input is computed by an elementwise op
+whose expression contains the derivative.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from ark.tasks.expression import MAX_NODES, Tree, check, leaf, size, substitute
 
 
 def unbroadcast(gradient: Tensor, shape: Sequence[int], dtype: DataType) -> Tensor:
-    """The gradient summed over the dimensions along which `shape` was broadcast, in that shape and
-    type.
+    """The gradient of a tensor of shape `shape` that was broadcast: the given gradient, summed over
+    the broadcast dimensions and cast to `dtype`.
     """
     wide = gradient.ir.shape
     lead = len(wide) - len(shape)
@@ -33,8 +35,8 @@ def unbroadcast(gradient: Tensor, shape: Sequence[int], dtype: DataType) -> Tens
 def computed(
     tree: Tree, operands: Sequence[Tensor], shape: Sequence[int], dtype: DataType
 ) -> Tensor:
-    """An elementwise op with this expression; its inputs are those operands that the expression
-    reads.
+    """Adds an elementwise op that computes the expression `tree`. Its inputs are the operands that
+    the expression reads.
     """
     read = [i for i in range(len(operands)) if reads(tree, i)]
     places = {old: leaf(new) for new, old in enumerate(read)}
@@ -62,8 +64,8 @@ def _pointwise(call: Call) -> Gradients:
 
 
 def _weighted(call: Call, slope: Tree, given: Tensor, dtype: DataType) -> Tensor | None:
-    """The gradient times a slope, an expression of the node's inputs; None if the tree is too
-    large.
+    """The gradient `given` of a node's result times a slope, which is an expression of the node's
+    inputs. None if the expression is too large for one op.
     """
     if slope == ONE:
         return given
@@ -78,7 +80,9 @@ def _weighted(call: Call, slope: Tree, given: Tensor, dtype: DataType) -> Tensor
 
 
 def _by_function(call: Call, tree: Tree, place: int, given: Tensor) -> Tensor:
-    """The same gradient, computed by a separate op for each function of the expression."""
+    """The gradient of input `place` of an elementwise node, computed with a separate op for each
+    function of the node's expression. Used if one op cannot compute it.
+    """
     inputs = [call.input(i) if reads(tree, i) else given for i in range(len(call.node.inputs))]
     shape = given.ir.shape
 
@@ -105,6 +109,6 @@ def _by_function(call: Call, tree: Tree, place: int, given: Tensor) -> Tensor:
 
 
 def _kind(tree: Tree, operands: Sequence[Tensor]) -> DataType:
-    """The type of an expression's value."""
+    """The data type for the value of an expression over these operands."""
     kinds = {"bool": bool_, "ark_i32": int32, "ark_i64": int64}
     return kinds.get(check(tree, [t.ir.dtype.name for t in operands]), fp32)

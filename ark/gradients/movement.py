@@ -1,7 +1,7 @@
-"""Rules of ops that move elements.
+"""The gradient rules of ops that move elements.
 
-Gradients move back to where the elements came from; if an element was read several times, they are
-summed.
+The gradient of a result element is added to the gradient of the input element from which it was
+copied.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _concat(call: Call) -> Gradients:
 def scattered(
     shape: Sequence[int], ids: Tensor, updates: Tensor, axis: int, dtype: DataType
 ) -> Tensor:
-    """Zeros of a shape, to which the updates at these indices along an axis are added; summed in
-    fp32.
+    """A tensor of zeros to which updates are added at the given indices along an axis. Sums are
+    computed in fp32.
     """
     wide = updates if updates.ir.dtype == fp32 else cast(updates, fp32)
     summed = scatter_elements(zeros(shape, fp32), ids, wide, axis, "add")
@@ -71,8 +71,8 @@ def _embedding(call: Call) -> Gradients:
 
 
 def rows_added(shape: Sequence[int], ids: Tensor, updates: Tensor, dtype: DataType) -> Tensor:
-    """The gradient of a table from the gradients of the rows that were read: ids (...), updates
-    (..., dim).
+    """The gradient of a table whose rows were looked up. ids (...): the numbers of the rows that
+    were read. updates (..., dim): the gradients of these rows, which are added.
     """
     many = ids.ir.elements
     flat = reshape(updates, [many, shape[1]])
@@ -98,8 +98,8 @@ def _gather_elements(call: Call) -> Gradients:
 
 @rule("scatter_elements")
 def _scatter_elements(call: Call) -> Gradients:
-    """If several updates target one element, each receives the gradient of the element, as in
-    torch.
+    """The gradients of a scatter. If several updates have the same target element, each of them
+    gets the gradient of this element, as in torch.
     """
     how = call.node.read(ScatterAttributes)
     axis, function = how.axis, how.function
@@ -120,11 +120,12 @@ def _scatter_elements(call: Call) -> Gradients:
 
 @rule("scan")
 def _scan(call: Call) -> Gradients:
-    """For sums: the running sum of the gradients from the other end.
+    """The gradient of a running sum or product.
 
-    For products: before the first 0 of a line, the running sum of gradient times result, divided by
-    the input. At the first 0, the sum of gradients times the products of all other elements, which
-    is the running product of the line with 1 instead of the 0. After it the slope is 0.
+    For a sum it is the running sum of the gradients from the other end. For a product it depends on
+    the first 0 of a line. Before it, it is the running sum of gradient times result, divided by the
+    input. At it, it is the sum of the gradients times the products of all other elements, which are
+    the running product of the line with 1 instead of the 0. After it, it is 0.
     """
     how, given = call.node.read(ScanAttributes), call.gradient()
     axis, exclusive, backward = how.axis, how.exclusive, how.reverse
@@ -148,8 +149,8 @@ def _scan(call: Call) -> Gradients:
 
 @rule("rope")
 def _rope(call: Call) -> Gradients:
-    """The op multiplies complex numbers: the gradient is multiplied by the conjugate of the other
-    operand.
+    """The gradients of a product of complex numbers: the given gradient times the conjugate of the
+    other operand.
     """
     gradients: list[Tensor | None] = []
     for place in (0, 1):
@@ -188,7 +189,9 @@ def places_of(count: int, start: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 
 @rule("embed")
 def _embed(call: Call) -> Gradients:
-    """Beyond the end of the text the op reads the row of token 0."""
+    """The gradient of an embedding's table. Beyond the end of the text, the op has read the row of
+    token 0.
+    """
     table, rows, text = call.node.inputs[1], call.node.read(RowsAttributes).rows, call.input(0)
     at, within = places_of(rows, call.input(2), text.ir.shape[0])
     ids = gather(text, at)
@@ -238,8 +241,8 @@ def _kv_cache_slot(call: Call) -> Gradients:
 
 
 def along(rule_of_axis: Sequence[Any], size: int, limit: int) -> tuple[Tensor, Tensor]:
-    """For each element of a remapped axis the index of its source, (size,) int64, and a mask of the
-    elements that have one.
+    """For each element along an axis of a remap's result: the index of the source element, as an
+    int64 tensor (size,), and a mask that is 1 if this index is valid.
     """
     terms, shift, divide, edge = rule_of_axis
     factor = terms[0][1] if terms else 0

@@ -1,4 +1,4 @@
-"""Rules of matmuls and of attention."""
+"""The gradient rules of matmuls, rotary embeddings and attention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def _as(tensor: Tensor, like: Tensor) -> Tensor:
 
 @rule("matmul")
 def _matmul(call: Call) -> Gradients:
-    """C = A B: the gradients are dC B^T and A^T dC, with the operands transposed as they were."""
+    """The gradients of C = A B, which are dC B^T for A and A^T dC for B, transposed if the operand
+    was.
+    """
     given = call.gradient()
     attributes = MatmulAttributes.from_node(call.attrs)
     (transpose_a, transpose_b), tf32 = attributes.transposes, attributes.tf32
@@ -54,7 +56,7 @@ def _matmul(call: Call) -> Gradients:
 
 @rule("rotary_embedding")
 def _rotary(call: Call) -> Gradients:
-    """A rotation's transpose is the rotation by the negative angle."""
+    """The gradient of a rotary embedding: the given gradient rotated by the negative angle."""
     if call.wanted[2]:
         raise refuse(call, "the frequencies")
     back = neg(call.input(2))
@@ -69,7 +71,9 @@ def _rotary(call: Call) -> Gradients:
 
 @rule("attention")
 def _attention(call: Call) -> Gradients:
-    """Recomputes the attention weights, then follows Dao et al. 2022, appendix B.2, in fp32."""
+    """The gradients of attention. Recomputes the attention weights and follows Dao et al. 2022,
+    appendix B.2, in fp32.
+    """
     how = call.node.read(AttentionAttributes)
     if not how.plain:
         raise refuse(call, "inputs of other than causal attention at a position")
@@ -78,7 +82,7 @@ def _attention(call: Call) -> Gradients:
     rows, group = call.shape(0)[0], heads // kv_heads
 
     def by_head(flat: Tensor) -> Tensor:
-        """(rows, heads * width) as (kv_heads, group * rows, width), in fp32."""
+        """A tensor (rows, heads * width) rearranged to (kv_heads, group * rows, width) in fp32."""
         split = transpose(reshape(flat, [rows, kv_heads, group, width]), [1, 2, 0, 3])
         return wide(reshape(split, [kv_heads, group * rows, width]))
 

@@ -1,4 +1,4 @@
-"""Rules of collectives, as in torch.distributed.nn.
+"""The gradient rules of collectives, as in torch.distributed.nn.
 
 The gradient is that of the sum of the outputs of all ranks. Every rank must request the same
 gradients in the same order.

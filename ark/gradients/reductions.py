@@ -1,4 +1,4 @@
-"""Rules of reductions and of row-wise normalisation."""
+"""The gradient rules of reductions and of norms over rows."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def _axis(call: Call) -> int:
 
 
 def _kept(call: Call, tensor: Tensor) -> Tensor:
-    """A reduced tensor, reshaped to have size 1 at the axis."""
+    """The result of a reduction (or its gradient), reshaped to have size 1 at the reduced axis."""
     shape = list(call.shape(0))
     shape[_axis(call)] = 1
     return reshape(tensor, shape)
 
 
 def _as(tensor: Tensor, other: Tensor) -> Tensor:
-    """The tensor, cast to the type of the other; a reduction may be wider than its input."""
+    """The tensor, cast to the type of `other`. Needed because a reduction's result may have a wider
+    type than its input.
+    """
     return tensor if tensor.ir.dtype == other.ir.dtype else cast(tensor, other.ir.dtype)
 
 
@@ -46,7 +48,9 @@ def _mean(call: Call) -> Gradients:
 
 @rule("reduce_max", "reduce_min")
 def _extreme(call: Call) -> Gradients:
-    """Elements that equal the extreme divide its gradient equally, as in torch.amax."""
+    """The gradient of a maximum or minimum. If several elements are equal to it, they divide its
+    gradient equally, as in torch.amax.
+    """
     extreme = call.output()
     source = _as(call.input(0), extreme)
     hits = cast(equal(source, _kept(call, extreme)), extreme.ir.dtype)
@@ -56,7 +60,9 @@ def _extreme(call: Call) -> Gradients:
 
 @rule("reduce_prod")
 def _product(call: Call) -> Gradients:
-    """Each element's slope is the product of the others: of those before it and those after it."""
+    """The gradient of a product over an axis. The slope of each element is the product of all
+    elements before it times the product of all elements after it.
+    """
     source, axis = _as(call.input(0), call.output()), _axis(call)
     before = cumprod(source, axis, exclusive=True)
     behind = cumprod(source, axis, exclusive=True, reverse=True)

@@ -1,8 +1,9 @@
-"""Keeps the gradients of boxes in buffers while the ops are processed in reverse.
+"""Keeps the gradients of memory regions while a graph's ops are processed in reverse.
 
-Tensors are boxes in buffers, and views are not nodes, so a gradient belongs to a box. At the op
-that wrote a box, the box's gradient is assembled from all overlapping boxes, and the remainders of
-these are kept. Called by ark.gradients.reverse.
+A tensor is a box (rectangular part) of a buffer, and views are not nodes of the graph. So a
+gradient belongs to a box. When the op that wrote a box is processed, the box's gradient is put
+together from the gradients of all boxes that overlap it; their parts outside of the box are kept.
+Called by ark.gradients.reverse.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class _Part:
-    """A box of a buffer with these extents, and the box's gradient."""
+    """A box of a buffer and its gradient. extents: the sizes of the buffer's dimensions."""
 
     extents: tuple[int, ...]
     box: Box
@@ -62,13 +63,13 @@ def _beside(part: _Part, box: Box) -> list[_Part]:
 
 
 def _filled(part: _Part, box: Box) -> Tensor:
-    """The gradient of a larger box: the part's gradient, and zeros elsewhere."""
+    """The gradient of a box that contains the part: the part's gradient, padded with zeros."""
     pads = [(x[0] - y[0], y[1] - x[1]) for x, y in zip(part.box, box, strict=True)]
     return pad(part.gradient, pads) if any(p != (0, 0) for p in pads) else part.gradient
 
 
 def _seen(part: _Part, tensor: ir.Tensor) -> _Part:
-    """The same part as a box in a tensor's extents."""
+    """The same part of the buffer, as a box in the buffer dimensions that the tensor uses."""
     if part.extents == tensor.extents:
         return part
     shape = tuple(high - low for low, high in part.box)
@@ -94,7 +95,7 @@ def _seen(part: _Part, tensor: ir.Tensor) -> _Part:
 
 
 class Regions:
-    """The gradients of one model's buffers."""
+    """The gradients that are known so far for boxes of one model's buffers."""
 
     def __init__(self) -> None:
         self._parts: dict[int, list[_Part]] = {}
@@ -125,7 +126,9 @@ class Regions:
         return _sum(inside, _box(tensor)), rest
 
     def _split(self, tensor: ir.Tensor) -> tuple[list[_Part], list[_Part]]:
-        """The parts cut in two: those inside a tensor's box, and those outside."""
+        """The known parts of a tensor's buffer, divided into those inside of the tensor's box and
+        those outside of it.
+        """
         wanted = _box(tensor)
         inside: list[_Part] = []
         rest: list[_Part] = []
@@ -141,9 +144,9 @@ class Regions:
 
 
 def _sum(parts: Sequence[_Part], box: Box) -> Tensor | None:
-    """The sum of parts within a box.
+    """The gradient of a box from the parts inside of it.
 
-    Parts of equal boxes are added, then concatenated or padded with zeros.
+    Parts with equal boxes are added. The sums are then concatenated or padded with zeros.
     """
     groups: dict[Box, Tensor] = {}
     for part in parts:

@@ -1,8 +1,8 @@
-"""Reverse-mode differentiation.
+"""Reverse-mode differentiation (Griewank and Walther 2008, chapter 3); `ark.grad` for users.
 
-Walks a graph's nodes from the last to the first and adds, by the ops' rules, the nodes that compute
-gradients. The result is a graph like any other, so a training step is one loop kernel (Griewank and
-Walther 2008, chapter 3).
+It goes through a graph's nodes from the last to the first and adds the nodes that compute
+gradients, by the rules in ark.gradients.table. The result is a graph like any other, so a training
+step is one loop kernel.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _floating(role: str, tensor: Tensor) -> None:
 
 
 def _start(end: Tensor, given: Any) -> Tensor:
-    """The gradient of an output."""
+    """The gradient with which the walk begins at an output: the one that the caller gives, or 1."""
     _floating("the output", end)
     if given is None:
         if end.ir.elements != 1:
@@ -121,7 +121,9 @@ def _start(end: Tensor, given: Any) -> Tensor:
 
 
 class _Reverse:
-    """One walk. nodes: those of the forward graph, all that existed before."""
+    """The computation of gradients for one call of `grad`. nodes: the forward graph, which are all
+    nodes that existed before the call.
+    """
 
     def __init__(self, model: Model, wanted: Sequence[ir.Tensor]) -> None:
         self.model = model
@@ -148,7 +150,9 @@ class _Reverse:
         return max(places, default=-1)
 
     def run(self, ends: Sequence[Tensor], starts: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradient of each wanted tensor."""
+        """The gradient of each tensor for which the caller requests one; None if no output depends
+        on it.
+        """
         active = self._active()
         gradients: list[Tensor | None] = [None] * len(self.wanted)
         pending = [(self._birth(e.ir), e, s) for e, s in zip(ends, starts, strict=True)]
@@ -167,7 +171,9 @@ class _Reverse:
         return gradients
 
     def _active(self) -> dict[int, list[bool]]:
-        """For each node that depends on a wanted tensor, by index: which of its inputs do."""
+        """The nodes through which gradients flow. For each node that depends on a requested tensor,
+        by index, True for the inputs that depend on one.
+        """
         moved: dict[int, list[ir.Tensor]] = {}
         births: dict[int, list[ir.Tensor]] = {}
         for tensor, born in zip(self.wanted, self.births, strict=True):
@@ -191,9 +197,9 @@ class _Reverse:
         return active
 
     def _undo(self, place: int, uses: Sequence[bool]) -> None:
-        """From the gradients of a node's outputs to those of its inputs.
+        """Adds the nodes that compute the gradients of a node's inputs from those of its outputs.
 
-        The new nodes stay on the processors that were requested for this one.
+        If the user restricted the node to some processors, the new nodes run on these, too.
         """
         node, first = self.nodes[place], len(self.graph.nodes)
         given = [self.regions.take(out) for out in reversed(node.outputs)][::-1]

@@ -1,8 +1,8 @@
-"""Rules of index arithmetic (pads, steps, windows of convolutions) and of pooling.
+"""The gradient rules of index arithmetic (pads, steps, windows of convolutions) and of pooling.
 
-The gradient of an index map is another index map, solved for the index of the element that was
-read, followed by a sum over the remaining dimensions. If an edge mode repeats elements, the
-gradient is summed along the axis by scatter.
+A remap copies the element at source index f(i) to result index i. Its gradient is another remap,
+which inverts f, followed by a sum over the dimensions on which f does not depend. If an edge mode
+repeats elements, gradients are added along the axis by a scatter instead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _remap(call: Call) -> Gradients:
 
 
 def _along_axis(given: Tensor, axis: int, one: Rule, size: int) -> Tensor:
-    """The gradient along one axis of a remap: the sum over all reads of an element."""
+    """The gradient of a remap along one axis: for each source element, the sum of the gradients of
+    all result elements that are copies of it.
+    """
     dims = given.ir.shape
     at, within = along(one, dims[axis], size)
     wide = [dims[axis] if d == axis else 1 for d in range(len(dims))]
@@ -55,8 +57,8 @@ def _along_axis(given: Tensor, axis: int, one: Rule, size: int) -> Tensor:
 def undone(
     given: Tensor, rules: Sequence[Rule], spread: Sequence[int], shape: Sequence[int]
 ) -> Tensor:
-    """The input's gradient, of `shape`, for exact index arithmetic, from the gradient `given` of
-    the output.
+    """The gradient of a remap's input, of shape `shape`, from the gradient `given` of its output.
+    Only for remaps without an edge mode that repeats elements.
 
     spread: the output's shape; `given` may have size 1 where it does not depend on a dimension.
     """
@@ -101,8 +103,8 @@ def undone(
 def _radix(
     terms: Sequence[Any], shift: int, divide: int, spread: Sequence[int], size: int
 ) -> tuple[int, int, int] | None:
-    """(high, low, size of low) if two dimensions index one dimension like digits of a number;
-    otherwise None.
+    """For an index that combines two dimensions like the digits of a number: the higher dimension,
+    the lower dimension, and the lower dimension's size. None for other indices.
     """
     if len(terms) != 2 or shift or divide != 1:
         return None
@@ -155,7 +157,9 @@ def _pool(call: Call) -> Gradients:
 def _first_largest(
     call: Call, rules: Sequence[Rule], spread: Sequence[int], wide: Sequence[int]
 ) -> Tensor:
-    """1 for the first of the largest elements of each window, else 0; the shape is `spread`'s."""
+    """A tensor of shape `spread` with 1 at the largest element of each window (the first, if
+    several are equal) and 0 elsewhere.
+    """
     source = call.input(0)
     dtype = source.ir.dtype
     least = {"fp32": -3.4e38, "fp16": -65504.0, "bf16": -3.3e38}[dtype.name]

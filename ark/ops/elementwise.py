@@ -150,10 +150,10 @@ def binary(
     dtype: DataType | None = None,
     swapped: str = "",
 ) -> Tensor:
-    """An op of two tensors, or of a tensor and a number.
+    """Adds an elementwise op of two tensors, or of a tensor and a number.
 
-    dtype: the result's type, by default the inputs'. swapped: the name of the op with its arguments
-    exchanged, which is used if the first argument is a number.
+    dtype: the result's type, by default the inputs'. swapped: the name of the op with exchanged
+    arguments, which is used if the first argument is a number.
     """
     if isinstance(input, Number) and isinstance(other, Number):
         value = FUNCTIONS[name].reference(np.float64(input), np.float64(other)).item()

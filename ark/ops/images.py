@@ -68,7 +68,7 @@ def _all(tensor: Tensor) -> list[Rule]:
 
 
 def _line(n: int, size: int, coordinates: str) -> tuple[Fraction, Fraction]:
-    """Slope and shift: element i of the result is at the position i * slope + shift of the input.
+    """The slope and shift of a resize: result i is read at position i * slope + shift of the input.
 
     They are fractions, so that indices are exact.
     """

@@ -22,7 +22,9 @@ from ark.tasks.matmul_params import WindowParams
 from ark.tasks.matmul_windows import laid_out
 
 EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
-"""Operations that a linear node may apply to its product: the epilogue's name and the op's name."""
+"""The operations that a linear node may apply to its product (epilogues), each with the name of the
+op that computes the same.
+"""
 
 
 def matmul(

@@ -104,9 +104,9 @@ def _gather_elements(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
 
 
 def _linear(op: str, ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """For tuples of indices (in the last dimension) the flat index over these dimensions, int64.
+    """Converts tuples of indices, which are along the last dimension, to flat indices (int64).
 
-    If an index of a tuple is out of range, the result is larger than any dimension.
+    If one index of a tuple is out of range, the flat index is out of range, too.
     """
     total: Any = None
     outside: Any = None

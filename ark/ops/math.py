@@ -28,10 +28,10 @@ def _op(
     predicate: bool = False,
     called: str = "",
 ) -> Callable[..., Tensor]:
-    """The users' function for an entry of ark.tasks.functions.
+    """Creates the users' function for an entry of ark.tasks.functions.
 
-    example: elements of a tensor, and of the result. called: the function's name, if it differs
-    from the entry's.
+    example: elements of a tensor and of the result, for the docstring. called: the function's name,
+    if it differs from the entry's.
     """
 
     def apply(input: Any, output: Any = NullTensor, label: str = "") -> Tensor:

@@ -53,8 +53,8 @@ def _pool(
     if counted and any(
         (m - 1) * s + (k - 1) * d + 1 > n + a + b for n, m, k, s, d, (a, b) in room_of
     ):
-        # A window reaches beyond the padding, and elements there do not count in the mean. So the
-        # padding becomes a part of the input, and only elements of the input count.
+        # Padding counts in this mean, but elements of a window beyond the padding do not.
+        # So padding is made a part of the input, and the mean counts elements of the input.
         tensor = pad(tensor, [(0, 0), (0, 0), *pads])
         pads, counted = [(0, 0)] * count, False
     attrs = {
@@ -145,7 +145,7 @@ def global_avg_pool(input: TensorLike, name: str = "") -> Tensor:
 
 
 def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The reference, one window at a time."""
+    """The NumPy reference of pooling, computed one window at a time."""
     x, given = inputs[0], PoolAttributes.from_node(attrs)
     pooled = np.zeros((*x.shape[:2], *given.sizes))
     for place in np.ndindex(*given.sizes):

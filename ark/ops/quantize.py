@@ -33,7 +33,9 @@ TYPES = (*PACKED, int8, uint8, *SMALL_FLOATS)
 
 
 def _groups(op: str, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> int:
-    """The number of elements of a group; raises ModelError if the shapes do not determine it."""
+    """The number of elements that share a scale, from the shapes of weight and scales. Raises
+    ModelError if they do not determine it.
+    """
     float_dtype(op, scales)
     shape, given = weight.ir.shape, scales.ir.shape
     fits = len(given) == len(shape) and given[:-1] == shape[:-1] and shape[-1] % given[-1] == 0

@@ -32,7 +32,7 @@ def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _removed(x: Tensor, other: Tensor, share: float) -> Tensor:
-    """x without `share` of the projection of `other` on it; x itself if x is zero."""
+    """x minus `share` times the projection of `other` on x; x itself if x is zero."""
     (_, unit), (largest, direction) = _scaled(x), _scaled(other)
     norm = reduce_sum(mul(unit, unit), 0)
     along = mul(reduce_sum(mul(unit, direction), 0), share)
@@ -41,12 +41,12 @@ def _removed(x: Tensor, other: Tensor, share: float) -> Tensor:
 
 
 def _adasum(a: Tensor, b: Tensor) -> Tensor:
-    """(1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b."""
+    """The Adasum of two tensors: (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b."""
     return add(_removed(a, b, 0.5), _removed(b, a, 0.5))
 
 
 def _combiner(a: Tensor, b: Tensor) -> Tensor:
-    """b plus the part of a that is orthogonal to b."""
+    """The model combiner's result for two tensors: b plus the part of a that is orthogonal to b."""
     return add(b, _removed(a, b, 1.0))
 
 
