@@ -1,11 +1,12 @@
-"""Writes programs as MSCCL++ execution plans: puts, signals and waits of thread blocks.
+"""Writes programs as MSCCL++ execution plans, which have puts, signals and waits of thread blocks.
 
 Operations of a rank that depend on each other are in one thread block, in the program's order.
 Other operations are distributed to blocks by the peer of their puts. A dependency on another rank
 becomes a signal in the block that satisfies it and a wait in the block that depends on it, over a
 channel between the two blocks. A block first signals that its memory may be written. At the end it
-waits for every operation that no other operation waits for, so that a plan can be launched
-repeatedly. A chain that is too long for a block continues in another one, after a semaphore.
+waits for every operation for which no other operation waits, so that a plan can be launched
+repeatedly. If a chain of operations is too long for a block, it continues in another block, after a
+semaphore.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from ark.collective.programs.order import describe, in_order
 from ark.collective.programs.types import CollectiveProgram, Kind, OpRef, Role, Span
 from ark.errors import UnsupportedError
 
-_SIZES = (40, 24, 12, 6, 3)  # operations of a program per block, tried in this order
+_SIZES = (40, 24, 12, 6, 3)  # most operations of a program per block, tried in this order
 _At = tuple[int, int]  # a thread block: rank, number
 _T = TypeVar("_T")
 
 
 @dataclass
 class _Block:
-    """A thread block under construction: the operations of the program that it runs."""
+    """A thread block under construction. It contains the operations of the program that it runs."""
 
     ops: list[int] = field(default_factory=list)
-    acquires: int = -1  # the semaphore that it waits for, -1: none
+    acquires: int = -1  # the semaphore for which it waits, or -1
     releases: int = -1
     waits: dict[int, list[tuple[_At, int]]] = field(default_factory=lambda: defaultdict(list))
     signals: dict[int, list[_At]] = field(default_factory=lambda: defaultdict(list))
-    opens: list[_At] = field(default_factory=list)  # blocks that are signalled at the start
+    opens: list[_At] = field(default_factory=list)  # blocks to which it sends a signal at the start
     awaits: list[tuple[_At, int]] = field(default_factory=list)  # signals awaited at the end
     channels: list[int] = field(default_factory=list)
     buffers: list[int] = field(default_factory=list)
@@ -44,8 +45,9 @@ class _Block:
 def to_execution_plan(program: CollectiveProgram) -> str:
     """Returns the JSON of an MSCCL++ execution plan over memory channels, out of place.
 
-    The runtime adds, so the reduction must be sum. Raises UnsupportedError for another one, for
-    DOT, BLEND, `pieces` above 1 and for a program that exceeds the executor's limits.
+    The runtime can only add, so the reduction must be sum. Raises UnsupportedError for any other
+    reduction, for DOT, BLEND and `pieces` above 1, and for a program that exceeds the executor's
+    limits.
     """
     p = program
     if p.pieces != 1:
@@ -74,7 +76,7 @@ def to_execution_plan(program: CollectiveProgram) -> str:
 
 
 def _excess(plan: form.ExecutionPlan) -> str | None:
-    """The first limit of the executor that a plan exceeds."""
+    """The first limit of the executor that a plan exceeds, or None."""
     for gpu in plan.gpus:
         counts = [
             ("thread blocks a rank", len(gpu.threadblocks), form.MOST_BLOCKS),
@@ -95,7 +97,9 @@ def _excess(plan: form.ExecutionPlan) -> str | None:
 
 
 def _components(program: CollectiveProgram, rank: int) -> list[list[int]]:
-    """The rank's operations, divided into parts without dependencies between them, in order."""
+    """The rank's operations, divided into groups that do not depend on each other. Each group is in
+    the program's order.
+    """
     ops = program.operations[rank]
     head = list(range(len(ops)))
 
@@ -135,7 +139,7 @@ class _Writer:
             for number, block in enumerate(blocks)
             for i in block.ops
         }
-        self.told: dict[tuple[_At, _At], int] = {}  # signals from a block to another, in order
+        self.told: dict[tuple[_At, _At], int] = {}  # numbers of signals from one block to another
         self.latest: dict[tuple[_At, _At], int] = {}
         self._connect()
         self.connected: list[list[int]] = [[] for _ in range(program.ranks)]
@@ -149,7 +153,9 @@ class _Writer:
                 self.to_peer.setdefault((here, there[0]), there)
 
     def _deal(self, rank: int, size: int) -> list[_Block]:
-        """The operations of a rank in thread blocks of at most `size` operations."""
+        """Distributes the operations of a rank to thread blocks with at most `size` operations
+        each.
+        """
         blocks: list[_Block] = []
         filling: dict[int | None, _Block] = {}
         for part in _components(self.p, rank):
@@ -174,10 +180,10 @@ class _Writer:
 
     def _connect(self) -> None:
         """Determines the signals and waits between blocks."""
-        heard: dict[OpRef, list[int]] = defaultdict(list)  # blocks of the peer that wait for a put
+        heard: dict[OpRef, list[int]] = defaultdict(list)  # the peer's blocks that wait for a put
         needs: list[
             tuple[OpRef, _At, int]
-        ] = []  # the awaited block, the waiting block, and the operation before which it waits
+        ] = []  # awaited block, waiting block, operation before which it waits
         for rank, blocks in enumerate(self.blocks):
             for number, block in enumerate(blocks):
                 for i in block.ops:
@@ -211,7 +217,7 @@ class _Writer:
     def _tell(self, ref: OpRef, at: _At, waits: list[tuple[_At, int]]) -> None:
         source = (ref.rank, self.home[ref])
         if self.latest.get((source, at), -1) >= ref.position:
-            return  # the block has waited for a later one
+            return  # the block has already waited for a later signal
         self.latest[source, at] = ref.position
         self.told[source, at] = self.told.get((source, at), 0) + 1
         self.blocks[ref.rank][source[1]].signals[ref.position].append(at)
@@ -259,8 +265,8 @@ class _Emitter:
         self.ops: list[form.Op] = []
         self.open: set[int] = (
             set()
-        )  # operations that some of the block's threads may not have finished
-        self.behind = False  # some threads have waited and others have not
+        )  # operations that some threads of the block may not have finished
+        self.behind = False  # True: some threads have waited and others have not
         self.waited: dict[_At, int] = defaultdict(int)
 
     def block(self) -> form.Block:
@@ -294,7 +300,7 @@ class _Emitter:
         self.behind = False
 
     def _wait(self, waits: list[tuple[_At, int]]) -> None:
-        """Waits until each block has sent the given number of signals."""
+        """Adds waits until each of the blocks has sent the given number of signals."""
         while short := sorted({at for at, count in waits if self.waited[at] < count}):
             self._channel_ops("wait", short)
             for at in short:
@@ -345,7 +351,7 @@ class _Emitter:
 
 
 def _index(values: list[_T], value: _T) -> int:
-    """The index of a value in a list, to which it is added if it is absent."""
+    """The index of a value in a list. If the list lacks the value, it is appended."""
     if value not in values:
         values.append(value)
     return values.index(value)

@@ -1,5 +1,5 @@
-"""Reads programs from files: ark's JSON, MSCCL's XML, or MSCCL++ execution plans. The content
-determines the format.
+"""Reads programs from files in ark's JSON, MSCCL's XML, or the format of MSCCL++ execution plans.
+The content determines the format. Called by the command line and ark.distributed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from ark.collective.programs.types import CollectiveProgram
 
 
 def read_program(text: str) -> CollectiveProgram:
-    """The checked program in a file's content. Raises the errors of the format's reader and of
-    `check`.
+    """Reads and checks the program in a file's content. Raises the errors of the format's reader
+    and of `check`.
     """
     if text.lstrip().startswith("<"):
         program = from_xml(text)

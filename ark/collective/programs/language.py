@@ -1,4 +1,4 @@
-"""A language for collective programs, in chunks: `ark.comm.program`.
+"""`ark.comm.program`: a small language in which users write collective programs as moves of chunks.
 
     @ark.comm.program("all_gather", ranks=4)
     def ring(p):
@@ -9,10 +9,9 @@
                 shard = (rank - hop) % 4
                 p.output(rank, shard).to(p.output((rank + 1) % 4, shard))
 
-The function states moves and reductions in an order that is correct if they run one by one. The
-dependencies between them are derived from it (ark.collective.programs.builder). The result is a
-checked CollectiveProgram, which every collective of ark accepts as its `algorithm`, on the caller's
-ranks.
+The function states moves and reductions in an order that would be correct if they ran one by one.
+The dependencies between them are derived from this order (ark.collective.programs.builder). The
+result is a checked CollectiveProgram, which every collective of ark accepts as its `algorithm`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Chunk:
     program: Program = field(repr=False, compare=False)
 
     def to(self, place: Chunk) -> Chunk:
-        """Copies the chunk to a place with the same number of slots, on this or another rank.
+        """Copies the chunk to a place with the same number of slots, on the same or another rank.
         Returns the place.
         """
         self.program.moved(self, place)
@@ -59,8 +58,8 @@ class Program:
         self.chunks = builder.chunks
 
     def input(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
-        """The rank's contribution: all chunks of a reduction or all-to-all, one chunk of a
-        gather.
+        """Slots of a rank's contribution, which is all chunks for a reduction or an all-to-all, and
+        the rank's own chunks for an all-gather.
         """
         return self._place(rank, IN, slot, count)
 
@@ -69,7 +68,7 @@ class Program:
         return self._place(rank, OUT, slot, count)
 
     def scratch(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
-        """Memory for intermediate results. Raises InvalidUsageError if the program has no scratch
+        """Slots for intermediate results. Raises InvalidUsageError if the program has no scratch
         memory.
         """
         if not self._scratch:
@@ -79,10 +78,10 @@ class Program:
         return self._place(rank, self._scratch, slot, count)
 
     def reduce(self, *parts: Chunk, into: Chunk) -> Chunk:
-        """Reduces chunks of one rank, from left to right, into another chunk of the rank; returns
-        that.
+        """Reduces chunks of one rank, from left to right, into another chunk of the rank. Returns
+        that chunk.
 
-        A result in the output is final: the division of a mean is done there.
+        A result in the output is final, so the division of a mean is done there.
         """
         self._check_own(*parts, into)
         if {p.rank for p in parts} != {into.rank} or not parts:
@@ -153,12 +152,12 @@ def program(
     pieces: int = 1,
     name: str = "",
 ) -> Callable[[Callable[[Program], object]], CollectiveProgram]:
-    """A decorator that makes a checked program of a function.
+    """A decorator that turns a function into a checked program.
 
     chunks: the number of chunks of the data, by default one per rank. scratch: slots of scratch
-    memory per rank. root: of a broadcast or reduce. pieces: the program runs in this many
-    independent copies, each on one piece of every chunk. name: by default the function's. Raises
-    PlanError with the first fault of the program.
+    memory per rank. root: the root of a broadcast or reduce. pieces: the program runs in this many
+    independent copies, each on one piece of every chunk. name: the program's name, by default the
+    function's. Raises PlanError with the first fault of the program.
 
     Examples:
         >>> @ark.comm.program("broadcast", ranks=2, chunks=1, root=0)

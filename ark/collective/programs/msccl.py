@@ -1,12 +1,12 @@
-"""Writes programs as MSCCL XML for the runtimes that read it.
+"""Writes programs as MSCCL XML, for the runtimes that read this format.
 
 A one-sided put becomes a send (`s`) and a receive (`r`) in separate thread blocks for every ordered
 pair of ranks; a reduce becomes copies and `re` steps in one local thread block. Waits for a reader
 on another rank (when a slot is reused) move to the receive, where they are local.
 
-The runtimes differ in names and limits (`TARGETS`, from their parsers and structures): steps beyond
-the limit of a thread block continue in another one on the next channel, and a put of too many
-chunks becomes several. A program that still does not fit is refused with the limit that it exceeds.
+The runtimes differ in names and limits (`TARGETS`, from their parsers and structures). Steps beyond
+the limit of a thread block continue in another block on the next channel, and a put of too many
+chunks becomes several puts. A program that still exceeds a limit is refused with that limit.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _COLL = {
 
 @dataclass(frozen=True)
 class Target:
-    """A runtime's limits and names.
+    """The limits and names of a runtime.
 
-    The limits: steps per thread block, thread blocks per channel and in total, channels, chunks per
-    step, the number of a block that is waited for, and an offset.
+    The limits are: steps per thread block, thread blocks per channel and in total, channels, chunks
+    per step, the number of a block that can be waited for, and an offset.
     """
 
     steps: int
@@ -64,8 +64,8 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Block:
-    """One thread block: its peers for sending and receiving, and its steps as texts of
-    attributes.
+    """One thread block: the peers to which it sends and from which it receives, and its steps as
+    texts of XML attributes.
     """
 
     send: int = -1
@@ -81,7 +81,9 @@ class _Gpu:
     waited_for: set[_Place] = field(default_factory=set)
 
     def block(self, send: int, recv: int, number: int) -> int:
-        """The thread block of a connection on a channel; local ones are numbered the same way."""
+        """The number of the thread block of a connection on a channel. Local blocks are numbered in
+        the same way.
+        """
         key = (send, recv, number)
         if key not in self.index:
             self.index[key] = len(self.blocks)
@@ -89,16 +91,20 @@ class _Gpu:
         return self.index[key]
 
     def foreign(self, block: int, deps: list[_Place]) -> list[_Place]:
-        """The last awaited step in each other thread block."""
+        """For each other thread block, the last of its steps that must be awaited."""
         return sorted({d.block: d for d in sorted(deps) if d.block != block}.values())
 
     def room(self, block: int, deps: list[_Place], limit: int) -> bool:
-        """True if a step with these dependencies, and the `nop` steps before it, still fits."""
+        """True if a step with these dependencies fits into the block, together with the `nop` steps
+        that must precede it.
+        """
         needed = max(1, len(self.foreign(block, deps)))
         return len(self.blocks[block].steps) + needed <= limit
 
     def add(self, block: int, deps: list[_Place], body: str) -> _Place:
-        """Appends a step; each dependency beyond the last one takes a `nop` step before it."""
+        """Appends a step. A step can wait for one dependency; each further one needs a `nop` step
+        before it.
+        """
         steps = self.blocks[block].steps
         foreign = self.foreign(block, deps)
         self.waited_for.update(foreign)
@@ -110,7 +116,7 @@ class _Gpu:
 
 
 def _printable(name: str) -> str:
-    """A name for XML; invalid characters become question marks."""
+    """A name that XML allows. Invalid characters become question marks."""
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
@@ -124,10 +130,10 @@ def _nop(dep: _Place) -> str:
 def to_xml(program: CollectiveProgram, target: str = "rccl") -> str:
     """Returns MSCCL XML for a runtime of `TARGETS` ("rccl" also serves msccl-executor-nccl).
 
-    All reductions must be elementwise; the runtime chooses which. Raises InvalidUsageError for an
-    unknown target, UnsupportedError for a program that the format cannot express (DOT or BLEND,
-    `pieces` above 1, a wait for an unrelated operation of another rank) or that exceeds the
-    target's limits.
+    All reductions must be elementwise; the call in the runtime determines the reduction. Raises
+    InvalidUsageError for an unknown target. Raises UnsupportedError for a program that the format
+    cannot express (DOT or BLEND, `pieces` above 1, a wait for an unrelated operation of another
+    rank) or that exceeds the target's limits.
     """
     p = program
     if target not in TARGETS:
@@ -154,11 +160,11 @@ class _Writer:
     def __init__(self, program: CollectiveProgram, target: Target) -> None:
         self.p = program
         self.target = target
-        self.channel: dict[tuple[int, int], int] = {}  # of each connection: the channel in use
-        self.local_block = [0] * program.ranks  # of each rank: the local block in use
+        self.channel: dict[tuple[int, int], int] = {}  # by connection: the channel in use
+        self.local_block = [0] * program.ranks  # by rank: the local block in use
         self.gpus = [_Gpu() for _ in range(program.ranks)]
-        # For each operation the steps at which it ends on its own rank, and for a put those on its
-        # peer. There are several if it was cut.
+        # For each operation, the steps at which it ends on its own rank and, below for puts, on its
+        # peer. An operation that was cut has several.
         self.sent: dict[OpRef, list[_Place]] = {}
         self.received: dict[OpRef, list[_Place]] = {}
         self.base: dict[str, tuple[str, int]] = {}
@@ -254,7 +260,7 @@ class _Writer:
         return gpu.add(block, deps, body)
 
     def check(self, target: str) -> None:
-        """Raises UnsupportedError for the first limit of the target that is exceeded."""
+        """Raises UnsupportedError for the first limit of the target that the program exceeds."""
         limits = self.target
         slots = max(self.scratch, *(self.p.buffer_by_name[name].slots for name in ("in", "out")))
         counts = [("chunks in a buffer", slots, limits.offset + 1)]

@@ -1,9 +1,9 @@
-"""Reads MSCCL XML as programs, which run in a plan, the simulator and NumPy.
+"""Reads MSCCL XML as programs, which can run in a plan, in the simulator and in NumPy.
 
-The runtime's thread blocks run concurrently, and a send need not wait for its receive; here a send
-is a put into a new slot on the receiver, and the receive copies or reduces from there. The steps
-are followed in an order that the runtime allows, which detects deadlocks, and the program is
-checked before it is returned. `ark.collective.programs.msccl` writes the format.
+The runtime's thread blocks run concurrently, and a send need not wait for its receive. Here a send
+becomes a put into a new slot on the receiver, from which the receive copies or reduces. The steps
+are followed in an order that the runtime allows, which detects deadlocks. The program is checked
+before it is returned. `ark.collective.programs.msccl` writes the format.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Step:
     src: tuple[str, int]
     dst: tuple[str, int]
     count: int
-    block: int  # the block of the awaited step, -1: none
+    block: int  # the block of the awaited step, or -1
     step: int
 
 
@@ -53,7 +53,8 @@ class _Block:
 
 
 def from_xml(text: str, reduction: str = "sum") -> CollectiveProgram:
-    """Reads MSCCL XML; reduction: of a reducing program, which the format does not contain.
+    """Reads MSCCL XML. reduction: the reduction of a program that reduces, which the format does
+    not contain.
 
     Raises ModelError with the location on anything that is not such a program or deadlocks, and
     PlanError (ark.collective.programs.check) on one that does not compute its collective.
@@ -146,7 +147,9 @@ class _Reader:
         )
 
     def _span(self, rank: int, place: tuple[str, int], count: int) -> Span:
-        """The span of a step's buffer; in place, input and output are one buffer."""
+        """The slots of a step's buffer. If the program works in place, input and output are the
+        same buffer.
+        """
         buffer, at = place
         if at < 0 or count < 1:
             raise ModelError(f"a step of rank {rank} moves {count} chunks from or to chunk {at}")
@@ -164,7 +167,8 @@ class _Reader:
         b = self.builder
         if self.scratch:
             b.scratch(self.scratch, "s")
-        arriving: dict[int, int] = defaultdict(int)  # slots that are sent to a rank, or kept on it
+        # By rank: slots that are sent to it or kept on it.
+        arriving: dict[int, int] = defaultdict(int)
         for rank, blocks in enumerate(self.blocks):
             for block in blocks:
                 for step in block.steps:
@@ -220,7 +224,7 @@ class _Reader:
         return span
 
     def _try(self, rank: int, block: _Block) -> bool:
-        """Runs a block's next step if its dependencies are met; returns whether it ran."""
+        """Runs a block's next step if its dependencies are met. Returns True if it ran."""
         step, blocks = block.steps[block.done], self.blocks[rank]
         if step.block >= 0:
             if step.block >= len(blocks):

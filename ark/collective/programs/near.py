@@ -7,11 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-MAX_SIZE_RATIO = 2.0  # a size uses the choice of a measured one up to this ratio between them
+MAX_SIZE_RATIO = 2.0  # a size may use the choice of a measured size within this ratio
 
 
 def nearest(sizes: Sequence[int], nbytes: int) -> int | None:
-    """The index of the size nearest to this number of bytes; None if no size is near enough."""
+    """The index of the size nearest to this number of bytes. None if no size is near enough."""
     near = [
         i
         for i, n in enumerate(sizes)

@@ -1,5 +1,5 @@
-"""Orders of a program's operations: a legal order of all operations, the steps, and the last
-writers.
+"""Computes orders of a program's operations: a valid order of all operations, the step of each
+operation, and the last writers of slots.
 
 Used by the checker, the executor, the simulator and the dumps.
 """
@@ -24,7 +24,8 @@ def show(op: Operation) -> str:
 
 
 def in_order(program: CollectiveProgram) -> list[OpRef]:
-    """Runs every rank's list strictly in order and returns a legal order of all operations.
+    """Returns a valid order of all operations, in which every rank's operations are in the order of
+    its list.
 
     Raises PlanError with the waiting operations if no rank can continue (a deadlock).
     """
@@ -73,7 +74,9 @@ def _deadlock(program: CollectiveProgram, position: list[int], rank: int) -> str
 
 
 def steps(program: CollectiveProgram) -> dict[OpRef, int]:
-    """The step of every operation: the number of puts that must end before it can start."""
+    """The step of every operation, which is the number of puts that must end one after another
+    before it can start.
+    """
     result: dict[OpRef, int] = {}
     for ref in in_order(program):
         result[ref] = max(

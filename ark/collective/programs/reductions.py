@@ -3,8 +3,8 @@
 The executor runs these functions; tests and backends use them as the reference. Adasum is from
 Maleki et al., "Scaling Distributed Training with Adaptive Summation" (MLSys 2021); the model
 combiner is from GraphWord2Vec (Gill et al., "Distributed Training of Embeddings using Graph
-Analytics", IPDPS 2021). Both depend on whole tensors, so they cannot be cut without exchanging
-three dot products.
+Analytics", IPDPS 2021). Both depend on whole tensors, so a tensor can be cut only if its parts
+exchange three dot products.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from ark.errors import InvalidUsageError, ModelError
 
 @dataclass(frozen=True)
 class Reduction:
-    """The way in which two arrays are combined.
+    """How two arrays are combined.
 
-    `elementwise` reductions may be cut and reordered freely. The others need whole tensors and a
-    fixed order of the ranks: a balanced tree (Adasum) or a left fold (the combiner).
+    Data of `elementwise` reductions may be cut and reordered freely. The other reductions need
+    whole tensors and a fixed order of the ranks: a balanced tree (Adasum) or a left fold (the
+    combiner).
     """
 
     name: str
@@ -39,7 +40,9 @@ def dot_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def coefficients(name: str, dots: np.ndarray) -> tuple[float, float]:
-    """Returns the factors of a and b for dots = [a.b, a.a, b.b]. A factor is 1 if its norm is 0."""
+    """Returns the factors of a and b for dots = [a.b, a.a, b.b]. The factor of an array with norm 0
+    is 1.
+    """
     ab, aa, bb = (float(v) for v in dots)
     if not np.isfinite((ab, aa, bb)).all():
         raise ModelError(
@@ -67,8 +70,8 @@ def _whole(name: str) -> Reduction:
     def combine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if a.dtype != np.float64:  # products of smaller types cannot overflow fp64
             return blend(name, a, b, dot_products(a, b))
-        # The factors do not depend on the tensors' scale, so both are scaled to a largest magnitude
-        # of 1.
+        # The factors do not depend on the scale of the tensors, so both are scaled to a largest
+        # magnitude of 1.
         largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))
         scale = largest if 0 < largest < np.inf else 1.0
         return scale * blend(name, a / scale, b / scale, dot_products(a / scale, b / scale))
@@ -88,7 +91,7 @@ REDUCTIONS: dict[str, Reduction] = {
 
 
 def divided(array: np.ndarray, divide: int) -> np.ndarray:
-    """Returns array / divide in the array's dtype. Integers round towards minus infinity."""
+    """Returns array / divide in the array's dtype. Integers are rounded towards minus infinity."""
     if divide == 1:
         return array
     divisor = array.dtype.type(divide)
@@ -97,7 +100,8 @@ def divided(array: np.ndarray, divide: int) -> np.ndarray:
 
 
 def reference(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Reduces one array per rank without a program: in rank order, or for Adasum by pairs of pairs.
+    """Reduces one array per rank without a program: in rank order or, for Adasum, in pairs, then
+    pairs of pairs.
 
     Raises InvalidUsageError for an unknown name, and for Adasum over a number of ranks that is not
     a power of two.

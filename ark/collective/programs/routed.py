@@ -1,8 +1,8 @@
-"""Splits puts that pass through other ranks into hops.
+"""Splits puts that pass through other ranks into one put per hop.
 
-A put may name its route through the network. Switches on the route only forward, as the network's
-fabric does, but a rank on the route must receive the data and put them on.
-`ark.ops.communication.collectives` calls `routed` before a program becomes tasks.
+A put may have a route through the network. Switches on the route only forward data, but a rank on
+the route must receive the data and send it on. `ark.ops.communication.collectives` calls `routed`
+before a program becomes tasks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ark.collective.programs.types import (
 def routed(program: CollectiveProgram) -> CollectiveProgram:
     """Returns the program with a put for every hop between ranks; intermediate slots are added.
 
-    A node is recognised as a rank if a put's route begins or ends there. Raises PlanError if routes
-    give one rank two names, or two ranks one.
+    A node is recognised as a rank if the route of some put begins or ends there. Raises PlanError
+    if routes give two names to one rank, or one name to two ranks.
     """
     ranks = _ranks(program)
     passing = any(
@@ -56,7 +56,7 @@ def _ranks(program: CollectiveProgram) -> dict[str, int]:
 
 def _split(program: CollectiveProgram, ranks: dict[str, int]) -> CollectiveProgram:
     lists: list[list[Operation]] = [[] for _ in range(program.ranks)]
-    moved: dict[OpRef, OpRef] = {}  # the position of each put's last hop
+    moved: dict[OpRef, OpRef] = {}  # for each put, the position of its last hop
     used: defaultdict[tuple[bool, int], int] = defaultdict(int)
     number = len(program.buffers)
     names = (f"relay{number}", f"relay{number + 1}")

@@ -1,7 +1,7 @@
-"""The first check of a collective program: its description is consistent.
+"""The first check of a collective program: it checks that the program's description is consistent.
 
-Ranges, names, peers and the shapes of spans are checked. `ark.collective.programs.checker` runs it
-first, so that its symbolic run accesses valid slots only.
+Ranges, names, peers and the shapes of spans are checked. `ark.collective.programs.checker` runs
+this check first, so that its symbolic run accesses only valid slots.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ark.collective.programs.reductions import REDUCTIONS
 from ark.collective.programs.types import CollectiveProgram, Kind, Operation, OpRef, Role, io_slots
 from ark.errors import InvalidUsageError, PlanError
 
-MOST_SLOTS = 1 << 25  # on all ranks together: limits the memory of a check
+MOST_SLOTS = 1 << 25  # on all ranks together; limits the checker's memory
 
 
 def refusal(program: CollectiveProgram, text: str) -> PlanError:

@@ -1,6 +1,6 @@
-"""Programs as text for people and as JSON for files; equal programs give equal bytes.
+"""Writes programs as text for people and as JSON for files. Equal programs give equal bytes.
 
-`ark topo synthesize` writes these; `from_json` reads them back and refuses unknown fields.
+`ark topo synthesize` writes both forms. `from_json` reads the JSON and refuses unknown fields.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Program(Closed, frozen=True):
 
 
 def from_json(text: str) -> CollectiveProgram:
-    """Reads the output of `to_json`; run `check` on the result before trusting it.
+    """Reads the output of `to_json`. The program is not checked: call `check` on the result.
 
     Raises ModelError with the location on anything that is not such a program.
     """

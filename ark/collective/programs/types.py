@@ -63,7 +63,7 @@ from ark.errors import InvalidUsageError
 
 
 class Collective(str, Enum):
-    """The kind of collective; see the table in the module's docstring.
+    """The kinds of collectives; see the table in the module's docstring.
 
     `Collective(name)` raises InvalidUsageError for unknown names.
     """
@@ -84,12 +84,12 @@ class Collective(str, Enum):
 
     @property
     def reduces(self) -> bool:
-        """True if contributions of several ranks are combined."""
+        """True if the contributions of several ranks are reduced."""
         return self in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE, Collective.REDUCE)
 
     @property
     def rooted(self) -> bool:
-        """True if one rank, the root, has a role of its own."""
+        """True if one rank, the root, has a special role."""
         return self in (Collective.BROADCAST, Collective.REDUCE)
 
     @property
@@ -101,13 +101,13 @@ class Collective(str, Enum):
 
 
 def no_algorithm(asked: object, known: Iterable[str], task: str = "") -> InvalidUsageError:
-    """The error for an unknown algorithm name. `task`: the task for which it was requested."""
+    """The error for an unknown algorithm name. task: what the algorithm was requested for."""
     wanted = f"{asked!r} for {task}" if task else repr(asked)
     return InvalidUsageError(f"{wanted} is not an algorithm; choose one of {', '.join(known)}.")
 
 
 class Kind(str, Enum):
-    """The kind of an operation; see the module's docstring."""
+    """The kinds of operations; see the module's docstring."""
 
     PUT = "put"
     COPY = "copy"
@@ -117,7 +117,7 @@ class Kind(str, Enum):
 
 
 class Role(str, Enum):
-    """The use of a buffer: the caller's input or output, scratch memory, or dot products."""
+    """The uses of a buffer: the caller's input or output, scratch memory, or dot products."""
 
     IN = "in"
     OUT = "out"
@@ -126,7 +126,7 @@ class Role(str, Enum):
 
 
 class OpRef(NamedTuple):
-    """An operation's position: `operations[rank][position]`."""
+    """The position of an operation: `operations[rank][position]`."""
 
     rank: int
     position: int
@@ -134,7 +134,7 @@ class OpRef(NamedTuple):
 
 @dataclass(frozen=True)
 class Buffer:
-    """A row of `slots` slots, the same on every rank."""
+    """A buffer of `slots` slots, which has the same size on every rank."""
 
     name: str
     role: Role
@@ -162,8 +162,9 @@ class Span:
 class Operation:
     """One operation of one rank; the module's docstring defines each kind.
 
-    `peer` is the receiving rank of a PUT and None otherwise. `route` is the node ids that a PUT
-    passes, from the sender's to the receiver's, or empty if the network may choose.
+    `peer` is the receiving rank of a PUT, and None for other kinds. `route` has the ids of the
+    nodes that a PUT passes, from the sender to the receiver; it is empty if the network may choose
+    the route.
     """
 
     kind: Kind
@@ -185,7 +186,7 @@ Counts = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class CollectiveProgram:
-    """A whole collective; see the module's docstring. Equal values dump to equal bytes.
+    """A whole collective; see the module's docstring. Equal programs are written as equal bytes.
 
     `reduction` names an entry of `ark.collective.programs.reductions.REDUCTIONS`, and is None for
     collectives that do not reduce. `root` is set for broadcast and reduce only. `counts` is set for
@@ -215,12 +216,12 @@ class CollectiveProgram:
 
     @property
     def shard(self) -> int:
-        """Chunks that one rank owns, if the collective divides them among ranks."""
+        """The number of chunks that one rank owns, if the collective divides chunks among ranks."""
         return self.chunks // self.ranks
 
     @property
     def permutes(self) -> bool:
-        """True if by `counts` every rank sends all of its chunks to one rank."""
+        """True if `counts` states that every rank sends all of its chunks to one rank."""
         rows = self.counts or ()
         every = sorted([0] * (self.ranks - 1) + [self.chunks])
         lines = (*rows, *zip(*rows, strict=True))
@@ -242,9 +243,10 @@ class CollectiveProgram:
 def exchanged(
     ranks: int, chunks: int, counts: Counts | None, src: int, dst: int
 ) -> tuple[Span, Span]:
-    """Returns an all-to-all's part from `src` to `dst`: its span in `in` and its span in `out`.
+    """Returns the slots of the part that an all-to-all sends from `src` to `dst`: in `in`, and in
+    `out`.
 
-    The spans are empty if there is no such part.
+    Both are empty if there is no such part.
     """
     if counts is None:
         part = chunks // ranks
@@ -255,7 +257,7 @@ def exchanged(
 
 
 def check_counts(collective: Collective, ranks: int, counts: Counts) -> None:
-    """Raises InvalidUsageError unless these are the counts of an all-to-all over the ranks."""
+    """Raises InvalidUsageError unless these are valid counts of an all-to-all over the ranks."""
     square = len(counts) == ranks and all(len(row) == ranks for row in counts)
     numbers = [number for row in counts for number in row]
     if (
@@ -273,7 +275,7 @@ def check_counts(collective: Collective, ranks: int, counts: Counts) -> None:
 def io_slots(
     collective: Collective, ranks: int, chunks: int, counts: Counts | None = None
 ) -> tuple[int, int]:
-    """Returns the numbers of slots of `in` and `out`; see the table in the module's docstring."""
+    """Returns how many slots `in` and `out` have; see the table in the module's docstring."""
     if counts is not None:
         check_counts(collective, ranks, counts)
         most = max(map(sum, counts))

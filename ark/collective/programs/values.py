@@ -1,8 +1,9 @@
-"""The values of a program: each write to a slot makes a new value, so that no slot is reused.
+"""Converts a program to values: each write to a slot creates a new value, so that no slot is
+reused.
 
-Ranks that are not synchronised must not overwrite data that a peer might still read. In this form
-nothing is overwritten, so the only remaining dependencies are those that carry data. A copy makes
-no value: its readers read the source. Values that the result does not depend on are omitted. Used
+Ranks that are not synchronised must not overwrite data that a peer may still read. In this form
+nothing is overwritten, so the only remaining dependencies are those that carry data. A copy creates
+no value: its readers read the source. Values on which the result does not depend are omitted. Used
 by the plan's lowering.
 """
 
@@ -18,7 +19,7 @@ from ark.collective.programs.types import CollectiveProgram, Kind, Role, Span
 
 
 class Origin(Enum):
-    """The kind of write that made a value."""
+    """The kinds of writes that create a value."""
 
     INPUT = "input"
     PUT = "put"
@@ -29,10 +30,11 @@ class Origin(Enum):
 class Value:
     """The result of one write to one slot, or the initial content of a slot of `in`.
 
-    number: the same on all ranks. rank: the rank that holds it. writer: the rank that wrote it,
-    which for a put is another one. part: the index among the equal parts of a share; only values of
-    equal parts are combined. slot: of `in`, for an input. sources: the numbers of the values that
-    are combined, in order. reduce, divide: the reduction of these, and the divisor of its result.
+    number: the value's number, equal on all ranks. rank: the rank that holds the value. writer: the
+    rank that wrote it, which is another rank for a put. part: the number of the part of a share to
+    which it belongs; only values with the same part are combined. slot: for an input, its slot of
+    `in`. sources: the numbers of the values that are combined, in order. reduce, divide: the
+    reduction that combines them, and the divisor of its result.
     """
 
     number: int
@@ -48,12 +50,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Flow:
-    """The values that the result depends on.
+    """The values on which the result depends.
 
-    parts: the number of parts of a share. A share is the data that one rank owns, or all data if
-    these are not divided among ranks. values: by number, in an order that is legal for all ranks; a
-    rank's own values are in the order of its list. final: the value in each slot of `out` at the
-    end, by (rank, slot).
+    parts: the number of parts of a share. A share is the data that one rank owns, or all data if it
+    is not divided among ranks. values: by number, in an order that is valid for all ranks; a rank's
+    own values are in the order of its list. final: for each (rank, slot) of `out`, the value at the
+    end.
     """
 
     parts: int
@@ -62,7 +64,9 @@ class Flow:
 
 
 def flow(program: CollectiveProgram) -> Flow:
-    """Follows all values through a checked program; operations are puts, copies and reductions."""
+    """Follows all values through a checked program, whose operations are puts, copies and
+    reductions.
+    """
     divided = program.collective.sharded and program.counts is None
     parts = program.shard if divided else program.chunks
     values: list[Value] = []
@@ -99,10 +103,10 @@ def flow(program: CollectiveProgram) -> Flow:
 
 
 def coarsened(program: CollectiveProgram) -> CollectiveProgram:
-    """Returns the program with adjacent slots merged, as far as all of its spans permit.
+    """Returns the program with adjacent slots merged, as far as all of its operations allow.
 
-    A put of several slots is then one write, if every operation cuts the data at the same places.
-    Programs with slots of dot products are returned unchanged.
+    If every operation cuts the data at the same places, a put of several slots becomes a single
+    write. Programs with slots of dot products are returned unchanged.
     """
     if any(buffer.role is Role.DOTS for buffer in program.buffers):
         return program

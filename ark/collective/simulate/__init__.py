@@ -1,6 +1,7 @@
-"""Predicts the time of a collective program on a topology: fluid flows with fair sharing.
+"""Predicts the time of a collective program on a topology, by a model in which data flows like a
+fluid and shares links fairly.
 
-`simulate` is called by the command line, the page and TACCL's users; `tune_pieces` selects how
+`simulate` is called by the command line, the page and TACCL's users. `tune_pieces` chooses how
 finely chunks are cut. Lower bounds are in `ark.collective.bounds`.
 """
 

@@ -1,13 +1,13 @@
-"""The event loop of the simulator. It determines which puts flow, at which rate, and what they
-release.
+"""The event loop of the simulator. It determines which puts are in flight, at which rate, and which
+operations may start when they end.
 
 The cost model is alpha-beta with congestion. A put flows over all links of its route at the same
 time, as a fluid. Its rate is its max-min fair share of the links (and of node ports, if these are
-limited). Its data are visible at the peer one route latency after its last byte has left. Puts of
-one sender to one receiver over one route run one after the other: earlier pieces of the data first,
-then in the order in which they became ready. All other puts flow concurrently. Puts that a switch
-can merge (`in_network`) wait for each other and flow as one. Local operations take no time unless
-the cost model gives them one.
+limited). Its data is visible at the peer one route latency after its last byte has left. Puts from
+one sender to one receiver over one route run one after the other: lower-numbered pieces first, then
+in the order in which they became ready. All other puts flow concurrently. Puts that a switch can
+merge (`in_network`) wait for each other and flow as one. Local operations take no time unless the
+cost model gives them one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ark.errors import InvalidUsageError, PlanError
 
 DOTS_BYTES = 24.0
 MOST_INSTANCES = 1 << 22
-_MAX_ROUNDING_FRACTION = 1e-9  # of a put's bytes: tolerated rounding error
+_MAX_ROUNDING_FRACTION = 1e-9  # tolerated rounding error, as a fraction of a put's bytes
 
 
 def simulate(
@@ -39,12 +39,12 @@ def simulate(
 ) -> SimulationResult:
     """Predicts the time of `program` on `topology` for data of `size_bytes` (M in the papers).
 
-    M is the all-gather's output, the reduce-scatter's input, the vector of an all-reduce, broadcast
-    or reduce, and what one rank sends and keeps in an all-to-all. Costs are those of `model`, else
-    the topology's own, else none.
+    M is the output of an all-gather, the input of a reduce-scatter, the vector of an all-reduce,
+    broadcast or reduce, and what one rank sends and keeps in an all-to-all. Costs are those of
+    `model`; without it the topology's own, if it has any.
 
     Raises:
-        InvalidUsageError: sizes do not fit. ModelError: a put has no way. PlanError: a deadlock.
+        InvalidUsageError: sizes do not fit. ModelError: a put has no route. PlanError: a deadlock.
     """
     if program.ranks != len(topology.ranks):
         raise InvalidUsageError(
@@ -70,10 +70,10 @@ def tune_pieces(
     model: CostModel | None = None,
     most_operations: int = 32000,
 ) -> tuple[CollectiveProgram, SimulationResult]:
-    """Returns the program with the best of 1, 2, 4, ... 256 pieces, and its simulation.
+    """Returns the best of the programs with 1, 2, 4, ... 256 pieces, and its simulation.
 
-    Cutting stops when it saves less than 0.5% or would exceed `most_operations`; programs that
-    reduce whole tensors are not cut.
+    Cutting stops if it saves less than 0.5%, or if the program would exceed `most_operations`.
+    Programs that reduce whole tensors are not cut.
     """
     best = (program, simulate(program, topology, size_bytes, model))
     if program.reduction is not None and not REDUCTIONS[program.reduction].elementwise:
@@ -91,7 +91,9 @@ def tune_pieces(
 
 
 class _Engine:
-    """One run. Instances are numbered piece * operations + operation."""
+    """One simulation. An operation of one piece is an instance; its number is piece * operations +
+    operation.
+    """
 
     def __init__(
         self, program: CollectiveProgram, topology: Topology, size_bytes: int, model: CostModel
@@ -107,7 +109,7 @@ class _Engine:
                 self.followers[number[dep]].append(i)
         self.missing = [len(set(op.deps)) for op in self.ops] * program.pieces
         self.bytes = [self._bytes(op) for op in self.ops]
-        self.members = [[i] for i in range(len(self.ops))]  # by leader: the operations in its flow
+        self.members = [[i] for i in range(len(self.ops))]  # by leader: operations in its flow
         self.leader = list(range(len(self.ops)))
         self._make_channels()
         self.absent = [len(members) for members in self.members] * program.pieces
@@ -115,7 +117,7 @@ class _Engine:
         self.start = [0.0] * len(self.missing)
         self.left_at = [0.0] * len(self.missing)
         self.end = [-1.0] * len(self.missing)
-        self.heap: list[tuple[float, int, bool]] = []  # time, instance, whether a put starts
+        self.heap: list[tuple[float, int, bool]] = []  # time, instance, True if a put starts
 
     def _bytes(self, op: Operation) -> float:
         if self.program.buffer_by_name[op.dst.buffer].role is Role.DOTS:
@@ -170,13 +172,13 @@ class _Engine:
         self.current = [-1] * self.channels
         self.active = np.zeros(self.channels, bool)
         self.left = np.zeros(self.channels)
-        self.sent = np.zeros(self.channels)  # bytes sent of the put that flows
+        self.sent = np.zeros(self.channels)  # bytes sent of the put in flight
         self.rate = np.zeros(self.channels)
         self.stale = False
 
     def _flows(self) -> dict[int, dict[Hop, int]]:
-        """Merges puts that switches can combine. Returns, for each leader, the links of its
-        flow.
+        """Merges puts that switches can combine. Returns, for each leader (the put that represents
+        a merged flow), the links of its flow.
         """
         number = {ref: i for i, ref in enumerate(self.refs)}
         flows = {}
@@ -304,7 +306,7 @@ class _Engine:
             self.stale = True
 
     def _members(self, instance: int) -> list[int]:
-        """The operations of the same piece whose flow this instance leads."""
+        """The operations of the same piece in the flow that this instance represents."""
         operation = instance % len(self.ops)
         return [instance - operation + member for member in self.members[operation]]
 
@@ -331,7 +333,8 @@ class _Engine:
             for pair, bytes_ in carried.items()
         }
         count = len(self.ops)
-        piece, place = np.divmod(np.arange(len(self.end)), max(count, 1))  # refs ascend by position
+        # Refs are ordered by position.
+        piece, place = np.divmod(np.arange(len(self.end)), max(count, 1))
         order = np.lexsort((piece, place, np.array(self.start)))
         events = [
             Event(

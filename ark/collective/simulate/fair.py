@@ -1,8 +1,8 @@
-"""Max-min fair rates of flows over shared links, by progressive filling.
+"""Computes max-min fair rates of flows over shared links, by progressive filling.
 
 The rates of all flows grow equally until a link is full. The flows on that link keep their rate,
-and the others go on growing (Bertsekas and Gallager, "Data Networks", section 6.5.2). Called by the
-engine.
+and the other rates continue to grow (Bertsekas and Gallager, "Data Networks", section 6.5.2).
+Called by the engine.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def fair_rates(
     """Returns the rate of each flow, shape (flows,), in the unit of `capacity`.
 
     Args:
-        flow_of, link_of: integer arrays of one length; entry i says that flow flow_of[i] crosses
-            link link_of[i]. Every flow must appear.
+        flow_of, link_of: integer arrays of equal length. Entry i means that flow flow_of[i] crosses
+            link link_of[i]. Every flow must occur.
         capacity: shape (links,), above zero.
         flows: the number of flows.
     """

@@ -1,8 +1,9 @@
-"""Puts that a switch can merge: copies of the same data, and parts of the same sum.
+"""Finds puts that a switch can merge: copies of the same data, and parts of the same sum.
 
-If a switch multicasts (NVLS, InfiniBand), puts of one source to several ranks use the links before
-it once. If it sums (NVLS, SHARP), puts whose data are summed on arrival use the links behind it
-once. Programs do not mark such puts: the simulator finds them and sends one flow.
+If a switch multicasts (NVLS, InfiniBand), puts from one source to several ranks use the links
+before the switch once. If it sums (NVLS, SHARP), puts whose data are summed on arrival use the
+links behind it once. Programs do not mark such puts; the simulator finds them and treats each group
+as one flow. Called by the engine.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def crossings(
 ) -> dict[Hop, int]:
     """Returns how often a group's flow crosses each link.
 
-    At the node where routes part (copying) or meet (sums), a switch in `capable` merges them into
-    one flow. Any other node forwards each route separately.
+    If routes separate (copying) or meet (sums) at a switch in `capable`, the switch merges them
+    into one flow. Any other node forwards each route separately.
     """
     ways = [route if copying else route[::-1] for route in routes]
     children: defaultdict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
@@ -72,5 +73,5 @@ def crossings(
 
 
 def hops(route: tuple[str, ...]) -> dict[Hop, int]:
-    """Returns the links of one put, each with the count 1."""
+    """Returns the links of one put, each with a count of 1."""
     return dict.fromkeys(itertools.pairwise(route), 1)

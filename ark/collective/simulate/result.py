@@ -9,9 +9,9 @@ from ark.collective.programs import OpRef
 
 @dataclass(frozen=True)
 class Event:
-    """One operation of one piece, with its start and its completion in microseconds.
+    """One operation of one piece, with the times of its start and its completion in microseconds.
 
-    For a put, `left_us` is the time at which its last byte left the sender; `end_us` adds the
+    For a put, `left_us` is the time at which its last byte left the sender; `end_us` includes the
     latency.
     """
 
@@ -28,7 +28,8 @@ class SimulationResult:
     """The time of a program on a topology, and the load of every link.
 
     `link_bytes` and `link_busy` have an entry for every link of the topology, including idle ones.
-    `link_busy` is the fraction of the time, 0 to 1, that the link would be busy at full bandwidth.
+    `link_busy` is the fraction of the time, 0 to 1, for which the link would be busy if it always
+    used its full bandwidth.
     """
 
     program: str

@@ -1,7 +1,7 @@
-"""Routes through a topology: default routes of puts, checks of routes that puts name, and boxes of
-ranks.
+"""Finds routes through a topology: default routes of puts, checked routes of puts that name one,
+and boxes of ranks.
 
-The simulator loads the links of these routes; TACCL takes its paths from them too.
+The simulator adds data to the links of these routes. TACCL also takes its paths from them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Cost = tuple[int, int, int]
 class Routes:
     """The routes of one topology.
 
-    A default route passes the fewest ranks, and among such routes the fewest links. Among those the
-    one with the most bandwidth is chosen, then the one whose node ids sort first.
+    A default route passes the fewest ranks. Of several such routes, it is the one with the fewest
+    links, then the one with the most bandwidth, then the one whose node ids sort first.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -34,7 +34,8 @@ class Routes:
         for link in topology.links:
             pair = (link.src, link.dst)
             self.latency[pair] = min(self.latency.get(pair, link.latency_us), link.latency_us)
-        # Whole numbers in proportion to the inverse bandwidths, whose sums are exact and fast.
+        # Whole numbers proportional to the inverse bandwidths; their sums are exact and quick to
+        # compute.
         scale = math.lcm(*(bandwidth.numerator for bandwidth in self.capacity.values()))
         self._next: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for (src, dst), bandwidth in sorted(self.capacity.items()):
@@ -43,7 +44,9 @@ class Routes:
         self._trees: dict[str, dict[str, str]] = {}
 
     def default(self, src: str, dst: str) -> tuple[str, ...]:
-        """The node ids from `src` to `dst`; raises ModelError if there is no path."""
+        """The node ids of the default route from `src` to `dst`. Raises ModelError if there is no
+        path.
+        """
         if src not in self._trees:
             self._trees[src] = self._shortest(src)
         parent = self._trees[src]
@@ -62,7 +65,7 @@ class Routes:
         return sum(self.latency[hop] for hop in itertools.pairwise(route))
 
     def of_put(self, program: CollectiveProgram, ref: OpRef) -> tuple[str, ...]:
-        """The route of a put, checked if the program names one."""
+        """The route of a put. If the program names a route, it is checked."""
         op = program.op(ref)
         names = self.topology.ranks
         src, dst = names[ref.rank], names[op.peer or 0]
@@ -97,5 +100,5 @@ class Routes:
 
 @functools.lru_cache(maxsize=8)
 def routes_of(topology: Topology) -> Routes:
-    """Returns the routes of a topology; simulations of it share them."""
+    """Returns the routes of a topology, which are cached for all simulations of it."""
     return Routes(topology)

@@ -1,8 +1,8 @@
 """TACCL: collectives synthesised from a sketch, by routing, ordering and contiguity.
 
 Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches" (NSDI
-2023). `synthesize_taccl` is the entry for `ark.comm.synthesize` and the command line; the modules
-are read in the order sketch, logical, routing, ordering, lower.
+2023). `ark.comm.synthesize` and the command line call `synthesize_taccl`. The steps are in the
+modules sketch, logical, routing, ordering and lower, in this order.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Synthesis:
     """A program and its time in TACCL's own alpha-beta model.
 
     `time_us` is the time of the ordered schedule. `routing_us` is the relaxed time of the routes,
-    at most `gap` (0 to 1) above the least possible; `optimal`: the gap is 0. The least possible
-    time is meant for this sketch, over the `paths` of its model, and before ordering.
-    `ark.collective.bounds.least_us` has the bound of the network itself.
+    which is at most `gap` (0 to 1) above the least possible one; `optimal` is true if the gap is 0.
+    The least possible time is that for this sketch, with the `paths` of its model, and before
+    ordering. `ark.collective.bounds.least_us` computes the bound of the network itself.
     """
 
     program: CollectiveProgram
@@ -106,9 +106,7 @@ def synthesize_taccl(
         size_bytes = sketch.input_size * ranks if sketch.input_size else DEFAULT_SIZE
     chunk = size_bytes / ranks / sketch.input_chunkup
     gathering = reducing = None
-    middle = (
-        deadline  # the second of two phases (all-reduce) gets the time that the first one leaves
-    )
+    middle = deadline  # the second of two phases (all-reduce) may use the time that remains
     if wanted is Collective.ALL_REDUCE:
         middle = (time.monotonic() + deadline) / 2
     if wanted is not Collective.REDUCE_SCATTER:
@@ -130,8 +128,8 @@ def synthesize_taccl(
 
 
 def _plan(graph: Logical, all_to_all: bool, chunk_bytes: float, deadline: float) -> Plan:
-    """Searches routes in two thirds of the time until `deadline` of time.monotonic(), then orders
-    the sends.
+    """Searches for routes in two thirds of the time until `deadline` (by time.monotonic()), then
+    orders the sends.
     """
     limit = (deadline - time.monotonic()) * 2 / 3
     routing = route(graph, all_to_all, chunk_bytes, limit)

@@ -1,7 +1,7 @@
-"""The choices of stage 1 of TACCL: which chunk may cross which logical link.
+"""The choices in stage 1 of TACCL: which chunk may cross which logical link.
 
 Chunks that a symmetry of the sketch maps to each other share their variables. Only one chunk of
-every orbit, its leader, has variables of its own. `ark.collective.taccl.routing` builds a model of
+each orbit, its leader, has its own variables. `ark.collective.taccl.routing` builds a model of
 these choices.
 """
 
@@ -17,13 +17,15 @@ import numpy as np
 from ark.collective.taccl.logical import Edge, Logical, Permutation, symmetries
 from ark.errors import ModelError
 
-# Up to this number of variables, chunks may use paths one link longer than the shortest.
+# With at most this number of variables, paths may be one link longer than the shortest path.
 _MAX_WIDE_MODEL_VARIABLES = 6000
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Chunk `index` of the data of rank `owner`, and the rank that needs it (-1: all ranks)."""
+    """Chunk number `index` of the data of rank `owner`, and the rank that needs it (-1: all
+    ranks).
+    """
 
     owner: int
     wanted_by: int
@@ -31,7 +33,7 @@ class Chunk:
 
 
 def chunks_of(graph: Logical, all_to_all: bool) -> tuple[Chunk, ...]:
-    """The chunks of an all-gather, or those of an all-to-all that leave their rank."""
+    """The chunks of an all-gather, or the chunks of an all-to-all that are sent to another rank."""
     parts = range(graph.sketch.input_chunkup)
     ranks = range(graph.ranks)
     if all_to_all:
@@ -43,9 +45,9 @@ class Choices:
     """The numbered variables of the model.
 
     `table[chunk, edge]` is the variable's number, or -1 if the chunk may not cross the link.
-    `leaders` are the chunks with variables of their own. `stabilisers` are the symmetries that map
-    a leader to itself, which make some of its variables equal. `cost` is the number of ticks that a
-    chunk takes on a link; a tick is `tick_ns` nanoseconds.
+    `leaders` are the chunks that have their own variables. `stabilisers` are the symmetries that
+    map a leader to itself; they make some of its variables equal. `cost` is the number of ticks
+    that a chunk takes on a link. A tick is `tick_ns` nanoseconds.
     """
 
     def __init__(self, graph: Logical, chunks: tuple[Chunk, ...], chunk_bytes: float) -> None:
@@ -57,7 +59,7 @@ class Choices:
             self.into[edge.dst].append(i)
             self.out[edge.src].append(i)
         costs = [e.alpha_us * 1e3 + chunk_bytes / e.gbps for e in self.edges]
-        # A tick is a nanosecond, or longer if times are so long that sums could overflow.
+        # A tick is a nanosecond, or longer if sums of long times could overflow otherwise.
         self.tick_ns = max(1.0, max(costs, default=0.0) / 1e8)
         self.cost = [max(1, round(cost / self.tick_ns)) for cost in costs]
         self.chunk_bytes = chunk_bytes
@@ -78,8 +80,8 @@ class Choices:
         self._fill_table({})
 
     def allow(self, ways: dict[int, list[int]]) -> list[bool]:
-        """Also permits leaders these paths, as lists of links of any length. Returns the paths as a
-        solution.
+        """Allows leaders these additional paths, given as lists of links, of any length. Returns
+        the paths as a solution.
         """
         self._fill_table(ways)
         used = [False] * self.variables
@@ -89,7 +91,7 @@ class Choices:
         return used
 
     def allow_none(self) -> None:
-        """Reverts `allow`."""
+        """Reverts the last call of `allow`."""
         self._fill_table({})
 
     def _distances(self, start: int, ways: list[list[int]]) -> list[float]:
@@ -120,7 +122,7 @@ class Choices:
         )
 
     def permitted(self, chunk: Chunk, edge: Edge) -> bool:
-        """True if the sketch permits the chunk to cross the link."""
+        """True if the sketch allows the chunk to cross the link."""
         size = self.graph.per_box
         if edge.dst == chunk.owner or edge.src == chunk.wanted_by:
             return False
@@ -129,8 +131,8 @@ class Choices:
         return self.graph.sketch.leaves_through(chunk.owner % size, edge.sender)
 
     def _allowed(self, number: int, slack: int) -> np.ndarray:
-        """The links that a chunk may cross: permitted ones on paths at most `slack` longer than the
-        shortest.
+        """The links that a chunk may cross: those that the sketch allows, on paths at most `slack`
+        links longer than the shortest path.
         """
         chunk = self.chunks[number]
         usable = [i for i, e in enumerate(self.edges) if self.permitted(chunk, e)]
@@ -162,7 +164,9 @@ class Choices:
         return self.number[Chunk(p[chunk.owner], wanted, chunk.index)]
 
     def _find_leaders(self) -> None:
-        """Picks one chunk of every orbit and, for every chunk, a permutation from its leader."""
+        """Selects a chunk of every orbit as its leader and, for every chunk, a permutation that
+        maps the leader to it.
+        """
         self.number = {chunk: i for i, chunk in enumerate(self.chunks)}
         self.leader_of: dict[int, tuple[int, Permutation]] = {}
         self.leaders: list[int] = []
@@ -179,7 +183,9 @@ class Choices:
                 self.leader_of.setdefault(image, (number, p))
 
     def _fill_table(self, detours: dict[int, list[int]]) -> None:
-        """Numbers the variables: leaders' own first, then every other chunk's by symmetry."""
+        """Numbers the variables: first those of leaders, then those of all other chunks by
+        symmetry.
+        """
         self.table = np.full((len(self.chunks), len(self.edges)), -1, np.int32)
         count = 0
         for number in self.leaders:
@@ -195,8 +201,8 @@ class Choices:
             self.table[number, self.moved[p]] = self.table[leader]
 
     def loads(self) -> list[tuple[np.ndarray, np.ndarray, int]]:
-        """Sums that bound the time, each as (variables, how often each counts, ticks of each).
-        Equal sums occur once.
+        """Sums that are lower bounds of the time. Each is given as (variables, how often each is
+        counted, ticks of each). Equal sums are returned once.
         """
         crossing: dict[tuple[str, str], list[int]] = {}
         for i, edge in enumerate(self.edges):
@@ -216,7 +222,9 @@ class Choices:
         return list(seen.values())
 
     def greedy(self) -> list[bool]:
-        """A first solution: for every leader a shortest-path tree over the least used links."""
+        """A first solution: for every leader, a tree of shortest paths over the least used
+        links.
+        """
         used = [False] * self.variables
         load = np.zeros(len(self.edges))
         for number in self.leaders:

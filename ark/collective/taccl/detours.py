@@ -1,9 +1,9 @@
-"""Paths of TACCL's chunks around full links. They are longer than the shortest paths if those lack
-capacity.
+"""Finds paths of TACCL's chunks around full links. If the shortest paths lack capacity, longer
+paths can be faster.
 
-If the shortest paths of a sketch all cross one slow link, no choice among them is fast. Here each
-chunk's path grows link by link, always by the link that ends soonest under the loads of earlier
-choices. The model may choose from these paths too (`ark.collective.taccl.routing`).
+If all shortest paths of a sketch cross one slow link, no choice among them is fast. Here each
+chunk's path grows link by link. The next link is always the one that ends soonest, given the loads
+of earlier choices. The model may use these paths too (`ark.collective.taccl.routing`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ark.collective.taccl.choices import Choices
 
 
 def add_detours(choices: Choices, deadline: float) -> list[bool] | None:
-    """Also permits every leader the path that follows from the links' loads, of any length.
+    """Allows every leader an additional path, of any length, which is chosen by the links' loads.
 
-    Returns the solution of these paths. Returns None, and changes nothing, if the model is small
-    enough to permit detours anyway, if a symmetry maps a leader to itself, or if `deadline` of
-    time.monotonic() passes.
+    Returns these paths as a solution. Returns None, and changes nothing, if the model is so small
+    that it allows detours anyway, if a symmetry maps a leader to itself, or if `deadline` (by
+    time.monotonic()) passes.
     """
     if choices.slack or any(choices.stabilisers.values()):
         return None
@@ -33,8 +33,8 @@ def add_detours(choices: Choices, deadline: float) -> list[bool] | None:
 def _least_loaded(choices: Choices, deadline: float) -> dict[int, list[int]] | None:
     """Returns the links that every leader's chunk crosses, parents first.
 
-    None if a chunk finds no path, or at `deadline` of time.monotonic(). No symmetry may map a
-    leader to itself.
+    Returns None if there is no path for a chunk, or if `deadline` (by time.monotonic()) passes. No
+    symmetry may map a leader to itself.
     """
     loads = _Loads(choices)
     ways: dict[int, list[int]] = {}
@@ -47,7 +47,9 @@ def _least_loaded(choices: Choices, deadline: float) -> dict[int, list[int]] | N
 
 
 class _Loads:
-    """The ticks for which earlier choices, with all their images, occupy every physical link."""
+    """For every physical link, the ticks for which earlier choices, with all their images, occupy
+    it.
+    """
 
     def __init__(self, choices: Choices) -> None:
         capacity = choices.graph.topology.capacities()
@@ -68,20 +70,22 @@ class _Loads:
         self._now = np.zeros(len(place))
 
     def after(self, edge: int) -> float:
-        """Returns the load of the busiest physical link if a logical link and its images are used
+        """Returns the largest load of a physical link if a logical link and its images are used
         once more.
         """
         links, ticks = self._held[int(self._orbit[edge])]
         return float((self._now[links] + ticks).max())
 
     def add(self, edge: int) -> None:
-        """Counts one more use."""
+        """Counts one more use of a logical link and its images."""
         links, ticks = self._held[int(self._orbit[edge])]
         self._now[links] += ticks
 
 
 def _grow(choices: Choices, loads: _Loads, number: int) -> list[int] | None:
-    """Returns the tree, or the path, of one chunk, and adds it to the loads."""
+    """Returns the tree, or the path, of one chunk, and adds it to the loads. None if there is
+    none.
+    """
     chunk = choices.chunks[number]
     arrival = {chunk.owner: 0.0}
     through: dict[int, int] = {}
@@ -101,7 +105,7 @@ def _grow(choices: Choices, loads: _Loads, number: int) -> list[int] | None:
         if to in arrival:
             continue
         now = max(ends, loads.after(i))
-        if now > known:  # this tree has loaded the link in the meantime
+        if now > known:  # this tree itself has loaded the link since
             heapq.heappush(heap, (now, ends, i))
             continue
         arrival[to] = ends

@@ -1,7 +1,7 @@
-"""The logical links that a sketch allows, their costs, and their symmetries.
+"""Computes the logical links that a sketch allows, with their costs and symmetries.
 
-A logical link joins two ranks and has one route through the topology. The routing model chooses
-among these; `default_sketch` is here because it tests which symmetries hold.
+A logical link connects two ranks and has one route through the topology. The routing model chooses
+among these links. `default_sketch` is in this module because it tests which symmetries hold.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ark.errors import ModelError
 
 Permutation = tuple[int, ...]
 _MOST_SYMMETRIES = 4096
-_MAX_SPLIT_CHUNK_RANKS = 32  # for larger networks, two chunks per rank would make the search slow
+_MAX_SPLIT_CHUNK_RANKS = 32  # with more ranks, two chunks per rank make the search slow
 
 
 @dataclass(frozen=True)
 class Edge:
     """A logical link from rank `src` to rank `dst`.
 
-    `alpha_us` is the latency of its route. `gbps` is the bandwidth of the route's slowest link, or
-    less if the sketch splits it. `sender` is the local number of the sending rank if the link
-    leaves a box, else None; a reversed link keeps it.
+    `alpha_us` is the latency of the link's route. `gbps` is the bandwidth of the route's slowest
+    link, or less if the sketch splits that. `sender` is the local number of the sending rank if the
+    link leaves a box, otherwise None. A reversed link has the same `sender`.
     """
 
     src: int
@@ -59,15 +59,15 @@ class Logical:
         return len(self.topology.ranks)
 
     def reversed(self) -> Logical:
-        """All links reversed. An all-gather on the result, run backwards, is a reduce-scatter on
-        this network.
+        """The network with all links reversed. An all-gather on it, run backwards, is a
+        reduce-scatter on this network.
         """
         edges = tuple(sorted((e.reversed() for e in self.edges), key=lambda e: (e.src, e.dst)))
         return dataclasses.replace(self, topology=self.topology.reverse(), edges=edges)
 
 
 def logical(topology: Topology, sketch: Sketch) -> Logical:
-    """Applies the sketch. Raises ModelError if it does not fit the topology."""
+    """Applies the sketch to the topology. Raises ModelError if they do not match."""
     ranks = len(topology.ranks)
     if ranks % sketch.nnodes:
         raise ModelError(
@@ -112,7 +112,7 @@ def _mentioned(sketch: Sketch) -> list[tuple[str, list[int]]]:
 def _inside(
     topology: Topology, sketch: Sketch, routes: Routes, per_box: int, base: int
 ) -> list[tuple[int, int]]:
-    """Pairs of local ranks of one box that may exchange data directly."""
+    """Pairs of local ranks in a box that may exchange data directly."""
     if sketch.intranode == "switch":
         pairs = {p for row in sketch.switches for p in itertools.permutations(row, 2)}
     elif sketch.intranode == "relay":
@@ -128,7 +128,7 @@ def _inside(
 
 
 def _between(sketch: Sketch, per_box: int) -> list[tuple[int, int]]:
-    """Pairs (local sender, local receiver) that join boxes."""
+    """Pairs (local sender, local receiver) of ranks that connect boxes."""
     if sketch.internode_conn == "direct-map":
         return [(i, i) for i in range(per_box)]
     if isinstance(sketch.internode_conn, str):
@@ -155,8 +155,8 @@ def shift(ranks: int, offset: int, group: int) -> Permutation:
 
 
 def broken_symmetry(graph: Logical, permutation: Permutation) -> str | None:
-    """The reason why the permutation is not a symmetry of the logical links, as a clause, or
-    None.
+    """The reason, as a clause, why the permutation is not a symmetry of the logical links; None if
+    it is one.
     """
     known = {(e.src, e.dst): (e.alpha_us, e.gbps, e.sender is None) for e in graph.edges}
     for (src, dst), cost in sorted(known.items()):
@@ -177,8 +177,8 @@ def broken_symmetry(graph: Logical, permutation: Permutation) -> str | None:
 
 
 def symmetries(graph: Logical) -> list[Permutation]:
-    """All permutations that the sketch's offsets generate, the identity first. They are checked to
-    be symmetries.
+    """All permutations that the sketch's offsets generate, the identity first. Raises an error if
+    one is not a symmetry.
     """
     ranks = graph.ranks
     generators = []
@@ -202,14 +202,14 @@ def symmetries(graph: Logical) -> list[Permutation]:
 
 
 def default_sketch(topology: Topology, chunkup: int | None = None) -> Sketch:
-    """A sketch made from the topology only: its boxes, all connections inside them, and connections
-    of rank i to rank i between them.
+    """A sketch that is made from the topology only. It has the topology's boxes, all connections
+    inside them, and connections from rank i to rank i between them.
 
-    Inside a box these are the direct links if they connect all its ranks, else every pair whose
-    route passes no other rank. If boxes are unknown, or cannot be connected rank to rank, all ranks
-    are one box. Symmetries are those shifts of boxes and of ranks inside boxes that hold. `chunkup`
-    is the sketch's input_chunkup; by default 2, or 1 for networks of more than 32 ranks. Raises
-    ModelError if no such sketch connects all ranks.
+    Connections inside a box are the direct links if these connect all its ranks, otherwise all
+    pairs of ranks whose route passes no other rank. If boxes are unknown, or cannot be connected in
+    this way, all ranks form one box. The symmetries are those shifts of boxes, and of ranks inside
+    boxes, that leave the links unchanged. `chunkup` is the sketch's input_chunkup; by default 2, or
+    1 for networks with more than 32 ranks. Raises ModelError if no such sketch connects all ranks.
     """
     ranks = len(topology.ranks)
     if chunkup is None:
@@ -228,7 +228,9 @@ def default_sketch(topology: Topology, chunkup: int | None = None) -> Sketch:
 
 
 def _proposed(topology: Topology, nnodes: int, inside: str, chunkup: int) -> Sketch | None:
-    """The sketch with that kind of connection inside boxes. None if it adds no connection."""
+    """The sketch with this kind of connection inside boxes. None if it does not add any
+    connection.
+    """
     per_box = len(topology.ranks) // nnodes
     names = set(topology.ranks[:per_box])
     direct = any(link.src in names and link.dst in names for link in topology.links)
@@ -248,13 +250,17 @@ def _proposed(topology: Topology, nnodes: int, inside: str, chunkup: int) -> Ske
 
 
 def _free(routes: Routes, boxes: list[tuple[str, ...]], a: int, b: int) -> bool:
-    """True if in every box the way from its rank a to its rank b passes no other rank."""
+    """True if, in every box, the route from its rank number a to its rank number b passes no other
+    rank.
+    """
     ranks = {rank for box in boxes for rank in box}
     return all(ranks.isdisjoint(routes.default(box[a], box[b])[1:-1]) for box in boxes)
 
 
 def _joining_all(topology: Topology, sketch: Sketch) -> Logical | None:
-    """The sketch's logical links if every rank reaches every other over them, else None."""
+    """The logical links of a sketch if every rank can reach every other rank over them, otherwise
+    None.
+    """
     try:
         graph = logical(topology, sketch)
     except ModelError:

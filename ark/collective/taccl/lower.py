@@ -1,7 +1,8 @@
-"""Turns ordered sends into a collective program. An all-gather run backwards is a reduce-scatter.
+"""Converts ordered sends to a collective program. An all-gather that is run backwards becomes a
+reduce-scatter.
 
-A message of several chunks is one put. If its slots are not adjacent, the sender packs them and the
-receiver unpacks them with copies. `ark.collective.taccl.synthesize` calls this.
+A message of several chunks is one put. If the chunks' slots are not adjacent, the sender packs them
+and the receiver unpacks them with copies. Called by `ark.collective.taccl.synthesize_taccl`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def lower(
     reduction: str | None,
     pieces: int,
 ) -> CollectiveProgram:
-    """Writes the program; `reducing` is a plan on the reversed topology."""
+    """Writes the program. gathering, reducing: the plans of the two phases; `reducing` is a plan
+    for the reversed topology.
+    """
     parts = graph.sketch.input_chunkup
     b = ProgramBuilder(
         f"taccl {collective.value} on {graph.topology.name}",
@@ -47,7 +50,7 @@ def lower(
 class _Writer:
     """The slots of every chunk on each rank, and the number of scratch slots in use.
 
-    The length of the scratch buffer is known only at the end, when it is added to the builder.
+    The size of the scratch buffer is known only at the end. Then it is added to the builder.
     """
 
     def __init__(self, b: ProgramBuilder, parts: int) -> None:
@@ -56,13 +59,13 @@ class _Writer:
         self.lies: dict[tuple[int, int], Span] = {}
 
     def room(self, rank: int, count: int) -> list[Span]:
-        """Adjacent scratch slots on a rank."""
+        """Returns adjacent scratch slots on a rank."""
         first = self.used[rank]
         self.used[rank] += count
         return [Span("scratch", first + i) for i in range(count)]
 
     def end(self) -> None:
-        """Adds the scratch buffer if any slot of it is used."""
+        """Adds the scratch buffer, if any of its slots is used."""
         if max(self.used):
             self.b.scratch(max(self.used))
 
@@ -101,7 +104,9 @@ class _Writer:
             self.send(edge, send.chunks, targets)
 
     def send(self, edge: Edge, chunks: tuple[int, ...], targets: list[Span]) -> None:
-        """Sends all `chunks` by one put, packed and unpacked if necessary."""
+        """Sends all `chunks` with one put. They are packed before and unpacked afterwards if
+        necessary.
+        """
         sources = [self.lies[c, edge.src] for c in chunks]
         source, target = _joined(sources), _joined(targets)
         if source is None:
@@ -119,8 +124,8 @@ class _Writer:
             self.lies[c, edge.dst] = slot
 
     def reduce(self, graph: Logical, routing: Routing, schedule: Schedule) -> None:
-        """Runs an all-gather backwards: leaves send first, and ranks add up the data that they
-        receive.
+        """Runs an all-gather backwards: the leaves of each tree send first, and ranks add up the
+        data that they receive.
         """
         waiting: dict[tuple[int, int], int] = {}
         arrived: dict[tuple[int, int], list[Span]] = {}
@@ -150,11 +155,13 @@ class _Writer:
                     self.sum(routing.chunks[c], edge.dst, arrived[key], sums.get(key))
 
     def own(self, chunk: Chunk) -> Span:
-        """The slots of every rank's own contribution to a chunk."""
+        """The slots that hold a rank's own contribution to a chunk."""
         return Span(IN, chunk.owner * self.parts + chunk.index)
 
     def sum(self, chunk: Chunk, rank: int, arrived: list[Span], target: Span | None) -> None:
-        """Adds up a chunk on a rank that has received it from all its children in the tree."""
+        """Adds up a chunk on a rank, after the rank has received it from all its children in the
+        tree.
+        """
         final = rank == chunk.owner
         if final:
             whole = self.b.collective is Collective.ALL_REDUCE
@@ -163,7 +170,7 @@ class _Writer:
 
 
 def _joined(spans: list[Span]) -> Span | None:
-    """The span of the slots if they are adjacent, else None."""
+    """The slots as a single span if they are adjacent, otherwise None."""
     first = spans[0]
     if all(s.buffer == first.buffer and s.start == first.start + i for i, s in enumerate(spans)):
         return Span(first.buffer, first.start, len(spans))

@@ -1,9 +1,10 @@
-"""Stages 2 and 3 of TACCL: the order of sends on every link, and the merging of sends.
+"""Stages 2 and 3 of TACCL: they order the sends on every link, and merge sends.
 
-Stage 2 is a greedy list schedule. Of the chunks that wait for a free link, it takes the one with
-the longest remaining path, and among equal ones the one with the shortest path so far. Stage 3
-merges up to six consecutive sends on a link between boxes into one message, which costs one alpha,
-and keeps the number that ends first. Shah et al. (NSDI 2023), sections 5.2 and 5.3.
+Stage 2 is a greedy list schedule. Of the chunks that wait for a link, the one with the longest
+remaining path is sent first; of several, the one with the shortest path so far. Stage 3 merges up
+to six consecutive sends on a link between boxes into one message, which costs one alpha (latency).
+It tries each number of merged sends and keeps the schedule that ends first. Shah et al. (NSDI
+2023), sections 5.2 and 5.3.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ MAX_GROUPED_TRANSFERS = 6
 
 @dataclass(frozen=True)
 class Send:
-    """Chunks that cross a logical link as one message. chunks: indices into the routing's chunks.
-    edge: index of the link.
+    """Chunks that cross a logical link as one message. chunks: their indices in the routing. edge:
+    the index of the link.
     """
 
     chunks: tuple[int, ...]
@@ -36,7 +37,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All sends by start time, and when the last one ends."""
+    """All sends, ordered by start time, and the time at which the last one ends."""
 
     sends: tuple[Send, ...]
     time_us: float
@@ -45,10 +46,10 @@ class Schedule:
 def order(
     graph: Logical, routing: Routing, chunk_bytes: float, deadline: float = math.inf
 ) -> Schedule:
-    """Orders the routed chunks, and merges sends between boxes if the schedule then ends sooner.
+    """Orders the routed chunks. Sends between boxes are merged if the schedule then ends sooner.
 
-    deadline: of time.monotonic(). After it, a merge in progress is abandoned and no other one is
-    tried.
+    deadline: a time of time.monotonic(). Then an unfinished schedule with merged sends is dropped,
+    and no further one is tried.
     """
     scheduler = _Scheduler(graph, routing, chunk_bytes)
     singles = [(c, e) for c, links in enumerate(routing.links) for e in links]
@@ -66,7 +67,7 @@ def order(
 
 
 def _merge(graph: Logical, plain: Schedule, count: int) -> list[tuple[tuple[int, ...], int]]:
-    """Groups consecutive sends on every link between boxes, `count` at a time."""
+    """Groups consecutive sends on every link between boxes, `count` sends per group."""
     queues: dict[int, list[int]] = {}
     groups: list[tuple[tuple[int, ...], int]] = []
     for send in plain.sends:
@@ -81,10 +82,10 @@ def _merge(graph: Logical, plain: Schedule, count: int) -> list[tuple[tuple[int,
 
 
 class _Scheduler:
-    """The costs of one routing.
+    """Schedules the sends of one routing.
 
     A message occupies its logical link for alpha + n beta, and each physical link of its route for
-    its bytes at that link's bandwidth.
+    its bytes at the bandwidth of that link.
     """
 
     def __init__(self, graph: Logical, routing: Routing, chunk_bytes: float) -> None:
@@ -102,8 +103,8 @@ class _Scheduler:
         self.ahead, self.behind = self._distances()
 
     def _distances(self) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
-        """For each (chunk, edge): the number of links on the longest path behind it, and of links
-        before it.
+        """Two tables by (chunk, edge): the number of links on the longest path after the edge, and
+        the number of links before it.
         """
         ahead: dict[tuple[int, int], int] = {}
         behind: dict[tuple[int, int], int] = {}
@@ -128,8 +129,8 @@ class _Scheduler:
     ) -> Schedule | None:
         """The greedy schedule of messages (chunks, edge).
 
-        None if the messages wait for each other, do not all end before `limit` microseconds, or are
-        not all ordered at `deadline` of time.monotonic().
+        Returns None if messages wait for each other, if not all of them end before `limit`
+        microseconds, or if not all of them are ordered at `deadline` (by time.monotonic()).
         """
         edges = self.graph.edges
         groups = sorted(groups, key=lambda group: self._rank(*group))
@@ -141,7 +142,8 @@ class _Scheduler:
                 if (c, edges[e].src) not in here:
                     waits[g] += 1
                     leaving.setdefault((c, edges[e].src), []).append(g)
-        # Sorted by the earliest time at which a message may start, then by its rank.
+        # Sorted by the earliest time at which a message may start, then by the key of the greedy
+        # choice.
         heap = [(0.0, g) for g in range(len(groups)) if not waits[g]]
         heapq.heapify(heap)
         free = [0.0] * (self.links + len(edges))
@@ -171,7 +173,9 @@ class _Scheduler:
         return Schedule(tuple(sends), max((s.end_us for s in sends), default=0.0))
 
     def _rank(self, chunks: tuple[int, ...], e: int) -> tuple[int, int, int, int]:
-        """The key of the greedy choice, smallest first; no two messages are equal."""
+        """The key of the greedy choice; the smallest key comes first. No two messages have equal
+        keys.
+        """
         if self.graph.sketch.enforce_ordering and self.graph.edges[e].sender is not None:
             return 0, 0, chunks[0], e
         far = max(self.ahead[c, e] for c in chunks)

@@ -1,8 +1,8 @@
-"""Stage 1 of TACCL: which chunk crosses which logical link, as a CP-SAT model.
+"""Stage 1 of TACCL: decides which chunk crosses which logical link, by a CP-SAT model.
 
-Bandwidth is relaxed: this stage does not order the sends on a link; it only bounds the sum over a
-link, and over every physical link that routes share, such as a switch port. Chunks that a symmetry
-maps to each other share their variables. Shah et al. (NSDI 2023), section 5.1.
+Bandwidth is relaxed: this stage does not order the sends on a link. It only bounds their total time
+on each logical link, and on every physical link that routes share, such as a switch port. Chunks
+that a symmetry maps to each other share their variables. Shah et al. (NSDI 2023), section 5.1.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from ark.collective.taccl.detours import add_detours
 from ark.collective.taccl.logical import Edge, Logical
 from ark.errors import PlanError, UnsupportedError
 
-_MOST_PAIRS = 60_000_000  # pairs of a chunk and a logical link: a table of a quarter of a gigabyte
+_MOST_PAIRS = 60_000_000  # a table of so many pairs of chunk and link takes 240 MB
 
 
 @dataclass(frozen=True)
 class Routing:
-    """The result of stage 1: for each chunk the logical links that it crosses, parents first.
+    """The result of stage 1: for each chunk, the logical links that it crosses. A link comes after
+    the links that lead to it.
 
-    `time_us` is the model's relaxed time. `bound_us` is the least time that the solver could not
-    exclude. `gap` = 1 - bound/time; `optimal`: the gap is 0. All three are relative to the sketch
-    and to the `paths` of the model; other sketches and paths may be better.
+    `time_us` is the relaxed time in the model. `bound_us` is the least time that the solver could
+    not exclude. `gap` is 1 - bound/time; `optimal` is true if the gap is 0. All are relative to the
+    sketch and to the `paths` of the model; other sketches and paths may be faster.
     """
 
     chunks: tuple[Chunk, ...]
@@ -40,12 +41,14 @@ class Routing:
 
     @property
     def gap(self) -> float:
-        """The largest possible gain over this time, 0 to 1."""
+        """How much less time another routing could take at most, as a fraction of this one's
+        time.
+        """
         return 1 - self.bound_us / self.time_us if self.time_us else 0.0
 
 
 def route(graph: Logical, all_to_all: bool, chunk_bytes: float, time_limit_s: float) -> Routing:
-    """Routes every chunk. A search that runs out of time returns the best routing so far, with its
+    """Finds a route for every chunk. If the time is up, returns the best routing so far, with its
     gap.
 
     time_limit_s: seconds for building the model and solving it; the solver gets the time that
@@ -64,7 +67,7 @@ def route(graph: Logical, all_to_all: bool, chunk_bytes: float, time_limit_s: fl
 
 
 class _Model:
-    """The CP-SAT model of one routing."""
+    """The CP-SAT model that finds one routing."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -73,12 +76,12 @@ class _Model:
 
     @property
     def table(self) -> np.ndarray:
-        """The number of the variable of every chunk and link; detours add some."""
+        """For every chunk and link, the number of its variable. Detours add variables."""
         return self.choices.table
 
     def _start(self, deadline: float) -> tuple[list[bool], str]:
-        """Returns a first solution, and the name of the model's paths. The solution uses shortest
-        paths, or paths around the links that these fill.
+        """Returns a first solution, and the name of the paths that the model uses. The solution
+        uses shortest paths, or paths around the links that shortest paths would fill.
         """
         paths = f"paths at most {self.choices.slack} longer than the shortest"
         shortest = self.choices.greedy()
@@ -91,7 +94,7 @@ class _Model:
         return shortest, paths
 
     def solve(self, deadline: float) -> Routing:
-        """Builds and solves the CP-SAT model."""
+        """Builds and solves the CP-SAT model. Returns the routing."""
         cp_model = require("ortools.sat.python.cp_model")
         model = cp_model.CpModel()
         now = time.monotonic()
@@ -137,8 +140,8 @@ class _Model:
         solver: Any,
         chosen: list[bool],
     ) -> list[bool] | None:
-        """For uc-min or uc-max: among the best routings, finds one with the fewest (most)
-        connections.
+        """Of the best routings, finds one with the fewest connections (strategy uc-min) or the most
+        (uc-max).
         """
         left = solver.parameters.max_time_in_seconds - solver.wall_time
         if not self.graph.sketch.hyperedges or left <= 0:
@@ -163,7 +166,9 @@ class _Model:
         return [bool(solver.value(v)) for v in sent]
 
     def _wish(self, edge: Edge) -> int:
-        """1 or -1 if the sketch asks for few or many connections of the link's switch, else 0."""
+        """1 or -1 if the sketch requests few or many connections of the link's switch,
+        otherwise 0.
+        """
         sketch, size = self.graph.sketch, self.graph.per_box
         if edge.sender is None:
             for row, wish in zip(sketch.switches, sketch.hyperedges, strict=True):
@@ -172,8 +177,8 @@ class _Model:
         return 0
 
     def _arrivals(self, model: Any, sent: list[Any], number: int, total: Any, most: int) -> None:
-        """Adds the constraints that a leader arrives once where it is needed, after it has reached
-        the previous rank of its path.
+        """Adds the constraints that a leader arrives exactly once at every rank that needs it, and
+        only after it has reached the previous rank of its path.
         """
         chunk, row = self.chunks[number], self.table[number]
         reach = {chunk.owner} | {self.edges[i].dst for i in np.flatnonzero(row >= 0)}
@@ -199,8 +204,8 @@ class _Model:
         self._entries(model, sent, chunk, row)
 
     def _entries(self, model: Any, sent: list[Any], chunk: Chunk, row: np.ndarray) -> None:
-        """Adds an implied constraint for the solver's bound: a chunk enters every box that needs
-        it.
+        """Adds an implied constraint, which improves the solver's bound: a chunk must enter every
+        box that needs it.
         """
         size = self.graph.per_box
         for box in range(self.graph.sketch.nnodes):

@@ -1,4 +1,4 @@
-"""Sketches: a user's restrictions of the routes that the synthesiser searches.
+"""Sketches: a sketch restricts the routes among which TACCL searches.
 
 The fields are those of Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using
 Communication Sketches" (NSDI 2023), so sketches written for TACCL can be read. `default_sketch`
@@ -42,7 +42,7 @@ Connections = tuple[tuple[int, tuple[int, ...]], ...]
 class Sketch:
     """A sketch. The module's docstring describes the fields.
 
-    Connections are tuples of (local sender, local receivers).
+    Connections are stored as tuples of (local sender, local receivers).
     """
 
     nnodes: int = 1
@@ -73,7 +73,7 @@ class Sketch:
 
     @classmethod
     def from_json(cls, source: str | Mapping[str, Any]) -> Sketch:
-        """Reads a sketch from JSON text or its parsed object; raises ModelError with the fault."""
+        """Reads a sketch from JSON text or a parsed object. Raises ModelError with the fault."""
         return _sketch(read(source, _File, "the sketch"))
 
 
@@ -142,7 +142,9 @@ def _sketch(file: _File) -> Sketch:
 
 
 def parse_size(size: int | str) -> int:
-    """The number of bytes, from a number or a text such as "64K", "32M", "1G" (powers of 1024)."""
+    """Returns a number of bytes, given as a number or as text such as "64K", "32M", "1G" (powers of
+    1024).
+    """
     if isinstance(size, int) and not isinstance(size, bool) and size > 0:
         return size
     match = re.fullmatch(r"(\d{1,15})([KMG]?)B?", size) if isinstance(size, str) else None

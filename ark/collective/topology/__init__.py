@@ -1,4 +1,4 @@
-"""The networks that collectives are planned for: the type, its JSON form, builders, names and
+"""The networks for which collectives are planned: their type, their JSON form, builders, names and
 detection.
 """
 

@@ -1,4 +1,4 @@
-"""Machines with accelerators (boxes), and the fabrics that connect them.
+"""Builds topologies of machines with accelerators (boxes), and of the fabrics that connect them.
 
 `nvlink_boxes("a100", boxes=2)` and `topology_of_boxes` make topologies;
 `ark.collective.topology.names` turns names such as "a100x2" into calls. Bandwidths are the usual
@@ -23,14 +23,14 @@ DIRECT_LATENCY_US = 0.7
 SWITCH_HOP_LATENCY_US = 0.35
 NIC_HOP_LATENCY_US = 0.85
 
-# Each package has the dies 2i and 2i + 1; a die has three links to dies of other packages.
+# Each package has the dies 2i and 2i + 1. A die has three links to dies in other packages.
 _MI250 = tuple(
     [(2 * i, 2 * i + 1, 4) for i in range(8)]
     + [(2 * i, (2 * i + 3) % 16, 1) for i in range(8)]
     + [(2 * i, (2 * i + 7) % 16, 1) for i in range(8)]
     + [(die, die + 8, 1) for die in range(8)]
 )
-# The hybrid cube mesh of DGX-1 with V100: six links a GPU.
+# The hybrid cube mesh of DGX-1 with V100, with six links per GPU.
 _CUBE_MESH = (
     *((0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2)),
     *((2, 6, 1), (3, 7, 1), (4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2)),
@@ -43,9 +43,10 @@ class Box:
     """One machine: `gpus` ranks, connected by a switch or by direct links, and `nics` network
     ports.
 
-    `link` is the bandwidth of one rank's port on the box's switch; if `wiring` lists direct links
-    as (a, b, number of links), it is that of one such link. If there are fewer NICs than ranks,
-    neighbouring ranks share one, behind a switch of their own. All bandwidths are in GB/s each way.
+    `link` is the bandwidth of a rank's port on the box's switch. If `wiring` lists direct links, as
+    (a, b, number of links), it is the bandwidth of one of these links. If there are fewer NICs than
+    ranks, neighbouring ranks share a NIC, to which a separate switch connects them. All bandwidths
+    are in GB/s each way.
     """
 
     kind: str
@@ -93,9 +94,10 @@ def nvlink_boxes(
     fabric: str = "flat",
     oversubscription: Fraction | int = 1,
 ) -> Topology:
-    """Returns `boxes` boxes of one kind in BOXES, joined as in `topology_of_boxes`.
+    """Returns `boxes` boxes of one kind in BOXES, connected as by `topology_of_boxes`.
 
-    Arguments replace the kind's own figures; `gpus` can change only if a switch joins them.
+    The other arguments replace the kind's own figures. `gpus` can differ only if a switch connects
+    the ranks of a box.
     """
     box = customise(box_of_kind(kind), gpus=gpus, link=link, nics=nics, nic=nic)
     if boxes < 1:
@@ -104,8 +106,8 @@ def nvlink_boxes(
 
 
 def box_of_kind(kind: str) -> Box:
-    """Returns the box of that kind. Raises InvalidUsageError, with the known kinds, for another
-    one.
+    """Returns the box of that kind. For an unknown kind, raises InvalidUsageError that lists the
+    known ones.
     """
     if kind not in BOXES:
         raise InvalidUsageError(f"{kind!r} is not a box; choose one of {', '.join(BOXES)}.")
@@ -119,7 +121,7 @@ def customise(
     nics: int | None = None,
     nic: Fraction | int | None = None,
 ) -> Box:
-    """Returns the box with the given figures replaced."""
+    """Returns the box with those figures replaced that are given."""
     if gpus is not None and gpus != box.gpus:
         if box.wiring:
             raise InvalidUsageError(
@@ -153,9 +155,9 @@ def topology_of_boxes(
 
     Fabrics: "flat", one switch "net" that every NIC reaches; "rail", a switch "rail<i>" that
     connects NIC i of all boxes; "leafspine", a switch "leaf<b>" per box whose uplink to "spine" has
-    the sum of the bandwidths of the box's NICs divided by `oversubscription`. inside, between: the
-    capability of the switches inside boxes, and of the fabric's: "plain", "multicast", or
-    "reducing", which multicasts and sums (NVLS inside, SHARP between).
+    the sum of the bandwidths of the box's NICs divided by `oversubscription`. inside, between: what
+    the switches inside boxes, and those of the fabric, can do: "plain", "multicast", or "reducing",
+    which means that they multicast and sum (NVLS inside, SHARP between).
     """
     if not boxes:
         raise InvalidUsageError("a topology of boxes needs at least one box.")
@@ -175,7 +177,7 @@ def topology_of_boxes(
     switches: list[str] = []
     links: list[Link] = []
     members: list[tuple[str, ...]] = []
-    ports: list[list[str]] = []  # of each box, the node behind each NIC
+    ports: list[list[str]] = []  # for each box, the node behind each NIC
     for number, box in enumerate(boxes):
         own = [f"g{len(ranks) + local}" for local in range(box.gpus)]
         ranks += own
@@ -217,7 +219,7 @@ def topology_of_boxes(
 def _nics(
     number: int, box: Box, own: list[str], switches: list[str], links: list[Link]
 ) -> list[str]:
-    """Adds the switches of shared NICs; returns the node behind each NIC."""
+    """Adds the switches of shared NICs. Returns the node behind each NIC."""
     if box.nics == box.gpus:
         return own
     shared = []

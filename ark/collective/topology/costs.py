@@ -1,8 +1,8 @@
-"""The costs of a put and of a reduction that links do not include. They dominate for small
-messages.
+"""The costs of a put and of a reduction that the links of a topology do not include. They dominate
+for small messages.
 
 A measured topology has its own `CostModel` (`ark topo measure`); `TYPICAL` is for other topologies.
-The simulator applies it; without a cost model only links take time.
+The simulator adds these costs. Without a cost model only links take time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class Protocol:
-    """The form in which a put's data and its signal travel."""
+    """The format in which the data of a put and its signal are sent."""
 
     name: str
     share: float = 1.0
@@ -25,10 +25,10 @@ class Protocol:
 class CostModel:
     """Costs that links do not include.
 
-    Attributes: put_overhead_us: time for which every put occupies its channel before its first
-    byte, microseconds. local_gbps: GB/s at which a rank copies and reduces, counting bytes read and
-    written; None for no time at all. protocols: every put takes the fastest one on its links.
-    ports: for each node id, the most GB/s that may enter it, and that may leave it.
+    Attributes: put_overhead_us: the microseconds for which every put occupies its channel before
+    its first byte. local_gbps: GB/s at which a rank copies and reduces, counting bytes read and
+    written; None if this takes no time. protocols: every put uses the one that is fastest on its
+    links. ports: for each node id, the most GB/s that may enter it, and that may leave it.
     """
 
     put_overhead_us: float = 0.0
@@ -41,12 +41,12 @@ class CostModel:
         return min(self.protocols, key=lambda p: p.latency_us + nbytes / p.share / gbps / 1e3)
 
 
-# The protocols are data with flags in 8-byte words, data with flags in 128-byte lines, and data
-# with a signal after a fence. Shares follow from these formats. Latencies are the differences
-# between the three in the tuning tables of NCCL 2, for a hop of a ring on NVLink (0.6, 1.9 and 3.4
-# us); the links already include the first one. A put's overhead and the speed of sums (two reads
-# and a write of memory, on a part of the processors) are round figures for present accelerators,
-# not measured here.
+# The protocols are: data with flags in 8-byte words, data with flags in 128-byte lines, and data
+# with a signal after a fence. The shares follow from these formats. The latencies are the
+# differences between the three in the tuning tables of NCCL 2, for a hop of a ring on NVLink (0.6,
+# 1.9 and 3.4 us); the latency of links already includes the first one. The overhead of a put and
+# the speed of sums (two reads and a write of memory, on a part of the processors) are round figures
+# for present accelerators, which were not measured here.
 TYPICAL = CostModel(
     put_overhead_us=0.1,
     local_gbps=1000.0,

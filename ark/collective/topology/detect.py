@@ -1,4 +1,4 @@
-"""Builds the topology of this machine from its own devices. Its name is `detect`.
+"""Builds the topology of this machine from its own devices. The name `detect` stands for it.
 
 Each backend package (entry-point group "ark.backends") may have a module `links` with a function
 `read_links() -> MachineLinks`, which raises `ark.errors.SystemError` with the reason if it finds no
@@ -26,9 +26,10 @@ GROUP = "ark.backends"
 class MachineLinks:
     """The links that a backend reads from a machine, with bandwidths in GB/s each way.
 
-    `direct` lists (device, device, bandwidth) once for each pair that is wired together. `switched`
-    lists (device, bandwidth) for each device on the box's one switch. `host` lists (device,
-    bandwidth) for the host's bus, which is used only if the other links do not connect all devices.
+    `direct` lists (device, device, bandwidth) once for each pair of devices that are wired to each
+    other. `switched` lists (device, bandwidth) for each device on the switch of the box. `host`
+    lists (device, bandwidth) for the host's bus, which is used only if the other links do not
+    connect all devices.
     """
 
     name: str
@@ -42,7 +43,7 @@ def detect(readers: Iterable[Callable[[], MachineLinks]] | None = None) -> Topol
     """Returns the topology from the first reader that finds devices. By default the readers are the
     backends'.
 
-    Raises SystemError with every reader's reason if none finds a device.
+    Raises SystemError with the reasons of all readers if none finds a device.
     """
     reasons = []
     for reader in _backend_readers() if readers is None else readers:

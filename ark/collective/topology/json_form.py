@@ -60,14 +60,14 @@ class _Network(Closed, frozen=True):
     costs: _Costs | None = None
 
 
-# Faults for which the message names the kind of fault in addition to the location.
+# For faults in these fields, the message names the kind of fault in addition to the location.
 _FAULTS = {"kind": "unknown kind", "bandwidth": "bad bandwidth", "latency_us": "bad latency"}
 
 
 def from_json(source: str | dict[str, Any], name: str = "topology") -> Topology:
-    """Returns the topology in JSON text or in a parsed object; raises TopologyError with the fault.
+    """Returns the topology in JSON text or in a parsed object. Raises TopologyError with the fault.
 
-    name: its name if the JSON has none.
+    name: the topology's name if the JSON has none.
     """
     try:
         form = read(source, _Network, "the topology")
@@ -94,9 +94,9 @@ def from_json(source: str | dict[str, Any], name: str = "topology") -> Topology:
 
 
 def to_json(topology: Topology) -> str:
-    """Returns the topology as JSON text, which `from_json` reads as an equal topology.
+    """Returns the topology as JSON text. `from_json` reads it as an equal topology.
 
-    There is one node or link per line; a link and its equal reverse share a line.
+    There is one node or link per line. A link and an equal reverse link share a line.
     """
     nodes: list[dict[str, Any]] = [{"id": node, "kind": "rank"} for node in topology.ranks]
     for node in topology.switches:
@@ -146,7 +146,9 @@ def _links(entry: _Link) -> list[Link]:
 
 
 def parse_bandwidth(value: int | float | str, where: str) -> Fraction:
-    """Returns the bandwidth, GB/s, of an integer or "a/b"; `where` begins the error's sentence."""
+    """Returns a bandwidth in GB/s, given as an integer or "a/b". where: the beginning of the
+    error's sentence.
+    """
     if not isinstance(value, str):
         return exact_bandwidth(value, where)
     try:

@@ -1,8 +1,8 @@
-"""Measured topologies: times of puts between pairs of ranks, from which the figures of links are
-computed.
+"""Computes the bandwidths, latencies and costs of a topology from measured times of puts between
+pairs of ranks.
 
-`ark topo measure` measures the times. `fit` turns the times of a pair into a latency and a
-bandwidth, and `measured` gives every link figures from the pairs whose routes use it.
+`ark topo measure` measures the times. `fit` computes a latency and a bandwidth from the times of a
+pair. `measured` computes the figures of every link from the pairs whose routes use it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ark.collective.topology.costs import CostModel, Protocol
 from ark.collective.topology.model import Link, Topology
 
 _LEAST_GBPS = Fraction(1, 1000)
-_MAX_EQUAL_RATIO = 1.15  # links with figures closer than this count as equal
+_MAX_EQUAL_RATIO = 1.15  # links whose figures differ by less count as equal
 
 
 @dataclass(frozen=True)
 class Line:
-    """Time of a put of n bytes: alpha_us + n / gbps / 1e3 microseconds."""
+    """The time of a put of n bytes is alpha_us + n / gbps / 1e3 microseconds."""
 
     alpha_us: float
     gbps: float
@@ -32,10 +32,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Pair:
-    """A measurement between ranks number `one` and `other`, in both directions at the same time.
+    """A measurement between the ranks with numbers `one` and `other`, in both directions at the
+    same time.
 
-    lines: per protocol. put_overhead_us: the cost of one more put. local_gbps: bytes read and
-    written per time in a sum; None if a sum was too quick to measure.
+    lines: for each protocol. put_overhead_us: the cost of one more put. local_gbps: the rate at
+    which a sum reads and writes bytes; None if it was too short to measure.
     """
 
     one: int
@@ -46,8 +47,8 @@ class Pair:
 
 
 def fit(sizes: Sequence[int], times_us: Sequence[float]) -> Line:
-    """Returns the line with the least sum of squared relative errors; neither of its parts is below
-    0.
+    """Returns the line with the least sum of squared relative errors. Its latency and its time per
+    byte are at least 0.
 
     sizes: bytes, with at least two different values. times_us: microseconds, above 0. If the times
     do not fit a line, because other programs delayed the ranks, the bandwidth is limited to twice
@@ -67,11 +68,12 @@ def measured(
 ) -> Topology:
     """Returns the topology with its links and costs computed from the pairs.
 
-    A link gets the bandwidth of the fastest pair whose route (`routes`: node ids by rank numbers)
-    uses it, because slower pairs were limited by other links. It gets the least latency per hop of
-    these pairs. Figures have two digits and are equal for links that are equal within the noise, so
-    that equal links give the trees of equal links. Links that no route uses are unchanged. A
-    protocol costs what it adds to the fastest protocol on the median pair.
+    A link gets the bandwidth of the fastest pair whose route uses it, because slower pairs were
+    limited by other links. It gets the least latency per hop of these pairs. Figures are rounded to
+    two digits. Links whose figures differ only by noise get equal figures, so that symmetric
+    networks have symmetric trees. Links that no route uses are unchanged. The cost of a protocol is
+    what it takes longer than the fastest protocol, on the median pair. routes: node ids, by pairs
+    of rank numbers.
     """
     gbps: dict[tuple[str, str], float] = {}
     latency: dict[tuple[str, str], float] = {}
@@ -95,8 +97,8 @@ def measured(
 
 
 def _smoothed(figures: Iterable[float]) -> dict[float, float]:
-    """A table from each figure to the median of the figures in its group. In a group the greatest
-    figure is at most _MAX_EQUAL_RATIO times the least.
+    """Maps each figure to the median of its group. In a group, the greatest figure is at most
+    _MAX_EQUAL_RATIO times the least.
     """
     groups: list[list[float]] = []
     for figure in sorted(figures):

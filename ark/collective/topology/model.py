@@ -1,8 +1,8 @@
-"""The network that a collective runs on: ranks, switches and the directed links between them.
+"""The network on which a collective runs: ranks, switches and the directed links between them.
 
-Every algorithm in `ark.collective` takes a `Topology`; builders, files and detection make one. A
-topology is a value: bandwidths are exact fractions in GB/s, so optima computed from it are exact
-too.
+Every algorithm in `ark.collective` takes a `Topology`, which builders, files and detection create.
+A topology is an immutable value. Its bandwidths are exact fractions in GB/s, so optima that are
+computed from them are exact too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class TopologyError(ModelError):
-    """The error for a topology that contradicts itself. `fault`: a short name, with which the
-    message begins.
+    """The error for a topology that contradicts itself. fault: a short name of the fault, with
+    which the message begins.
     """
 
     def __init__(self, fault: str, message: str) -> None:
@@ -34,15 +34,15 @@ class TopologyError(ModelError):
         self.message = message
 
 
-MOST_GBPS = Fraction(10**9)  # its inverse is the least, because times and rates are floats
+MOST_GBPS = Fraction(10**9)  # the least bandwidth is its inverse; times and rates are floats
 
 
 @dataclass(frozen=True)
 class Link:
     """One directed link: `bandwidth` in GB/s (1e9 bytes a second), `latency_us` in microseconds.
 
-    Raises TopologyError for a bandwidth that is not exact (an integer or a Fraction) or that is
-    above 10^9 or below 10^-9 GB/s.
+    Raises TopologyError for a bandwidth that is not an exact number (an integer or a Fraction), or
+    that is above 10^9 or below 10^-9 GB/s.
     """
 
     src: str
@@ -56,8 +56,8 @@ class Link:
 
 
 def exact_bandwidth(value: object, where: str) -> Fraction:
-    """Returns a bandwidth, GB/s, as a fraction. A float is refused, with the fraction to write
-    instead.
+    """Returns a bandwidth in GB/s as a fraction. A float is refused with an error that states which
+    fraction to write.
     """
     if isinstance(value, float) and math.isfinite(value):
         raise TopologyError(
@@ -83,10 +83,11 @@ class Topology:
     """A network. The position of an id in `ranks` is its rank number.
 
     `boxes` has a tuple of rank ids for each machine, if machines are known. `multicast` lists the
-    switches that copy data to several links, `reduces` those that sum data from several links.
-    `costs` has measured costs of puts and sums. Raises TopologyError if ids repeat, if a link names
-    an unknown node, connects a node to itself or has no positive bandwidth, or if boxes do not
-    contain every rank exactly once. `validate` checks further requirements of algorithms.
+    switches that can copy data to several links, `reduces` the switches that can sum data from
+    several links. `costs` has measured costs of puts and sums. Raises TopologyError if ids repeat,
+    if a link names an unknown node, connects a node to itself or has no positive bandwidth, or if
+    boxes do not contain every rank exactly once. `validate` checks further requirements of
+    algorithms.
     """
 
     name: str
@@ -147,7 +148,9 @@ class Topology:
         return self.ranks + self.switches
 
     def capacities(self) -> dict[tuple[str, str], Fraction]:
-        """Returns (src, dst) -> GB/s in the order of `links`; parallel links are summed."""
+        """Returns the GB/s of each (src, dst), in the order of `links`. Parallel links are added
+        up.
+        """
         total: dict[tuple[str, str], Fraction] = {}
         for link in self.links:
             pair = (link.src, link.dst)
@@ -155,7 +158,8 @@ class Topology:
         return total
 
     def graph(self) -> networkx.DiGraph:
-        """Returns a networkx graph: nodes with `kind`, edges with `bandwidth` and `latency_us`.
+        """Returns a networkx graph. Its nodes have `kind`; its edges have `bandwidth` and
+        `latency_us`.
 
         Parallel links become one edge with the sum of their bandwidths and the least latency.
         """
@@ -171,15 +175,15 @@ class Topology:
         return graph
 
     def reverse(self) -> Topology:
-        """Returns the topology with every link reversed (reductions run on it)."""
+        """Returns the topology with every link reversed, on which reductions are computed."""
         links = tuple(Link(k.dst, k.src, k.bandwidth, k.latency_us) for k in self.links)
         return replace(self, links=links, multicast=self.reduces, reduces=self.multicast)
 
     def subgroup(self, members: Sequence[int], relay: bool = True) -> Topology:
         """Returns the network of a group of ranks, numbered in the order of `members`.
 
-        The other ranks forward data like switches, or with `relay` false are removed together with
-        their links. Raises InvalidUsageError if members are not ranks or repeat.
+        The other ranks forward data like switches. If `relay` is False, they are removed together
+        with their links. Raises InvalidUsageError if a member is not a rank or occurs twice.
         """
         if len(set(members)) != len(members) or not set(members) <= set(range(len(self.ranks))):
             raise InvalidUsageError(
@@ -190,7 +194,7 @@ class Topology:
         others = tuple(rank for rank in self.ranks if rank not in ranks)
         kept = {*ranks, *self.switches, *(others if relay else ())}
         links = tuple(link for link in self.links if {link.src, link.dst} <= kept)
-        if not relay:  # drops switches that no rank of the group reaches
+        if not relay:  # removes switches that the group's ranks cannot reach
             graph = require("networkx").DiGraph((link.src, link.dst) for link in links)
             graph.add_nodes_from(kept)
             far = require("networkx").descendants(graph, ranks[0]) if ranks else set()
@@ -209,10 +213,11 @@ class Topology:
         )
 
     def equal_boxes(self) -> list[list[int]] | None:
-        """Returns the rank numbers of each box if there are two or more boxes, all of one size
-        above one.
+        """Returns the rank numbers of each box, if there are at least two boxes and all have the
+        same size, which is above 1.
 
-        None otherwise: for a single box, ranks without boxes, or boxes of different sizes.
+        Otherwise returns None: for a single box, for ranks without boxes, and for boxes of
+        different sizes.
         """
         number = {rank: index for index, rank in enumerate(self.ranks)}
         boxes = sorted(sorted(number[rank] for rank in box) for box in self.boxes)
@@ -222,7 +227,8 @@ class Topology:
     def validate(self) -> None:
         """Raises TopologyError unless spanning trees exist.
 
-        The faults are: no ranks, a switch without exit, disconnected.
+        The possible faults are: there are no ranks, a switch has no outgoing link, or the network
+        is not connected.
         """
         if not self.ranks:
             raise TopologyError("no ranks", f"topology {self.name!r} has no node of kind 'rank'.")

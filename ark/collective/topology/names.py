@@ -1,4 +1,6 @@
-"""Topologies by name, for the command line, tests and benchmarks: "h100x4", "torus4x4", a file."""
+"""Finds topologies by name, for the command line, tests and benchmarks. A name is "h100x4",
+"torus4x4" or a file, for example.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +55,10 @@ _MOST_RANKS = 1 << 16
 
 
 def load(source: str) -> Topology:
-    """Returns the topology in the JSON file at `source`, or if there is no such file, the topology
-    of that name.
+    """Returns the topology in the JSON file at `source`. If there is no such file, returns the
+    topology with the name `source`.
 
-    Raises InvalidUsageError if it is neither, TopologyError if the file contradicts itself.
+    Raises InvalidUsageError if it is neither, and TopologyError if the file contradicts itself.
     """
     path = Path(source)
     if source.endswith(".json") or path.is_file():
@@ -74,7 +76,9 @@ def load(source: str) -> Topology:
 
 
 def named(name: str) -> Topology:
-    """Returns the topology with that name in GRAMMAR; raises InvalidUsageError for other names."""
+    """Returns the topology that has this name in GRAMMAR. Raises InvalidUsageError for other
+    names.
+    """
     body, _, tail = name.partition(":")
     if body == "detect" and not tail:
         return detect()

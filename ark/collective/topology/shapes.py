@@ -1,7 +1,9 @@
-"""Regular networks of ranks without boxes: rings, grids, hypercubes, full meshes, stars, fat trees.
+"""Builds regular networks of ranks without boxes: rings, grids, hypercubes, full meshes, stars, fat
+trees.
 
-All links are duplex and equal, with `bandwidth` in GB/s each way and `latency_us` in microseconds.
-Rank ids are "g0", "g1", ...; in grids the last dimension varies fastest.
+All links have an equal reverse link. They are all equal, with `bandwidth` in GB/s each way and
+`latency_us` in microseconds. Rank ids are "g0", "g1", ...; in grids the last dimension varies
+fastest.
 """
 
 from __future__ import annotations
@@ -42,13 +44,15 @@ def ring(n: int, bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US) 
 
 
 def full_mesh(n: int, bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US) -> Topology:
-    """Returns n ranks with a link between every two of these, n >= 2."""
+    """Returns n ranks with a link between any two of them, n >= 2."""
     pairs = itertools.combinations(range(_at_least("full mesh", n, 2)), 2)
     return _from_pairs(f"full{n}", n, pairs, bandwidth, latency_us)
 
 
 def star(n: int, bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US / 2) -> Topology:
-    """Returns n ranks on one switch "s0", n >= 2; the latency is that of each of the two hops."""
+    """Returns n ranks on one switch "s0", n >= 2. The latency is that of each of the two hops
+    between ranks.
+    """
     _at_least("star", n, 2)
     ranks = tuple(f"g{rank}" for rank in range(n))
     links = [link for rank in ranks for link in duplex(rank, "s0", bandwidth, latency_us)]
@@ -58,8 +62,8 @@ def star(n: int, bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US /
 def mesh(
     shape: Sequence[int], bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US
 ) -> Topology:
-    """Returns a grid without wrap-around links. Every dimension is at least 1, and their product at
-    least 2.
+    """Returns a grid without wrap-around links. Every dimension is at least 1, and there are at
+    least 2 ranks.
     """
     name = "mesh" + "x".join(map(str, shape))
     return _grid(name, shape, False, bandwidth, latency_us)
@@ -71,25 +75,29 @@ def torus(
     latency_us: float = LATENCY_US,
     name: str | None = None,
 ) -> Topology:
-    """Returns a grid with wrap-around links; a dimension of 2 has one link, not two."""
+    """Returns a grid with wrap-around links. A dimension of 2 has one link between its ranks, not
+    two.
+    """
     return _grid(name or "torus" + "x".join(map(str, shape)), shape, True, bandwidth, latency_us)
 
 
 def fat_tree(
     shape: Sequence[int], bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US / 2
 ) -> Topology:
-    """Returns three tiers of switches over pods x leaves x ranks per leaf, all numbers >= 1.
+    """Returns three tiers of switches over pods x leaves x ranks per leaf; all numbers are at least
+    1.
 
-    `bandwidth` is a rank's. A pod has two switches "agg<pod>.<i>" that each of its leaves reaches,
-    and "core<i>.<j>" connect agg<pod>.<i> of all pods. Half of the bandwidth of a leaf's ranks
-    leads from the leaf upwards, and half of that leads out of its pod.
+    `bandwidth` is the bandwidth of a rank. A pod has two switches "agg<pod>.<i>", to which each of
+    its leaves is connected. Switches "core<i>.<j>" connect agg<pod>.<i> of all pods. The links from
+    a leaf upwards have half of the bandwidth of the leaf's ranks, and the links out of a pod have
+    half of that.
     """
     name = "fattree" + "x".join(map(str, shape))
     if len(shape) != 3:
         raise InvalidUsageError(f"{name}: a fat tree takes pods, leaves a pod and ranks a leaf.")
     pods, leaves, below = (_at_least(name, size, 1) for size in shape)
     ranks = [f"g{rank}" for rank in range(_at_least(name, math.prod(shape), 2))]
-    up = Fraction(bandwidth) * below / 4  # from a leaf to each of the two switches of its pod
+    up = Fraction(bandwidth) * below / 4  # from a leaf to each of its pod's two switches
     links = []
     for rank, own in enumerate(ranks):
         links += duplex(own, f"leaf{rank // below}", bandwidth, latency_us)
@@ -104,8 +112,8 @@ def fat_tree(
 def hypercube(
     dimensions: int, bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US
 ) -> Topology:
-    """Returns 2**dimensions ranks, dimensions >= 1, with links between numbers that differ in one
-    bit.
+    """Returns 2**dimensions ranks, dimensions >= 1. Ranks whose numbers differ in one bit are
+    connected.
     """
     _at_least("hypercube", dimensions, 1)
     name = f"hypercube{dimensions}"
