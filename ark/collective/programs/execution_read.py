@@ -255,7 +255,7 @@ class _Reader:
         return 2 * channel + (op.channel_type == "port")
 
     def _take(self, queues: list[deque[frozenset[OpRef]]], block: _Block) -> bool:
-        # An operation may name one queue several times; it then takes one entry for each.
+        # An operation that names one queue several times takes several entries of that queue.
         if any(len(queue) < sum(other is queue for other in queues) for queue in queues):
             return False
         for queue in queues:
@@ -263,7 +263,7 @@ class _Reader:
         return True
 
     def _barrier(self, rank: int, op: form.Op, block: _Block) -> bool:
-        """The last block to arrive releases all others."""
+        """A barrier of several blocks. The last block that arrives lets the others continue."""
         block.at_barrier = True
         here = [
             each
