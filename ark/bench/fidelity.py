@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 GREEDY_STEPS = 16
-# The largest distance between a row and the reference's row, relative to the norm of the latter,
-# that rounding activations and caches to the weights' type explains.
+# The largest relative distance of a row that rounding values to the weights' type explains.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
 
 

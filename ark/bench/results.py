@@ -22,8 +22,7 @@ from ark.backend.protocol import Probe
 from ark.machine import Machine
 from ark.runtime.cache import code_digest
 
-# Packages whose versions affect a peer's times, in addition to those that the backend's probe
-# reports.
+# Packages whose versions affect a peer's times; the backend's probe reports further ones.
 PACKAGES = ("ml_dtypes", "numpy", "torch", "torchvision", "transformers", "onnxruntime")
 
 Word = Annotated[str, Meta(max_length=200)]

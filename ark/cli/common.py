@@ -28,12 +28,12 @@ from ark.plan.types import Plan
 from ark.runtime.admission import memory_shortage
 from ark.runtime.rank_info import RankInfo
 
-MAX_TEXT_BYTES = 1 << 28  # of a file to read; a device such as /dev/zero has no end
+MAX_TEXT_BYTES = 1 << 28  # largest file that is read; a device such as /dev/zero has no end
 
 # Lines are wrapped on a terminal only, so that programs that read them get whole lines.
 errors = Console(stderr=True, markup=False, soft_wrap=not sys.stderr.isatty())
 
-WHOLE_COLUMNS = 1000  # the width if it is not a terminal, so that rows are not wrapped
+WHOLE_COLUMNS = 1000  # width of output that is not a terminal, so that rows are not wrapped
 
 
 def output(highlight: bool = True) -> Console:

@@ -50,8 +50,7 @@ from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 
-# Characters per position of the context, an upper estimate: several times the length of an average
-# token.
+# An upper estimate of a prompt's characters per token, several times the average.
 HEAD_CHARACTERS_PER_POSITION = 16
 FEWEST_OF_A_RATE = 16
 """A rate is printed only for at least this many tokens."""

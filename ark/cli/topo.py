@@ -39,9 +39,9 @@ from ark.collective.topology import GRAMMAR, Topology
 from ark.collective.topology import to_json as topology_json
 from ark.errors import REFUSALS, InvalidUsageError, SystemError, UnsupportedError
 
-_MOST_OPERATIONS = 1 << 16  # of a program, for each number of pieces that is tried
-_MOST_COMPARED = 1 << 18  # of all programs that `compare` tries
-_MOST_IN_WINDOWS = 1 << 16  # a larger program is simulated only without a limit of puts in flight
+_MOST_OPERATIONS = 1 << 16  # limit of one program's operations, for each number of pieces
+_MOST_COMPARED = 1 << 18  # limit of the operations of all programs that `compare` tries
+_MOST_IN_WINDOWS = 1 << 16  # larger programs are simulated only without a limit of puts in flight
 _WINDOWS = (0, 2)
 _WRITERS: dict[str, Callable[[CollectiveProgram], str]] = dict(
     zip(topo_arguments.FORMATS, (dump, to_json, to_xml), strict=True)

@@ -41,8 +41,7 @@ def add_arguments(command: argparse.ArgumentParser, name: str) -> None:
             help="trees a root, of forestcoll (default: the optimum's)",
         )
     if name in ("synthesize", "simulate", "compare"):
-        # A program's file states its collective and reduction, so `simulate` must know whether the
-        # user gave these options.
+        # `simulate` reads a program's file, so it must know whether these options are given.
         usual = name != "simulate"
         default = "all_gather" if usual else None
         command.add_argument(

@@ -126,8 +126,7 @@ def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     if solver.Solve() != solver.OPTIMAL:
         raise InternalError(f"the solver found no flow of an all-to-all on {net.topology.name}.")
     lengths = np.array([abs(row.dual_value()) for row in rows])
-    # Among all flows of this rate, takes one with the least total distance, so that data take no
-    # detours.
+    # Of all flows with this rate, takes one with the least total distance, without detours.
     time.SetUb(time.solution_value() * (1 + 1e-9))
     solver.Objective().SetCoefficient(time, 0)
     for each in itertools.chain(*flow):

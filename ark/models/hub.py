@@ -36,7 +36,7 @@ def local_directory(model: str | os.PathLike[str]) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
-    except Exception as error:  # of the package, of HTTP or of the disk
+    except Exception as error:  # errors of the package, of HTTP or of the disk
         cause = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
         raise ModelError(
             f"{name} is not a directory here, and the Hugging Face hub gave no checkpoint of that "

@@ -85,8 +85,7 @@ def make_plans(
     """
     if graphs is None or shape.split:
         graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
-    # The ranks of a decoder synchronise in every layer. One barrier takes less time than one wait
-    # per peer.
+    # A decoder's ranks synchronise in every layer; one barrier is faster than a wait per peer.
     chosen = {"lockstep": True, **(options or {})}
     with log.timed(f"planned {len(graphs)} rank(s) for {machine.name}"):
         rank_plans = plan_ranks(graphs, machine, chosen, _meta(shape), drafted)

@@ -76,8 +76,7 @@ def rope_of(fields: Fields, table: Fields, context: int) -> Rope:
     if partial > 1:
         raise place.wrong("partial_rotary_factor", "at most 1")
     plain = Rope(theta, partial=partial)
-    # Dynamic scaling begins beyond the model's positions. It has no effect here, because a context
-    # is never longer.
+    # Dynamic scaling has no effect: it begins beyond the model's positions, which are the limit.
     if kind in ("default", "dynamic"):
         return plain
     if kind == "linear":

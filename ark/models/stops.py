@@ -55,8 +55,7 @@ class StoppedText:
             (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
         ]
         if places:
-            # Takes the stop string that ends first, so that the result does not depend on the
-            # division into tokens.
+            # Takes the string that ends first, however the text is divided into tokens.
             _, end, self.stopped = min(places)
             self._held = ""
             return text[:end]

@@ -123,8 +123,7 @@ def _older(
     if path.exists():
         fields = Fields.read(path)
         listed = extra if isinstance(extra, list) else []
-        # Tokens that tokenizer_config.json writes as objects do not count as special, as in
-        # transformers.
+        # As in transformers, tokens that the file writes as objects are not special.
         named = [*listed, *(values.get(name) for name in NAMED)]
         special = {_content(token) for token in named if isinstance(token, Token)}
         for content, number in fields.values.items():

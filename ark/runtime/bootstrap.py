@@ -88,8 +88,7 @@ class Bootstrap:
             self._link.sock.settimeout(silence_s)
             threads.start(self._listen_to, silence_s)
             threads.start(self._beat, silence_s / 5)
-            # The error of rank 0 names the missing ranks. The other ranks wait a moment for its
-            # message.
+            # Rank 0's error names the missing ranks; the other ranks wait a moment for it.
             grace = 0.0 if rank == 0 else 1.0
             self._wait(lambda: self._welcome, deadline + grace, "the start", self._who_is_missing)
         except BaseException:

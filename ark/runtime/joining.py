@@ -120,8 +120,7 @@ def _introduce(link: rdv.Link, job: str, hello: bytes, deadline: float) -> tuple
     if not greeting.startswith(rdv.MAGIC):
         raise ConnectionError("not an ark rendezvous")
     link.sock.settimeout(max(deadline - time.monotonic(), _PROBE_S))
-    # If the secrets differ, each side closes the connection. A member of the job gets a message at
-    # once.
+    # If the secrets differ, both sides close the connection.
     if not rdv.prove(link, job, greeting[len(rdv.MAGIC) :], hello):
         raise ConnectionError("not of this job")
     return link.receive()

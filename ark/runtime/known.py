@@ -24,8 +24,7 @@ from ark.plan.types import Plan
 from ark.runtime import program, toolchain
 from ark.runtime.executor import Executor
 
-# The largest error, relative to the largest element of the result. It allows for rounding to the
-# type and, in fp32, for computing with 16-bit parts.
+# Tolerance relative to the largest element; it covers rounding and, in fp32, 16-bit parts.
 TOLERANCE = {"fp32": 1e-3, "fp16": 6e-3, "bf16": 4e-2}
 
 

@@ -113,7 +113,7 @@ def launch_command(
         for rank, environment in enumerate(_environments(ranks)):
             ours, theirs = (
                 os.pipe()
-            )  # of errors; rank 0 writes its own to the terminal, except for the last paragraph
+            )  # for errors; rank 0 writes its own to the terminal, except for the last paragraph
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-S", "-E", str(_WATCHDOG), str(os.getpid()), *argv],
@@ -298,8 +298,7 @@ def _end(ranks: Sequence[_Rank]) -> None:
     for stop in (signal.SIGTERM, signal.SIGKILL):
         for rank in ranks:
             alive = rank.poll() is None
-            # A rank is the leader of a process group, which contains the processes that it has
-            # started.
+            # A rank leads a process group, which contains the processes that it has started.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if alive or stop == signal.SIGKILL:
                     os.killpg(rank.pid, stop)

@@ -115,8 +115,7 @@ class LoadedPlan(PlanMemory):
             self._proxy = self._peers.proxy(self.device, variants, self._host)
         self._connect(symmetric)
         self._allow()
-        # The tables get a weak reference, so that an executor is freed as soon as no other
-        # object refers to it.
+        # The tables get a weak reference, so that an unused executor is freed at once.
         own = weakref.proxy(self)
         self._tables = DeviceTables(
             plan,

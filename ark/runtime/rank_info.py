@@ -31,8 +31,7 @@ _LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     ("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # Slurm's step has the number of ranks; the allocation may be larger, because a batch script is
-    # not a rank.
+    # The size of the step, because the allocation may be larger (a batch script is no rank).
     ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 )
 # For each launcher, variables that are equal on the ranks of one job and on no others. Under mpirun

@@ -164,8 +164,7 @@ class Server:
             if self._failure:
                 return
             self._failure = message
-            # Rank 0 is informed last. Its process may end as soon as it is informed, and the others
-            # could miss the message.
+            # Rank 0 is informed last: its process may end at once, before the others are informed.
             last_to_first = sorted(self._members.items(), reverse=True)
             members = [m for r, m in last_to_first if r != spare and not m.left]
         for member in members:

@@ -32,8 +32,7 @@ class Ranks(Protocol):
     def abort(self, message: str) -> None: ...
 
 
-# The time that a kernel may take to leave after the abort word is set. It checks the word once per
-# iteration and in every wait.
+# The time in which a kernel leaves after an abort. It checks the word in every wait.
 STOP_S = 10.0
 
 

@@ -36,8 +36,7 @@ class Completion:
             "created": int(time.time()),
             "model": model.name,
         }
-        # The text before each choice's answer: the prompt if the body asks for an echo, otherwise
-        # empty.
+        # The text before each answer: the prompt if the body asks for an echo, otherwise empty.
         self._heads = [""] * len(answer)
         self._scores: list[Sequence[Logprob]] = [()] * len(answer)
 

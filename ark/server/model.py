@@ -25,7 +25,7 @@ from ark.serving.grammar import Grammars
 from ark.serving.types import Grammar
 
 CHARACTERS_A_POSITION = 16  # an upper estimate: several times the characters of an average token
-MAX_INLINE_SIZE = 4096  # in characters or tokens; larger texts are processed on another thread
+MAX_INLINE_SIZE = 4096  # longer texts (in characters or tokens) are processed on another thread
 MOST_IDS = 1 << 20  # the most ids in one list
 Result = TypeVar("Result")
 

@@ -138,8 +138,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    # Fields that answers have. Clients send them back with earlier messages; they must be null or
-    # empty.
+    # Fields of answers, which clients send back in later messages; null or empty.
     annotations: list[None] | None = None
     audio: None = None
     function_call: None = None

@@ -180,8 +180,7 @@ class DeviceRows:
         )  # faster to index than the array
         self._leave = executor.host_view("leave")
         self._top = shape.logprobs
-        # By row: the request whose bias was written, and whether it bars stop tokens. Below: the
-        # rows whose bias on the device may not be 0.
+        # By row: what its bias depends on. Below: rows whose bias may not be 0 on the device.
         self._bias_of: list[tuple[Request, bool] | None] = [None] * shape.batch
         self._biased = set(range(shape.batch))
         if shape.sampling:
@@ -337,8 +336,7 @@ class DeviceRows:
         self._logprobs[row, len(progress.tokens) :] = -1
 
     def _write_options(self, row: int, progress: Progress) -> None:
-        # The host's bias implements min_tokens, because the device has no list of stop tokens by
-        # row.
+        # The host's bias implements min_tokens: the device has no list of stop tokens by row.
         sampling = replace(progress.request.sampling, min_tokens=0)
         options = option_words(sampling, masked=progress.mask is not None)
         self._write_part("options", row, options)

@@ -92,8 +92,7 @@ def run(args: argparse.Namespace) -> int:
         machine = machine_files.machine(args.machine or _machine(backend, args.arch))
         context = choose_context(checkpoint, args.context)
         dtype = DataType.from_numpy(checkpoint.dtype)
-        # An exported program has one kernel for all phases, but long prompt chunks may need another
-        # variant than single tokens.
+        # The program has one kernel, but long chunks may need another variant than single tokens.
         chunk = choose_chunk(
             args.chunk, context, min(usual_chunk(machine, dtype), DEFAULT_CHUNK_TOKENS)
         )

@@ -61,8 +61,7 @@ def optimal_all_reduce(topology: Topology, in_network: bool = False) -> AllReduc
     net = network(topology)
     reverse = topology.reverse()
     equal, backward = optimal(topology), optimal(reverse)
-    # The shares of a link at which both directions have the same rate: p for gathering, 1 - p for
-    # reducing.
+    # With the share p of a link for gathering and 1 - p for reducing, both have the same rate.
     inverse = equal.inv_x + backward.inv_x
     share = equal.inv_x / inverse
     rate = net.ranks / inverse

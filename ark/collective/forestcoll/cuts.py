@@ -105,8 +105,7 @@ class RootedCuts:
                 broken.append(Violation(total - flow, side[: self._count]))
                 if first_only:
                     break
-            # Cuts without these ranks have been examined. In all remaining cuts they are on the
-            # source's side.
+            # Cuts without these ranks are examined; the others have them on the source's side.
             for rank in orbit:
                 solver.set_arc_capacity(self._first_source_arc + rank, endless)
         return broken

@@ -115,8 +115,7 @@ def _run(
     puts = [e for e in result.events if e.route and e.ref in cargo]
     shown = program.pieces
     if len(puts) > most:
-        # Includes all ranks, but only as many pieces of every chunk as allowed. The drawing of
-        # trees needs the first piece.
+        # Includes all ranks, and the pieces that fit. Trees are drawn from the first piece.
         counts = Counter(e.piece for e in puts)
         total = list(itertools.accumulate(counts[piece] for piece in range(program.pieces)))
         shown = max(1, bisect.bisect_right(total, most))

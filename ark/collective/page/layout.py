@@ -16,7 +16,7 @@ import numpy as np
 from ark.collective.topology import Topology
 
 Place = tuple[float, float]
-_ELLIPSE_WIDTH_TO_HEIGHT = 1.35  # of boxes on an ellipse, because the page is wider than high
+_ELLIPSE_WIDTH_TO_HEIGHT = 1.35  # boxes form an ellipse, because the page is wider than high
 
 
 def layout(topology: Topology) -> dict[str, Place]:

@@ -163,8 +163,7 @@ class _Writer:
         self.channel: dict[tuple[int, int], int] = {}  # by connection: the channel in use
         self.local_block = [0] * program.ranks  # by rank: the local block in use
         self.gpus = [_Gpu() for _ in range(program.ranks)]
-        # For each operation, the steps at which it ends on its own rank and, below for puts, on its
-        # peer. An operation that was cut has several.
+        # The steps at which an operation ends on its rank and, below, on a put's peer.
         self.sent: dict[OpRef, list[_Place]] = {}
         self.received: dict[OpRef, list[_Place]] = {}
         self.base: dict[str, tuple[str, int]] = {}

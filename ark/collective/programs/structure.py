@@ -13,7 +13,7 @@ from ark.collective.programs.reductions import REDUCTIONS
 from ark.collective.programs.types import CollectiveProgram, Kind, Operation, OpRef, Role, io_slots
 from ark.errors import InvalidUsageError, PlanError
 
-MOST_SLOTS = 1 << 25  # on all ranks together; limits the checker's memory
+MOST_SLOTS = 1 << 25  # limit for all ranks together, which bounds the checker's memory
 
 
 def refusal(program: CollectiveProgram, text: str) -> PlanError:

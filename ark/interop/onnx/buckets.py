@@ -202,8 +202,7 @@ PERMITTED: dict[str, Rule] = {
     **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
 }
 _KEEPS_ZEROS = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-# Inputs that contain sizes. They may differ between the graphs, because the shapes of the results
-# are compared anyway.
+# Inputs that contain sizes. They may differ, because the results' shapes are compared.
 _SIZES = {
     "ConstantOfShape": {0},
     "Expand": {1},

@@ -19,8 +19,7 @@ from ark.interop.onnx import movement
 from ark.interop.onnx.values import Call, Value, axis_of, join, operator, refuse
 
 MAX_UNROLLED_ITERATIONS = 1024  # of one loop
-# Operators that end a run if an index is out of range. This could happen in a branch that is not
-# taken.
+# Operators that end the run if an index is out of range, also in a branch not taken.
 _CHECKED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 
 

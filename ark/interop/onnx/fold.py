@@ -13,8 +13,8 @@ from onnx.reference import ReferenceEvaluator
 from ark.errors import UnsupportedError
 from ark.interop.onnx.values import Value
 
-MAX_FOLDED_INPUT_ELEMENTS = 4096  # all inputs of a folded node together
-MAX_FOLDED_RESULT_ELEMENTS = 1 << 24  # all results of a folded node
+MAX_FOLDED_INPUT_ELEMENTS = 4096  # limit for all inputs of a folded node together
+MAX_FOLDED_RESULT_ELEMENTS = 1 << 24  # limit for all results of a folded node
 _ALWAYS_FOLDED = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _GROWS = ("ConstantOfShape", "Expand", "Range", "Tile", "Pad", "Resize", "OneHot", "EyeLike")
 _OWN = ("Constant", "Shape", "Size", "Dropout", "If", "Loop", "Scan")

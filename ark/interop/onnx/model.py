@@ -236,7 +236,7 @@ class OnnxModel:
             self._known |= new.keys()
 
 
-MAX_DECIDING_ELEMENTS = 64  # of an integer input that may be part of a kernel's key
+MAX_DECIDING_ELEMENTS = 64  # limit of an integer input that is part of a kernel's key
 DEVICE = threading.RLock()  # only one kernel is launched at a time
 
 

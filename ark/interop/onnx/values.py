@@ -69,8 +69,7 @@ class NeedsContents(Exception):
         self.inputs, self.place = inputs, 0
 
 
-# For types that ark does not compute with, the type that carries them and can represent all of
-# their values. A uint64 is carried by the int64 with the same bits.
+# Types that ark does not compute with, and the types that represent all of their values.
 CARRIERS = {
     **{np.dtype(t): ark.int32 for t in (np.int16, np.uint16)},
     **{np.dtype(getattr(ml_dtypes, n)): ark.int32 for n in ("int4", "uint4", "int2", "uint2")},

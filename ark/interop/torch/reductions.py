@@ -122,8 +122,7 @@ def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
     parts = next((p for p in range(most, most // 2, -1) if n % p == 0), 1)
     if axis != len(shape) - 1 or total < MIN_SPLIT_ROW_ELEMENTS or most < LEAST_PARTS or parts == 1:
         return ark.cumsum(tensor, axis)
-    # If there are few long lines, computes sums within parts of lines, and adds the total of the
-    # parts before each part.
+    # Few long lines are cut into parts. Each part gets the total of the parts before it.
     narrow = call.dtype in (ark.fp16, ark.bf16)
     lines = ark.reshape(tensor, [total // n, parts, n // parts])
     sums = ark.cumsum(ark.cast(lines, ark.fp32) if narrow else lines, 2)

@@ -70,8 +70,7 @@ class _Model:
         self.model = self.cp.CpModel()
         self.blocks = placement.blocks
         count = len(self.blocks)
-        # If two values of q differed by more than 2 without a value between them, the gap could be
-        # closed. So no q exceeds 2 per block.
+        # A gap of more than 2 between values of q could be closed, so no q exceeds 2 per block.
         self.most = 2 * count
         self.r = [self.model.new_int_var(0, period - 1, "") for _ in self.blocks]
         self.q = [self.model.new_int_var(0, self.most, "") for _ in self.blocks]
@@ -219,8 +218,7 @@ def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repet
             )
     low, step = bound, 1
     while low < period and time.monotonic() < end:
-        # Periods close to the bound are tried first, because the least period usually is among
-        # them.
+        # Periods close to the bound are tried first, because the least is usually among them.
         middle = min(low + step - 1, (low + period) // 2)
         answer, starts_at = ask(middle, 0.3)
         if answer == "found":

@@ -102,8 +102,7 @@ def best(
         if us >= min((p.us for p in predictions), default=math.inf):
             break
         attempt(candidate, False)
-    # Splits are searched without named rules, within the memory: for the best named plans, or for
-    # all candidates if no named plan fits.
+    # The best named plans, or all candidates if none fits, are searched without named rules.
     near = [
         (p.mesh, p.names, p.work)
         for p in sorted(predictions, key=lambda p: p.us)[:REFINED_CANDIDATES]

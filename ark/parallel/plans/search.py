@@ -169,8 +169,7 @@ def search(
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
-    # With all of the solver's cuts, the relaxation nearly determines the options. With few cuts the
-    # proof takes long.
+    # With all of the solver's cuts the options are nearly determined; fewer make proofs slow.
     solver.parameters.linearization_level = 2
     solver.parameters.max_deterministic_time = SOLVER_TIME
     status = solver.solve(model)

@@ -28,7 +28,8 @@ from ark.parallel.transform.rearranged import local_attrs
 from ark.parallel.transform.views import Box, View, meeting
 
 ENDS = ("sample", "sample_adjusted", "sample_each")  # ops that may end the run on all ranks
-IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", *ENDS)  # write a part of an operand
+# Ops that write a part of an operand.
+IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", *ENDS)
 MESSAGE_TAG = 0
 Written = tuple[Piece, View]
 """A piece, and its view of a buffer that it writes."""

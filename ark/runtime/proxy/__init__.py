@@ -76,8 +76,7 @@ def _built(header: str) -> ModuleType:
     # Python loads a module of one name only once, so the module of each vendor has its own name.
     name = f"ark_proxy_{hashlib.sha256(header.encode()).hexdigest()[:12]}"
     options = ("-pthread", f"-DARK_MODULE={name}", *network, "-ldl")
-    # UCX would write to standard output, which is for the user's output. Its errors are raised as
-    # exceptions here.
+    # Keeps UCX from writing to standard output; its errors are raised as exceptions.
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
     try:
         binding = module_object(
