@@ -236,8 +236,8 @@ def packet_sum(rank: int, world: int, size: int = 96) -> dict[str, Any]:
 
 
 def fused_sum(rank: int, world: int, size: int = 96) -> dict[str, Any]:
-    """The sum of x over the ranks in y, twice over, as ARK's fused all-reduce: x, y and z, which is
-    the sum of y, have the numbers 0, 2 and 4; y's sum names no bytes for packets.
+    """The sum of x over the ranks in y, and its sum in z, as in ARK's fused all-reduce. x, y and z
+    have the tensor numbers 0, 2 and 4. The first sum does not state the bytes of its packets.
     """
     x, y, z = (tensor(2 * i, i, [size], "FP16") for i in range(3))
     scratch = tensor(6, 3, [size * 8], "UINT8")

@@ -12,7 +12,7 @@ from tests.fuzz.program_ops import TORCHS
 
 SIZE = 1 << 10  # elements of each range, enough for vectorised loops
 MAX_UNITS = 8.0  # in units of 2**-24; the largest observed is 5.2
-# Near 0 these are differences that cancel digits: of 1 + tanh, or of a fraction.
+# Functions that subtract nearly equal numbers near 0: 1 + tanh, or the terms of a fraction.
 CANCELLING = ("gelu", "gelu_erf", "mish")
 POWERS = (1.5, -1.5, 0.3, 3.0, -2.0, 0.5, 7.0, -0.01, 20.0)
 

@@ -55,7 +55,7 @@ def test_operations_are_those_of_the_paper() -> None:
 
 
 def test_instructions_of_a_loop_are_counted() -> None:
-    """Of two nested loops the inner one has three products in five instructions."""
+    """The inner one of two nested loops has three products in five instructions."""
     from bench.msgemm_instructions import elements, loops
 
     listing = """

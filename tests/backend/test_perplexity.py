@@ -37,8 +37,8 @@ TEXT = (
     "land appear, and it was so. God called the dry land Earth, and the gathering together of the "
     "waters he called Seas. God saw that it was good. And the king said to the people of the city."
 )
-# Of the perplexity. ark dequantises to bf16 and transformers to fp32. An fp8 cache rounds that
-# difference to steps of a sixteenth.
+# The permitted relative difference of the perplexity. ark dequantises to bf16 and transformers to
+# fp32. An fp8 cache rounds that difference to steps of a sixteenth.
 MAX_RELATIVE_DIFFERENCE = {"auto": 0.01, "int8": 0.01, "fp8": 0.02}
 ON_LOAD = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 

@@ -153,7 +153,9 @@ def test_placeholders(backend: str) -> None:
 
 
 def test_dlpack_copies_and_devices(backend: str) -> None:
-    """By the array API's protocol; NumPy requests host memory on every device."""
+    """Arrays are exchanged by the array API's protocol. NumPy requests host memory on every
+    device.
+    """
     x = ark.tensor([4, 6])
     part = ark.copy(x[1:3, 2:5])
     values = np.arange(24, dtype=np.float32).reshape(4, 6)

@@ -247,7 +247,7 @@ def test_presence_and_frequency_count_the_text_alone(backend: str) -> None:
 
 
 def test_log_probabilities_are_torchs(backend: str) -> None:
-    """They are of the original logits, whatever sampling did to them. Equal ones are
+    """Log probabilities are of the original logits, whatever sampling did to them. Equal ones are
     ordered by id.
     """
     logits = np.stack([SPREAD, SPREAD[::-1] * 3])

@@ -86,7 +86,7 @@ def _swapped(module: Any) -> None:
 CHANGES = (
     _data, _set, _set_into_a_storage, _assign, _another, _storage, _strided, _written, _swapped
 )  # fmt: skip
-# Those that keep the parameters themselves, and keep them contiguous.
+# The changes that keep the parameters themselves, in contiguous memory.
 HELD = (_data, _set, _set_into_a_storage, _storage, _written)
 
 

@@ -97,8 +97,9 @@ def test_large_products_are_warpgroups_and_count_on(
 def test_a_small_graph_is_planned_for_as_few_threads_as_it_busies(
     width: int, machine: str, processors: int
 ) -> None:
-    """By the machine model (0.05 TFLOP/s for each thread), width 32 takes 10 us, 256 takes 0.7 ms,
-    1,024 takes 11 ms. Where processors are not threads of a CPU, all are used.
+    """A small graph is planned for as few threads as it can keep busy. By the machine model (0.05
+    TFLOP/s for each thread), width 32 takes 10 us, 256 takes 0.7 ms, 1,024 takes 11 ms. If
+    processors are not threads of a CPU, all are used.
     """
     model = ark.Model(0, 1)
     with ark.use_model(model):

@@ -119,7 +119,7 @@ def test_strides_after_a_graph_break_equal_torch(name: str) -> None:
 
 
 def test_results_do_not_share_memory_that_eagers_do_not() -> None:
-    """Where gradients are requested, equal computations are merged."""
+    """If gradients are requested, equal computations are merged."""
 
     def function(x: Any) -> Any:
         return torch.exp(x).t(), torch.exp(x)[0], torch.exp(x), torch.exp(x)

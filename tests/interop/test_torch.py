@@ -32,7 +32,7 @@ def close(got: Any, want: Any) -> None:
 
 
 def test_torch_finds_the_backend_by_its_name() -> None:
-    """By the entry point, also if ark's own names were used before."""
+    """torch finds the backend by its entry point, also if ark's own names were used before."""
     assert callable(ark.torch.Module)
     double = torch.compile(lambda x: x * 2.0, backend="ark")
     close(double(torch.ones(3)), torch.full((3,), 2.0))

@@ -130,7 +130,9 @@ def test_an_encoder_layer_on_matrix_units_reads_its_heads_in_place() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["bool", "numbers", "padded causal"])
 def test_a_row_whose_keys_are_all_masked_is_zero(dtype: Any, kind: str) -> None:
-    """This occurs in batches of prompts padded on the left. torch gives zeros, not NaN."""
+    """Rows whose keys are all masked occur in batches of prompts padded on the left. torch gives
+    zeros for them, not NaN.
+    """
     q, k, v = (torch.randn(2, 3, 6, 8).to(dtype) for _ in "qkv")
     seen = torch.ones(2, 1, 6, 6, dtype=torch.bool)
     seen[0, :, :4], seen[1, :, 2] = False, False
@@ -247,7 +249,7 @@ def test_sequences_before_batches_are_not_transposed(monkeypatch: pytest.MonkeyP
 
 
 def test_attention_that_ark_lacks_stays_in_torch(capfd: pytest.CaptureFixture[str]) -> None:
-    """It remains torch's own call, in a type that ark does not have, on torch's memory."""
+    """Attention in a type that ark does not have remains torch's own call, on torch's memory."""
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
 
     def function(x: Any) -> Any:

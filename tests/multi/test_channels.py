@@ -35,7 +35,7 @@ OTHERS = tuple(body for body in PROGRAMS if body not in BY_STORES)
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])
 def test_received_data_equals_sent_data(name: str) -> None:
-    """In every iteration, by puts, gets, reductions and messages."""
+    """The data sent by puts, gets, reductions and messages arrives unchanged in every iteration."""
     with devices(name, 2) as (opened, machine):
         for body in OTHERS if name == "rocm" and not SLOW else PROGRAMS:
             plans = build(2, body, machine)

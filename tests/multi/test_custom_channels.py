@@ -153,7 +153,9 @@ BY_DEFAULT = (put_tiles, reduce_there)  # also on the emulator by default
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])
 def test_received_data_equals_sent_data(name: str) -> None:
-    """In every iteration, also after writing the plan as JSON and reading it."""
+    """The received data is right in every iteration, also after writing the plan as JSON and
+    reading it.
+    """
     with devices(name, 2) as (opened, machine):
         for body in BY_DEFAULT if name == "rocm" and not SLOW else PROGRAMS:
             plans = [from_json(to_json(p)) for p in build(2, body, machine)]

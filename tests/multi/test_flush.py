@@ -69,7 +69,9 @@ def test_the_source_of_a_put_may_be_overwritten_after_a_flush(name: str, engine:
 
 
 def test_a_flush_that_does_not_wait_is_refused() -> None:
-    """Without it, nothing orders the second write after the copies on the other processor."""
+    """If the flush does not wait, nothing orders the second write after the copies on the other
+    processor.
+    """
     plans = build(2, body_of("threads"))
     (flush,) = [o.id for o in plans[0].ops if o.name.startswith("flush")]
     ((place, task),) = [actual for actual in tasks(plans[0]).items() if actual[1].op == flush]

@@ -185,7 +185,9 @@ FEW = ("the prompt's tokens", "the weights")  # each is detected in another way
     "difference", [pytest.param(c, marks=[slow] * (c not in FEW)) for c in CHANGES]
 )
 def test_ranks_that_disagree_both_end_with_an_error(difference: str, tmp_path: Path) -> None:
-    """Otherwise each rank would print text that neither input asks for."""
+    """Ranks that were given different inputs end with an error. Otherwise each rank would print
+    text that neither input asks for.
+    """
     port = str(20000 + (os.getpid() + 7) % 20000)
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     directory = NOAH
@@ -221,7 +223,9 @@ def test_ranks_that_disagree_both_end_with_an_error(difference: str, tmp_path: P
     "prompt", [pytest.param("--no option " + PROMPT, marks=slow), PROMPT + "\0 and\n so on"]
 )
 def test_a_prompt_from_standard_input_reaches_every_rank(ranks: str, prompt: str) -> None:
-    """Also a prompt that is too long for a command line."""
+    """A prompt from standard input reaches every rank, also one that is too long for a command
+    line.
+    """
     argv = [sys.executable, "-m", "ark", "generate", str(NOAH), "--prompt", "-", "--json"]
     argv += ["--backend", "cpu", "--max-new-tokens", "6", "--ranks", ranks]
     done = subprocess.run(argv, input=prompt, capture_output=True, text=True, timeout=120)

@@ -119,7 +119,7 @@ def test_a_link_that_comes_back_after_three_seconds(hosts: Hosts) -> None:
 
 @slow
 def test_a_link_that_is_dead_ends_both(hosts: Hosts) -> None:
-    """Cut during a collective: no frame passes any more, and no device reports it."""
+    """The link is cut during a collective: no frame passes any more, and no device reports it."""
     hosts.change(FAR)
     started = running(hosts, jobs.ENDLESS)
     hosts.change(Cable(lost=1.0))

@@ -203,7 +203,9 @@ def speak(failing: int) -> None:
 
 @pytest.mark.parametrize("failing", [-1, 1])
 def test_the_output_of_every_rank_is_shown(capfd: pytest.CaptureFixture[str], failing: int) -> None:
-    """Also of a rank that fails afterwards, and whose failure ends the others."""
+    """The output of every rank is shown, also that of a rank that fails afterwards and thereby ends
+    the others.
+    """
     assert launch(3, speak, failing) == (2 if failing == 1 else 0)
     shown = set(capfd.readouterr().out.splitlines())
     assert shown >= {f"rank {rank} was here" for rank in range(3) if failing in (-1, rank)}
@@ -236,7 +238,7 @@ def stumble() -> None:
 
 
 def test_a_functions_traceback_is_its_own(capfd: pytest.CaptureFixture[str]) -> None:
-    """It is printed once for both ranks, starting at the function."""
+    """A function's traceback is printed once for both ranks, and starts at the function."""
     assert launch(2, stumble) == 1
     errors = capfd.readouterr().err
     assert errors.startswith("ark: ranks 0 and 1: Traceback") or errors.startswith("ark: rank ")

@@ -90,8 +90,8 @@ def test_collectives_by_the_proxy(algorithm: str) -> None:
 
 
 def test_each_vendor_copies_by_its_own_driver() -> None:
-    """Both are loaded in one process. If the modules had the same name, one would serve both
-    vendors.
+    """The proxies of both vendors are loaded in one process. If their modules had the same name,
+    one would be used for both vendors.
     """
     rocm = pytest.importorskip("ark_rocm")
     header = resources.files(rocm).joinpath("copies.h").read_text()

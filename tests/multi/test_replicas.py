@@ -98,7 +98,7 @@ def refuse() -> None:
 
 
 def train_and_refuse() -> None:
-    """Both in one launch, because importing torch takes longer than either."""
+    """Both cases run in one launch, because importing torch takes longer than either."""
     train()
     refuse()
 

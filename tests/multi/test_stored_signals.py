@@ -80,7 +80,9 @@ def test_additions_are_stopped_there() -> None:
 
 
 def test_a_plan_whose_ranks_add_is_refused() -> None:
-    """Such a plan may come from elsewhere, made for the product by its name."""
+    """A plan whose ranks use atomic additions may come from another machine, made for the product
+    by its name.
+    """
     product = registry.machine("rx7900xtx")
     plans = build(2, put_then_signal, product.with_processors(4))
     admit(plans, product)

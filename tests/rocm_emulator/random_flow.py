@@ -149,7 +149,9 @@ class _Writer:
         return f"{head}:\nwhile (turns > 0 && {test}) {{\n--turns;\n{body}\n}}"
 
     def switch(self, depth: int, loops: int, targets: list[str]) -> str:
-        """Inside it, `break` leaves only it, which is another path to the same point."""
+        """Inside a switch, `break` leaves only the switch, which is another path to the same
+        point.
+        """
         count = self.random.randint(2, 4)
         parts = []
         for k in range(count):

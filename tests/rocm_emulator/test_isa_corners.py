@@ -157,7 +157,9 @@ def test_clamp_of_a_float_dot_product(arch: str) -> None:
 
 @pytest.mark.parametrize(("arch", "kept"), [("gfx90a", 0.0), ("gfx942", 2.0**-24)])
 def test_dot_products_flush_denormals_on_mi200(arch: str, kept: float) -> None:
-    """Of f16, as its matrix products do (PyTorch's documentation, "Numerical accuracy")."""
+    """Dot products of f16 flush denormals, as MI200's matrix products do (PyTorch's documentation,
+    "Numerical accuracy").
+    """
     a, b = _lanes(arch, 1 << 16, 0x8001, 0, 0x3C00), _lanes(arch, 0x3C003C00)
     b[1], b[3] = 0xBC00, 0x3C00
     c = _lanes(arch, 0, 0, 1)

@@ -37,10 +37,10 @@ TARGETS = (
     else [("gfx942", "-O3"), ("gfx1100", "-O3")]
 )
 OPTIONS = ("-fwrapv", "-w")
-# Reduced from seed 100391. From -O2 on clang 22.1.8 gets it wrong on gfx942 and on gfx1100; clang
-# 21 does not, nor does clang 22 at -O0 and -O1. Of the kind of llvm-project's pull request 183792:
-# half of `r`, which costs nothing to set, is hoisted in front of other ways to the loop's head.
-# Which pass it is here was not looked at.
+# Reduced from seed 100391. From -O2 on, clang 22.1.8 compiles it wrongly on gfx942 and on gfx1100;
+# clang 21 does not, nor does clang 22 at -O0 and -O1. It resembles the fault of llvm-project's pull
+# request 183792: the assignment of half of `r`, which costs nothing, is hoisted before other paths
+# to the loop's head. Which compiler pass does it was not examined.
 MISCOMPILED = """
 u32 turns = 200;
 u32 x = a ^ 1, y = b + 2, z = a * 3, w = b >> 4;

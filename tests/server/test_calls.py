@@ -98,7 +98,7 @@ def answered(client: openai.OpenAI, **asked: Any) -> tuple[str, list[tuple[str, 
 @pytest.mark.parametrize("special", [False, True], ids=["plain marks", "special marks"])
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral", "mistral names", "pythonic"])
 def test_calls_in_every_form(scripted: ScriptedEngine, form: str, special: bool) -> None:
-    """Their markers may be special tokens, which are left out of other texts."""
+    """The markers around tool calls may be special tokens, which are left out of other texts."""
     calls = FORMATS[form.split()[0]]
     tokenizer = Tokenizer.open(NOAH, vocab_size=2048 + 8)
     if special:

@@ -197,7 +197,7 @@ def test_several_prompts_and_echo(server: Running) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_log_probabilities(server: Running, engine: CountingEngine, stream: bool) -> None:
-    """Their form is that of the `openai` package's types."""
+    """Log probabilities have the form of the `openai` package's types."""
     engine.has_logprobs = True
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         texts: Any = client.completions.create(

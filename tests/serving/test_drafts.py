@@ -47,7 +47,7 @@ def test_a_draft_is_right_up_to_its_first_wrong_token() -> None:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 6))
 def test_a_draft_begins_as_the_text_went_on_before(text: list[int], most: int) -> None:
-    """Also if the text is given piece by piece."""
+    """A draft repeats how the text continued earlier, also if the text is given piece by piece."""
     drafts = Drafts()
     for end in range(1, len(text)):
         drafts.propose(text[:end], most)

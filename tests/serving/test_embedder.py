@@ -50,7 +50,7 @@ def embeddings(directory: Path, texts: list[list[int]]) -> list[np.ndarray]:
     ["llama", *(pytest.param(kind, marks=slow) for kind in ("qwen3", "gemma2", "granite", "phi3"))],
 )
 def test_embeddings_are_transformers_last_hidden_values(tmp_path: Path, kind: str) -> None:
-    """Wherever in a chunk the text ends, and also after longer texts."""
+    """The embeddings are right wherever in a chunk the text ends, and also after longer texts."""
     directory = make_checkpoint(tmp_path / kind, context=CONTEXT_TOKENS, kind=kind)
     texts = [ids_of(count) for count in (CONTEXT_TOKENS, 1, 16, 17, 31)]
     for ids, vector in zip(texts, embeddings(directory, texts), strict=True):

@@ -189,7 +189,7 @@ def test_tokens_are_told_while_the_launch_runs(small: Checkpoint) -> None:
 
 
 def test_an_engine_that_was_closed_takes_no_news(small: Checkpoint) -> None:
-    """Its memory, including the word, has been freed."""
+    """The memory of a closed engine, including the word that ends a launch, has been freed."""
     engine = opened(small)
     word = engine._rows._leave
     engine.close()

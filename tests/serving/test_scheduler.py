@@ -298,7 +298,9 @@ def test_a_step_is_left_where_it_makes_a_difference() -> None:
 
 
 def test_a_row_with_a_mask_stops_alone() -> None:
-    """It generates the one token for which it has a mask. The row beside it continues."""
+    """A row with a mask generates the one token for which it has a mask. The other row of the step
+    continues.
+    """
     pool = PagePool(0, 8, 8)
     scheduler, device = Scheduler(2, 0, MAX_POSITIONS, pool), ModelDevice(0, 8)
     free = scheduler.add(Request("0", (1, 2), SamplingParams(max_tokens=20)))

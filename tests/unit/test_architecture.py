@@ -55,8 +55,8 @@ def test_ark_names_no_vendor() -> None:
 
 
 def test_attributes_of_nodes_are_read_by_name() -> None:
-    """They are read by a node's `read` as the op's struct. A misspelt key would silently give a
-    default.
+    """Attributes of a node are read by its `read` as the op's struct. With a misspelt key, a
+    dictionary would silently give a default.
     """
     by_key = re.compile(r"""attrs(\["\w+"\]|\.get\("\w+")""")
     sources = [p for p in ARK if p.suffix == ".py"]

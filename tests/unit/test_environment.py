@@ -29,7 +29,7 @@ def read_by(text: str) -> set[str]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    # Other modules read a variable by this constant.
+    # A constant with a variable's name, by which other modules read the variable.
     names = {v for v in values.values() if re.fullmatch(r"ARK_[A-Z_]*[A-Z]", str(v))}
     for node in ast.walk(tree):
         keys: list[ast.expr] = []

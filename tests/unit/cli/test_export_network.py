@@ -76,7 +76,9 @@ def test_tensors_are_called_as_in_the_file(tmp_path: Path) -> None:
 def test_types_that_ark_lacks_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Otherwise the C program would expect another number of bytes than the file states."""
+    """Types that ark lacks are refused. Otherwise the C program would expect another number of
+    bytes than the file states.
+    """
     helper, short = onnx.helper, onnx.TensorProto.INT16
     ports = [helper.make_tensor_value_info(n, short, [4]) for n in ("x", "y")]
     node = helper.make_node("Add", ["x", "x"], ["y"])

@@ -72,8 +72,8 @@ def test_a_wait_is_missed_if_brute_force_misses_it(name: str, needed: bool) -> N
 
 
 def test_one_rank_stands_for_all_that_lack_the_same_wait() -> None:
-    """Of ranks that do the same, two iterations are executed for one rank only, as for one
-    iteration.
+    """If all ranks do the same, the check executes two iterations of one rank only, as it does for
+    one iteration.
     """
     plans = build(sums, 3, slow=-1)
     assert symmetry_of(plans).checked == (0,)

@@ -79,7 +79,7 @@ def test_loading_refuses_a_damaged_plan(damage: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_runtime_refuses_a_damaged_plan_also_with_a_model(damage: str) -> None:
-    """A plan with a model is checked like one without."""
+    """A plan that is run together with a model is checked like one without a model."""
     model = Model()
     ark.init(backend="cpu")
     with use_model(model), ark.Runtime() as runtime, pytest.raises(PlanError):

@@ -75,7 +75,7 @@ class Layout:
         under_way = -(-every * 2 * steps // threads) * 4
         under_way += -(-every * 2 * -(-self.width // 32) // threads) * 8
         held = operand * (steps + 1 if self.held else 4)
-        more = 8 * (self.width % 64 > 0) + 4 * (self.groups > 1)  # for addresses, and joining
+        more = 8 * (self.width % 64 > 0) + 4 * (self.groups > 1)  # addresses, combining groups
         if self.parts > 1:  # fewer operands are read at once, and addresses are computed again
             more -= 12 if self.width == 64 else 24 if self.held and self.width % 64 else 28
         return (

@@ -49,7 +49,9 @@ def test_taps_that_lie_apart_are_laid_out_as_before() -> None:
 
 
 def test_images_are_not_padded_under_a_variant_that_loads_no_boxes() -> None:
-    """There the matrix of windows would also contain the padded image's zeros."""
+    """In a variant that loads no boxes, the matrix of windows would also contain the padded image's
+    zeros.
+    """
     plan = planned((2, 3, 224, 224), (32, 3, 3, 3), ark.bf16, stride=2, padding=1)
     assert plan.variant == "block"
     assert [op.kind for op in plan.ops] == ["remap", "matmul"]

@@ -94,7 +94,7 @@ def tied() -> Rotated:
 def test_a_view_that_leaves_its_memory_on_some_rank_is_refused(
     steps: tuple[int, int], words: str
 ) -> None:
-    """In all cases the plan of the first rank alone is right."""
+    """In all cases the plan of the first rank by itself is valid."""
     plans = tied()
     (tensor,) = plans.moved
     with pytest.raises(PlanError, match=words):
