@@ -8,6 +8,8 @@ device it makes one from what the device reports. Called by ark.plan and the bac
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -18,6 +20,11 @@ from ark.machine.costs import ESTIMATED, Costs
 from ark.machine.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads, Word
 from ark.machine.tiles import BoxTiles, UnitTiles
 from ark.machine.variant import COMPUTE, MOVE, Variant, block
+
+# Tiles of machines whose bodies are loops: their sides are multiples of this, and a side is cut
+# into at most so many parts more than its tile's limit asks for.
+TILE_STEP_ELEMENTS = 32
+MAX_EXTRA_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -179,6 +186,8 @@ class Machine:
 
         bits: size of an element of the left operand.
         """
+        if not self.cooperative:
+            return self._equal_tile(rows, columns, batch)
         tile_m, tile_n = self.tile
         tile_m = min(tile_m, max(1, rows))
         tile_n = min(tile_n, max(1, columns))
@@ -200,6 +209,23 @@ class Machine:
         )
         high, wide, _ = min((*able, *others), key=lambda t: time(*t))
         return high, wide
+
+    def _equal_tile(self, rows: int, columns: int, batch: int) -> tuple[int, int]:
+        """Rows and columns, no more than those of `tile`, with which the processors have the least
+        to multiply and then the least to read.
+        """
+
+        def sizes(whole: int, most: int) -> list[int]:
+            first = -(-whole // most)
+            parts = range(first, first + min(self.processors, MAX_EXTRA_PARTS))
+            steps = (-(-whole // (n * TILE_STEP_ELEMENTS)) * TILE_STEP_ELEMENTS for n in parts)
+            return sorted({min(n, max(1, whole), most) for n in steps}, reverse=True)
+
+        def load(tile: tuple[int, int]) -> tuple[int, int]:
+            tiles = batch * -(-rows // tile[0]) * -(-columns // tile[1])
+            return -(-tiles // self.processors) * math.prod(tile), tiles * sum(tile)
+
+        return min(itertools.product(*map(sizes, (rows, columns), self.tile)), key=load)
 
     def exact_tile(self, rows: int, columns: int, depth: int, batch: int) -> tuple[int, int] | None:
         """Rows and columns of a tile for an fp32 product with `depth` elements along k: the one of

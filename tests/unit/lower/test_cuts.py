@@ -88,6 +88,24 @@ def test_tiles_fill_the_processors_where_sums_are_stored_one_by_one(
     assert choose_cut(whole, depth, 2, machine, True, {}, plain=True).columns % 64 == 0
 
 
+@pytest.mark.parametrize(
+    ("processors", "rows", "columns", "tile"),
+    [
+        (2, 128, 576, (128, 288)),  # tiles of 512 and 64 columns would leave a processor idle
+        (2, 128, 1536, (128, 384)),
+        (2, 512, 512, (256, 512)),
+        (16, 512, 512, (128, 128)),
+        (1, 7, 13, (7, 13)),
+    ],
+)
+def test_processors_of_one_thread_get_equal_tiles(
+    processors: int, rows: int, columns: int, tile: tuple[int, int]
+) -> None:
+    machine = registry.machine(f"cpu-{processors}")
+    assert machine is not None
+    assert machine.matmul_tile(rows, columns, 1) == tile
+
+
 def test_few_rows_keep_the_widths_of_boxes() -> None:
     able = candidates(
         (1, 1, 64, 4096), 4096, 2, registry.machine("h200"), True, narrow=True, plain=True
