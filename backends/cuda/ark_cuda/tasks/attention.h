@@ -115,7 +115,9 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   constexpr int E = 16 / sizeof(*key_cache.p), LANES = D / E, ROWS = 32 / LANES, STEP = ROWS * W;
   // Rows at a time: many for long contexts, whose throughput depends on it; few for short contexts,
   // which saves code.
-  constexpr int LONGEST = CONTEXT / SPLITS, MANY = G <= 4 && LANES > 8 && LONGEST >= 512 ? 4 : 2;
+  constexpr bool AHEAD = ARK_WARPS <= 8;  // registers for the next rows beside these
+  constexpr bool FOUR = G <= 4 && (AHEAD || LANES > 8);
+  constexpr int LONGEST = CONTEXT / SPLITS, MANY = FOUR && LONGEST >= 512 ? 4 : 2;
   constexpr int MOST = LONGEST > STEP ? MANY : 1, U = LANES < MOST ? LANES : MOST, OWN = LANES / U;
   constexpr float LOG2E = 1.44269504f, LN2 = 0.693147181f;
   auto& s = *reinterpret_cast<ArkAttentionParts<G, D, W>*>(ARK_SCRATCH(c));
@@ -157,12 +159,25 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
     for (int i = 0; i < E; ++i) o[g][i] = 0.0f;
   }
   for (int first = begin; ark_warp() < W && first < end; first += U * STEP) {
+    uint4 key[U], value[U];
+    const auto next = [&](uint4(&to)[U], const void* from) {
+#pragma unroll
+      for (int u = 0; u < U; ++u) load(to[u], from, u, first + U * STEP);
+    };
+    // Loads share a scoreboard, so a wait for keys is a wait for values too. The next rows' loads
+    // are issued together, before any of these rows is used.
+    if constexpr (AHEAD) {
+#pragma unroll
+      for (int u = 0; u < U; ++u) key[u] = k[u], value[u] = v[u];
+      next(k, keys);
+      next(v, values);
+    }
     float score[G][U] = {};
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if (first + u * STEP >= end) continue;
       float kf[E];
-      ark_unpack(kf, k[u], keys);
+      ark_unpack(kf, AHEAD ? key[u] : k[u], keys);
       if (first + u * STEP + mine == newest) {
 #pragma unroll
         for (int i = 0; i < E; ++i) kf[i] = s.current[column + i];
@@ -175,8 +190,7 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
         }
       }
     }
-#pragma unroll
-    for (int u = 0; u < U; ++u) load(k[u], keys, u, first + U * STEP);
+    if constexpr (!AHEAD) next(k, keys);
     const bool there = first + ark_lane() % LANES / OWN * STEP + mine < end;
     float power[G];
 #pragma unroll
@@ -196,7 +210,7 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
     for (int u = 0; u < U; ++u) {
       if (first + u * STEP >= end) continue;
       float vf[E];
-      ark_unpack(vf, v[u], values);
+      ark_unpack(vf, AHEAD ? value[u] : v[u], values);
       if (first + u * STEP + mine == newest) {
 #pragma unroll
         for (int i = 0; i < E; ++i) vf[i] = s.current[D + column + i];
@@ -208,8 +222,6 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
         for (int i = 0; i < E; ++i) o[g][i] = fmaf(p, vf[i], o[g][i]);
       }
     }
-#pragma unroll
-    for (int u = 0; u < U; ++u) load(v[u], values, u, first + U * STEP);
   }
   // All rows of a warp use the same maximum, so their parts are simply added up.
 #pragma unroll

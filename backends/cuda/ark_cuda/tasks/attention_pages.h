@@ -9,7 +9,10 @@ template <int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS, 
 ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,
                                     V values, T pages, P position, O output, F fresh) {
   constexpr int ROOM = PAGE * MOST, E = 16 / sizeof(*keys.p), LANES = D / E, ROWS = 32 / LANES;
-  constexpr int STEP = ROWS * W, U = LANES < 2 || ROOM / SPLITS <= STEP ? 1 : 2, OWN = LANES / U;
+  constexpr bool FOUR =
+      ARK_WARPS <= 8 && G <= 4 && LANES >= 4 && ROOM / SPLITS >= 512;  // registers
+  constexpr int STEP = ROWS * W, MOST_ROWS = FOUR ? 4 : 2;
+  constexpr int U = LANES < 2 || ROOM / SPLITS <= STEP ? 1 : MOST_ROWS, OWN = LANES / U;
   constexpr float LOG2E = 1.44269504f, LN2 = 0.693147181f;
   auto& s = *reinterpret_cast<ArkAttentionParts<G, D, W>*>(ARK_SCRATCH(c));
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
@@ -24,18 +27,28 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
   const auto* some_keys = keys.p;
   const auto* some_values = values.p;
   uint4 k[U] = {}, v[U] = {};
-  // Row u of a batch that begins at `first`, of keys and values.
+  int number[U] = {};
+  // The number of the page of row u of a batch that begins at `first`.
+  const auto find = [&](int u, int first) {
+    const int e = first + u * STEP + mine;
+    if (ark_warp() < W && e < end && e < newest) number[u] = pages.p[e / PAGE];
+  };
+  // That row's key and value.
   const auto load = [&](int u, int first) {
     const int e = first + u * STEP + mine;
     if (ark_warp() >= W || e >= end || e >= newest) return;
-    const int number = pages.p[e / PAGE], page = number >= 0 && number < POOL ? number : 0;
+    const int page = number[u] >= 0 && number[u] < POOL ? number[u] : 0;
     const ark_i64 from = ((static_cast<ark_i64>(page) * KV_HEADS + head) * PAGE + e % PAGE) * D;
     k[u] = *reinterpret_cast<const uint4*>(some_keys + from + column);
     v[u] = *reinterpret_cast<const uint4*>(some_values + from + column);
   };
   const auto first_rows = [&] {
 #pragma unroll
+    for (int u = 0; u < U; ++u) find(u, begin);
+#pragma unroll
     for (int u = 0; u < U; ++u) load(u, begin);
+#pragma unroll
+    for (int u = 0; u < U; ++u) find(u, begin + U * STEP);
   };
   if (!ark_attention_inputs<G, KV_HEADS, D, W>(c, s, row, head, end == count, scale * LOG2E, query,
                                                fresh, first_rows)) {
@@ -53,19 +66,24 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
     for (int i = 0; i < E; ++i) o[g][i] = 0.0f;
   }
   for (int first = begin; ark_warp() < W && first < end; first += U * STEP) {
-    float score[G][U] = {}, vf[U][E] = {};
+    // The next rows are asked for before any of these is used (attention.h), and the numbers of the
+    // pages behind them.
+    uint4 key[U], value[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) key[u] = k[u], value[u] = v[u];
+#pragma unroll
+    for (int u = 0; u < U; ++u) load(u, first + U * STEP);
+#pragma unroll
+    for (int u = 0; u < U; ++u) find(u, first + 2 * U * STEP);
+    float score[G][U] = {};
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if (first + u * STEP >= end) continue;
       float kf[E];
-      ark_unpack(kf, k[u], some_keys);
-      ark_unpack(vf[u], v[u], some_values);
+      ark_unpack(kf, key[u], some_keys);
       if (first + u * STEP + mine == newest) {
 #pragma unroll
-        for (int i = 0; i < E; ++i) {
-          kf[i] = s.current[column + i];
-          vf[u][i] = s.current[D + column + i];
-        }
+        for (int i = 0; i < E; ++i) kf[i] = s.current[column + i];
       }
 #pragma unroll
       for (int g = 0; g < G; ++g) {
@@ -75,25 +93,35 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
         }
       }
     }
-#pragma unroll
-    for (int u = 0; u < U; ++u) load(u, first + U * STEP);
     const bool there = first + ark_lane() % LANES / OWN * STEP + mine < end;
+    float power[G];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       const float own = ark_fold_scores<LANES>(score[g]);
       float m = there ? fmaxf(top[g], own) : top[g];
 #pragma unroll
       for (int mask = OWN; mask < 32; mask *= 2) m = fmaxf(m, ark_shfl_xor(m, mask));
-      const float keep = ark_exp2(top[g] - m), power = there ? ark_exp2(own - m) : 0.0f;
+      const float keep = ark_exp2(top[g] - m);
+      power[g] = there ? ark_exp2(own - m) : 0.0f;
       top[g] = m;
-      den[g] = fmaf(den[g], keep, power);
+      den[g] = fmaf(den[g], keep, power[g]);
 #pragma unroll
       for (int i = 0; i < E; ++i) o[g][i] *= keep;
+    }
 #pragma unroll
-      for (int u = 0; u < U; ++u) {
-        const float p = __shfl_sync(0xffffffffu, power, ark_lane() / LANES * LANES + u * OWN);
+    for (int u = 0; u < U; ++u) {
+      if (first + u * STEP >= end) continue;
+      float vf[E];
+      ark_unpack(vf, value[u], some_values);
+      if (first + u * STEP + mine == newest) {
 #pragma unroll
-        for (int i = 0; i < E; ++i) o[g][i] = fmaf(p, vf[u][i], o[g][i]);
+        for (int i = 0; i < E; ++i) vf[i] = s.current[D + column + i];
+      }
+#pragma unroll
+      for (int g = 0; g < G; ++g) {
+        const float p = __shfl_sync(0xffffffffu, power[g], ark_lane() / LANES * LANES + u * OWN);
+#pragma unroll
+        for (int i = 0; i < E; ++i) o[g][i] = fmaf(p, vf[i], o[g][i]);
       }
     }
   }
