@@ -1,5 +1,6 @@
-"""Checks the operand stream: the bytes that it copies exist, are those that bodies read, and are
-not written by a task. Called by ark.plan.verify.structure.
+"""Part of the verifier: the operand stream, which copies operands to shared memory ahead of tasks.
+The copied bytes must exist, be those that the tasks read, and not be written by any task. Called by
+ark.plan.verify.structure.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ BULK_COPY_BYTES = 16  # least size and alignment of a bulk copy
 def check_streams(
     rank_set: RankSet, plan: Plan, written: set[Key], rewritten: Sequence[set[Key]]
 ) -> None:
-    """Raises PlanError unless streamed operands are only read in the loop and the stream copies the
-    bytes that bodies read. written: memory that any task writes. rewritten: by phase, memory that
-    tasks write in other ways than by appending. Fetches that grow may read appended memory, since
-    an append never writes rows that they read.
+    """Raises PlanError unless no task writes the streamed operands, and the stream copies the bytes
+    that tasks read. written: memory that any task writes. rewritten: for each phase, memory that
+    tasks write other than by appending. Growing fetches may read memory to which tasks append,
+    since an append never writes rows that they read.
     """
     for number in range(len(plan.phases)):
         machine = machine_of(plan, number)
@@ -103,8 +104,8 @@ def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: s
 
 
 def check_pieces(name: str, fetch: Fetch) -> None:
-    """Raises PlanError unless stages contain equal parts of whole rows, in pieces that copies
-    support.
+    """Raises PlanError unless each stage of a fetch contains equal parts of whole rows, of a size
+    and alignment that copies support.
     """
     whole = fetch.stage == fetch.piece * fetch.rows and fetch.piece % BULK_COPY_BYTES == 0
     row = fetch.piece * fetch.parts
@@ -124,8 +125,8 @@ def check_pieces(name: str, fetch: Fetch) -> None:
 def _check_pages(
     rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, pages: FetchPages, written: set[Key]
 ) -> None:
-    """Raises PlanError unless a stage is in at most MAX_STAGE_PAGES pages, of a supported distance,
-    and no task writes the page numbers.
+    """Raises PlanError unless the rows of a stage are in at most MAX_STAGE_PAGES pages, copies
+    support the distance between pages, and no task writes the page numbers.
     """
     growth = fetch.growth
     assert growth is not None
