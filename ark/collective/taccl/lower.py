@@ -2,7 +2,7 @@
 reduce-scatter.
 
 A message of several chunks is one put. If the chunks' slots are not adjacent, the sender packs them
-and the receiver unpacks them with copies. Called by `ark.collective.taccl.synthesize_taccl`.
+and the receiver unpacks them with copies. Called by ark.collective.taccl.
 """
 
 from __future__ import annotations
