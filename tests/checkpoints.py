@@ -108,7 +108,7 @@ def reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def make_endless(directory: Path, context: int) -> Path:
-    """A small quick model with a long context and no end token."""
+    """A small model that runs quickly, with a long context and no end token."""
     result = make_checkpoint(
         directory,
         layers=1,

@@ -23,7 +23,7 @@ from ark.lower.pipeline import plan
 from tests.opcheck import Case, check
 from tests.slow import slow
 
-# What the compiler may not use, from the widest units down.
+# By name, compiler options that exclude instruction sets, from the widest units down.
 SETS = {
     "host": "",
     "vectors": "-mno-amx-bf16",
@@ -36,7 +36,9 @@ ARM = ("generic", "generic+dotprod+bf16")
 
 
 def product(m: int, n: int, k: int, transposes: str, dtype: Any, then: bool = False) -> Case:
-    """One product of random matrices; transposes: a letter for each, "n" or "t"."""
+    """Returns a product of random matrices as a case. transposes: a letter for each matrix, "n" or
+    "t".
+    """
     ta, tb = (letter == "t" for letter in transposes)
     rng = np.random.default_rng(m * n + k)
     a, b = (rng.uniform(-1, 1, s) for s in ((k, m) if ta else (m, k), (n, k) if tb else (k, n)))
@@ -57,8 +59,8 @@ def product(m: int, n: int, k: int, transposes: str, dtype: Any, then: bool = Fa
 
 
 def products() -> list[Case]:
-    """Sizes that fill no panel, one of each kind that fills several, and sums over several parts of
-    k.
+    """Returns cases with sizes that fill no panel, a case of each kind that fills several panels,
+    and sums over several parts of k.
     """
     cases = [
         product(m, n, k, transposes, dtype)
@@ -100,7 +102,7 @@ check([product(37, 71, 200, "nt", ark.bf16), product(37, 71, 200, "nn", ark.int8
 @slow
 @pytest.mark.skipif(not X86 or sys.platform != "linux", reason="a call of Linux on x86-64")
 def test_products_without_the_systems_leave_for_tiles() -> None:
-    """A process with a stack for signals that is too small for tile registers gets no leave."""
+    """A process whose signal stack is too small for tile registers may not use them."""
     done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

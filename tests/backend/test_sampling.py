@@ -188,7 +188,7 @@ SPREAD = np.random.default_rng(4).standard_normal(61).astype(np.float32) * 2
 
 @pytest.mark.parametrize("name", few_emulated(FILTERS, "every"))
 def test_draws_follow_transformers_warpers(backend: str, name: str) -> None:
-    """On the CPU 10^5 draws: 25 sequences of 4,000 tokens."""
+    """On the CPU there are 10^5 draws: 25 sequences of 4,000 tokens."""
     batch, steps = (25, 4000) if backend == "cpu" else (4, 60)
     logits = np.tile(SPREAD, (batch, 1))
     drawn = draw(logits, steps, 0.8, seed=3, **FILTERS[name])

@@ -1,4 +1,4 @@
-"""torch's own samples of its operators (OpInfo), forward in fp32, run by ark on the CPU.
+"""Runs torch's own samples of its operators (OpInfo) on the CPU by ark, forward only, in fp32.
 
 python -m tests.interop.op_samples [NAMES] [--most 4]
 

@@ -37,7 +37,9 @@ def _plain(x: Any) -> Any:
 
 
 def _imaginary(x: Any) -> Any:
-    """Returns the imaginary part of a conjugate: strided, with the negative bit."""
+    """Returns the imaginary part of a conjugate tensor. It is strided and has torch's negative bit
+    set.
+    """
     return torch.complex(x, x + 1).conj().imag
 
 

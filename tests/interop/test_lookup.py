@@ -1,4 +1,4 @@
-"""torch's writes by index by torch.compile, on the CPU, compared with torch."""
+"""Checks torch's writes by index under torch.compile on the CPU, compared with eager torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_gradient_of_an_embedding(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_constants_in_a_function(capsys: pytest.CaptureFixture[str]) -> None:
-    """The constants are real tensors in a graph of fake ones."""
+    """The constants of the graph are real tensors, although its other tensors are fake ones."""
     x = torch.randn(4, 3)
 
     def function(x: torch.Tensor) -> Any:

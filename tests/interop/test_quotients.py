@@ -1,4 +1,6 @@
-"""Quotients, interpolations and functions whose plain formula loses the result: beside torch."""
+"""Quotients, interpolations and functions for which the textbook formula loses the result, compared
+with torch.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ nn, functional = torch.nn, torch.nn.functional
 
 
 class Whole(nn.Module):  # type: ignore[misc, name-defined]
-    """A function of tensors as a module."""
+    """Wraps a function of tensors as a module."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()

@@ -250,7 +250,7 @@ def test_the_sign_of_nan_is_kept() -> None:
 
 
 class Counting(torch.nn.Module):
-    """A module that writes a buffer and its input, and takes a number."""
+    """A module that writes to a buffer and to its input, and that has a number as an argument."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -90,7 +90,9 @@ def test_masks_of_an_encoder_layer(kind: int | None) -> None:
 
 @pytest.mark.parametrize("other", [False, True])
 def test_attention_of_several_heads(other: bool) -> None:
-    """_native_multi_head_attention of one tensor or of two, with and without weights."""
+    """Calls _native_multi_head_attention with one tensor or with two, with and without attention
+    weights.
+    """
     mha = nn.MultiheadAttention(32, 4, batch_first=True).eval()
     x = torch.randn(2, 9, 32)
     y = torch.randn(2, 9, 32) if other else x

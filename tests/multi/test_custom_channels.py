@@ -87,7 +87,7 @@ def put_tiles(rank: int) -> None:
 
 
 def put_then_signal(rank: int) -> None:
-    """One signal after all tiles; two ops write parts of the memory."""
+    """There is one signal after all tiles, and two ops write parts of the memory."""
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:

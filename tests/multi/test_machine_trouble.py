@@ -174,7 +174,7 @@ def group() -> Iterator[Path]:
 
 @slow
 def test_a_memory_limit_is_seen_before_it_kills(group: Path, tmp_path: Path) -> None:
-    """The model fits the machine but not the container."""
+    """The model fits in the machine's memory but not in the container's limit."""
     directory = make_endless(tmp_path / "model", 4_000_000)
     text = (
         "import os, sys\n"

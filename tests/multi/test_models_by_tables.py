@@ -132,7 +132,7 @@ def test_all_ranks_plan_with_the_table_of_rank_0(tmp_path: Path) -> None:
     expected_data = tuned.KEPT.encoded(CPU, tuned.KEPT.load(CPU))
 
     class Ranks:
-        """Rank 1 with a table of its own."""
+        """Rank 1 has a table of measurements that differs from rank 0's."""
 
         def all_gather(self, data: bytes) -> list[bytes]:
             assert data != expected_data

@@ -38,7 +38,7 @@ NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
 
 
 def kinds(plan: Plan, phase: int) -> set[str]:
-    """Returns the kinds of a phase's ops. A `combine` that adds is named sum."""
+    """Returns the kinds of a phase's ops. A `combine` op that adds is listed as `sum`."""
     ops = {t.op for tasks in plan.phases[phase].processors for t in tasks}
     return {"sum" if "order" in plan.ops[i].params else plan.ops[i].kind for i in ops}
 

@@ -2,7 +2,7 @@
 memory-side cache, hand-overs and barriers between compute units, matrix units. Also hand-overs in
 two levels, within each die and between dies.
 
-Used by test_timing.py and by ci/timing_errors.py, which makes a table of them.
+Used by test_timing.py, and by ci/timing_errors.py, which writes a table of the results.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ KERNEL(512) exchange_by_die(unsigned long long* packets, int rounds, int count, 
 
 @lru_cache(maxsize=1)
 def code() -> bytes:
-    """The kernels' code object."""
+    """The code object with the kernels."""
     return compile_hip(HEAD + SOURCE, "gfx942", ("-O3",))
 
 
@@ -190,7 +190,7 @@ def seconds(
 
 
 def memory_bandwidth() -> float:
-    """TB/s of memory."""
+    """The rate of memory reads in TB/s."""
     each = 32
     nbytes = COMPUTE_UNITS * each * 8192
     with emulated("mi300x"), Buffers() as held:
@@ -199,7 +199,7 @@ def memory_bandwidth() -> float:
 
 
 def read_again(each: int, times: int, shift: int) -> float:
-    """Seconds in which all compute units read `each` times 8 KB so many times."""
+    """The seconds in which all compute units read `each` times 8 KB, the given number of times."""
     numbers = (np.int32(n) for n in (each, times, shift, COMPUTE_UNITS))
     with emulated("mi300x"), Buffers() as held:
         there, out = held.empty(COMPUTE_UNITS * each * 8192), held.empty(4096)
@@ -207,14 +207,16 @@ def read_again(each: int, times: int, shift: int) -> float:
 
 
 def cache_bandwidth() -> float:
-    """TB/s of the memory-side cache: of the later ones of four reads, by other dies each."""
+    """The rate of the memory-side cache in TB/s, from the later ones of four reads, each by other
+    dies.
+    """
     each = 32
     taken = read_again(each, 4, 1) - read_again(each, 2, 1)
     return 2 * COMPUTE_UNITS * each * 8192 / taken / 1e12
 
 
 def cache_latency() -> float:
-    """Nanoseconds of a load that the memory-side cache answers."""
+    """The nanoseconds of a load that the memory-side cache answers."""
     count = 64
     with emulated("mi300x"), Buffers() as held:
         lines = held.upload(np.zeros(32 * count, np.uint32))
@@ -224,9 +226,10 @@ def cache_latency() -> float:
 
 
 def hand_over(other: int) -> float:
-    """Nanoseconds in which a counter goes from block 0 to another one: the mean over eight moments
-    at which the other begins, because the time between a store and the next poll is the same in
-    each round of a launch. Block 8 is on the same die, block 1 on another one.
+    """The nanoseconds in which a counter is handed over from block 0 to another block. This is the
+    mean over eight start times of the other block, because the time between a store and the next
+    poll is the same in each round of a launch. Block 8 is on the same die as block 0, block 1 on
+    another die.
     """
     rounds, taken = 20, []
     with emulated("mi300x"), Buffers() as held:
@@ -238,7 +241,7 @@ def hand_over(other: int) -> float:
 
 
 def barrier(kernel: str = "barriers") -> float:
-    """Microseconds of a barrier of all compute units."""
+    """The microseconds of a barrier of all compute units."""
     rounds = 5
     with emulated("mi300x"), Buffers() as held:
         word = held.upload(np.zeros(64 * (1 + 2 * DIES), np.uint32))
@@ -247,7 +250,9 @@ def barrier(kernel: str = "barriers") -> float:
 
 
 def exchange(count: int, kernel: str = "exchange") -> float:
-    """Microseconds in which each compute unit gets `count` packets of all."""
+    """The microseconds in which each compute unit receives `count` packets that all units have
+    sent.
+    """
     rounds = 6
     with emulated("mi300x"), Buffers() as held:
         packets = held.upload(np.zeros((2 + 2 * DIES) * count, np.uint64))
@@ -256,7 +261,7 @@ def exchange(count: int, kernel: str = "exchange") -> float:
 
 
 def matrix_rate() -> float:
-    """TFLOP/s of bf16."""
+    """The rate of the matrix units in TFLOP/s of bf16."""
     rounds = 512
     with emulated("mi300x"), Buffers() as held:
         taken = seconds(code(), "products", 256, Arguments(held.empty(4096), np.int32(rounds)))

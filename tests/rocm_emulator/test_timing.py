@@ -1,5 +1,5 @@
-"""The timing model compared with published figures of the MI300X (microbenchmarks.py), and its
-properties.
+"""Compares the timing model with published figures of the MI300X (microbenchmarks.py), and tests
+its properties.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Adapters by request, compared with peft's on the same checkpoint in transformers."""
+"""Each request names its adapter; results are compared with peft's on the same checkpoint in
+transformers.
+"""
 
 from __future__ import annotations
 

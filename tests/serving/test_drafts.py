@@ -1,4 +1,4 @@
-"""Drafts of a text's next tokens."""
+"""Drafts: tokens that are proposed as the continuation of a text, from its earlier parts."""
 
 from __future__ import annotations
 

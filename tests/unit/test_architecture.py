@@ -155,7 +155,7 @@ def test_no_file_imports_from_a_test_file() -> None:
 
 
 def test_a_unit_test_lies_in_the_room_of_the_module_that_it_is_named_after() -> None:
-    """tests/unit/x/test_y.py tests ark/x/y.py, or has a name that is no module's."""
+    """tests/unit/x/test_y.py tests ark/x/y.py, or its name is not the name of any module."""
     rooms: dict[str, set[Path]] = {}
     for path in (ROOT / "ark").rglob("*.py"):
         module = path.parent if path.stem == "__init__" else path

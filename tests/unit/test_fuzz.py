@@ -126,7 +126,7 @@ def test_earlier_failures_stay_fixed(kind: str, path: Path) -> None:
 
 @slow
 def test_the_oracle_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan that computes something else than its program is a finding."""
+    """It counts as a finding if a plan computes something else than its program."""
     from tests.fuzz import execute
 
     result = serialize.from_json(json.dumps(plans.base("decoder")[0]))

@@ -108,8 +108,8 @@ def _compiler_identity() -> str:
 
 
 def _processor() -> str:
-    """A text of the processor features on which `-march=native` depends, so that different machines
-    can share a cache.
+    """A text that identifies the processor features on which `-march=native` depends. It is part of
+    the cache key, so that different machines can share a cache.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

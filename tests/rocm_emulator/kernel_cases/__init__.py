@@ -78,7 +78,7 @@ CASES: dict[str, Case] = {}
 
 
 def three(extent: Extent) -> tuple[int, ...]:
-    """An extent as (x, y, z)."""
+    """Returns an extent as (x, y, z)."""
     given = (extent,) if isinstance(extent, int) else extent
     return (*given, *(1,) * (3 - len(given)))
 

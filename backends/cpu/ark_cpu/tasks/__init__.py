@@ -1,4 +1,6 @@
-"""The CPU's own bodies: one object for each task kind and form. Called through the dialect."""
+"""The CPU's specialised task bodies, one object for each task kind and form. Called through the
+dialect.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Products on a CPU: both matrices are packed into panels, which the processor's widest units
-multiply: tile registers, dot products of bf16 or int8, or vectors of floats, whichever the compiler
-may use (dots.h, panels.h). Tiles of few rows are computed by the common body. Called through the
+"""Products on a CPU. Both matrices are packed into panels, which the processor's widest units
+multiply: tile registers, dot products of bf16 or int8, or vectors of floats, depending on what the
+compiler may use (dots.h, panels.h). The common body computes tiles of few rows. Called through the
 dialect.
 """
 
@@ -16,7 +16,7 @@ from ark.tasks.matmul_form import dims, k_range, paired, side_strides
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import MIN_PACKED_ROWS, each_tile, finish_text, outputs, places
 
-_PART_BYTES = 1024  # of k in a panel: a row's or a column's
+_PART_BYTES = 1024  # bytes along k of a row or a column in a panel
 _MAX_PANEL_ELEMENTS = 64  # at least the rows or columns of a panel, and what pads a row of sums
 
 

@@ -38,9 +38,9 @@ class CacheRules:
 
 @dataclass(frozen=True)
 class TargetLimits:
-    """Budgets of one architecture; LDS in bytes, registers in 32-bit registers a lane.
+    """The budgets of one architecture: LDS in bytes, and registers per lane of 32 bits each.
 
-    ``private_buffer`` says that private memory is reached through buffer instructions.
+    ``private_buffer``: True if private memory is accessed by buffer instructions.
     """
 
     arch: str

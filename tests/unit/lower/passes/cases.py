@@ -1,6 +1,6 @@
 """Small programs, each of which one pass changes, and the pass's graph before and after as text.
 
-`python -m tests.unit.lower.passes.cases` writes the texts beside this file; review the diff.
+`python -m tests.unit.lower.passes.cases` writes the texts to files in this folder; review the diff.
 """
 
 from __future__ import annotations

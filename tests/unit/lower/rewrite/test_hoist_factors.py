@@ -83,8 +83,8 @@ def rooted(plan: Plan) -> list[int]:
 
 
 def test_small_factors_are_not_hoisted() -> None:
-    """Results with few elements in all, few for each channel, or a variance computed in the
-    iteration.
+    """Factors are not hoisted if results have few elements in all or few for each channel, or if
+    the variance is computed in the iteration.
     """
     assert rooted(planned(alone((8, 64, 32, 32)))) == [64, 64]
     assert rooted(planned(alone((8, 64, 16, 16)))) == [8 * 64 * 256]
