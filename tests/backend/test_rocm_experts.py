@@ -1,5 +1,5 @@
-"""Products with quantised weights of chosen experts on AMD's matrix units, executed on the emulator
-and compared with NumPy in double precision.
+"""Products with quantised weights of chosen experts on AMD's vector and matrix units, emulated and
+compared with NumPy in double precision.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from tests.slow import in_turns
 pytestmark = pytest.mark.emulated("slow")
 
 EXPERTS, FIRST, OF = 3, 1, 5
-# (codes, group, rows, slots, one input for each slot, columns, outputs, type of the input)
-CASES: list[tuple[DataType, int, int, int, bool, int, int, DataType]] = [
-    (types.fp4, 32, 1, 4, False, 288, 640, fp32),
-    (types.fp8_e4m3, 128, 3, 2, True, 384, 70, bf16),
+# (codes, group, rows, slots, one input for each slot, columns, outputs, type of the input, form)
+CASES: list[tuple[DataType, int, int, int, bool, int, int, DataType, str]] = [
+    (types.fp4, 32, 1, 4, False, 288, 640, fp32, "split"),
+    (types.fp8_e4m3, 128, 3, 2, True, 384, 70, bf16, "split"),
+    (types.fp4, 32, 1, 2, True, 2880, 90, fp32, "split"),  # two parts of a row, one not whole
+    (types.uint4, 64, 1, 2, False, 320, 40, fp32, "split"),
+    (types.fp4, 32, 1, 2, False, 4256, 40, fp32, "several"),  # three parts
+    (types.int8, 72, 2, 2, False, 72, 40, bf16, "several"),  # a scale for 72 columns
 ]
 ARCHS = ("gfx950", "gfx942", "gfx90a")
 
 
 @pytest.mark.parametrize(
-    ("arch", "codes", "group", "rows", "slots", "each", "k", "n", "given"),
+    ("arch", "codes", "group", "rows", "slots", "each", "k", "n", "given", "form"),
     in_turns(ARCHS, CASES),
     indirect=["arch"],
 )
@@ -46,13 +50,16 @@ def test_chosen_experts(
     k: int,
     n: int,
     given: DataType,
+    form: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Experts that belong to other ranks give zeros."""
-    del arch
+    """Experts that belong to other ranks give zeros. Shared memory holds the sums of few rows."""
+    monkeypatch.setattr(bodies, "MOST_SUMS", 32)
     rng = np.random.default_rng(k + n)
-    dtype = row_type(codes, k, group, bf16, False, bf16)
+    dtype = row_type(codes, k, group, bf16, codes == types.uint4, bf16)
     steps = rng.uniform(0.25, 4, (EXPERTS * n, dtype.groups))
-    stored = row_bytes(dtype, every_code(dtype, EXPERTS * n, rng), steps)
+    zeros = np.full_like(steps, 7) if dtype.zeros else None
+    stored = row_bytes(dtype, every_code(dtype, EXPERTS * n, rng), steps, zeros)
     x = rng.standard_normal((rows, slots, k) if each else (rows, k)).astype(given.to_numpy())
     chosen = rng.permuted(np.tile(np.arange(OF, dtype=np.int32), (rows, 1)), axis=1)[:, :slots]
     graph = Graph()
@@ -70,6 +77,7 @@ def test_chosen_experts(
         sig = kinds.signature(planned, planned.ops[0])
         body = backend.dialect(device.machine.arch).body(sig, device.machine)
         assert isinstance(body, bodies.Experts)
+        assert f"ark_expert_{form}<" in body.source("product", sig, device.machine), arch
         with Executor(planned, backend, device) as executor:
             executor.write("x", x)
             executor.write("w", stored.reshape(EXPERTS, n, -1))

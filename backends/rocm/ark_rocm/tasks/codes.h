@@ -29,6 +29,18 @@ ARK_DEVICE void ark_four_codes(const C* type, ark_u32 word, int first, float (&t
 #pragma unroll
   for (int j = 0; j < 4; ++j) to[j] = ark_code(type, word, first + j);
 }
+#if defined(__gfx950__)
+// Byte `first / 4` of a word has codes `first` and `first + 2`, the byte two behind it the others.
+ARK_DEVICE void ark_four_codes(const ark_fp4*, ark_u32 word, int first, float (&to)[4]) {
+  const ark_u32 bytes = first == 0 ? word : word >> 8;
+  const auto even = __builtin_amdgcn_cvt_scalef32_pk_f32_fp4(bytes, 1.0f, 0);
+  const auto odd = __builtin_amdgcn_cvt_scalef32_pk_f32_fp4(bytes, 1.0f, 2);
+  to[0] = even[0];
+  to[1] = odd[0];
+  to[2] = even[1];
+  to[3] = odd[1];
+}
+#else
 ARK_DEVICE void ark_four_codes(const ark_fp4*, ark_u32 word, int first, float (&to)[4]) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
@@ -38,6 +50,7 @@ ARK_DEVICE void ark_four_codes(const ark_fp4*, ark_u32 word, int first, float (&
     to[j] = ark_bits_float(__builtin_amdgcn_perm(bytes.high, bytes.low, places));
   }
 }
+#endif
 #if defined(__gfx950__)
 ARK_DEVICE void ark_four_codes(const ark_e4m3*, ark_u32 word, int, float (&to)[4]) {
   const auto low = __builtin_amdgcn_cvt_scalef32_pk_f32_fp8(word, 1.0f, false);

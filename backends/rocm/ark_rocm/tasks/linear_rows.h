@@ -1,6 +1,25 @@
 // Linear layers of one input row whose weights are rows of a quantised matrix. The method is that
 // of linear.h, with 16 bytes of codes in a lane's load and their scale in a second load.
 
+// A lane's elements of the input for one part of a row, in registers: of four neighbours the even
+// ones and the odd ones, as the bytes of fp4 have them.
+template <int OWN>
+struct ArkSplitInput {
+  typedef float Two __attribute__((ext_vector_type(2)));
+  Two even[OWN / 4], odd[OWN / 4];
+  // xs: the row by SPLIT::place.
+  template <class SPLIT>
+  ARK_METHOD void take(const float* xs, int part, const SPLIT& split) {
+    const float* from = xs + part * SPLIT::SPAN + (split.inside(part) ? split.lane : 0) * 4;
+#pragma unroll
+    for (int i = 0; i < OWN / 4; ++i) {
+      const auto v = *reinterpret_cast<const ark_f32x4*>(from + i * ARK_LANES * 4);
+      even[i] = {v[0], v[2]};
+      odd[i] = {v[1], v[3]};
+    }
+  }
+};
+
 // The codes of a task's rows in parts, and a lane's products with them.
 template <class ROW, int PARTS>
 struct ArkSplitCodes;
@@ -10,6 +29,7 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
   static constexpr int OWN = 128 / ARK_CODE_BITS<C>, SPAN = ARK_LANES * OWN;
   static constexpr bool WHOLE = K % SPAN == 0;
   static_assert(GROUP % OWN == 0, "a lane's codes share a scale");
+  typedef ArkSplitInput<OWN> Input;
   struct Piece {
     ark_u32x4 words;
     float scale;
@@ -35,8 +55,7 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
     return piece;
   }
   ARK_METHOD float dot(int part, const Piece& piece, const float* xs) const {
-    const bool there = WHOLE || part % PARTS * SPAN + lane * OWN < K;
-    const float* x = xs + part % PARTS * SPAN + (there ? lane : 0) * 4;
+    const float* x = xs + part % PARTS * SPAN + (inside(part) ? lane : 0) * 4;
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < OWN; i += 4) {
@@ -47,11 +66,30 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
 #pragma unroll
       for (int j = 0; j < 4; ++j) sum += (ZEROS ? codes[j] - piece.zero : codes[j]) * some[j];
     }
-    return there ? sum * piece.scale : 0.0f;
+    return inside(part) ? sum * piece.scale : 0.0f;
   }
+  ARK_METHOD float dot(int part, const Piece& piece, const Input& input) const {
+    typename Input::Two sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < OWN; i += 4) {
+      constexpr int EACH = ARK_CODES_OF_WORD<C>;
+      float codes[4];
+      ark_four_codes(static_cast<const C*>(nullptr), piece.words[i / EACH], i % EACH, codes);
+      typename Input::Two even = {codes[0], codes[2]}, odd = {codes[1], codes[3]};
+      if constexpr (ZEROS) {
+        even -= piece.zero;
+        odd -= piece.zero;
+      }
+      sum += even * input.even[i / 4];
+      sum += odd * input.odd[i / 4];
+    }
+    return inside(part) ? (sum[0] + sum[1]) * piece.scale : 0.0f;
+  }
+  // True if the lane's codes of a part are in the row.
+  ARK_METHOD bool inside(int part) const { return WHOLE || part % PARTS * SPAN + lane * OWN < K; }
   ARK_METHOD int within(int part) const {
     const int k = part % PARTS * SPAN + lane * OWN;
-    return WHOLE || k < K ? k : 0;
+    return inside(part) ? k : 0;
   }
   // The position of element k of the input in shared memory: elements that lanes read at once are
   // neighbours.
@@ -92,6 +130,27 @@ ARK_DEVICE float ark_split_places(ArkCtx& c, X x, const P& prologue, float* xs, 
   }
 }
 
+// The products of all parts of a task's rows, by a wave each. ring: a wave's first loads. input: in
+// shared memory, or in registers.
+template <class SPLIT, class INPUT>
+ARK_DEVICE void ark_split_sums(const SPLIT& split, typename SPLIT::Piece (&ring)[4],
+                               const INPUT& input, float* sums) {
+  constexpr int AHEAD = 4;
+#pragma unroll 1
+  for (int part = ark_warp(); part < split.count; part += AHEAD * ARK_WARPS) {
+    float sum[AHEAD];
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      const int at = part + a * ARK_WARPS;
+      sum[a] = split.dot(at, ring[a], input);
+      ring[a] = split.load(at + AHEAD * ARK_WARPS);
+    }
+    const float total = ark_sum_four(sum, split.lane);
+    if (split.lane < AHEAD) sums[part + split.lane * ARK_WARPS] = total;
+  }
+  ark_sync();
+}
+
 // coord: first row of the weights and end of the rows, at most ROWS of them. Returns false if the
 // processor must leave.
 template <class ROW, int PARTS, int ROWS, class X, class P, class E>
@@ -121,19 +180,7 @@ ARK_DEVICE bool ark_linear_split_codes(ArkCtx& c, const ArkTask& t, const unsign
   }
   const float scale = ark_split_places<Split, K>(c, x, prologue, xs, red);
   ark_sync();
-#pragma unroll 1
-  for (int part = warp; part < split.count; part += AHEAD * ARK_WARPS) {
-    float sum[AHEAD];
-#pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
-      const int at = part + a * ARK_WARPS;
-      sum[a] = split.dot(at, ring[a], xs);
-      ring[a] = split.load(at + AHEAD * ARK_WARPS);
-    }
-    const float total = ark_sum_four(sum, split.lane);
-    if (split.lane < AHEAD) sums[part + split.lane * ARK_WARPS] = total;
-  }
-  ark_sync();
+  ark_split_sums(split, ring, xs, sums);
   ark_split_store<PARTS>(c, epilogue, sums, scale, first, rows, ahead);
   ark_sums_finish(c, t, epilogue, red);
   return true;

@@ -28,7 +28,8 @@ def read(*names: str) -> tuple[str, ...]:
     return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
 
-def _row_type(sig: Signature) -> RowType:
+def row_type_of(sig: Signature) -> RowType:
+    """The type of the rows of a signature's weights."""
     dtype = by_name(sig.operands[1].dtype)
     assert isinstance(dtype, RowType)
     return dtype
@@ -39,25 +40,34 @@ def _load_codes(dtype: RowType) -> int:
     return LOAD_BYTES * 8 // dtype.codes.bits
 
 
-def _parts(sig: Signature, machine: Machine) -> int:
-    """The number of loads that a wave needs for a row."""
-    dtype = _row_type(sig)
+def shares_scales(dtype: RowType) -> bool:
+    """True if the codes of a load share a scale."""
+    return dtype.group % _load_codes(dtype) == 0
+
+
+def parts_of(dtype: RowType, machine: Machine) -> int:
+    """The number of a wave's loads for a row."""
     return -(-dtype.columns // (_load_codes(dtype) * machine.lanes))
+
+
+def split_bytes(dtype: RowType, rows: int, machine: Machine) -> int:
+    """The input row, and the sums of the parts of so many rows; the last round may exceed them."""
+    parts = parts_of(dtype, machine)
+    held = parts * _load_codes(dtype) * machine.lanes
+    return 4 * (held + rows * parts + linear.LOADS_AHEAD * machine.warps)
 
 
 def _rows(sig: Signature, machine: Machine) -> int:
     """The largest number of rows of a task."""
     rows, count = sig.read(LinearParams).rows, sig.operands[1].shape[0]
     stages = -(-count // rows)
-    return -(-stages // dealt(1, count, _row_type(sig).itemsize, machine)) * rows
+    return -(-stages // dealt(1, count, row_type_of(sig).itemsize, machine)) * rows
 
 
 def _bytes(sig: Signature, machine: Machine) -> int:
-    """Shared memory for the input row, the parts' sums, and the reductions over the block."""
-    parts = _parts(sig, machine)
-    held = parts * _load_codes(_row_type(sig)) * machine.lanes
-    sums = _rows(sig, machine) * parts + linear.LOADS_AHEAD * machine.warps
-    return 4 * (held + sums + 2 * machine.warps)
+    """The input row, the parts' sums, and what reductions over the block take."""
+    rows = _rows(sig, machine)
+    return split_bytes(row_type_of(sig), rows, machine) + 8 * machine.warps
 
 
 class OneRow(linear.OneRow):
@@ -66,11 +76,11 @@ class OneRow(linear.OneRow):
     kind = "linear_rows"
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
-        dtype = _row_type(sig)
+        dtype = row_type_of(sig)
         return (
             machine.variant.name == "block"
             and sig.operands[0].shape[0] == sig.operands[2].shape[0] == 1
-            and dtype.group % _load_codes(dtype) == 0
+            and shares_scales(dtype)
             and _bytes(sig, machine) <= machine.shared_bytes
         )
 
@@ -81,7 +91,8 @@ class OneRow(linear.OneRow):
         return _bytes(sig, machine)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        constants = (sig.operands[1].ctype, _parts(sig, machine), _rows(sig, machine))
+        parts = parts_of(row_type_of(sig), machine)
+        constants = (sig.operands[1].ctype, parts, _rows(sig, machine))
         operands = (bytes_of(sig, 1), text.given(sig, 0), prologue(sig), epilogue(sig))
         call = text.called("ark_linear_split_codes", constants, operands)
         return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"
