@@ -8,12 +8,14 @@ value in stale mode.
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections import Counter
 
 import numpy as np
 import pytest
 from ark_rocm_emulator.engine import core
+from ark_rocm_emulator.lint import TARGETS, Finding, lint
 from checks_bench import ALL
 from planted import DEFECTS, Defect, assembly
 from planted_programs import DATA_WORDS, FLAG_WORDS, PROGRAMS, Program
@@ -59,6 +61,28 @@ def reports(code: bytes, arch: str, program: Program, checked: int, stale: int) 
     """The first result that differs from correct among the given number of seeds."""
     runs = [(seed, False) for seed in range(checked)] + [(seed, True) for seed in range(stale)]
     return next(filter(None, (run(code, arch, program, *each) for each in runs)), "")
+
+
+def linted(program: Program, arch: str) -> list[Finding]:
+    """The findings of the lint in each workgroup's program, without the meetings of rounds, which
+    order nothing.
+    """
+    alone = (
+        dataclasses.replace(program, roles=(role,), meets=False)
+        for role in dict.fromkeys(program.roles)
+    )
+    return [f for one in alone for f in lint(assembly(one, arch), TARGETS[arch])]
+
+
+@pytest.mark.parametrize(("name", "arch"), few(14, SOUND))
+def test_the_lint_accuses_no_sound_program(name: str, arch: str) -> None:
+    assert linted(PROGRAMS[name], arch) == []
+
+
+@pytest.mark.parametrize("name", ["chain", "dekker", "peterson"])
+def test_a_release_without_own_stores_is_not_accused(name: str) -> None:
+    """A workgroup that has stored nothing has nothing to write back."""
+    assert linted(PROGRAMS[name], "gfx942") == []
 
 
 @pytest.mark.parametrize(("name", "arch"), few(14, SOUND))

@@ -51,7 +51,8 @@ def lint(
         if expected.kernels and function.name not in expected.kernels:
             continue
         whole = with_calls(function, listing.functions)
-        findings.extend(check_coherence(whole, target.cache, expected))
         used = figures.get(function.name)
+        called = used is None  # not a kernel
+        findings.extend(check_coherence(whole, target.cache, expected, called))
         findings.extend(check_resources(function, used, target, expected))
     return findings

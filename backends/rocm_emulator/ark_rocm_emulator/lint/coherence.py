@@ -67,8 +67,11 @@ def _reaches(scope: str, wanted: str) -> bool:
 class Coherence:
     """Runs the rules on one function; ``findings`` yields the faults, in text order."""
 
-    def __init__(self, function: Function, rules: CacheRules, expected: Expectations) -> None:
+    def __init__(
+        self, function: Function, rules: CacheRules, expected: Expectations, stored: bool
+    ) -> None:
         self._function = function
+        self._stored = stored
         self._rules = rules
         self._expected = expected
         self._pieces = frozenset().union(*rules.release.values())
@@ -97,7 +100,7 @@ class Coherence:
         entry: list[_Facts | None] = [None] * len(blocks)
         entry[0] = frozenset(
             f"{word}:{scope}" for word in ("unread", "bare") for scope in SCOPES[1:]
-        )
+        ) | ({"stored"} if self._stored else set())
         todo = [0]
         while todo:
             index = todo.pop()
@@ -151,10 +154,12 @@ class Coherence:
             caches = rules.invalidates[key]
             return facts - {f"stale:{c}" for c in caches} - {f"spun:{c}" for c in caches}
         if key in rules.writes_back:
-            # A write-back that overtakes a store in flight misses that store only until the wait
-            # that follows both, and the publication requires that wait anyway.
+            # A write-back that overtakes a store in flight leaves that store behind only until
+            # the wait that follows both, which the publication asks for anyway. A workgroup that
+            # has stored nothing has nothing to write back.
             pieces = rules.writes_back[key]
-            return facts - {f"dirty:{p}" for p in pieces} | {"write-back-out"}
+            out = {"write-back-out"} if "stored" in facts else set()
+            return facts - {f"dirty:{p}" for p in pieces} | out
         return self._access_step(inst, facts)
 
     def _access_step(self, inst: Instruction, facts: _Facts) -> _Facts:
@@ -175,6 +180,8 @@ class Coherence:
         if kind in ("store", "atomic"):
             facts = frozenset(f for f in facts if not f.startswith("release:"))
             facts = facts - {"write-back-out"}  # reported once
+        if kind in ("store", "atomic") and scope == "workgroup":
+            facts = facts | {"stored"}
         if kind == "store" and scope == "workgroup":
             facts = facts | {"store-out"} | {f"dirty:{piece}" for piece in self._pieces}
         return facts
@@ -312,13 +319,18 @@ class Coherence:
         return Finding(rule, self._function.name, inst.line, inst.text, message)
 
 
-def check_coherence(function: Function, rules: CacheRules, expected: Expectations) -> list[Finding]:
+def check_coherence(
+    function: Function, rules: CacheRules, expected: Expectations, stored: bool = True
+) -> list[Finding]:
     """All findings of the coherence rules in ``function``, in text order.
+
+    stored: True if the workgroup may have stored something before the function is entered.
 
     Meant for optimised code: without optimisation a flat access may be to private memory, which
     the text does not tell from a publication.
     """
-    findings = set(Coherence(function, rules, expected).findings())  # a function called twice, once
+    # A function that is called twice is checked once.
+    findings = set(Coherence(function, rules, expected, stored).findings())
     findings |= set(_missing_markers(function, expected))
     return sorted(findings, key=lambda finding: (finding.line, finding.rule))
 
