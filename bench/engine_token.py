@@ -24,7 +24,7 @@ import numpy as np
 from ark.backend import registry
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
-from ark.bench.decode import _fill_caches, _run, _text, random_weights
+from ark.bench.decode import _run, _text, fill_caches, random_weights
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
@@ -68,7 +68,7 @@ def loaded(
     compiled = time.perf_counter()
     for name, array in weights.items():
         executor.write(name, array)
-    _fill_caches(executor, plan)
+    fill_caches(executor, plan)
     phases = (
         f"{plan.phases[k.phases[0]].name}: {k.machine.variant.name}, {k.machine.warps} warps"
         for k in executor.kernels

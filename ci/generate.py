@@ -19,6 +19,8 @@ else:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import decoders
+import defects
+import timing_errors
 from evidence import RESULTS, SUITES, Result, SuiteResult, read, read_suite
 from explanations import pictures
 from performance_page import page
@@ -157,6 +159,8 @@ def outputs() -> dict[Path, str]:
         ROOT / "docs/reference/plan.md": plan(),
         ROOT / "docs/reference/capabilities.md": capabilities(),
         ROOT / "docs/reference/timing-constants.md": timing_constants(),
+        ROOT / "docs/reference/timing-errors.md": timing_errors.page(),
+        ROOT / "docs/reference/emulator-checks.md": defects.page(),
     }
 
 

@@ -180,7 +180,7 @@ def decode(
             read_bandwidth=ceiling,
         )
         beside = _load(executor, plan, shape, checkpoint, accelerated if peers else None)
-        _fill_caches(executor, plan)
+        fill_caches(executor, plan)
         for context in contexts:
             row = _measure(executor, shape, context, tokens, repeats, warm_up)
             if beside_one and tokens > 1:
@@ -272,7 +272,7 @@ def _run(
     return run.elapsed_ms() / 1e3, generated
 
 
-def _fill_caches(executor: Executor, plan: Plan) -> None:
+def fill_caches(executor: Executor, plan: Plan) -> None:
     """Writes random keys and values to the caches, different for each sequence, so that attention
     reads realistic numbers.
     """

@@ -134,6 +134,19 @@ KERNEL(64) barriers_by_die(unsigned* word, int rounds, int blocks) {
   }
 }
 
+// As `barriers`, with a counter for each die, all of which a block waits for, a lane each.
+KERNEL(64) barriers_spread(unsigned* word, int rounds, int blocks) {
+  for (int i = 1; i <= rounds; ++i) {
+    if (THREAD == 0) ADD(word + 64 * (BLOCK % 8));
+    if (THREAD < 8) {
+      while (LOAD(word + 64 * THREAD) < static_cast<unsigned>(i * blocks / 8)) {
+        __builtin_amdgcn_s_sleep(1);
+      }
+    }
+    __builtin_amdgcn_s_barrier();
+  }
+}
+
 // Each block stores its part of `count` packets (a value and the round) and waits for all of them.
 KERNEL(512) exchange(unsigned long long* packets, int rounds, int count, int blocks) {
   const int each = (count + blocks - 1) / blocks, mine = BLOCK * each + THREAD;

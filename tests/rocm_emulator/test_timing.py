@@ -16,6 +16,7 @@ from ark_rocm_emulator import emulated, profile
 from hip_runner import Arguments, Buffers, download
 from microbenchmarks import COMPUTE_UNITS, HEAD, read_again, seconds
 
+from tests.cases.ci import load
 from tests.kept import compile_hip
 
 SOURCE = """
@@ -128,6 +129,13 @@ def test_a_hand_over_takes_the_measured_time() -> None:
     """Published: 642 ns within a die, 742 ns between dies."""
     near, far = microbenchmarks.hand_over(8), microbenchmarks.hand_over(1)
     assert 600 < near < 680 and 700 < far < 780, (near, far)
+
+
+def test_the_recorded_predictions_are_the_models() -> None:
+    """What docs/reference/timing-errors.md shows was computed by the present model."""
+    recorded = load("timing_errors").read().predicted
+    assert recorded["near"] == pytest.approx(microbenchmarks.hand_over(8), rel=0.01)
+    assert recorded["barrier"] == pytest.approx(microbenchmarks.barrier(), rel=0.01)
 
 
 def test_a_device_barrier_takes_the_measured_time() -> None:

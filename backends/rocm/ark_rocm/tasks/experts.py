@@ -62,11 +62,13 @@ class Experts(Body):
         x, weight = sig.operands[:2]
         dense = x.strides[-1] == 1 and all(s * x.itemsize % 16 == 0 for s in x.strides[:-1])
         common = (weight.ctype, *weight.shape[:2], len(x.shape) == 3, *share_of(sig))
-        form, constants = "several", (MOST_GROUP, dense and x.aligned and not x.packet)
+        own: tuple[object, ...]
         rows = _rows(sig, machine)
         if rows:
-            form, constants = "split", (parts_of(row_type_of(sig), machine), rows)
+            form, own = "split", (parts_of(row_type_of(sig), machine), rows)
+        else:
+            form, own = "several", (MOST_GROUP, dense and x.aligned and not x.packet)
         given = (text.given(sig, 0), bytes_of(sig, 1), text.given(sig, 2))
         operands = (*given, text.given(sig, 3, const=False))
-        call = text.called(f"ark_expert_{form}", (*common, *constants), operands)
+        call = text.called(f"ark_expert_{form}", (*common, *own), operands)
         return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"
