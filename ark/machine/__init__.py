@@ -225,7 +225,8 @@ class Machine:
             tiles = batch * -(-rows // tile[0]) * -(-columns // tile[1])
             return -(-tiles // self.processors) * math.prod(tile), tiles * sum(tile)
 
-        return min(itertools.product(*map(sizes, (rows, columns), self.tile)), key=load)
+        high, wide = self.tile
+        return min(itertools.product(sizes(rows, high), sizes(columns, wide)), key=load)
 
     def exact_tile(self, rows: int, columns: int, depth: int, batch: int) -> tuple[int, int] | None:
         """Rows and columns of a tile for an fp32 product with `depth` elements along k: the one of
