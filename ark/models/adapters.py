@@ -39,9 +39,41 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": ([], {}),
     "alora_invocation_tokens": ([],),
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+    "layers_pattern": ([], "layers", ["layers"]),
 }
 """For fields that could change what an adapter computes, the values that ark supports. null is
 supported as well.
+"""
+READ = {
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+}
+WITHOUT_EFFECT = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "inference_mode",
+    "loftq_config",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
+    "velora_config",
+}
+"""Fields that concern training, or act only beside a field of NEUTRAL. Any other field that has a
+value is refused.
 """
 
 
@@ -155,9 +187,12 @@ def read_adapter(name: str, directory: Path, checkpoint: Checkpoint) -> Adapter:
             f"{fields.source}: peft_type is {fields.get('peft_type')!r:.60}, but ark supports "
             "adapters of the type LORA only"
         )
-    for field, values in NEUTRAL.items():
-        value = fields.get(field)
-        if value is not None and value not in values:
+    for field, value in fields.values.items():
+        if field in READ or field in WITHOUT_EFFECT:
+            continue
+        if field not in NEUTRAL and not value:
+            continue
+        if value is not None and value not in NEUTRAL.get(field, ()):
             raise UnsupportedError(
                 f"{fields.source}: {field} is {value!r:.60}, which ark does not follow in "
                 "adapters; merge the adapter into the checkpoint (PEFT's merge_and_unload)"
@@ -179,30 +214,35 @@ def _check_modules(fields: Fields, modules: Sequence[str]) -> None:
     PEFT would not apply them. A name in the config is the end of a module's path; a single string
     is a pattern.
     """
-    named, layers = fields.get("target_modules"), fields.get("layers_to_transform")
+    layers = fields.get("layers_to_transform")
+    excluded = fields.get("exclude_modules")
     for module in modules:
-        if isinstance(named, list):
-            fits = any(module == end or module.endswith(f".{end}") for end in named)
-        else:
-            fits = named in (None, "all-linear") or (
-                isinstance(named, str) and _matches(named, module, fields)
-            )
+        fits = fields.get("target_modules") in (None, "all-linear") or _named(
+            "target_modules", module, fields
+        )
+        if excluded and _named("exclude_modules", module, fields):
+            fits = False
         layer = re.search(r"\.layers\.(\d+)\.", module)
         chosen = layers if isinstance(layers, list) else [layers]
         if layer and layers is not None:
             fits = fits and int(layer.group(1)) in chosen
         if not fits:
             raise ModelError(
-                f"{fields.source}: target_modules and layers_to_transform leave {module} out, but "
-                f"{WEIGHTS} has matrices for it; use the two files that were saved together"
+                f"{fields.source}: target_modules, exclude_modules and layers_to_transform leave "
+                f"{module} out, but {WEIGHTS} has matrices for it; use the two files that were "
+                "saved together"
             )
 
 
-def _matches(pattern: str, module: str, fields: Fields) -> bool:
+def _named(field: str, module: str, fields: Fields) -> bool:
+    """True if the field, a list of names or a pattern, names the module."""
+    value = fields.get(field)
+    if isinstance(value, list):
+        return any(module == end or module.endswith(f".{end}") for end in value)
     try:
-        return re.fullmatch(pattern, module) is not None
+        return isinstance(value, str) and re.fullmatch(value, module) is not None
     except re.error as error:
-        raise fields.wrong("target_modules", "a pattern or a list of names") from error
+        raise fields.wrong(field, "a pattern or a list of names") from error
 
 
 def _pairs(

@@ -144,6 +144,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"target_modules": ["down_proj"]}, "layers_to_transform leave .* out, but adapter_model"),
     ({"target_modules": "("}, "target_modules should be a pattern or a list of names"),
     ({"layers_to_transform": [1]}, "layers_to_transform leave .*layers.0.* out"),
+    ({"exclude_modules": ["v_proj"]}, "exclude_modules and layers_to_transform leave .*v_proj out"),
+    ({"exclude_modules": r".*\.v_proj"}, "exclude_modules and layers_to_transform leave .*v_proj"),
+    ({"exclude_modules": "("}, "exclude_modules should be a pattern or a list of names"),
+    ({"layers_pattern": "h"}, "layers_pattern is 'h', which ark does not follow"),
+    ({"kasa_config": {"beta": 1.0}}, "kasa_config is {'beta': 1.0}, which ark does not follow"),
+    ({"use_bdlora": {"nblocks": 2}}, "use_bdlora is .*, which ark does not follow"),
+    ({"a_field_of_later_versions": True}, "a_field_of_later_versions is True, which ark does not"),
 ]
 
 
