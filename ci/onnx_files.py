@@ -3,7 +3,7 @@ onnxruntime on random inputs.
 
 `python ci/onnx_files.py PAGE` downloads the packages to a temporary folder, reads each file in a
 process of its own and writes the page's table; --wheels DIR takes packages that are there already.
-A file fails if it does not load, or if its results are further away than TOLERANCE.
+A file fails if it does not load, or if its results are further away than MAX_DISTANCE.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PACKAGES = (
     "silero-vad",
     "swift-f0",
 )
-TOLERANCE = 1e-3
+MAX_DISTANCE = 1e-3
 # Sizes that a file leaves open: of a first dimension, of a signal, and of an image's sides.
 FIRST, SAMPLES, SIDE = 1, 16000, 64
 # Inputs that no random numbers serve, and sizes of a file's own, by a part of the file's name.
@@ -142,13 +142,13 @@ def _files(wheels: Path, target: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _table(rows: list[tuple[str, Path, dict[str, Any]]]) -> str:
-    near = sum(row.get("distance", np.inf) <= TOLERANCE for _, _, row in rows)
+    near = sum(row.get("distance", np.inf) <= MAX_DISTANCE for _, _, row in rows)
     lines = [
         "# ONNX files of packages on the package index",
         "",
         "This page is for those who bring an ONNX file. `python ci/onnx_files.py` writes it.",
         "",
-        f"Of {len(rows)} files, {near} load and are within {TOLERANCE:g} of onnxruntime on a CPU",
+        f"Of {len(rows)} files, {near} load and are within {MAX_DISTANCE:g} of onnxruntime on a CPU",
         f"({datetime.now(UTC):%Y-%m-%d}). The distance is the largest difference divided by one",
         "more than the value, on random inputs.",
         "",
@@ -156,8 +156,8 @@ def _table(rows: list[tuple[str, Path, dict[str, Any]]]) -> str:
         "|---|---|---|",
     ]
     for package, path, row in rows:
-        said = f"{row['distance']:.1e}" if "distance" in row else row["reason"].replace("|", "/")
-        lines.append(f"| {package} | `{path.name}` | {said} |")
+        outcome = f"{row['distance']:.1e}" if "distance" in row else row["reason"].replace("|", "/")
+        lines.append(f"| {package} | `{path.name}` | {outcome} |")
     return "\n".join(lines) + "\n"
 
 

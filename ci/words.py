@@ -153,10 +153,16 @@ def _number(node: ast.expr | None) -> bool:
 
 
 def texts(source: str) -> Iterator[tuple[str, int, str]]:
-    """Scope, line and text of everything in a Python file that the patterns examine."""
-    for number, line in enumerate(source.splitlines(), 1):
+    """Scope, line and text of everything in a Python file that the patterns examine. Comments on
+    consecutive lines are one text.
+    """
+    comment: list[str] = []
+    for number, line in enumerate([*source.splitlines(), ""], 1):
         if line.lstrip().startswith("# "):
-            yield "comment", number, line.strip()
+            comment.append(line.strip()[2:] if comment else line.strip())
+        elif comment:
+            yield "comment", number - len(comment), " ".join(comment)
+            comment = []
     tree = ast.parse(source)
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and _number(statement.value):
