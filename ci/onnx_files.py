@@ -142,14 +142,14 @@ def _files(wheels: Path, target: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _table(rows: list[tuple[str, Path, dict[str, Any]]]) -> str:
-    near = sum(row.get("distance", np.inf) <= MAX_DISTANCE for _, _, row in rows)
+    close = sum(row.get("distance", np.inf) <= MAX_DISTANCE for _, _, row in rows)
     lines = [
         "# ONNX files of packages on the package index",
         "",
         "This page is for those who bring an ONNX file. `python ci/onnx_files.py` writes it.",
         "",
-        f"Of {len(rows)} files, {near} load and are within {MAX_DISTANCE:g} of onnxruntime on a CPU",
-        f"({datetime.now(UTC):%Y-%m-%d}). The distance is the largest difference divided by one",
+        f"Of {len(rows)} files, {close} load and are within {MAX_DISTANCE:g} of onnxruntime",
+        f"on a CPU ({datetime.now(UTC):%Y-%m-%d}). The distance is the largest difference divided by one",
         "more than the value, on random inputs.",
         "",
         "| Package | File | Distance, or the reason why there is none |",
