@@ -162,7 +162,8 @@ def write_file(path: str, data: str | bytes) -> None:
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        raise SystemError(f"{path} cannot be written: {error}; choose another place") from error
+        reason = error.strerror or error
+        raise SystemError(f"{path} cannot be written: {reason}; choose another place") from error
 
 
 def write_results(path: str | None, results: Results, done: bool = True) -> None:

@@ -48,7 +48,7 @@ class TextGuide:
         return allowed
 
     def _failed(self) -> InvalidUsageError:
-        cause = one_line(self._matcher.get_error())
+        cause = one_line(self._matcher.get_error().partition("<state>")[0])  # not the parser's dump
         return InvalidUsageError(
             f"the text's form cannot be followed any further ({cause}); use a simpler schema"
         )

@@ -178,6 +178,11 @@ def test_a_file_that_cannot_grow_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_missing_folder_is_named_by_the_path_that_was_given(tmp_path: Path) -> None:
+    with pytest.raises(SystemError, match=r"x\.json cannot be written: No such file or directory;"):
+        write_file(str(tmp_path / "none" / "x.json"), "text")
+
+
 def test_an_export_that_fails_leaves_no_files(tmp_path: Path) -> None:
     tmp_path.joinpath("b.c").mkdir()
     with pytest.raises(SystemError, match="cannot be written"):
