@@ -128,7 +128,8 @@ def _row(path: Path, limit: float) -> dict[str, Any]:
         return {"reason": f"no result in {limit:g} s"}
     if done.returncode:
         return {"reason": f"the process ended with code {done.returncode}"}
-    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    line = done.stdout.strip().splitlines()[-1].replace(f"{path.parent}/", "")
+    answer: dict[str, Any] = json.loads(line)
     return answer
 
 
@@ -149,8 +150,8 @@ def _table(rows: list[tuple[str, Path, dict[str, Any]]]) -> str:
         "This page is for those who bring an ONNX file. `python ci/onnx_files.py` writes it.",
         "",
         f"Of {len(rows)} files, {close} load and are within {MAX_DISTANCE:g} of onnxruntime",
-        f"on a CPU ({datetime.now(UTC):%Y-%m-%d}). The distance is the largest difference divided by one",
-        "more than the value, on random inputs.",
+        f"on a CPU ({datetime.now(UTC):%Y-%m-%d}). The distance is the largest difference",
+        "divided by one more than the value, on random inputs.",
         "",
         "| Package | File | Distance, or the reason why there is none |",
         "|---|---|---|",
