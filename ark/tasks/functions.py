@@ -216,7 +216,7 @@ FUNCTIONS: dict[str, Function] = {
             np.log2,
             public=Public(
                 "Binary logarithm",
-                ("[0.5, 1.0, 8.0]", "[-1.0000,  0.0000,  3.0000]"),
+                ("[0.5, 1.0, 3.0]", "[-1.0000,  0.0000,  1.5850]"),
                 ["mul", ["number", 1.0 / math.log(2.0)], ["reciprocal", X]],
                 "log2",
                 between=(0.5, 3.0),
