@@ -55,8 +55,8 @@ SIZES = {
 def _shape(name: str, sides: list[int]) -> tuple[int, ...]:
     """The shape of an input whose open sides are 0."""
     open_sides = {1: SAMPLES, 2: SAMPLES, 3: SIDE, 4: SIDE}.get(len(sides), SIDE)
-    if len(sides) == 1:
-        return (sides[0] or FIRST,)
+    if len(sides) <= 1:
+        return tuple(side or FIRST for side in sides)
     rest = (side or open_sides for side in sides[1:])
     return (sides[0] or FIRST, *rest)
 
@@ -72,14 +72,14 @@ def inputs(path: Path) -> dict[str, np.ndarray]:
         sides = [n if isinstance(n, int) and n > 0 else 0 for n in given.shape]
         shape = known.get(given.name) or _shape(given.name, sides)
         if given.name in VALUES:
-            arrays[given.name] = VALUES[given.name].reshape(given.shape)
+            arrays[given.name] = np.asarray(VALUES[given.name]).reshape(shape)
         elif "int" in given.type:
             kind = given.type[len("tensor(") : -1]
             most = SAMPLES if "len" in given.name else 200
             arrays[given.name] = np.full(shape, most, kind)
         else:
             kind = {"double": np.float64, "float16": np.float16}.get(given.type[7:-1], np.float32)
-            arrays[given.name] = (rng.standard_normal(shape) / 4).astype(kind)
+            arrays[given.name] = np.asarray(rng.standard_normal(shape) / 4, kind)
     return arrays
 
 
