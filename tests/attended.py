@@ -33,7 +33,8 @@ WIDE = (
 )
 
 
-# The rows of one sequence, over pages of all sizes. Page table entries before a window are invalid.
+# Calls of paged attention: consecutive rows of one sequence, with various page sizes. If there is a
+# window, the page table's entries for pages before all windows are not valid page numbers.
 PAGES = (
     paged.Shape((90,), 9, 4, 1, 32, 5, 20, 20),
     paged.Shape((70,), 40, 2, 1, 16, 16, 7, 9, window=33),

@@ -69,7 +69,7 @@ class Matmul(TaskKind):
         if rotates(sig):
             need(
                 tree is None and not params.gated,
-                "a rotated product supports no expression and no gate",
+                "a matmul with rotary embedding cannot have an epilogue expression or a gate",
             )
             count(sig, 7)
         elif tree is None:
@@ -99,7 +99,7 @@ class Matmul(TaskKind):
             rotary_check(sig, 2, POSITION_OPERAND, (m, n))
             need(
                 sequences_of(sig, POSITION_OPERAND) == 1,
-                "a rotated product needs rows of one sequence",
+                "a matmul with rotary embedding needs rows of one sequence",
             )
         left = a[-2:][::-1] if params.transpose_a else a[-2:]
         right = b[-2:][::-1] if params.transpose_b else b[-2:]

@@ -99,7 +99,7 @@ def launches_behind_copies(device: Any, program: Any, address: int) -> None:
     except SystemError as error:
         assert "launching the loop kernel" in str(error), error
     else:
-        raise AssertionError("a launch that failed was not told")
+        raise AssertionError("the launch failed, but no SystemError was raised")
 
 
 def launches_that_follow_each_other(device: Any, program: Any) -> None:
@@ -139,7 +139,7 @@ def launches_that_follow_each_other(device: Any, program: Any) -> None:
             except SystemError as error:
                 assert "launching the loop kernel" in str(error), error
             else:
-                raise AssertionError("a launch that failed was not told")
+                raise AssertionError("the launch failed, but no SystemError was raised")
 
 
 class NoCompiler:

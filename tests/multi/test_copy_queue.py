@@ -96,8 +96,9 @@ def test_copies_go_through_the_queue(
 
 @pytest.mark.parametrize("seed", few(1, range(2)))
 def test_the_copy_engine_reads_written_back_values(created: CreatedQueues, seed: int) -> None:
-    """Caches hold old values wherever the memory model permits it. The source is written back
-    first, and a get operation's data do not land where a cache may hold older ones.
+    """The emulated caches return stale values wherever the memory model permits it. The results
+    are correct because the source is written back to memory before the copy engine reads it, and
+    because a `get` writes to memory that is not cached.
     """
     with emulator.emulated("gfx942", 2, stale=1, seed=seed, compute_units=3):
         backend = registry.get("rocm")

@@ -223,8 +223,8 @@ def test_puts_one_by_one_to_a_peer_that_is_late(answered: str) -> None:
 
 
 def test_a_put_alone_after_many() -> None:
-    """The puts in flight complete, and so does each put that follows the completion of the previous
-    one.
+    """The test first makes 40 puts without waiting. It then makes 40 more, and waits after each of
+    them until all puts so far are complete.
     """
     many, count = 40, 80
     with joined(4 * count) as (result, source, target, there):

@@ -98,7 +98,9 @@ def answered(client: openai.OpenAI, **asked: Any) -> tuple[str, list[tuple[str, 
 @pytest.mark.parametrize("special", [False, True], ids=["plain marks", "special marks"])
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral", "mistral names", "pythonic"])
 def test_calls_in_every_form(scripted: ScriptedEngine, form: str, special: bool) -> None:
-    """The markers around tool calls may be special tokens, which are left out of other texts."""
+    """Tool calls are parsed whether their markers are plain text or special tokens. Special tokens
+    are otherwise left out when an answer's tokens are decoded to text.
+    """
     calls = FORMATS[form.split()[0]]
     tokenizer = Tokenizer.open(NOAH, vocab_size=2048 + 8)
     if special:

@@ -39,10 +39,11 @@ class Forest:
     """The trees of one collective. `reducing` trees run first, towards roots, then `gathering`
     trees.
 
-    Every tree carries `count` equal units of the data. `optimum` is the optimum of one phase, in
-    which a unit is 1/k of the data that one root sends or receives. In an all-reduce whose roots
-    have unequal shares, the two phases run at the same time, each on a part of every link, and
-    `optimum` is that of both.
+    Every tree carries `count` equal units of the data. If `optimum` is an `Optimum`, it is the
+    optimal rate of one phase, and a unit is 1/k of the data that one root sends or receives. If
+    `optimum` is an `AllReduceOptimum`, the two phases of the all-reduce run at the same time. Each
+    phase then uses a part of every link's bandwidth, and `optimum` is the optimal rate of both
+    phases together.
     """
 
     topology: Topology

@@ -183,8 +183,9 @@ class Choices:
                 self.leader_of.setdefault(image, (number, p))
 
     def _fill_table(self, detours: dict[int, list[int]]) -> None:
-        """Numbers the variables: first those of leaders, then those of all other chunks by
-        symmetry.
+        """Assigns a variable to each pair of a chunk and a link that the chunk may cross. Pairs
+        that a symmetry maps to each other have the same variable, so only the leaders' pairs are
+        numbered.
         """
         self.table = np.full((len(self.chunks), len(self.edges)), -1, np.int32)
         count = 0

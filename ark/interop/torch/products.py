@@ -198,7 +198,7 @@ def _bilinear(call: Call, x: Value, size: Any, align_corners: bool, scales: Any)
     if size is None and any(
         math.floor(n * s) != n * s for n, s in zip(x.shape[2:], scales, strict=True)
     ):
-        raise refuse("linear resizing to a size that is not an integer multiple")
+        raise refuse("bilinear resizing by a factor that does not give an integer size")
     return ark.resize(
         x.tensor, call.shape[2:], "linear", "align_corners" if align_corners else "half_pixel"
     )

@@ -160,7 +160,9 @@ class Program:
         return self.run(list(given), iterations)
 
     def run(self, inputs: list[Any], iterations: int = 1) -> list[Any]:
-        """Runs like a call, but takes a list, as AOTAutograd calls. Threads wait for each other."""
+        """Runs the graph as `__call__` does, but takes the inputs as one list, as AOTAutograd
+        passes them. If several threads call this method, they run one after another.
+        """
         with self._turn:
             return self._run(inputs, iterations)
 

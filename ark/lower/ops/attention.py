@@ -199,7 +199,8 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
         splits = max(
             1, min(splits, machine.costs.packet_tensor_bytes // (rows * given.heads * part))
         )
-    # If all positions fit in the ring, merging two halves takes longer than computing both.
+    # If all positions fit in the ring, one task with all positions takes less time than two tasks
+    # with half of the positions each and a task that merges their results.
     if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:
         splits = 1
     # The task that merges a head holds all of its parts in shared memory.

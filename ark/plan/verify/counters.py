@@ -53,19 +53,19 @@ class Counters:
         subject = f"counter {counter.name!r} of rank {rank}"
         if number == ITERATION_BARRIER and many != counter.step:
             raise refuse(
-                f"the iteration barrier of rank {rank} is signalled {many} times in an iteration, "
-                f"but its step is {counter.step}"
+                f"the iteration barrier of rank {rank} gets {many} signals in an iteration; "
+                f"its step field says {counter.step}"
             )
         if many and many != counter.step:
             raise refuse(
-                f"{subject} is signalled {many} times in an iteration, but its step is "
-                f"{counter.step}"
+                f"{subject} gets {many} signals in an iteration; its step field says {counter.step}"
             )
         if asked >= 0 and not many:
             raise refuse(f"{subject} has waits but no signals, so they never end")
         if asked > counter.step:
             raise refuse(
-                f"{subject} has a wait for {asked} signals, but its step is {counter.step}"
+                f"a task waits for {asked} signals of {subject}, which gets only {counter.step} in "
+                "an iteration"
             )
         raise refuse(f"{subject} is signalled by peers and has device scope; expected system scope")
 

@@ -248,7 +248,7 @@ def test_groups_divide_rows_and_hold_whole_steps() -> None:
 @settings(deadline=None)
 @given(st.data(), st.sampled_from([2, 4, 8]), st.integers(1, 3), st.integers(1, 3))
 def test_words_hold_codes(data: st.DataObject, bits: int, rows: int, words_of_a_row: int) -> None:
-    """Unpacking words gives the codes that a loop over bits packed."""
+    """`unpacked` returns the codes that the helper `words` has packed one by one in a loop."""
     size = (rows, words_of_a_row * 32 // bits)
     values = st.lists(st.integers(0, 2**bits - 1), min_size=size[1], max_size=size[1])
     codes = np.array([data.draw(values) for _ in range(rows)])

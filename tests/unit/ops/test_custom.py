@@ -168,7 +168,7 @@ def test_an_error_within_arks_templates_is_passed_on() -> None:
 @pytest.mark.parametrize(
     "log",
     [
-        # in the formats of three compilers
+        # The same error as printed by GCC, Clang and NVCC.
         "/tmp/x/loop.cpp: In instantiation of 'f':\ncopied.h:4:50:   required from 'g'\n"
         "/tmp/x/loop.cpp:19:24: error: no match\n 19 | f(x);",
         "loop.cpp:19:24: error: no match\n 19 | f(x);\ncopied.h:4:50: note: requested here",
