@@ -114,7 +114,7 @@ class Combine(TaskKind):
         )
         need(
             sorted(order) == list(range(len(order))) and len(order) <= shares(sig),
-            f"order {list(order)} must list its first shares, each once",
+            f"order {list(order)} must list each of its first {len(order)} shares exactly once",
         )
         first, size = self._first(sig), unit(sig)
         element = ELEMENTS[params.element]

@@ -62,7 +62,7 @@ class CombineNorm(TaskKind):
         *shares, weight, total, normed = sig.operands
         need(
             sorted(order) == list(range(len(order))) and len(order) <= len(shares),
-            f"order {list(order)} must list its first shares, each once",
+            f"order {list(order)} must list each of its first {len(order)} shares exactly once",
         )
         for index in range(len(shares), len(sig.operands)):
             typed(sig, index)
@@ -81,7 +81,8 @@ class CombineNorm(TaskKind):
         )
         need(
             (total.dtype, len(total.shape), is_dense(total)) == (params.element, 1, True),
-            f"the sum is {total.dtype}{list(total.shape)}",
+            f"the sum is {total.dtype}{list(total.shape)}, expected one dense dimension of "
+            f"{params.element}",
         )
         need(
             normed.shape == total.shape and is_dense(normed),

@@ -95,7 +95,8 @@ class Fusion(TaskKind):
         summed = axis >= 0
         need(
             (count > 1) == summed == bool(params.sums),
-            f"sums over {count} elements and its expressions do not agree",
+            f"it has axis {axis}, count {count} and {len(params.sums)} sums; sums need an axis and "
+            "a count above 1, and other fusions have axis -1 and count 1",
         )
         need(summed or not params.each, "it has expressions for elements but no sums")
         need(

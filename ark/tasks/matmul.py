@@ -119,7 +119,7 @@ class Matmul(TaskKind):
         need(many <= INT_MAX, f"{many} tiles exceed 32-bit coordinates")
         need(
             params.tasks <= many,
-            f"it has {params.tasks} tasks for {many} tiles",
+            f"it has {params.tasks} tasks for {many} tiles; expected at most one task a tile",
         )
 
     def places(self, sig: Signature) -> Places:

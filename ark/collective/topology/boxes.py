@@ -129,7 +129,7 @@ def customise(
                 "whose ranks share a switch."
             )
         if gpus < 1:
-            raise InvalidUsageError(f"{box.kind}: gpus={gpus}; the least is 1.")
+            raise InvalidUsageError(f"{box.kind}: gpus={gpus} must be at least 1.")
         box = replace(box, gpus=gpus, nics=min(box.nics, gpus))
     if nics is not None:
         if not 1 <= nics <= box.gpus or box.gpus % nics:

@@ -177,7 +177,7 @@ def _length(call: Call) -> Value:
 def _place(call: Call, place: int, count: int, default: int) -> int:
     at = int(call.array(place).item()) if call.has(place) else default
     if not -count <= at < max(count, 1):
-        raise ModelError(f"place {at} of a sequence of {count}")
+        raise ModelError(f"position {at} is outside of a sequence of length {count}")
     return at % count if count else 0
 
 
@@ -192,7 +192,7 @@ def _insert(call: Call) -> Value:
     items = list(_items(call, 0))
     at = int(call.array(2).item()) if call.has(2) else len(items)
     if not -len(items) <= at <= len(items):
-        raise ModelError(f"place {at} of a sequence of {len(items)}")
+        raise ModelError(f"position {at} is outside of a sequence of length {len(items)}")
     items.insert(at, call.value(1))
     return sequence(items)
 
@@ -219,7 +219,7 @@ def _split_to_sequence(call: Call) -> Value:
         return sequence(movement.pieces(call, value, call.integers(1), axis))
     each = int(call.array(1).item())
     if each < 1:
-        raise ModelError(f"parts of {each}")
+        raise ModelError(f"the split size is {each}; it must be at least 1")
     sizes = [min(each, n - at) for at in range(0, n, each)]
     return sequence(movement.pieces(call, value, sizes, axis))
 

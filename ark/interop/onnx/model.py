@@ -287,7 +287,7 @@ def _contents(value: Value) -> np.ndarray:
     if value.array is not None:
         return np.array(value.array, order="C")
     if value.tensor is None:
-        raise UnsupportedError("a sequence is a result")
+        raise UnsupportedError("a result that is a sequence is not supported")
     return value.tensor.to_numpy().reshape(value.shape).astype(value.dtype, copy=False)
 
 

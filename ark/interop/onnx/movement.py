@@ -168,7 +168,7 @@ def _pad(call: Call) -> Value:
     shape, pads = call.shape(0), call.integers(1)
     axes = call.integers(3) if call.has(3) else list(range(len(shape)))
     if len(pads) != 2 * len(axes):
-        raise ModelError(f"{len(pads)} pads for {len(axes)} dimensions")
+        raise ModelError(f"it has {len(pads)} pads, but {len(axes)} axes need {2 * len(axes)}")
     pairs = [(0, 0)] * len(shape)
     for place, axis in enumerate(axes):
         pairs[axis_of(axis, len(shape))] = (pads[place], pads[place + len(axes)])
