@@ -96,12 +96,14 @@ def _prompt_text(machine: Machine) -> str:
 
 
 def _faster_rounded(graph: Graph, context: Context, target: Machine) -> bool:
-    """True where all products of a phase, given alone, have the same number of rows, more than
-    linear layers of few rows take, and weights of 16 bits, and are predicted to take less time
-    under the variant for warpgroups, which rounds their inputs, than under the machine's first
-    variant. An example is a phase that decodes 16 sequences.
+    """True where a phase, given alone, decodes more rows than linear layers of few rows take, all
+    of its products have that number of rows and weights of 16 bits, and they are predicted to take
+    less time under the variant for warpgroups, which rounds their inputs, than under the machine's
+    first variant. Products without attention over a cache are not rounded for speed.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
+    if not any(n.type in ("attention", "paged_attention") for n in nodes):
+        return False
     products = [n for n in nodes if n.type in ("matmul", "linear", "quantized_linear")]
     rows = {n.inputs[0].shape[0] for n in products}
     if len(rows) != 1 or min(rows) <= MAX_UNIT_INPUT_ROWS or not _of_weights(nodes, products):

@@ -148,12 +148,14 @@ def test_many_sequences_decode_on_warpgroups(sequences: int, variant: str) -> No
     assert machine.variant.name == variant
 
 
-def test_inputs_are_not_rounded_for_a_single_row() -> None:
-    """A product of one row that linear layers cannot take stays under the first variant."""
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_inputs_of_a_product_alone_are_not_rounded(rows: int) -> None:
+    """A product of fp32 with 16-bit weights keeps its precision where nothing decodes."""
     graph = Graph(0, 1)
-    x = graph.tensor((1, 2048), by_name("fp32"))
-    w = graph.tensor((4096, 2048), by_name("bf16"), arena="parameter")
-    out = graph.tensor((1, 4096), by_name("fp32"))
-    graph.add("matmul", [x, w], [out], {"transpose_a": False, "transpose_b": True}, "product")
+    x = graph.tensor((rows, 2048), by_name("fp32"))
+    w = graph.tensor((512, 2048), by_name("bf16"), arena="parameter")
+    out = graph.tensor((rows, 512), by_name("fp32"))
+    attributes = {"transpose_a": False, "transpose_b": True}
+    graph.add("matmul", [x, w], [out], attributes, "product")
     (machine,) = choose(graph, Context(registry.machine("h200"), {"packets": False}))
     assert machine.variant.name == "block"
