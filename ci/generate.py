@@ -19,7 +19,7 @@ else:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import decoders
-import defects
+import defect_counts
 import timing_errors
 from evidence import RESULTS, SUITES, Result, SuiteResult, read, read_suite
 from explanations import pictures
@@ -160,7 +160,7 @@ def outputs() -> dict[Path, str]:
         ROOT / "docs/reference/capabilities.md": capabilities(),
         ROOT / "docs/reference/timing-constants.md": timing_constants(),
         ROOT / "docs/reference/timing-errors.md": timing_errors.page(),
-        ROOT / "docs/reference/emulator-checks.md": defects.page(),
+        ROOT / "docs/reference/emulator-checks.md": defect_counts.page(),
     }
 
 

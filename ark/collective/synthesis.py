@@ -60,16 +60,19 @@ def synthesize(
         collective: all_gather, reduce_scatter, all_reduce, broadcast, reduce or all_to_all.
         algorithm: one of `algorithms(topology, collective)`: forestcoll, taccl, flow (all-to-all)
             or a classic.
-        k: trees per root (forestcoll); by default the number that attains the optimum. root: the
-        root's rank number, for broadcast and reduce (0 by default). reduction: sum by default; for
-        forestcoll an elementwise one. parts: the number of chunks into which a rank's share is cut
-        (classics). pieces: the number of pieces into which every chunk is cut, so that long paths
-        are pipelined. window: puts in flight at a time, see `ark.collective.forestcoll.lower`
-        (forestcoll). sketch: the restrictions of taccl's search; by default a sketch made from the
-        topology. size_bytes: bytes that a rank contributes, for which taccl searches. time_limit_s:
-        seconds that taccl's search may take. most_operations: no limit by default. counts: the
-        number of chunks from each rank (row) to each rank (column), for an all-to-all with unequal
-        parts (flow, one_shot).
+        k: trees per root (forestcoll); by default the number that attains the optimum.
+        root: the root's rank number, for broadcast and reduce (0 by default).
+        reduction: sum by default; for forestcoll an elementwise one.
+        parts: the number of chunks into which a rank's share is cut (classics).
+        pieces: the number of pieces into which every chunk is cut, so that long paths are
+            pipelined.
+        window: puts in flight at a time, see `ark.collective.forestcoll.lower` (forestcoll).
+        sketch: the restrictions of taccl's search; by default a sketch made from the topology.
+        size_bytes: bytes that a rank contributes, for which taccl searches.
+        time_limit_s: seconds that taccl's search may take.
+        most_operations: no limit by default.
+        counts: the number of chunks from each rank (row) to each rank (column), for an all-to-all
+            with unequal parts (flow, one_shot).
 
     Raises:
         InvalidUsageError: an unknown name, or options that do not fit.

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cases.ci import load
 
-timing_errors, defects = load("timing_errors"), load("defects")
+timing_errors, defect_counts = load("timing_errors"), load("defect_counts")
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ def test_a_file_of_predictions_is_checked(text: str, tmp_path: Path) -> None:
 
 
 def test_missed_defects_and_accused_programs_are_named(tmp_path: Path) -> None:
-    counts = defects.Counts(60, ["message-no_wait"], 3, 40, ["spin_lock"], [])
-    page = defects.table({"gfx942": counts})
+    counts = defect_counts.Counts(60, ["message-no_wait"], 3, 40, ["spin_lock"], [])
+    page = defect_counts.table({"gfx942": counts})
     assert "| gfx942 | 60 | 59 | 40 | 3 | 1 | 0 |" in page
     assert "gfx942 missed: message-no_wait." in page and "gfx942 accused: spin_lock." in page
     (tmp_path / "some.json").write_text('{"gfx942": {"defects": 60}}')
     with pytest.raises(ValueError, match=r"some\.json is not a file of counts"):
-        defects.read(tmp_path / "some.json")
+        defect_counts.read(tmp_path / "some.json")
 
 
 def test_all_planted_defects_are_found_and_nothing_is_accused() -> None:
-    counts = defects.read()
+    counts = defect_counts.read()
     assert list(counts) == ["gfx90a", "gfx942", "gfx950", "gfx1100"]
     for c in counts.values():
         assert c.defects >= 60 and c.sound >= 40

@@ -244,14 +244,15 @@ def build(
 
     Args:
         algorithm: a name from `ALGORITHMS`.
-        collective: the collective; broadcast and reduce have a `root` (by default 0). ranks: the
-        number of ranks, at least 1. boxes: equal groups of ranks that share fast links.
-        Hierarchical forms need them; with them, rings and trees start from every place in a box. A
-        single group gives an order of ranks.
+        collective: the collective; broadcast and reduce have a `root` (by default 0).
+        ranks: the number of ranks, at least 1.
+        boxes: equal groups of ranks that share fast links. Hierarchical forms need them; with
+            them, rings and trees start from every place in a box. A single group gives an order
+            of ranks.
         reduction: sum (the default), max, min, mean; adasum and combiner have their own forms.
-        parts: how many chunks each chunk that the algorithm needs is cut into. pieces: see
-        `ark.collective.programs.types`; more pieces pipeline long paths. counts: the counts of an
-        all-to-all with unequal parts (one_shot only).
+        parts: how many chunks each chunk that the algorithm needs is cut into.
+        pieces: see `ark.collective.programs.types`; more pieces pipeline long paths.
+        counts: the counts of an all-to-all with unequal parts (one_shot only).
 
     Raises:
         InvalidUsageError: there is no such algorithm, or it does not apply. UnsupportedError: the
