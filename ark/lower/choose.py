@@ -146,8 +146,9 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
     The option `variant` selects one by name; raises PlanError if the machine does not have it.
     Otherwise there are three rules. The variant with communicating warps is chosen if the phase
     decodes: its products are linear layers of one row, or of one row per sequence. The variant that
-    loads for warpgroups is chosen if this is predicted to take less time (refusal), or if the only
-    phase reads prompts. Otherwise the machine's first variant is chosen.
+    loads for warpgroups is chosen if this is predicted to take less time (refusal, and for a phase
+    that decodes many rows _faster_rounded), or if the phase reads prompts. Otherwise the machine's
+    first variant is chosen.
     """
     machine, options = context.machine, context.options
     names = tuple(dict.fromkeys(v.name for v in machine.variants))
@@ -155,8 +156,6 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
     if wanted is not None and wanted not in names:
         raise PlanError(f"{machine.name} has no kernel variant {wanted!r}, but {', '.join(names)}")
     first = machine.using(names[0])
-    number = range(len(graph.phases))[phase]
-    alone = graph.with_nodes(n for n in graph.nodes if n.phase == number)
     hinted = next((n.name for n in graph.nodes if n.hints and n.hints.cuts), None)
     if wanted is None and hinted is not None:  # the first variant's bodies take tiles of any size
         return Choice(first, f"{hinted} asks for a tile of its own, which every body takes there")
@@ -173,6 +172,8 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
                 if not refusal(graph, machine):
                     return Choice(target, BY_TIME)
                 if options.get("fuse", True):
+                    number = range(len(graph.phases))[phase]
+                    alone = graph.with_nodes(n for n in graph.nodes if n.phase == number)
                     if _reads_prompts([n for n in alone.nodes if not n.virtual], machine):
                         return Choice(target, _prompt_text(machine))
                     if _faster_rounded(alone, context, target):

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ark.ir.graph import Graph
 from ark.log import show
-from ark.lower.choose import BY_TIME, Choice, decoding, not_decoding, refusal
+from ark.lower.choose import BY_TIME, ROUNDED, Choice, decoding, not_decoding, refusal
 from ark.lower.rewrite.context import Context
 from ark.lower.work_times import boxed, product_times
 from ark.machine import Machine
@@ -53,7 +53,7 @@ def _reason(graph: Graph, context: Context, phase: int, choice: Choice, other: V
     if boxed(other):
         alone = graph.with_nodes(n for n in graph.nodes if n.phase == phase)
         return refusal(alone, machine) or f"{name} has the phase for another reason: {choice.why}"
-    if choice.why == BY_TIME:
+    if choice.why in (BY_TIME, ROUNDED):
         return f"predicted {_sums(graph, machine)[1]:.4g} us"
     return f"it serves every phase, and the rule prefers {name} whatever is predicted"
 

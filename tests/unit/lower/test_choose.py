@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -11,7 +12,8 @@ from ark.errors import PlanError
 from ark.ir.dtype import DataType, by_name
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
-from ark.lower.choose import choose
+from ark.lower.choose import ROUNDED, choices, choose
+from ark.lower.explain_variants import show_variants
 from ark.lower.pipeline import plan
 from ark.lower.rewrite.context import Context
 from ark.machine import Machine
@@ -146,6 +148,19 @@ def test_many_sequences_decode_on_warpgroups(sequences: int, variant: str) -> No
     graph = build(Shape(few, by_name("bf16"), 64, 0, batch=sequences)).graph
     (machine,) = choose(graph, Context(registry.machine("h200"), {}))
     assert machine.variant.name == variant
+
+
+def test_the_reason_for_warpgroups_gives_the_time_of_the_first_variant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
+    graph = build(Shape(few, by_name("bf16"), 64, 0, batch=16)).graph
+    context = Context(registry.machine("h200"), {})
+    monkeypatch.setenv("ARK_DEBUG", "lower")
+    show_variants(graph, context, choices(graph, context))
+    printed = capsys.readouterr().err
+    assert f"phase decode: variant matrix: {ROUNDED}" in printed
+    assert re.search(r"phase decode: not block: predicted [\d.]+ us", printed)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
