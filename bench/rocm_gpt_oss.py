@@ -85,10 +85,10 @@ def predict(
 def group_ends(events: list[dict], layer: int) -> dict[str, float]:
     """The microsecond in which the last task of each group of a layer's ops ends."""
     own = [e for e in events if f".layers.{layer}." in e["name"]]
-    ends, rest = {}, sorted(own, key=lambda e: e["ts"] + e["dur"])
-    for group, last in GROUPS.items():
-        ends[group] = max(e["ts"] + e["dur"] for e in rest if last in e["name"])
-    return ends
+    return {
+        group: max(e["ts"] + e["dur"] for e in own if last in e["name"])
+        for group, last in GROUPS.items()
+    }
 
 
 def main() -> None:

@@ -123,14 +123,9 @@ def _logistic(value: str) -> str:
 _SILU = f"ark_times(a, {_logistic('a')})"
 
 
-def _erf(a: np.ndarray) -> np.ndarray:
-    values: np.ndarray = np.vectorize(math.erf, otypes=[np.float64])(a)
-    return values
-
-
-def _erfc(a: np.ndarray) -> np.ndarray:
-    values: np.ndarray = np.vectorize(math.erfc, otypes=[np.float64])(a)
-    return values
+def _each(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
+    """The NumPy function that calls a function of Python's math module for each element."""
+    return np.vectorize(function, otypes=[np.float64])
 
 
 def _philox(at: np.ndarray, key: np.ndarray, stream: np.ndarray) -> np.ndarray:
@@ -198,11 +193,11 @@ FUNCTIONS: dict[str, Function] = {
         Function("ceil", "(-ark_floor(-a))", np.ceil, "a"),
         Function("round", "ark_round(a)", np.round, "a"),
         Function("tanh", "ark_tanh(a)", np.tanh),
-        Function("erf", "ark_erf(a)", _erf),
+        Function("erf", "ark_erf(a)", _each(math.erf)),
         Function(
             "erfc",
             "ark_erfc(a)",
-            _erfc,
+            _each(math.erfc),
             public=Public(
                 "Complementary error function, 1 - erf(input)",
                 ("[-1.0, 0.0, 2.0]", "[1.8427, 1.0000, 0.0047]"),

@@ -173,8 +173,8 @@ def _lower_all_reduce_norm(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_all_gather_rotated(lowering: Lowering, node: Node) -> None:
-    """Emits an all-gather whose result begins with this rank's own share, followed by those of the
-    next ranks in cyclic order.
+    """Emits an all-gather with a rotated result: this rank's own share comes first, then the shares
+    of the following ranks in cyclic order.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     share = dense(lowering, node.inputs[0], ".dense", fill=True)
