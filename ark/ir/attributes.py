@@ -381,7 +381,7 @@ ATTRIBUTES: Mapping[str, type[Attributes]] = {
         ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod"), ReduceAttributes
     ),
     "concat": AxisAttributes,
-    "convolution": ConvolutionAttributes,
+    **dict.fromkeys(("convolution", "depthwise"), ConvolutionAttributes),
     "pool": PoolAttributes,
     "remap": RemapAttributes,
     "transpose": TransposeAttributes,

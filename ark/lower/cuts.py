@@ -70,6 +70,14 @@ def candidates(
     ]
 
 
+def window_cuts(shape: Sequence[int], depth: int, itemsize: int, machine: Machine) -> list[Cut]:
+    """The cuts of a product whose box copies load a matrix of windows. Empty for a result of fewer
+    columns than any tile for windows.
+    """
+    flags = {"narrow": True, "windows": True, "plain": True}
+    return candidates(shape, depth, itemsize, machine, parts=False, **flags)
+
+
 def box_tiles(machine: Machine) -> BoxTiles:
     """The tiles of products whose operands are loaded by box copies. Raises PlanError if the
     machine's description lacks them.

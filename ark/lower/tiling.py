@@ -323,9 +323,18 @@ def start_of(tensor: Tensor) -> int:
     return sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
 
 
+MIN_ATTENTION_ROWS = 32  # the rows of the smallest tile of queries
+
+
 def attends(node: Node, machine: Machine) -> bool:
-    """True for attention of many rows that matrix units support."""
-    return node.inputs[0].shape[-2] >= machine.large_product[0] and attends_in_units(node)
+    """True for attention of many rows that matrix units support. Of few rows there must be a tile
+    for each processor, from all heads of all sequences.
+    """
+    rows, given = node.inputs[0].shape[-2], node.read(AttentionAttributes)
+    batch = node.inputs[0].shape[0] if len(node.inputs[0].shape) == 3 else 1
+    tiles = batch * given.heads * -(-rows // MIN_ATTENTION_ROWS)
+    filled = rows >= MIN_ATTENTION_ROWS and tiles >= machine.processors
+    return (rows >= machine.large_product[0] or filled) and attends_in_units(node)
 
 
 def attends_in_units(node: Node, parts: bool = False) -> bool:

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ConvolutionAttributes
 from ark.ir.values import whole
-from ark.lower.ops.windows import lower_convolution
+from ark.lower.ops.windows import lower_convolution, lower_depthwise
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, same_dtype
 from ark.ops.elementwise import add
@@ -295,3 +296,20 @@ def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
 
 
 register("convolution", _convolution, lower_convolution, aliasing="none")
+
+
+def _depthwise(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """The NumPy reference of a depthwise convolution of an image with channels last."""
+    weight, source, *others = inputs
+    channels = source.shape[-1]
+    given = ConvolutionAttributes.from_node(attrs)
+    plain = structs.replace(given, finish=None).to_node()
+    first = np.moveaxis(source, -1, 1)
+    (sums,) = _convolution([weight.T.reshape(1, channels, 1, -1), first], plain)
+    last = np.moveaxis(sums.reshape(len(source), channels, *given.sizes), 1, -1)
+    if given.finish is not None:
+        return [expression.evaluate(given.finish, [last, *others])]
+    return [last]
+
+
+register("depthwise", _depthwise, lower_depthwise, aliasing="none")

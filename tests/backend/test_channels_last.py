@@ -54,6 +54,104 @@ def test_convolutions_of_turned_channels(backend: str, monkeypatch: pytest.Monke
     check(cases)
 
 
+def scaled(rng: np.random.Generator, shapes: list[Any]) -> list[np.ndarray]:
+    """An image, and weights for which results are about as large as the image."""
+    image, *weights = shapes
+    made = [rng.uniform(-1, 1, s) / np.sqrt(np.prod(s[1:])) for s in weights]
+    return [rng.uniform(-1, 1, image), *made]
+
+
+DEPTHWISE: list[tuple[Any, Any, dict[str, Any]]] = [
+    ((2, 16, 9, 9), (3, 3), {"padding": 1}),
+    ((1, 24, 12, 8), (5, 3), {"stride": 2, "padding": (2, 0)}),
+    ((2, 8, 15, 15), (7, 7), {"padding": 3}),
+    ((2, 40, 10, 11), (3, 2), {"dilation": 2, "stride": (1, 3), "padding": (3, 1)}),
+    ((2, 16, 5, 7), (1, 1), {}),
+]
+
+
+def test_depthwise_convolutions_of_turned_channels(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks as networks for mobile devices have them: a depthwise convolution with a scale, a bias
+    and an activation, a factor for each channel of each image, and a convolution of single pixels
+    with a residual.
+    """
+    torch = pytest.importorskip("torch")
+    with contextlib.closing(registry.get(backend).open(0)) as device:
+        if not device.machine.cooperative:
+            pytest.skip("the processors have one thread each")
+    monkeypatch.setattr(convolutions, "least_work", lambda _: 1.0)
+    ark.init(backend=backend)
+    rng = np.random.default_rng(5)
+    conv2d, cases = torch.nn.functional.conv2d, []
+    for number, (shape, size, options) in enumerate(DEPTHWISE):
+        dtype, channels = (ark.fp16 if number % 2 else ark.bf16), shape[1]
+        shapes = [shape, (channels, 1, *size), (channels, 1, 1), (channels, 1, 1)]
+        shapes += [(16, channels, 1, 1), (16, 16, 3, 3)]
+        arrays = scaled(rng, shapes)
+
+        def build(x: Any, w: Any, a: Any, b: Any, v: Any, u: Any, o: Any = options) -> Any:
+            y = ark.conv(x, w, groups=int(x.shape()[1]), **o)
+            y = ark.relu(ark.add(ark.mul(y, a), b))
+            factor = ark.sigmoid(ark.reduce_mean(ark.reduce_mean(y, 3), 2))
+            y = ark.conv(ark.mul(y, factor), v)
+            return ark.add(ark.conv(y, u, padding=1), y)
+
+        def expected(
+            x: Any, w: Any, a: Any, b: Any, v: Any, u: Any, o: Any = options
+        ) -> np.ndarray:
+            x, w, a, b, v, u = map(torch.from_numpy, (x, w, a, b, v, u))
+            y = torch.relu(conv2d(x, w, groups=x.shape[1], **o) * a + b)
+            y = conv2d(y * torch.sigmoid(y.mean((2, 3), keepdim=True)), v)
+            return np.asarray((conv2d(y, u, padding=1) + y).numpy())
+
+        given = [(a, dtype) for a in arrays]
+        cases.append(Case(f"{shape} {size} {options}", given, build, expected, tolerance=0.03))
+    check(cases)
+
+
+def test_norms_and_layers_between_depthwise_convolutions(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks as ConvNeXt has them: a depthwise convolution, a norm and two layers over channels
+    between transposes, a scale and a residual. One tensor is read with channels first, too.
+    """
+    torch = pytest.importorskip("torch")
+    with contextlib.closing(registry.get(backend).open(0)) as device:
+        if not device.machine.cooperative:
+            pytest.skip("the processors have one thread each")
+    monkeypatch.setattr(convolutions, "least_work", lambda _: 1.0)
+    ark.init(backend=backend)
+    rng = np.random.default_rng(6)
+    shapes = [(2, 16, 6, 5), (16, 1, 3, 3), (48, 16), (16, 48), (16, 1, 1), (16, 16, 2, 2)]
+    arrays = scaled(rng, shapes)
+
+    def build(x: Any, w: Any, up: Any, down: Any, scale: Any, last: Any) -> Any:
+        total = x
+        for _ in range(2):
+            y = ark.transpose(ark.conv(x, w, padding=1, groups=16), [0, 2, 3, 1])
+            y = ark.layernorm(y, eps=1e-5)
+            y = ark.relu(ark.matmul(y, up, transpose_other=True))
+            y = ark.matmul(y, down, transpose_other=True)
+            x = ark.add(ark.mul(ark.transpose(y, [0, 3, 1, 2]), scale), x)
+            total = ark.add(total, ark.reduce_sum(x, 1, keepdims=True))
+        return ark.add(ark.conv(x, last), ark.conv(total, last))
+
+    def expected(*given: np.ndarray) -> np.ndarray:
+        x, w, up, down, scale, last = map(torch.from_numpy, given)
+        conv2d, total = torch.nn.functional.conv2d, x
+        for _ in range(2):
+            y = conv2d(x, w, padding=1, groups=16).permute(0, 2, 3, 1)
+            y = torch.nn.functional.layer_norm(y, (16,), eps=1e-5)
+            y = torch.relu(y @ up.T) @ down.T
+            x = y.permute(0, 3, 1, 2) * scale + x
+            total = total + x.sum(1, keepdim=True)
+        return np.asarray((conv2d(x, last) + conv2d(total, last)).numpy())
+
+    check([Case("blocks", [(a, ark.fp16) for a in arrays], build, expected, tolerance=0.02)])
+
+
 def test_pools_of_neighbouring_channels(backend: str) -> None:
     """Windows of one element in the last dimension, which may or may not be a whole number of
     packs.

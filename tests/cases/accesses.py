@@ -34,6 +34,7 @@ LARGER = {
     "paged_attention": "the table and the position say which rows of the pool",
     "gather": "the indices say which elements",
     "convolution": "strides leave out what lies between windows",
+    "depthwise": "strides leave out what lies between windows",
     "pool": "strides leave out what lies between windows",
     "remap": "steps leave elements out, and what is outside of the input is not read",
     "scatter": "the indices say which elements, and a plain update reads none",

@@ -90,6 +90,7 @@ def test_which_nodes_stay_in_torch_by_their_device(monkeypatch: pytest.MonkeyPat
     graph, there = fx.Graph(), torch.device("meta")
     graph.owning_module = torch.nn.Module()
     graph.owning_module.register_buffer("index", torch.ones(3))
+    graph.owning_module.register_buffer("scalar", torch.tensor(2.0))
 
     def node(value: Any, target: Any, *given: Any) -> Any:
         result = target if isinstance(target, fx.Node) else graph.call_function(target, given)
@@ -100,7 +101,11 @@ def test_which_nodes_stay_in_torch_by_their_device(monkeypatch: pytest.MonkeyPat
     x = node(torch.empty(3, 4, device=there), graph.placeholder("x"))
     number, near = (node(torch.ones(n), graph.placeholder("a")) for n in ((), (3,)))
     constant = node(torch.ones(3), graph.get_attr("index"))
+    scalar = node(torch.tensor(2.0), graph.get_attr("scalar"))
+    copied = node(torch.tensor(2.0), aten.lift_fresh_copy.default, scalar)
     taken = (
+        copied,
+        node(torch.empty(3, 4, device=there), aten.fill.Tensor, x, copied),
         node(torch.empty(3, device=there), aten._to_copy.default, constant),
         node(torch.empty(3, 4, device=there), aten.mul.Tensor, x, number),
     )
@@ -108,10 +113,11 @@ def test_which_nodes_stay_in_torch_by_their_device(monkeypatch: pytest.MonkeyPat
         node(torch.ones(3), aten.mul.Tensor, near, number),
         node(torch.empty(3, device=there), aten._to_copy.default, near),
         node(torch.ones(3), aten.mul.Tensor, constant, number),
+        node(torch.ones(3), aten.lift_fresh_copy.default, constant),
     )
-    assert [compile._elsewhere(n) for n in taken] == [None, None]
+    assert [compile._elsewhere(n) for n in taken] == [None] * 4
     why = "a tensor is on cpu, but ark runs on meta"
-    assert [compile._elsewhere(n) for n in stay] == [why] * 3
+    assert [compile._elsewhere(n) for n in stay] == [why] * 4
 
 
 def test_a_constant_of_the_graph_and_a_number_that_is_a_tensor() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -23,6 +23,7 @@ from ark.errors import BaseError, InternalError, InvalidUsageError, UnsupportedE
 from ark.interop.kernels import Kernels
 from ark.interop.torch.attention_calls import keep_attention
 from ark.interop.torch.buckets import Padding
+from ark.interop.torch.constants import fold_constants
 from ark.interop.torch.export import TRACING, decompositions
 from ark.interop.torch.fallback import or_torch
 from ark.interop.torch.graph import drop_checks, name_of, results_of, why_not
@@ -52,9 +53,23 @@ def _elsewhere(node: fx.Node) -> str | None:
     moved = [n for n in node.all_input_nodes if n.op == "get_attr"]
     read = [v for n in node.all_input_nodes if n not in moved for v in results_of(n)]
     tensors = [v for v in read if isinstance(v, torch.Tensor) and v.dim()]
-    tensors += [v for v in results_of(node) if isinstance(v, torch.Tensor)]
+    if not _copies_number(node):
+        tensors += [v for v in results_of(node) if isinstance(v, torch.Tensor)]
     strange = sorted({str(t.device) for t in tensors if t.device != torch_device()})
     return f"a tensor is on {strange[0]}, but ark runs on {torch_device()}" if strange else None
+
+
+def _copies_number(node: fx.Node) -> bool:
+    """True if the node copies a constant without dimensions for other nodes of the graph, as a
+    number that is assigned to a slice. Tracing makes such constants on the CPU.
+    """
+    if name_of(node.target) != "lift_fresh_copy.default":
+        return False
+    (value,) = results_of(node)
+    source = cast(fx.Node, node.args[0])
+    return (
+        source.op == "get_attr" and not value.dim() and "output" not in {n.op for n in node.users}
+    )
 
 
 class _Kernel(torch.nn.Module):
@@ -90,6 +105,7 @@ def compile_graph(
     if any(varies(e) for e in examples) or any(varies(v) for v in values(module)):
         return _Sized(module, fixed, by_torch)
     drop_checks(module)
+    fold_constants(module)
     support = _Support(read_by_strides(module))
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     missing = [n for n in calls if not support.is_node_supported({}, n)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import structs
 
 from ark.ir.attributes import ConvolutionAttributes
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
-from ark.lower.tiling import MAX_TILE_ELEMENTS, box_coords
+from ark.lower.tiling import MAX_TILE_ELEMENTS, box_coords, box_tile
 from ark.tasks.convolution import ConvolutionParams
 
 MIN_TASK_MULTIPLICATIONS = 1 << 13  # fewest multiplications of a task
@@ -48,3 +50,14 @@ def lower_convolution(lowering: Lowering, node: Node) -> None:
     params = ConvolutionParams(**kept, tile=tuple(tile), expr=given.finish)
     operands = [weight, source, out, *others]
     lowering.emit("convolution", params, operands, box_coords(out.shape, tile))
+
+
+def lower_depthwise(lowering: Lowering, node: Node) -> None:
+    """Emits a depthwise convolution of an image with channels last as tiles of the result."""
+    weight, source, *others = node.inputs
+    out, given = node.outputs[0], node.read(ConvolutionAttributes)
+    tile = box_tile(out.shape, lowering.machine, math.prod(given.size))
+    kept = {k: v for k, v in structs.asdict(given).items() if k != "finish"}
+    params = ConvolutionParams(**kept, tile=tuple(tile), expr=given.finish)
+    coords = box_coords(out.shape, tile)
+    lowering.emit("depthwise", params, [weight, source, out, *others], coords)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +25,13 @@ from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.convolutions import Convolution, convolutions, image_of
 from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
-from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
+from ark.lower.rewrite.image_layouts import (
+    images_with_channels_last,
+    moves_channels,
+    per_image,
+    pools,
+    reduces_places,
+)
 from ark.lower.rewrite.views import UNSEEN, whole
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 from ark.tasks import expression
@@ -42,11 +47,12 @@ def channels_last(graph: Graph, context: Context, few: bool = True) -> Graph:
         return graph
     listed = convolutions(graph, kept, machine)
     chosen = {number: c for number, c in listed.items() if few or c.padded is None}
-    if not chosen:
+    if all(c.depthwise for c in chosen.values()):  # alone they do not pay for transposes
         return graph
-    writer = _Turned(graph, *_wanted(graph, chosen, kept))
+    writer = _Turned(graph, kept, *images_with_channels_last(graph, chosen, kept))
     laid = {c.windows.id for c in chosen.values() if c.windows is not None}
     for node in graph.nodes:
+        node = writer.renamed(node)
         if node.id in chosen:
             writer.convolution(chosen[node.id])
         elif node.id not in laid and not writer.takes(node):
@@ -54,58 +60,12 @@ def channels_last(graph: Graph, context: Context, few: bool = True) -> Graph:
     return graph.with_nodes(writer.needed(kept))
 
 
-def _pools(node: Node) -> bool:
-    """True for a pool of an image with one or two spatial dimensions."""
-    return node.type == "pool" and len(node.outputs[0].shape) <= 4 and whole(node.inputs[0])
-
-
-def _reduces_places(node: Node) -> bool:
-    """True where the node reduces each channel of an image to one element (for example, a global
-    mean) and the user cannot read the result by name.
+def _plane(key: str, values: Sequence[int]) -> list[int]:
+    """A parameter of a convolution's windows for two spatial dimensions, of which the first may be
+    missing.
     """
-    source, out = node.inputs[0] if node.inputs else None, node.outputs[0]
-    if source is None or node.type not in REDUCTIONS or len(node.inputs) > 1:
-        return False
-    image = len(source.shape) == 3 and node.read(ReduceAttributes).axis == 2 and whole(source)
-    return image and whole(out) and out.buffer.arena in UNSEEN
-
-
-def _wanted(
-    graph: Graph, by_node: dict[int, Convolution], kept: frozenset[int]
-) -> tuple[set[int], set[int]]:
-    """Two sets of buffer ids. The first has images for which channels last pays off, because a
-    convolution reads windows of them, or of results that elementwise ops compute from them. The
-    second has images for which channels last costs nothing, because all their readers support it.
-    """
-    readers = graph.view.reads
-    able: Counter[int] = Counter()
-    worth: set[int] = set()
-    fine: set[int] = set()
-    laid = {c.windows.id: c for c in by_node.values() if c.windows is not None and c.padded is None}
-    for node in reversed(graph.nodes):
-        for tensor in node.outputs:
-            number, private = tensor.buffer.id, tensor.buffer.arena == "activation"
-            if private and number not in kept and 0 < readers[number] == able[number]:
-                fine.add(number)
-        written = {t.buffer.id for t in node.outputs}
-        read: list[Tensor] = []
-        if node.id in laid:
-            worth.add(node.inputs[0].buffer.id)
-            read = [node.inputs[0]]
-        elif node.id in by_node and by_node[node.id].windows is None:
-            read = [by_node[node.id].source]
-            worth |= {read[0].buffer.id} if written & worth else set()
-        elif is_elementwise(node) and written & (worth | fine):
-            image = image_of(node.outputs[0])
-            read = [t for t in node.inputs if image is not None and image_of(t) == image]
-            worth |= {t.buffer.id for t in read} if written & worth else set()
-        elif _pools(node) and written & (worth | fine):
-            read = [node.inputs[0]]
-            worth |= {read[0].buffer.id} if written & worth else set()
-        elif _reduces_places(node):
-            read = [node.inputs[0]]
-        able.update(t.buffer.id for t in read)
-    return worth, fine
+    missing = 0 if key == "before" else 1
+    return [*[missing] * (2 - len(values)), *values]
 
 
 class _Turned:
@@ -113,8 +73,8 @@ class _Turned:
     last is stored as rows of channels: a matrix (n * places, channels) with a row for each pixel.
     """
 
-    def __init__(self, graph: Graph, worth: set[int], fine: set[int]) -> None:
-        self.graph, self.worth, self.wanted = graph, worth, worth | fine
+    def __init__(self, graph: Graph, kept: frozenset[int], worth: set[int], fine: set[int]) -> None:
+        self.graph, self.kept, self.worth, self.wanted = graph, kept, worth, worth | fine
         self.number = max((n.id for n in graph.nodes), default=0)
         self.nodes: list[Node] = []
         # Ids of tensors that are not views. The user may read them by name, so their shapes stay.
@@ -123,6 +83,26 @@ class _Turned:
         # For each buffer id, the image's rows of channels and the placement of their writer.
         self.turned: dict[int, tuple[Tensor, Any]] = {}
         self.back: set[int] = set()  # ids of transposes back to channels first
+        # By id of a buffer whose transpose was removed, the tensor with the same elements.
+        self.moved: dict[int, Tensor] = {}
+
+    def renamed(self, node: Node) -> Node:
+        """The node, reading the sources of removed transposes."""
+        inputs = tuple(self._moved_view(t) for t in node.inputs)
+        return node if inputs == node.inputs else dataclasses.replace(node, inputs=inputs)
+
+    def _moved_view(self, tensor: Tensor) -> Tensor:
+        source = self.moved.get(tensor.buffer.id)
+        if source is None:
+            return tensor
+        return self.graph.tensor(
+            tensor.shape,
+            tensor.dtype,
+            buffer=source.buffer,
+            extents=tensor.extents,
+            offsets=tensor.offsets,
+            name=tensor.name,
+        )
 
     def keep(self, node: Node) -> None:
         """Adds a node unchanged."""
@@ -157,6 +137,9 @@ class _Turned:
 
     def convolution(self, one: Convolution) -> None:
         """Adds the convolution: a transpose of the image, if there is none yet, and the product."""
+        if one.depthwise:
+            self._depthwise(one)
+            return
         product, out = one.product, one.product.outputs[0]
         wanted = out.buffer.id in self.wanted
         sides = self._padded_sides(one) if one.padded else self._sides(one)
@@ -183,17 +166,11 @@ class _Turned:
         does not pay off.
         """
         product, windows = one.product, one.windows
-        n, channels, places = image_of(one.source) or (0, 0, 0)
+        n, channels, _ = image_of(one.source) or (0, 0, 0)
         weight = product.inputs[0]
-        rows = self.rows(one.source, product)
-        if windows is None and rows is None and product.outputs[0].buffer.id not in self.worth:
+        rows = self._source_rows(one)
+        if rows is None:
             return None
-        like = windows or product
-        if rows is None or like.after:
-            last = self._turn(like, one.source, [n, channels, places])
-            self.nodes.append(last)
-            rows = self._view(last.outputs[0], [n * places, channels])
-            self.turned[one.source.buffer.id] = rows, product.placement
         outputs, depth = weight.shape[2:]
         if windows is None:
             return self._view(weight, [outputs, depth]), rows
@@ -207,6 +184,47 @@ class _Turned:
         kernel = self._turn(product, weight, [outputs, channels, taps])
         self.nodes.append(kernel)
         return self._view(kernel.outputs[0], [outputs, depth]), table
+
+    def _source_rows(self, one: Convolution) -> Tensor | None:
+        """The convolution's image as rows of channels, which a new node computes if no earlier node
+        does. None if the image has channels first and transposing it does not pay off.
+        """
+        product, like = one.product, one.windows or one.product
+        n, channels, places = image_of(one.source) or (0, 0, 0)
+        rows = self.rows(one.source, product)
+        worth = one.windows is not None or product.outputs[0].buffer.id in self.worth
+        if rows is None and not worth:
+            return None
+        if rows is None or like.after:
+            last = self._turn(like, one.source, [n, channels, places])
+            self.nodes.append(last)
+            rows = self._view(last.outputs[0], [n * places, channels])
+            self.turned[one.source.buffer.id] = rows, product.placement
+        return rows
+
+    def _depthwise(self, one: Convolution) -> None:
+        """Adds a depthwise convolution of rows of channels."""
+        product, out = one.product, one.product.outputs[0]
+        rows = self._source_rows(one)
+        if rows is None:
+            self.keep(product)
+            return
+        n, channels, *_ = one.source.shape
+        taps = math.prod(one.numbers["size"])
+        kernel = self._turn(product, product.inputs[0], [1, channels, taps])
+        weight = self._view(kernel.outputs[0], [taps, channels])
+        numbers = {key: _plane(key, values) for key, values in one.numbers.items()}
+        places = math.prod(numbers["sizes"])
+        sizes = one.source.shape[2:] if one.windows is not None else (1, places)
+        result = self.graph.tensor((n * places, channels), out.dtype, name=f"{product.name}.places")
+        inputs = weight, self._view(rows, [n, *sizes, channels])
+        outputs = (self._view(result, [n, *numbers["sizes"], channels]),)
+        after = (*(one.windows.after if one.windows is not None else ()), *product.after)
+        node = dataclasses.replace(
+            product, type="depthwise", inputs=inputs, outputs=outputs, attrs=numbers, after=after
+        )
+        self.nodes += [kernel, node]
+        self._turn_back(product, result, out)
 
     def _padded_sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
         """Both operands of the product, as in `_sides`, for a convolution of few channels, whose
@@ -234,14 +252,51 @@ class _Turned:
         """
         if node.hints or node.after:
             return False
-        return self.elementwise(node) or self.pool(node) or self.reduction(node)
+        return (
+            self.elementwise(node)
+            or self.pool(node)
+            or self.reduction(node)
+            or self.to_last(node)
+            or self.to_first(node)
+        )
+
+    def to_last(self, node: Node) -> bool:
+        """Removes a transpose to channels last if an earlier node computed these rows. Returns True
+        if it was removed.
+        """
+        rows = self.rows(node.inputs[0], node) if moves_channels(node, to_last=True) else None
+        if rows is None or not self._written_once(node.outputs[0]):
+            return False
+        self.moved[node.outputs[0].buffer.id] = rows
+        return True
+
+    def to_first(self, node: Node) -> bool:
+        """Adds a transpose to channels first, which is not needed if all readers take its source:
+        rows of channels. Returns True if it was added.
+        """
+        out, source = node.outputs[0], node.inputs[0] if node.inputs else None
+        if source is None or not moves_channels(node, to_last=False):
+            return False
+        if out.buffer.id not in self.wanted or not self._written_once(source):
+            return False
+        n, channels, places = image_of(out) or (0, 0, 0)
+        self.keep(node)
+        self.back.add(node.id)
+        self.turned[out.buffer.id] = self._view(source, [n * places, channels]), node.placement
+        return True
+
+    def _written_once(self, tensor: Tensor) -> bool:
+        """True where one node writes the tensor's buffer, and no user or other kernel does."""
+        buffer = tensor.buffer
+        private = buffer.arena == "activation" and buffer.id not in self.kept
+        return private and len(self.graph.view.writers.get(buffer.id, ())) <= 1
 
     def pool(self, node: Node) -> bool:
         """Adds a pool that reads rows of channels, if possible. Channels become a further dimension
         of the pool, in which a window has one element. Returns True if it was added.
         """
         out = node.outputs[0]
-        rows = self.rows(node.inputs[0], node) if _pools(node) else None
+        rows = self.rows(node.inputs[0], node) if pools(node) else None
         if rows is None or out.buffer.id not in self.wanted or not whole(out):
             return False
         n, channels, *sizes = out.shape
@@ -258,7 +313,7 @@ class _Turned:
         """Adds a reduction over all pixels of an image that reads rows of channels, if possible.
         Returns True if it was added.
         """
-        rows = self.rows(node.inputs[0], node) if _reduces_places(node) else None
+        rows = self.rows(node.inputs[0], node) if reduces_places(node) else None
         if rows is None:
             return False
         n, channels, places = node.inputs[0].shape
@@ -279,29 +334,39 @@ class _Turned:
         if expression.places(expression_of(node)) or out.dtype.packed:
             return False
         n, channels, places = image
-        inputs = [self._as_rows(t, node, out) for t in node.inputs]
+        several = any(per_image(t, out) for t in node.inputs)
+        shape = (n, places, channels) if several else (n * places, channels)
+        inputs = [self._as_rows(t, node, out, shape) for t in node.inputs]
         given = [t for t in inputs if t is not None]
-        if len(given) < len(inputs) or not any(t.shape == (n * places, channels) for t in given):
+        if len(given) < len(inputs) or not any(t.shape == shape for t in given):
             return False
         result = self.graph.tensor((n * places, channels), out.dtype, name=f"{node.name}.places")
-        self.nodes.append(dataclasses.replace(node, inputs=tuple(given), outputs=(result,)))
+        view = self._view(result, shape)
+        self.nodes.append(dataclasses.replace(node, inputs=tuple(given), outputs=(view,)))
         self._turn_back(node, result, out)
         return True
 
-    def _as_rows(self, tensor: Tensor, node: Node, out: Tensor) -> Tensor | None:
-        """An elementwise op's operand in a form that broadcasts to rows of channels: rows of the
-        same shape, one element per channel, or a single element. None if it has none of these
-        forms.
+    def _as_rows(
+        self, tensor: Tensor, node: Node, out: Tensor, shape: tuple[int, ...]
+    ) -> Tensor | None:
+        """An elementwise op's operand in a form that broadcasts to rows of channels. `shape` is the
+        form of these rows, with the images as a dimension of their own if an operand has other
+        elements for each image. None if the operand is neither an image with channels last, nor has
+        one element for each channel, or for each channel of each image, or in all.
         """
         if tensor.shape == out.shape:
-            return self.rows(tensor, node)
-        shape = (1,) * (len(out.shape) - len(tensor.shape)) + tensor.shape
-        channel = 2 if len(shape) > 3 and out.shape[1] == 1 else 1
-        others = (m for d, m in enumerate(shape) if d != channel)
+            rows = self.rows(tensor, node)
+            return None if rows is None else self._view(rows, shape)
         named = tensor.buffer.arena not in UNSEEN and tensor.id in self.own
-        if any(m != 1 for m in others) or named or not whole(tensor):
+        if named or not whole(tensor):
             return None
-        return self._view(tensor, [1, shape[channel]])
+        if per_image(tensor, out):
+            return self._view(tensor, [shape[0], 1, shape[-1]])
+        given = (1,) * (len(out.shape) - len(tensor.shape)) + tensor.shape
+        channel = 2 if len(given) > 3 and out.shape[1] == 1 else 1
+        if any(m != 1 for d, m in enumerate(given) if d != channel):
+            return None
+        return self._view(tensor, [*[1] * (len(shape) - 1), given[channel]])
 
     def _turn(self, like: Node, tensor: Tensor, shape: Sequence[int]) -> Node:
         """A node that views the tensor in the given three dimensions and transposes the last

@@ -13,6 +13,7 @@ from ark.ir.attributes import MatmulAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
+from ark.lower.cuts import window_cuts
 from ark.lower.rewrite.few_channels import Padded, padded
 from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.fuse_windows import window
@@ -21,13 +22,17 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 
+# The windows of a convolution of single pixels.
+PIXEL = {"size": [1], "stride": [1], "dilation": [1], "before": [0]}
+
 
 @dataclass(frozen=True)
 class Convolution:
     """A convolution. windows: the node that computes the matrix of windows; None if the image
     itself is that matrix. product: the matmul node. numbers: sizes and strides of the windows.
     source: the image as (n, channels, places...). padded: how the image is padded to more channels,
-    if its channels are no multiple of 16 bytes.
+    if its channels are no multiple of 16 bytes. depthwise: True if each channel is a group of its
+    own, with one output.
     """
 
     windows: Node | None
@@ -35,6 +40,7 @@ class Convolution:
     numbers: dict[str, Any]
     source: Tensor
     padded: Padded | None = None
+    depthwise: bool = False
 
 
 def convolutions(graph: Graph, kept: frozenset[int], machine: Machine) -> dict[int, Convolution]:
@@ -78,8 +84,9 @@ def image_of(tensor: Tensor) -> tuple[int, int, int] | None:
 def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution | None:
     """The convolution that a product computes, if it is faster with channels last; None otherwise.
     Its types must be 16-bit (or fp32 as tf32, where supported), its channels a multiple of 16 bytes
-    or paddable to one, and it must be large enough. windows: the node that computes the product's
-    right operand; None if that is the image.
+    or paddable to one. It must be a depthwise convolution, or have one group and, unless its
+    windows are single pixels, be large enough. windows: the node that computes the product's right
+    operand; None if that is the image.
     """
     if product.hints or (windows is not None and windows.placement != product.placement):
         return None
@@ -95,16 +102,25 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
     if not all(map(whole, (weight, source, table, out))) or len(table.shape) != 4:
         return None
     n, groups, depth, places = table.shape
-    if groups != 1 or weight.shape != (1, 1, weight.shape[2], depth):
+    rows = weight.shape[2]
+    if weight.shape != (1, groups, rows, depth):
         return None
-    numbers = {"size": [1], "sizes": [places]} if windows is None else window(windows, 1)
+    numbers = dict(PIXEL, sizes=[places]) if windows is None else window(windows, groups)
     if numbers is None or math.prod(numbers["sizes"]) != places or source.shape[0] != n:
         return None
-    channels, rows = depth // math.prod(numbers["size"]), weight.shape[2]
+    channels = depth // math.prod(numbers["size"])
     pack = BOX_ALIGNMENT_BYTES // table.dtype.itemsize
-    if n * rows * places * depth < least_work(machine) or rows % pack:
+    if groups > 1:
+        depthwise = rows == channels == 1 and groups % pack == 0
+        plane = windows is None or len(numbers["size"]) == 2
+        fits = depthwise and plane
+        return Convolution(windows, product, numbers, source, None, True) if fits else None
+    if rows % pack or (windows is not None and n * rows * places * depth < least_work(machine)):
         return None
     if channels % pack == 0:
         return Convolution(windows, product, numbers, source)
-    image = padded(source, numbers) if boxes and windows is not None else None
+    shape, size = (1, 1, n * places, rows), table.dtype.itemsize
+    if not boxes or windows is None or not window_cuts(shape, depth, size, machine):
+        return None
+    image = padded(source, numbers)
     return None if image is None else Convolution(windows, product, numbers, source, image)

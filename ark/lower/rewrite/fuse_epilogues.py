@@ -1,12 +1,13 @@
-"""Fuses elementwise work on a matmul's result into the matmul: a bias, residual, activation, scale
-or cast becomes the matmul's epilogue expression, so that the product is neither written nor read.
-Intermediate values are fp32, as in fused chains.
+"""Fuses elementwise work on the result of a matmul, or of a depthwise convolution with channels
+last, into that op: a bias, residual, activation, scale or cast becomes the op's epilogue
+expression, so that the result before it is neither written nor read. Intermediate values are fp32,
+as in fused chains.
 
 In a gated layer, the epilogue computes silu(gate) * up from two neighbouring columns. In a
 projection it rotates pairs of columns and stores queries, keys and values at their destinations,
 without writing them as fp32 before.
 
-This applies only if the product's body supports expressions: under the variant `matrix`, on
+To products this applies only if their body supports expressions: under the variant `matrix`, on
 machines whose matrix units are used in any variant (`k_parts`; pairs only for products that are not
 faster in parts of k), on machines with one thread per processor, and for products of fp32 on both
 sides, which the common body computes on every machine. It does not apply under the variant `roles`,
@@ -25,7 +26,7 @@ from collections import defaultdict
 from msgspec import structs
 
 from ark.codegen.layout import RECORD_OPERANDS
-from ark.ir.attributes import MatmulAttributes, ProjectionAttributes
+from ark.ir.attributes import ConvolutionAttributes, MatmulAttributes, ProjectionAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16, fp32
 from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
@@ -87,10 +88,11 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
         elif node.type in PAIRS and (matrix or units) and _made(node.inputs[0], products):
             at, product = products[node.inputs[0].buffer.id]
             stale = written.behind(at, product.inputs)
-            given = product.read(MatmulAttributes)
-            plain = given.finish is None and (matrix or _stays_whole(product, machine))
+            plain = product.type == "matmul" and _finish_of(product) is None
+            plain = plain and (matrix or _stays_whole(product, machine))
             if plain and not stale and PAIRS[node.type](product, node, matrix):
                 nodes[at] = None
+                given = product.read(MatmulAttributes)
                 if node.type == "swiglu_pairs":
                     given = structs.replace(given, gated=True)
                 else:
@@ -105,7 +107,7 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
                 )
         elif _takes_epilogue(node):
             out = node.outputs[0]
-            if private(out) and (everywhere or _scalar(node)):
+            if private(out) and (everywhere or node.type != "matmul" or _scalar(node)):
                 products[out.buffer.id] = (place, node)
         written.add(place, node)
         nodes.append(node)
@@ -122,8 +124,15 @@ def _stays_whole(product: Node, machine: Machine) -> bool:
 
 
 def _takes_epilogue(node: Node) -> bool:
-    """True for a matrix product that has no epilogue yet and may get one."""
-    return node.type == "matmul" and node.read(MatmulAttributes).finish is None and not node.hints
+    """True for a product or depthwise convolution that has no epilogue yet and may get one."""
+    return node.type in ("matmul", "depthwise") and _finish_of(node) is None and not node.hints
+
+
+def _finish_of(node: Node) -> expression.Tree | None:
+    """The epilogue of a product or of a depthwise convolution."""
+    if node.type == "matmul":
+        return node.read(MatmulAttributes).finish
+    return node.read(ConvolutionAttributes).finish
 
 
 def _scalar(node: Node) -> bool:
@@ -213,7 +222,7 @@ def _ends(product: Node, node: Node, read: Tensor) -> tuple[expression.Tree, lis
     """The epilogue that a product has after it is fused with the node, as an expression tree, and
     the operands that the epilogue reads besides the product's result.
     """
-    before = product.read(MatmulAttributes).finish or expression.leaf(0)
+    before = _finish_of(product) or expression.leaf(0)
     others = list(product.inputs[2:])
     others += [t for t in dict.fromkeys(node.inputs) if t.id != read.id and t not in others]
     leaves = [
@@ -274,9 +283,9 @@ def _join(product: Node, node: Node, read: Tensor) -> Node:
     tree, others = _ends(product, node, read)
     return dataclasses.replace(
         node,
-        type="matmul",
+        type=product.type,
         name=product.name,
         inputs=(*product.inputs[:2], *others),
-        attrs=structs.replace(product.read(MatmulAttributes), finish=tree).to_node(),
+        attrs={**product.attrs, "finish": tree},
         after=(*product.after, *node.after),
     )

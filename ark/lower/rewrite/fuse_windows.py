@@ -23,8 +23,8 @@ from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
-from ark.lower.boxed import MIN_MATRIX_UNIT_ROWS
-from ark.lower.cuts import is_exact
+from ark.lower.boxed import MIN_MATRIX_UNIT_ROWS, depth_of
+from ark.lower.cuts import is_exact, window_cuts
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.views import whole
@@ -145,6 +145,9 @@ def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | 
     if not boxable(source.shape, source.strides, source.dtype.itemsize, window):
         return None
     if table.shape != matrix_shape(source.shape, window):
+        return None
+    shape, size = fold(product.outputs[0].shape), source.dtype.itemsize
+    if not window_cuts(shape, depth_of(product), size, machine):
         return None
     inputs = (source, weight) if side == 0 else (weight, source)
     return dataclasses.replace(

@@ -313,6 +313,7 @@ WHOLE: dict[str, str] = {
     "choose": COMPILED,
     "choose_each": COMPILED,
     "convolution": COMPILED,
+    "depthwise": COMPILED,
     "fusion": COMPILED,
     "linear": COMPILED,
     "row_values": COMPILED,

@@ -30,6 +30,7 @@ NO_RULE = {
     "choose",
     "choose_each",
     "convolution",
+    "depthwise",
     "expert_linear",
     "fusion",
     "all_gather_rotated",

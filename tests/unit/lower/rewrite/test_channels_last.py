@@ -131,3 +131,54 @@ def test_a_matrix_with_another_reader_is_kept() -> None:
         ark.relu(ark.Tensor(windows, model))
     window_plan = make_plan(model.graph, registry.machine("h100"))
     assert "transpose" not in kinds(window_plan)
+
+
+def block() -> ark.Model:
+    """A depthwise convolution after a convolution of single pixels, and a factor for each channel
+    of each image.
+    """
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.conv(ark.tensor(X, ark.bf16), ark.tensor((64, 64, 1, 1), ark.bf16))
+        y = ark.conv(x, ark.tensor((64, 1, 3, 3), ark.bf16), padding=1, groups=64)
+        y = ark.relu(y)
+        means = ark.reduce_mean(ark.reshape(y, [2, 64, y.shape()[2] * y.shape()[3]]), 2)
+        factor = ark.sigmoid(ark.reshape(means, [2, 64, 1, 1]))
+        ark.conv(ark.mul(y, factor), ark.tensor((64, 64, 1, 1), ark.bf16), name="out")
+    return model
+
+
+@pytest.mark.parametrize("machine", ["h100", "mi300x"])
+def test_depthwise_convolutions_read_rows_of_channels(machine: str) -> None:
+    """The transposes are those of the image, of the depthwise weights, and of the result."""
+    task_plan = make_plan(block().graph, registry.machine(machine))
+    verify([task_plan])
+    (node,) = (op for op in task_plan.ops if op.kind == "depthwise")
+    shapes = [task_plan.tensors[t].shape for t in node.operands]
+    assert shapes == [(9, 64), (2, 28, 28, 64), (2, 28, 28, 64)]
+    assert node.params["expr"] is not None  # the activation
+    assert kinds(task_plan).count("transpose") <= 3
+
+
+def test_depthwise_convolutions_alone_keep_channels_first() -> None:
+    task_plan = planned("h100", w=(64, 1, 3, 3), groups=64)
+    assert kinds(task_plan) == ["convolution"]
+
+
+@pytest.mark.parametrize("machine", ["h100", "mi300x"])
+def test_transposes_around_layers_over_channels_are_not_made(machine: str) -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.conv(ark.tensor(X, ark.bf16), ark.tensor(W, ark.bf16), padding=1)
+        for _ in range(2):
+            y = ark.conv(x, ark.tensor((64, 1, 3, 3), ark.bf16), padding=1, groups=64)
+            y = ark.layernorm(ark.transpose(y, [0, 2, 3, 1]))
+            y = ark.matmul(y, ark.tensor((64, 64), ark.bf16), transpose_other=True)
+            x = ark.add(ark.transpose(y, [0, 3, 1, 2]), x)
+        ark.conv(x, ark.tensor(W, ark.bf16), padding=1, name="out")
+    task_plan = make_plan(model.graph, registry.machine(machine))
+    verify([task_plan])
+    images = [op for op in task_plan.ops if op.kind == "transpose"]
+    sizes = [task_plan.tensors[op.operands[0]].shape[0] for op in images]
+    # The image, and at most the result, whose places fill no pack. The others are of weights.
+    assert sizes.count(2) <= 2

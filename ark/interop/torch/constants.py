@@ -1,0 +1,93 @@
+"""Computes the parts of a torch graph that depend on no input once, when the graph is compiled.
+
+An example is the mask of shifted windows, which a model fills region by region, with dozens of
+small ops for a few numbers. Called by compile.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from ark.interop.torch.graph import held, name_of, results_of
+
+MAX_BYTES = 1 << 20  # a larger constant is computed in each call, which needs no memory for it
+# Operators that read only the shape of their argument, and the values that they fill it with.
+FILLS = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
+
+
+def fold_constants(module: fx.GraphModule) -> None:
+    """Replaces nodes that depend on no input by tensors that the module holds. Nodes without
+    arguments stay, which kernels compute where they are read, as do single numbers and results of
+    more than MAX_BYTES.
+    """
+    known: dict[fx.Node, torch.Tensor] = {}
+    computed: list[fx.Node] = []
+    with unset_fake_temporarily(), torch.no_grad():
+        known.update(held(module))
+        for node in module.graph.nodes:
+            if node.op == "call_function" and _small(node):
+                value = _filled(node)
+                if value is None and _depends_on(node, known):
+                    value = _value(node, known)
+                    computed += [node] if node.all_input_nodes else []
+                if value is not None:
+                    known[node] = value
+    ends = [n for n in computed if known[n].dim() and _is_read(n, known)]
+    for node in ends:
+        _hold(module, node, known[node].contiguous())
+    if ends:
+        module.graph.eliminate_dead_code()
+        module.recompile()
+
+
+def _small(node: fx.Node) -> bool:
+    """True if the result is one tensor of at most MAX_BYTES."""
+    (value, *others) = results_of(node) or [None]
+    if others or not isinstance(value, torch.Tensor):
+        return False
+    return value.numel() * value.element_size() <= MAX_BYTES
+
+
+def _filled(node: fx.Node) -> torch.Tensor | None:
+    """The result of an operator that fills a tensor of its argument's type; None for others."""
+    value, number = results_of(node)[0], FILLS.get(name_of(node.target).partition(".")[0])
+    if number is None:
+        return None
+    return torch.full(value.shape, number, dtype=value.dtype, device=value.device)
+
+
+def _depends_on(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:
+    """True if the node always has the same result, which follows from known tensors alone."""
+    if not name_of(node.target) or node.is_impure():
+        return False
+    random = torch.Tag.nondeterministic_seeded in cast(Any, node.target).tags
+    return not random and all(n in known for n in node.all_input_nodes)
+
+
+def _is_read(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:
+    """True if a node that is not known reads the node. False if the node is a result of the graph,
+    because a caller may change it.
+    """
+    readers = {n for n in node.users if n not in known}
+    return bool(readers) and "output" not in {n.op for n in readers}
+
+
+def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
+    arguments: Any = (node.args, node.kwargs)
+    args, kwargs = cast(Any, fx.node.map_arg(arguments, lambda n: known[n]))
+    result: torch.Tensor = cast(Any, node.target)(*args, **kwargs)
+    return result
+
+
+def _hold(module: fx.GraphModule, node: fx.Node, value: torch.Tensor) -> None:
+    """Replaces the node by a tensor that the module holds."""
+    name = f"_folded_{node.name}"
+    module.register_buffer(name, value)
+    with module.graph.inserting_before(node):
+        constant = module.graph.get_attr(name)
+    constant.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(constant)

@@ -1,0 +1,90 @@
+"""Determines which images have channels as their last dimension. Called by
+ark.lower.rewrite.channels_last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ark.ir.attributes import ReduceAttributes, TransposeAttributes
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.rewrite.convolutions import Convolution, image_of
+from ark.lower.rewrite.fuse_chains import is_elementwise
+from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
+from ark.lower.rewrite.views import UNSEEN, whole
+
+
+def pools(node: Node) -> bool:
+    """True for a pool of an image with one or two spatial dimensions."""
+    return node.type == "pool" and len(node.outputs[0].shape) <= 4 and whole(node.inputs[0])
+
+
+def reduces_places(node: Node) -> bool:
+    """True where the node reduces each channel of an image to one element (for example, a global
+    mean) and the user cannot read the result by name.
+    """
+    source, out = node.inputs[0] if node.inputs else None, node.outputs[0]
+    if source is None or node.type not in REDUCTIONS or len(node.inputs) > 1:
+        return False
+    image = len(source.shape) == 3 and node.read(ReduceAttributes).axis == 2 and whole(source)
+    return image and whole(out) and out.buffer.arena in UNSEEN
+
+
+def moves_channels(node: Node, to_last: bool) -> bool:
+    """True for a transpose of an image from channels first to channels last, or back."""
+    if node.type != "transpose" or node.hints is not None or node.after:
+        return False
+    perm = node.read(TransposeAttributes).perm
+    last = len(perm) - 1
+    wanted = [0, *range(2, last + 1), 1] if to_last else [0, last, *range(1, last)]
+    return last > 1 and perm == wanted and whole(node.inputs[0]) and whole(node.outputs[0])
+
+
+def per_image(tensor: Tensor, out: Tensor) -> bool:
+    """True where an operand of an elementwise op has one element for each channel of each image."""
+    image, given = image_of(out), image_of(tensor)
+    if image is None or len(tensor.shape) != len(out.shape) or image[0] == 1:
+        return False
+    return given == (*image[:2], 1) != image
+
+
+def images_with_channels_last(
+    graph: Graph, by_node: dict[int, Convolution], kept: frozenset[int]
+) -> tuple[set[int], set[int]]:
+    """Two sets of buffer ids. The first has images for which channels last pays off, because a
+    convolution reads windows of them, or of results that elementwise ops compute from them. The
+    second has images for which channels last costs nothing, because all their readers support it.
+    """
+    readers = graph.view.reads
+    able: Counter[int] = Counter()
+    worth: set[int] = set()
+    fine: set[int] = set()
+    laid = {c.windows.id: c for c in by_node.values() if c.windows is not None and c.padded is None}
+    for node in reversed(graph.nodes):
+        for tensor in node.outputs:
+            number, private = tensor.buffer.id, tensor.buffer.arena == "activation"
+            if private and number not in kept and 0 < readers[number] == able[number]:
+                fine.add(number)
+        written = {t.buffer.id for t in node.outputs}
+        read: list[Tensor] = []
+        if node.id in laid:
+            worth.add(node.inputs[0].buffer.id)
+            read = [node.inputs[0]]
+        elif node.id in by_node and by_node[node.id].windows is None:
+            read = [by_node[node.id].source]
+            worth |= {read[0].buffer.id} if written & worth else set()
+        elif is_elementwise(node) and written & (worth | fine):
+            image = image_of(node.outputs[0])
+            read = [t for t in node.inputs if image is not None and image_of(t) == image]
+            worth |= {t.buffer.id for t in read} if written & worth else set()
+        elif pools(node) and written & (worth | fine):
+            read = [node.inputs[0]]
+            worth |= {read[0].buffer.id} if written & worth else set()
+        elif reduces_places(node):
+            read = [node.inputs[0]]
+        elif moves_channels(node, to_last=True) and not written & (worth | fine):
+            read = [node.inputs[0]]
+            worth.add(read[0].buffer.id)
+        able.update(t.buffer.id for t in read)
+    return worth, fine
