@@ -50,8 +50,9 @@ def export(
 ) -> Any:
     """Exports and decomposes the module for `example`, in training or eval mode as requested.
 
-    The module's mode is restored afterwards. Raises InvalidUsageError with torch's message if torch
-    cannot export the module for these inputs.
+    A module that is in this mode already keeps the modes of its parts, such as a batch norm in eval
+    mode during training. All modes are restored afterwards. Raises InvalidUsageError with torch's
+    message if torch cannot export the module for these inputs.
     """
     check_module(module)
     if not isinstance(example, (tuple, list)):
@@ -60,11 +61,11 @@ def export(
             "arguments, (x,) for one tensor"
         )
     with TRACING, torch.set_grad_enabled(training):
-        was = module.training
+        modes = {part: part.training for part in module.modules()}
+        if module.training != training:
+            module.train(training)
         try:
-            exported = torch.export.export(
-                module.train(training), tuple(example), dynamic_shapes=dynamic_shapes
-            )
+            exported = torch.export.export(module, tuple(example), dynamic_shapes=dynamic_shapes)
             return exported.run_decompositions(decompositions())
         except BaseError:
             raise
@@ -75,4 +76,5 @@ def export(
                 f"{type(error).__name__}: {words}"
             ) from error
         finally:
-            module.train(was)
+            for part, mode in modes.items():
+                part.training = mode

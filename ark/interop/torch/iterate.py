@@ -373,16 +373,18 @@ def _part(batch: Value, share: int, shares: int) -> Value:
 
 
 def inference_model(module: torch.nn.Module, options: Options | None = None) -> Executor:
-    """The module in eval mode. A call is one launch of options.device_iterations iterations."""
+    """The module in eval mode; parts of a module in this mode keep their own modes. A call is one
+    launch of options.device_iterations iterations.
+    """
     return Executor(module, options)
 
 
 def training_model(
     module: torch.nn.Module, options: Options | None, optimizer: torch.optim.Optimizer
 ) -> Executor:
-    """The module in training mode, whose last result must be the loss. Each iteration of a call is
-    a step of the optimizer: SGD, Adam or AdamW of torch, whose learning rates are read at every
-    call.
+    """The module in training mode, whose last result must be the loss; parts of a module in this mode
+    keep their own modes. Each iteration of a call is a step of the optimizer: SGD, Adam or AdamW of
+    torch, whose learning rates are read at every call.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidUsageError(
