@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import ark
+from ark.errors import InvalidUsageError, UnsupportedError
 
 torch = pytest.importorskip("torch")
 
@@ -79,3 +80,102 @@ def test_modes_of_parts_are_restored(mode: bool) -> None:
     body[1].train(not mode)
     ark.from_torch(body, (torch.randn(4, 5),))
     assert [part.training for part in body] == [mode, not mode, mode, mode]
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(5, 5), torch.nn.Linear(5, 5)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Any) -> Any:
+        return self.b(self.a(x).relu())[:, :3]
+
+
+def test_tied_weights_are_trained_as_one() -> None:
+    steps_equal(Learner(Tied()), sgd)
+
+
+def moved(learner: Learner, optimizer: Any) -> None:
+    for parameter in learner.parameters():
+        parameter.data = parameter.data * 1.5
+
+
+def test_parameters_that_move_between_steps_are_found() -> None:
+    steps_equal(Learner(torch.nn.Linear(5, 3)), sgd, moved)
+
+
+def new_buffer(body: Any) -> None:
+    body[1].running_mean = torch.ones(4)
+
+
+def assigned(body: Any) -> None:
+    body.load_state_dict({k: v + 1 for k, v in body.state_dict().items()}, assign=True)
+
+
+def other_data(body: Any) -> None:
+    body[0].weight.data = body[0].weight.data * 2
+
+
+@pytest.mark.parametrize("change", [new_buffer, assigned, other_data])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        lambda body: ark.from_torch(body, (torch.randn(4, 5),)),
+        lambda body: ark.from_torch(
+            body,
+            (torch.randn(4, 5),),
+            dynamic_shapes=({0: torch.export.Dim("rows", min=1, max=9)},),
+        ),
+        lambda body: ark.inference_model(body),
+    ],
+)
+def test_replaced_tensors_are_found(kernel: Callable[[Any], Any], change: Any) -> None:
+    """What a module holds is replaced after the kernel was compiled."""
+    body = normed().eval().requires_grad_(False)
+    run = kernel(body)
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(run(x), body(x))
+    change(body)
+    torch.testing.assert_close(run(x), body(x))
+
+
+def test_tensors_that_no_longer_fit_are_named() -> None:
+    body = torch.nn.Linear(5, 3)
+    run = ark.from_torch(body, (torch.randn(4, 5),))
+    body.half()
+    with pytest.raises(
+        InvalidUsageError, match=r"'weight' is torch.float16 \[3, 5\]; .*torch.float32"
+    ):
+        run(torch.randn(4, 5))
+    body.float().bias = None
+    with pytest.raises(InvalidUsageError, match="'bias' is removed"):
+        run(torch.randn(4, 5))
+
+
+def test_replaced_parameters_of_an_optimizer_are_refused() -> None:
+    learner = Learner(Tied())
+    model = ark.training_model(learner, None, sgd(learner))
+    x, y = torch.randn(4, 5), torch.randn(4, 3)
+    model(x, y)
+    weight = learner.body.a.weight
+    learner.body.b.weight = torch.nn.Parameter(weight.detach().clone())
+    with pytest.raises(InvalidUsageError, match="were one tensor"):
+        model(x, y)
+    learner.body.b.weight = weight
+    learner.body.a.bias = torch.nn.Parameter(torch.zeros(5))
+    with pytest.raises(InvalidUsageError, match=r"'body\.a\.bias' was replaced"):
+        model(x, y)
+
+
+@pytest.mark.parametrize(
+    "kernel", [lambda m: ark.from_torch(m, (torch.ones(2, 4),)), lambda m: ark.inference_model(m)]
+)
+def test_a_parameter_that_is_turned_in_place_is_refused(kernel: Callable[[Any], Any]) -> None:
+    """The address and the shape stay; the strides change."""
+    body = torch.nn.Linear(4, 4).requires_grad_(False).eval()
+    run = kernel(body)
+    run(torch.ones(2, 4))
+    body.weight.data = body.weight.data.t()
+    with pytest.raises((InvalidUsageError, UnsupportedError), match="contiguous"):
+        run(torch.ones(2, 4))

@@ -27,20 +27,24 @@ class Fixed:
     def __init__(self, which: Sequence[int]) -> None:
         self.which = sorted(which)
         self.addresses: dict[int, int] = {}  # by index, as of the last check
+        self._strides: list[tuple[int, ...]] = []
         self._pick = itemgetter(*self.which) if len(self.which) > 1 else None
 
     def learn(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Records their addresses."""
+        """Records their addresses and strides."""
         self.addresses = {i: inputs[i].data_ptr() for i in self.which}
+        self._strides = [inputs[i].stride() for i in self.which]
 
     def lie(self, inputs: list[torch.Tensor]) -> bool:
-        """True if the inputs are at the recorded addresses and their memory has their plain values
-        (not negated or conjugated).
+        """True if the inputs are at the recorded addresses, with the recorded strides, and their
+        memory has their plain values (not negated or conjugated).
         """
         if not self.which:
             return True
         picked = [inputs[i] for i in self.which] if self._pick is None else self._pick(inputs)
         if list(map(torch.Tensor.data_ptr, picked)) != list(self.addresses.values()):
+            return False
+        if list(map(torch.Tensor.stride, picked)) != self._strides:
             return False
         return all(map(is_literal, picked))
 

@@ -14,9 +14,8 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
@@ -24,73 +23,18 @@ from torch.export.graph_signature import InputKind, OutputKind
 import ark
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.frontend.foreign import address_of, dense, written
+from ark.interop.torch.calls import Fixed
 from ark.interop.torch.compile import refuse_missing
 from ark.interop.torch.export import check_module, export
 from ark.interop.torch.graph import apply, drop_checks
+from ark.interop.torch.kept import Kept
 from ark.interop.torch.optimizers import Rates
+from ark.interop.torch.options import Options
 from ark.interop.torch.program import Program
 from ark.interop.torch.stages import Stages
 from ark.interop.torch.values import Value, input_of
 from ark.runtime import session
 from ark.runtime.run import Ranks
-
-MODES = ("all", "final", "sum", "every")
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a call; PopTorch's names in brackets.
-
-    device_iterations [deviceIterations]: iterations of one launch. replication [replicationFactor]:
-    copies of the model, each with its own rows; their gradients are averaged. In a job of several
-    ranks they are divided equally among the ranks, each of which is called with the rows of its own
-    replicas; with replication 1 ranks are independent. gradient_accumulation
-    [Training.gradientAccumulation]: batches whose gradients are averaged for one update.
-    output_mode [outputMode]: the iterations whose results are returned: "all", the "final" one,
-    their "sum", or with "every" each `every`-th one; by default all, or in training the final one.
-    """
-
-    device_iterations: int = 1
-    replication: int = 1
-    gradient_accumulation: int = 1
-    output_mode: Literal["all", "final", "sum", "every"] | None = None
-    every: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("device_iterations", "replication", "gradient_accumulation", "every"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
-                raise InvalidUsageError(f"{name}={value!r} must be an integer of at least 1")
-        if self.output_mode not in (None, *MODES):
-            raise InvalidUsageError(
-                f"output_mode is {self.output_mode!r}; it must be one of {', '.join(MODES)}"
-            )
-        if self.every > 1 and self.output_mode != "every":
-            raise InvalidUsageError('every requires output_mode="every"')
-        if self.device_iterations % self.every:
-            raise InvalidUsageError(
-                f"every={self.every} must divide device_iterations={self.device_iterations}"
-            )
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks that share the replicas. Raises InvalidUsageError if they cannot be
-        divided.
-        """
-        world = ark.Model.get_world_size()
-        if self.replication == 1:
-            return 1
-        if self.replication % world:
-            raise InvalidUsageError(
-                f"replication={self.replication} is not divisible by the {world} ranks of the "
-                "job; use a multiple, or 1 for independent ranks"
-            )
-        return world
-
-    @property
-    def shares(self) -> int:
-        """The number of batches that an iteration has on this rank."""
-        return self.replication // self.ranks * self.gradient_accumulation
 
 
 class Executor:
@@ -120,7 +64,8 @@ class Executor:
         self._turn = threading.RLock()  # for calls of several threads
         self._closed = False
         self._program: Program | None = None
-        self._written: list[torch.Tensor] = []  # tensors that the kernel writes in place
+        self._kept: Kept | None = None
+        self._buffers: list[str] = []  # names of the buffers that the kernel writes in place
         self._shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
 
     @property
@@ -158,11 +103,12 @@ class Executor:
                 f"the model was compiled for {self._shapes}, but was called with {shapes}; "
                 "create another one for these sizes"
             )
+        self._follow(self._program)
         count = self.options.device_iterations
         whole = [t.reshape(count, -1, *t.shape[1:]) for t in given]
         rates = self._rates.now(given[0].device) if self._rates is not None else []
         results = self._program(*whole, *rates, iterations=count)
-        for tensor in self._written:
+        for tensor in self._written():
             written(tensor)
         return torch.utils._pytree.tree_unflatten(results, self._structure)
 
@@ -175,17 +121,51 @@ class Executor:
         ranks = self.options.ranks if self._training else 1
         rank = ark.Model.get_rank() if ranks > 1 else 0
         members = replicas(self.module) if ranks > 1 else None
-        self._written = self._targets(exported.graph_signature.buffers_to_mutate.values())
+        self._buffers = list(exported.graph_signature.buffers_to_mutate.values())
         with ark.use_model(ark.Model(rank, ranks)) as model:
-            return _Builder(self, exported, given).build(model, members)
+            builder = _Builder(self, exported, given)
+            program = builder.build(model, members)
+        self._kept = builder.kept
+        self._fixed = Fixed(range(len(self._kept.tensors)))
+        self._fixed.learn(self._kept.tensors)
+        return program
 
-    def _targets(self, buffers: Iterable[str]) -> list[torch.Tensor]:
-        """The module's tensors that a call writes: the given buffers, and the tensors that the
-        optimizer trains.
+    def _follow(self, program: Program) -> None:
+        """Updates the kernel after parameters or buffers were replaced or have moved to other
+        addresses.
         """
-        held = dict(self.module.named_buffers())
+        kept = self._kept
+        assert kept is not None
+        if kept.same() and self._fixed.lie(kept.tensors):
+            return
+        now = kept.checked()
+        trained = set(self._rates.parameters()) if self._rates is not None else set()
+        names: dict[torch.Tensor, str] = {}
+        for name, old, new in zip(kept.names, kept.tensors, now, strict=True):
+            first = names.setdefault(old, name)
+            if new is not now[kept.names.index(first)]:
+                raise InvalidUsageError(
+                    f"the module's {first!r} and {name!r} were one tensor and are two now; "
+                    "create another model"
+                )
+            if new is not old and old in trained:
+                raise InvalidUsageError(
+                    f"the module's {name!r} was replaced by another tensor, but the optimizer "
+                    "trains the former; create another model with an optimizer of its parameters"
+                )
+            _in_place(name, new)
+        program.hold([t.detach() for t in dict.fromkeys(now)])
+        kept.tensors = now
+        self._fixed.learn(now)
+
+    def _written(self) -> list[torch.Tensor]:
+        """The module's tensors that a call writes: buffers, and the tensors that the optimizer
+        trains.
+        """
+        assert self._kept is not None
+        held = dict(zip(self._kept.names, self._kept.tensors, strict=True))
         trained = self._rates.parameters() if self._rates is not None else []
-        return [*(held[name] for name in buffers if name in held), *trained]
+        return [*(held[name] for name in self._buffers if name in held), *trained]
 
     def _examples(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The rows of one batch, with which the module is exported."""
@@ -226,7 +206,7 @@ class _Builder:
         if count > 1:
             self.at = ark.tensor([1], ark.int32, name="iteration")
         inputs = [input_of((count, t.shape[0] // count, *t.shape[1:]), t.dtype) for t in self.given]
-        kept, tensors = self._kept()
+        kept = self._values()
         batches = [self._rows(value) for value in inputs]
         results: list[list[Value]] = []
         for share in range(shares):
@@ -237,32 +217,29 @@ class _Builder:
         if self.at is not None:
             after = ark.add(self.at, 1)
             ark.where(ark.less(after, count), after, 0, output=self.at)
-        given = [*inputs, *rates, *kept.values()]
+        given = [*inputs, *rates, *{id(v): v for v in kept.values()}.values()]
+        tensors = [t.detach() for t in dict.fromkeys(self.kept.tensors)]
         return Program(model, given, outputs, tensors, members=members)
 
-    def _kept(self) -> tuple[dict[str, Value], list[torch.Tensor]]:
-        """Values for parameters, buffers and constants, by the name of their placeholder, and their
-        tensors.
+    def _values(self) -> dict[str, Value]:
+        """Values for parameters, buffers and constants, by the name of their placeholder. Names of
+        the same tensor (tied weights) have one value.
         """
-        held = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        kept: dict[str, Value] = {}
-        tensors = []
-        for spec in self.exported.graph_signature.input_specs:
-            if spec.kind == InputKind.USER_INPUT:
-                continue
-            kept_tensor = held.get(spec.target)
-            tensor = (
-                kept_tensor if kept_tensor is not None else self.exported.constants[spec.target]
-            )
-            try:
-                address_of(tensor)
-            except InvalidUsageError as error:
-                raise UnsupportedError(
-                    f"{spec.target!r} of the module cannot be used in place: {error}"
-                ) from error
-            kept[spec.arg.name] = input_of(tuple(tensor.shape), tensor.dtype)
-            tensors.append(tensor.detach())
-        return kept, tensors
+        specs = [
+            spec
+            for spec in self.exported.graph_signature.input_specs
+            if spec.kind != InputKind.USER_INPUT
+        ]
+        names = [spec.target for spec in specs]
+        self.kept = kept = Kept(self.module, names, self.exported.constants)
+        if kept.missing:
+            raise UnsupportedError(f"{kept.missing[0]!r} of the module is not a tensor")
+        known: dict[torch.Tensor, Value] = {}
+        for name, tensor in zip(names, kept.tensors, strict=True):
+            if tensor not in known:
+                _in_place(name, tensor)
+                known[tensor] = input_of(tuple(tensor.shape), tensor.dtype)
+        return {spec.arg.name: known[t] for spec, t in zip(specs, kept.tensors, strict=True)}
 
     def _rows(self, value: Value) -> Value:
         """This iteration's rows of an input (iterations, rows, ...)."""
@@ -317,7 +294,7 @@ class _Builder:
         }
         values: dict[torch.Tensor, ark.Tensor] = {
             tensor: kept[names[name]].tensor
-            for name, tensor in self.module.named_parameters()
+            for name, tensor in self.module.named_parameters(remove_duplicate=False)
             if name in names
         }
         count = len(losses) * self.options.ranks
@@ -363,6 +340,16 @@ def replicas(module: torch.nn.Module) -> Ranks | None:
     return members
 
 
+def _in_place(name: str, tensor: torch.Tensor) -> None:
+    """Raises UnsupportedError if a kernel cannot use the module's tensor in place."""
+    try:
+        address_of(tensor)
+    except InvalidUsageError as error:
+        raise UnsupportedError(
+            f"{name!r} of the module cannot be used in place: {error}"
+        ) from error
+
+
 def _part(batch: Value, share: int, shares: int) -> Value:
     """The rows of one batch of an iteration."""
     rows = batch.shape[0] // shares
@@ -382,9 +369,9 @@ def inference_model(module: torch.nn.Module, options: Options | None = None) -> 
 def training_model(
     module: torch.nn.Module, options: Options | None, optimizer: torch.optim.Optimizer
 ) -> Executor:
-    """The module in training mode, whose last result must be the loss; parts of a module in this mode
-    keep their own modes. Each iteration of a call is a step of the optimizer: SGD, Adam or AdamW of
-    torch, whose learning rates are read at every call.
+    """The module in training mode, whose last result must be the loss. Parts of a module in this
+    mode keep their own modes. Each iteration of a call is a step of the optimizer: SGD, Adam or
+    AdamW of torch, whose learning rates are read at every call.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidUsageError(

@@ -30,7 +30,7 @@ struct Functions {  // in the order of look.py's FUNCTIONS; each gives 0 if it w
   bool (*is_negative)(Handle);  // gives what it says
 };
 
-// What a kernel is made for. Strides are of an example that is contiguous.
+// What a kernel is made for. Strides of a tensor that moves are of an example that is contiguous.
 struct Kind {
   int64_t dim, nbytes, itemsize;
   int32_t dtype, layout, device_type, device_index;
@@ -41,7 +41,7 @@ struct Known {
   Py_ssize_t place;
   PyTypeObject* type;
   void* address;  // of a tensor that stays
-  Kind kind;      // of one that moves
+  Kind kind;
 };
 
 struct Look {
@@ -66,6 +66,18 @@ struct Look {
     return true;
   }
 
+  // Whether sizes and strides are those of that kind.
+  bool lies(PyObject* object, const Kind& kind) const {
+    Handle h = handle(object);
+    int64_t dim, *sizes, *strides;
+    if (torch.dim(h, &dim) || dim != kind.dim || torch.sizes(h, &sizes) ||
+        torch.strides(h, &strides))
+      return false;
+    const int64_t* wanted = kind.extents.data();
+    return dim == 0 || (!std::memcmp(sizes, wanted, dim * sizeof *wanted) &&
+                        !std::memcmp(strides, wanted + dim, dim * sizeof *wanted));
+  }
+
   // Is the memory of a tensor of that kind long enough, and does it hold the tensor's values?
   bool holds(PyObject* object, const Kind& kind) const {
     Handle h = handle(object);
@@ -78,15 +90,10 @@ struct Look {
   bool is(PyObject* object, const Kind& kind) const {
     Handle h = handle(object);
     int32_t layout, dtype, type, index;
-    int64_t dim, *sizes, *strides;
-    if (torch.layout(h, &layout) || layout != kind.layout || torch.dim(h, &dim) ||
-        dim != kind.dim || torch.sizes(h, &sizes) || torch.strides(h, &strides) ||
+    if (torch.layout(h, &layout) || layout != kind.layout || !lies(object, kind) ||
         torch.dtype(h, &dtype) || torch.device_type(h, &type) || torch.device_index(h, &index))
       return false;
-    const int64_t* wanted = kind.extents.data();
-    return dtype == kind.dtype && type == kind.device_type && index == kind.device_index &&
-           (dim == 0 || (!std::memcmp(sizes, wanted, dim * sizeof *wanted) &&
-                         !std::memcmp(strides, wanted + dim, dim * sizeof *wanted)));
+    return dtype == kind.dtype && type == kind.device_type && index == kind.device_index;
   }
 };
 
@@ -103,7 +110,8 @@ PyObject* look(PyObject* capsule, PyObject* given) {
     PyObject* object = PyList_GetItem(given, known.place);
     void* address;
     if (Py_TYPE(object) != known.type || my.torch.data_ptr(my.handle(object), &address) ||
-        address != known.address || my.torch.is_negative(my.handle(object)))
+        address != known.address || !my.lies(object, known.kind) ||
+        my.torch.is_negative(my.handle(object)))
       Py_RETURN_NONE;
   }
   for (const Known& known : my.moving) {
@@ -157,8 +165,8 @@ PyObject* looker(PyObject*, PyObject* words) {
     Known known = {i, Py_TYPE(object), nullptr, {}};
     known.kind.nbytes = PyLong_AsLongLong(PyList_GetItem(nbytes, i));
     bool moving = known.kind.nbytes >= 0;
-    good = moving ? my->read(object, known.kind)
-                  : !my->torch.data_ptr(my->handle(object), &known.address);
+    good = my->read(object, known.kind) &&
+           (moving || !my->torch.data_ptr(my->handle(object), &known.address));
     (moving ? my->moving : my->staying).push_back(std::move(known));
   }
   PyObject* made = good ? PyCFunction_NewEx(&LOOK, capsule, nullptr) : nullptr;

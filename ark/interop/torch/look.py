@@ -1,10 +1,10 @@
 """Checks the tensors of a kernel's call with one call of a compiled function.
 
-Fixed tensors must be at the same addresses as before; the others must have the kernel's shapes and
-types, and their addresses are returned. The function uses torch's C interface and is compiled once
-(look.cpp). For 122 tensors it takes a quarter of the time of torch's Python functions. Without a
-compiler, or if torch lacks that interface, the Python functions are used (calls.py). Called by
-program.py.
+Fixed tensors must be at the same addresses as before, with the same strides; the others must have
+the kernel's shapes and types, and their addresses are returned. The function uses torch's C
+interface and is compiled once (look.cpp). For 122 tensors it takes a quarter of the time of torch's
+Python functions. Without a compiler, or if torch lacks that interface, the Python functions are
+used (calls.py). Called by program.py.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def nothing(tensors: list[torch.Tensor]) -> None:
 def looker(tensors: Sequence[torch.Tensor], moving: Sequence[int]) -> Look:
     """Returns a function of a call's tensors. It returns the addresses of the moving tensors, or
     None if anything has changed: type, shape, strides, dtype, device or layout of a moving tensor,
-    or the address of another one. It also returns None if the memory of a tensor does not have its
-    plain values. moving: the indices of the moving tensors.
+    or the address, shape or strides of another one. It also returns None if the memory of a tensor
+    does not have its plain values. moving: the indices of the moving tensors.
     """
     if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return nothing

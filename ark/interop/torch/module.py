@@ -23,6 +23,7 @@ from ark.interop.torch.calls import Fixed
 from ark.interop.torch.compile import compile_graph, refuse_missing, values, varies
 from ark.interop.torch.export import export
 from ark.interop.torch.graph import drop_checks
+from ark.interop.torch.kept import Kept
 from ark.interop.torch.look import looker
 from ark.interop.torch.program import Program, torch_device
 
@@ -36,11 +37,11 @@ class Module(torch.nn.Module):
 
     module: exported for `example`, a tuple of tensors, with torch.export. Called like the module;
     inference only. dynamic_shapes: sizes that may vary, with their bounds, in torch.export's form;
-    there is one kernel for each size that is called. The kernel reads the module's parameters in
-    place: it sees later writes to them, and their moves to other memory (`to`, `weight.data =
-    ...`), but not the replacement of a parameter by another one (`load_state_dict(assign=True)`).
-    Raises InvalidUsageError if a call's shapes or types differ from these, and if torch.export
-    cannot follow the module; UnsupportedError with every operator that ark lacks and the reasons.
+    there is one kernel for each size that is called. The kernel reads the module's parameters and
+    buffers in place: it sees later writes to them, their moves to other memory (`to`, `weight.data
+    = ...`), and their replacement (`load_state_dict(assign=True)`). Raises InvalidUsageError if the
+    shapes or types of a call or of a parameter differ from these, and if torch.export cannot follow
+    the module; UnsupportedError with every operator that ark lacks and the reasons.
     """
 
     def __init__(
@@ -56,18 +57,19 @@ class Module(torch.nn.Module):
             refuse_missing(graph)
         self._kept = _kept(module, exported)
         self._constants = _constants(exported.graph_signature)
-        graph = _without(graph, self._constants, len(self._kept))
+        graph = _without(graph, self._constants, len(self._kept.tensors))
         self._writes = _writes(exported.graph_signature)
         self._program: Program | None = None
         self._moving = threading.Lock()
         if self._sized:
-            self._run = compile_graph(graph, values(graph), range(len(self._kept)))
+            self._run = compile_graph(graph, values(graph), range(len(self._kept.tensors)))
         else:
-            self._bound = [i for i, t in enumerate(self._kept) if _in_place(t)]
-            held = {i: self._kept[i].detach() for i in self._bound}
+            kept = self._kept.tensors
+            self._bound = [i for i, t in enumerate(kept) if _in_place(t)]
+            held = {i: kept[i].detach() for i in self._bound}
+            self._loose = [i for i in range(len(kept)) if i not in held]
             self._program = Program.of(graph, values(graph), bound=held)
-            self._loose = [t for t in self._kept if not _in_place(t)]
-            self._learn()
+            self._learn(kept)
         flat = pytree.tree_structure(((0,) * given.num_leaves, {}))
         self._plain = given.num_leaves if given == flat and not self._constants else None
         self._made = exported.call_spec.out_spec
@@ -76,15 +78,19 @@ class Module(torch.nn.Module):
         """The module's results."""
         known = len(args) == self._plain and not kwargs and not self._sized
         given = args if known else self._flat(args, kwargs)
+        kept = self._kept.now()
         if self._program is None:
-            results = self._run(*self._kept, *given)
+            if not self._kept.same():
+                self._kept.tensors = self._kept.checked()
+            results = self._run(*kept, *given)
         else:
-            if self._look(self._here) is None and not self._fixed.lie(self._here):
+            here = [kept[i] for i in self._bound] if self._loose else kept
+            if self._look(here) is None and not (self._kept.same() and self._fixed.lie(here)):
                 with self._moving:
                     self._moved(self._program)
-            results = self._program.run([*self._loose, *given])
+            results = self._program.run([*(kept[i] for i in self._loose), *given])
         if self._writes:
-            written = [*self._kept, *given]
+            written = [*kept, *given]
             for place, value in zip(self._writes, results, strict=False):
                 written[place].copy_(value)
             results = results[len(self._writes) :]
@@ -99,34 +105,36 @@ class Module(torch.nn.Module):
             "(the attribute `module`), and call ark.from_torch on that"
         )
 
-    def _learn(self) -> None:
-        """Records the addresses of the parameters that the kernel reads."""
-        self._here = [self._kept[i] for i in self._bound]
-        self._fixed = Fixed(range(len(self._here)))
-        self._fixed.learn(self._here)
-        self._look = looker(self._here, [])
+    def _learn(self, kept: list[torch.Tensor]) -> None:
+        """Records the parameters and the addresses of those that the kernel reads in place."""
+        here = [kept[i] for i in self._bound]
+        fixed = Fixed(range(len(here)))
+        fixed.learn(here)
+        self._kept.tensors, self._fixed, self._look = kept, fixed, looker(here, [])
 
     def _moved(self, program: Program) -> None:
-        """Updates the kernel after parameters have moved to other addresses, for example by
-        `to`.
+        """Updates the kernel after parameters have moved to other addresses (by `to`, for example)
+        or were replaced.
         """
-        now = [t.detach() for t in self._here]
+        kept = self._kept.checked()
+        now = [kept[i].detach() for i in self._bound]
         if not all(map(_in_place, now)):
             raise InvalidUsageError(
                 "the module's parameters were contiguous and are strided or negative views now; "
                 "call ark.from_torch again"
             )
         program.hold(now)
-        self._learn()
+        self._learn(kept)
 
     def _flat(self, args: Any, kwargs: Any) -> list[Any]:
         """The tensors of a call, given by position or keyword, in the graph's order."""
         try:
-            flat = self._exported._graph_module_flat_inputs(args, kwargs)[len(self._kept) :]
+            flat = self._exported._graph_module_flat_inputs(args, kwargs)
         except (RuntimeError, ValueError) as error:
             raise InvalidUsageError(
                 f"the module was exported for other inputs: {str(error).splitlines()[0]}"
             ) from error
+        flat = flat[len(self._kept.tensors) :]
         return [t for i, t in enumerate(flat) if i not in self._constants]
 
 
@@ -135,20 +143,19 @@ def _in_place(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and is_literal(tensor)
 
 
-def _kept(module: torch.nn.Module, exported: Any) -> list[torch.Tensor]:
+def _kept(module: torch.nn.Module, exported: Any) -> Kept:
     """The module's parameters, buffers and constants, in the graph's order."""
-    held: dict[str, Any] = dict(module.named_parameters(remove_duplicate=False))
-    held |= dict(module.named_buffers(remove_duplicate=False))
-    held = {**exported.constants, **held}
-    specs = [s for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT]
-    strange = [s.kind.name for s in specs if s.target not in held]
-    if strange:
-        raise UnsupportedError(f"an input of the kind {strange[0]} is not supported")
     where = torch_device()  # tracing creates constants on the CPU
-    return [
-        held[s.target].to(where) if s.kind == InputKind.CONSTANT_TENSOR else held[s.target]
-        for s in specs
-    ]
+    specs = [s for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT]
+    constants = {
+        name: value.to(where) if isinstance(value, torch.Tensor) else value
+        for name, value in exported.constants.items()
+    }
+    kept = Kept(module, [s.target for s in specs], constants)
+    if kept.missing:
+        strange = next(s.kind.name for s in specs if s.target in kept.missing)
+        raise UnsupportedError(f"an input of the kind {strange} is not supported")
+    return kept
 
 
 def _constants(signature: Any) -> list[int]:
