@@ -179,3 +179,80 @@ def test_a_parameter_that_is_turned_in_place_is_refused(kernel: Callable[[Any], 
     body.weight.data = body.weight.data.t()
     with pytest.raises((InvalidUsageError, UnsupportedError), match="contiguous"):
         run(torch.ones(2, 4))
+
+
+class Unused(torch.nn.Module):
+    """One of two layers is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.a(x)
+
+
+def test_parameters_without_a_gradient_stay() -> None:
+    """A zero gradient would add the weight decay."""
+    steps_equal(Learner(Unused()), sgd)
+
+
+def after_steps_of_torch(learner: Any, optimizer: Any) -> None:
+    learner(torch.randn(4, 5), torch.randn(4, 3)).backward()
+    optimizer.step()
+
+
+def other_momentum(learner: Any, optimizer: Any) -> None:
+    optimizer.param_groups[0]["momentum"] = 0.5
+
+
+def frozen(learner: Any, optimizer: Any) -> None:
+    learner.body.bias.requires_grad_(False)
+
+
+def another_group(learner: Any, optimizer: Any) -> None:
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+
+
+def hook_of_a_gradient(learner: Any, optimizer: Any) -> None:
+    learner.body.weight.register_hook(lambda gradient: gradient * 0)
+
+
+def hook_of_the_optimizer(learner: Any, optimizer: Any) -> None:
+    optimizer.register_step_pre_hook(lambda *given: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (after_steps_of_torch, "momentum_buffer"),
+        (other_momentum, r"momentum was 0\.9 and is 0\.5; only lr may change"),
+        (frozen, "groups or their parameters"),
+        (another_group, "groups or their parameters"),
+        (hook_of_a_gradient, "hooks"),
+        (hook_of_the_optimizer, "hooks"),
+    ],
+)
+def test_changes_of_an_optimizer_are_refused(
+    change: Callable[[Any, Any], None], message: str
+) -> None:
+    learner = Learner(torch.nn.Linear(5, 3))
+    optimizer = sgd(learner)
+    model = ark.training_model(learner, None, optimizer)
+    x, y = torch.randn(4, 5), torch.randn(4, 3)
+    model(x, y)
+    change(learner, optimizer)
+    with pytest.raises((InvalidUsageError, UnsupportedError), match=message):
+        model(x, y)
+
+
+def test_state_and_hooks_are_refused_before_the_first_step() -> None:
+    learner = Learner(torch.nn.Linear(5, 3))
+    optimizer = torch.optim.AdamW(learner.parameters())
+    after_steps_of_torch(learner, optimizer)
+    with pytest.raises(InvalidUsageError, match="exp_avg"):
+        ark.training_model(learner, None, optimizer)
+    learner.body.register_full_backward_hook(lambda *given: None)
+    model = ark.training_model(learner, None, sgd(learner))
+    with pytest.raises(UnsupportedError, match="backward hooks of modules"):
+        model(torch.randn(4, 5), torch.randn(4, 3))

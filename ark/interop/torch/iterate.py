@@ -94,6 +94,8 @@ class Executor:
             raise InvalidUsageError(
                 "the model was closed, and its optimizer's state was freed; create another one"
             )
+        if self._rates is not None:
+            self._rates.check()
         shapes = [(tuple(t.shape), t.dtype) for t in given]
         if self._program is None:
             self._program = self._compile(given)
@@ -114,6 +116,10 @@ class Executor:
 
     def _compile(self, given: Sequence[torch.Tensor]) -> Program:
         examples = self._examples(given)
+        if self._training and any(
+            part._backward_hooks or part._backward_pre_hooks for part in self.module.modules()
+        ):
+            raise UnsupportedError("backward hooks of modules are not supported; remove them")
         exported = export(self.module, examples, self._training)
         graph, self._structure = exported.graph_module, exported.call_spec.out_spec
         drop_checks(graph)

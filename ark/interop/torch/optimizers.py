@@ -4,6 +4,7 @@ iterate.py.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,8 @@ from ark.interop.torch.values import Value, input_of
 
 
 class Rates:
-    """An optimizer of torch. A kernel reads its learning rates at every call. The state (moments)
-    is stored by the kernel and not by the optimizer.
+    """An optimizer of torch. A kernel reads its learning rates at every call; everything else must
+    stay as it was. The state (moments) is stored by the kernel and not by the optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -31,6 +32,54 @@ class Rates:
             for setting in ("dampening", "amsgrad", "maximize"):
                 if group.get(setting):
                     raise UnsupportedError(f"{self._name} with {setting} is not supported")
+        self._trained = self.parameters()
+        self._settings = self._present()
+        self.check()
+
+    def _present(self) -> list[dict[str, Any]]:
+        """The settings of each group that a kernel is compiled for."""
+        settings = [dict(group) for group in self._optimizer.param_groups]
+        for group in settings:
+            del group["lr"], group["params"]
+        return settings
+
+    def check(self) -> None:
+        """Raises InvalidUsageError if the optimizer has changed since the kernel was compiled, or
+        has state or hooks that a kernel does not see.
+        """
+        present = self._present()
+        trained = self.parameters()
+        same = len(trained) == len(self._trained) and all(map(operator.is_, trained, self._trained))
+        if not same or len(present) != len(self._settings):
+            raise InvalidUsageError(
+                "the optimizer's groups or their parameters that require gradients have changed; "
+                "create another model"
+            )
+        for before, now in zip(self._settings, present, strict=True):
+            for name, value in now.items():
+                if value != before.get(name):
+                    raise InvalidUsageError(
+                        f"the optimizer's {name} was {before.get(name)} and is {value}; only lr "
+                        "may change between calls; create another model"
+                    )
+        for state in self._optimizer.state.values():
+            names = [name for name, value in state.items() if value is not None]
+            if names:
+                raise InvalidUsageError(
+                    f"the optimizer has state of torch's steps or of a checkpoint ("
+                    f"{', '.join(names)}), which a kernel does not read; use a new optimizer"
+                )
+        hooks: list[Any] = [
+            self._optimizer._optimizer_step_pre_hooks,
+            self._optimizer._optimizer_step_post_hooks,
+        ]
+        for parameter in trained:
+            hooks += [parameter._backward_hooks, parameter._post_accumulate_grad_hooks]
+        if any(hooks):
+            raise UnsupportedError(
+                "hooks of an optimizer or of its parameters' gradients are not supported; remove "
+                "them"
+            )
 
     def parameters(self) -> list[torch.Tensor]:
         """The tensors that the optimizer trains."""
@@ -63,18 +112,28 @@ class Rates:
         ]
         if not any(groups):
             raise InvalidUsageError("the optimizer has none of the module's parameters")
-        reduced = ark.grad(ark.mul(total, 1.0 / count), [values[p] for g in groups for p in g])
+        mean = ark.mul(total, 1.0 / count)
+        inputs = [values[p] for g in groups for p in g]
+        gradients = ark.grad(mean, inputs, allow_unused=True)
+        assert isinstance(gradients, list)
+        if not any(isinstance(g, ark.Tensor) for g in gradients):
+            raise InvalidUsageError("the loss depends on none of the optimizer's parameters")
         graph = ark.Model.get_model().graph
         if graph.world_size > 1:
-            reduced = [ark.all_reduce(g, graph.rank, graph.world_size) for g in reduced]
-        gradients = iter(reduced)
+            gradients = [
+                None if g is None else ark.all_reduce(g, graph.rank, graph.world_size)
+                for g in gradients
+            ]
+        remaining = iter(gradients)
         rates, stage_of = [], stages.of_parameters()
         for group, parameters in zip(self._optimizer.param_groups, groups, strict=True):
             rates.append(input_of((1,), torch.float32))
             by_stage: dict[int | None, list[tuple[ark.Tensor, ark.Tensor]]] = {}
             for parameter in parameters:
-                pair = values[parameter], next(gradients)
-                by_stage.setdefault(stage_of.get(parameter), []).append(pair)
+                gradient = next(remaining)
+                if gradient is not None:  # torch does not step parameters without a gradient
+                    pair = values[parameter], gradient
+                    by_stage.setdefault(stage_of.get(parameter), []).append(pair)
             for stage, pairs in by_stage.items():
                 with stages.within(stage):
                     optimizer = self._made([p for p, _ in pairs], rates[-1].tensor, group)
