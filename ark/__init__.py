@@ -12,11 +12,11 @@ import builtins
 import importlib.util
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
-from ark import _late, log
 from ark import errors as error
-from ark._aliases import ALIASES, install
+from ark import log
 from ark._version import __version__
 from ark.errors import (
     BaseError,
@@ -28,6 +28,7 @@ from ark.errors import (
     SystemError,
     UnsupportedError,
 )
+from ark.ir.late import fillers as _fillers
 
 _FROM = {
     "ark.api.context": ("PlannerContext",),
@@ -36,11 +37,9 @@ _FROM = {
     "ark.api.module": ("Module",),
     "ark.api.plan": ("Plan",),
     "ark.api.planner": ("Planner",),
-    "ark.api.profiler": ("Profiler",),
     "ark.api.state": ("load", "save"),
     "ark.frontend.model": ("Model", "current_model", "set_model", "use_model"),
     "ark.frontend.tensor": ("NullTensor", "Parameter", "Tensor"),
-    "ark.gradients": ("grad", "optim"),
     "ark.interop": ("from_onnx", "from_torch", "inference_model", "training_model"),
     "ark.ir.dtype": (
         "DataType",
@@ -62,7 +61,9 @@ _FROM = {
     ),
     "ark.models.sampling": ("SamplingParams",),
     "ark.models.structured": ("StructuredOutputsParams",),
+    "ark.ops.gradients": ("grad", "optim"),
     "ark.parallel": ("parallelize",),
+    "ark.profiler": ("Profiler",),
     "ark.runtime.launch": ("launch",),
     "ark.runtime.runtime": ("Runtime",),
     "ark.serving.llm": ("LLM",),
@@ -84,6 +85,21 @@ _MODULES |= {
     "bool": ("ark.ir.dtype", "bool_"),
     "tensor": ("ark.ops", "tensor"),
 }
+# The module paths of ARK, from which scripts written for ARK import; ark's own code does not use
+# them.
+_ALIASES = {
+    "core": "ark.api.core",
+    "data_type": "ark.ir.dtype",
+    "error": "ark.errors",
+    "executor": "ark.api.launched",
+    "init": "ark.api.init",
+    "model": "ark.frontend.model",
+    "module": "ark.api.module",
+    "planner": "ark.api.planner",
+    "serialize": "ark.api.state",
+    "tensor": "ark.frontend.tensor",
+    "torch": "ark.interop.torch_names",
+}
 # Names of ARK that are not supported yet; their use raises an error that says so.
 _NOT_BUILT = ("get", "put", "sampling", "signal", "wait")
 # Names that `from ark import *` does not import: those of a package of their own, and Python's own.
@@ -103,6 +119,27 @@ class _NotBuilt(UnsupportedError, AttributeError):
     """The error for a name that is not supported yet; for `hasattr` the name does not exist."""
 
 
+class _Alias(ModuleType):
+    """A module with the names of another one, which is loaded when one of them is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("__path__", "__file__", "__wrapped__"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module(_ALIASES[self._name()]), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            setattr(importlib.import_module(_ALIASES[self._name()]), name, value)
+
+    def __dir__(self) -> list[str]:
+        return dir(importlib.import_module(_ALIASES[self._name()]))
+
+    def _name(self) -> str:
+        return self.__name__.rpartition(".")[2]
+
+
 def version() -> str:
     """The version of ark.
 
@@ -117,7 +154,7 @@ def _loads(*modules: str) -> Callable[[], object]:
     return lambda: [importlib.import_module(module) for module in modules]
 
 
-_late.fillers.update(
+_fillers.update(
     {
         "examiners": _loads("ark.runtime.known"),
         "methods of tensors": _loads("ark.ops", "ark.runtime.runtime"),
@@ -150,7 +187,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(module), attribute)
     elif name in _NOT_BUILT:
         raise _NotBuilt(f"ark.{name} is not supported yet")
-    elif name in ALIASES:
+    elif name in _ALIASES:
         value = sys.modules[f"ark.{name}"]
     elif name.startswith("_"):
         raise AttributeError(f"module 'ark' has no attribute {name!r}")
@@ -165,7 +202,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *ALIASES, *_ops()})
+    return sorted({*globals(), *_MODULES, *_ALIASES, *_ops()})
 
 
-install()
+sys.modules.update({f"ark.{name}": _Alias(f"ark.{name}") for name in _ALIASES})

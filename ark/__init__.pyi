@@ -14,7 +14,6 @@ from ark.api.init import set_world_size as set_world_size
 from ark.api.module import Module as Module
 from ark.api.plan import Plan as Plan
 from ark.api.planner import Planner as Planner
-from ark.api.profiler import Profiler as Profiler
 from ark.api.state import load as load
 from ark.api.state import save as save
 from ark.errors import BaseError as BaseError
@@ -33,8 +32,6 @@ from ark.frontend.tensor import NullTensor as NullTensor
 from ark.frontend.tensor import Parameter as Parameter
 from ark.frontend.tensor import Tensor as Tensor
 from ark.frontend.tensor import TensorLike
-from ark.gradients import grad as grad
-from ark.gradients import optim as optim
 from ark.interop import from_onnx as from_onnx
 from ark.interop import from_torch as from_torch
 from ark.interop import inference_model as inference_model
@@ -58,7 +55,10 @@ from ark.ir.dtype import uint32 as uint32
 from ark.models.sampling import SamplingParams as SamplingParams
 from ark.models.structured import StructuredOutputsParams as StructuredOutputsParams
 from ark.ops import *
+from ark.ops.gradients import grad as grad
+from ark.ops.gradients import optim as optim
 from ark.parallel import parallelize as parallelize
+from ark.profiler import Profiler as Profiler
 from ark.runtime.launch import launch as launch
 from ark.runtime.runtime import Runtime as Runtime
 from ark.serving.llm import LLM as LLM

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from ark.models.chat import ChatTemplates
 from ark.models.tokenizer import Tokenizer
-from ark.server.app import Service, application
-from ark.server.model import ServedModel
-from ark.server.run import Options, bound, server_of
+from ark.serving.http.app import Service, application
+from ark.serving.http.model import ServedModel
+from ark.serving.http.run import Options, bound, server_of
 from ark.serving.types import Event, FinishReason, Request, Stats
 
 NOAH = Path(__file__).resolve().parents[1] / "examples/noah"

@@ -31,7 +31,7 @@ ALONE = ("ark.LLM", "ark.SamplingParams", "ark.StructuredOutputsParams", "ark.Sy
 PACKAGES = {
     "ark.interop": "Models from elsewhere: ark",
     "ark.interop.torch": "torch.compile: ark.torch",
-    "ark.gradients.optim": "Optimizers: ark.optim",
+    "ark.ops.gradients.optim": "Optimizers: ark.optim",
     "ark.comm": "Channels and collective programs: ark.comm",
     "ark.distributed": "Collectives on arrays: ark.distributed",
     "ark.parallel": "Splitting over ranks: ark.parallel",

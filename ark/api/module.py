@@ -13,9 +13,9 @@ from ark.errors import InvalidUsageError, UnsupportedError
 from ark.frontend.foreign import ArrayLike, as_array, is_torch
 from ark.frontend.model import Model
 from ark.frontend.tensor import Parameter, Tensor, as_tensor
-from ark.gradients import grad
 from ark.ir import values as ir
 from ark.ir.dtype import FLOATS
+from ark.ops.gradients import grad
 
 if TYPE_CHECKING:
     import torch

@@ -41,13 +41,13 @@ from ark.models.tokenizer import Tokenizer
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
-from ark.server.calls import FORMATS, format_of
 from ark.serving.draft_model import DRAFT_TOKENS
+from ark.serving.http.calls import FORMATS, format_of
 from ark.serving.types import EngineLike
 
 if TYPE_CHECKING:
-    from ark.server.model import ServedModel
-    from ark.server.run import Options
+    from ark.serving.http.model import ServedModel
+    from ark.serving.http.run import Options
 
 PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 
@@ -224,7 +224,7 @@ def _engine(
         with open_engine(args, checkpoint, *asked) as engine:
             yield engine
         return
-    from ark.server.embeddings import EmbeddingEngine
+    from ark.serving.http.embeddings import EmbeddingEngine
 
     with open_embedder(args, checkpoint) as embedder, closing(EmbeddingEngine(embedder)) as engine:
         yield engine
@@ -262,7 +262,7 @@ def _serve(args: argparse.Namespace, ranks: Bootstrap | None) -> int:
     """Serves until the process receives a signal to end. Returns the exit code. ranks: the ranks
     that share the model.
     """
-    from ark.server.run import bound, serve, url_of
+    from ark.serving.http.run import bound, serve, url_of
 
     _check_keys(args)
     with (
@@ -317,9 +317,9 @@ def opened(
     """Opens a server's engine. Yields the engine, the model that it serves and the server's
     options. ranks: the ranks that share the model; this is rank 0.
     """
-    from ark.server.app import Limits
-    from ark.server.model import ServedModel
-    from ark.server.run import Options
+    from ark.serving.http.app import Limits
+    from ark.serving.http.model import ServedModel
+    from ark.serving.http.run import Options
 
     checkpoint = open_checkpoint(args)
     config = checkpoint.config

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ark._late import LateTable
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend import dlpack
 from ark.frontend.dlpack import SupportsDLPack
@@ -22,6 +21,7 @@ from ark.frontend.model import Model
 from ark.frontend.streams import StreamLike, wait_for_stream
 from ark.ir import values as ir
 from ark.ir.dtype import DataType, fp32
+from ark.ir.late import LateTable
 from ark.ir.packed import alike, cast
 
 if TYPE_CHECKING:

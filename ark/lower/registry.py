@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ark._late import LateTable
 from ark.errors import InternalError, UnsupportedError
 from ark.ir.graph import Node
+from ark.ir.late import LateTable
 from ark.lower.context import Lowering
 
 Aliasing = Literal["any", "exact", "first", "none"]

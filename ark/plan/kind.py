@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ark._late import LateTable
 from ark.errors import PlanError
+from ark.ir.late import LateTable
 from ark.machine import Machine
 from ark.plan.params import INT_MAX, Params, Places, read_params
 from ark.plan.signature import ARRANGED, WIDEST_ACCESS_BYTES

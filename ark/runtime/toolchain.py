@@ -15,11 +15,11 @@ from functools import cache as once
 from pathlib import Path
 
 from ark import log
-from ark._late import LateTable
 from ark._version import __version__
 from ark.backend.devices import KernelDevice
 from ark.backend.protocol import CheckedBackend, KernelBackend, Toolchain
 from ark.errors import GpuError, SystemError
+from ark.ir.late import LateTable
 from ark.runtime import cache
 
 Examiner = Callable[[KernelBackend, KernelDevice], str]

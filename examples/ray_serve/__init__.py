@@ -28,8 +28,8 @@ from starlette.responses import Response, StreamingResponse
 from ark.cli import build_parser
 from ark.cli.serve import opened
 from ark.errors import SystemError
-from ark.server.app import Service, application
-from ark.server.errors import SERVER_ERROR, ApiError
+from ark.serving.http.app import Service, application
+from ark.serving.http.errors import SERVER_ERROR, ApiError
 
 # ray.serve.llm.request_router has the same class, but its package needs vLLM.
 ROUTER = (

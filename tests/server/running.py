@@ -15,12 +15,12 @@ from ark.models.build import FULL
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.tokenizer import Tokenizer
-from ark.server import run
-from ark.server.app import Service, application
-from ark.server.calls import format_of
-from ark.server.model import ServedModel
-from ark.server.run import Options, bound, server_of, url_of
 from ark.serving.engine import Engine
+from ark.serving.http import run
+from ark.serving.http.app import Service, application
+from ark.serving.http.calls import format_of
+from ark.serving.http.model import ServedModel
+from ark.serving.http.run import Options, bound, server_of, url_of
 from ark.serving.types import EngineLike
 
 PATIENCE_S = 30.0

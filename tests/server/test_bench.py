@@ -17,7 +17,7 @@ from ark.bench.serve import Ask, Target, asks, first_model, load, percentiles, s
 from ark.bench.serve_chart import TOP_PX
 from ark.cli import main
 from ark.errors import BaseError
-from ark.server.run import Options
+from ark.serving.http.run import Options
 from tests.server.running import NOAH, Running, noah_model, running
 from tests.server.stand_in import CountingEngine
 from tests.slow import slow
@@ -117,7 +117,7 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 def test_another_server_without_usage_is_counted_by_pieces(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ark.server.choices import Answer
+    from ark.serving.http.choices import Answer
 
     monkeypatch.setattr(Answer, "usage", lambda self: None)
     (one,) = load(Target(server.url, "noah"), [Ask(0.0, "the king", 8)], {})

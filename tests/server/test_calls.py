@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from ark.models.chat import ChatTemplates
 from ark.models.tokenizer import Tokenizer
-from ark.server.calls import FORMATS, format_of
+from ark.serving.http.calls import FORMATS, format_of
 from tests.server.running import NOAH, Running, noah_model, running
 from tests.server.stand_in import ScriptedEngine
 

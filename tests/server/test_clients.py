@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ark.server.run import Options
+from ark.serving.http.run import Options
 from tests.checkpoints import make_checkpoint
 from tests.server.running import TEMPLATE, Running, running_checkpoint, until
 

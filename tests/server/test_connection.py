@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ark.server import connection
-from ark.server.app import Limits
-from ark.server.run import Options
+from ark.serving.http import connection
+from ark.serving.http.app import Limits
+from ark.serving.http.run import Options
 from tests.server.raw import Raw, request
 from tests.server.running import Running, noah_model, running, until
 from tests.server.soak import is_error, mutated

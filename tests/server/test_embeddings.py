@@ -21,10 +21,10 @@ from transformers import AutoModel, AutoTokenizer
 from ark.backend import registry
 from ark.errors import GpuError
 from ark.models.tokenizer import Tokenizer
-from ark.server.app import Limits
-from ark.server.embeddings import EmbeddingEngine
-from ark.server.run import Options
 from ark.serving.embedder import Embedder
+from ark.serving.http.app import Limits
+from ark.serving.http.embeddings import EmbeddingEngine
+from ark.serving.http.run import Options
 from tests.checkpoints import make_checkpoint
 from tests.server.running import Running, noah_model, running
 

@@ -11,8 +11,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ark.server.app import Limits
-from ark.server.run import Options
+from ark.serving.http.app import Limits
+from ark.serving.http.run import Options
 from tests.server.running import Running, noah_model, running, until
 from tests.server.stand_in import CountingEngine
 

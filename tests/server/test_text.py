@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ark.models.stops import StoppedText
 from ark.models.tokenizer import Tokenizer
-from ark.server.text import token_bytes
+from ark.serving.http.text import token_bytes
 from tests.server.running import NOAH
 from tests.slow import examples
 

@@ -19,8 +19,8 @@ from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.sampling import SamplingParams
 from ark.models.tokenizer import Tokenizer
-from ark.server.model import ServedModel
 from ark.serving.engine import Engine
+from ark.serving.http.model import ServedModel
 from ark.serving.types import Request
 from tests.checkpoints import make_checkpoint, reference
 from tests.server.running import running

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ark
-from ark.gradients.products import wide
 from ark.interop.torch.movement import part
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, operator, refuse
+from ark.ops.gradients.products import wide
 
 MAX_SORTED_ELEMENTS = 8192  # of a row that is sorted as a whole
 # For fewer results, the largest elements are found one by one, without dividing the row.

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import ark
-from ark.gradients.products import wide
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator
+from ark.ops.gradients.products import wide
 
 # A row is long from LONG elements on; FEW rows or less do not use all processors.
 LONG, FEW = 32768, 64

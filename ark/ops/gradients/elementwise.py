@@ -1,0 +1,114 @@
+"""The gradient rule of elementwise ops. The gradient of each input is computed by an elementwise op
+whose expression contains the derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.frontend.tensor import Tensor
+from ark.ir.dtype import DataType, bool_, fp32, int32, int64
+from ark.lower.rewrite.fuse_chains import expression_of
+from ark.ops.base import result
+from ark.ops.elementwise import add, cast
+from ark.ops.gradients.derivatives import ONE, ZERO, derivative, mul, partials, reads
+from ark.ops.gradients.table import Call, Gradients, rule
+from ark.ops.reductions import reduce_sum
+from ark.ops.views import reshape
+from ark.tasks.expression import MAX_NODES, Tree, check, leaf, size, substitute
+
+
+def unbroadcast(gradient: Tensor, shape: Sequence[int], dtype: DataType) -> Tensor:
+    """The gradient of a tensor of shape `shape` that was broadcast: the given gradient, summed over
+    the broadcast dimensions and cast to `dtype`.
+    """
+    wide = gradient.ir.shape
+    lead = len(wide) - len(shape)
+    axes = [d for d, n in enumerate(wide) if d < lead or (shape[d - lead] == 1 and n > 1)]
+    if axes:
+        gradient = reduce_sum(gradient, axes)
+    if gradient.ir.shape != tuple(shape):
+        gradient = reshape(gradient, shape)
+    return gradient if gradient.ir.dtype == dtype else cast(gradient, dtype)
+
+
+def computed(
+    tree: Tree, operands: Sequence[Tensor], shape: Sequence[int], dtype: DataType
+) -> Tensor:
+    """Adds an elementwise op that computes the expression `tree`. Its inputs are the operands that
+    the expression reads.
+    """
+    read = [i for i in range(len(operands)) if reads(tree, i)]
+    places = {old: leaf(new) for new, old in enumerate(read)}
+    packed = substitute(tree, [places.get(i, leaf(0)) for i in range(len(operands))])
+    attrs = {"expr": packed, "shape": tuple(shape)}
+    return result("elementwise", [operands[i] for i in read], shape, dtype, attrs=attrs)
+
+
+@rule("elementwise")
+def _pointwise(call: Call) -> Gradients:
+    tree, given = expression_of(call.node), call.gradient()
+    gradients: list[Tensor | None] = []
+    for place, (tensor, used) in enumerate(zip(call.node.inputs, call.wanted, strict=True)):
+        slope = derivative(tree, place) if used else ZERO
+        if slope == ZERO:
+            gradients.append(None)
+            continue
+        gradient = _weighted(
+            call, slope, given, fp32 if tensor.shape != given.ir.shape else tensor.dtype
+        )
+        if gradient is None:
+            gradient = _by_function(call, tree, place, given)
+        gradients.append(unbroadcast(gradient, tensor.shape, tensor.dtype))
+    return gradients
+
+
+def _weighted(call: Call, slope: Tree, given: Tensor, dtype: DataType) -> Tensor | None:
+    """The gradient `given` of a node's result times a slope, which is an expression of the node's
+    inputs. None if the expression is too large for one op.
+    """
+    if slope == ONE:
+        return given
+    count = len(call.node.inputs)
+    full = mul(leaf(count), slope)
+    if slope[0] == "where" and slope[2:] == [ONE, ZERO]:
+        full = ["where", slope[1], leaf(count), ZERO]
+    if size(full) > MAX_NODES:
+        return None
+    operands = [call.input(i) if reads(full, i) else given for i in range(count)]
+    return computed(full, [*operands, given], given.ir.shape, dtype)
+
+
+def _by_function(call: Call, tree: Tree, place: int, given: Tensor) -> Tensor:
+    """The gradient of input `place` of an elementwise node, computed with a separate op for each
+    function of the node's expression. Used if one op cannot compute it.
+    """
+    inputs = [call.input(i) if reads(tree, i) else given for i in range(len(call.node.inputs))]
+    shape = given.ir.shape
+
+    def visit(part: Tree, gradient: Tensor) -> Tensor | None:
+        if part[0] == "input":
+            return gradient if part[1] == place else None
+        values: list[Tensor] = []
+        local = list(part)
+        for at, argument in enumerate(part):
+            if isinstance(argument, list | tuple) and reads(argument):
+                values.append(computed(argument, inputs, shape, _kind(argument, inputs)))
+                local[at] = leaf(len(values) - 1)
+        total: Tensor | None = None
+        for at, slope in partials(local):
+            if reads(part[at], place):
+                weighted = mul(leaf(len(values)), slope)
+                inner = visit(part[at], computed(weighted, [*values, gradient], shape, fp32))
+                total = add(total, inner) if total is not None and inner is not None else inner
+        return total
+
+    summed = visit(tree, given if given.ir.dtype == fp32 else cast(given, fp32))
+    assert summed is not None
+    return summed
+
+
+def _kind(tree: Tree, operands: Sequence[Tensor]) -> DataType:
+    """The data type for the value of an expression over these operands."""
+    kinds = {"bool": bool_, "ark_i32": int32, "ark_i64": int64}
+    return kinds.get(check(tree, [t.ir.dtype.name for t in operands]), fp32)

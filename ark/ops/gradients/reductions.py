@@ -1,0 +1,113 @@
+"""The gradient rules of reductions and of norms over rows."""
+
+from __future__ import annotations
+
+from ark.frontend.tensor import Tensor
+from ark.ir.attributes import NormAttributes, ReduceAttributes
+from ark.ops.activations import exp, rsqrt
+from ark.ops.elementwise import add, cast, div, mul, sub
+from ark.ops.gradients.products import wide
+from ark.ops.gradients.table import Call, Gradients, constant, rule
+from ark.ops.indexing import expand
+from ark.ops.logic import equal
+from ark.ops.reductions import reduce_mean, reduce_sum
+from ark.ops.scans import cumprod
+from ark.ops.views import reshape
+
+constant("argmax", "sample", "sample_adjusted", "sample_each", "advance", "noop")
+
+
+def _axis(call: Call) -> int:
+    return ReduceAttributes.from_node(call.attrs).axis
+
+
+def _kept(call: Call, tensor: Tensor) -> Tensor:
+    """The result of a reduction (or its gradient), reshaped to have size 1 at the reduced axis."""
+    shape = list(call.shape(0))
+    shape[_axis(call)] = 1
+    return reshape(tensor, shape)
+
+
+def _as(tensor: Tensor, other: Tensor) -> Tensor:
+    """The tensor, cast to the type of `other`. Needed because a reduction's result may have a wider
+    type than its input.
+    """
+    return tensor if tensor.ir.dtype == other.ir.dtype else cast(tensor, other.ir.dtype)
+
+
+@rule("reduce_sum")
+def _sum(call: Call) -> Gradients:
+    return [call.fitted(expand(_kept(call, call.gradient()), call.shape(0)), 0)]
+
+
+@rule("reduce_mean")
+def _mean(call: Call) -> Gradients:
+    share = mul(_kept(call, call.gradient()), 1.0 / call.shape(0)[_axis(call)])
+    return [call.fitted(expand(share, call.shape(0)), 0)]
+
+
+@rule("reduce_max", "reduce_min")
+def _extreme(call: Call) -> Gradients:
+    """The gradient of a maximum or minimum. If several elements are equal to it, they divide its
+    gradient equally, as in torch.amax.
+    """
+    extreme = call.output()
+    source = _as(call.input(0), extreme)
+    hits = cast(equal(source, _kept(call, extreme)), extreme.ir.dtype)
+    share = div(_kept(call, call.gradient()), reduce_sum(hits, _axis(call)))
+    return [call.fitted(mul(hits, share), 0)]
+
+
+@rule("reduce_prod")
+def _product(call: Call) -> Gradients:
+    """The gradient of a product over an axis. The slope of each element is the product of all
+    elements before it times the product of all elements after it.
+    """
+    source, axis = _as(call.input(0), call.output()), _axis(call)
+    before = cumprod(source, axis, exclusive=True)
+    behind = cumprod(source, axis, exclusive=True, reverse=True)
+    return [call.fitted(mul(mul(before, behind), _kept(call, call.gradient())), 0)]
+
+
+@rule("softmax", "safe_softmax")
+def _softmax(call: Call) -> Gradients:
+    result, given = wide(call.output()), wide(call.gradient())
+    mean = reduce_sum(mul(result, given), -1)
+    return [call.fitted(mul(result, sub(given, mean)), 0)]
+
+
+@rule("log_softmax")
+def _log_softmax(call: Call) -> Gradients:
+    result, given = wide(call.output()), wide(call.gradient())
+    return [call.fitted(sub(given, mul(exp(result), reduce_sum(given, -1))), 0)]
+
+
+@rule("layernorm")
+def _layernorm(call: Call) -> Gradients:
+    source, result, given = (wide(t) for t in (call.input(0), call.output(), call.gradient()))
+    centred = sub(source, reduce_mean(source, -1))
+    scale = rsqrt(
+        add(reduce_mean(mul(centred, centred), -1), NormAttributes.from_node(call.attrs).eps)
+    )
+    along = mul(result, reduce_mean(mul(given, result), -1))
+    back = mul(scale, sub(sub(given, reduce_mean(given, -1)), along))
+    return [call.fitted(back, 0)]
+
+
+@rule("rmsnorm")
+def _rmsnorm(call: Call) -> Gradients:
+    source, weight, given = (wide(t) for t in (call.input(0), call.input(1), call.gradient()))
+    scale = rsqrt(
+        add(reduce_mean(mul(source, source), -1), NormAttributes.from_node(call.attrs).eps)
+    )
+    normed = mul(source, scale)
+    back = slope = None
+    if call.wanted[0]:
+        weighted = mul(given, weight)
+        along = mul(normed, reduce_mean(mul(weighted, normed), -1))
+        back = call.fitted(mul(scale, sub(weighted, along)), 0)
+    if call.wanted[1]:
+        rows = list(range(len(call.shape(0)) - 1))
+        total = reduce_sum(mul(given, normed), rows) if rows else mul(given, normed)
+        slope = call.fitted(reshape(total, call.shape(1)), 1)
+    return [back, slope]

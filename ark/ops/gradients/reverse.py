@@ -1,0 +1,227 @@
+"""Reverse-mode differentiation (Griewank and Walther 2008, chapter 3); `ark.grad` for users.
+
+It goes through a graph's nodes from the last to the first and adds the nodes that compute
+gradients, by the rules in ark.ops.gradients.table. The result is a graph like any other, so a
+training step is one loop kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+from ark.errors import InvalidUsageError, ModelError
+from ark.frontend.model import Model
+from ark.frontend.tensor import Tensor, as_tensor
+from ark.ir import values as ir
+from ark.ir.dtype import FLOATS
+from ark.ops.elementwise import cast, ones, zeros
+from ark.ops.gradients.regions import Regions
+from ark.ops.gradients.table import Call, is_constant, rule_of
+
+
+@overload
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor,
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    allow_unused: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    allow_unused: Literal[False] = False,
+) -> list[Tensor]: ...
+
+
+@overload
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    *,
+    allow_unused: bool,
+) -> Tensor | list[Tensor | None] | None: ...
+
+
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    allow_unused: bool = False,
+) -> Tensor | list[Tensor] | list[Tensor | None] | None:
+    """Gradients of the sum of `outputs` with respect to each of `inputs`, as torch.autograd.grad.
+
+    outputs: a tensor or several, of fp32, fp16 or bf16. grad_outputs: for each output a weight
+    tensor of its shape; may be None for an output of one element. Returns a tensor of the shape and
+    type of `inputs`, or a list if that is a list; if no output depends on an input, zeros, or None
+    if allow_unused. The nodes are appended to the current model; values in memory from earlier
+    iterations count as constants.
+
+    Raises UnsupportedError for an op that has no gradient, ModelError if an op has overwritten in
+    place a value that its gradient needs.
+
+    Examples:
+        >>> x = ark.placeholder([3], data=torch.tensor([1.0, 2.0, 3.0]))
+        >>> ark.grad(ark.reduce_sum(x * x, axis=0), x).eval()
+        tensor([2., 4., 6.])
+    """
+    ends = [as_tensor(t) for t in _listed(outputs)]
+    wanted = [as_tensor(t) for t in _listed(inputs)]
+    given = _listed(grad_outputs) if grad_outputs is not None else [None] * len(ends)
+    if not ends or not wanted or len(given) != len(ends):
+        raise InvalidUsageError(
+            f"grad: {len(ends)} outputs with {len(given)} gradients by {len(wanted)} inputs; "
+            "give at least one of each, and a gradient (or None) for every output"
+        )
+    starts = [_start(end, g) for end, g in zip(ends, given, strict=True)]
+    for tensor in wanted:
+        _floating("the input", tensor)
+    computed = _Reverse(Model.get_model(), [t.ir for t in wanted]).run(ends, starts)
+    gradients = [
+        g if g is not None or allow_unused else zeros(t.ir.shape, t.ir.dtype)
+        for g, t in zip(computed, wanted, strict=True)
+    ]
+    return gradients[0] if isinstance(inputs, Tensor) else gradients
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _floating(role: str, tensor: Tensor) -> None:
+    if tensor.ir.dtype not in FLOATS:
+        raise InvalidUsageError(
+            f"grad: {role} {tensor.ir.name!r} is {tensor.ir.dtype.name}; gradients are of fp32, "
+            "fp16 or bf16"
+        )
+
+
+def _start(end: Tensor, given: Any) -> Tensor:
+    """The gradient with which the walk begins at an output: the one that the caller gives, or 1."""
+    _floating("the output", end)
+    if given is None:
+        if end.ir.elements != 1:
+            raise InvalidUsageError(
+                f"grad: an output of shape {end.shape()} needs a gradient in grad_outputs; only a "
+                "single element has the default gradient 1"
+            )
+        return ones(end.ir.shape, end.ir.dtype)
+    tensor = as_tensor(given)
+    if tensor.ir.shape != end.ir.shape:
+        raise InvalidUsageError(
+            f"grad: the gradient of an output of shape {end.shape()} has shape {tensor.shape()}; "
+            "they must be equal"
+        )
+    return tensor if tensor.ir.dtype == end.ir.dtype else cast(tensor, end.ir.dtype)
+
+
+class _Reverse:
+    """The computation of gradients for one call of `grad`. nodes: the forward graph, which are all
+    nodes that existed before the call.
+    """
+
+    def __init__(self, model: Model, wanted: Sequence[ir.Tensor]) -> None:
+        self.model = model
+        self.graph = model.graph
+        self.nodes = [n for n in self.graph.nodes if n.phase == self.graph.phase]
+        self.wanted = wanted
+        self.regions = Regions()
+        self.writers: dict[int, list[tuple[int, ir.Tensor]]] = {}
+        for place, node in enumerate(self.nodes):
+            for out in node.outputs:
+                self.writers.setdefault(out.buffer.id, []).append((place, out))
+        self.births = [self._birth(t) for t in wanted]
+
+    def _birth(self, tensor: ir.Tensor) -> int:
+        """The index of the node that last wrote a tensor's memory before the tensor was created.
+
+        -1 if none did.
+        """
+        places = [
+            place
+            for place, out in self.writers.get(tensor.buffer.id, [])
+            if out.id <= tensor.id and ir.overlap(out, tensor)
+        ]
+        return max(places, default=-1)
+
+    def run(self, ends: Sequence[Tensor], starts: Sequence[Tensor]) -> list[Tensor | None]:
+        """The gradient of each tensor for which the caller requests one; None if no output depends
+        on it.
+        """
+        active = self._active()
+        gradients: list[Tensor | None] = [None] * len(self.wanted)
+        pending = [(self._birth(e.ir), e, s) for e, s in zip(ends, starts, strict=True)]
+        for place in range(len(self.nodes) - 1, -2, -1):
+            for born, end, start in pending:
+                if born == place and end.ir.id not in self.graph.detached:
+                    self.regions.put(end.ir, start)
+            for number, born in enumerate(self.births):
+                if born == place:
+                    gradients[number] = self.regions.look(self.wanted[number])
+            if place in active:
+                self._undo(place, active[place])
+            elif place >= 0:
+                for out in self.nodes[place].outputs:
+                    self.regions.drop(out)
+        return gradients
+
+    def _active(self) -> dict[int, list[bool]]:
+        """The nodes through which gradients flow. For each node that depends on a requested tensor,
+        by index, True for the inputs that depend on one.
+        """
+        moved: dict[int, list[ir.Tensor]] = {}
+        births: dict[int, list[ir.Tensor]] = {}
+        for tensor, born in zip(self.wanted, self.births, strict=True):
+            births.setdefault(born, []).append(tensor)
+        active = {}
+        for tensor in births.get(-1, []):
+            moved.setdefault(tensor.buffer.id, []).append(tensor)
+        for place, node in enumerate(self.nodes):
+            uses = [
+                t.dtype in FLOATS
+                and t.id not in self.graph.detached
+                and any(ir.overlap(t, m) for m in moved.get(t.buffer.id, []))
+                for t in node.inputs
+            ]
+            if any(uses) and not is_constant(node):
+                active[place] = uses
+                for out in node.outputs:
+                    moved.setdefault(out.buffer.id, []).append(out)
+            for tensor in births.get(place, []):
+                moved.setdefault(tensor.buffer.id, []).append(tensor)
+        return active
+
+    def _undo(self, place: int, uses: Sequence[bool]) -> None:
+        """Adds the nodes that compute the gradients of a node's inputs from those of its outputs.
+
+        If the user restricted the node to some processors, the new nodes run on these, too.
+        """
+        node, first = self.nodes[place], len(self.graph.nodes)
+        given = [self.regions.take(out) for out in reversed(node.outputs)][::-1]
+        if all(g is None for g in given):
+            return
+        with self.graph.placed(node.processors):
+            gradients = rule_of(node)(Call(node, given, uses, lambda t: self._value(t, place)))
+            for tensor, gradient, used in zip(node.inputs, gradients, uses, strict=True):
+                if used and gradient is not None:
+                    self.regions.put(tensor, gradient)
+        for added in self.graph.nodes[first:]:
+            for out in added.outputs:
+                self.graph.undone[out.buffer.id] = node.outputs[0].buffer.id
+
+    def _value(self, tensor: ir.Tensor, place: int) -> Tensor:
+        """The handle of a node's input or output; raises ModelError if it was overwritten since."""
+        for later, out in self.writers.get(tensor.buffer.id, []):
+            written = later > place or (later == place and out.id != tensor.id)
+            if written and ir.overlap(out, tensor):
+                raise ModelError(
+                    f"the gradient of op {self.nodes[place].name!r} needs {tensor.name!r}, "
+                    f"which op {self.nodes[later].name!r} overwrites in place; let that op "
+                    "write to a new tensor (no output=)"
+                )
+        return Tensor(tensor, self.model)

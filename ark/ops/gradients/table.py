@@ -1,0 +1,111 @@
+"""The table of gradient rules: for each op the computation of its inputs' gradients.
+
+A rule takes a `Call` (one node and the gradients of its results) and returns a gradient for every
+input, None for inputs without one or for which none is wanted. Rules use public ops. The modules of
+op families in this package fill the table; ark.ops.gradients.reverse uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ark.errors import InternalError, UnsupportedError
+from ark.frontend.tensor import Tensor
+from ark.ir.graph import Node
+from ark.lower.rewrite.fuse_chains import is_elementwise
+from ark.ops.elementwise import cast, zeros
+
+Gradients = Sequence[Tensor | None]
+Rule = Callable[["Call"], Gradients]
+
+
+@dataclass
+class Call:
+    """A node whose gradients are computed.
+
+    given: gradients of its outputs, None if nothing depends on one. wanted: for each input, whether
+    its gradient is needed. value: returns the tensor of an input or output as it was when the node
+    ran; raises if the memory was overwritten since.
+    """
+
+    node: Node
+    given: Sequence[Tensor | None]
+    wanted: Sequence[bool]
+    value: Callable[[Any], Tensor]
+
+    @property
+    def attrs(self) -> Any:
+        """The node's attributes."""
+        return self.node.attrs
+
+    def input(self, place: int) -> Tensor:
+        """An input's value."""
+        return self.value(self.node.inputs[place])
+
+    def output(self, place: int = 0) -> Tensor:
+        """An output's value."""
+        return self.value(self.node.outputs[place])
+
+    def shape(self, place: int) -> tuple[int, ...]:
+        """An input's shape."""
+        return self.node.inputs[place].shape
+
+    def gradient(self, place: int = 0) -> Tensor:
+        """The gradient of an output; zeros if nothing depends on it."""
+        gradient = self.given[place]
+        if gradient is not None:
+            return gradient
+        out = self.node.outputs[place]
+        return zeros(out.shape, out.dtype)
+
+    def fitted(self, gradient: Tensor, place: int) -> Tensor:
+        """A gradient in the type of an input."""
+        dtype = self.node.inputs[place].dtype
+        return gradient if gradient.ir.dtype == dtype else cast(gradient, dtype)
+
+
+RULES: dict[str, Rule | None] = {}
+"""The rule of each op; None for an op whose inputs count as constants."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """A decorator that adds a rule to the table under these names."""
+
+    def enter(function: Rule) -> Rule:
+        for name in names:
+            if name in RULES:
+                raise InternalError(f"the op {name!r} has two gradient rules")
+            RULES[name] = function
+        return function
+
+    return enter
+
+
+def constant(*names: str) -> None:
+    """Registers ops whose results are constants for differentiation."""
+    for name in names:
+        RULES[name] = None
+
+
+def is_constant(node: Node) -> bool:
+    """True if the node's results are constants, whatever its inputs."""
+    return not is_elementwise(node) and RULES.get(node.type, _unknown) is None
+
+
+def rule_of(node: Node) -> Rule:
+    """The rule of a node's op; for ops without one, a rule that raises UnsupportedError."""
+    return (RULES["elementwise"] if is_elementwise(node) else RULES.get(node.type)) or _unknown
+
+
+def _unknown(call: Call) -> Gradients:
+    raise refuse(call, "what goes in")
+
+
+def refuse(call: Call, input: str) -> UnsupportedError:
+    """The error for a gradient with respect to an input that is not supported."""
+    return UnsupportedError(
+        f"the gradient of {call.node.type} (op {call.node.name!r}) with respect to {input} is "
+        "not supported; ark.detach it to treat it as a constant"
+    )

@@ -1,0 +1,81 @@
+"""One connection of the server. It extends uvicorn's connection by time limits and by errors as
+JSON.
+
+A client that sends only a part of a request, or that stops reading an answer, is disconnected after
+a time. Used by ark.serving.http.run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ark.serving.http.errors import ApiError
+
+HEAD_S = 30.0  # the limit for a request's first line and headers
+WRITE_S = 60.0  # the limit for a client that has stopped reading an answer
+
+
+class Connection(H11Protocol):
+    """One connection. asyncio calls its methods on the event loop."""
+
+    _head: asyncio.TimerHandle | None = None
+    _write: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A client has connected."""
+        super().connection_made(transport)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request have come."""
+        super().data_received(data)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        super().connection_lost(exc)
+        for timer in (self._head, self._write):
+            if timer is not None:
+                timer.cancel()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than the server writes."""
+        super().pause_writing()
+        self._write = self.loop.call_later(WRITE_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        super().resume_writing()
+        if self._write is not None:
+            self._write.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers bytes that are not an HTTP request, and closes the connection."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # a part of an answer was sent, so no error can follow it
+            return
+        body = ApiError(400, "the request is not valid HTTP/1.1").body()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+    def _watch_head(self) -> None:
+        """Closes the connection if the client has begun a request and does not complete its headers
+        in time.
+        """
+        waiting = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
+        if waiting and self._head is None:
+            self._head = self.loop.call_later(HEAD_S, self.transport.close)
+        elif not waiting and self._head is not None:
+            self._head.cancel()
+            self._head = None

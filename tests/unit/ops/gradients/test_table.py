@@ -1,0 +1,47 @@
+"""Every op and every function states its gradient or the absence of one."""
+
+from __future__ import annotations
+
+from ark.lower import registry
+from ark.ops.gradients.derivatives import DERIVATIVES, STEPS
+from ark.ops.gradients.table import RULES
+from ark.tasks.functions import FUNCTIONS
+
+
+def test_every_op_has_a_rule_or_is_a_constant() -> None:
+    """Every op has a gradient rule or is listed without one. Every function has a derivative or is
+    a step function.
+    """
+    assert set(FUNCTIONS) == {*DERIVATIVES, *STEPS, "where"}
+    elementwise = registry.get("add").lower
+    left = {n for n, d in registry._OPS.items() if d.lower is not elementwise} - set(RULES)
+    assert {name for name in left if not name.startswith("channel_")} == NO_RULE
+
+
+# Ops that only the compiler creates, messages between ranks, and ops without a gradient.
+NO_RULE = {
+    "add_parts",
+    "add_parts_norm",
+    "all_gather_matmul",
+    "all_reduce_norm",
+    "all_reduce_switch",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
+    "choose",
+    "choose_each",
+    "convolution",
+    "depthwise",
+    "expert_linear",
+    "fusion",
+    "all_gather_rotated",
+    "linear",
+    "paged_append",
+    "paged_attention",
+    "quantized_linear",
+    "recv",
+    "rope_kv",
+    "row_values",
+    "rounded_rmsnorm",
+    "send",
+    "swiglu_pairs",
+}
