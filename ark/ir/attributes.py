@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ark.ir.attribute_forms import Attributes, PartialAttributes
+from ark.ir.epilogues import Epilogue
 
 MaskForm = Literal["", "seen", "hidden", "added"]
 
@@ -257,7 +258,7 @@ class LinearAttributes(Attributes, frozen=True):
     """
 
     prologue: Literal["none", "rmsnorm"]
-    epilogue: Literal["store", "add", "swiglu", "rope_kv", "sample"]
+    epilogue: Epilogue
     eps: float | None = None
     heads: int = 0
     kv_heads: int = 0

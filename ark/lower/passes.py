@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from ark.ir.epilogues import GATED_PAIRS
 from ark.ir.graph import Graph
 from ark.lower.choose import choose
 from ark.lower.rewrite.align_operands import align_operands
@@ -148,7 +149,7 @@ PASSES: tuple[Pass, ...] = (
         pack_weights,
         Stage.GRAPH,
         "Products of one input with several weights become one product.",
-        gives=("rope_kv", "swiglu_pairs"),
+        gives=("rope_kv", *GATED_PAIRS.values()),
         needs=("fold_transposes",),
         option="pack",
     ),

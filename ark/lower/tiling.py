@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ark.errors import PlanError
 from ark.ir.attributes import AttentionAttributes, LinearAttributes
 from ark.ir.dtype import RowType
+from ark.ir.epilogues import EPILOGUES
 from ark.ir.fold import CACHE_LINE_ELEMENTS, MAX_FOLDED_DIMS, block, fold, tile_of
 from ark.ir.graph import Node
 from ark.ir.hints import Hints
@@ -24,7 +25,6 @@ MAX_INPUT_ROWS = 8  # most input rows of a layer whose rows of weights are cut a
 MATRIX_UNIT_BYTES = 64  # bytes of a row that matrix units multiply at once
 MATRIX_UNIT_ROWS = 16  # rows of weights that matrix units multiply at once
 MIN_QUANTIZED_STAGE_ROWS = 2  # of quantised weights, even if warps are idle
-PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
 # Generated source counts the elements of a tile with 32-bit integers, so a tile has at most these.
@@ -231,7 +231,7 @@ def input_in_memory(node: Node) -> bool:
     (ark.tasks.linear.reads_from_memory).
     """
     given = node.read(LinearAttributes)
-    plain = given.prologue == "none" and given.epilogue not in PAIRED
+    plain = given.prologue == "none" and not EPILOGUES[given.epilogue].paired
     return plain and node.inputs[0].dtype == node.inputs[1].dtype
 
 
@@ -245,7 +245,7 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
     whole rows are loaded.
     """
     x, weight, out = *node.inputs[:2], node.outputs[0]
-    rows, paired = out.shape[0], node.read(LinearAttributes).epilogue in PAIRED
+    rows, paired = out.shape[0], EPILOGUES[node.read(LinearAttributes).epilogue].paired
     few = machine.variant.role(COMMUNICATE) and 1 < rows <= MAX_INPUT_ROWS and x.shape[0] == rows
     unit = row_bytes(weight) // MATRIX_UNIT_BYTES
     held = stage_rows(weight, machine, paired)

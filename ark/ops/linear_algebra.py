@@ -13,6 +13,7 @@ from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ATTRIBUTES, LinearAttributes, MatmulAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, RowType, bf16, fp32, int32
+from ark.ir.epilogues import EPILOGUES
 from ark.lower.ops.linear_algebra import lower_linear
 from ark.lower.ops.matmul import lower_matmul
 from ark.lower.registry import get, register
@@ -20,11 +21,6 @@ from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.tasks import expression
 from ark.tasks.matmul_params import WindowParams
 from ark.tasks.matmul_windows import laid_out
-
-EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
-"""The operations that a linear node may apply to its product (epilogues), each with the name of the
-op that computes the same.
-"""
 
 
 def matmul(
@@ -193,7 +189,7 @@ def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     product = x @ weight.T
     if given.epilogue == "store":
         return [product]
-    return _defined(EPILOGUES[given.epilogue], [product, *others], attrs)
+    return _defined(EPILOGUES[given.epilogue].op, [product, *others], attrs)
 
 
 def _defined(op: str, inputs: list[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ A row wider than a stage is split along k (split-k), if a backend's device funct
 the parts; for matrix units several rows are split together.
 
 params: rows (of w per stage), split_k (stages of these rows), prologue (none, rmsnorm), eps,
-epilogue (store, add, swiglu, rope_kv, sample); for rope_kv heads, kv_heads, head_dim; for sample
+epilogue (ark.ir.epilogues); for rope_kv heads, kv_heads, head_dim; for sample
 tiles (tasks), and the logits are share number `share` of `shares`.
 
 operands: x (m, k), w (n, k), output, [norm weight], then for add: residual; for sample: settings,
@@ -37,6 +37,7 @@ from msgspec.structs import replace
 
 from ark.errors import PlanError
 from ark.ir.dtype import by_name
+from ark.ir.epilogues import EPILOGUES
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
@@ -50,9 +51,6 @@ from ark.plan.params import (
 from ark.plan.types import MAX_PIECES, Fetch
 from ark.tasks import text
 from ark.tasks.linear_form import (
-    AHEAD,
-    EXTRA,
-    SPREAD,
     candidates,
     first_extra,
     multiplied,
@@ -86,7 +84,8 @@ class Linear(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         p, first = sig.read(LinearParams), first_extra(sig)
-        extra = EXTRA[p.epilogue]
+        form = EPILOGUES[p.epilogue]
+        extra = form.extra
         need(len(sig.operands) >= first + extra[0], "operands are missing")
         (rows, k), (n, inner), m = matrix(sig, 0), self.weight(sig), matrix(sig, 2)[0]
         need(rows % m == 0, f"{rows} rows are not divisible by {m}")
@@ -102,7 +101,7 @@ class Linear(TaskKind):
                 more % 2 == 0,
                 f"peers' logits and candidates must come in pairs, got {more} operands",
             )
-        elif p.epilogue not in SPREAD:
+        elif not form.spread:
             count(sig, *(first + n for n in extra))
         for peer in outputs(sig)[1:]:
             shaped(sig, peer, (m, n))
@@ -113,9 +112,8 @@ class Linear(TaskKind):
             p.split_k == 1 or p.rows <= MAX_PIECES,
             f"rows per stage exceed {MAX_PIECES}, got {p.rows}",
         )
-        paired = p.epilogue in ("swiglu", "rope_kv")
         need(
-            not paired or p.rows % 2 == n % 2 == 0,
+            not form.paired or p.rows % 2 == n % 2 == 0,
             f"rows per stage and n must be even for pairs, got {p.rows} and {n}",
         )
         if first == 4:
@@ -124,7 +122,7 @@ class Linear(TaskKind):
         if p.epilogue == "rope_kv":
             rotary_check(sig, 2, first, (m, n))
         else:
-            shaped(sig, 2, (m, n // 2 if p.epilogue == "swiglu" else n))
+            shaped(sig, 2, (m, n // 2 if form.gated else n))
         if p.epilogue == "add":
             added = matrix(sig, first)[0]
             need(added % m == 0, f"{added} rows are not divisible by {m}")
@@ -178,7 +176,7 @@ class Linear(TaskKind):
             accesses.append(whole(3, sig.operands[3]))
             next_operand = 4
         epilogue = params.epilogue
-        if epilogue == "swiglu":
+        if EPILOGUES[epilogue].gated:
             accesses.append(Access(2, (0, n0 // 2), (m, n1 // 2), write=True))
         elif epilogue == "rope_kv":
             accesses += rotary_accesses(sig, 2, next_operand, n0, n1)
@@ -214,7 +212,7 @@ class Linear(TaskKind):
         first, epilogue = first_extra(sig), params.epilogue
         operands = {3} if params.prologue == "rmsnorm" else set()
         if epilogue != "add" or sig.operands[first].packet:
-            operands.update(first + n for n in AHEAD[epilogue])
+            operands.update(first + n for n in EPILOGUES[epilogue].early)
         return frozenset(operands)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:

@@ -8,6 +8,7 @@ and by the backends' device functions.
 from __future__ import annotations
 
 from ark.ir.dtype import RowType, by_name, value_type
+from ark.ir.epilogues import EPILOGUES
 from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -17,7 +18,6 @@ from ark.plan.params import is_dense
 from ark.tasks.linear_params import LinearParams
 
 FLOATS = ("fp32", "fp16", "bf16")
-SPREAD = ("store", "add")  # epilogues that can also store to peers, besides `sample`
 MAX_UNIT_INPUT_ROWS = 8  # input rows in one matrix-unit product, as its columns
 MAX_HELD_INPUT_ELEMENTS = 512  # elements of an input row that a warp holds in registers at once
 INPUT_BLOCK_ELEMENTS = 128  # elements of a row that share a scale, for quantised weights
@@ -26,9 +26,6 @@ MAX_ROWS_ON_UNITS = 16  # with Capability.ROWS_ON_UNITS, this many input rows co
 UNIT_DEPTH_ELEMENTS = 32  # columns of weights that are processed at once with ROWS_ON_UNITS
 MATRIX_ROWS = (16, 8, 4, 2)  # weight rows in a stage for matrix units, with several input rows
 MAX_PROCESSORS_PER_TASK = 3  # at least one in this many processors gets a task of a layer
-# For each epilogue, its operands that are loaded early, while weights are still being copied.
-AHEAD = {"store": (), "add": (0,), "swiglu": (), "rope_kv": (0, 1), "sample": (0, 1)}
-EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5, 6), "sample": (3,)}
 
 
 def dealt(rows: int, weights: int, row_bytes: int, machine: Machine) -> int:
@@ -56,8 +53,8 @@ def first_extra(sig: Signature) -> int:
 def outputs(sig: Signature) -> tuple[int, ...]:
     """The indices of the output operands: this rank's first, then the peers'."""
     epilogue = sig.read(LinearParams).epilogue
-    last = first_extra(sig) + EXTRA[epilogue][0]
-    each = 1 if epilogue in SPREAD else 2 if epilogue == "sample" else 0
+    last = first_extra(sig) + EPILOGUES[epilogue].extra[0]
+    each = 1 if EPILOGUES[epilogue].spread else 2 if epilogue == "sample" else 0
     return (2, *(range(last, len(sig.operands), each) if each else ()))
 
 
@@ -94,7 +91,7 @@ def reads_from_memory(sig: Signature) -> bool:
     return (
         1 < x.shape[0] <= MAX_UNIT_INPUT_ROWS
         and params.prologue == "none"
-        and params.epilogue in SPREAD
+        and EPILOGUES[params.epilogue].spread
         and x.dtype == weight.dtype
         and x.itemsize == 2
         and not x.packet

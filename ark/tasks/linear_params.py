@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ark.ir.epilogues import Epilogue
 from ark.plan.params import Epsilon, Few, Params, Splits
 
 StageRows = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -17,7 +18,7 @@ class LinearParams(Params, frozen=True):
     rows: StageRows
     split_k: Splits
     prologue: Literal["none", "rmsnorm"]
-    epilogue: Literal["store", "add", "swiglu", "rope_kv", "sample"]
+    epilogue: Epilogue
     eps: Epsilon | None = None
     heads: Few = 0
     kv_heads: Few = 0

@@ -28,6 +28,7 @@ from msgspec import structs
 from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.attributes import ConvolutionAttributes, MatmulAttributes, ProjectionAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16, fp32
+from ark.ir.epilogues import GATED_PAIRS
 from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
@@ -93,7 +94,7 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
             if plain and not stale and PAIRS[node.type](product, node, matrix):
                 nodes[at] = None
                 given = product.read(MatmulAttributes)
-                if node.type == "swiglu_pairs":
+                if node.type in GATED_PAIRS.values():
                     given = structs.replace(given, gated=True)
                 else:
                     given = structs.replace(given, rope_kv=node.read(ProjectionAttributes))
@@ -212,7 +213,7 @@ def _rotates(product: Node, node: Node, matrix: bool) -> bool:
     )
 
 
-PAIRS = {"swiglu_pairs": _gates, "rope_kv": _rotates}
+PAIRS = {**dict.fromkeys(GATED_PAIRS.values(), _gates), "rope_kv": _rotates}
 """Ops that compute a result from two neighbouring columns of a product. For each, the function that
 decides whether the op can become the product's epilogue.
 """

@@ -15,20 +15,21 @@ from msgspec import structs
 
 from ark.ir.attributes import LinearAttributes, MatmulAttributes, NormAttributes
 from ark.ir.dtype import FLOATS, RowType, bf16, fp16, value_type
+from ark.ir.epilogues import EPILOGUES, GATED_PAIRS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.pack_weights import writes
 from ark.lower.rewrite.unpack_rows import unpacked
-from ark.lower.tiling import PAIRED, row_bytes, split_k
+from ark.lower.tiling import row_bytes, split_k
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
 from ark.plan.types import BOX_ALIGNMENT_BYTES, MAX_OPERANDS
 from ark.tasks.linear_form import most_of_codes, narrow_bytes, narrow_rows, on_units
 
-EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
+EPILOGUE_OF = {form.op: name for name, form in EPILOGUES.items() if form.op}
 """The ops that can become the epilogue of a linear node, and the name of each as an epilogue."""
-FROM_MEMORY = ("attention", "swiglu_pairs")
+FROM_MEMORY = ("attention", *GATED_PAIRS.values())
 """Ops whose result may be too large for packets. Readers then read it from memory in pieces instead
 of holding all of it in shared memory.
 """
@@ -79,7 +80,7 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
             last = None
         if (
             last is not None
-            and EPILOGUES[last.type] in PAIRED
+            and EPILOGUES[EPILOGUE_OF[last.type]].paired
             and not _holds_pairs(weight, machine)
         ):
             last = None
@@ -152,7 +153,7 @@ def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
 
 
 def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:
-    if node.type not in EPILOGUES or uses[product.id] != 1:
+    if node.type not in EPILOGUE_OF or uses[product.id] != 1:
         return False
     if node.type == "add":
         return len(node.inputs) == 2 and _others(node, product)[0].shape == product.shape
@@ -224,7 +225,7 @@ def _linear(node: Node, norm: Node | None, last: Node | None) -> Node:
         attributes = structs.replace(attributes, prologue="rmsnorm", eps=eps)
     if last:
         inputs += _others(last, node.outputs[0])
-        attributes = structs.replace(attributes, epilogue=EPILOGUES[last.type], **last.attrs)
+        attributes = structs.replace(attributes, epilogue=EPILOGUE_OF[last.type], **last.attrs)
     end = last or node
     after = (*(norm.after if norm else ()), *node.after, *(last.after if last else ()))
     return Node(

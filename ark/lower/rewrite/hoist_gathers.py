@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 
 from ark.ir.attributes import AxisAttributes, MatmulAttributes
+from ark.ir.epilogues import GATED_PAIRS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
@@ -22,9 +23,9 @@ from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.pack_weights import writes
 from ark.tasks import expression
 
-BY_ROWS = ("layernorm", "matmul", "rmsnorm", "rounded_rmsnorm", "swiglu", "swiglu_pairs")
-"""Ops, besides elementwise ones, in which row i of the result depends on row i of the first input
-(of all inputs for swiglu) and on no other row.
+BY_ROWS = ("layernorm", "rmsnorm", "rounded_rmsnorm", *GATED_PAIRS.values())
+"""Ops, besides elementwise ones and products, in which row i of the result depends on row i of the
+first input and on no other row.
 """
 MIN_ROW_RATIO = 2  # a gather is moved if its source has at least this many times its rows
 
@@ -99,7 +100,7 @@ def _row_places(node: Node, rows: int) -> set[int]:
     """The indices of the inputs that are read row by row: row i of the result depends on their row
     i only. The other inputs are read as a whole.
     """
-    if is_elementwise(node) or node.type == "swiglu":
+    if is_elementwise(node):
         shapes = [t.shape for t in node.inputs]
         return {i for i, shape in enumerate(shapes) if len(shape) == 2 and shape[0] == rows}
     return {0}

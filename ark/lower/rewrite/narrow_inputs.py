@@ -18,6 +18,7 @@ import dataclasses
 
 from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import DataType, bf16, fp16, fp32, value_type
+from ark.ir.epilogues import EPILOGUES, GATED_PAIRS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.packets import SHORT_PACKET_ROW_ELEMENTS, takes_short
@@ -27,7 +28,10 @@ from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE
 from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS
 
-ROUNDS = ("attention", "layernorm", "rmsnorm", "rope_kv", "rotary_embedding", "swiglu_pairs")
+ROUNDS = {
+    *("attention", "layernorm", "rmsnorm", "rope_kv", "rotary_embedding"),
+    *GATED_PAIRS.values(),
+}
 """Ops whose first result may have another type than their inputs, so that they can round it."""
 
 
@@ -115,7 +119,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
 def _rounds(maker: Node) -> bool:
     """True where the node can round its first result to another type."""
     if maker.type == "linear":
-        return maker.read(LinearAttributes).epilogue == "swiglu"
+        return EPILOGUES[maker.read(LinearAttributes).epilogue].gated
     return maker.type in ROUNDS
 
 

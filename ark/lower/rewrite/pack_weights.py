@@ -4,7 +4,7 @@ in the result.
 
 Two patterns of a decoder are rewritten. The products for query, key and value, their rotary
 embedding and the appends to the caches become one product and a `rope_kv` node. The two products of
-a gated activation become one product and a `swiglu_pairs` node. Listed in ark.lower.passes before
+a gated activation become one product and a node that reads pairs. Listed in ark.lower.passes before
 fuse_linear, which fuses the product with its neighbours.
 """
 
@@ -25,6 +25,7 @@ from ark.ir.attributes import (
     RotaryAttributes,
 )
 from ark.ir.dtype import RowType, fp32
+from ark.ir.epilogues import GATED_PAIRS
 from ark.ir.graph import Graph, Node
 from ark.ir.packing import Packing, Part
 from ark.ir.values import Tensor
@@ -106,7 +107,7 @@ class _Finder:
         return nodes if len(kinds) == 1 else None
 
     def gated(self, node: Node) -> _Match | None:
-        """The match for a swiglu node whose inputs are products of the same x with the weights
+        """The match for a gated activation whose inputs are products of the same x with the weights
         `gate` and `up`; None for any other node.
         """
         products = self.products(node.inputs)
@@ -114,7 +115,7 @@ class _Finder:
             return None
 
         def rewrite(product: Tensor) -> dict[int, Node]:
-            pairs = dataclasses.replace(node, type="swiglu_pairs", inputs=(product,))
+            pairs = dataclasses.replace(node, type=GATED_PAIRS[node.type], inputs=(product,))
             return {node.id: pairs}
 
         return self.movable(_Match(products, [node], (0, 0), True, rewrite))
@@ -211,7 +212,7 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
         match = None
         if node.hints is not None:
             continue
-        if node.type == "swiglu":
+        if node.type in GATED_PAIRS:
             match = finder.gated(node)
         elif node.type in ("attention", "paged_attention"):
             match = finder.attention(node)

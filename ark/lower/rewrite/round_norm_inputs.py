@@ -10,12 +10,13 @@ from collections import defaultdict
 
 from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import bf16, fp32
+from ark.ir.epilogues import EPILOGUES
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
-from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS, SPREAD
+from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS
 
 
 def round_norm_inputs(graph: Graph, context: Context) -> Graph:
@@ -59,6 +60,6 @@ def _gathers(node: Node, machine: Machine) -> bool:
 def _writes_twice(maker: Node, out: Tensor) -> bool:
     """True where the node can also store its result in a second tensor of another type."""
     if maker.type == "linear":
-        spread = maker.read(LinearAttributes).epilogue in SPREAD
+        spread = EPILOGUES[maker.read(LinearAttributes).epilogue].spread
         return spread and maker.inputs[0].shape[0] == out.shape[0]
     return maker.type == "embed"
