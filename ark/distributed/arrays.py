@@ -16,21 +16,13 @@ import numpy as np
 from ark.backend.devices import Memory
 from ark.errors import InvalidUsageError
 from ark.frontend.foreign import address_of, check_native, written
+from ark.ir.dtype import FLOATS, INTEGERS, SMALL_FLOATS, byte
 from ark.tasks.combine import ELEMENTS
 
 # The names of element types that NumPy (with ml_dtypes) and torch use.
 _NAMES = {
     "float64": "fp64",
-    "float32": "fp32",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "fp8_e4m3",
-    "float8_e5m2": "fp8_e5m2",
-    "int64": "int64",
-    "int32": "int32",
-    "uint32": "uint32",
-    "int8": "int8",
-    "uint8": "uint8",
+    **{t.torch_name: t.name for t in (*FLOATS, *SMALL_FLOATS, *INTEGERS) if t is not byte},
     "bool": "uint8",
 }
 

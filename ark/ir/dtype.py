@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class DataType:
     """An element type. bits: size of an element. storage: the type with which the device ABI stores
-    it.
+    it. rounding: the function of the device ABI that rounds a float to it; "" if it is float itself
+    or not floating point. torch_name: the name of torch's type; "" if torch has none. largest: the
+    largest code where it holds codes of a quantised matrix that are scaled to its whole range; 0.0
+    if nothing is quantised to it.
 
     Examples:
         >>> ark.bf16.bits, ark.int4.nbytes(3)
@@ -41,6 +44,9 @@ class DataType:
     bits: int
     storage: str
     numpy: type[np.generic]
+    rounding: str = field(default="", kw_only=True)
+    torch_name: str = field(default="", kw_only=True)
+    largest: float = field(default=0.0, kw_only=True)
 
     def __repr__(self) -> str:
         return f"ark.{self.name}"
@@ -91,9 +97,9 @@ class DataType:
             raise UnsupportedError(
                 "torch is not installed; install it with `pip install ark-gpu[torch]`"
             ) from error
-        if self.name not in _TORCH:
+        if not self.torch_name:
             raise UnsupportedError(f"torch has no type for ark.{self.name}; ark.cast it")
-        dtype: torch.dtype = getattr(torch, _TORCH[self.name])
+        dtype: torch.dtype = getattr(torch, self.torch_name)
         return dtype
 
     def ctype(self) -> DataType:
@@ -125,9 +131,9 @@ class DataType:
     def from_torch(torch_type: torch.dtype) -> DataType:
         """The data type of a torch dtype; InvalidUsageError if ark has none."""
         wanted = str(torch_type).removeprefix("torch.")
-        for name, torch_name in _TORCH.items():
-            if torch_name == wanted:
-                return by_name(name)
+        for candidate in ALL:
+            if candidate.torch_name == wanted:
+                return candidate
         raise InvalidUsageError(
             f"torch dtype {torch_type} has no ark data type; cast to one of {_names()}"
         )
@@ -192,19 +198,30 @@ class RowType(DataType):
         return (*shape[:-1], shape[-1] // self.columns * self.itemsize)
 
 
-fp32 = DataType("fp32", 32, "float", np.float32)
-fp16 = DataType("fp16", 16, "ark_f16", np.float16)
-bf16 = DataType("bf16", 16, "ark_bf16", ml_dtypes.bfloat16)
-fp8_e4m3 = DataType("fp8_e4m3", 8, "ark_e4m3", ml_dtypes.float8_e4m3fn)
-fp8_e5m2 = DataType("fp8_e5m2", 8, "ark_e5m2", ml_dtypes.float8_e5m2)
-int64 = DataType("int64", 64, "ark_i64", np.int64)
-int32 = DataType("int32", 32, "ark_i32", np.int32)
-uint32 = DataType("uint32", 32, "ark_u32", np.uint32)
-int8 = DataType("int8", 8, "signed char", np.int8)
-uint8 = DataType("uint8", 8, "unsigned char", np.uint8)
-byte = DataType("byte", 8, "unsigned char", np.uint8)
-bool_ = DataType("bool", 8, "bool", np.bool_)
-int4 = DataType("int4", 4, "ark_int4", ml_dtypes.int4)
+fp32 = DataType("fp32", 32, "float", np.float32, torch_name="float32")
+fp16 = DataType("fp16", 16, "ark_f16", np.float16, torch_name="float16", rounding="ark_half")
+bf16 = DataType(
+    "bf16", 16, "ark_bf16", ml_dtypes.bfloat16, torch_name="bfloat16", rounding="ark_bfloat"
+)
+fp8_e4m3 = DataType(
+    *("fp8_e4m3", 8, "ark_e4m3", ml_dtypes.float8_e4m3fn),
+    torch_name="float8_e4m3fn",
+    rounding="ark_to_e4m3",
+    largest=448.0,
+)
+fp8_e5m2 = DataType(
+    *("fp8_e5m2", 8, "ark_e5m2", ml_dtypes.float8_e5m2),
+    torch_name="float8_e5m2",
+    rounding="ark_to_e5m2",
+)
+int64 = DataType("int64", 64, "ark_i64", np.int64, torch_name="int64")
+int32 = DataType("int32", 32, "ark_i32", np.int32, torch_name="int32")
+uint32 = DataType("uint32", 32, "ark_u32", np.uint32, torch_name="uint32")
+int8 = DataType("int8", 8, "signed char", np.int8, torch_name="int8", largest=127.0)
+uint8 = DataType("uint8", 8, "unsigned char", np.uint8, torch_name="uint8")
+byte = DataType("byte", 8, "unsigned char", np.uint8, torch_name="uint8")
+bool_ = DataType("bool", 8, "bool", np.bool_, torch_name="bool")
+int4 = DataType("int4", 4, "ark_int4", ml_dtypes.int4, largest=7.0)
 uint4 = DataType("uint4", 4, "ark_uint4", ml_dtypes.uint4)
 fp4 = DataType("fp4", 4, "ark_fp4", ml_dtypes.float4_e2m1fn)
 
@@ -215,24 +232,10 @@ PACKED = (int4, uint4, fp4)
 ALL = (*FLOATS, *SMALL_FLOATS, *INTEGERS, bool_, *PACKED)
 INDICES = (int32, int64)
 CODES = (*PACKED, int8, uint8, *SMALL_FLOATS)  # element types of quantised matrices
+CACHE_CODES = (int8, fp8_e4m3)  # those of quantised keys and values
 
 ROW_ALIGNMENT = 16  # the alignment of the rows of a RowType, in bytes
 CODE_STEP = 8  # a group is a multiple of this many columns
-
-_TORCH = {
-    "fp32": "float32",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "fp8_e4m3": "float8_e4m3fn",
-    "fp8_e5m2": "float8_e5m2",
-    "int64": "int64",
-    "int32": "int32",
-    "uint32": "uint32",
-    "int8": "int8",
-    "uint8": "uint8",
-    "byte": "uint8",
-    "bool": "bool",
-}
 
 
 def _names() -> str:

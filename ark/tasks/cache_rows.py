@@ -1,18 +1,18 @@
 """Helpers for quantised caches of keys and values. A row (one position of one head) is stored as
-int8 or fp8_e4m3 codes with one scale, which is the row's largest magnitude divided by the largest
+codes (CACHE_CODES) with one scale, which is the row's largest magnitude divided by the largest
 code; its type is a RowType (ark.ir.dtype). Task kinds that append to caches or read them check
 their operands here; cache_rows.h has the device code.
 """
 
 from __future__ import annotations
 
-from ark.ir.dtype import RowType, by_name
+from ark.ir.dtype import CACHE_CODES, RowType, by_name
 from ark.plan.kind import OperandType, Signature
 from ark.plan.params import FLOAT_NAMES, need
 from ark.tasks import text
 from ark.tasks.row_values import HEADER as ROWS_HEADER
 
-LARGEST_CODES = {"int8": 127.0, "fp8_e4m3": 448.0}
+LARGEST_CODES = {t.name: t.largest for t in CACHE_CODES}
 """The largest code of a quantised cache, by the name of the codes' type."""
 LEAST_MAGNITUDE = 1e-30
 """A lower bound of the largest magnitude of a row, which avoids a scale of 0."""

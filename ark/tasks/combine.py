@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from ark.ir.dtype import DataType, by_name
+from ark.ir.dtype import FLOATS, INTEGERS, SMALL_FLOATS, DataType, by_name
 from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register
 from ark.plan.params import Params, Places, is_dense, need
@@ -49,17 +49,7 @@ class Element:
 
 ELEMENTS = {
     "fp64": Element("double", 8),
-    "fp32": Element("float", 4),
-    "fp16": Element("ark_f16", 2),
-    "bf16": Element("ark_bf16", 2),
-    "fp8_e4m3": Element("ark_e4m3", 1),
-    "fp8_e5m2": Element("ark_e5m2", 1),
-    "int64": Element("ark_i64", 8),
-    "int32": Element("ark_i32", 4),
-    "uint32": Element("ark_u32", 4),
-    "int8": Element("signed char", 1),
-    "uint8": Element("unsigned char", 1),
-    "byte": Element("unsigned char", 1),
+    **{t.name: Element(t.storage, t.itemsize) for t in (*FLOATS, *SMALL_FLOATS, *INTEGERS)},
 }
 OPS = {"sum": "ArkJoinSum", "product": "ArkJoinProduct", "max": "ArkJoinMax", "min": "ArkJoinMin"}
 

@@ -31,12 +31,6 @@ Tree = Sequence[Any]
 
 INTEGERS = tuple(t.name for t in INTEGER_TYPES)
 FLOATS = tuple(t.name for t in (*FLOAT_TYPES, *SMALL_FLOATS))
-_ROUNDINGS = {
-    "fp16": "ark_half",
-    "bf16": "ark_bfloat",
-    "fp8_e4m3": "ark_to_e4m3",
-    "fp8_e5m2": "ark_to_e5m2",
-}
 MAX_NODES = 64
 MAX_DIMS = 8
 _CASTS = (*FLOATS, *INTEGERS, "bool")
@@ -331,7 +325,7 @@ class Writer:
         text = _as(value, "float")
         if name == "fp32":
             return text, "float"
-        return self.let("float", f"ark_float({_ROUNDINGS[name]}({text}))"), "float"
+        return self.let("float", f"ark_float({by_name(name).rounding}({text}))"), "float"
 
     def _named(self, ctype: str, text: str) -> str:
         """A name for a value that a function may use more than once."""

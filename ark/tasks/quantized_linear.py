@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.ir.dtype import RowType, by_name
+from ark.ir.dtype import CODES, RowType, by_name
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import Params, Places, Size, count, is_dense, matrix, need, shaped
 from ark.tasks import text
 from ark.tasks.row_values import check_rows
 
-WEIGHTS = ("int4", "uint4", "fp4", "int8", "uint8", "fp8_e4m3", "fp8_e5m2")
+WEIGHTS = tuple(t.name for t in CODES)
 MAX_ROWS = 8
 ELEMENTS_PER_LANE = 8  # elements of a weight's row that a lane processes at once
 MAX_ROWS_PER_WARP = 4  # rows of the weights that a warp processes at once

@@ -21,7 +21,7 @@ import onnx
 
 import ark
 from ark.errors import ModelError, UnsupportedError
-from ark.ir.dtype import DataType
+from ark.ir.dtype import FLOATS, INTEGERS, SMALL_FLOATS, DataType
 
 Shape = tuple[int, ...]
 
@@ -128,18 +128,7 @@ def narrowed(array: np.ndarray, name: str) -> np.ndarray:
 
 def ark_types() -> tuple[DataType, ...]:
     """The types of one or more whole bytes that tensors of a converted graph may have."""
-    return (
-        ark.fp32,
-        ark.fp16,
-        ark.bf16,
-        ark.int64,
-        ark.int32,
-        ark.uint32,
-        ark.int8,
-        ark.uint8,
-        ark.fp8_e4m3,
-        ark.fp8_e5m2,
-    )
+    return (*FLOATS, *(t for t in INTEGERS if t is not ark.byte), *SMALL_FLOATS)
 
 
 @dataclass

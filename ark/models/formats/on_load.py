@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ark.errors import InvalidUsageError
-from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp32, int4, int8
+from ark.ir.dtype import SMALL_FLOATS, DataType, bf16, fp8_e4m3, fp32, int4, int8
 from ark.models.formats.layout import Array, Codes, Layout, group_for
 
 SMALLEST_SCALE = 1e-30  # for a group that has only zeros
@@ -23,13 +23,12 @@ SMALLEST_SCALE = 1e-30  # for a group that has only zeros
 
 @dataclass(frozen=True)
 class OnLoad:
-    """name: the value of the option. codes, scales: the types of codes and scales. most: the
-    largest code. group: the most inputs that share a scale; 0 for a whole row.
+    """name: the value of the option. codes, scales: the types of codes and scales. group:
+    the most inputs that share a scale; 0 for a whole row.
     """
 
     name: str
     codes: DataType
-    most: float
     scales: DataType
     group: int
 
@@ -45,22 +44,23 @@ class OnLoad:
         outputs, inputs = values.shape
         wide = values.astype(np.float32).reshape(outputs, inputs // group, group)
         most = np.abs(wide).max(-1)
-        scales = np.maximum(most / np.float32(self.most), SMALLEST_SCALE).astype(self.scales.numpy)
+        scales = np.maximum(most / np.float32(self.codes.largest), SMALLEST_SCALE)
+        scales = scales.astype(self.scales.numpy)
         scaled = wide / scales.astype(np.float32)[..., None]
         codes = self._rounded(scaled.reshape(outputs, inputs))
         return Codes(codes.astype(self.codes.numpy), scales)
 
     def _rounded(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        whole = values if self.codes is fp8_e4m3 else np.rint(values)
-        return np.clip(whole, -self.most, self.most)
+        whole = values if self.codes in SMALL_FLOATS else np.rint(values)
+        return np.clip(whole, -self.codes.largest, self.codes.largest)
 
 
 ON_LOAD = {
     format.name: format
     for format in (
-        OnLoad("fp8", fp8_e4m3, 448.0, fp32, 0),
-        OnLoad("int8", int8, 127.0, fp32, 0),
-        OnLoad("int4", int4, 7.0, bf16, 128),
+        OnLoad("fp8", fp8_e4m3, fp32, 0),
+        OnLoad("int8", int8, fp32, 0),
+        OnLoad("int4", int4, bf16, 128),
     )
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ark.codegen.body import BoxMap
 from ark.errors import SystemError
+from ark.ir.dtype import by_name
 from ark_cuda.driver import check, cu, struct_bytes
 
 MAP_BYTES = 128
@@ -24,14 +25,13 @@ def tensor_map(box: BoxMap, address: int) -> bytes:
             "require; copy the tensor, or plan with the variant 'block'"
         )
     kinds = cu.CUtensorMapDataType
-    kind = {
+    wide = {
         "bf16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         "fp16": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        "fp8_e4m3": kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-        "fp8_e5m2": kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-        "int8": kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         "fp32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-    }[box.dtype]
+    }
+    bytewise = by_name(box.dtype).itemsize == 1
+    kind = kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8 if bytewise else wide[box.dtype]
     rank = len(box.dims)
     promotions = {
         128: cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,

@@ -6,10 +6,11 @@ Called by the writers of products and of attention.
 
 from __future__ import annotations
 
+from ark.ir.dtype import SMALL_FLOATS
 from ark.plan.kind import OperandType
 
 HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
-BYTES = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
+BYTES = {t.name: t.name.removeprefix("fp8_") for t in SMALL_FLOATS}
 # The types' names in instructions. fp32 stands here for products in tf32.
 KINDS = {**HALVES, **BYTES, "int8": "s8", "fp32": "tf32"}
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ark.codegen.body import Body
+from ark.ir.dtype import SMALL_FLOATS
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
@@ -37,7 +38,7 @@ from ark_rocm.machines import ARCHS
 _OUTPUTS = ("fp32", "bf16", "fp16")
 _K_STEP_ELEMENTS = 32  # of elements of 16 bits along k: ArkUnit of matrix.h
 _PADDED_ELEMENTS = 8
-_SMALL = ("fp8_e4m3", "fp8_e5m2")
+_SMALL = tuple(t.name for t in SMALL_FLOATS)
 _PARTS = UNIT_PARTS | {(a, b): 1 for a in _SMALL for b in _SMALL}
 # The 8-bit float types that matrix units multiply directly, with their step of pairs along k.
 # gfx942's e5m2 has no infinity.
