@@ -222,6 +222,7 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
         for (int i = 0; i < E; ++i) o[g][i] = fmaf(p, vf[i], o[g][i]);
       }
     }
+    if constexpr (!AHEAD) next(v, values);
   }
   // All rows of a warp use the same maximum, so their parts are simply added up.
 #pragma unroll
