@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ark.errors import InvalidUsageError, UnsupportedError
+from ark.errors import UnsupportedError
 from ark.frontend.storage import Storage
 from ark.ir import values as ir
 
@@ -107,10 +107,7 @@ _pointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 
 def device_of(storage: Storage) -> tuple[int, int]:
     """The device of a storage as (type, index), in DLPack's numbering."""
-    if storage.device is None:
-        raise InvalidUsageError(
-            f"the tensor {storage.name!r} has no memory yet; call Runtime.launch() first"
-        )
+    storage.check_placed()
     device: tuple[int, int] | None = getattr(storage.device, "dlpack", None)
     if device is None:
         raise UnsupportedError("this backend has no DLPack device number; use to_numpy")

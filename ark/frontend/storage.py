@@ -53,11 +53,7 @@ class Storage:
         device.
         """
         if self.foreign:
-            if not self.address:
-                raise InvalidUsageError(
-                    f"the placeholder {self.name!r} has no memory; pass tensor_mappings={{it: a "
-                    "torch tensor}} to Runtime.launch, or data= to ark.placeholder"
-                )
+            self._check_bound()
             self.device = device
             return self.address
         if self._memory is None:
@@ -70,6 +66,13 @@ class Storage:
             )
         return self.address
 
+    def _check_bound(self) -> None:
+        if self.foreign and not self.address:
+            raise InvalidUsageError(
+                f"the placeholder {self.name!r} has no memory; pass tensor_mappings={{it: a "
+                "torch tensor} to Runtime.launch, or data= to ark.placeholder"
+            )
+
     def lies_in(self, kind: MemoryKind) -> bool:
         """True if ark has allocated this memory, and it is of the given kind."""
         return self._memory is not None and self._memory.kind == kind
@@ -81,12 +84,18 @@ class Storage:
                 "anew; copy it in the model (ark.copy, after a channel's wait) and read the "
                 "copy, or write a tensor that the model copies to it"
             )
+        self.check_placed()
+        assert self.device is not None
+        self.wait()
+        return self.device
+
+    def check_placed(self) -> None:
+        """Raises InvalidUsageError if the tensor has no memory."""
+        self._check_bound()
         if self.device is None:
             raise InvalidUsageError(
                 f"the tensor {self.name!r} has no memory yet; call Runtime.launch() first"
             )
-        self.wait()
-        return self.device
 
     def wait(self) -> None:
         """Waits for iterations that a launch was asked to run (run(non_blocking=True)) and has not

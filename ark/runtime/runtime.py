@@ -159,9 +159,9 @@ class Runtime:
         """
         for storage in self._held:
             storage.busy = WeakMethod(self.wait)
-            if storage.foreign or storage.symmetric:
+            if storage.symmetric or (storage.foreign and not storage.address):
                 continue
-            if not self.loop_mode or not isinstance(device, FedDevice):
+            if storage.foreign or not self.loop_mode or not isinstance(device, FedDevice):
                 storage.place(device)
                 continue
             storage.place(device, "device" if storage.weight else device.fed)

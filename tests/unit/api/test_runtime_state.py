@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,3 +60,22 @@ def test_a_runtime_reports_its_state(loop_mode: bool) -> None:
     runtime.launch(loop_mode=loop_mode)
     runtime.run(1)
     runtime.reset()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x, lambda x: ark.reshape(x, [6]), lambda x: x[1:2], lambda x: ark.identity(x)],
+)
+def test_a_placeholder_that_no_op_reads_has_its_memory(view: Callable[[Any], Any]) -> None:
+    torch = pytest.importorskip("torch")
+    data = torch.arange(6.0).reshape(2, 3)
+    with ark.use_model(ark.Model()):
+        y = view(ark.placeholder([2, 3], data=data))
+        assert torch.equal(y.eval().flatten(), (data[1:2] if y.nelems() == 3 else data).flatten())
+
+
+def test_a_placeholder_without_memory_is_named() -> None:
+    with ark.use_model(ark.Model()):
+        x = ark.placeholder([2, 3], name="x")
+        with pytest.raises(ark.InvalidUsageError, match=r"'x.*' has no memory; pass .*tensor\} to"):
+            x.eval()
