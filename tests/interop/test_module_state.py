@@ -256,3 +256,21 @@ def test_state_and_hooks_are_refused_before_the_first_step() -> None:
     model = ark.training_model(learner, None, sgd(learner))
     with pytest.raises(UnsupportedError, match="backward hooks of modules"):
         model(torch.randn(4, 5), torch.randn(4, 3))
+
+
+class Silent(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return None
+
+
+class Tail(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x[:, 1:]
+
+
+def test_modules_that_cannot_be_kernels_are_refused_with_a_reason() -> None:
+    with pytest.raises(InvalidUsageError, match="returns no tensor"):
+        ark.from_torch(Silent(), (torch.randn(3, 4),))
+    columns = torch.export.Dim("columns", min=1, max=64)
+    with pytest.raises(InvalidUsageError, match=r"Constraints violated .* columns <= 64 satisfy"):
+        ark.from_torch(Tail(), (torch.randn(3, 4),), dynamic_shapes=({1: columns},))

@@ -16,6 +16,8 @@ from ark.errors import BaseError, InvalidUsageError
 from ark.interop.torch.graph import name_of
 from ark.interop.torch.values import TABLE
 
+MESSAGE_LENGTH = 500  # characters of torch's message; the reason often follows its first line
+
 # torch has one tracing state per process, shared by all threads.
 TRACING = threading.RLock()
 
@@ -70,10 +72,10 @@ def export(
         except BaseError:
             raise
         except Exception as error:  # torch and the module's own code may raise any error
-            words = str(error).strip().split("\n")[0][:300]
+            words = " ".join(str(error).split()).split(" The error above occurred")[0]
             raise InvalidUsageError(
                 "torch.export cannot follow the module for these inputs: "
-                f"{type(error).__name__}: {words}"
+                f"{type(error).__name__}: {words[:MESSAGE_LENGTH]}"
             ) from error
         finally:
             for part, mode in modes.items():

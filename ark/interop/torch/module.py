@@ -59,6 +59,12 @@ class Module(torch.nn.Module):
         self._constants = _constants(exported.graph_signature)
         graph = _without(graph, self._constants, len(self._kept.tensors))
         self._writes = _writes(exported.graph_signature)
+        results = next(n for n in graph.graph.nodes if n.op == "output").args[0]
+        if not any(isinstance(result, fx.Node) for result in results):
+            raise InvalidUsageError(
+                "the module returns no tensor and writes none, so that a kernel has nothing to "
+                "compute; return its results"
+            )
         self._program: Program | None = None
         self._moving = threading.Lock()
         if self._sized:
