@@ -15,21 +15,21 @@ from ark.ir.values import Tensor
 MAX_VALUE_LENGTH = 160  # the longest text of an attribute, in characters
 
 
-def to_text(graph: Graph, virtual: bool = False) -> str:
-    """The graph's nodes in program order, by phase. virtual: also nodes that make no task.
+def to_text(graph: Graph) -> str:
+    """The graph's nodes in program order, by phase, without virtual nodes, which make no task.
 
     >>> print(to_text(graph))
     phase main
       y fp32[4, 8] = add(x fp32[4, 8], b fp32[8])
     """
-    return "\n".join(_lines(graph, virtual)) + "\n"
+    return "\n".join(_lines(graph)) + "\n"
 
 
-def _lines(graph: Graph, virtual: bool) -> Iterator[str]:
+def _lines(graph: Graph) -> Iterator[str]:
     names = _Names()
     phase = -1
     for node in graph.nodes:
-        if node.virtual and not virtual:
+        if node.virtual:
             continue
         if node.phase != phase:
             phase = node.phase

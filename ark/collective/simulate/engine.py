@@ -67,7 +67,6 @@ def tune_pieces(
     program: CollectiveProgram,
     topology: Topology,
     size_bytes: int,
-    model: CostModel | None = None,
     most_operations: int = 32000,
 ) -> tuple[CollectiveProgram, SimulationResult]:
     """Returns the best of the programs with 1, 2, 4, ... 256 pieces, and its simulation.
@@ -75,14 +74,14 @@ def tune_pieces(
     Cutting stops if it saves less than 0.5%, or if the program would exceed `most_operations`.
     Programs that reduce whole tensors are not cut.
     """
-    best = (program, simulate(program, topology, size_bytes, model))
+    best = (program, simulate(program, topology, size_bytes))
     if program.reduction is not None and not REDUCTIONS[program.reduction].elementwise:
         return best
     operations = sum(len(ops) for ops in program.operations)
     pieces = 2 * program.pieces
     while program.pieces < pieces <= 256 and pieces * operations <= most_operations:
         finer = dataclasses.replace(program, pieces=pieces)
-        result = simulate(finer, topology, size_bytes, model)
+        result = simulate(finer, topology, size_bytes)
         if result.time_us >= best[1].time_us * 0.995:
             break
         best = (finer, result)

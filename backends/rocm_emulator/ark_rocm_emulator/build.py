@@ -217,7 +217,6 @@ def shared_library(
     file_name: str,
     sources: Sequence[Path],
     includes: Sequence[Path] = (),
-    extra: Sequence[str] = (),
 ) -> Path:
     """Compile `sources` into the shared library `file_name`, or find it built already.
 
@@ -225,7 +224,6 @@ def shared_library(
         file_name: the library's file name, which is its soname too.
         sources: C++ files of this package.
         includes: further include folders (the core's own is always there).
-        extra: further flags, for compiling and linking.
 
     Returns:
         The library's path, in a folder `lib` of its own.
@@ -245,14 +243,14 @@ def shared_library(
         # This package's location does not matter, because its headers are hashed by content: two
         # checkouts of the same sources share their build.
         outside = (str(f) for f in folders_of(source) if PACKAGE not in f.parents)
-        for word in (*FLAGS, *_level(source), *extra, *outside):
+        for word in (*FLAGS, *_level(source), *outside):
             name.update(word.encode() + b"\0")
         for file in (*headers, source):
             name.update(_code_of(file))
         return cache_folder() / "objects" / f"{source.stem}-{name.hexdigest()[:24]}.o"
 
     def compiled(source: Path, parsed: Sequence[str]) -> None:
-        flags = [*FLAGS, *_level(source), *extra, *parsed]
+        flags = [*FLAGS, *_level(source), *parsed]
         folders = [f"-I{folder}" for folder in folders_of(source)]
         _place([*compiler(), *flags, *folders, "-c", str(source)], objects[source], source.name)
 
@@ -261,13 +259,13 @@ def shared_library(
         missing = [source for source, target in objects.items() if not target.exists()]
         if missing:
             _say(f"building {file_name}, {len(missing)} files, once for this version")
-        with _parsed_once(len(missing), [*FLAGS, *extra]) as parsed:
+        with _parsed_once(len(missing), FLAGS) as parsed:
             list(pool.map(lambda source: compiled(source, parsed), missing))
     made_of = [str(target) for target in objects.values()]
     digest = hashlib.sha256("\n".join([file_name, *made_of]).encode()).hexdigest()[:24]
     library = cache_folder() / digest / "lib" / file_name
     if not library.exists():
-        link = [*compiler(), "-shared", f"-Wl,-soname,{file_name}", *extra, *made_of, "-pthread"]
+        link = [*compiler(), "-shared", f"-Wl,-soname,{file_name}", *made_of, "-pthread"]
         _place(link, library, f"linking {file_name}")
     return library
 

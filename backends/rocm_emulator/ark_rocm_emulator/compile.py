@@ -90,7 +90,6 @@ def to_assembly(
     source: str,
     arch: str,
     options: Sequence[str] = ("-O3",),
-    prelude: bool = True,
     headers: Sequence[tuple[str, str]] = (),
 ) -> tuple[str, str]:
     """Compile HIP source text to AMD assembly text.
@@ -99,7 +98,6 @@ def to_assembly(
         source: HIP C++, device code only.
         arch: a target such as "gfx942"; features ("gfx942:sramecc+") are passed on.
         options: further options for clang, the optimisation level among them.
-        prelude: include the package's header-free HIP builtins first.
         headers: (name, text) of files that the source may include.
 
     Returns:
@@ -109,7 +107,7 @@ def to_assembly(
         CompileError: clang refused the source; the message holds its diagnostics.
     """
     with tempfile.TemporaryDirectory(prefix="ark-hip-") as folder:
-        first = ("-include", str(PRELUDE)) if prelude else ()
+        first = ("-include", str(PRELUDE))
         text, log = _generated(Path(folder), source, arch, (*first, *options), headers)
         return text.read_text(), log
 
