@@ -1,0 +1,28 @@
+"""ci/reading.py counts the source of a program, and files of `ark` do not get more again."""
+
+from __future__ import annotations
+
+from tests.cases.ci import load
+
+reading = load("reading")
+
+
+def test_lines_of_the_plain_program_are_not_a_programs_own() -> None:
+    lines = {"a.py": [1, 2, 5], "b.py": [3], "c.h": [0, 1]}
+    assert reading.own(lines, {"a.py": [1, 2], "b.py": [3, 4]}) == {"a.py": 1, "c.h": 2}
+
+
+def test_softmax_is_followed_through_its_op_task_and_bodies() -> None:
+    lines = reading.traced("softmax")
+    own = reading.own(lines, reading.traced("add"))
+    assert {"ark/ops/norms.py", "ark/tasks/row_norm.py", "ark/tasks/row_norm.h"} <= own.keys()
+    assert "ark/plan/schedule.py" in lines and "ark/plan/schedule.py" not in own
+    assert len(own) <= 18 and sum(own.values()) <= 1000
+
+
+def test_terms_and_rooms_are_not_spread_further() -> None:
+    sizes = reading.sizes()
+    assert 3 <= sizes["files that name swiglu"] <= 8
+    assert 4 <= sizes["files that name a copy engine"] <= 9
+    assert 5 <= sizes["files that name fp8_e4m3"] <= 11
+    assert 15 <= sizes["public folders and modules directly under ark/"] <= 23
