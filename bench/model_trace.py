@@ -27,7 +27,7 @@ from ark.plan.types import Plan
 from ark.runtime.executor import Executor
 
 TRACE_RECORDS = 1 << 14  # per processor
-CALLS = 4
+TRACED_CALLS = 4
 
 
 def ends(tasks: Iterable[tuple[Any, float, float]]) -> dict[Any, tuple[float, float]]:
@@ -66,20 +66,20 @@ def shapes(plan: Plan, op: int) -> str:
 
 def show(executor: Executor, top: int) -> None:
     plan = executor.plan
-    took = measured(executor)
-    thought = ends((s.task.op, s.begin, s.end) for s in predict(plan, 0))
+    measured_us = measured(executor)
+    predicted_us = ends((s.task.op, s.begin, s.end) for s in predict(plan, 0))
     by_kind: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    for op, (us, _) in took.items():
+    for op, (us, _) in measured_us.items():
         row = by_kind[plan.ops[op].kind]
         row[0] += 1
         row[1] += us
-        row[2] += thought.get(op, (0.0, 0.0))[0]
+        row[2] += predicted_us.get(op, (0.0, 0.0))[0]
     print(f"{plan.variant_of(0)}: {sum(r[1] for r in by_kind.values()):.0f} us, predicted", end=" ")
-    print(f"{sum(us for us, _ in thought.values()):.0f} us")
+    print(f"{sum(us for us, _ in predicted_us.values()):.0f} us")
     for kind, (many, us, wanted) in sorted(by_kind.items(), key=lambda i: -i[1][1]):
         print(f"  {kind:20} {many:4} ops {us:9.1f} us, predicted {wanted:9.1f}")
-    for op, (us, each) in sorted(took.items(), key=lambda i: -i[1][0])[:top]:
-        wanted = thought.get(op, (0.0, 0.0))[0]
+    for op, (us, each) in sorted(measured_us.items(), key=lambda i: -i[1][0])[:top]:
+        wanted = predicted_us.get(op, (0.0, 0.0))[0]
         line = f"{plan.ops[op].kind} {shapes(plan, op)}"
         print(f"  {us:8.1f} us, predicted {wanted:8.1f}, a task {each:7.2f}  {line}")
 
@@ -99,7 +99,7 @@ def main() -> None:
         torch._dynamo.reset()
         with torch.no_grad():
             call = torch.compile(module, backend=backend)
-            for _ in range(CALLS):
+            for _ in range(TRACED_CALLS):
                 call(*examples)
         for program in set(PROGRAMS) - known:
             print(name)

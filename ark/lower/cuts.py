@@ -20,6 +20,7 @@ from ark.machine import Machine
 from ark.machine.costs import FULL_STEP_SHAPE, BoxCosts
 from ark.machine.tiles import BoxTiles
 from ark.plan.kind import OperandType, Signature
+from ark.plan.types import BOX_ALIGNMENT_BYTES
 from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, MIN_UNIT_TILE_ROWS
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_small import small
@@ -53,17 +54,20 @@ def candidates(
     are stored one by one, so that a tile may end inside an attention head or a pair of columns.
     """
     steps, given = -(-depth * itemsize // K_PART_ALIGNMENT_BYTES), box_tiles(machine)
-    low = shape[2] <= given.least_rows or _few_tiles(shape, machine)
+    wide = min(columns for _, columns in set(given.tiles) - set(given.narrow))
+    low = shape[2] <= given.least_rows or shape[3] < wide or _few_tiles(shape, machine)
     several = parts and shape[0] == shape[1] == 1
     counts = (1, *(p for p in given.parts if several))
     # A product of few rows is bound by memory bandwidth, so further tile widths would not help.
     between = narrow and plain and not windows and shape[2] > given.least_rows
+    # The narrowest tiles may be wider than a result of many rows that consist of whole vectors.
+    vectors = between and shape[3] * itemsize % BOX_ALIGNMENT_BYTES == 0
     return [
-        Cut(*tile, many)
+        Cut(tile[0], min(tile[1], shape[3]), many)
         for tile, many in itertools.product(given.tiles, counts)
         if (many - 1) * -(-steps // many) < steps
         and not (windows and tile in given.shallow)
-        and tile[1] <= shape[3]
+        and (tile[1] <= shape[3] or (tile in given.narrow and vectors))
         and (tile not in given.narrow or (narrow and low))
         and (tile not in given.plain or between)
         and (tile[0] == given.least_rows or shape[2] > given.least_rows)

@@ -86,7 +86,7 @@ class Product:
         narrow, size = given.transpose_b, left.dtype.itemsize
         return (
             len(out.shape) <= MAX_FOLDED_DIMS
-            and bool(candidates(self.shape, self.depth, size, machine, False, narrow))
+            and bool(candidates(self.shape, self.depth, size, machine, False, narrow, plain=True))
             and (left.dtype != fp32 or given.tf32)
             and (not wants_along(node) or all(lies_along(node, side) for side in SIDES))
             and left.dtype.bits == right.dtype.bits

@@ -57,8 +57,8 @@ def test_convolutions_of_turned_channels(backend: str, monkeypatch: pytest.Monke
 def scaled(rng: np.random.Generator, shapes: list[Any]) -> list[np.ndarray]:
     """An image, and weights for which results are about as large as the image."""
     image, *weights = shapes
-    made = [rng.uniform(-1, 1, s) / np.sqrt(np.prod(s[1:])) for s in weights]
-    return [rng.uniform(-1, 1, image), *made]
+    small = [rng.uniform(-1, 1, s) / np.sqrt(np.prod(s[1:])) for s in weights]
+    return [rng.uniform(-1, 1, image), *small]
 
 
 DEPTHWISE: list[tuple[Any, Any, dict[str, Any]]] = [

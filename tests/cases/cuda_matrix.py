@@ -30,6 +30,10 @@ CASES = [
     ((), (), 1001, 1003, 517, (True, True), fp16),
     ((3,), (3,), 200, 327, 1001, (False, True), fp16),
     ((), (), 128, 5025, 768, (False, True), bf16),
+    ((), (), 12544, 40, 120, (False, True), bf16),  # results narrower than wide tiles
+    ((), (), 1000, 24, 72, (False, True), bf16),  # and than all tiles
+    ((), (), 3001, 16, 16, (False, True), fp16),
+    ((), (), 700, 8, 264, (False, True), bf16),
 ]
 
 

@@ -36,9 +36,9 @@ def fold_constants(module: fx.GraphModule) -> None:
                     computed += [node] if node.all_input_nodes else []
                 if value is not None:
                     known[node] = value
-    ends = [n for n in computed if known[n].dim() and _is_read(n, known)]
-    for node in ends:
-        _hold(module, node, known[node].contiguous())
+        ends = [n for n in computed if known[n].dim() and _is_read(n, known)]
+        for node in ends:
+            _hold(module, node, known[node].contiguous())
     if ends:
         module.graph.eliminate_dead_code()
         module.recompile()

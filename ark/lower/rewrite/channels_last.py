@@ -18,14 +18,15 @@ from typing import Any
 
 from msgspec import structs
 
-from ark.ir.attributes import MatmulAttributes, ReduceAttributes
+from ark.ir.attributes import ReduceAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import GraphView
-from ark.ir.values import Tensor, dense_view
+from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.convolutions import Convolution, convolutions, image_of
 from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.image_layouts import (
+    ImageNodes,
     images_with_channels_last,
     moves_channels,
     per_image,
@@ -68,15 +69,14 @@ def _plane(key: str, values: Sequence[int]) -> list[int]:
     return [*[missing] * (2 - len(values)), *values]
 
 
-class _Turned:
+class _Turned(ImageNodes):
     """Builds the nodes of a graph whose convolutions have channels last. An image with channels
     last is stored as rows of channels: a matrix (n * places, channels) with a row for each pixel.
     """
 
     def __init__(self, graph: Graph, kept: frozenset[int], worth: set[int], fine: set[int]) -> None:
-        self.graph, self.kept, self.worth, self.wanted = graph, kept, worth, worth | fine
-        self.number = max((n.id for n in graph.nodes), default=0)
-        self.nodes: list[Node] = []
+        super().__init__(graph)
+        self.kept, self.worth, self.wanted = kept, worth, worth | fine
         # Ids of tensors that are not views. The user may read them by name, so their shapes stay.
         firsts = {t.buffer.id: t.id for t in reversed(graph.tensors)}
         self.own = frozenset(firsts.values())
@@ -150,14 +150,14 @@ class _Turned:
         (outputs, depth), n, places = flat.shape, out.shape[0], out.shape[-1]
         if not wanted and places * out.dtype.itemsize % BOX_ALIGNMENT_BYTES == 0:
             inputs = (
-                self._view(flat, [1, 1, outputs, depth]),
-                self._view(table, [n, 1, places, depth]),
+                self.view(flat, [1, 1, outputs, depth]),
+                self.view(table, [n, 1, places, depth]),
             )
-            self.keep(self._product(product, inputs, out))
+            self.keep(self.product(product, inputs, out))
             return
         # The result has channels last if its readers want that, or if its rows would be unaligned.
         between = self.graph.tensor((n * places, outputs), out.dtype, name=f"{product.name}.places")
-        self.nodes.append(self._product(product, (table, flat), between))
+        self.nodes.append(self.product(product, (table, flat), between))
         self._turn_back(product, between, out)
 
     def _sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
@@ -173,17 +173,17 @@ class _Turned:
             return None
         outputs, depth = weight.shape[2:]
         if windows is None:
-            return self._view(weight, [outputs, depth]), rows
-        image = self._view(rows, [n, *one.source.shape[2:], channels])
-        self.nodes.append(self._windows(windows, image, one.numbers))
+            return self.view(weight, [outputs, depth]), rows
+        image = self.view(rows, [n, *one.source.shape[2:], channels])
+        self.nodes.append(self.windows(windows, image, one.numbers))
         taps = math.prod(one.numbers["size"])
         places = math.prod(one.numbers["sizes"])
-        table = self._view(self.nodes[-1].outputs[0], [n * places, depth])
+        table = self.view(self.nodes[-1].outputs[0], [n * places, depth])
         if taps == 1:
-            return self._view(weight, [outputs, depth]), table
-        kernel = self._turn(product, weight, [outputs, channels, taps])
+            return self.view(weight, [outputs, depth]), table
+        kernel = self.turn(product, weight, [outputs, channels, taps])
         self.nodes.append(kernel)
-        return self._view(kernel.outputs[0], [outputs, depth]), table
+        return self.view(kernel.outputs[0], [outputs, depth]), table
 
     def _source_rows(self, one: Convolution) -> Tensor | None:
         """The convolution's image as rows of channels, which a new node computes if no earlier node
@@ -196,9 +196,9 @@ class _Turned:
         if rows is None and not worth:
             return None
         if rows is None or like.after:
-            last = self._turn(like, one.source, [n, channels, places])
+            last = self.turn(like, one.source, [n, channels, places])
             self.nodes.append(last)
-            rows = self._view(last.outputs[0], [n * places, channels])
+            rows = self.view(last.outputs[0], [n * places, channels])
             self.turned[one.source.buffer.id] = rows, product.placement
         return rows
 
@@ -211,14 +211,14 @@ class _Turned:
             return
         n, channels, *_ = one.source.shape
         taps = math.prod(one.numbers["size"])
-        kernel = self._turn(product, product.inputs[0], [1, channels, taps])
-        weight = self._view(kernel.outputs[0], [taps, channels])
+        kernel = self.turn(product, product.inputs[0], [1, channels, taps])
+        weight = self.view(kernel.outputs[0], [taps, channels])
         numbers = {key: _plane(key, values) for key, values in one.numbers.items()}
         places = math.prod(numbers["sizes"])
         sizes = one.source.shape[2:] if one.windows is not None else (1, places)
         result = self.graph.tensor((n * places, channels), out.dtype, name=f"{product.name}.places")
-        inputs = weight, self._view(rows, [n, *sizes, channels])
-        outputs = (self._view(result, [n, *numbers["sizes"], channels]),)
+        inputs = weight, self.view(rows, [n, *sizes, channels])
+        outputs = (self.view(result, [n, *numbers["sizes"], channels]),)
         after = (*(one.windows.after if one.windows is not None else ()), *product.after)
         node = dataclasses.replace(
             product, type="depthwise", inputs=inputs, outputs=outputs, attrs=numbers, after=after
@@ -235,16 +235,16 @@ class _Turned:
             return None
         size, channels = padded.window["size"], one.source.shape[1]
         outputs = product.inputs[0].shape[2]
-        weight = self._view(product.inputs[0], [outputs, channels, *size])
+        weight = self.view(product.inputs[0], [outputs, channels, *size])
         name = f"{product.name}.channels_last"
-        image = self._remap(windows, one.source, padded.shape, padded.image_rules(), name)
+        image = self.remap(windows, one.source, padded.shape, padded.image_rules(), name)
         shape = (outputs, *size, padded.channels)
-        kernel = self._remap(product, weight, shape, padded.kernel_rules(), name)
-        laid = self._windows(windows, image.outputs[0], padded.window)
+        kernel = self.remap(product, weight, shape, padded.kernel_rules(), name)
+        laid = self.windows(windows, image.outputs[0], padded.window)
         self.nodes += [image, laid, kernel]
         places = math.prod(padded.window["sizes"]) * one.source.shape[0]
-        table = self._view(laid.outputs[0], [places, padded.depth])
-        return self._view(kernel.outputs[0], [outputs, padded.depth]), table
+        table = self.view(laid.outputs[0], [places, padded.depth])
+        return self.view(kernel.outputs[0], [outputs, padded.depth]), table
 
     def takes(self, node: Node) -> bool:
         """Adds the node as an op on rows of channels if it supports them and its inputs have them.
@@ -282,7 +282,7 @@ class _Turned:
         n, channels, places = image_of(out) or (0, 0, 0)
         self.keep(node)
         self.back.add(node.id)
-        self.turned[out.buffer.id] = self._view(source, [n * places, channels]), node.placement
+        self.turned[out.buffer.id] = self.view(source, [n * places, channels]), node.placement
         return True
 
     def _written_once(self, tensor: Tensor) -> bool:
@@ -301,10 +301,10 @@ class _Turned:
             return False
         n, channels, *sizes = out.shape
         result = self.graph.tensor((n * math.prod(sizes), channels), out.dtype, name=node.name)
-        source = self._view(rows, [1, n, *node.inputs[0].shape[2:], channels])
+        source = self.view(rows, [1, n, *node.inputs[0].shape[2:], channels])
         more = {"size": 1, "stride": 1, "dilation": 1, "before": 0, "sizes": channels}
         attrs = {**node.attrs, **{key: [*node.attrs[key], last] for key, last in more.items()}}
-        view = self._view(result, [1, n, *sizes, channels])
+        view = self.view(result, [1, n, *sizes, channels])
         self.nodes.append(dataclasses.replace(node, inputs=(source,), outputs=(view,), attrs=attrs))
         self._turn_back(node, result, out)
         return True
@@ -317,8 +317,8 @@ class _Turned:
         if rows is None:
             return False
         n, channels, places = node.inputs[0].shape
-        inputs = (self._view(rows, [n, places, channels]),)
-        outputs = (self._view(node.outputs[0], [n, 1, channels]),)
+        inputs = (self.view(rows, [n, places, channels]),)
+        outputs = (self.view(node.outputs[0], [n, 1, channels]),)
         attrs = structs.replace(node.read(ReduceAttributes), axis=1, keepdims=True).to_node()
         self.keep(dataclasses.replace(node, inputs=inputs, outputs=outputs, attrs=attrs))
         return True
@@ -341,7 +341,7 @@ class _Turned:
         if len(given) < len(inputs) or not any(t.shape == shape for t in given):
             return False
         result = self.graph.tensor((n * places, channels), out.dtype, name=f"{node.name}.places")
-        view = self._view(result, shape)
+        view = self.view(result, shape)
         self.nodes.append(dataclasses.replace(node, inputs=tuple(given), outputs=(view,)))
         self._turn_back(node, result, out)
         return True
@@ -356,87 +356,26 @@ class _Turned:
         """
         if tensor.shape == out.shape:
             rows = self.rows(tensor, node)
-            return None if rows is None else self._view(rows, shape)
+            return None if rows is None else self.view(rows, shape)
         named = tensor.buffer.arena not in UNSEEN and tensor.id in self.own
         if named or not whole(tensor):
             return None
         if per_image(tensor, out):
-            return self._view(tensor, [shape[0], 1, shape[-1]])
+            return self.view(tensor, [shape[0], 1, shape[-1]])
         given = (1,) * (len(out.shape) - len(tensor.shape)) + tensor.shape
         channel = 2 if len(given) > 3 and out.shape[1] == 1 else 1
         if any(m != 1 for d, m in enumerate(given) if d != channel):
             return None
-        return self._view(tensor, [*[1] * (len(shape) - 1), given[channel]])
-
-    def _turn(self, like: Node, tensor: Tensor, shape: Sequence[int]) -> Node:
-        """A node that views the tensor in the given three dimensions and transposes the last
-        two.
-        """
-        first, channels, places = shape
-        name = f"{like.name}.channels_last"
-        out = self.graph.tensor((first, places, channels), tensor.dtype, name=name)
-        return self._node(like, "transpose", self._view(tensor, shape), out, {"perm": [0, 2, 1]})
+        return self.view(tensor, [*[1] * (len(shape) - 1), given[channel]])
 
     def _turn_back(self, like: Node, rows: Tensor, out: Tensor) -> None:
         """Adds a transpose of rows of channels to the image that other nodes read."""
         n, channels, places = image_of(out) or (0, 0, 0)
         source, target = (
-            self._view(rows, [n, places, channels]),
-            self._view(out, [n, channels, places]),
+            self.view(rows, [n, places, channels]),
+            self.view(out, [n, channels, places]),
         )
-        back = self._node(like, "transpose", source, target, {"perm": [0, 2, 1]})
+        back = self.node(like, "transpose", source, target, {"perm": [0, 2, 1]})
         self.back.add(back.id)
         self.nodes.append(back)
         self.turned[out.buffer.id] = rows, like.placement
-
-    def _windows(self, node: Node, source: Tensor, window: dict[str, Any]) -> Node:
-        """A node that computes the windows (n, places..., window..., channels) of an input with
-        channels last.
-        """
-        count = len(window["size"])
-        shape = [source.shape[0], *window["sizes"], *window["size"], source.shape[-1]]
-        rules: list[Any] = [[[[0, 1]], 0, 1, "fill"]]
-        for d in range(count):
-            terms = [[1 + count + d, window["dilation"][d]], [1 + d, window["stride"][d]]]
-            rules.append([terms, -window["before"][d], 1, "fill"])
-        rules.append([[[1 + 2 * count, 1]], 0, 1, "fill"])
-        return self._remap(node, source, shape, rules, node.name)
-
-    def _remap(
-        self, like: Node, source: Tensor, shape: Sequence[int], rules: list[Any], name: str
-    ) -> Node:
-        """A node that gathers elements by index arithmetic, with zeros outside of the source."""
-        out = self.graph.tensor(shape, source.dtype, name=name)
-        attrs = {"rules": rules, "fill": 0.0, "shape": list(shape)}
-        return self._node(like, "remap", source, out, attrs)
-
-    def _product(self, product: Node, inputs: tuple[Tensor, Tensor], out: Tensor) -> Node:
-        given = structs.replace(product.read(MatmulAttributes), transpose_b=True)
-        return dataclasses.replace(product, inputs=inputs, outputs=(out,)).with_attributes(given)
-
-    def _node(self, like: Node, type: str, source: Tensor, out: Tensor, attrs: Any) -> Node:
-        """A new node with one input. It copies the placement (phase, processors) and the ordering
-        constraints of the node `like`.
-        """
-        self.number += 1
-        name = out.name or like.name
-        return dataclasses.replace(
-            like,
-            id=self.number,
-            type=type,
-            name=name,
-            inputs=(source,),
-            outputs=(out,),
-            attrs=attrs,
-        )
-
-    def _view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """A whole tensor viewed in another shape."""
-        if tensor.shape == tuple(shape):
-            return tensor
-        view = dense_view(tensor, shape)
-        assert view is not None  # a tensor that is all of its buffer can be viewed in any shape
-        extents, buffer = view[0], tensor.buffer
-        return self.graph.tensor(
-            shape, tensor.dtype, buffer=buffer, extents=extents, name=tensor.name
-        )

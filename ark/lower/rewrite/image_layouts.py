@@ -1,14 +1,19 @@
-"""Determines which images have channels as their last dimension. Called by
-ark.lower.rewrite.channels_last.
+"""Determines which images have channels as their last dimension, and builds the nodes that
+transpose images and multiply their windows. Called by ark.lower.rewrite.channels_last.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
-from ark.ir.attributes import ReduceAttributes, TransposeAttributes
+from msgspec import structs
+
+from ark.ir.attributes import MatmulAttributes, ReduceAttributes, TransposeAttributes
 from ark.ir.graph import Graph, Node
-from ark.ir.values import Tensor
+from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.convolutions import Convolution, image_of
 from ark.lower.rewrite.fuse_chains import is_elementwise
 from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
@@ -88,3 +93,75 @@ def images_with_channels_last(
             worth.add(read[0].buffer.id)
         able.update(t.buffer.id for t in read)
     return worth, fine
+
+
+class ImageNodes:
+    """Builds nodes that transpose images, gather their windows and multiply them. number: the id of
+    the last node.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.number = max((n.id for n in graph.nodes), default=0)
+        self.nodes: list[Node] = []
+
+    def turn(self, like: Node, tensor: Tensor, shape: Sequence[int]) -> Node:
+        """A node that views the tensor in the given three dimensions and transposes the last
+        two.
+        """
+        first, channels, places = shape
+        name = f"{like.name}.channels_last"
+        out = self.graph.tensor((first, places, channels), tensor.dtype, name=name)
+        return self.node(like, "transpose", self.view(tensor, shape), out, {"perm": [0, 2, 1]})
+
+    def windows(self, node: Node, source: Tensor, window: dict[str, Any]) -> Node:
+        """A node that computes the windows (n, places..., window..., channels) of an input with
+        channels last.
+        """
+        count = len(window["size"])
+        shape = [source.shape[0], *window["sizes"], *window["size"], source.shape[-1]]
+        rules: list[Any] = [[[[0, 1]], 0, 1, "fill"]]
+        for d in range(count):
+            terms = [[1 + count + d, window["dilation"][d]], [1 + d, window["stride"][d]]]
+            rules.append([terms, -window["before"][d], 1, "fill"])
+        rules.append([[[1 + 2 * count, 1]], 0, 1, "fill"])
+        return self.remap(node, source, shape, rules, node.name)
+
+    def remap(
+        self, like: Node, source: Tensor, shape: Sequence[int], rules: list[Any], name: str
+    ) -> Node:
+        """A node that gathers elements by index arithmetic, with zeros outside of the source."""
+        out = self.graph.tensor(shape, source.dtype, name=name)
+        attrs = {"rules": rules, "fill": 0.0, "shape": list(shape)}
+        return self.node(like, "remap", source, out, attrs)
+
+    def product(self, product: Node, inputs: tuple[Tensor, Tensor], out: Tensor) -> Node:
+        given = structs.replace(product.read(MatmulAttributes), transpose_b=True)
+        return dataclasses.replace(product, inputs=inputs, outputs=(out,)).with_attributes(given)
+
+    def node(self, like: Node, type: str, source: Tensor, out: Tensor, attrs: Any) -> Node:
+        """A new node with one input. It copies the placement (phase, processors) and the ordering
+        constraints of the node `like`.
+        """
+        self.number += 1
+        name = out.name or like.name
+        return dataclasses.replace(
+            like,
+            id=self.number,
+            type=type,
+            name=name,
+            inputs=(source,),
+            outputs=(out,),
+            attrs=attrs,
+        )
+
+    def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """A whole tensor viewed in another shape."""
+        if tensor.shape == tuple(shape):
+            return tensor
+        view = dense_view(tensor, shape)
+        assert view is not None  # a tensor that is all of its buffer can be viewed in any shape
+        extents, buffer = view[0], tensor.buffer
+        return self.graph.tensor(
+            shape, tensor.dtype, buffer=buffer, extents=extents, name=tensor.name
+        )

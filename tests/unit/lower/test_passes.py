@@ -35,6 +35,7 @@ SHARED = {
     "convolutions",
     "copies",
     "few_channels",
+    "image_layouts",
     "makers",
     "masks",
     "strided",

@@ -20,6 +20,7 @@ TYPES = (*HALVES, "fp32")
 MOST_HELD = 32  # registers for operands of one row, 64 columns of them
 MOST_UNROLLED, MOST_ROUNDS = 8, 4  # largest expression whose rounds are unrolled, in nodes
 PAIRS_IN_64_COLUMNS = 8  # pairs of a lane in 64 columns
+MIN_TILE_COLUMNS = 32
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,12 @@ def store(sig: Signature, wide: int) -> Store | None:
     return Store(prepared, call, "" if bits == "0u" else "fits")
 
 
+def tile_columns(sig: Signature) -> int:
+    """The columns of the instructions for a tile, which may be more than the tile's columns."""
+    columns: int = sig.read(MatmulParams).tile[1]
+    return MIN_TILE_COLUMNS if columns == dims(sig)[1] < MIN_TILE_COLUMNS else columns
+
+
 def _together(wide: int, out: OperandType) -> int:
     """The number of columns that are stored at a time. The last ones may be past the tile's end."""
     if out.dtype not in HALVES:
@@ -92,7 +99,7 @@ def _beside(sig: Signature, operands: list[int], wide: int, some: int) -> str:
     _, n, _ = dims(sig)
     blocks = some // 8
     fields = "".join(f" decltype(ark_held<2>(p{i})) e{i}[{blocks}];" for i in operands)
-    whole = n % sig.read(MatmulParams).tile[1] == 0 and wide % some == 0
+    whole = n % tile_columns(sig) == 0 and wide % some == 0
     column = "left0 + at_column + 8 * j"
     if not whole:
         column = f"{column} < {n} ? {column} : {n - 2}"

@@ -26,11 +26,12 @@ from ark.tasks.matmul_text import outputs
 from ark.tasks.rotary import rope
 from ark_cuda.tasks import pairs, windows
 from ark_cuda.tasks.inline import header
+from ark_cuda.tasks.pairs import MIN_TILE_COLUMNS, tile_columns
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
 HEIGHTS = (64, 128)
-NARROW, BOX = 32, 64  # columns of the narrowest tile, and of a box across k
-_BOTH = (NARROW, 64, 96, 128, 160, 192, 224, 256)
+BOX_COLUMNS = 64  # of a box across k
+_BOTH = (MIN_TILE_COLUMNS, 64, 96, 128, 160, 192, 224, 256)
 WIDTHS = {64: _BOTH, 128: (*_BOTH, 144)}  # by height
 STAGE_K_BYTES = 128  # bytes along k in a stage, per row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
@@ -60,9 +61,9 @@ def serves(sig: Signature, machine: Machine) -> bool:
         and (out.dtype in _stored(left.dtype) or not plain)
         and (not rotates(sig) or _rotates_here(sig))
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
-        and columns in WIDTHS[_height(sig)]
-        and (columns % BOX == 0 or params.transpose_b)
-        and (columns % BOX == 0 or columns == NARROW or not paired)
+        and tile_columns(sig) in WIDTHS[_height(sig)]
+        and (columns % BOX_COLUMNS == 0 or params.transpose_b)
+        and (columns % BOX_COLUMNS == 0 or columns == MIN_TILE_COLUMNS or not paired)
         and _mappable(sig, 0)
         and _mappable(sig, 1)
         and not any(o.packet for o in sig.operands)
@@ -144,7 +145,7 @@ def _stage(sig: Signature) -> int:
 
 def _line_bytes(sig: Signature) -> int:
     """The bytes of a line of k, for the rows of both operands."""
-    return STAGE_K_BYTES * (_high(sig) + int(sig.read(MatmulParams).tile[1]))
+    return STAGE_K_BYTES * (_high(sig) + tile_columns(sig))
 
 
 def _lines(sig: Signature) -> int:
@@ -167,8 +168,7 @@ def _lines(sig: Signature) -> int:
 
 def _wide(sig: Signature) -> int:
     """Columns of a tile that one warpgroup stores."""
-    columns: int = sig.read(MatmulParams).tile[1]
-    return columns if _height(sig) == 128 else columns // 2
+    return tile_columns(sig) // (1 if _height(sig) == 128 else 2)
 
 
 def _windows(sig: Signature, index: int) -> WindowParams | None:
@@ -204,7 +204,7 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
         return ()
     deep = STAGE_K_BYTES // sig.operands[0].itemsize
     a_rows = deep if params.transpose_a else _high(sig)
-    b_rows = params.tile[1] if params.transpose_b else deep
+    b_rows = tile_columns(sig) if params.transpose_b else deep
     flat = _flat(sig)
     box_maps = []
     for i, rows in ((0, a_rows), (1, b_rows)):
@@ -252,7 +252,7 @@ def _product(sig: Signature) -> str:
     """The type that describes a product to both halves."""
     params = sig.read(MatmulParams)
     across = (params.transpose_a, not params.transpose_b)
-    numbers = (_height(sig), params.tile[1], _high(sig))
+    numbers = (_height(sig), tile_columns(sig), _high(sig))
     flags = (*(str(flag).lower() for flag in (*across, _overlaps(sig))), str(_lines(sig)))
     types = (o.ctype for o in sig.operands[:2])
     listed = ", ".join((deal(sig), *types, *map(str, numbers), *flags))
@@ -271,7 +271,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     # Inlined, because in a called function the compiler would wait for each instruction.
     return (
         own
-        + ("" if machine.has(Capability.TCGEN05) else multiply(params.tile[1], sides, across))
+        + ("" if machine.has(Capability.TCGEN05) else multiply(tile_columns(sig), sides, across))
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
 {outputs(sig)}  ark_matrix_product<{_product(sig)}>(
       c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},
