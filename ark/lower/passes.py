@@ -45,6 +45,7 @@ from ark.lower.rewrite.reorder_small_ops import reorder_small_ops
 from ark.lower.rewrite.rotate_logits import rotate_logits
 from ark.lower.rewrite.round_norm_inputs import round_norm_inputs
 from ark.lower.rewrite.split_elementwise import split_elementwise
+from ark.lower.rewrite.split_norms import split_norms
 from ark.lower.rewrite.unpack_rows import unpack_rows
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -178,6 +179,12 @@ PASSES: tuple[Pass, ...] = (
         "A product of few rows takes in the norm before it and its epilogue.",
         gives=("linear",),
         needs=("pack_weights",),
+    ),
+    Pass(
+        split_norms,
+        Stage.KERNEL,
+        "Few long rows of a norm are divided among all processors.",
+        needs=("fuse_linear",),
     ),
     Pass(
         split_elementwise,

@@ -152,6 +152,25 @@ def test_norms_and_layers_between_depthwise_convolutions(
     check([Case("blocks", [(a, ark.fp16) for a in arrays], build, expected, tolerance=0.02)])
 
 
+def test_norms_of_few_long_rows(backend: str) -> None:
+    """As of groups of channels in large images. The mean is large beside the differences."""
+    torch = pytest.importorskip("torch")
+    ark.init(backend=backend)
+    rng = np.random.default_rng(7)
+    cases = []
+    for rows, dtype, offset in ((2, ark.bf16, 0.0), (3, ark.fp16, 3.0), (1, ark.fp32, 40.0)):
+        array = rng.standard_normal((rows, 66000)) + offset
+
+        def expected(x: np.ndarray) -> np.ndarray:
+            rows_of = torch.from_numpy(x)
+            return np.asarray(torch.nn.functional.layer_norm(rows_of, (66000,)).numpy())
+
+        cases.append(
+            Case(f"{dtype} {offset}", [(array, dtype)], lambda x: ark.layernorm(x, 1e-5), expected)
+        )
+    check(cases)
+
+
 def test_pools_of_neighbouring_channels(backend: str) -> None:
     """Windows of one element in the last dimension, which may or may not be a whole number of
     packs.

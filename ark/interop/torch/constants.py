@@ -1,7 +1,9 @@
-"""Computes the parts of a torch graph that depend on no input once, when the graph is compiled.
+"""Computes tensors that are filled part by part and depend on no input once, when a torch graph is
+compiled.
 
 An example is the mask of shifted windows, which a model fills region by region, with dozens of
-small ops for a few numbers. Called by compile.py.
+small ops for a few numbers. Constants that follow from indices alone stay in the graph: the
+compiler recognises causal masks among them. Called by compile.py.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from ark.interop.torch.graph import held, name_of, results_of
 MAX_BYTES = 1 << 20  # a larger constant is computed in each call, which needs no memory for it
 # Operators that read only the shape of their argument, and the values that they fill it with.
 FILLS = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
+# Operators that write a part of a tensor.
+WRITES = ("slice_scatter", "select_scatter", "diagonal_scatter", "index_put", "scatter")
 
 
 def fold_constants(module: fx.GraphModule) -> None:
-    """Replaces nodes that depend on no input by tensors that the module holds. Nodes without
-    arguments stay, which kernels compute where they are read, as do single numbers and results of
-    more than MAX_BYTES.
+    """Replaces nodes that depend on operators of WRITES, and on no input, by tensors that the
+    module holds. Single numbers and results of more than MAX_BYTES stay.
     """
     known: dict[fx.Node, torch.Tensor] = {}
-    computed: list[fx.Node] = []
+    filled: list[fx.Node] = []
     with unset_fake_temporarily(), torch.no_grad():
         known.update(held(module))
         for node in module.graph.nodes:
@@ -33,10 +36,10 @@ def fold_constants(module: fx.GraphModule) -> None:
                 value = _filled(node)
                 if value is None and _depends_on(node, known):
                     value = _value(node, known)
-                    computed += [node] if node.all_input_nodes else []
+                    filled += [node] if _is_filled(node, filled) else []
                 if value is not None:
                     known[node] = value
-        ends = [n for n in computed if known[n].dim() and _is_read(n, known)]
+        ends = [n for n in filled if known[n].dim() and _is_read(n, known)]
         for node in ends:
             _hold(module, node, known[node].contiguous())
     if ends:
@@ -66,6 +69,12 @@ def _depends_on(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:
         return False
     random = torch.Tag.nondeterministic_seeded in cast(Any, node.target).tags
     return not random and all(n in known for n in node.all_input_nodes)
+
+
+def _is_filled(node: fx.Node, filled: list[fx.Node]) -> bool:
+    """True if the node or one that it depends on writes a part of a tensor."""
+    writes = name_of(node.target).partition(".")[0] in WRITES
+    return writes or any(n in filled for n in node.all_input_nodes)
 
 
 def _is_read(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:

@@ -85,6 +85,10 @@ def _rotary_by_ops() -> None:
     ark.relu(ark.add(ark.mul(heads, factors[0]), ark.mul(turned, factors[1])))
 
 
+def _long_rows() -> None:
+    ark.relu(ark.layernorm(ark.tensor([4, 65536], bf16), 1e-5))
+
+
 def _convolution() -> None:
     x = ark.tensor([8, 64, 32, 32], bf16)
     ark.conv(ark.relu(x), ark.parameter([64, 64, 3, 3], bf16, name="w"), padding=1)
@@ -234,6 +238,7 @@ CASES = (
     Case("rotate_logits", _sampled_shares, ranks=2),
     Case("round_norm_inputs", _embedded_rows),
     Case("align_operands", _odd_rows),
+    Case("split_norms", _long_rows),
     Case("split_elementwise", _parts),
     Case("overlap_collectives", _summed_product, ranks=2, options={"overlap": True}),
     Case("fuse_all_reduce_norm", _summed_norm, ranks=2),

@@ -1,0 +1,87 @@
+"""Divides the rows of a layer norm among processors if there are few and long rows, such as those
+of group norms over large images.
+
+A norm's task has whole rows, so 32 rows keep 32 processors busy. Such a norm becomes a mean, a mean
+of squared differences and an elementwise op. Reductions of long rows are computed in parts
+(ark.lower.ops.reductions), and the elementwise op is fused with its readers. Listed in
+ark.lower.passes before chains are fused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from ark.ir.attributes import NormAttributes, ReduceAttributes
+from ark.ir.dtype import fp32
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.rewrite.context import Context
+from ark.machine import Machine
+from ark.tasks import expression
+
+MIN_ROW_BYTES = 128 << 10  # shorter rows take less time than handing over the results of five ops
+
+
+def split_norms(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph in which norms of few long rows are computed by all processors."""
+    chosen = {n.id for n in graph.nodes if _splits(n, context.machine)}
+    if not chosen:
+        return graph
+    numbers = itertools.count(1 + max(n.id for n in graph.nodes))
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        nodes += _parts(graph, node, numbers) if node.id in chosen else [node]
+    return graph.with_nodes(nodes)
+
+
+def _splits(node: Node, machine: Machine) -> bool:
+    """True for a layer norm of long rows that would keep less than half of the processors busy."""
+    if node.type != "layernorm" or len(node.inputs) != 1 or node.hints is not None:
+        return False
+    source = node.inputs[0]
+    size = source.shape[-1] * source.dtype.itemsize
+    few = 2 * source.elements // source.shape[-1] <= machine.processors
+    return machine.cooperative and few and size >= MIN_ROW_BYTES
+
+
+def _parts(graph: Graph, node: Node, numbers: Iterator[int]) -> list[Node]:
+    """The nodes that replace a norm."""
+    (source,) = node.inputs
+    axis = len(source.shape) - 1
+    few = (*source.shape[:-1], 1)
+    mean_of = ReduceAttributes(function="mean", axis=axis, keepdims=True).to_node()
+
+    def add(type: str, inputs: tuple[Tensor, ...], result: Tensor, attrs: Any) -> Node:
+        return dataclasses.replace(
+            node,
+            id=next(numbers),
+            type=type,
+            name=result.name,
+            inputs=inputs,
+            outputs=(result,),
+            attrs=attrs,
+        )
+
+    def wide(name: str) -> Tensor:
+        return graph.tensor(source.shape, fp32, name=f"{node.name}.{name}")
+
+    def narrow(name: str) -> Tensor:
+        return graph.tensor(few, fp32, name=f"{node.name}.{name}")
+
+    value, squares, mean, variance = wide("value"), wide("squares"), narrow("mean"), narrow("var")
+    difference = ["sub", ["cast", "fp32", expression.leaf(0)], expression.leaf(1)]
+    scale = ["rsqrt", ["add", expression.leaf(2), ["number", node.read(NormAttributes).eps]]]
+    steps = [
+        add("elementwise", (source,), value, {"expr": ["cast", "fp32", expression.leaf(0)]}),
+        add("reduce_mean", (value,), mean, mean_of),
+        add("elementwise", (source, mean), squares, {"expr": ["mul", difference, difference]}),
+        add("reduce_mean", (squares,), variance, mean_of),
+    ]
+    whole = {"expr": ["mul", difference, scale]}
+    last = dataclasses.replace(
+        node, type="elementwise", inputs=(source, mean, variance), attrs=whole
+    )
+    return [*steps, last]
