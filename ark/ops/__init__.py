@@ -3,8 +3,9 @@
 Each module defines a family of ops: the shape of the result, a NumPy reference that tests compare
 with, and the lowering to tasks (in ark.lower.ops). Importing this package registers all ops.
 
-A docstring states shapes and types. Inputs of other shapes or types raise ModelError; other wrong
-arguments (not a tensor, an axis that does not exist, a size below 1) raise InvalidUsageError.
+Each docstring states the shapes and types that the op accepts. Inputs of other shapes or types
+raise ModelError; other wrong arguments (not a tensor, an axis that does not exist, a size below 1)
+raise InvalidUsageError.
 """
 
 from inspect import isfunction

@@ -7,7 +7,7 @@ from ark.ops.elementwise import unary
 
 
 def exp(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
-    """e to the input, elementwise; any shape, fp32/fp16/bf16.
+    """e^input, elementwise; any shape; fp32, fp16, bf16.
 
     Examples:
         >>> ark.exp(torch.tensor([-1.0, 0.0, 2.0])).eval()
@@ -17,7 +17,7 @@ def exp(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "
 
 
 def sqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
-    """Square root, elementwise; any shape, fp32/fp16/bf16.
+    """The square root of each element; any shape; fp32, fp16, bf16.
 
     Examples:
         >>> ark.sqrt(torch.tensor([1.0, 2.0, 4.0])).eval()
@@ -27,7 +27,7 @@ def sqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str = 
 
 
 def rsqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
-    """One over the square root, elementwise; any shape, fp32/fp16/bf16.
+    """1 / sqrt(input), elementwise; any shape; fp32, fp16, bf16.
 
     Examples:
         >>> ark.rsqrt(torch.tensor([1.0, 2.0, 4.0])).eval()
@@ -37,7 +37,7 @@ def rsqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str =
 
 
 def relu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
-    """max(input, 0), elementwise; any shape, fp32/fp16/bf16.
+    """max(input, 0), elementwise; any shape; fp32, fp16, bf16.
 
     Examples:
         >>> ark.relu(torch.tensor([-1.0, 0.0, 2.0])).eval()
@@ -59,7 +59,7 @@ def gelu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = 
 
 
 def sigmoid(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
-    """1 / (1 + exp(-input)), elementwise; any shape, fp32/fp16/bf16.
+    """1 / (1 + exp(-input)), elementwise; any shape; fp32, fp16, bf16.
 
     Examples:
         >>> ark.sigmoid(torch.tensor([-1.0, 0.0, 2.0])).eval()
@@ -69,7 +69,7 @@ def sigmoid(input: TensorLike, output: TensorLike | None = NullTensor, name: str
 
 
 def silu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
-    """input * sigmoid(input), elementwise; any shape, fp32/fp16/bf16.
+    """input * sigmoid(input), elementwise; any shape; fp32, fp16, bf16.
 
     Examples:
         >>> ark.silu(torch.tensor([-1.0, 0.0, 2.0])).eval()

@@ -1,6 +1,7 @@
-"""Sampling with all options of ark.SamplingParams: the NumPy reference and the lowering.
+"""The op `sample_adjusted`, which samples with all options of ark.SamplingParams.
 
-`ark.sample` adds this op for a state with `sampling` (ark.tasks.adjusted).
+This module has its NumPy reference. `ark.sample` adds the op if the TokenState has a
+`sampling` state; ark.tasks.adjusted describes that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ark.tasks.tokens import SETTINGS
 
 
 def option_values(row: np.ndarray) -> dict[str, float]:
-    """The sampling options of a sequence by name, from a row of the option tensor."""
+    """The sampling options of one sequence by name. row: its words in the tensor `options`."""
     words = np.asarray(row, np.int64).astype(np.int32)
     whole = ("top_k", "min_tokens", "logprobs", "masked")
     return {
@@ -34,7 +35,9 @@ def adjusted(
     counts: np.ndarray,
     options: Mapping[str, float],
 ) -> np.ndarray:
-    """The logits after the bias is added, masked tokens are excluded and penalties are applied."""
+    """The logits (vocabulary,) of one sequence after the bias is added, masked tokens are set to
+    -inf and penalties for tokens that occurred (`counts`) are applied.
+    """
     scores: np.ndarray = np.asarray(logits, np.float64) + bias
     if options["masked"]:
         bits = np.unpackbits(np.asarray(allowed, np.int32).view(np.uint8), bitorder="little")
@@ -47,8 +50,8 @@ def adjusted(
 
 
 def filtered(scores: np.ndarray, temperature: float, options: Mapping[str, float]) -> np.ndarray:
-    """The scores divided by the temperature, with -inf for tokens that top-k, top-p, min-p or
-    typical-p excludes.
+    """The scores (vocabulary,) divided by the temperature, with -inf for the tokens that top-k,
+    top-p, min-p or typical-p excludes.
     """
     scaled = np.asarray(scores, np.float64) / temperature
     if 0 < options["top_k"] < len(scaled):

@@ -36,22 +36,23 @@ def attention(
 ) -> Tensor:
     """Grouped-query attention (Vaswani et al. 2017, Ainslie et al. 2023).
 
-    query ([batch,] rows, heads * width), keys and values ([batch,] kv_heads, context, width), the
-    layout of a cache; heads must be a multiple of kv_heads. Row r is at position + r. If causal, it
-    sees the keys 0 to position + r, otherwise all keys.
+    query: ([batch,] rows, heads * width); a row is a token. key and value: ([batch,] kv_heads,
+    context, width), the layout of a KV cache; heads must be a multiple of kv_heads. Row r of the
+    query is the token at position + r. If causal, it attends to the keys 0 to position + r,
+    otherwise to all keys.
 
-    position: (1,) int32; 0 if it is not given. window: if above 0, a row sees only the last
-    `window` of these keys. scale: the factor of scores, by default width ** -0.5. softcap: if above
-    0, scores become softcap * tanh(score / softcap) (Gemma 2). sinks: (heads,) fp32, one further
-    score per head, without a value; it takes part in the softmax (GPT-OSS).
+    position: (1,) int32, by default 0. window: if above 0, a row attends only to the last `window`
+    of these keys. scale: the factor of scores, by default width ** -0.5. softcap: if above 0,
+    scores become softcap * tanh(score / softcap) (Gemma 2). sinks: (heads,) fp32, a further score
+    per head that enters the softmax but has no value (GPT-OSS).
 
-    mask: bool, true for visible keys, or floats that are added to scores; it broadcasts to (batch,
-    heads, rows, context). A row that sees no key gives zeros. Masked keys and values must be finite
-    numbers.
+    mask: bool, True for visible keys, or floats that are added to scores; it broadcasts to (batch,
+    heads, rows, context). A row without a visible key gives zeros. Masked keys and values must be
+    finite numbers.
 
-    If a query (rows, heads * width) has as many positions as rows, each row belongs to a sequence
-    of its own; keys and values are then (rows * kv_heads, context, width), the heads of one
-    sequence after those of another.
+    With `position` of shape (rows,) each row of a query (rows, heads * width) belongs to another
+    sequence. Keys and values are then (rows * kv_heads, context, width), the heads of all sequences
+    concatenated.
 
     The result has the query's shape and type, fp32, fp16 or bf16; sums and exponentials are
     computed in fp32. Raises ModelError for shapes or types that do not fit.
@@ -116,8 +117,8 @@ def attention(
 
 
 def check_mask(op: str, window: int, softcap: float, causal: bool = True) -> None:
-    """Raises ModelError if the window or the soft cap is negative, or if there is a window without
-    causal.
+    """Raises ModelError if the window or the soft cap is negative, or if a window is given and
+    `causal` is False.
     """
     if window < 0 or softcap < 0 or (window and not causal):
         raise ModelError(
@@ -127,8 +128,8 @@ def check_mask(op: str, window: int, softcap: float, causal: bool = True) -> Non
 
 
 def _mask(given: Tensor, sizes: Sequence[int], sequences: int) -> Tensor:
-    """The mask viewed with four dimensions. Raises ModelError unless it broadcasts to
-    these sizes.
+    """The mask, viewed with four dimensions. Raises ModelError unless it broadcasts to `sizes`:
+    (batch, heads, rows, context).
     """
     aligned = (1,) * (4 - len(given.ir.shape)) + given.ir.shape
     fits = len(aligned) == 4 and all(n in (1, size) for n, size in zip(aligned, sizes, strict=True))
@@ -141,7 +142,7 @@ def _mask(given: Tensor, sizes: Sequence[int], sequences: int) -> Tensor:
 
 
 def check_sinks(op: str, sinks: Any, heads: int) -> Tensor:
-    """The tensor of sinks. Raises ModelError unless it is fp32 with one element for each head."""
+    """`sinks` as a tensor. Raises ModelError unless it is fp32 of shape (heads,)."""
     given = as_tensor(sinks)
     if given.ir.shape != (heads,) or given.ir.dtype != fp32:
         raise ModelError(
@@ -154,9 +155,10 @@ def check_sinks(op: str, sinks: Any, heads: int) -> Tensor:
 def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """The NumPy reference of attention, computed for one row and head at a time.
 
-    An optional last input (1, 2 * kv_heads * width) has the newest key and value of a single row
-    (ark.lower.rewrite.pack_weights). by_rows: True if keys and values are ([batch,] context,
-    kv_heads * width), the layout that ark.lower.rewrite.fuse_attention creates.
+    The inputs may end with a tensor (1, 2 * kv_heads * width): the key and value of the query's
+    single row, which the caches may not contain yet (ark.lower.rewrite.pack_weights). The attribute
+    by_rows is True if keys and values are ([batch,] context, kv_heads * width), the layout that
+    ark.lower.rewrite.fuse_attention creates.
     """
     q, key, value, *rest = inputs
     how = AttentionAttributes.from_node(attrs)
@@ -171,7 +173,7 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
     position = int(rest.pop(0)[0]) if how.placed else 0
     sinks = rest.pop(0) if how.sinks else None
     mask = rest.pop() if how.mask else None
-    if rest:  # the newest row, which may not be in the caches yet
+    if rest:  # the key and value of the query's row, which may not be in the caches yet
         newest = np.split(rest[0].reshape(-1, how.head_dim), 2)
         key, value = (c.copy() for c in (key, value))
         for cache, row in zip((key, value), newest, strict=True):
@@ -195,7 +197,7 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
             if how.softcap:
                 scores = how.softcap * np.tanh(scores / how.softcap)
             if full is not None:
-                scores = _under(scores, full[h, r, begin:end], how)
+                scores = _masked_scores(scores, full[h, r, begin:end], how)
             if sinks is not None:
                 scores = np.append(scores, sinks[h])
             if (scores == -np.inf).all():
@@ -207,8 +209,10 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
     return [out]
 
 
-def _under(scores: np.ndarray, mask: np.ndarray, how: AttentionAttributes) -> np.ndarray:
-    """The scores of a row after the row's mask is added to them, or has hidden some of them."""
+def _masked_scores(scores: np.ndarray, mask: np.ndarray, how: AttentionAttributes) -> np.ndarray:
+    """The scores of a row after its mask is applied: the mask is added, or hidden scores are
+    replaced by `how.fill`.
+    """
     if how.mask == "added":
         return np.asarray(scores + mask.astype(scores.dtype))
     return np.where(mask == (how.mask == "seen"), scores, how.fill)

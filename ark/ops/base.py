@@ -1,5 +1,5 @@
-"""Helpers of all ops: they add a node to the model, compute broadcast shapes, and check types and
-outputs.
+"""Helpers for the modules of ark.ops: they add a node to the model, compute broadcast shapes, and
+check types and axes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ark.ir.values import MAX_DIM_ELEMENTS, MAX_DIMS, whole
 
 
 def broadcast(a: Sequence[int], b: Sequence[int], op: str) -> tuple[int, ...]:
-    """The shape to which two shapes broadcast. Raises ModelError if they do not broadcast."""
+    """The shape to which the shapes a and b broadcast. Raises ModelError if they do not."""
     rank = max(len(a), len(b))
     left = (1,) * (rank - len(a)) + tuple(a)
     right = (1,) * (rank - len(b)) + tuple(b)
@@ -96,7 +96,7 @@ def float_dtype(op: str, tensor: Tensor) -> DataType:
 
 
 def index_type(op: str, dtype: DataType) -> DataType:
-    """The given type. Raises ModelError unless it is a type that indices may have."""
+    """`dtype`, the type for a result of indices. Raises ModelError unless it is int32 or int64."""
     if dtype not in dtypes.INDICES:
         raise ModelError(
             f"{op}: the indices are {getattr(dtype, 'name', dtype)}; expected int32 or int64: "
@@ -106,13 +106,13 @@ def index_type(op: str, dtype: DataType) -> DataType:
 
 
 def index_dtype(op: str, tensor: Tensor) -> DataType:
-    """The tensor's type. Raises ModelError unless it is a type that indices may have."""
+    """The type of a tensor of indices. Raises ModelError unless it is int32 or int64."""
     return index_type(op, tensor.ir.dtype)
 
 
 def positive_axis(op: str, axis: int, rank: int) -> int:
-    """The axis counted from the first dimension, also for a negative one. Raises InvalidUsageError
-    if it is out of range.
+    """`axis` as a number from 0 to rank - 1; a negative one counts from the last dimension. Raises
+    InvalidUsageError if it is out of range.
     """
     axis = whole(op, axis)
     if not -rank <= axis < rank:

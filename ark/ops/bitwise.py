@@ -17,7 +17,7 @@ def bitwise_and(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Bits set in both; integers.
+    """Bitwise input & other, with broadcasting. Both are integers of one type.
 
     Examples:
         >>> x = torch.tensor([1, 6, 12], dtype=torch.int32)
@@ -34,7 +34,7 @@ def bitwise_or(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Bits set in either; integers.
+    """Bitwise input | other, with broadcasting. Both are integers of one type.
 
     Examples:
         >>> x = torch.tensor([1, 6, 12], dtype=torch.int32)
@@ -51,7 +51,7 @@ def bitwise_xor(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Bits set in one; integers.
+    """Bitwise input ^ other (exclusive or), with broadcasting. Both are integers of one type.
 
     Examples:
         >>> x = torch.tensor([1, 6, 12], dtype=torch.int32)
@@ -65,7 +65,7 @@ def bitwise_xor(
 def bitwise_not(
     input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """All bits inverted; integers.
+    """Bitwise ~input: inverts every bit of each element. The input has an integer type.
 
     Examples:
         >>> ark.bitwise_not(torch.tensor([0, 5, -1], dtype=torch.int32)).eval()
@@ -83,9 +83,9 @@ def shift_left(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input * 2^other; integers.
+    """input << other, which is input * 2^other, with broadcasting. Both are integers of one type.
 
-    Bits shifted out are lost; shifts of the type's width or more give 0.
+    Bits shifted out are lost. A shift by the type's number of bits or more gives 0.
 
     Examples:
         >>> x = torch.tensor([1, 6, 12], dtype=torch.int32)
@@ -102,7 +102,7 @@ def shift_right(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input / 2^other, rounded down; integers.
+    """input >> other, which is input / 2^other rounded down. Both are integers of one type.
 
     Examples:
         >>> x = torch.tensor([1, 6, 12], dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Key/value caches: appending rows to one, and writing a slot of a cache of any shape.
+"""KV caches: the ops that append rows to a cache or write one slot of it, and checks of caches.
 
 ark.ops.attention reads caches; the fused ops of ark.ops.decoder also append to them.
 """
@@ -24,7 +24,7 @@ from ark.tasks.cache_rows import LARGEST_CODES, LEAST_MAGNITUDE
 
 
 def check_rows(op: str, rows: Tensor, columns: int) -> None:
-    """Raises ModelError unless the rows are floating point and of shape (any number, columns)."""
+    """Raises ModelError unless `rows` is a floating-point tensor of shape (any, columns)."""
     float_dtype(op, rows)
     if len(rows.ir.shape) != 2 or rows.ir.shape[1] != columns:
         raise ModelError(
@@ -33,8 +33,8 @@ def check_rows(op: str, rows: Tensor, columns: int) -> None:
 
 
 def cache_dtype(op: str, cache: Tensor) -> DataType:
-    """The type of a cache: floating point, or a row type of ark.ir.dtype.cache_type; raises
-    ModelError for others.
+    """The type of a KV cache: a floating-point type, or the row type of a quantised cache
+    (ark.ir.dtype.cache_type). Raises ModelError for other types.
     """
     dtype, width = cache.ir.dtype, cache.ir.shape[-1] if cache.ir.shape else 0
     if not isinstance(dtype, RowType):
@@ -49,13 +49,14 @@ def cache_dtype(op: str, cache: Tensor) -> DataType:
 
 
 def codes_of(dtype: DataType) -> str:
-    """The name of the type of a quantised cache's codes; "" if `dtype` is a floating-point type."""
+    """The name of the 8-bit type of a quantised cache's elements; "" for a floating-point cache."""
     return dtype.codes.name if isinstance(dtype, RowType) else ""
 
 
 def as_stored(rows: np.ndarray, codes: str) -> np.ndarray:
-    """The values that rows (..., width) have after they were quantised and stored in a cache.
-    codes: the name of the codes' type; "" for a cache of floats, which stores rows unchanged.
+    """The values that attention reads from a cache in which rows (..., width) were stored. codes:
+    the name of the type to which the cache quantises; "" for a floating-point cache, which stores
+    rows unchanged.
     """
     if not codes:
         return rows
@@ -65,7 +66,9 @@ def as_stored(rows: np.ndarray, codes: str) -> np.ndarray:
 
 
 def row_codes(rows: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
-    """Quantises rows (..., width): returns their codes (..., width) and scales (..., 1) in fp32."""
+    """Quantises rows (..., width) to the type named `codes`. Returns the quantised elements
+    (..., width) and the scales (..., 1) in fp32.
+    """
     largest, dtype = np.float32(LARGEST_CODES[codes]), by_name(codes).numpy
     rows = rows.astype(np.float32)
     most = np.maximum(np.abs(rows).max(axis=-1, keepdims=True), np.float32(LEAST_MAGNITUDE))
@@ -74,10 +77,11 @@ def row_codes(rows: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_cache(op: str, cache: Tensor, position: Tensor, rows: int = 1) -> tuple[int, int, int]:
-    """A cache's sizes (heads, context, width) per sequence.
+    """The sizes (heads, context, width) of one sequence's part of a cache.
 
-    Raises ModelError if the type or shape of the cache or of the position is not as required. rows:
-    the number of rows; if there are as many positions, each row belongs to another sequence.
+    rows: the number of rows that an op appends or that attend. `position` has one element, or one
+    for each row if each row belongs to another sequence. Raises ModelError for a cache or position
+    of another type or shape.
     """
     cache_dtype(op, cache)
     shape = cache.ir.shape
@@ -94,12 +98,12 @@ def check_cache(op: str, cache: Tensor, position: Tensor, rows: int = 1) -> tupl
 
 
 def kv_append(cache: TensorLike, input: TensorLike, position: TensorLike, name: str = "") -> Tensor:
-    """Writes rows into a cache from `position` on; returns the new tensor on the cache's memory.
+    """Appends rows to a KV cache in place, the first one at `position`; returns the updated cache.
 
-    cache (heads, context, width), input (rows, heads * width), position (1,) int32. Rows past the
-    context are dropped. In a quantised cache each row of a head has its own scale. If there are as
-    many positions as rows, each row belongs to a sequence of its own, and the cache has the heads
-    of all sequences, (rows * heads, context, width).
+    cache: (heads, context, width). input: (rows, heads * width), a row per token. position: (1,)
+    int32. Rows beyond the context are dropped. In a quantised cache each row of a head has its own
+    scale. With `position` of shape (rows,) each row belongs to another sequence, and the cache has
+    the heads of all sequences, (rows * heads, context, width).
 
     Examples:
         >>> cache, position = ark.tensor([1, 3, 2]), torch.tensor([1], dtype=torch.int32)
@@ -135,12 +139,12 @@ def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 def kv_cache_slot(
     cache: TensorLike, token: TensorLike, position: TensorLike, name: str = ""
 ) -> Tensor:
-    """Writes a token into one slot of a cache in place; returns the written values.
+    """Copies `token` to cache[position] in place; returns the copied values.
 
-    cache (max_seq, *slot), contiguous, a tensor of the model or a torch tensor; token (slot) of the
-    cache's type, fp32, fp16 or bf16; position (1,) int32, read when the kernel runs. A position
-    outside of the cache writes nothing. Raises ModelError if shapes, types or contiguity are not as
-    required. Calls for one cache run in program order.
+    cache: (max_seq, *slot), contiguous, a tensor of the model or a torch tensor. token: shape
+    `slot`, of the cache's type: fp32, fp16 or bf16. position: (1,) int32, read when the kernel
+    runs; nothing is written if it is outside of the cache. Calls for the same cache run in program
+    order. Raises ModelError for other shapes or types or a cache that is not contiguous.
 
     Examples:
         >>> cache, position = ark.tensor([3, 2]), torch.tensor([1], dtype=torch.int32)

@@ -1,7 +1,7 @@
-"""Checks arguments of public ops by their annotations, before the op itself runs.
+"""Checks the types of arguments of public ops by their annotations, before the op runs.
 
-For an argument of the wrong type, every op gives the same error message in plain words. Called by
-ark.ops, which wraps the public ops.
+Arguments of a wrong type thus give the same error message in every op. ark.ops wraps its public ops
+in `checked`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _is_pair(value: Any) -> bool:
     return _are(value, _is_whole) and len(list(value)) == 2
 
 
-# For each annotation, a test of the value and the expectation in words.
+# For each annotation: a test of an argument's value, and the expected values in words for errors.
 # Ops check parameters with other annotations themselves.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "str": (lambda v: isinstance(v, str), "a word"),
@@ -74,10 +74,10 @@ _OPTIONAL = " | None"
 
 
 def checked(op: _F) -> _F:
-    """A function that checks its arguments and then calls the op. It raises InvalidUsageError for
-    an argument of another type than annotated.
+    """Wraps an op in a function that checks the arguments and then calls the op. The function
+    raises InvalidUsageError for an argument whose type is not the annotated one.
     """
-    parameters: dict[str, _Parameter | None] = {}  # at the first call: most are never called
+    parameters: dict[str, _Parameter | None] = {}  # filled by the first call, to save start-up time
 
     @functools.wraps(op)
     def call(*given: Any, **named: Any) -> Any:

@@ -1,12 +1,13 @@
-"""Ops whose device code the user writes: one source in terms of the device ABI, for every vendor.
+"""Custom ops: the user writes their device code once, in the device ABI, for all vendors.
 
     scale = ark.custom_op("scale", TEXT, "x[m, k] -> y[m, k]", tile={"m": 4},
                           constants={"by": 2.0})
     y = scale(x, by=3.0)
 
-The text has a template `ARK_DEVICE void scale(ArkCtx& c, const Task& task, X x, Y y)`, which is
-called for each tile; docs/custom-ops.md explains an example. The signature states which memory the
-text accesses (ark.tasks.custom_form). The planner and the verifier rely on it and do not check it.
+TEXT contains a function template `ARK_DEVICE void scale(ArkCtx& c, const Task& task, X x, Y y)`,
+which is called for each tile; docs/custom-ops.md explains an example. The signature states which
+memory a tile accesses (ark.tasks.custom_form). The planner and the verifier rely on the signature;
+they do not check the text against it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from ark.lower.registry import register
 from ark.ops.communication.channels import CUSTOM, Channel
 from ark.ops.custom_checks import (
     Types,
-    check_apart,
+    check_no_overlap,
     check_types,
     constant_of,
     cut_of,
-    made_by,
+    results_by_name,
     scratch_of,
     sizes_of,
     text_of,
@@ -50,11 +51,11 @@ Constant: TypeAlias = "int | float | bool | type[int] | type[float] | type[bool]
 class CustomOp:
     """An op that a user has defined; calling it adds a node to the current model.
 
-    Inputs are given in the signature's order. By name can be given: constants, sizes of axes that
-    no input has, and for a result the tensor to write it to. Returns the result, or a tuple of
-    several. waits, signals: channels. Each task waits for the task with the same number in the
-    peer's next op that signals, and signals to the peer's corresponding task when it has ended.
-    Raises ModelError if shapes or types do not fit the signature.
+    Inputs are positional arguments, in the signature's order. Keyword arguments are constants,
+    sizes of axes that no input has, and for a result the tensor to write it to. A call returns the
+    result, or a tuple if there are several. waits, signals: channels. Task number i waits until
+    task number i of the peer's next signalling op has signalled, and signals when it ends. Raises
+    ModelError if shapes or types do not fit the signature.
     """
 
     def __init__(
@@ -105,8 +106,10 @@ class CustomOp:
             self._result(model, form.operands[form.place(n)], tensors, given, known, name)
             for n in form.results
         ]
-        check_apart(form, tensors, outputs)
-        check_types(form, {**{n: t.ir for n, t in tensors.items()}, **made_by(form, outputs)})
+        check_no_overlap(form, tensors, outputs)
+        check_types(
+            form, {**{n: t.ir for n, t in tensors.items()}, **results_by_name(form, outputs)}
+        )
         awaited, signalled = _channels(self.name, waits), _channels(self.name, signals)
         read_from = [t.ir for t in tensors.values()]
         between = any(t.buffer.rank >= 0 for t in (*read_from, *outputs))
@@ -127,16 +130,16 @@ class CustomOp:
         return results if len(results) > 1 else results[0]
 
     def constants_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The constants in `given`, which belong to another op, that this op has under the same
-        names.
+        """The entries of `given`, the constants of another op, whose names are constants of this
+        op.
         """
         return {name: value for name, value in given.items() if name in self._form.constants}
 
     def _sorted(
         self, named: Mapping[str, Any]
     ) -> tuple[dict[str, Tensor], dict[str, int], dict[str, Any]]:
-        """The arguments that a call gives by name, divided into: result tensors, sizes of axes,
-        constants.
+        """Divides the keyword arguments of a call into (result tensors, sizes of axes, constants),
+        each by name.
         """
         form, given, sizes = self._form, {}, {}
         constants = dict(self._defaults)
@@ -160,7 +163,9 @@ class CustomOp:
     def _completed(
         self, known: dict[str, int], named: Mapping[str, int], constants: Mapping[str, Any]
     ) -> dict[str, int]:
-        """The sizes of all axes: from the inputs, by name, or from the op's function `sizes`."""
+        """The size of each axis of the signature. `known` are those of the inputs; others come
+        from keyword arguments (`named`) or from the op's function `sizes`.
+        """
         for axis, n in named.items():
             if known[axis] != n:
                 raise InvalidUsageError(
@@ -190,8 +195,8 @@ class CustomOp:
         sizes: Mapping[str, int],
         name: str,
     ) -> ir.Tensor:
-        """The tensor for a result: a new one, or one on the memory of the tensor that the call
-        gives.
+        """The tensor for a result: a new one, or a view of the tensor that the call gives to write
+        it to.
         """
         if target := tensors.get(operand.name) or given.get(operand.name):
             return model.graph.rewrite(target.ir, name)
@@ -209,15 +214,13 @@ class CustomOp:
 
 
 _OPS: dict[int, CustomOp] = {}  # by number
-# Equal ops, including their Python functions, have the same number, because graphs of ranks are
-# compared.
+# The number of an op, by what defines it. Equal ops get the same number, because the graphs of
+# ranks, which contain the numbers, are compared.
 _NUMBERS: dict[tuple[object, ...], int] = {}
 
 
 def of_attributes(given: CustomAttributes) -> CustomOp:
-    """The custom op, as this process has defined it, to which a node with these attributes
-    belongs.
-    """
+    """The custom op of a node with these attributes, as this process defined it."""
     return _OPS[given.op]
 
 
@@ -251,32 +254,33 @@ def custom_op(
     The text is trusted code, like the Python code around it: it is compiled and runs with the
     rights of this process. Never use a text from an untrusted source.
 
-    name: of the op and of its function. source: the text, or the path of a file (pathlib.Path).
-    signature: `x[m, k], w[k] -> y[m, k]`, the operands by axes (docs/custom-ops.md); an operand on
-    both sides is updated in place.
+    name: the name of the op and of its device function. source: the text, or the path of a file
+    (pathlib.Path). signature: the axes of inputs and results, as in `x[m, k], w[k] -> y[m, k]`
+    (docs/custom-ops.md); an operand on both sides is updated in place.
 
     tile: the axes that are cut into tasks, with the size of a tile, or None for a size that gives
     each processor one tile; by default there is a single task.
 
-    dtypes: for each operand the type, or types, that it may have; a result has the first one, by
+    dtypes: the allowed type or types of an operand, by its name. A result has the first of them, by
     default the type of the first input.
 
-    constants: for each name a bool, int or float as default, or one of these types if each call
-    must give a value.
+    constants: the default value (a bool, int or float) of each constant, by name, or one of these
+    types if each call must give a value.
 
     sizes: a function that returns the sizes of axes that no input has, from the known sizes and the
     constants.
 
-    scratch: bytes of shared memory; scratch_each: for each axis further bytes per index of a tile.
+    scratch: bytes of shared memory per task. scratch_each: for an axis, further bytes per index of
+    the tile.
 
-    reference: the same computation in NumPy, from the inputs and the constants.
+    reference: a function that computes the results with NumPy from the inputs and the constants.
 
     backward: the op that computes the inputs' gradients from the inputs and the results' gradients.
 
-    packets: operands that the text accesses only by ark_load and ark_store, so that they may be
-    transferred as packets if they are small or symmetric memory.
+    packets: names of operands that the text accesses only by ark_load and ark_store. ark may then
+    transfer them as packets, if they are small or in symmetric memory.
 
-    Raises InvalidUsageError, which says what does not fit.
+    Raises InvalidUsageError for arguments that are wrong or do not fit each other.
 
     Examples:
         >>> text = '''

@@ -1,4 +1,4 @@
-"""Checks of the declaration and the calls of a custom op, with errors in plain words. Called by
+"""Checks of the arguments with which a custom op is declared and called. Called by
 ark.ops.custom.
 """
 
@@ -24,8 +24,8 @@ Types = DataType | Sequence[DataType]
 
 
 def text_of(name: str, source: Any) -> tuple[str, str]:
-    """The text of a custom op's source, which is given as text or as a file, and the file name to
-    show in compiler messages. Returned as (file name, text).
+    """Returns (file name, text) of a custom op's source, which is given as a text or as the path of
+    a file. Compiler messages show the file name.
     """
     if isinstance(source, str):
         return f"{name}.h", source
@@ -73,8 +73,8 @@ def types_of(name: str, word: str, given: Types) -> tuple[DataType, ...]:
 
 
 def constant_of(name: str, word: str, kind: str, value: Any) -> Any:
-    """The value of a custom op's constant as plans store it. Raises InvalidUsageError if the value
-    does not have the constant's type.
+    """The value of a custom op's constant `word`, converted to its type `kind` as plans store it.
+    Raises InvalidUsageError if it is not of that type.
     """
     fits = isinstance(value, (bool, np.bool_)) if kind == "bool" else np.ndim(value) == 0
     try:
@@ -100,8 +100,8 @@ def sizes_of(form: Form, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         raise ModelError(str(error)) from None
 
 
-def made_by(form: Form, tensors: Sequence[ir.Tensor]) -> dict[str, ir.Tensor]:
-    """The NumPy results of a call of a custom op, by name, from its reference function."""
+def results_by_name(form: Form, tensors: Sequence[ir.Tensor]) -> dict[str, ir.Tensor]:
+    """The result tensors of a call of a custom op, by their names in the signature."""
     return dict(zip(form.results, tensors, strict=True))
 
 
@@ -120,13 +120,15 @@ def check_types(form: Form, tensors: Mapping[str, ir.Tensor]) -> None:
             )
 
 
-def check_apart(form: Form, tensors: Mapping[str, Tensor], outputs: Sequence[ir.Tensor]) -> None:
+def check_no_overlap(
+    form: Form, tensors: Mapping[str, Tensor], outputs: Sequence[ir.Tensor]
+) -> None:
     """Raises ModelError if an output overlaps another operand, because the tasks of an op are not
     ordered among themselves.
     """
-    for place, (name, out) in enumerate(made_by(form, outputs).items()):
+    for place, (name, out) in enumerate(results_by_name(form, outputs).items()):
         others = {n: t.ir for n, t in tensors.items() if n != name}
-        others |= dict(list(made_by(form, outputs).items())[:place])
+        others |= dict(list(results_by_name(form, outputs).items())[:place])
         for other, tensor in others.items():
             if ir.overlap(out, tensor):
                 raise ModelError(

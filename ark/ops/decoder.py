@@ -1,9 +1,10 @@
 """The ops of a decoder besides attention.
 
-These are rotary embedding, the row of the last token, and rope_kv and swiglu_pairs, in which the
-compiler fuses such ops with the product before them (ark.lower.rewrite.pack_weights).
+These are rotary_embedding and last_row, which users call, and rope_kv and swiglu_pairs, into which
+ark.lower.rewrite.pack_weights fuses the ops after a product of packed weights.
 
-In a fused op the two elements of a pair are neighbours in memory, so that one thread has both.
+A pair is the two elements that a rotation or a gate combines. In the fused ops they are neighbours
+in memory, so that one thread has both.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ def rotary_embedding(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Rotates pairs of each head's elements by an angle that grows with the position.
+    """Rotary position embedding: rotates pairs of elements of each head by position * frequency.
 
     Su et al., RoFormer (2021), section 3.2.
 
-    input (rows, heads * width), position (1,) int32, frequencies (width / 2,) fp32 in radians a
-    position: pair i of row r is rotated by (position + r) * frequencies[i]. A pair is the
-    elements i and i + width / 2 of a head, as in Hugging Face's models, or 2i and 2i + 1 where
-    interleaved. With as many positions as rows each row has its own. Result of the input's shape
-    and type.
+    input: (rows, heads * width), a row per token. position: (1,) int32, of row 0, or (rows,) int32,
+    of each row. frequencies: (width / 2,) fp32, radians per position. Pair i of row r is rotated by
+    (position + r) * frequencies[i], or with a position per row by position[r] * frequencies[i].
+    Pair i consists of the elements i and i + width / 2 of a head, as in Hugging Face's models, or
+    if `interleaved` of 2i and 2i + 1. The result has the input's shape and type.
 
     Examples:
         >>> position = torch.tensor([1], dtype=torch.int32)
@@ -74,13 +75,14 @@ def rope_kv(
     values: TensorLike,
     name: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotates queries and keys, and appends keys and values to their caches, from a single input.
+    """Rotates the queries and keys of an input and appends its keys and values to their caches.
 
-    input (rows, (heads + 2 kv_heads) * width): queries, keys and values concatenated; pairs are
-    neighbours. position and frequencies as for rotary_embedding (interleaved). keys and values:
-    caches (kv_heads, context, width); with as many positions as rows, those of as many sequences.
-    Results: queries (rows, heads * width) fp32, and both caches. Raises ModelError for shapes or
-    types that do not fit.
+    input: (rows, (heads + 2 * kv_heads) * width), the queries, keys and values of each row
+    concatenated. position and frequencies: as for rotary_embedding with interleaved pairs. keys and
+    values: caches (kv_heads, context, width), or with a position per row (rows * kv_heads, context,
+    width), because each row then belongs to another sequence. Returns the rotated queries (rows,
+    heads * width) in fp32 and both updated caches. Raises ModelError for shapes or types that do
+    not fit.
 
     Examples:
         >>> rows, caches = torch.ones(1, 6), [ark.tensor([1, 4, 2]) for _ in range(2)]
@@ -115,10 +117,10 @@ def rope_kv(
 
 
 def last_row(rows: TensorLike, state: TokenState, name: str = "") -> Tensor:
-    """The row (1, width) of the text's last token.
+    """The row (1, width) that belongs to the last token of the prompt.
 
-    rows: (n, width), the rows of n tokens from the position on. If the last token is not among
-    them, the result is the last row. Types of 8 bits or more.
+    rows: (n, width), a row for each of n tokens, the first at the state's position. If the last
+    token is not among these, the result is the last row. Types of 8 bits or more.
 
     Examples:
         >>> state = ark.TokenState.make(8)
@@ -143,7 +145,7 @@ def _head_width(op: str, frequencies: Tensor) -> int:
 def _rotated(
     x: np.ndarray, position: int, frequencies: np.ndarray, interleaved: bool
 ) -> np.ndarray:
-    """NumPy's rotary embedding of x (rows, heads * width)."""
+    """The rotary embedding of x (rows, heads * width), computed with NumPy."""
     rows, half = len(x), len(frequencies)
     pairs = (half, 2) if interleaved else (2, half)
     split_at = 3 if interleaved else 2

@@ -83,8 +83,8 @@ def unary(
     integers: bool = False,
     dtype: DataType | None = None,
 ) -> Tensor:
-    """Adds an elementwise op of one tensor. integers: True if integer types are also allowed.
-    dtype: the result's type, by default the input's.
+    """Adds an elementwise op of one input tensor and returns the result. integers: True if the op
+    supports integer types besides floating point. dtype: the result's type, by default the input's.
     """
     tensor = as_tensor(input)
     if not integers or tensor.ir.dtype not in INTEGERS:
@@ -97,9 +97,10 @@ def _unary(name: str, input: Any, output: Any, label: str) -> Tensor:
 
 
 def scalar(op: str, value: float, dtype: DataType) -> float:
-    """A number as an operand beside tensors of this type; an int if the type is an integer type.
+    """Converts the number `value` to an operand for tensors of type `dtype`: a float, or an int if
+    `dtype` is an integer type.
 
-    Raises ModelError if the type cannot represent it.
+    Raises ModelError if `dtype` cannot represent the number.
     """
     try:
         float(value)
@@ -150,10 +151,11 @@ def binary(
     dtype: DataType | None = None,
     swapped: str = "",
 ) -> Tensor:
-    """Adds an elementwise op of two tensors, or of a tensor and a number.
+    """Adds an elementwise op of two tensors, or of a tensor and a number; returns the result.
 
-    dtype: the result's type, by default the inputs'. swapped: the name of the op with exchanged
-    arguments, which is used if the first argument is a number.
+    dtype: the result's type, by default that of the inputs. swapped: the name of the op that takes
+    the same arguments in reverse order (`rsub` for `sub`); it is used if the first argument is a
+    number.
     """
     if isinstance(input, Number) and isinstance(other, Number):
         value = FUNCTIONS[name].reference(np.float64(input), np.float64(other)).item()
@@ -209,10 +211,10 @@ def add(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input + other with broadcasting; either may be a number; two numbers give a number.
+    """input + other with broadcasting; either may be a number. Two numbers give a number.
 
-    Floating point, or integers, which wrap. Raises ModelError if shapes do not broadcast or types
-    differ.
+    Both tensors have one type, floating point or integer; integers wrap on overflow. Raises
+    ModelError if the shapes do not broadcast or the types differ.
 
     Examples:
         >>> ark.add(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -227,7 +229,7 @@ def sub(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input - other with broadcasting; either may be a number. As add otherwise.
+    """input - other with broadcasting; either may be a number. Types and errors as for `add`.
 
     Examples:
         >>> ark.sub(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -242,7 +244,7 @@ def mul(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input * other with broadcasting; either may be a number. As add otherwise.
+    """input * other with broadcasting; either may be a number. Types and errors as for `add`.
 
     Examples:
         >>> ark.mul(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -257,9 +259,9 @@ def div(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input / other with broadcasting; either may be a number. As add otherwise.
+    """input / other with broadcasting; either may be a number. Types and errors as for `add`.
 
-    Integers divide towards zero, and by zero to 0.
+    The quotient of integers is rounded towards zero; division of an integer by 0 gives 0.
 
     Examples:
         >>> ark.div(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -271,11 +273,12 @@ def div(
 def cast(
     input: TensorLike, dtype: DataType, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """Converts to `dtype`, rounded to nearest even.
+    """Converts each element to `dtype`. Floating-point results are rounded to nearest even.
 
-    Floats are rounded towards zero to integers; to bool, True if the element is not 0. Integers
-    that are too large wrap; fp4 takes the nearest of its values. To or from `byte`, the result
-    consists of the same bytes; without an output it is a view of the input's memory.
+    Floats become integers by rounding towards zero, and bool by comparison with 0 (True if not 0).
+    Integers that exceed the range of `dtype` wrap. fp4 gets the nearest value that it can
+    represent. A cast to or from `byte` reinterprets the input's bytes; without an output it returns
+    a view of the input's memory.
 
     Examples:
         >>> ark.cast(torch.tensor([1.7, -1.7]), ark.int32).eval()
@@ -293,9 +296,9 @@ def cast(
 def copy(
     input: TensorLike | float, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """Copies a tensor, broadcast to `output` if that is larger.
+    """Copies a tensor of any type into `output`, with broadcasting, or into a new tensor.
 
-    If the input is a number, it fills `output`, or a new fp32 tensor of shape [1]. Any type.
+    A number as input fills `output`; without an output it fills a new fp32 tensor of shape [1].
 
     Examples:
         >>> ark.copy(torch.tensor([-1.0, 0.0, 2.0])).eval()
@@ -322,7 +325,7 @@ def _fill(
 
 
 def constant(value: float, shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
-    """A tensor filled with `value` in every iteration; any type.
+    """A tensor of any type, filled with `value`. It is filled again in each iteration.
 
     Examples:
         >>> ark.constant(2.5, [2, 2]).eval()
@@ -333,7 +336,7 @@ def constant(value: float, shape: Sequence[int], dtype: DataType = fp32, name: s
 
 
 def ones(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
-    """A tensor of ones in every iteration; up to 8 dimensions, any type.
+    """A tensor of any type, filled with ones in each iteration; at most 8 dimensions.
 
     Examples:
         >>> ark.ones([2, 3]).eval()
@@ -344,7 +347,7 @@ def ones(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor
 
 
 def zeros(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
-    """A tensor of zeros in every iteration; up to 8 dimensions, any type.
+    """A tensor of any type, filled with zeros in each iteration; at most 8 dimensions.
 
     Examples:
         >>> ark.zeros([2, 3]).eval()

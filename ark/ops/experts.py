@@ -25,10 +25,11 @@ from ark.ops.base import float_dtype, result
 def topk(
     input: TensorLike, k: int, name: str = "", *, largest: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The k largest elements of each row, largest first, and their indices; or the smallest.
+    """The k largest elements of each row in descending order, and their indices.
 
-    input (rows, n) of fp32, fp16 or bf16; results (rows, k) of its type and int32. Of equal
-    elements the one with the smallest index comes first; NaN is larger than all others, as in
+    input: (rows, n), fp32, fp16 or bf16. Returns the elements (rows, k), of the input's type, and
+    the indices (rows, k), int32. largest: if False, the k smallest in ascending order. Of equal
+    elements the one with the smallest index comes first. NaN is larger than all others, as in
     torch. Raises InvalidUsageError unless 1 <= k <= n.
 
     Examples:
@@ -55,12 +56,14 @@ def topk(
 
 @runtime_checkable
 class ExpertWeight(Protocol):
-    """A weight of `expert_linear` that is not one tensor, such as a quantised one."""
+    """A weight for `expert_linear` that consists of several tensors, such as a quantised one."""
 
     def expert_linear(
         self, input: TensorLike, experts: TensorLike, output: TensorLike | None, name: str
     ) -> Tensor:
-        """The result of ark.expert_linear(input, this weight, experts)."""
+        """Called by ark.expert_linear(input, weight, experts) if `weight` is this object; returns
+        the result.
+        """
 
 
 def expert_linear(
@@ -72,18 +75,19 @@ def expert_linear(
     first: int = 0,
     of: int | None = None,
 ) -> Tensor:
-    """Products of rows with the weights of the experts that they were given.
+    """Multiplies each row by the weights of the experts that were chosen for it.
 
-    input (rows, k), or (rows, slots, k) for a separate input per slot; weight (experts, n, k);
-    experts (rows, slots) int32. Result (rows, slots, n) of the input's type: [r, s] =
-    weight[experts[r, s]] input[r].
+    input: (rows, k), a row per token, or (rows, slots, k) with another input for each chosen
+    expert. weight: (experts, n, k). experts: (rows, slots) int32, the numbers of the experts that
+    were chosen for each row. The result is (rows, slots, n), of the input's type: result[r, s] =
+    weight[experts[r, s]] @ input[r].
 
     The weight has the input's type, or any floating-point type if the input is fp32; or it is
     quantised (a RowType), or an object with a method `expert_linear`. An expert number that is out
     of range ends the run with a GpuError that names it.
 
-    first, of: the weight contains the experts from number `first` on, of a total of `of`; the
-    results of others are 0.
+    first, of: for a weight that contains only some of `of` experts, those with the numbers from
+    `first` on, as on a rank of expert parallelism. The results of the other experts are 0.
 
     Examples:
         >>> x, experts = torch.ones(1, 2), torch.tensor([[1]], dtype=torch.int32)

@@ -15,7 +15,7 @@ from ark.ops.base import index_type, positive_axis, result
 from ark.ops.reductions import reduce_axis, reduce_by
 from ark.tasks.expression import Tree, index, leaf, number
 
-MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # from this size on several processors search a line
+MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # rows of this size or more are searched by several processors
 MAX_INT32 = 2**31 - 1  # the largest int32
 
 
@@ -29,8 +29,8 @@ register("argmax", _argmax, lower_argmax, aliasing="none")
 def _first_index(
     function: str, input: Any, axis: int, dtype: DataType, last: bool, output: Any, name: str
 ) -> Tensor:
-    """The index of the largest (or smallest) element along the axis. If several are equal, it is
-    the smallest index, or with `last` the largest.
+    """The index along the axis of the largest or smallest element (function "max" or "min"). Of
+    several equal elements it is the smallest index, or with `last` the largest.
     """
     tensor = as_tensor(input)
     op = f"arg{function}"
@@ -39,7 +39,7 @@ def _first_index(
     extreme = reduce_by(function, tensor, axis, True, NullTensor, "")
     beyond = -1 if last else shape[axis]
     matches: Tree = ["equal", leaf(0), leaf(1)]
-    if tensor.ir.dtype in FLOATS:  # if there is a NaN, it is the extreme
+    if tensor.ir.dtype in FLOATS:  # if there is a NaN, its index is the result
         matches = ["logical_or", matches, ["isnan", leaf(0)]]
     tree = ["where", matches, index(axis - len(shape)), number(beyond)]
     counted = dtype if shape[axis] > MAX_INT32 else int32
@@ -69,9 +69,10 @@ def argmax(
     dtype: DataType = int32,
     last: bool = False,
 ) -> Tensor:
-    """Index of the largest element along `axis`, the first (or last) of equals; 1 index remains.
+    """The index of the largest element along `axis`, whose size in the result is 1.
 
-    Floating point, where NaN is the largest, or integers; the result is int32 or int64.
+    input: floating point, where NaN counts as the largest, or integers. Of equal elements it is the
+    first, or with `last` the last. dtype: the result's type, int32 or int64.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -91,7 +92,7 @@ def argmin(
     dtype: DataType = int32,
     last: bool = False,
 ) -> Tensor:
-    """Index of the smallest element along `axis`, NaN the smallest; as argmax otherwise.
+    """The index of the smallest element along `axis`; NaN is the smallest. Otherwise as argmax.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)

@@ -1,6 +1,6 @@
-"""The op of a fused region of elementwise ops (ark.lower.rewrite.fuse_regions).
+"""The op `fusion`: a region of elementwise ops and sums that ark.lower.rewrite.fuse_regions fused.
 
-Users do not call it.
+Users cannot call it; this module has its NumPy reference.
 """
 
 from __future__ import annotations

@@ -26,12 +26,12 @@ def resize(
     coordinates: str = "half_pixel",
     name: str = "",
 ) -> Tensor:
-    """The spatial dimensions in other sizes: (n, channels, spatial...) to (n, channels, sizes...).
+    """Resizes the spatial dimensions: (n, channels, spatial...) to (n, channels, sizes...).
 
-    mode: nearest (halves rounded down) or linear. coordinates: how index i of the result is mapped
-    to a position in the input: half_pixel, (i + 0.5) * scale - 0.5; asymmetric, i * scale;
-    align_corners, so that the first and last elements coincide. Positions outside of the input take
-    its nearest element. Types of 8 bits or more.
+    mode: nearest (ties go to the lower index) or linear. coordinates: how index i of the result is
+    mapped to a position in the input, with scale = input size / result size: half_pixel, (i + 0.5)
+    * scale - 0.5; asymmetric, i * scale; align_corners, linear, so that the first and last elements
+    coincide. Positions outside of the input take its nearest element. Types of 8 bits or more.
 
     Examples:
         >>> x = torch.arange(3.0).reshape(1, 1, 3)
@@ -68,9 +68,10 @@ def _all(tensor: Tensor) -> list[Rule]:
 
 
 def _line(n: int, size: int, coordinates: str) -> tuple[Fraction, Fraction]:
-    """The slope and shift of a resize: result i is read at position i * slope + shift of the input.
+    """(slope, shift) of a resize from n to `size` elements: result i is read at position
+    i * slope + shift of the input.
 
-    They are fractions, so that indices are exact.
+    Both are fractions, so that indices are exact.
     """
     slope, shift = Fraction(n, size), Fraction(0)
     if coordinates == "half_pixel":
@@ -81,20 +82,22 @@ def _line(n: int, size: int, coordinates: str) -> tuple[Fraction, Fraction]:
 
 
 def _below(axis: int, slope: Fraction, shift: Fraction) -> Rule:
-    """The index rule for the elements at floor(i * slope + shift)."""
+    """The rule of `remap` by which result i reads the element at floor(i * slope + shift)."""
     divide = math.lcm(slope.denominator, shift.denominator)
     terms = [[axis, int(slope * divide)]] if slope else []
     return [terms, int(shift * divide), divide, "edge"]
 
 
 def _nearest(axis: int, slope: Fraction, shift: Fraction) -> Rule:
-    """The index rule for positions rounded to nearest, halves down: ceil(position - 1/2)."""
+    """The rule of `remap` by which result i reads the element nearest to i * slope + shift; ties
+    go to the lower index.
+    """
     divide = math.lcm(slope.denominator, shift.denominator, 2)
     return _below(axis, slope, shift + Fraction(1, 2) - Fraction(1, divide))
 
 
 def _blended(tensor: Tensor, axis: int, size: int, coordinates: str) -> Tensor:
-    """Resizes one axis, by linear interpolation between the two neighbours of a position."""
+    """Resizes one axis to `size` by linear interpolation between neighbouring elements."""
     n = tensor.ir.shape[axis]
     slope, shift = _line(n, size, coordinates)
     shape = [size if d == axis else m for d, m in enumerate(tensor.ir.shape)]
@@ -122,10 +125,10 @@ def batch_norm(
     eps: float = 1e-5,
     name: str = "",
 ) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * scale + shift by channel, with given statistics.
+    """(input - mean) / sqrt(variance + eps) * scale + shift, with given values for each channel.
 
-    Ioffe and Szegedy 2015, as in inference. input (n, channels, ...), the others (channels,), of
-    one type.
+    Batch normalisation in inference (Ioffe and Szegedy 2015). input: (n, channels, ...); the other
+    tensors: (channels,). All have one type.
 
     Examples:
         >>> x = torch.arange(4.0).reshape(2, 2)
@@ -157,10 +160,11 @@ def group_norm(
     eps: float = 1e-5,
     name: str = "",
 ) -> Tensor:
-    """Groups of channels normalised to mean 0 and variance 1, then scaled by channel (Wu, He 2018).
+    """Normalises each group of channels to mean 0 and variance 1, then scales and shifts channels.
 
-    input (n, channels, spatial...); scale and shift (channels,). One group a channel is an instance
-    norm (Ulyanov et al. 2016). fp32, fp16, bf16.
+    Wu and He 2018. input: (n, channels, spatial...), fp32, fp16 or bf16; the channels are divided
+    into `groups` equal groups. scale, shift: (channels,), by default none. With one group per
+    channel this is instance normalisation (Ulyanov et al. 2016).
 
     Examples:
         >>> x = torch.arange(8.0).reshape(1, 4, 2)
@@ -190,7 +194,7 @@ def instance_norm(
     eps: float = 1e-5,
     name: str = "",
 ) -> Tensor:
-    """group_norm with a group for every channel; shapes and types as for it.
+    """Instance normalisation: group_norm with one group per channel. Shapes and types as there.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(1, 2, 3)

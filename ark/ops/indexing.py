@@ -1,7 +1,8 @@
-"""Ops that move elements by index arithmetic: concat, split, expand, tile, pad, flip, steps.
+"""Ops that move elements by index arithmetic: concat, split, expand, tile, pad, flip,
+strided_slice.
 
-All but views and plain copies are of one task kind, `remap` (ark.tasks.remap). They take any type
-except those of 4 bits; concat, split and expand take these, too.
+pad, flip, strided_slice and tile lower to the task kind `remap` (ark.tasks.remap), which supports
+all types except those of 4 bits. split returns views; concat and expand support all types.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MODES = {"constant": "fill", "edge": "edge", "reflect": "reflect", "wrap": "wrap
 
 
 def same(dimension: int, edge: str = "fill") -> Rule:
-    """The rule (ark.tasks.remap) for a dimension whose index is the same in source and result."""
+    """The rule of ark.tasks.remap for a dimension in which source and result have equal indices."""
     return [[[dimension, 1]], 0, 1, edge]
 
 
@@ -39,7 +40,10 @@ def remap(
     output: Any = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Adds a node that copies elements by index arithmetic. rules: see ark.tasks.remap."""
+    """Adds a `remap` node, which copies elements by index arithmetic, and returns its result of the
+    given shape. rules: one per dimension of the input (ark.tasks.remap). fill: the value of
+    elements that the rules place outside of the input.
+    """
     if tensor.ir.dtype.packed:
         raise ModelError(f"{op} of {tensor.ir.dtype.name} is not supported; ark.cast it to int8")
     dims = check_dims(op, shape)
@@ -74,10 +78,12 @@ def pad(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Adds elements before and after every dimension; pads as in numpy.pad.
+    """Adds elements at the start and end of every dimension.
 
-    mode: constant (`value`), edge (the last element repeated), reflect (mirrored, without the
-    last), wrap. Negative numbers remove elements.
+    pads: for each dimension the numbers of elements (before, after), as in numpy.pad; a negative
+    number removes elements. mode: constant (the added elements are `value`), edge (they repeat the
+    outermost element), reflect (they mirror the input without repeating the outermost element) or
+    wrap (they continue periodically). Types of 8 bits or more.
 
     Examples:
         >>> ark.pad(torch.ones(2), [(1, 2)]).eval()
@@ -99,7 +105,7 @@ def pad(
 
 
 def flip(input: TensorLike, axis: int | Sequence[int], name: str = "") -> Tensor:
-    """The elements in reverse order along one axis or several; types of 8 bits or more.
+    """Reverses the order of elements along one axis or several; types of 8 bits or more.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -124,9 +130,10 @@ def strided_slice(
     steps: Sequence[int],
     name: str = "",
 ) -> Tensor:
-    """`sizes` elements of each dimension, from `begins` on, `steps` apart (negative: backwards).
+    """Takes sizes[d] elements of each dimension d: those at begins[d] + i * steps[d].
 
-    Types of 8 bits or more. InvalidUsageError for elements outside of the input.
+    Steps may be negative. Types of 8 bits or more. Raises InvalidUsageError for elements outside of
+    the input.
 
     Examples:
         >>> ark.strided_slice(torch.arange(6.0), begins=[5], sizes=[3], steps=[-2]).eval()
@@ -147,7 +154,7 @@ def strided_slice(
 
 
 def tile(input: TensorLike, repeats: Sequence[int], name: str = "") -> Tensor:
-    """The tensor repeated along every dimension, as numpy.tile.
+    """Repeats the tensor repeats[d] times along each dimension d, as numpy.tile does.
 
     Examples:
         >>> ark.tile(torch.tensor([[1.0, 2.0]]), [2, 2]).eval()
@@ -167,9 +174,9 @@ def tile(input: TensorLike, repeats: Sequence[int], name: str = "") -> Tensor:
 def expand(
     input: TensorLike, shape: Sequence[int], output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """The tensor broadcast together with a shape, as a new tensor; any type.
+    """Copies the tensor to the shape to which its own shape and `shape` broadcast; any type.
 
-    Raises ModelError if the shapes do not broadcast.
+    Raises ModelError if the two shapes do not broadcast.
 
     Examples:
         >>> ark.expand(torch.tensor([1.0, 2.0]), [2, 2]).eval()
@@ -185,9 +192,10 @@ def expand(
 def concat(
     inputs: Sequence[TensorLike], axis: int, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """The tensors concatenated along `axis`; one type, any number of them.
+    """Concatenates tensors of one type along `axis`.
 
-    Of 4-bit types along the last axis, all but the last tensor must have an even size there.
+    For 4-bit types and the last axis, all tensors except the last one must have an even size along
+    it, because two elements share a byte.
 
     Examples:
         >>> x = torch.ones(1, 2)
@@ -222,9 +230,10 @@ def _concat(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 
 
 def split(input: TensorLike, sizes: Sequence[int], axis: int, name: str = "") -> list[Tensor]:
-    """Views of consecutive parts along `axis`; the sizes must add up to the axis's size.
+    """Divides a tensor of any type along `axis` into parts of the given sizes; returns views.
 
-    Any type. Raises InvalidUsageError if the sizes do not add up, or if the axis does not exist.
+    Raises InvalidUsageError if the sizes do not add up to the axis's size, or if the axis does not
+    exist.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)

@@ -33,21 +33,24 @@ def matmul(
     dtype: DataType | None = None,
     tf32: bool = False,
 ) -> Tensor:
-    """Matrix product over the last two dimensions, leading dimensions broadcast.
+    """Matrix product of the last two dimensions. Leading dimensions broadcast.
 
-    input (..., m, k) or, transposed, (..., k, m); other (..., k, n) or (..., n, k); result (..., m,
-    n). Raises ModelError if the inner sizes differ.
+    input: (..., m, k), or if transpose_input is True (..., k, m). other: (..., k, n), or if
+    transpose_other is True (..., n, k). The result is (..., m, n). Raises ModelError if the inner
+    sizes k differ.
 
-    fp32, fp16, bf16: both of one type, accumulated in fp32; the result has that type, or with
-    `dtype` fp32 is not rounded to fp16 or bf16.
+    fp32, fp16, bf16: both inputs have one type; sums are accumulated in fp32. The result has the
+    inputs' type, or with dtype=fp32 it is fp32.
 
-    fp8_e4m3 and fp8_e5m2, in any pair: accumulated in fp32, or by matrix units with fewer digits
-    (Hopper's about 14 bits); the result has the type `dtype`: fp32, fp16 or bf16 (the default).
+    fp8_e4m3 and fp8_e5m2, in any combination: sums are accumulated in fp32, or on matrix units with
+    less precision (Hopper: about 14 bits). dtype: the result's type, fp32, fp16 or bf16 (the
+    default).
 
-    int8: accumulated in int32, which is the result's type. Multiplying the result by the scales of
-    8-bit inputs is fused into the product and costs no time.
+    int8: sums are accumulated in int32, the result's type. If the result is multiplied by scales,
+    the multiplication is fused into the product and costs no time.
 
-    tf32: for fp32 inputs matrix units may read only 10 bits of mantissa; the default is exact fp32.
+    tf32: if True, matrix units may read only 10 bits of mantissa of fp32 inputs; the default is
+    exact fp32.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -77,8 +80,8 @@ def matmul(
 
 
 def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> DataType:
-    """The type of a product's result. Raises ModelError if the inputs' types cannot be
-    multiplied.
+    """The type of the result of matmul(a, b), for which the user requested the type `asked`. Raises
+    ModelError for types that are not supported.
     """
     small = {t.name for t in SMALL_FLOATS}
     types = {a.ir.dtype.name, b.ir.dtype.name}
@@ -106,10 +109,12 @@ def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> Da
 
 @runtime_checkable
 class LinearWeight(Protocol):
-    """A weight of `linear` that is not one tensor, such as a quantised one with its scales."""
+    """A weight for `linear` that consists of several tensors, such as quantised elements and their
+    scales.
+    """
 
     def linear(self, input: TensorLike, output: TensorLike | None, name: str) -> Tensor:
-        """The result of ark.linear(input, this weight)."""
+        """Called by ark.linear(input, weight) if `weight` is this object; returns the result."""
 
 
 def linear(
@@ -119,7 +124,9 @@ def linear(
     name: str = "",
     tf32: bool = False,
 ) -> Tensor:
-    """input weight^T: (rows, k) and (n, k) to (rows, n), of the input's type, accumulated in fp32.
+    """input @ weight^T of input (rows, k) and weight (n, k), accumulated in fp32.
+
+    The result is (rows, n), of the input's type.
 
     The weight has the input's type, or any floating-point type if the input is fp32; or it is
     quantised (a RowType), or an object with a method `linear` that computes the result. The default
@@ -179,8 +186,8 @@ register("matmul", _matmul_reference, lower_matmul, aliasing="none")
 
 
 def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The NumPy reference of a linear node: the references of its prologue, product and epilogue
-    one after the other.
+    """The NumPy reference of a `linear` node. It applies the references of the prologue (a norm of
+    the input), the product and the epilogue in this order.
     """
     x, weight, *others = inputs
     given = LinearAttributes.from_node(attrs)
@@ -193,7 +200,9 @@ def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
 
 
 def _defined(op: str, inputs: list[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The result of an op's NumPy reference. Of `attrs`, only the op's own attributes are used."""
+    """The result of the NumPy reference of the op named `op`. `attrs` are those of a linear node;
+    only the attributes that `op` has are passed on.
+    """
     reference, form = get(op).reference, ATTRIBUTES.get(op)
     assert reference is not None
     own = attrs if form is None else {k: v for k, v in attrs.items() if k in form.__struct_fields__}

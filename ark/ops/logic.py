@@ -1,7 +1,8 @@
 """Elementwise comparisons, logic, selection, and arithmetic of two tensors beyond the basic four.
 
-Comparisons return bool tensors; logic takes and returns them. Broadcasting is NumPy's, either
-argument may be a number, and two tensors must have the same type. Functions: ark.tasks.functions.
+Comparisons return bool tensors. Logical ops take bool tensors and return them. Shapes broadcast as
+in NumPy. Two tensors must have the same type, and one argument may be a number. ark.tasks.functions
+defines the functions.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ def less(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input < other, as bool, with broadcasting; either may be a number.
+    """input < other, as a bool tensor, with broadcasting; `other` may be a number.
 
-    Floating point, or integers, of one type. Raises ModelError if shapes do not broadcast or types
-    differ.
+    Both tensors have one type, floating point or integer. Raises ModelError if the shapes do not
+    broadcast or the types differ.
 
     Examples:
         >>> ark.less(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
@@ -43,7 +44,7 @@ def less_equal(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input <= other, as bool. As less otherwise.
+    """input <= other, as bool. Broadcasting, types and errors are as for `less`.
 
     Examples:
         >>> ark.less_equal(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
@@ -58,7 +59,7 @@ def greater(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input > other, as bool. As less otherwise.
+    """input > other, as bool. Broadcasting, types and errors are as for `less`.
 
     Examples:
         >>> ark.greater(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
@@ -73,7 +74,7 @@ def greater_equal(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input >= other, as bool. As less otherwise.
+    """input >= other, as bool. Broadcasting, types and errors are as for `less`.
 
     Examples:
         >>> ark.greater_equal(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
@@ -88,7 +89,7 @@ def equal(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input == other, as bool; bool tensors too. As less otherwise.
+    """input == other, as bool. Bool tensors are also allowed; otherwise as for `less`.
 
     Examples:
         >>> ark.equal(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
@@ -103,7 +104,7 @@ def not_equal(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input != other, as bool; bool tensors too. As less otherwise.
+    """input != other, as bool. Bool tensors are also allowed; otherwise as for `less`.
 
     Examples:
         >>> ark.not_equal(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
@@ -118,7 +119,7 @@ def logical_and(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """True where both inputs are true; bool tensors.
+    """True where both inputs are True. Inputs and result are bool tensors.
 
     Examples:
         >>> x, y = torch.tensor([True, True, False]), torch.tensor([True, False, False])
@@ -134,7 +135,7 @@ def logical_or(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """True where at least one input is true; bool tensors.
+    """True where at least one input is True. Inputs and result are bool tensors.
 
     Examples:
         >>> x, y = torch.tensor([True, True, False]), torch.tensor([True, False, False])
@@ -150,7 +151,7 @@ def logical_xor(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """True where exactly one input is true; bool tensors.
+    """True where exactly one input is True. Inputs and result are bool tensors.
 
     Examples:
         >>> x, y = torch.tensor([True, True, False]), torch.tensor([True, False, False])
@@ -163,7 +164,7 @@ def logical_xor(
 def logical_not(
     input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """True where the input is false; a bool tensor.
+    """True where the input is False. Input and result are bool tensors.
 
     Examples:
         >>> ark.logical_not(torch.tensor([True, False])).eval()
@@ -183,7 +184,7 @@ def maximum(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The larger of two elements; NaN if one of them is NaN. Floating point or integers.
+    """The larger of input and other, elementwise; NaN if one is NaN. Types as for `less`.
 
     Examples:
         >>> ark.maximum(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -198,7 +199,7 @@ def minimum(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The smaller of two elements; NaN if one of them is NaN. Floating point or integers.
+    """The smaller of input and other, elementwise; NaN if one is NaN. Types as for `less`.
 
     Examples:
         >>> ark.minimum(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -213,7 +214,7 @@ def mod(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Remainder with the sign of `other` (Python's %); of integers by 0 it is 0.
+    """The remainder of input / other with the sign of `other` (Python's %). Integers % 0 gives 0.
 
     Examples:
         >>> ark.mod(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -228,7 +229,7 @@ def fmod(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Remainder with the sign of `input` (C's fmod); of integers by 0 it is 0.
+    """The remainder of input / other with the sign of `input` (C's fmod); 0 for integers by 0.
 
     Examples:
         >>> ark.fmod(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -273,10 +274,11 @@ def pow(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input to the power of other; floating point, or integers (a negative power gives 0, 1, -1).
+    """input^other, elementwise, for floating point or integers.
 
-    If the power is one of the numbers 2, 3, 0.5 and -1, it is computed as products, a root or a
-    quotient.
+    Integers to a negative power are rounded towards zero, so they give 0, 1 or -1. If `other` is
+    the number 2, 3, 0.5 or -1, the power is computed by multiplications, a square root or a
+    reciprocal.
 
     Examples:
         >>> ark.pow(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 0.5])).eval()

@@ -24,8 +24,8 @@ def logsumexp(
 ) -> Tensor:
     """log(sum(e^input)) over one axis or several, computed in fp32; fp32, fp16, bf16.
 
-    The largest element is subtracted first, so that nothing overflows; if it is infinite, nothing
-    is subtracted, so that the result is -inf if all elements are -inf, and inf if one is inf.
+    The largest element is subtracted before the exponential and added at the end, so that nothing
+    overflows. The result is inf if an element is inf, and -inf if all elements are -inf.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)

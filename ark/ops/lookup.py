@@ -1,6 +1,7 @@
-"""Gather and scatter ops, whose indices are tensors.
+"""Gather and scatter ops: they read or update elements at indices that are tensors.
 
-Any type except those of 4 bits. Task kinds: ark.tasks.remap, ark.tasks.scatter.
+They support all types except those of 4 bits. Their task kinds are in ark.tasks.remap and
+ark.tasks.scatter.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ def gather(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The elements of `axis` at the indices: (..., n, ...) and (i...) to (..., i..., ...).
+    """The slices of `input` along `axis` at the given indices, as numpy.take.
 
-    indices: int32 or int64; negative ones count from the end. An index out of range ends the run
-    with a GpuError that names it.
+    For axis 1, result[a, i..., b] = input[a, indices[i...], b]: the indices' shape replaces the
+    axis. indices: int32 or int64; negative ones count from the end. An index out of range ends the
+    run with a GpuError that names it.
 
     Examples:
         >>> ark.gather(torch.arange(6.0).reshape(2, 3), torch.tensor([2, 0]), axis=1).eval()
@@ -69,10 +71,10 @@ def gather_elements(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """result[i, j, ...] = input[i, indices[i, j, ...], ...] (for axis 1); the indices' shape.
+    """One element per index: for axis 1, result[i, j] = input[i, indices[i, j]], as torch.gather.
 
-    indices: with as many dimensions as the input, and except along the axis not larger. Otherwise
-    as gather.
+    indices: as many dimensions as the input, and in dimensions other than `axis` at most its sizes.
+    The result has the indices' shape. Types and errors as for gather.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -104,9 +106,10 @@ def _gather_elements(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
 
 
 def _linear(op: str, ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """Converts tuples of indices, which are along the last dimension, to flat indices (int64).
+    """Converts index tuples to flat indices into a tensor of shape `shape`.
 
-    If one index of a tuple is out of range, the flat index is out of range, too.
+    ids: (..., len(shape)), a tuple along the last dimension. Returns int64 of shape (tuples,). If
+    an index of a tuple is out of range, so is its flat index.
     """
     total: Any = None
     outside: Any = None
@@ -127,9 +130,11 @@ def _linear(op: str, ids: Tensor, shape: Sequence[int]) -> Tensor:
 def gather_nd(
     input: TensorLike, indices: TensorLike, batch_dims: int = 0, name: str = ""
 ) -> Tensor:
-    """Parts of the input at tuples of indices: (..., r) to (..., rest), as ONNX's GatherND.
+    """The parts of the input at index tuples, as ONNX's GatherND.
 
-    batch_dims: the number of leading dimensions that input and indices have in common.
+    indices: (..., r), each a tuple that indexes r dimensions of the input. The result is (...,
+    rest), where rest are the input's dimensions after these. batch_dims: the number of leading
+    dimensions that input and indices have in common.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -168,12 +173,12 @@ def scatter_elements(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The input with result[i, indices[i, j, ...], ...] = updates[i, j, ...] (for axis 1).
+    """The input with elements updated: for axis 1, result[i, indices[i, j]] = updates[i, j].
 
-    reduction: set, or add, mul, maximum, minimum with the old element. If indices along the axis
-    are equal, the updates are applied in order. updates: of the indices' shape and the input's
-    type; indices of size 1 in the last dimension broadcast to the updates. output: may be the input
-    itself, which is then updated in place.
+    reduction: `set` replaces an element by the update; `add`, `mul`, `maximum` and `minimum`
+    combine both. Updates of the same element are applied in order. updates: the indices' shape and
+    the input's type; indices of size 1 in a dimension other than `axis` broadcast to the updates.
+    output: may be the input itself, which is then updated in place.
 
     Examples:
         >>> x, indices = torch.zeros(1, 3), torch.tensor([[2, 2]])
@@ -228,9 +233,10 @@ def scatter_nd(
     reduction: str = "set",
     name: str = "",
 ) -> Tensor:
-    """The input with parts at tuples of indices replaced by updates, as ONNX's ScatterND.
+    """The input with the parts at index tuples replaced by updates, as ONNX's ScatterND.
 
-    indices (..., r), updates (..., rest); types and reduction as scatter_elements.
+    indices: (..., r), each a tuple that indexes r dimensions of the input. updates: (..., rest),
+    where rest are the input's dimensions after these. Types and reduction as for scatter_elements.
 
     Examples:
         >>> ark.scatter_nd(torch.zeros(3), torch.tensor([[1]]), torch.tensor([5.0])).eval()

@@ -23,11 +23,11 @@ def cross_entropy(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Mean of -log softmax(input)[target] over rows, in fp32, as torch.nn.functional.cross_entropy.
+    """The mean over rows of -log(softmax(input)[target]), as torch.nn.functional.cross_entropy.
 
-    input (rows, classes) of fp32, fp16 or bf16; target (rows,) int32 or int64. Rows whose target is
-    `ignore_index` do not count; if no row counts, the result is NaN. A target that is out of range
-    ends the run with a GpuError that names it. Result (1,) fp32.
+    input: (rows, classes), fp32, fp16 or bf16. target: (rows,) int32 or int64, the class of each
+    row. Rows whose target is `ignore_index` do not count; if no row counts, the result is NaN. A
+    target out of range ends the run with a GpuError that names it. The result is (1,) fp32.
 
     Examples:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])

@@ -1,7 +1,7 @@
 """Elementwise functions: roots, logarithms, rounding, trigonometry, activations, gated activations.
 
-The functions themselves are in ark.tasks.functions. An activation that consists of several
-functions is one node, whose expression is composed here, so that it costs one read and one write.
+ark.tasks.functions defines the functions. This module composes an activation of several functions
+into one expression and adds it as one node, so that it reads and writes memory once.
 """
 
 from __future__ import annotations
@@ -66,26 +66,26 @@ reciprocal = _op("reciprocal", "1 / input", ("[1.0, 2.0, 4.0]", "[1.0000, 0.5000
 neg = _op("neg", "-input; integers wrap", ("[-1.0, 0.0, 2.0]", "[ 1., -0., -2.]"), integers=True)
 abs = _op(
     "abs",
-    "Magnitude; the least integer stays itself",
+    "|input|; the smallest integer of a type stays negative",
     ("[-1.0, 0.0, 2.0]", "[1., 0., 2.]"),
     integers=True,
 )
-sign = _op("sign", "-1, 0 or 1", ("[-1.0, 0.0, 2.0]", "[-1.,  0.,  1.]"), integers=True)
+sign = _op("sign", "The sign: -1, 0 or 1", ("[-1.0, 0.0, 2.0]", "[-1.,  0.,  1.]"), integers=True)
 floor = _op(
     "floor",
-    "Largest whole number that is not larger",
+    "The largest whole number that is not above the input",
     ("[-1.5, 0.4, 2.5]", "[-2.,  0.,  2.]"),
     integers=True,
 )
 ceil = _op(
     "ceil",
-    "Smallest whole number that is not smaller",
+    "The smallest whole number that is not below the input",
     ("[-1.5, 0.4, 2.5]", "[-1.,  1.,  3.]"),
     integers=True,
 )
 round = _op(
     "round",
-    "Nearest whole number, of two the even one",
+    "The nearest whole number; ties go to the even one",
     ("[-1.5, 0.4, 2.5]", "[-2.,  0.,  2.]"),
     integers=True,
 )
@@ -147,7 +147,7 @@ ENTRIES: dict[str, Any] = {
     },
     **GATED,
 }
-"""The ops that are defined completely by an entry of ark.tasks.functions, by name."""
+"""The users' functions that follow completely from entries of ark.tasks.functions, by name."""
 
 
 def activation(name: str, input: Any, output: Any, label: str, tree: Tree) -> Tensor:
@@ -164,7 +164,7 @@ def _positive(tree: Tree) -> Tree:
 def leaky_relu(
     input: TensorLike, slope: float = 0.01, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """input where it is positive, else slope * input; any shape; fp32, fp16, bf16.
+    """input where the input is positive, elsewhere slope * input; any shape; fp32, fp16, bf16.
 
     Examples:
         >>> ark.leaky_relu(torch.tensor([-1.0, 0.0, 2.0])).eval()
@@ -177,9 +177,9 @@ def leaky_relu(
 def elu(
     input: TensorLike, alpha: float = 1.0, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """input where it is positive, else alpha (e^input - 1) (Clevert et al. 2015); any shape.
+    """input where it is positive, elsewhere alpha * (e^input - 1) (Clevert et al. 2015).
 
-    Types: fp32, fp16, bf16.
+    Any shape; fp32, fp16, bf16.
 
     Examples:
         >>> ark.elu(torch.tensor([-1.0, 0.0, 2.0])).eval()
@@ -201,7 +201,7 @@ def selu(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """gamma times elu with `alpha` (Klambauer et al. 2017); any shape; fp32, fp16, bf16.
+    """gamma * elu(input, alpha) (Klambauer et al. 2017); any shape; fp32, fp16, bf16.
 
     Examples:
         >>> ark.selu(torch.tensor([-1.0, 0.0, 2.0])).eval()
@@ -217,7 +217,7 @@ def hard_sigmoid(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """alpha * input + beta, between 0 and 1; fp32, fp16, bf16.
+    """alpha * input + beta, limited to [0, 1]; any shape; fp32, fp16, bf16.
 
     Examples:
         >>> ark.hard_sigmoid(torch.tensor([-1.0, 0.0, 2.0])).eval()
@@ -280,9 +280,9 @@ def softsign(input: TensorLike, output: TensorLike | None = NullTensor, name: st
 
 
 def gelu_erf(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
-    """GELU by its definition, input times the normal distribution (Hendrycks and Gimpel 2016).
+    """Exact GELU: input * Phi(input), Phi the standard normal CDF (Hendrycks and Gimpel 2016).
 
-    Any shape; fp32, fp16, bf16. For -inf and inf the result is the limit, 0 and inf.
+    Any shape; fp32, fp16, bf16. -inf gives 0 and inf gives inf, the limits.
 
     Examples:
         >>> ark.gelu_erf(torch.tensor([-1.0, 0.0, 2.0])).eval()

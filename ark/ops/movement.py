@@ -19,7 +19,7 @@ from ark.ops.base import broadcast, float_dtype, index_dtype, result, same_dtype
 def transpose(
     input: TensorLike, perm: Sequence[int], output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """Permutes dimensions: result dimension i is input dimension perm[i]; any type.
+    """Permutes dimensions: dimension i of the result is dimension perm[i] of the input; any type.
 
     Raises InvalidUsageError if perm does not contain each dimension once.
 
@@ -54,9 +54,10 @@ def _transpose(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
 def embedding(
     input: TensorLike, weight: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """Rows of `weight` (rows, dim) by int32 or int64 index: (...) to (..., dim).
+    """The rows of `weight` at the indices `input`: result[...] = weight[input[...]].
 
-    An index that is out of range ends the run with a GpuError that names it.
+    input: (...), int32 or int64. weight: (rows, dim), floating point. The result is (..., dim). An
+    index out of range ends the run with a GpuError that names it.
 
     Examples:
         >>> ark.embedding(torch.tensor([2, 0]), torch.arange(6.0).reshape(3, 2)).eval()
@@ -82,10 +83,11 @@ def _embedding(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
 def rope(
     input: TensorLike, other: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """Multiplies neighbours (2i, 2i+1) of the last dimension as complex numbers.
+    """Multiplies input and other as complex numbers, in a rotary embedding (Su et al. 2021).
 
-    `other` holds (cos, sin) pairs for a rotary embedding (Su et al. 2021); leading dimensions
-    broadcast, the last must be equal and even. fp32, fp16, bf16.
+    Elements 2i and 2i + 1 of the last dimension are the real and the imaginary part of a number;
+    `other` contains cos and sin of the angle by which it is rotated. The last dimensions must be
+    equal and even; leading dimensions broadcast. fp32, fp16, bf16.
 
     Examples:
         >>> ark.rope(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]])).eval()

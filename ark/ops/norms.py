@@ -1,4 +1,4 @@
-"""Ops over rows, the last dimension: softmax and its logarithm, layernorm, rmsnorm."""
+"""Ops on the rows of a tensor (its last dimension): softmax, its logarithm, layernorm, rmsnorm."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.
 
 
 def _rounded_rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The NumPy reference of an rmsnorm that rounds rows before it multiplies them by
-    the weight.
+    """The NumPy reference of rounded_rmsnorm. It rounds the normalised rows to the attribute `type`
+    before it multiplies them by the weight.
     """
     (normed,) = _rmsnorm([inputs[0], np.ones(1)], attrs)
     kind = by_name(NormAttributes.from_node(attrs).type)
@@ -96,9 +96,9 @@ def softmax(input: TensorLike, output: TensorLike | None = NullTensor, name: str
 def safe_softmax(
     input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """Softmax over the last dimension, zeros where all elements are -inf; fp32, fp16, bf16.
+    """Softmax over the last dimension that gives zeros for a row of only -inf; fp32, fp16, bf16.
 
-    This is the softmax of attention for a row whose keys are all masked.
+    Attention needs it for rows whose keys are all masked.
 
     Examples:
         >>> x = torch.tensor([[0.0, 1.0], [float("-inf"), float("-inf")]])
@@ -155,7 +155,7 @@ def rmsnorm(
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
 
-    weight: (columns,), of the input's type or fp32.
+    x is the input: fp32, fp16, bf16. weight: (columns,), of the input's type or fp32.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)

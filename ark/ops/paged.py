@@ -1,4 +1,4 @@
-"""Attention over key/value caches in pages that sequences share, and appending to such caches."""
+"""Paged KV caches, whose pages sequences share: attention over them and appending to them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ark.ops.caches import as_stored, cache_dtype, check_rows, codes_of
 
 
 def _check(op: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int) -> tuple[int, int]:
-    """The number of heads and the width of a cache in pages. Raises ModelError if the shape or type
-    of the cache, the page table or the position is not as required.
+    """Returns (heads, width) of a paged cache. Raises ModelError if the shape or type of the cache,
+    the page table or the position is wrong for `rows` rows.
     """
     cache_dtype(op, cache)
     shape, table, at = cache.ir.shape, pages.ir, position.ir
@@ -58,19 +58,20 @@ def paged_append(
     *,
     apart: bool = False,
 ) -> Tensor:
-    """Writes rows into a cache in pages; returns the new tensor on the cache's memory.
+    """Appends rows to a paged KV cache in place; returns the updated cache.
 
-    cache (pages, heads, page, width); input (rows, heads * width); pages (sequences, most) int32,
-    the numbers of each sequence's pages in order; position (sequences,) int32, read when the kernel
-    runs. If there are several sequences, row r belongs to sequence r, at its position; if there is
-    one, row r is at position + r.
+    cache: (pages, heads, page, width), where `page` is the number of positions of a page. input:
+    (rows, heads * width), a row per token. pages: (sequences, max_pages) int32, the page table: the
+    numbers of each sequence's pages in order. position: (sequences,) int32, read when the kernel
+    runs. With several sequences row r is appended to sequence r at position[r]; with one sequence
+    it is appended at position + r.
 
-    A position outside of the table ends the run with an error. Rows of one sequence beyond the
-    table are dropped, and so are rows whose page number is not in the pool. Sequences must not
-    share a page that is written.
+    A position outside of the page table ends the run with an error. Rows beyond the table, and rows
+    whose page number is not a page of the cache, are dropped. Sequences must not share a page that
+    is written.
 
-    apart: True if no row of this iteration reads what another row appends; attention then need not
-    wait.
+    apart: True if in one iteration no row attends to a key or value that another row appends;
+    attention then does not wait for the other rows.
 
     Raises ModelError for shapes or types that do not fit.
 
@@ -92,7 +93,7 @@ def paged_append(
 
 
 def append_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The NumPy reference of paged_append: the cache after the new rows are appended."""
+    """The NumPy reference of paged_append. Returns the cache after the rows are appended."""
     rows, table, position, cache = inputs
     updated, page, codes = (
         cache.copy(),
@@ -125,20 +126,21 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: TensorLike | None = None,
 ) -> Tensor:
-    """Causal grouped-query attention over keys and values in pages.
+    """Causal grouped-query attention over a paged KV cache (PagedAttention, Kwon et al. 2023).
 
-    PagedAttention, Kwon et al. 2023.
+    query: (rows, heads * width), a row per token. key, value: (pages, kv_heads, page, width), of
+    one shape and type, where `page` is the number of positions of a page; heads must be a multiple
+    of kv_heads. pages: (sequences, max_pages) int32, the page table: the numbers of each sequence's
+    pages in order.
 
-    query (rows, heads * width); key and value (pages, kv_heads, page, width), of one shape and
-    type; heads must be a multiple of kv_heads. pages (sequences, most) int32: the numbers of each
-    sequence's pages in order. Numbers of pages that no row sees may have any value; another number
-    outside of the pool ends the run with an error, and so does a position outside of the table.
+    position: (sequences,) int32. With several sequences row r belongs to sequence r and attends to
+    its positions 0 to position[r]; with one sequence it attends to the positions 0 to position + r.
 
-    position (sequences,) int32. If there are several sequences, row r belongs to sequence r and
-    sees its positions 0 to position; if there is one, row r sees 0 to position + r.
+    A page number that is read and is not a page of the cache, or a position outside of the page
+    table, ends the run with an error. Numbers of pages to which no row attends are not read.
 
-    scale: the factor of scores, by default width ** -0.5. window, softcap, sinks: as of
-    ark.attention; pages that are wholly before the window are not seen.
+    scale: the factor of scores, by default width ** -0.5. window, softcap, sinks: as for
+    ark.attention.
 
     The result has the query's shape and type, fp32, fp16 or bf16; sums and exponentials are
     computed in fp32. Raises ModelError for shapes or types that do not fit.

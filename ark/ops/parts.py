@@ -1,5 +1,7 @@
-"""Ops that add up the sums of a product's parts of k, optionally with the norm of the rows.
-ark.lower.rewrite.cut_products and fuse_parts_norm make these nodes.
+"""Ops that add up the partial sums of a matmul whose inner dimension k was split (split-K).
+
+add_parts_norm also computes the rmsnorm of the rows. The nodes are added by the passes
+ark.lower.rewrite.cut_products and fuse_parts_norm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pooling of (n, channels, spatial...) tensors: the largest element of each window, or the mean."""
+"""Pooling of (n, channels, spatial...) tensors: the largest element or the mean of each window."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def _pool(
     if counted and any(
         (m - 1) * s + (k - 1) * d + 1 > n + a + b for n, m, k, s, d, (a, b) in room_of
     ):
-        # Padding counts in this mean, but elements of a window beyond the padding do not.
-        # So padding is made a part of the input, and the mean counts elements of the input.
+        # The mean includes padding, but not elements of a window beyond the padding.
+        # So the input is padded first, and the mean is that of its elements.
         tensor = pad(tensor, [(0, 0), (0, 0), *pads])
         pads, counted = [(0, 0)] * count, False
     attrs = {
@@ -78,10 +78,12 @@ def max_pool(
     ceil: bool = False,
     name: str = "",
 ) -> Tensor:
-    """Largest element of a window; (n, channels, spatial...), one to three spatial dimensions.
+    """The largest element of each window of the spatial dimensions.
 
-    stride: by default the kernel. padding: as for conv; elements outside of the input do not take
-    part. ceil: also compute a result for a last window that is only partly inside.
+    input: (n, channels, spatial...) with one to three spatial dimensions. kernel: the window's
+    size. stride: by default the kernel's size. padding: as for conv; padded elements are never the
+    largest. ceil: if True, a last window that is only partly inside of the input gives a result,
+    too.
 
     Examples:
         >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
@@ -102,10 +104,10 @@ def avg_pool(
     count_include_pad: bool = True,
     name: str = "",
 ) -> Tensor:
-    """Mean of a window; otherwise as max_pool.
+    """The mean of each window of the spatial dimensions; otherwise as max_pool.
 
-    count_include_pad: padding counts, as zeros. Elements beyond the padding, in a last window that
-    is only partly inside, do not count, as in torch.
+    count_include_pad: if True, padding counts as zeros. Elements of a window beyond the padding
+    never count, as in torch.
 
     Examples:
         >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
@@ -117,7 +119,7 @@ def avg_pool(
 
 
 def global_max_pool(input: TensorLike, name: str = "") -> Tensor:
-    """Largest element of every channel: (n, channels, spatial...) to (n, channels, 1...).
+    """The largest element of each channel: (n, channels, spatial...) to (n, channels, 1...).
 
     Floating point or integers.
 
@@ -132,7 +134,7 @@ def global_max_pool(input: TensorLike, name: str = "") -> Tensor:
 
 
 def global_avg_pool(input: TensorLike, name: str = "") -> Tensor:
-    """Mean of every channel: (n, channels, spatial...) to (n, channels, 1...); fp32, fp16, bf16.
+    """The mean of each channel: (n, channels, spatial...) to (n, channels, 1...); fp32, fp16, bf16.
 
     Examples:
         >>> x = torch.arange(8.0).reshape(1, 2, 4)

@@ -1,7 +1,7 @@
-"""Values of few bits, in which each group of neighbours in a row has a scale (and a zero point).
+"""Quantisation by groups: neighbouring elements of a row share a scale and optionally a zero.
 
-value = scale * (element - zero). As in GPTQ's and AWQ's checkpoints, groups are along the last
-dimension of a weight (outputs, inputs).
+value = scale * (element - zero). Groups are along the last dimension of a weight (outputs, inputs),
+as in GPTQ's and AWQ's checkpoints.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ TYPES = (*PACKED, int8, uint8, *SMALL_FLOATS)
 
 
 def _groups(op: str, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> int:
-    """The number of elements that share a scale, from the shapes of weight and scales. Raises
-    ModelError if they do not determine it.
+    """The number of elements of a group, which follows from the shapes of weight and scales. Raises
+    ModelError if the types or shapes do not fit each other.
     """
     float_dtype(op, scales)
     shape, given = weight.ir.shape, scales.ir.shape
@@ -56,11 +56,12 @@ def dequantize(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """scale * (element - zero) for every element: (..., k) with scales (..., k / group).
+    """Computes scale * (element - zero) for every element of a quantised weight.
 
-    weight: int4, uint4, fp4, int8, uint8 or fp8; zeros: of the scales' shape, floating point;
-    result: of type `dtype`, fp32, fp16 or bf16. A group is an even number of elements. Raises
-    ModelError for other types, or for scales that do not fit.
+    weight: (..., k) of int4, uint4, fp4, int8, uint8 or fp8. scales: (..., k / group), floating
+    point, where `group` is the even number of elements that share a scale. zeros: the scales'
+    shape, floating point, by default 0. The result has the weight's shape and the type `dtype`:
+    fp32, fp16 or bf16. Raises ModelError for other types or shapes.
 
     Examples:
         >>> weight = torch.tensor([[2, -4]], dtype=torch.int8)
@@ -86,9 +87,10 @@ def dequantize(
 def quantize(
     input: TensorLike, group: int, dtype: DataType = int4, name: str = ""
 ) -> tuple[Tensor, Tensor]:
-    """(elements of `dtype`, scales): a group's largest magnitude becomes the type's largest value.
+    """Quantises groups of `group` neighbouring elements; returns (elements, scales).
 
-    dtype: int4, int8 or fp4; rounded to nearest even. Scales are of the input's type.
+    The scale of a group maps its largest magnitude to the largest value of `dtype`: int4, int8 or
+    fp4. Elements are rounded to nearest even; scales have the input's type.
 
     Examples:
         >>> elements, scales = ark.quantize(torch.tensor([[7.0, -3.5, 1.0, 0.0]]), group=4)
@@ -122,11 +124,12 @@ def quantized_linear(
     name: str = "",
     dtype: DataType | None = None,
 ) -> Tensor:
-    """input dequantize(weight)^T: (rows, k) and (n, k) to (rows, n), accumulated in fp32.
+    """input @ dequantize(weight, scales, zeros)^T, accumulated in fp32.
 
-    For up to eight rows only the weight's bits are read from memory; for more rows it is
-    dequantised first, to `dtype`, by default the input's type. Types as for dequantize; the result
-    has the input's type. Raises ModelError for shapes or types that do not fit.
+    input: (rows, k); weight: (n, k); scales and zeros: as for dequantize. The result is (rows, n),
+    of the input's type. For up to eight rows the quantised weight is multiplied without storing
+    dequantised elements. For more rows the weight is dequantised first, to the type `dtype`, by
+    default the input's. Raises ModelError for shapes or types that do not fit.
 
     Examples:
         >>> weight = torch.tensor([[2, -4]], dtype=torch.int8)
@@ -153,12 +156,14 @@ def quantized_linear(
 
 
 def _values(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The reference of row_values. References get quantised rows as their values."""
+    """The NumPy reference of row_values. It returns its input, because references get weights of a
+    RowType already dequantised.
+    """
     return [inputs[0]]
 
 
 def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    if len(inputs) == 2:  # quantised rows, which references get as their values
+    if len(inputs) == 2:  # a weight of a RowType, which references get already dequantised
         return [inputs[0] @ inputs[1].T]
     x, weight, scales, *zeros = inputs
     group = GroupAttributes.from_node(attrs).group

@@ -1,8 +1,8 @@
 """Counter-based random numbers, computed on the device: Philox4x32-10 (Salmon et al., SC 2011).
 
-An element's number is a function of its index, the seed and the step only: it is the same on every
-backend, in every order, and for every tiling and sharding. For numbers that differ between the
-iterations of a launch, the step is a tensor that the graph increments.
+The number of an element depends only on its index, the seed and the step. It is therefore the same
+on every backend and for every tiling and sharding. To get other numbers in each iteration of a
+launch, pass a tensor as the step and increment it in the graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOP = 1 << 63
 
 
 class _Numbers:
-    """The inputs of a random op's node, and expressions for its random words."""
+    """Builds the node of a random op: its inputs, and expressions of random numbers per element."""
 
     def __init__(self, op: str, shape: Sequence[int], seed: Any, step: Any) -> None:
         self.shape = check_dims(op, shape)
@@ -47,25 +47,25 @@ class _Numbers:
         return leaf(len(self.inputs) - 1)
 
     def word(self, words: int = 1, which: int = 0) -> Tree:
-        """The expression of random word number `which` of an element, which has `words` words."""
+        """The expression of word `which` of the `words` random 32-bit words of an element."""
         at: Tree = ["cast", "int64", index(-1)]
         if words > 1:
             at = ["add", ["mul", at, number(words)], number(which)]
         return ["philox", at, *(["cast", "int64", t] for t in (self._key, self._stream))]
 
     def uniform(self, words: int = 1, which: int = 0) -> Tree:
-        """The expression of a number in [0, 1) with 24 random bits, from a word of an element."""
+        """The expression of a random number in [0, 1) from 24 bits of word `which`."""
         bits: Tree = ["shift_right", self.word(words, which), number(8)]
         return ["mul", ["cast", "fp32", bits], number(2.0**-24)]
 
     def flat(self, op: str, tree: Tree, dtype: DataType, name: str) -> Tensor:
-        """Adds the op with a result of one dimension, so that an element's index is its number."""
+        """Adds the node with a flat result, because the index gives the element its numbers."""
         dims = check_dims(op, [math.prod(self.shape)])
         attrs = {"expr": tree, "shape": dims}
         return result(op, self.inputs, dims, dtype, attrs=attrs, name=name)
 
     def tensor(self, op: str, tree: Tree, dtype: DataType, name: str) -> Tensor:
-        """The op's result, viewed in the shape that the user requested."""
+        """Adds the node and returns its result, viewed in the shape that the user requested."""
         return reshape(self.flat(op, tree, dtype, name), self.shape)
 
 
@@ -84,7 +84,7 @@ def _floating(op: str, dtype: DataType) -> None:
 def random_bits(
     shape: Sequence[int], seed: TensorLike | int, step: TensorLike | int = 0, name: str = ""
 ) -> Tensor:
-    """uint32 of 32 random bits.
+    """A uint32 tensor of 32 random bits per element.
 
     Element i is word i % 4 of the Philox block whose counter is i // 4 (low half) and the step
     (high half), under the seed as key.
@@ -109,9 +109,11 @@ def random_uniform(
     dtype: DataType = fp32,
     name: str = "",
 ) -> Tensor:
-    """Uniform numbers of [low, high): the upper 24 of each element's random_bits.
+    """Random numbers with uniform distribution in [low, high).
 
-    Rounding to a type of fewer bits may give `high` itself.
+    They are computed from the upper 24 bits of random_bits with the same shape, seed and step.
+    Rounding to fp16 or bf16 may give `high` itself. dtype: fp32, fp16 or bf16. seed, step: as for
+    random_bits.
 
     Examples:
         >>> ark.random_uniform([4], seed=1).eval()
@@ -133,9 +135,10 @@ def random_normal(
     dtype: DataType = fp32,
     name: str = "",
 ) -> Tensor:
-    """Normal numbers by Box and Muller's method, from two words per element; |z| < 5.8.
+    """Random numbers with normal distribution, by the Box-Muller method.
 
-    Shape, type, seed and step as for random_uniform.
+    They are within 5.8 standard deviations of the mean, because each is computed from two words of
+    24 bits. dtype, seed and step: as for random_uniform.
 
     Examples:
         >>> ark.random_normal([4], seed=1).eval()
@@ -158,10 +161,10 @@ def dropout(
     step: TensorLike | int = 0,
     name: str = "",
 ) -> Tensor:
-    """Sets each element to 0 with probability `rate`, else divides it by 1 - rate.
+    """Sets each element to 0 with probability `rate` and divides the others by 1 - rate.
 
-    The gradient uses the same random_uniform, so it selects the same elements. Any shape; fp32,
-    fp16, bf16.
+    The gradient computes the same random numbers again, so it selects the same elements. Any shape;
+    fp32, fp16, bf16. seed, step: as for random_bits.
 
     Examples:
         >>> ark.dropout(torch.ones(6), rate=0.5, seed=3).eval()

@@ -1,6 +1,6 @@
 """Reductions over axes: reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod.
 
-Sums of floats are computed in fp32, whatever their type.
+Floating-point sums are accumulated in fp32, also for fp16 and bf16.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def reduce_by(
     output: Any,
     name: str,
 ) -> Tensor:
-    """Adds a reduction over one axis or several. function: one of FUNCTIONS."""
+    """Adds a reduction over one axis or several and returns its result. function: one of
+    FUNCTIONS.
+    """
     tensor = as_tensor(input)
     op = f"reduce_{function}"
     dtype = tensor.ir.dtype
@@ -81,8 +83,8 @@ def reduce_axis(
 def _reduce_axes(
     function: str, tensor: Tensor, axes: Sequence[int], keepdims: bool, output: Any, name: str
 ) -> Tensor:
-    """Adds a reduction over several axes. Neighbouring axes are merged to one; the remaining axes
-    are reduced one after the other, with intermediate results in fp32.
+    """Adds a reduction over several axes. Neighbouring axes are merged into one dimension; the
+    remaining axes are reduced one after another, with intermediate results in fp32.
     """
     shape, dtype = tensor.ir.shape, tensor.ir.dtype
     op = f"reduce_{function}"
@@ -119,7 +121,7 @@ def reduce_sum(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Sum over `axis`, or several; fp32, fp16, bf16, integers, which wrap.
+    """The sum over an axis or several; fp32, fp16, bf16, or integers, which wrap.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -137,7 +139,7 @@ def reduce_mean(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Mean over `axis`, or several; fp32, fp16, bf16.
+    """The mean over an axis or several; fp32, fp16, bf16.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -161,7 +163,7 @@ def reduce_max(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Largest element over `axis`, or several; fp32, fp16, bf16, integers.
+    """The largest element over an axis or several; fp32, fp16, bf16, integers.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -178,7 +180,7 @@ def reduce_min(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Smallest element over `axis`, or several; fp32, fp16, bf16, integers.
+    """The smallest element over an axis or several; fp32, fp16, bf16, integers.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -195,7 +197,7 @@ def reduce_prod(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Product over `axis`, or several; fp32, fp16, bf16, integers, which wrap.
+    """The product over an axis or several; fp32, fp16, bf16, or integers, which wrap.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)

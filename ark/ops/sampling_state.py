@@ -1,4 +1,4 @@
-"""The state for `sample_adjusted`, in addition to ark.ops.tokens.TokenState."""
+"""The state on the device that the op `sample_adjusted` needs besides ark.ops.tokens.TokenState."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ark.tasks.adjusted import MASK_BITS, OPTIONS
 
 @dataclass(frozen=True)
 class SamplingState:
-    """The sampling state of `batch` sequences; ark.tasks.adjusted describes the part of one
-    sequence.
+    """The sampling state of `batch` sequences. ark.tasks.adjusted describes it for one sequence.
 
-    options (batch * len(OPTIONS),) int32. bias (batch, vocabulary) fp32: added to the logits; -inf
-    for tokens that are never sampled. allowed (batch, vocabulary / 32) int32: one bit per token,
-    lowest first, used if the option `masked` is not 0. counts (batch, vocabulary) int32. logprobs
-    (batch * context * (1 + 2 * top),) int32, in memory that the host can read.
+    options: (batch * len(OPTIONS),) int32, the sampling options. bias: (batch, vocabulary) fp32,
+    added to the logits; -inf for tokens that are never sampled. allowed: (batch, vocabulary / 32)
+    int32, a bit per token, lowest first; used if the option `masked` is not 0. counts: (batch,
+    vocabulary) int32, how often a token occurred. logprobs: (batch * context * (1 + 2 * top),)
+    int32, the reported log probabilities, in memory that the host can read.
     """
 
     options: Tensor
@@ -31,8 +31,8 @@ class SamplingState:
 
     @classmethod
     def make(cls, context: int, batch: int, vocabulary: int, top: int) -> SamplingState:
-        """A new state in the current model. top: the most log probabilities besides that of the
-        sampled token.
+        """A new state in the current model. top: the largest number of log probabilities that are
+        reported per position, in addition to that of the sampled token.
         """
 
         def state(name: str, shape: tuple[int, ...], dtype: DataType, arena: str) -> Tensor:
@@ -49,7 +49,9 @@ class SamplingState:
         )
 
     def rows(self, part: Callable[[Tensor], Tensor]) -> SamplingState:
-        """The state of some of the sequences. part: returns their part of a tensor."""
+        """The state of some of the sequences. part: a function that returns their part of a
+        tensor.
+        """
         every = (self.options, self.bias, self.allowed, self.counts, self.logprobs)
         return SamplingState(*(part(tensor) for tensor in every))
 

@@ -24,10 +24,10 @@ def cumsum(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Sums of the elements up to each along `axis`; fp32, fp16, bf16, integers.
+    """Running sums: result[i] is the sum of the elements 0 to i along `axis`.
 
-    exclusive: the element itself is not included. reverse: from the end. Floats are accumulated in
-    fp32.
+    exclusive: if True, the sum of the elements before i. reverse: if True, the running sum starts
+    at the last element. fp32, fp16, bf16, which are accumulated in fp32, or integers.
 
     Examples:
         >>> ark.cumsum(torch.arange(4.0), axis=0).eval()
@@ -44,7 +44,9 @@ def cumprod(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Products of the elements up to each along `axis`; as cumsum otherwise.
+    """Running products: result[i] is the product of the elements 0 to i along `axis`.
+
+    Otherwise as cumsum.
 
     Examples:
         >>> ark.cumprod(torch.tensor([1.0, 2.0, 3.0]), axis=0).eval()

@@ -1,4 +1,4 @@
-"""Choices between tensors, limits, indices as elements, triangles and one-hot rows."""
+"""The ops where, clip, iota, tril, triu and one_hot."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def where(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input where the condition holds, else other; all three broadcast.
+    """input where the condition is True, elsewhere other; all three broadcast.
 
-    condition: bool. input and other: tensors of one type (any except those of 4 bits), or one of
-    them a number.
+    condition: bool. input and other: tensors of one type, which has at least 8 bits; one of them
+    may be a number.
 
     Examples:
         >>> x = torch.tensor([-1.0, 2.0])
@@ -70,7 +70,9 @@ def clip(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input, but not below `minimum` nor above `maximum`, numbers; floating point or integers.
+    """Limits the elements of the input, floating point or integers, to [minimum, maximum].
+
+    minimum, maximum: numbers, or None for no limit.
 
     Examples:
         >>> ark.clip(torch.tensor([-2.0, 0.5, 2.0]), -1.0, 1.0).eval()
@@ -88,7 +90,7 @@ def clip(
 
 
 def iota(shape: Sequence[int], axis: int, dtype: DataType, name: str = "") -> Tensor:
-    """A tensor whose elements are their own index along `axis`; floating point or integers.
+    """A tensor in which each element is its index along `axis`. dtype: floating point or integer.
 
     Examples:
         >>> ark.iota([2, 3], axis=1, dtype=ark.int32).eval()
@@ -121,9 +123,10 @@ def _banded(op: str, input: Any, diagonal: int, lower: bool, output: Any, name: 
 def tril(
     input: TensorLike, diagonal: int = 0, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """The lower triangle of the last two dimensions, up to a diagonal (above 0: further up).
+    """The lower triangle of the last two dimensions; elements above `diagonal` become 0.
 
-    Zeros elsewhere. Types of 8 bits or more; raises ModelError for fewer than two dimensions.
+    diagonal: 0 is the main diagonal, 1 the next one above it, -1 the next one below. Types of 8
+    bits or more. Raises ModelError for fewer than two dimensions.
 
     Examples:
         >>> ark.tril(torch.ones(2, 2)).eval()
@@ -136,9 +139,9 @@ def tril(
 def triu(
     input: TensorLike, diagonal: int = 0, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """The upper triangle of the last two dimensions, from a diagonal on (above 0: further up).
+    """The upper triangle of the last two dimensions; elements below `diagonal` become 0.
 
-    Zeros elsewhere. Types and errors as for tril.
+    diagonal, types and errors: as for tril.
 
     Examples:
         >>> ark.triu(torch.ones(2, 2), 1).eval()
@@ -157,10 +160,10 @@ def one_hot(
     on: float = 1,
     name: str = "",
 ) -> Tensor:
-    """`on` at each index of the input, `off` elsewhere, along a new dimension of size `depth`.
+    """One-hot encoding: inserts a dimension of size `depth` with `on` at the index, else `off`.
 
-    input: any integers; negative ones count from the end, and for others out of range all elements
-    are `off`. axis: the position of the new dimension in the result.
+    input: integers, the indices; a negative one counts from the end. For an index out of range all
+    elements are `off`. axis: the position of the new dimension in the result.
 
     Examples:
         >>> ark.one_hot(torch.tensor([2, 0]), 3, dtype=ark.fp32).eval()

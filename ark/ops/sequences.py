@@ -1,4 +1,7 @@
-"""Sampling the next token of several sequences that are decoded together (ark.tasks.sequences)."""
+"""The ops that sample the next token of each sequence of a batch: sample_each, choose_each.
+
+Their task kind is in ark.tasks.sequences; `ark.sample` and the pass fuse_sampling add them.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from ark.tasks.tokens import SETTINGS
 
 
 def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The NumPy reference of sampling for several sequences. Returns the new positions, tokens and
-    outputs.
+    """The NumPy reference of sample_each. Returns the new positions, tokens and outputs of all
+    sequences.
     """
     logits, settings, positions, tokens, output, stops, *_ = inputs
     batch = len(logits)
@@ -35,8 +38,8 @@ def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
 
 
 def _choose_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The NumPy reference of choose_each. It searches the logits itself and ignores the candidates,
-    the inputs after the position.
+    """The NumPy reference of choose_each. It searches the logits itself and ignores input 3, the
+    candidates.
     """
     return _sample_each([*inputs[:3], *inputs[4:]], attrs)
 

@@ -1,10 +1,9 @@
-"""The ops of the token loop.
+"""The ops with which a decoder generates tokens on the device: embed, advance and sample, and their
+state.
 
-These are the state that stays on the device, the embedding at a position, drawing the next token,
-and advancing by a chunk of the prompt.
-
-A decoder's entry points (docs/models.md) begin with `embed` and end with `sample` or `advance`, so
-that the host is not involved between the first token and the last.
+A decoder's phases (docs/models.md) begin with `embed`, which reads the rows of the current tokens,
+and end with `sample`, which appends the next token, or `advance`, which moves on by a chunk of the
+prompt. The host therefore does nothing between the first token and the last.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ KEY = SETTINGS.index("key_low"), SETTINGS.index("key_high")
 
 @dataclass(frozen=True)
 class TokenState:
-    """The state of a token loop, which stays on the device between iterations and between launches.
+    """The state of token generation. It stays on the device between iterations and launches.
 
-    tokens (context,) int32: the text so far. position (1,) int32: of the next token to read.
-    settings int32: ark.tasks.tokens.SETTINGS. stops (16,) int32: tokens that end the text. output
-    (context,) int32: new tokens, in memory that the host can read while the kernel runs.
+    tokens: (context,) int32, the text so far. position: (1,) int32, the index of the token that the
+    next iteration reads. settings: int32, the words of ark.tasks.tokens.SETTINGS. stops: (16,)
+    int32, the tokens that end the text. output: (context,) int32, the new tokens, in memory that
+    the host can read while the kernel runs.
 
-    sampling: further state, if sampling supports all of ark.SamplingParams.
+    With several sequences, tokens, position, settings and output have those of all sequences
+    concatenated; `of` returns the state of one sequence.
 
-    With several sequences, tokens, position, settings and output contain the elements of one
-    sequence after those of another; `of` returns the state of one sequence. pages (sequences, most)
-    int32: the numbers of each sequence's pages, if keys and values are in pages that sequences
-    share, otherwise None. leave (1,) int32: a word that the host may set while the kernel runs, to
-    end it with the present iteration; None if there is no such word.
+    pages: (sequences, max_pages) int32, the page table of a paged KV cache, otherwise None.
+    sampling: the further state that the options of ark.SamplingParams need, or None. leave: (1,)
+    int32, a word that the host sets to end the kernel after the current iteration, or None.
 
     Examples:
         >>> ark.TokenState.make(8).batch
@@ -72,12 +71,13 @@ class TokenState:
         logprobs: int = 0,
         leaves: bool = False,
     ) -> TokenState:
-        """A new state in the current model, for `batch` texts of at most `context` tokens each.
+        """A new state in the current model, for `batch` sequences of at most `context` tokens each.
 
-        pages: the most pages of a text; 0 for caches that are not in pages. prefix: of the tensors'
-        names. vocabulary: the number of tokens, if sampling is to support all of
-        ark.SamplingParams, with at most `logprobs` log probabilities reported besides that of the
-        sampled token. leaves: whether the state has the word `leave`, for texts in pages.
+        pages: the largest number of pages of a sequence; 0 for caches that are not paged. prefix:
+        the start of the tensors' names. vocabulary: the number of tokens of the vocabulary if
+        `sample` is to support all options of ark.SamplingParams, otherwise 0. logprobs: the largest
+        number of log probabilities that it then reports, besides that of the sampled token. leaves:
+        True if the state has the word `leave`.
         """
 
         def state(name: str, *shape: int, arena: str = "state") -> Tensor:
@@ -103,7 +103,7 @@ class TokenState:
 
     def of(self, sequence: int) -> TokenState:
         """The state of one of the sequences."""
-        return self._rows(lambda tensor: share(tensor, self.batch, sequence))
+        return self._rows(lambda tensor: sequence_part(tensor, self.batch, sequence))
 
     def first(self, sequences: int) -> TokenState:
         """The state of the first `sequences` sequences."""
@@ -116,7 +116,9 @@ class TokenState:
         return self if sequences == self.batch else self._rows(part)
 
     def _rows(self, part: Callable[[Tensor], Tensor]) -> TokenState:
-        """The state of some of the sequences. part: returns their part of a tensor."""
+        """The state of some of the sequences. part: a function that returns their part of a
+        tensor.
+        """
         return TokenState(
             part(self.tokens),
             part(self.position),
@@ -129,9 +131,9 @@ class TokenState:
         )
 
 
-def share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
-    """A sequence's part of a tensor whose first dimension is divided equally among `batch`
-    sequences; the tensor itself if there is only one.
+def sequence_part(tensor: Tensor, batch: int, sequence: int) -> Tensor:
+    """The part of one sequence in a tensor whose first dimension is divided equally among `batch`
+    sequences. It is a view, or the tensor itself if there is one sequence.
     """
     if batch == 1:
         return tensor
@@ -141,10 +143,10 @@ def share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
 
 
 def check_position(op: str, position: Tensor, rows: int = 1) -> int:
-    """The number of positions, which is the number of sequences.
+    """The number of sequences of an op, which is the number of elements of `position`.
 
-    It is one, or one for each of `rows` rows. Raises ModelError for any other number, or if the
-    type is not int32.
+    It is 1, or `rows` if each row belongs to another sequence. Raises ModelError for any other
+    number, or if the type is not int32.
     """
     count = position.ir.shape[0]
     if position.ir.shape not in ((1,), (rows,)) or position.ir.dtype != int32:
@@ -159,8 +161,8 @@ def check_position(op: str, position: Tensor, rows: int = 1) -> int:
 def by_sequence(
     inputs: Sequence[np.ndarray], count: int, shared: Sequence[int]
 ) -> list[list[np.ndarray]]:
-    """The inputs of each of `count` sequences. They are equal parts of all inputs, except for
-    inputs whose index is in `shared`, which all sequences get as a whole.
+    """The inputs of an op for each of `count` sequences. Each input is divided equally among the
+    sequences, except for those whose index is in `shared`, which all sequences get whole.
     """
     parts = [[x] * count if i in shared else np.split(x, count) for i, x in enumerate(inputs)]
     return [list(each) for each in zip(*parts, strict=True)]
@@ -169,14 +171,14 @@ def by_sequence(
 def embed(
     tokens: TensorLike, weight: TensorLike, position: TensorLike, rows: int = 1, name: str = ""
 ) -> Tensor:
-    """Rows of `weight` for `rows` tokens of a text from `position` on.
+    """The embeddings of `rows` tokens of a text, from `position` on.
 
-    tokens (context,) int32, weight (vocabulary, dim) of fp32, fp16 or bf16, position (1,) int32;
-    result (rows, dim) fp32. Beyond the text's end the result is the row of token 0. A token outside
-    of the vocabulary ends the run with a GpuError that names it.
+    tokens: (context,) int32. weight: (vocabulary, dim), fp32, fp16 or bf16. position: (1,) int32.
+    The result is (rows, dim) fp32: row i is weight[tokens[position + i]], or weight[0] beyond the
+    context. A token outside of the vocabulary ends the run with a GpuError that names it.
 
-    The tokens of several texts are concatenated, (batch * context,); each text has a position,
-    (batch,), and a row of the result, (batch, dim).
+    With position (batch,), tokens are those of `batch` texts concatenated, (batch * context,), and
+    the result (batch, dim) has one row per text.
 
     Examples:
         >>> text = torch.tensor([2, 0], dtype=torch.int32)
@@ -202,9 +204,10 @@ def embed(
 
 
 def advance(state: TokenState, rows: int, name: str = "") -> None:
-    """Advances the position by `rows`, a chunk of the prompt.
+    """Adds `rows`, the number of tokens of a chunk of the prompt, to the state's position.
 
-    It does not advance beyond the prompt's last token. Raises ModelError if `rows` is below 1.
+    The position does not advance beyond the prompt's last token. Raises ModelError if `rows` is
+    below 1.
 
     Examples:
         >>> state = ark.TokenState.make(8)
@@ -219,19 +222,20 @@ def advance(state: TokenState, rows: int, name: str = "") -> None:
 
 
 def sample(logits: TensorLike, state: TokenState, name: str = "") -> None:
-    """Draws the next token from logits (1, vocabulary), appends it and advances the position.
+    """Samples the next token from logits, appends it and advances the position.
 
-    Temperature 0 takes the best token (the first, if several are equal). Otherwise the token is a
-    sample of softmax(logits / temperature). If top_k is above 0, only the top_k best tokens take
-    part (and all that equal the last of these). The sample is the maximum of logit / temperature +
-    Gumbel noise (Gumbel 1954); the noise is a hash of key, position and token, so every backend
-    draws the same token. A stop token, or the limit of positions, ends the run.
+    logits: (batch, vocabulary), fp32, fp16 or bf16, one row per sequence of the state. Temperature
+    and top_k are settings of the state. Temperature 0 selects the token with the largest logit (the
+    first of equals). Otherwise the token is a sample of softmax(logits / temperature). If top_k is
+    above 0, only the top_k tokens with the largest logits are possible (and those equal to the last
+    of them). The sample is the token with the largest logit / temperature + Gumbel noise (Gumbel
+    1954). The noise is a hash of key, position and token, so all backends sample the same token.
 
-    For several sequences, or for one whose cache is in pages, logits have one row per sequence,
-    (batch, vocabulary). For a sequence within its prompt only the position advances; the position
-    of one that has ended stays the same. The run ends when all have ended. If the state has
-    `sampling`, the token is drawn with all options of ark.SamplingParams (ark.tasks.adjusted).
-    fp32, fp16 or bf16; raises ModelError for other types or shapes.
+    A sampled stop token, or reaching the limit of positions, ends the run. With several sequences
+    or a paged cache, the run ends when all sequences have ended; the position of an ended sequence
+    stays the same, and for a sequence within its prompt only the position advances. If the state
+    has `sampling`, all options of ark.SamplingParams apply (ark.tasks.adjusted). Raises ModelError
+    for other types or shapes.
 
     Examples:
         >>> state = ark.TokenState.make(8)
@@ -289,8 +293,8 @@ def _mix(z: np.ndarray) -> np.ndarray:
 def _scores(
     logits: np.ndarray, temperature: np.float32, top_k: int, key: int, at: int
 ) -> np.ndarray:
-    """The scores of all tokens (logits / temperature plus noise); the token with the largest is
-    drawn.
+    """The score (logit / temperature + noise) of each token; `sample` selects the largest one. -inf
+    for tokens that top_k excludes.
     """
     if temperature <= 0:
         return logits
@@ -304,8 +308,8 @@ def _scores(
 
 
 def sample_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The NumPy reference of sample. Returns the new position, tokens and output. It does not end
-    the run at a stop token, which the device's loop does.
+    """The NumPy reference of sample for one sequence. Returns the new position, tokens and output.
+    It ignores stop tokens, which end the run on the device.
     """
     logits, settings, position, tokens, output, _ = inputs
     row = np.asarray(settings, np.int64).astype(np.int32)
@@ -318,8 +322,8 @@ def sample_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
 
 
 def _choose_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The NumPy reference of choose. It searches the logits itself and ignores the candidates, the
-    inputs after the position.
+    """The NumPy reference of choose. It searches the logits itself and ignores input 3, the
+    candidates.
     """
     return sample_reference([*inputs[:3], *inputs[4:7]], attrs)
 

@@ -1,7 +1,8 @@
-"""Ops that name memory or view it and make no task.
+"""Ops that allocate memory or view it: tensor, parameter, placeholder, slices, reshape, identity,
+detach, sharding and noop.
 
-These are tensor, parameter, placeholder, slices, reshape, identity, sharding and noop. A view is a
-tensor on the same buffer. If the memory cannot be viewed in another shape, reshape copies.
+They add no tasks, except that reshape copies if a view of the new shape is impossible. A view is a
+tensor on the same buffer.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def new_tensor(
     padded_shape: Any,
     name: str,
 ) -> Tensor:
-    """A tensor on a buffer of its own. Raises InvalidUsageError or ModelError for a layout that is
-    not valid.
+    """A tensor on a new buffer of `arena`. op: the function that the user called, for errors.
+    Raises InvalidUsageError or ModelError for a layout that is not valid.
     """
     dims = check_dims(op, shape)
     if not isinstance(dtype, DataType):
@@ -68,10 +69,12 @@ def tensor(
     rank: int = -1,
     name: str = "",
 ) -> Tensor:
-    """A tensor whose contents the host sets and that last from iteration to iteration; zero first.
+    """A tensor of any type that keeps its contents between iterations; initially zero.
 
-    shape: at most 8 dimensions of at least 1; any type. strides: the buffer's size per dimension,
-    by default padded_shape. Raises ModelError if a view does not fit its buffer.
+    The host can read and write it between launches. shape: at most 8 dimensions of at least 1.
+    strides: the size of the whole buffer in each dimension, by default padded_shape, whose default
+    is the shape. offsets: the tensor's first index in the buffer, per dimension. Raises ModelError
+    if the tensor does not fit into the buffer.
 
     Examples:
         >>> ark.tensor([2, 3], ark.bf16).shape()
@@ -93,7 +96,7 @@ def parameter(
     padded_shape: Sequence[int] = (),
     name: str = "",
 ) -> Parameter:
-    """A tensor that ark.Module collects and that matmuls may stream; otherwise as ark.tensor.
+    """A weight of a model: as ark.tensor, but ark.Module collects it, and matmuls may prefetch it.
 
     Examples:
         >>> ark.parameter([2, 3]).shape()
@@ -115,10 +118,11 @@ def placeholder(
     data: torch.Tensor | int = 0,
     name: str = "",
 ) -> Tensor:
-    """A tensor on memory that the caller owns: a torch tensor, a device address, or 0 for later.
+    """A tensor on memory that the caller owns.
 
-    It can be bound later by the tensor_mappings of Runtime.launch or Runtime.run. Shape, type,
-    strides and errors as for tensor.
+    data: a torch tensor, a device address, or 0 if the memory is bound later by the argument
+    tensor_mappings of Runtime.launch or Runtime.run. Shape, type, strides, offsets and errors as
+    for ark.tensor.
 
     Examples:
         >>> x = ark.placeholder([2], data=torch.ones(2))
@@ -133,7 +137,7 @@ def placeholder(
 
 
 def refer(base: Tensor, shape: Sequence[int], offsets: Sequence[int], name: str = "") -> Tensor:
-    """A box of a tensor, at `offsets` from its start."""
+    """A view of the box of `shape` elements that starts at index `offsets` of a tensor."""
     source = base.ir
     graph = base.model.graph
     view = graph.tensor(
@@ -149,7 +153,7 @@ def refer(base: Tensor, shape: Sequence[int], offsets: Sequence[int], name: str 
 
 
 def as_bytes(base: Tensor, nbytes: int) -> Tensor:
-    """The first `nbytes` bytes of a dense tensor, as a view of type `byte`."""
+    """A view of the first `nbytes` bytes of a dense tensor, of type `byte`."""
     source, graph = base.ir, base.model.graph
     start = sum(o * s for o, s in zip(source.offsets, source.strides, strict=True))
     view = graph.tensor(
@@ -165,10 +169,10 @@ def as_bytes(base: Tensor, nbytes: int) -> Tensor:
 
 
 def reinterpret(base: Tensor, dtype: DataType, name: str = "") -> Tensor:
-    """A view of the same bytes as elements of another type; the old or the new type must be `byte`.
+    """A view of the tensor's bytes as elements of type `dtype`. The old or new type must be `byte`.
 
-    The last dimension's size changes accordingly. Raises ModelError if it does not hold whole
-    elements.
+    The last dimension is scaled by the ratio of the element sizes. Raises ModelError if its bytes
+    are not a whole number of new elements.
     """
     source, graph = base.ir, base.model.graph
     size, old = dtype.itemsize, source.dtype.itemsize
@@ -195,11 +199,11 @@ def reinterpret(base: Tensor, dtype: DataType, name: str = "") -> Tensor:
 def reshape(
     input: TensorLike, shape: Sequence[int], allowzero: bool = False, name: str = ""
 ) -> Tensor:
-    """The same elements in another shape. One size may be -1; 0 keeps the input's size there.
+    """The same elements in another shape; a view if the memory layout allows it, else a copy.
 
-    allowzero: a 0 means a size of 0, which is rejected. The result is a view if the memory allows
-    it, otherwise a copy; any type. Raises ModelError if the shapes have different numbers of
-    elements.
+    One size of `shape` may be -1 and is computed from the others. A size of 0 keeps the input's
+    size of that dimension, or with allowzero raises ModelError. Any type. Raises ModelError if the
+    shapes have different numbers of elements.
 
     Examples:
         >>> x = ark.iota([2, 3], axis=1, dtype=ark.int32)
@@ -249,7 +253,10 @@ def reshape(
 
 
 def identity(input: TensorLike, deps: Sequence[TensorLike] = (), name: str = "") -> Tensor:
-    """The same tensor, whose users also come after `deps` have been written; any shape and type.
+    """A view of the whole tensor; ops that use the view run after all tensors of `deps` are
+    written.
+
+    Any shape and type.
 
     Examples:
         >>> x = torch.tensor([-1.0, 2.0])
@@ -263,7 +270,7 @@ def identity(input: TensorLike, deps: Sequence[TensorLike] = (), name: str = "")
 
 
 def detach(input: TensorLike, name: str = "") -> Tensor:
-    """The same tensor, through which no gradient passes; any shape and type.
+    """A view of the whole tensor through which no gradient flows; any shape and type.
 
     Examples:
         >>> x = torch.tensor([-1.0, 2.0])
@@ -277,7 +284,7 @@ def detach(input: TensorLike, name: str = "") -> Tensor:
 
 
 def sharding(input: TensorLike, axis: int, dim_per_shard: int, name: str = "") -> list[Tensor]:
-    """Views that cut `axis` into pieces of `dim_per_shard`; any type.
+    """Divides a tensor of any type along `axis` into views of size `dim_per_shard`.
 
     Raises ModelError if `dim_per_shard` does not divide the axis.
 
@@ -301,7 +308,7 @@ def sharding(input: TensorLike, axis: int, dim_per_shard: int, name: str = "") -
 
 
 def noop(input: TensorLike, name: str = "") -> None:
-    """Mentions a tensor of any shape and type in the model, but computes nothing.
+    """Adds a node that uses the tensor and computes nothing; any shape and type.
 
     Examples:
         >>> ark.noop(torch.tensor([1.0]))

@@ -1,7 +1,8 @@
-"""Convolutions of (n, channels, spatial...) tensors.
+"""Convolutions of (n, channels, spatial...) tensors: conv, conv_transpose.
 
-A convolution is computed as a product of its weights with a matrix of windows, which index
-arithmetic makes (ark.tasks.remap), so that it runs on the matrix units (Chellapilla et al. 2006).
+A convolution is a matmul of its weights and a matrix whose columns are the windows of the input
+(im2col, Chellapilla et al. 2006), so that it runs on matrix units. A `remap` node (ark.tasks.remap)
+gathers the windows.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ MIN_VECTOR_CHANNELS = 8  # multiples of it are loaded as vectors of channels
 
 
 def numbers(op: str, name: str, value: Numbers, count: int, least: int) -> list[int]:
-    """A parameter such as a stride as one number per spatial dimension. Raises InvalidUsageError
-    for values from which this does not follow.
+    """The parameter `name`, such as a stride, as one number per spatial dimension. A single number
+    counts for all. Raises InvalidUsageError unless there are `count` numbers of at least `least`.
     """
     values = [value] * count if isinstance(value, int) else [whole(op, v) for v in value]
     if len(values) != count or any(v < least for v in values):
@@ -45,8 +46,8 @@ def numbers(op: str, name: str, value: Numbers, count: int, least: int) -> list[
 
 
 def padding_pairs(op: str, padding: Any, count: int) -> list[tuple[int, int]]:
-    """(before, after) padding for each spatial dimension, from a single number, one number each, or
-    a pair each.
+    """The padding (before, after) of each of `count` spatial dimensions. `padding` is one number,
+    or a number or a pair per dimension.
     """
     given = [padding] * count if isinstance(padding, int) else list(padding)
     pairs = [(p, p) if isinstance(p, int) else (int(p[0]), int(p[1])) for p in given]
@@ -72,8 +73,10 @@ def spatial(op: str, tensor: Tensor) -> int:
 def _windows(
     source: Tensor, groups: int, kernel: Sequence[int], rules: Sequence[Rule], sizes: Sequence[int]
 ) -> Tensor:
-    """Adds the node that computes the matrix of windows (n, groups, channels of a group * kernel
-    elements, places), in which each column is a window of the image.
+    """Adds the node that gathers the windows of `source` into a matrix; each column is a window.
+
+    Returns (n, groups, channels of a group * elements of the kernel, windows). rules: those of
+    `remap` for the spatial dimensions. sizes: the number of windows per spatial dimension.
     """
     n, channels = source.ir.shape[:2]
     each = channels // groups
@@ -100,8 +103,8 @@ def _multiplied(
     name: str,
     tf32: bool,
 ) -> Tensor:
-    """Adds the product of weights and windows, views it in the shape of the convolution's result,
-    and adds the bias.
+    """Adds the matmul of weights and windows, a view of it in the shape of the convolution's result
+    (n, outputs, *sizes), and the sum with the bias.
     """
     n = windows.ir.shape[0]
     outputs = weight.ir.shape[0]
@@ -116,9 +119,8 @@ def _multiplied(
 def _patches(
     x: Tensor, weight: Tensor, bias: Any, sizes: Sequence[int], name: str, tf32: bool
 ) -> Tensor:
-    """A convolution whose windows do not overlap and cover the whole image.
-
-    Each window is a row of a product, as in the patch embedding of a vision transformer.
+    """A convolution whose windows do not overlap and cover the whole input, such as the patch
+    embedding of a vision transformer. Each window is a row of a matmul.
     """
     n, channels = x.ir.shape[:2]
     outputs, kernel = weight.ir.shape[0], weight.ir.shape[2:]
@@ -153,14 +155,16 @@ def conv(
     name: str = "",
     tf32: bool = False,
 ) -> Tensor:
-    """Convolution (cross-correlation) over one to three spatial dimensions, as torch has it.
+    """Convolution (cross-correlation) over one to three spatial dimensions, as in torch.
 
-    input (n, channels, spatial...); weight (outputs, channels / groups, kernel...); bias
-    (outputs,). padding: zeros; a number, one per dimension, or (before, after) per dimension. fp32,
-    fp16, bf16 of one type, accumulated in fp32. Result (n, outputs, spatial...). Raises ModelError
-    for shapes or types that do not fit, InvalidUsageError for strides below 1. tf32: for fp32
-    inputs matrix units may read only 10 bits of mantissa, as torch's convolutions do by default;
-    ark's default is exact fp32.
+    input: (n, channels, spatial...). weight: (outputs, channels / groups, kernel...). bias:
+    (outputs,). All have one type: fp32, fp16 or bf16; sums are accumulated in fp32. The result is
+    (n, outputs, spatial...).
+
+    padding: the number of zeros around the input: one number, one per spatial dimension, or a pair
+    (before, after) per spatial dimension. tf32: if True, matrix units may read only 10 bits of
+    mantissa of fp32 inputs, which is torch's default; ark's default is exact fp32. Raises
+    ModelError for other shapes or types, InvalidUsageError for strides below 1.
 
     Examples:
         >>> x = torch.arange(9.0).reshape(1, 1, 3, 3)
@@ -224,10 +228,11 @@ def conv_transpose(
     name: str = "",
     tf32: bool = False,
 ) -> Tensor:
-    """The gradient of conv as an op of its own ("deconvolution"), as torch's conv_transpose.
+    """Transposed convolution: the gradient of conv with respect to its input, as in torch.
 
-    weight (channels, outputs / groups, kernel...); output_padding: added after each dimension.
-    tf32: as for conv.
+    input: (n, channels, spatial...). weight: (channels, outputs / groups, kernel...).
+    output_padding: elements that are added to the end of each spatial dimension of the result.
+    Other arguments as for conv.
 
     Examples:
         >>> x = torch.ones(1, 1, 2)
@@ -255,7 +260,7 @@ def conv_transpose(
             x.ir.shape[2:], pads, kernel, steps, spread, more, strict=True
         )
     ]
-    # Element i of the input contributes to output i * stride + k * dilation - before.
+    # Input element i contributes to output element i * stride + k * dilation - padding before.
     lead = 3 if 3 + 2 * count <= 8 else 2
     rules: list[Rule] = [
         [[[lead + d, -spread[d]], [lead + count + d, 1]], pads[d][0], steps[d], "exact"]
@@ -269,8 +274,8 @@ def conv_transpose(
 
 
 def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The NumPy reference of a convolution, computed one element of the window at a time, followed
-    by the epilogue's expression.
+    """The NumPy reference of the node `convolution`: the sum over the kernel's elements, then the
+    epilogue's expression.
     """
     weight, source, *others = inputs
     given = ConvolutionAttributes.from_node(attrs)

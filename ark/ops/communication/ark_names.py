@@ -1,4 +1,4 @@
-"""ARK's further names of all_reduce."""
+"""Names of all_reduce for compatibility with ARK: all_reduce_packet, all_reduce_prefill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def all_reduce_packet(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The same sum as all_reduce; the plan decides how the data are transferred.
+    """The same as all_reduce, under a name of ARK. The planner chooses how data are transferred.
 
     Arguments, types and errors as for all_reduce.
 
@@ -38,9 +38,9 @@ def all_reduce_prefill(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The same sum as all_reduce, of a prompt's 2048 x 4096 fp16 elements on 2 to 8 ranks.
+    """The same as all_reduce, under a name of ARK, for 2048 * 4096 fp16 elements on 2 to 8 ranks.
 
-    `output` may be the input. Raises ModelError for any other size, type or number of ranks, as ARK
+    `output` may be the input. Raises ModelError for other sizes, types or numbers of ranks, as ARK
     does.
 
     Examples:

@@ -1,18 +1,18 @@
-"""Channels between two ranks, named in a model.
+"""Channels between two ranks, with which a model defines its own pattern of communication.
 
-They have put, get, reduce, signal, wait and flush on memory that both ranks see, and send and recv
-of whole messages. With them a model can define any pattern of communication itself.
+A channel has put, get, reduce, signal, wait and flush on symmetric memory, and send and recv of
+whole messages.
 
-    received = ark.comm.symmetric([1024])      # every rank has one, and peers see it
+    received = ark.comm.symmetric([1024])      # every rank has one, and peers can access it
     to = ark.comm.channel(peer=1)
-    to.put(x, received)                        # on rank 0: into rank 1's
+    to.put(x, received)                        # on rank 0: copies to `received` of rank 1
     to.signal()
     (arrived,) = ark.comm.channel(peer=0).wait(received)  # on rank 1
 
-A signal comes after all earlier puts, gets and reductions of its channel (a relaxed signal only
-after those before the last flush). After `wait`, all uses of the tensors that it returns and all
-later operations on the channel come after the peer's signal. Other accesses to each other's memory
-have no order. The verifier rejects a plan whose result would depend on such an order.
+A signal takes effect after all earlier puts, gets and reductions of its channel (a relaxed signal
+only after those before the last flush). After `wait`, all uses of the tensors that it returns and
+all later operations on the channel run after the peer's signal. Other accesses to a peer's memory
+are not ordered. The verifier rejects a plan whose result depends on the order of such accesses.
 docs/channels.md has examples.
 """
 
@@ -46,10 +46,11 @@ CUSTOM = "channel_custom"  # custom ops that access a peer's memory, wait or sig
 
 
 def symmetric(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
-    """Memory that every rank has and that peers access by channels; undefined until it is written.
+    """A tensor in symmetric memory: every rank has it, and peers can access it by channels.
 
-    All ranks must call it with equal arguments. name: the memory's name on all ranks, by default
-    the number of the call. Raises InvalidUsageError for a name that is taken.
+    Its contents are undefined until they are written. All ranks must call this with equal
+    arguments. name: the tensor's name on all ranks, by default the number of the call. Raises
+    InvalidUsageError for a name that is taken.
 
     Examples:
         >>> ark.comm.symmetric([4, 8], ark.fp16).shape()
@@ -71,9 +72,9 @@ def symmetric(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> T
 
 
 class Channel:
-    """This rank's end of a channel to `peer`; the peer's end has the same tag.
+    """This rank's end of a channel to rank `peer`. The peer's end has the same tag.
 
-    engine: the way in which bytes are transferred (docs/channels.md), by default chosen by machine
+    engine: how bytes are transferred (docs/channels.md); by default the planner chooses by machine
     and size. Raises InvalidUsageError unless the peer is another rank of the model.
 
     Examples:
@@ -94,16 +95,17 @@ class Channel:
                 f"{graph.world_size}; a channel leads to another rank"
             )
         self.peer, self.tag, self.engine = int(peer), int(tag), engine
-        self._arrived: tuple[IrTensor, ...] = ()  # later ops must wait for the writes of these
+        self._arrived: tuple[
+            IrTensor, ...
+        ] = ()  # tensors for whose writes later operations must wait
         self._moved: tuple[IrTensor, ...] = ()  # tensors written since the last signal or flush
-        self._seen = len(graph.nodes)  # custom ops before this node have been signalled
+        self._seen = len(graph.nodes)  # custom ops before this node are covered by a signal
 
     def put(self, source: TensorLike, target: TensorLike, signal: bool = False) -> None:
-        """Copies `source` into the peer's `target`, a symmetric tensor or a part of one.
+        """Copies `source` to the peer's `target`, a symmetric tensor or a view of one.
 
-        signal: also signals, so that the peer's next `wait` ends when this copy and all earlier
-        transfers are complete. Raises ModelError for another shape or type, or a target that is not
-        symmetric.
+        signal: if True, signals after the copy, as `signal` does. Raises ModelError if the shapes
+        or types differ or the target is not symmetric.
         """
         x, place = as_tensor(source), self._symmetric("put", target)
         _check_same("put", x.ir, place.ir)
@@ -114,10 +116,10 @@ class Channel:
             self.signal()
 
     def get(self, source: TensorLike, target: TensorLike | None = NullTensor) -> Tensor:
-        """Copies the peer's `source` into `target` or a new tensor, which is returned.
+        """Copies the peer's `source` to `target`, or to a new tensor, and returns the copy.
 
-        source: a symmetric tensor or a part of one. The peer must have signalled that its data are
-        there.
+        source: a symmetric tensor or a view of one. The peer must write it and signal before; call
+        `wait` first.
         """
         place = self._symmetric("get", source)
         there = self._at_peer(place)
@@ -127,9 +129,10 @@ class Channel:
         return copied
 
     def reduce(self, source: TensorLike, target: TensorLike, op: str = "sum") -> None:
-        """Combines `source` with the peer's `target`, in place: sum, product, max or min.
+        """Combines `source` with the peer's `target` in place. op: sum, product, max or min.
 
-        No other rank may write the target at the same time: the verifier requires an order.
+        Other ranks must not write the target concurrently; the verifier rejects plans in which
+        they can.
         """
         if op not in OPS:
             raise InvalidUsageError(
@@ -142,47 +145,45 @@ class Channel:
         self._moved += (there,)
 
     def there(self, target: TensorLike) -> Tensor:
-        """The peer's `target`, a symmetric tensor or a part of one, as an operand of custom ops.
+        """The peer's copy of `target`, a symmetric tensor or a view of one, for custom ops.
 
-        The op may write it (as put does), update it in place (as reduce does) or read it (as get
-        does).
-
-        Later signals and flushes of the channel come after the transfers of such ops, too.
+        A custom op may write it (as put does), update it in place (as reduce does) or read it (as
+        get does). Later signals and flushes of the channel also cover the transfers of such ops.
         """
         return Tensor(self._at_peer(self._symmetric("there", target)), self._model)
 
     def signal(self, after: Sequence[TensorLike] = (), relaxed: bool = False) -> None:
-        """Lets one `wait` of the peer end. The peer's waits end in the order of the signals.
+        """Signals the peer: its n-th `wait` on the channel ends with the n-th signal.
 
-        The signal comes after all earlier transfers on this channel, and after the tensors in
-        `after` have been written (for example results computed from memory that the peer may
-        overwrite after the signal). relaxed: the signal need not come after transfers since the
-        last flush.
+        The peer gets the signal after all earlier transfers on this channel are complete and the
+        tensors in `after` are written (for example results computed from memory that the peer may
+        overwrite after the signal). relaxed: if True, the signal does not wait for transfers since
+        the last flush.
         """
         self._flag("channel_signal", () if relaxed else self._take_moved(), after)
 
     def wait(self, *tensors: TensorLike) -> tuple[Tensor, ...]:
-        """Waits for the peer's next signal. Returns the tensors for use by ops that must come after
-        it.
+        """Waits for the peer's next signal. Returns views of `tensors`; ops that use the views run
+        after the signal.
         """
         token = self._flag("channel_wait", (), ())
         self._arrived = (token,)
         return tuple(self._behind(t, token) for t in tensors)
 
     def flush(self, *tensors: TensorLike) -> tuple[Tensor, ...]:
-        """Completes the transfers on this channel: the peer sees them after the next signal.
+        """Waits until all earlier transfers on this channel are complete.
 
-        Later operations on the channel come after the flush, relaxed signals, too; so do ops that
-        use the returned tensors. The source of a put may be overwritten without a flush: the plan
-        orders that.
+        Later operations on the channel, including relaxed signals, and ops that use the returned
+        views of `tensors` run after the flush. A flush is not needed before the source of a put is
+        overwritten, because the plan orders that.
         """
         token = self._flag("channel_flush", self._take_moved(), ())
         self._arrived = (*self._arrived, token)
         return tuple(self._behind(t, token) for t in tensors)
 
     def send(self, source: TensorLike) -> None:
-        """Sends a message to the peer, which receives it by its next `recv`: put, signal and wait
-        in one.
+        """Sends a message to the peer, which gets it by its next `recv`. A message is a put, a
+        signal and a wait in one.
 
         Small tensors are sent as packets, which need no signal.
         """
@@ -190,19 +191,19 @@ class Channel:
         self._model.graph.add("channel_send", [tensor.ir], [], self._attrs())
 
     def recv(self, output: TensorLike) -> Tensor:
-        """Receives the peer's next message into `output`, of its shape and type."""
+        """Receives the peer's next message into `output`, whose shape and type must match."""
         tensor = as_tensor(output)
         return result("channel_recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, self._attrs())
 
     def after(self, tensors: Sequence[IrTensor]) -> None:
-        """Orders later operations on the channel after the writes of these tensors. Called for the
-        results of a custom op that waits on the channel.
+        """Orders later operations on the channel after the writes of `tensors`. Called by
+        ark.ops.custom for the results of a custom op that waits on the channel.
         """
         self._arrived = (*self._arrived, *tensors)
 
     def _take_moved(self) -> tuple[IrTensor, ...]:
-        """The tensors that were transferred since the last signal or flush, also by custom ops.
-        Clears the record of them.
+        """Returns the tensors that this channel or custom ops transferred since the last signal or
+        flush, and clears the record of them.
         """
         nodes = self._model.graph.nodes
         by_ops = [
@@ -246,7 +247,7 @@ class Channel:
         return tensor
 
     def _at_peer(self, place: Tensor) -> IrTensor:
-        """The tensor at the same place in the peer's memory. Ops that use it are ordered after the
+        """The peer's copy of the symmetric tensor `place`. Ops that use it are ordered after the
         same tensors as ops that use `place`.
         """
         graph, own = self._model.graph, place.ir

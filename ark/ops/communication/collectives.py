@@ -1,8 +1,8 @@
-"""Collectives by any algorithm of ark.collective.
+"""The collectives all_reduce, all_gather, reduce_scatter, broadcast and all_to_all.
 
-These are all_reduce, all_gather, reduce_scatter, broadcast and all_to_all. A call chooses a program
-and checks it; ark.lower.ops.communication.programs lowers it to tasks. The synthesis of programs
-(ark.collective) is imported by the first call that needs it.
+A call chooses a collective program (ark.collective) by the name of an algorithm and checks it;
+ark.lower.ops.communication.programs lowers the program to tasks. The synthesis of programs is
+imported by the first call that needs it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ark.tasks.combine import OPS
 if TYPE_CHECKING:
     from ark.collective.topology import Topology
 
-# Types whose elements ranks can add: in the type itself, or in fp32 with one rounding at the end.
+# Types that reductions support. They add in the type itself or in fp32, rounded once at the end.
 SUMMABLE = tuple(t for t in (*FLOATS, *SMALL_FLOATS, *INTEGERS) if t != byte)
 
 
@@ -49,8 +49,8 @@ def choose_program(
     root: int | None,
     reduction: str | None,
 ) -> CollectiveProgram:
-    """The collective program that a call uses, after it is checked. Raises the errors of
-    `ark.comm.synthesize` and `check`.
+    """The collective program for a call's arguments: synthesised, or the given one after `check`.
+    Raises the errors of `ark.comm.synthesize` and `check`.
     """
     if isinstance(algorithm, CollectiveProgram):
         asked = (Collective(collective), world, root)
@@ -92,7 +92,7 @@ def choose_program(
 
 
 def placed(op: str, input: Any, rank: int, world_size: int) -> Tensor:
-    """The input as a tensor; raises ModelError unless rank and world_size are the model's."""
+    """`input` as a tensor. Raises ModelError unless rank and world_size are those of the model."""
     tensor = as_tensor(input)
     graph = tensor.model.graph
     if (rank, world_size) != (graph.rank, graph.world_size):
@@ -115,8 +115,8 @@ def summable(op: str, tensor: Tensor) -> DataType:
 
 
 def _dealt(op: str, tensor: Tensor, world: int) -> tuple[int, ...]:
-    """The shape of one rank's share of a tensor whose first dimension is divided among the ranks;
-    raises ModelError if it is not divisible.
+    """The shape of one rank's part of a tensor whose first dimension is divided equally among the
+    ranks. Raises ModelError if it is not divisible.
     """
     first, *others = tensor.ir.shape
     if first % world:
@@ -165,26 +165,26 @@ def all_reduce(
     reduction: str = "sum",
     engine: str = AUTO,
 ) -> Tensor:
-    """The sum of `input` over all ranks, the same bits on each.
+    """The sum of `input` over all ranks. All ranks get the same bits.
 
-    Floats of 8 to 32 bits, or integers of 8 to 64 bits, which wrap.
+    Types: floating point of 8 to 32 bits, or integers of 8 to 64 bits, which wrap.
 
-    All ranks must call it in the same order, with equal arguments. By default every rank adds all
-    shares in rank order, floats in fp32 with one rounding at the end; other algorithms transfer
-    partial sums in the tensor's own type.
+    All ranks must call their collectives in the same order, with equal arguments. By default every
+    rank gets the inputs of all ranks and adds them in rank order, floats in fp32 with one rounding
+    at the end. Other algorithms transfer partial sums in the tensor's type.
 
     Args:
         input: this rank's tensor, of the same shape and type on all ranks.
         rank: the model's rank.
         world_size: the model's number of ranks.
         algorithm: a name of `ark.comm.algorithms(topology, "all_reduce")`, or a program.
-        topology: a network of world_size ranks, its name or its file; by default a full mesh.
+        topology: a network of world_size ranks, or its name or file; by default a full mesh.
         output: a tensor to write the result to; by default a new one.
         name: the op's name in plans and errors.
-        reduction: sum, product, max, min, or for floats mean; with one_shot and floats also adasum
-            and combiner, which combine whole tensors in fp32.
-        engine: the way in which bytes are transferred (docs/channels.md): packet, threads, or auto.
-            `switch` is possible only with one_shot; a switch adds in its own order.
+        reduction: sum, product, max, min, or for floats mean. With the algorithm one_shot floats
+            also have adasum and combiner, which combine whole tensors in fp32.
+        engine: how bytes are transferred (docs/channels.md): packet, threads, auto, or with
+            one_shot also switch. A switch adds in an order of its own.
 
     Raises:
         ModelError: rank or world_size differ from the model's, or the type cannot be added.
@@ -221,8 +221,8 @@ def all_reduce(
 
 
 def one_shot(tensor: Tensor, output: Any, name: str, packet: bool) -> Tensor:
-    """Adds an all_reduce in which every rank sends its share to all and adds in rank order. packet:
-    True if the exported graph (ark.ir.export) has a single node for it, as in ARK.
+    """Adds an all_reduce in which every rank sends its input to all ranks and adds the inputs in
+    rank order. packet: True if the exported graph (ark.ir.export) has one node for it, as in ARK.
     """
     shape, dtype = tensor.ir.shape, tensor.ir.dtype
     return result("all_reduce", [tensor], shape, dtype, output, {"packet": packet}, name)
@@ -239,9 +239,9 @@ def all_gather(
     topology: Topology | str | None = None,
     engine: str = AUTO,
 ) -> Tensor:
-    """The ranks' tensors concatenated along the first dimension; any type.
+    """Concatenates the inputs of all ranks along the first dimension, in rank order; any type.
 
-    Shape [n, ...] becomes [world_size * n, ...]. Arguments and errors as for all_reduce.
+    input: [n, ...]; result: [world_size * n, ...]. Arguments and errors as for all_reduce.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 4)):
@@ -269,10 +269,11 @@ def reduce_scatter(
     reduction: str = "sum",
     engine: str = AUTO,
 ) -> Tensor:
-    """This rank's part, along the first dimension, of the sum of `input` over all ranks.
+    """Sums `input` over all ranks and returns this rank's part along the first dimension.
 
-    Shape [world_size * n, ...] becomes [n, ...]; raises ModelError if the first dimension is not
-    divisible. Types, arguments and errors as for all_reduce.
+    input: [world_size * n, ...]; result: [n, ...], part number `rank` of the sum. Raises ModelError
+    if the first dimension is not divisible by world_size. Types, arguments and errors as for
+    all_reduce.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 4)):
@@ -309,9 +310,10 @@ def broadcast(
     topology: Topology | str | None = None,
     engine: str = AUTO,
 ) -> Tensor:
-    """The tensor of the rank `root`, on all ranks; any type.
+    """Copies the input of rank `root` to all ranks; any type.
 
-    On other ranks only the shape of the input is used. Arguments and errors as for all_reduce.
+    On other ranks only the shape and type of the input are used. Arguments and errors as for
+    all_reduce.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 4)):
@@ -342,10 +344,10 @@ def all_to_all(
     topology: Topology | str | None = None,
     engine: str = AUTO,
 ) -> Tensor:
-    """Part s of the result is part `rank` of the input of rank s, along the first dimension.
+    """Exchanges parts along the first dimension: rank r sends part s of its input to rank s.
 
-    Any type. Raises ModelError unless the first dimension is a multiple of world_size. Arguments
-    and other errors as for all_reduce.
+    Part r of the result is the part that rank r sent. Any type. Raises ModelError unless the first
+    dimension is a multiple of world_size. Arguments and other errors as for all_reduce.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 4)):

@@ -1,8 +1,8 @@
-"""Messages between two ranks: send and recv, paired by their tag in program order.
+"""Messages between two ranks: send and recv. Those of one tag are paired in program order.
 
-The sender puts the data into a receive buffer on its peer, and the peer copies them from there. If
-ranks begin iterations independently, the put of a message waits until the receiver has read the
-message of the previous iteration; otherwise the barrier between iterations ensures that.
+The sender puts the data into a receive buffer on the receiver, which copies them from there. Before
+the put, the receiver must have read the previous iteration's message. The barrier between
+iterations ensures this; if ranks begin iterations independently, the put waits for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ark.lower.registry import register
 from ark.ops.base import result
 from ark.ops.views import as_bytes, identity
 
-# The type of a rank, tag or number of bytes, which send and recv check themselves.
+# The annotation of ranks, tags and numbers of bytes. ark.ops.checked does not check it; send and
+# recv do.
 Number: TypeAlias = "int | None"
 
 
@@ -51,12 +52,13 @@ def send(
     name: str = "",
     **named: int | TensorLike,
 ) -> Tensor:
-    """Sends `input` to the recv of the same tag on `remote_rank`; returns the sent tensor.
+    """Sends `input` to rank `remote_rank`, where a recv of the same tag receives it.
 
-    Sends and receives of one tag are paired in program order; both sides must have the same shape
-    and type. `output` may name the tensor whose memory the result shares; it is not written here.
-    The form of ARK 0.5, send(input, id, dst_rank, bytes), is accepted, too: with a number of bytes
-    (0: all of them), or with its names, the tensor is sent as bytes to a recv of that form.
+    Sends and receives of one tag are paired in program order; the tensors of both must have the
+    same shape and type. Returns `input`, or if it is given `output`, which is not written.
+
+    The form of ARK 0.5, send(input, id, dst_rank, bytes), is also accepted: the first `bytes` bytes
+    (0: all) are sent to a recv of that form.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 2)):
@@ -83,9 +85,10 @@ def send_done(
     id: Number = None,
     sid: Number = None,
 ) -> Tensor:
-    """Marks the end of a send. It does nothing, because a put has ended when its task has.
+    """Does nothing and returns `input`, because a send is complete when its task ends.
 
-    The form of ARK 0.5, send_done(input, id, dst_rank), is accepted, too.
+    It exists for compatibility with ARK; the form of ARK 0.5, send_done(input, id, dst_rank), is
+    also accepted.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 2)):
@@ -107,11 +110,12 @@ def recv(
     name: str | Number = "",
     **named: int | TensorLike,
 ) -> Tensor:
-    """Receives into `output` what `remote_rank` sends under `tag`; returns the new tensor on it.
+    """Receives a tensor that `remote_rank` sends with the same tag; returns the received tensor.
 
-    Any shape and type; both must be those of the sent tensor. The form of ARK 0.5, recv(id,
-    src_rank, bytes, output), is accepted, too, for a send of that form. Without an output the
-    result is a new tensor of this many bytes, which ark.cast views as elements of another type.
+    output: the tensor to receive into; it must have the shape and type of the sent tensor. The form
+    of ARK 0.5, recv(id, src_rank, bytes, output), is also accepted, for a send of that form.
+    Without an output it returns a new tensor of `bytes` elements of type byte, which ark.cast can
+    view as another type.
 
     Examples:
         >>> with ark.use_model(ark.Model(1, 2)):
@@ -147,8 +151,8 @@ def _whole(op: str, value: Any) -> int:
 def _older(
     op: str, names: Sequence[str], given: Sequence[Any], named: dict[str, Any]
 ) -> tuple[int, int, int]:
-    """The tag, rank and number of bytes of a call with the arguments of ARK 0.5, which are given in
-    order or by name.
+    """Returns (tag, rank, number of bytes) of a call in the form of ARK 0.5. names: the parameters
+    of that form; given: their positional values; named: the keyword arguments.
     """
     values = dict(zip(names, given, strict=True))
     for word, value in named.items():
@@ -163,8 +167,8 @@ def _older(
 
 
 def _message_of(op: str, tensor: Tensor, rank: int, tag: int, nbytes: int) -> Tensor:
-    """Sends or receives the first bytes of a tensor (0 for all bytes) as a message. Returns the
-    tensor; ops that use it are ordered after the message.
+    """Sends or receives the first `nbytes` bytes of a tensor (0: all) as a message. Returns the
+    tensor; ops that use it run after the message.
     """
     own = tensor.ir
     if not own.dense:

@@ -1,8 +1,8 @@
 """Reductions of whole tensors, composed of other ops: Adasum and the model combiner.
 
-Each rank gathers all tensors and combines them in fp32, by the same definition as
-ark.collective.programs.reductions: Adasum by pairs of pairs, the combiner in rank order. All ranks
-compute the same from the same numbers, so their results have the same bits.
+Each rank gathers the tensors of all ranks and combines them in fp32, as defined by
+ark.collective.programs.reductions: Adasum in a binary tree of ranks, the combiner in rank order.
+All ranks compute the same from the same numbers, so their results have the same bits.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ark.ops.views import reshape
 
 
 def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest magnitude of x, and x divided by it. Squares of the divided x neither overflow
-    nor underflow.
+    """Returns (largest magnitude of x, x divided by it). The division prevents overflow and
+    underflow of squares.
     """
     largest = reduce_max(magnitude(x), 0)
     return largest, div(x, where(greater(largest, 0.0), largest, 1.0))
 
 
 def _removed(x: Tensor, other: Tensor, share: float) -> Tensor:
-    """x minus `share` times the projection of `other` on x; x itself if x is zero."""
+    """x - share * (projection of `other` on x), or x if x is zero."""
     (_, unit), (largest, direction) = _scaled(x), _scaled(other)
     norm = reduce_sum(mul(unit, unit), 0)
     along = mul(reduce_sum(mul(unit, direction), 0), share)
@@ -76,8 +76,8 @@ def check_whole(tensor: Tensor, reduction: str) -> None:
 
 
 def combine(gathered: Tensor, like: Tensor, reduction: str, output: Any, name: str) -> Tensor:
-    """The reduction of the ranks' tensors. gathered: these tensors concatenated; each has as many
-    elements as `like`.
+    """Combines the tensors of all ranks by `reduction`. gathered: these tensors concatenated, each
+    of as many elements as `like`. The result has the shape and type of `like`.
     """
     size = like.ir.elements
     world = gathered.ir.elements // size
