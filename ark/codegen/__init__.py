@@ -1,10 +1,10 @@
-"""Writes the C++ source of the loop kernel (the persistent kernel that runs a plan). One writer
-serves all vendors. A vendor's dialect supplies the parts that differ.
+"""Writes the C++ source of the loop kernel, the persistent kernel that runs a plan. The writer is
+the same for all vendors; a vendor's dialect supplies the parts that differ.
 """
 
 from importlib import resources
 
 
 def device_text(name: str) -> str:
-    """The text of a .h file that all vendors share."""
+    """The text of the file `name` in ark/codegen/device, the headers that all vendors share."""
     return resources.files("ark.codegen").joinpath("device").joinpath(name).read_text()

@@ -1,7 +1,8 @@
-"""Collects the device functions that a loop kernel calls for its tasks. It decides which ops share
-a function and whether the vendor's dialect or ark.tasks writes it.
+"""Collects the device functions (bodies) that a loop kernel calls for its tasks. It decides which
+ops share a function, and whether the vendor's dialect or the task kind (ark.tasks) writes it.
 
-Called by ark.codegen.writer. Its switches over opcodes are in ark.codegen.dispatch.
+Called by ark.codegen.writer. ark.codegen.dispatch writes the switch statements that call the
+functions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ark.plan.types import Plan, PlanOp
 
 
 def kernel_ops(plan: Plan, phases: range | None) -> list[PlanOp]:
-    """The ops of these phases; all ops if `phases` is None or contains all phases."""
+    """The ops of a plan whose tasks are in these phases; all ops if `phases` is None."""
     if phases is None or len(phases) == len(plan.phases):
         return list(plan.ops)
     lists = (tasks for i in phases for tasks in plan.phases[i].processors)
@@ -36,9 +37,9 @@ def body_scratch(sig: Signature, machine: Machine, dialect: Dialect) -> int:
 
 
 def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -> bool:
-    """True where the kernel's warps may run several tasks without a block barrier between them.
-    More than half of the ops must support this, because the state that the loop keeps for it causes
-    register spills in the functions of other ops.
+    """True if the warps of a kernel with these signatures run consecutive tasks without a block
+    barrier between them (ark.runtime.flows). More than half of the ops must support this, because
+    the state that the loop keeps for it causes register spills in the functions of the other ops.
     """
     if machine.variant.name != "block" or not machine.cooperative:
         return False
@@ -50,46 +51,45 @@ def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -
 
 
 def _enters(sig: Signature, machine: Machine, dialect: Dialect) -> bool:
-    """True where the vendor's device function waits for its task's dependences itself instead of
-    the loop (only in the kernel variant `block`).
+    """True if the vendor's device function, instead of the loop, waits for the dependencies of its
+    task. Only in the kernel variant `block`.
     """
     own = dialect.body(sig, machine) if machine.variant.name == "block" else None
     return own is not None and own.enters
 
 
 class _Moved(PartialParams, frozen=True):
-    """A parameter of copies and sums: True if moving warps, which have a task list of their own,
-    execute them.
-    """
+    """The parameter of copies and sums that states whether moving warps execute them."""
 
     moved: bool = False
 
 
 class Bodies:
-    """The device functions of one kernel. An opcode is the number of a function, by which a task
-    refers to it.
+    """The device functions of one kernel. The opcode of a function is its number, which the records
+    of its tasks contain.
 
-    names, maps: each function's name, and the maps of its operands for box copies, by opcode.
-    opcode: the opcode of each op, by op id; -1 for ops of other kernels. texts: the functions'
-    source. headers, dialect_headers: the device code that the functions need, from ark.tasks and
-    from the dialect, in order of first use. leads, loads, moves: True if the kernel has warps that
-    poll for tasks ahead of the others, that load operands for them, or that have a task list of
-    their own.
+    names: the name of each function, by opcode. maps: the box maps of its operands, by opcode.
+    opcode: the opcode of each op, by op id; -1 for ops of other kernels. texts: the source of the
+    functions. headers, dialect_headers: the headers that the functions need, from ark.tasks and
+    from the dialect, in order of first use.
 
-    The rest are sets of opcodes. polled: functions for which the leading warp polls. entering:
-    functions that wait for their tasks themselves. runs: functions that execute several consecutive
-    tasks. moved: functions of the moving warps. halves: functions whose loads are a separate
-    function for the loading warps. spares: functions that do not use the shared memory of the
-    loading warps' stages.
+    leads, loads, moves: True if the kernel has a communicating warp (here called leading, because
+    it polls for tasks ahead of the others), loading warps or moving warps.
+
+    The other attributes are sets of opcodes. polled: functions with a part for the leading warp,
+    which polls for the task's input. entering: functions that wait for their task's dependencies
+    themselves. runs: functions that execute several consecutive tasks in one call. moved: functions
+    of moving warps. halves: functions with a separate function for their loads, which loading warps
+    call. spares: functions that do not write to the stages of the loading warps.
     """
 
     def __init__(self, machine: Machine, dialect: Dialect, ops: int, flow: bool = False) -> None:
-        """flow: True if the kernel's warps run several tasks without block barriers between."""
+        """flow: the result of `flows`."""
         self._machine = machine
         self._flow = flow
         self._dialect = dialect
-        self._seen: dict[tuple[object, ...], int] = {}  # opcodes by signature
-        self._common: dict[str, int] = {}  # opcodes by text, of common bodies
+        self._seen: dict[tuple[object, ...], int] = {}  # opcodes by signature key
+        self._common: dict[str, int] = {}  # opcodes of common functions by their text
         self.leads = bool(machine.variant.role(COMMUNICATE))
         self.loads = bool(machine.variant.role(LOAD)) and not machine.ring_bytes
         self.moves = bool(machine.variant.role(MOVE)) and machine.cooperative
@@ -107,8 +107,8 @@ class Bodies:
         self.spares: set[int] = set()
 
     def add(self, op: PlanOp, sig: Signature) -> None:
-        """Assigns a device function to an op: one that an earlier op uses, or a new one. Raises
-        PlanError if there is no function for the op.
+        """Assigns a device function to an op: that of an earlier op with an equal signature, or a
+        new one. Raises PlanError if no function supports the op.
         """
         code = self._seen.get(sig.key)
         if code is None:
@@ -117,8 +117,8 @@ class Bodies:
         self.opcode[op.id] = code
 
     def _body(self, op: PlanOp, sig: Signature) -> int:
-        """The opcode of the function for this signature. It is the dialect's own function or, if
-        the dialect has none, the common function of the task kind.
+        """Adds the function for this signature and returns its opcode. It is the vendor's function
+        or, if the vendor has none, the common function of the task kind.
         """
         machine, dialect = self._machine, self._dialect
         name = self._next_name(op)
@@ -149,8 +149,8 @@ class Bodies:
         return code
 
     def _own(self, code: int, own: Body, sig: Signature) -> None:
-        """Adds the source of a dialect's own function, and records whether it has a separate part
-        that polls, or waits for its tasks itself.
+        """Adds the source of a vendor's function. Records whether it has a part for the leading
+        warp and whether it waits for its task's dependencies itself.
         """
         machine, name = self._machine, self.names[code]
         self.dialect_headers.update(dict.fromkeys(own.headers(machine)))
@@ -163,8 +163,8 @@ class Bodies:
         self.texts.append(own.source(name, sig, machine))
 
     def _moved(self, op: PlanOp, sig: Signature) -> int:
-        """The opcode of the function for an op that moving warps execute. Raises PlanError if the
-        dialect has no such function.
+        """Adds the function for an op that moving warps execute and returns its opcode. Raises
+        PlanError if the vendor has no such function.
         """
         name = self._next_name(op)
         own = self._dialect.body(sig, self._machine, moves=True)

@@ -1,8 +1,8 @@
-"""Vendor bodies: one object for each task kind and form that a vendor implements itself.
+"""The interface of vendor bodies: device functions of a task kind that a vendor implements itself.
 
-They are in the vendor's package `tasks`, each beside the device code that it needs, and are listed
-in `Dialect.bodies`. The first body of the task's kind that serves its signature is used; if none
-does, the common body of the kind is (ark.tasks).
+A backend has them in its package `tasks`, beside the headers that they need, and lists them in
+`Dialect.bodies`. For a signature, the writer uses the first body of its task kind whose `serves` is
+True. If there is none, it uses the common body, which the task kind writes (ark.tasks).
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from ark.plan.kind import Signature
 
 @dataclass(frozen=True)
 class BoxMap:
-    """The description of an operand for hardware that copies boxes.
+    """The description of an operand for hardware that copies boxes (CUDA: a tensor map).
 
-    operand: its index. dims: elements, innermost dimension first. strides: bytes from one index to
-    the next, of dimensions 1 and up. box: elements of one copy, per dimension. fetched: bytes that
-    are loaded from memory into the cache at a time, 128 or 256.
+    operand: the operand's index. dims: the size of each dimension in elements, innermost dimension
+    first. strides: bytes between neighbouring indices, for each dimension except the innermost.
+    box: the size of one copy in elements, per dimension. fetched: the bytes that the last-level
+    cache loads from memory at a time, 128 or 256.
 
-    With `steps` it is a map of windows with the dimensions (channels, across, down, n), and `box`
-    contains the channels and the number of places of a copy. A place is the position of a window's
-    first tap. Places begin at `lower` (across, down), end at the last index plus `upper`, and are
-    `steps` apart.
+    If `steps` is given, the map loads convolution windows from an image with the dimensions
+    (channels, columns, rows, n) (CUDA: im2col mode). A copy then loads, for a number of consecutive
+    windows, the pixels at one element of the kernel; `box` is (channels, number of windows). The
+    origins of windows start at `lower` (column, row), are `steps` apart and end at the last index
+    plus `upper`.
     """
 
     operand: int
@@ -40,12 +42,13 @@ class BoxMap:
 
 
 class Body:
-    """A body of the task kind `kind`. Other methods than `serves` are called only with signatures
-    that it serves. `serves` and `source` have no default.
+    """The base class of vendor bodies of the task kind `kind`. `serves` and `source` must be
+    defined. The other methods are called only with signatures for which `serves` is True.
 
-    enters: in the variant `block`, the body begins before its task's waits and calls ark_enter
-    itself. Then it returns a bool, and before that call it reads only data that the stream fetches.
-    moves: the body is run by the warps that have a task list of their own.
+    enters: True if, in the kernel variant `block`, the function is called before the waits of its
+    task are met and calls ark_enter, which waits, itself. It then returns a bool, and before
+    ark_enter it reads only data that the operand stream fetches. moves: True if moving warps run
+    the function.
     """
 
     kind: ClassVar[str]
@@ -53,41 +56,41 @@ class Body:
     moves: ClassVar[bool] = False
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
-        """True where this body implements the signature on the machine, under the machine's
+        """True if this body supports the signature on the machine, in the machine's kernel
         variant.
         """
         raise NotImplementedError
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The source of `ARK_BODY void NAME(ArkCtx& c, const ArkTask& t)` or, for a body that
-        moves, of NAME_move(const ArkTask&).
+        """The source of the function `ARK_BODY void NAME(ArkCtx& c, const ArkTask& t)`, or if
+        `moves` is True of NAME_move(const ArkTask&).
         """
         raise NotImplementedError
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        """The device code that the source needs; each text is emitted once."""
+        """The texts of the headers that the source needs. The writer emits each text once."""
         return ()
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Bytes of shared memory that a task with this device function needs."""
+        """Bytes of shared memory that a task with this function needs, besides the ring."""
         return 0
 
     def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-        """The maps of operands that this function loads by box copies. In a task's record their
-        addresses follow those of the operands.
+        """The maps of the operands that the function loads by box copies. In the record of a task,
+        the addresses of the maps follow those of the operands.
         """
         return ()
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str | None:
-        """The source of `void NAME_poll(ArkCtx&, const ArkTask&)`, with which the leading warp of
-        the variant `roles` waits for the task's input. None if the body has the form of the variant
-        `block`.
+        """The source of `void NAME_poll(ArkCtx&, const ArkTask&)`, which the communicating warp of
+        the kernel variant `roles` calls to wait for the task's input. None if the body has no part
+        for this warp.
         """
         return None
 
     def load(self, name: str, sig: Signature, machine: Machine) -> str | None:
-        """The source of NAME_load, the loads of the body as a function of their own, which a
-        loading thread runs in variants that have loading warps but no ring. None if the body has no
-        such function.
+        """The source of the function NAME_load, which contains the loads of the body. A loading
+        thread calls it in kernel variants that have loading warps but no ring. None if the body has
+        no such function.
         """
         return None

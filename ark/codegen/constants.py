@@ -1,5 +1,6 @@
-"""Writes the constants of a loop kernel: properties of the machine and the plan that device code
-uses."""
+"""Writes the C++ constants of a loop kernel: properties of the machine and the plan that device
+code uses. Called by ark.codegen.writer.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +22,17 @@ def constants(
     runs: bool = False,
     signals: int = 1,
 ) -> str:
-    """The source of the constants that preludes and device code use. scratch, streamed: bytes.
+    """The source of the constants that preludes and device code use.
 
-    scratch: None for a loop that several kernels with different needs share.
+    scratch: bytes of shared memory besides the ring; None for a loop that kernels with different
+    needs share. streamed: bytes that the operand stream copies in an iteration of the last phase.
 
-    grows, pages, cuts, runs: True if the stream loads rows whose number grows, such rows in pages,
-    parts of several rows at once, or whole rows.
+    grows, pages, cuts, runs: True if the operand stream copies rows whose number grows per
+    iteration, such rows in pages, parts of several rows at once, or whole rows.
 
-    signals: words of a counter that peers signal (signal_words). The constant STAGE_NS is the
-    number of nanoseconds in which the machine's memory can fill one stage for each processor.
+    signals: the number of words of a counter that peers signal (signal_words). The constant
+    STAGE_NS is the number of nanoseconds in which the machine's memory can fill one stage for each
+    processor.
     """
     values = {
         "LANES": machine.lanes,
@@ -71,7 +74,8 @@ def plan_constants(machine: Machine, plan: Plan, scratch: int, run: range) -> st
 
 
 def signal_words(plan: Plan, machine: Machine) -> int:
-    """Words of a counter that peers signal: one for each rank if they signal by stores, else 1.
+    """The number of words of a counter that peers signal: one per rank if they signal by stores,
+    otherwise 1.
     Raises UnsupportedError if a counter has too few words or ranks on other hosts take part.
     """
     if plan.world_size == 1 or not machine.has(Capability.PEER_STORES):

@@ -1,7 +1,8 @@
-"""Dialects: a vendor's parts of the loop kernel's source (prelude, entry point, own bodies).
+"""Dialects: the parts of the loop kernel's source that a vendor provides.
 
-The writer joins `prelude` (the device ABI, listed in docs/device-abi.md), the shared structures,
-the task bodies and the loop, and ends with `entry`. The rest is the same for all vendors.
+The writer (ark.codegen.writer) concatenates the dialect's `prelude`, which implements the device
+ABI (docs/device-abi.md), the shared structures, the loop, the bodies of the tasks and the dialect's
+`entry`. The structures, the loop and the common bodies are the same for all vendors.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from ark.plan.kind import Signature
 
 @dataclass(frozen=True)
 class Source:
-    """A loop kernel's source text and the name of its entry point.
+    """The source text of a loop kernel and the name of its entry point.
 
-    parts: the number of times that the text is compiled, in parallel, if its functions are compiled
-    separately and then linked; with several parts, each compilation defines its number as ARK_PART.
-    0: the text is compiled as one program. loop: the loop and the entry point as a separate text
-    that many kernels share. `text` contains them too, but not if it is compiled with ARK_PART 1.
-    "": the loop is not shared.
+    parts: if 0, the text is compiled as one program. Otherwise its functions are compiled
+    separately and linked: the text is compiled `parts` times in parallel, and if there are several
+    parts, each compilation defines its number as ARK_PART and contains only its functions.
+
+    loop: the text of the loop and the entry point, which kernels with equal loops compile once and
+    share; "" if they do not share it. `text` contains the loop, too; it is omitted if the text is
+    compiled with ARK_PART defined as 1.
     """
 
     text: str
@@ -31,7 +34,8 @@ class Source:
     loop: str = ""
 
 
-# A function that writes the loop of a loading thread, given the signatures of a plan's ops.
+# A function that returns the source of the loading thread's loop for the signatures of a plan's
+# ops.
 LoaderRule = Callable[[Sequence[Signature], Machine], str]
 
 
@@ -39,17 +43,19 @@ LoaderRule = Callable[[Sequence[Signature], Machine], str]
 class Dialect:
     """The vendor-specific parts of the loop kernel.
 
-    prelude: source text that implements the device ABI. entry: source text of the entry point
-    `ark_loop`, placed last. suffix: file ending of emitted source. bodies: the vendor's own bodies,
-    in the order in which they are tried. stream: source text of the operand stream for machines
-    with a ring, placed before the bodies; without a ring operands are read in place. roles: source
-    text of the loop of the variant `roles`, placed after the stream. loader: writes the source text
-    of the loop of the loading thread in variants that have loading warps but no ring, for the
-    signatures of all ops; unstaged: bytes at the beginning of shared memory that do not belong to
-    the stages of loading warps. joint_bodies: the largest number of bodies with which a kernel of
-    the variant `block` is compiled as one program; with more bodies, its functions are compiled
-    separately. 0: all kernels are compiled as one program. shares_loops: kernels of the variant
-    `block` share the machine code of equal loops.
+    suffix: the file name extension of emitted source. bodies: the vendor's bodies, in the order in
+    which they are tried for a signature.
+
+    Source texts: prelude: implements the device ABI; it is placed first. entry: the entry point
+    `ark_loop`; it is placed last. stream: the operand stream for machines with a ring. roles: the
+    loop of the kernel variant `roles`. loader: a function that returns the loop of the loading
+    thread, for kernel variants that have loading warps but no ring. These three are placed before
+    the bodies.
+
+    unstaged: the bytes at the beginning of shared memory that loading warps do not use for their
+    stages. joint_bodies: a kernel of the variant `block` with more bodies than this is compiled in
+    separate parts and linked; with 0 every kernel is compiled as one program. shares_loops: True if
+    kernels of the variant `block` share the machine code of equal loops.
     """
 
     name: str
@@ -65,8 +71,8 @@ class Dialect:
     shares_loops: bool = False
 
     def body(self, sig: Signature, machine: Machine, moves: bool = False) -> Body | None:
-        """The vendor's body for the signature; None if the vendor has none and the common body is
-        used. moves: search the bodies for moving warps.
+        """The vendor's body for the signature; None if the vendor has none. moves: True to search
+        the bodies of moving warps instead of those of computing warps.
         """
         able = (b for b in self.bodies if b.kind == sig.kind and b.moves == moves)
         return next((b for b in able if b.serves(sig, machine)), None)

@@ -1,5 +1,5 @@
-"""The switch statements of a loop kernel that call a task's function by its opcode. Called by
-ark.codegen.writer.
+"""Writes the C++ switch statements by which a loop kernel calls the function of a task, given the
+opcode in the task's record. Called by ark.codegen.writer.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from ark.codegen.bodies import Bodies
 
 
 def dispatch(bodies: Bodies, seldom: Collection[int]) -> str:
-    """The switch over the functions that computing warps run and, if a warp leads, the switch over
-    those for which it polls. seldom: bodies that are called through a second function, so that
-    their register needs do not cause spills in the other bodies.
+    """The source of ark_dispatch, the switch over the functions of computing warps. If the kernel
+    has a leading warp, ark_dispatch_poll follows, its switch over the functions that poll. seldom:
+    the opcodes that a second function, ark_dispatch_seldom, calls, so that their use of registers
+    does not cause spills in the others.
     """
-    # The loop waits for a task before the call, unless functions of this kernel wait themselves.
+    # If functions of this kernel wait for their tasks themselves, the loop does not wait before the
+    # switch, and the cases of all other functions do.
     enter = "if (!ark_enter(c)) return false;" if bodies.leads or bodies.entering else ""
     lines: dict[bool, list[str]] = {False: [], True: []}
     for code, name in enumerate(bodies.names):
@@ -54,7 +56,9 @@ def _poll(bodies: Bodies) -> str:
 
 
 def dispatch_run(bodies: Bodies) -> str:
-    """The C++ switch over the functions that execute several tasks without block barriers."""
+    """The source of ark_dispatch_run, the switch over the functions that execute several tasks
+    without block barriers between them.
+    """
     names, kinds = bodies.names, sorted(bodies.runs)
     lines = "".join(f"    case {i}u: {names[i]}(c, tasks, count); return;\n" for i in kinds)
     return (
@@ -65,8 +69,9 @@ def dispatch_run(bodies: Bodies) -> str:
 
 
 def dispatch_load(bodies: Bodies) -> str:
-    """Functions that say which opcodes have separate loads and which do not use the stages' memory,
-    and the switch over the loads.
+    """The source of three functions: ark_loads is true for opcodes with a separate function for
+    loads, ark_spares_stages for opcodes that do not write to the stages of loading warps, and
+    ark_dispatch_load is the switch over the functions for loads.
     """
     names, kinds = bodies.names, sorted(bodies.halves)
     lines = "".join(f"    case {i}u: {names[i]}_load(c, t, load); return;\n" for i in kinds)
@@ -84,7 +89,7 @@ def _any_of(codes: Collection[int]) -> str:
 
 
 def dispatch_move(bodies: Bodies) -> str:
-    """The C++ switch over the functions that moving warps execute."""
+    """The source of ark_dispatch_move, the switch over the functions of moving warps."""
     names, kinds = bodies.names, sorted(bodies.moved)
     lines = "".join(f"    case {i}u: {names[i]}_move(t); return;\n" for i in kinds)
     return (

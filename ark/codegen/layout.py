@@ -11,13 +11,13 @@ from functools import cache
 
 import numpy as np
 
-# The number of operand addresses in a task's record. If an op has more operands, the last address
-# in the record is that of a list, which has the addresses of the last and all further operands.
+# The number of operand addresses in a task's record. If an op has more operands, the last entry is
+# the address of a list with the addresses of the operands from number RECORD_OPERANDS - 1 on.
 RECORD_OPERANDS = 12
 MAX_COORDS = 6
-MAP_BYTES = 128  # per box map, in the hardware's form
+MAP_BYTES = 128  # size of a box map in the hardware's format
 SLOT_COUNTER_OPS = 8  # waits and signals of a task that the loop copies ahead of the task
-FIFO_SLOTS = 1024  # capacity in triggers for the proxy; a power of two
+FIFO_SLOTS = 1024  # capacity of the queue of requests to the proxy; a power of two
 
 _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
 
@@ -29,7 +29,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # The low byte is the number of these tasks from this one on.
     # The next byte is the number of those that have this task's device function.
     # The high half has a bit for each operand that the previous task has computed.
-    # growth: 1 + the index of the task's growing fetch among all growths, or 0 without one.
+    # growth: 1 + the index of the ArkGrowth of the task's growing fetch, or 0 without such a fetch.
     # In kernels that load boxes, growth is 1 if the boxes may be loaded before the task begins.
     # It is 2 there if only the boxes of the right operand may be loaded early.
     "ArkTask": (
@@ -51,7 +51,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # step: the counter's increments per iteration.
     # flags: bit 0 is set if peers take part, bit 2 if the counter is on another host.
     # Bit 3 is set for a signal by a store instead of an atomic addition.
-    # Then step and counter are both halves of the address where the rank counts its own signals.
+    # step and counter are then the two halves of the address at which the rank counts its signals.
     "ArkCounterOp": (
         ("address", "u64", 1),
         ("value", "u32", 1),
@@ -61,7 +61,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     ),
     # A fetch of the operand stream, which copies operands to shared memory ahead of tasks.
     # form: 0 for one stage of contiguous bytes.
-    # form is 1 + the index of a growth if the number of stages is known only at run time.
+    # form is 1 + the index of an ArkGrowth if the number of stages is known only at run time.
     # It is a value of fetch_form for pieces of rows; `bytes` are then those of one piece.
     # It is a value of box_form for a box copy; address is then that of a box map.
     "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("form", "u32", 1)),
@@ -104,7 +104,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("go", "u32", 1),
         ("fifo_head", "u32", 1),
     ),
-    # Host-mapped memory: target, quit and abort are written by the host, the rest is read by it.
+    # Host-mapped memory. The host writes target, quit and abort, and reads the other members.
     "ArkHost": (
         ("target", "u32", 1),
         ("quit", "u32", 1),

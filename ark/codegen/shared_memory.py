@@ -1,5 +1,5 @@
-"""Computes the shared memory that a kernel needs besides its ring. Called by ark.codegen.writer,
-and by ark.runtime.admission before a plan is run.
+"""Computes the shared memory of a block that a kernel needs besides its ring. Called by
+ark.codegen.writer, and by ark.runtime.admission before a plan is loaded.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ MIN_TASK_BYTES = 256  # bytes that every task may use
 
 
 def _needed(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None) -> int:
-    """Bytes that the loop and the largest task of the phases need; the task's part is rounded up to
-    a multiple of 16.
+    """Bytes for the loop and for the largest task of the phases; the latter is rounded up to a
+    multiple of 16.
     """
     signatures = [kinds.signature(plan, op) for op in kernel_ops(plan, phases)]
     needs = [MIN_TASK_BYTES, *(body_scratch(sig, machine, dialect) for sig in signatures)]
@@ -29,8 +29,8 @@ def _needed(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None
 def check_shared_memory(
     plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None
 ) -> int:
-    """Bytes that the loop and the largest task of the phases (by default all phases) need. Raises
-    PlanError if a processor has less besides its ring.
+    """Bytes of shared memory that the phases (by default all) need besides the ring. Raises
+    PlanError if a processor has less.
     """
     needed = _needed(plan, machine, dialect, phases)
     room = machine.shared_bytes - machine.ring_bytes + layout.LOOP_BYTES

@@ -1,8 +1,8 @@
-"""The loop-kernel writer. It turns a plan, a machine and a dialect into one source text, always the
-same text for the same input.
+"""Writes the source text of a loop kernel from a plan, a machine and a dialect. The same input
+always gives the same text.
 
-Equal ops share one specialised function. A dialect may write some bodies itself; all others come
-from ark.tasks. Called by ark.runtime.program and `ark emit`.
+Ops with equal signatures share one specialised function. The dialect writes some of these bodies;
+the task kinds of ark.tasks write all others. Called by ark.runtime.program and `ark emit`.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from ark.plan import kind as kinds
 from ark.plan.signature import SHORT_PACKET, Signature
 from ark.plan.types import Plan
 
-# Files of ark/codegen/device that every kernel includes, in order. WAITS come before its loop.
+# Files of ark/codegen/device that every kernel includes: WAITS before its loop, ELEMENTS after it.
 WAITS = ("wait.h", "task_slots.h", "iteration.h")
 ELEMENTS = ("common.h", "math.h", "small_floats.h", "pack.h", "operand.h")
-SHORT = ("short_packets.h",)  # if operands are in short packets or a warp leads
+SHORT = ("short_packets.h",)  # included if operands are in short packets or a warp leads
 _LOOP = device_text("loop.h")
-# Declares the bytes of shared memory as a variable, since kernels that share a loop differ in it.
+# Kernels that share a loop need different amounts of shared memory, so the loop reads a variable.
 _SCRATCH = "extern ARK_LINKED const int ark_scratch_bytes{};\n"
-MAX_COMPILED_PARTS = 4  # largest number of parts of a text whose functions are compiled separately
+MAX_COMPILED_PARTS = 4  # largest Source.parts
 
 
 @dataclass(frozen=True)
 class Emitted:
     """The source of a loop kernel, and the data with which the runtime fills task records.
 
-    opcode: the opcode of each op, by op id; -1 for ops of other kernels. scratch_bytes: shared
-    memory besides the ring. bodies: function names by opcode, for traces and listings. maps: box
-    maps by opcode.
+    opcode: the opcode of each op, by op id; -1 for ops of other kernels. scratch_bytes: bytes of
+    shared memory besides the ring. bodies: the names of the functions by opcode, for traces and
+    listings. maps: the box maps of each function's operands, by opcode.
     """
 
     source: Source
@@ -52,10 +52,10 @@ class Emitted:
 
 
 def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None) -> Emitted:
-    """Emits the loop kernel of `plan` for `machine` in `dialect`.
+    """Writes the loop kernel that runs the given phases of `plan` (by default all) on `machine`, in
+    `dialect`.
 
-    phases: the phases that it runs, by default all. Raises PlanError if it needs more shared memory
-    than a processor has.
+    Raises PlanError if the kernel needs more shared memory than a processor has.
     """
     phases = phases or range(len(plan.phases))
     ops = kernel_ops(plan, phases)
@@ -72,7 +72,8 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     names, maps = tuple(bodies.names), tuple(bodies.maps)
     units = 0
     if machine.variant.name == "block" and 0 < dialect.joint_bodies < len(names):
-        # With a ring the text is one part, because each part would define the ring's barriers.
+        # With a ring there is one part, because several parts would each define the ring's
+        # barriers.
         units = (
             1
             if machine.ring_bytes
@@ -130,21 +131,21 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
 
 
 def _linked(text: str) -> str:
-    """The text of the switch over opcodes, with external linkage, for a loop that is compiled
-    separately.
+    """The text with external linkage for ark_dispatch, so that a loop which is compiled separately
+    can call it.
     """
     return text.replace("ARK_DEVICE bool ark_dispatch(", "ARK_LINKED bool ark_dispatch(")
 
 
 def _in_part(part: int, text: str, others: str = "") -> str:
-    """Text that is compiled in one part of a source only; `others` replaces it in other parts."""
+    """Text that only part number `part` of a source compiles; other parts compile `others`."""
     other = f"#else\n{others}" if others else ""
     return f"#if !defined(ARK_PART) || ARK_PART == {part}\n{text}{other}#endif\n"
 
 
 def _parted(text: str, name: str, part: int) -> str:
-    """The text of a device function that one part of a source defines. Part 0, which contains the
-    loop, declares it.
+    """The text of the device function `name` that only part number `part` of a source defines.
+    Other parts declare it.
     """
     if part == 0:
         return _in_part(0, text)
@@ -154,8 +155,8 @@ def _parted(text: str, name: str, part: int) -> str:
 
 
 def _agreed(signatures: Sequence[Signature]) -> list[Signature]:
-    """The signatures with fewer differences, so that more ops share a function: an operand counts
-    as aligned only if it is aligned in all signatures that are otherwise equal.
+    """Makes signatures equal that differ only in the alignment of operands, so that their ops share
+    a function. An operand is then aligned only if it is aligned in all of them.
     """
     distinct = {sig.key: sig for sig in signatures}
     plain = {key: sig.with_aligned([False] * len(sig.operands)) for key, sig in distinct.items()}
@@ -168,18 +169,18 @@ def _agreed(signatures: Sequence[Signature]) -> list[Signature]:
 
 
 def _short(signatures: Iterable[kinds.Signature]) -> bool:
-    """True where an operand is stored in packets of 4 bytes."""
+    """True if an operand of a signature is stored in packets of 4 bytes."""
     return any(o.packet and o.itemsize == SHORT_PACKET for s in signatures for o in s.operands)
 
 
 def _ends(plan: Plan, texts: Iterable[str]) -> bool:
-    """True where a task may end the loop early, in this kernel or in one that runs before it."""
+    """True if a task of this kernel, or of one that runs before it, may end the loop early."""
     return len(plan.kernels) > 1 or any("ark_lower_limit" in text for text in texts)
 
 
 def _seldom(plan: Plan, opcode: Sequence[int], last: int) -> set[int]:
-    """The opcodes that no task of the kernel's last phase uses, for example those of a prompt phase
-    beside a decoding phase.
+    """The opcodes that no task of phase number `last` uses, such as those of a prompt phase in a
+    kernel whose last phase is `decode`.
     """
     used = {opcode[t.op] for tasks in plan.phases[last].processors for t in tasks}
     return set(opcode) - used - {-1}

@@ -1,8 +1,8 @@
-"""Machine models: the properties of a device that the planner uses, whether or not the device is
-present.
+"""Machine models: the properties of a device that the planner needs. Planning for a machine does
+not need the device.
 
-A model is an immutable value. Each backend defines the models that have a name; for an opened
-device it makes one from what the device reports. Called by ark.plan and the backends.
+A model is an immutable value. Each backend defines named models, and creates a model from the
+properties that an opened device reports. Called by ark.plan and the backends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from ark.machine.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate,
 from ark.machine.tiles import BoxTiles, UnitTiles
 from ark.machine.variant import COMPUTE, MOVE, Variant, block
 
-# Tiles of machines whose bodies are loops: their sides are multiples of this, and a side is cut
-# into at most so many parts more than its tile's limit asks for.
+# For machines on which one thread runs a task: the rows and columns of a tile are multiples of
+# TILE_STEP_ELEMENTS, and a dimension is divided into at most MAX_EXTRA_PARTS tiles more than
+# needed.
 TILE_STEP_ELEMENTS = 32
 MAX_EXTRA_PARTS = 8
 
@@ -32,28 +33,28 @@ class Machine:
     """A device as the planner sees it.
 
     name: the model's name, as `--machine` takes it.
-    arch: the architecture that source is compiled for.
+    arch: the architecture for which the compiler compiles.
     processors: the number of SMs, CUs or cores; each runs one block.
     lanes: threads of a warp (wavefront).
-    shared_bytes: shared memory (LDS) for tasks and the ring; what the loop itself uses
-        (ark.codegen.layout.LOOP_BYTES) is subtracted already.
-    variants: the kernel variants that it can run, the preferred one first.
-    bandwidth_gbps, tflops: memory bandwidth, and the rate of the matrix units, of all processors
-        together.
+    shared_bytes: shared memory (LDS) of a block for tasks and the ring, without the bytes that the
+        loop itself uses (ark.codegen.layout.LOOP_BYTES).
+    variants: the kernel variants that the machine can run, the preferred one first.
+    bandwidth_gbps: memory bandwidth of all processors together.
+    tflops: rate of the matrix units of all processors together.
     costs: all other times and rates (ark.machine.costs).
     line_bytes: size of a cache line; counters of different producers are at least this far apart.
     tile: rows and columns of a matmul tile.
-    large_tiles: for each tile size with a loop of its own for 16-bit types: rows, columns, and the
-        fraction of the loop's time in which the matrix units multiply.
-    exact_tiles: the same for products in full fp32; the third number is the speed relative to the
-        other sizes.
-    attention_rows: the largest number of rows of an attention tile on matrix units.
-    large_product: the smallest numbers of rows (of attention, too) and of columns for which
-        rounding operands or changing their layout for matrix units is worthwhile.
-    box_tiles, unit_tiles: the tile sizes of its matrix-unit bodies (ark.machine.tiles); None if it
-        has no such bodies.
-    capabilities: the basis on which bodies and forms are chosen (ark.machine.capability), without
-        duplicates.
+    large_tiles: the tile sizes that have a specialised loop for 16-bit types: rows, columns, and
+        the fraction of the loop's time in which the matrix units multiply.
+    exact_tiles: the tile sizes for products in full fp32: rows, columns, and the speed relative to
+        the other sizes.
+    attention_rows: the largest number of queries of an attention tile on matrix units.
+    large_product: the smallest number of rows of a product or attention, and of columns, for which
+        it saves time to round operands or change their layout so that matrix units can be used.
+    box_tiles, unit_tiles: the tile sizes of its functions for matrix units (ark.machine.tiles);
+        None if it has no such functions.
+    capabilities: the capabilities by which code selects implementations (ark.machine.capability),
+        without duplicates.
     """
 
     name: Name
@@ -85,38 +86,38 @@ class Machine:
 
     @property
     def variant(self) -> Variant:
-        """The kernel variant in use."""
+        """The kernel variant in use: the first of `variants`."""
         return self.variants[0]
 
     @property
     def warps(self) -> int:
-        """Computing warps of a block."""
+        """The number of computing warps of a block."""
         return self.variant.role(COMPUTE)
 
     @property
     def lists(self) -> int:
-        """Task lists of a phase: one for each processor; if the variant has moving warps, one more
-        for each processor, behind the others.
+        """The number of task lists of a phase: one for each processor. If the variant has moving
+        warps, a second list per processor follows for them.
         """
         return self.processors * (2 if self.variant.role(MOVE) else 1)
 
     @property
     def threads(self) -> int:
-        """Threads of a block, all roles together."""
+        """The number of threads of a block, of all roles together."""
         return self.lanes * self.variant.warps
 
     @property
     def coalesces(self) -> bool:
-        """True if lanes load neighbouring elements in one access, so that loading one element costs
-        a whole cache line.
+        """True if the lanes of a warp load neighbouring elements in one access. Loading a single
+        element then costs as much as loading a cache line.
         """
         return self.lanes > 1
 
     @property
     def cooperative(self) -> bool:
-        """True if several threads share a task: bodies divide its elements among lanes and
-        synchronise at barriers, and warps of the same block may copy data while others compute.
-        Otherwise a body is a loop in one thread, which the compiler vectorises.
+        """True if several threads run a task together: device functions divide its elements among
+        threads and synchronise at barriers, and some warps may copy data while others compute. If
+        False, one thread runs a task in loops that the compiler vectorises.
         """
         return not self.has(Capability.SINGLE_THREAD)
 
@@ -137,16 +138,16 @@ class Machine:
         return self.variant.row_slice
 
     def using(self, name: str) -> Machine:
-        """The machine with only the variant of that name, or unchanged if it has no variant of that
-        name.
+        """A copy of the machine that has only the variant `name`; the machine itself if it does not
+        have that variant.
         """
         matching = [v for v in self.variants if v.name == name]
         return dataclasses.replace(self, variants=tuple(matching)) if matching else self
 
     def without_ring(self) -> Machine:
-        """The machine without a ring in its variant `block`, which then reads operands in place.
-        The ring's shared memory becomes cache, and the registers of the loading warps go to the
-        other warps.
+        """A copy of the machine whose variant `block` has no ring, so that tasks read operands from
+        global memory. The ring's shared memory then serves as cache, and the computing warps get
+        the registers of the loading warps.
         """
         variants = tuple(
             block(v.role(COMPUTE)) if v.name == "block" and v.stages else v for v in self.variants
@@ -154,37 +155,37 @@ class Machine:
         return dataclasses.replace(self, variants=variants)
 
     def under(self, place: int) -> Machine:
-        """The machine with only the variant at that position of `variants`."""
+        """A copy of the machine that has only the variant number `place` of `variants`."""
         return dataclasses.replace(self, variants=(self.variants[place],))
 
     def shaped(self, **changes: Any) -> Machine:
-        """The machine with these fields of all its variants changed."""
+        """A copy of the machine in which these fields of all variants are changed."""
         variants = tuple(dataclasses.replace(v, **changes) for v in self.variants)
         return dataclasses.replace(self, variants=variants)
 
     def has(self, capability: Capability) -> bool:
-        """True if the machine has the capability; raises TypeError for a string, because a misspelt
-        name would silently give False.
+        """True if the machine has the capability. Raises TypeError for a string, because a misspelt
+        name would give False without an error.
         """
         if not isinstance(capability, Capability):
             raise TypeError(f"{capability!r} is a string; expected a member of Capability")
         return capability in self.capabilities
 
     def with_capabilities(self, *more: Capability) -> Machine:
-        """The machine with these capabilities added."""
+        """A copy of the machine with these capabilities added."""
         lacking = tuple(c for c in more if c not in self.capabilities)
         return dataclasses.replace(self, capabilities=(*self.capabilities, *lacking))
 
     def without_capabilities(self, *fewer: Capability) -> Machine:
-        """The machine with these capabilities removed."""
+        """A copy of the machine with these capabilities removed."""
         kept = tuple(c for c in self.capabilities if c not in fewer)
         return dataclasses.replace(self, capabilities=kept)
 
     def matmul_tile(self, rows: int, columns: int, batch: int, bits: int = 32) -> tuple[int, int]:
-        """Rows and columns of a matmul tile: large enough for reuse of operands, small enough that
-        all processors have work.
+        """The tile (rows, columns) for a product of `rows` by `columns` elements. It is as large as
+        possible, so that operands are reused, while all processors have a tile.
 
-        bits: size of an element of the left operand.
+        batch: the number of such products. bits: size of an element of the left operand.
         """
         if not self.cooperative:
             return self._equal_tile(rows, columns, batch)
@@ -211,8 +212,8 @@ class Machine:
         return high, wide
 
     def _equal_tile(self, rows: int, columns: int, batch: int) -> tuple[int, int]:
-        """Rows and columns, no more than those of `tile`, with which the processors have the least
-        to multiply and then the least to read.
+        """The tile (rows, columns), at most the field `tile`, for which the busiest processor
+        multiplies least, and among equals the one for which it reads least.
         """
 
         def sizes(whole: int, most: int) -> list[int]:
@@ -229,8 +230,9 @@ class Machine:
         return min(itertools.product(sizes(rows, high), sizes(columns, wide)), key=load)
 
     def exact_tile(self, rows: int, columns: int, depth: int, batch: int) -> tuple[int, int] | None:
-        """Rows and columns of a tile for an fp32 product with `depth` elements along k: the one of
-        exact_tiles with the shortest predicted time; None if the machine has no exact_tiles.
+        """The tile (rows, columns) of exact_tiles with the shortest predicted time for an fp32
+        product of rows * columns results with `depth` elements along k. None if the machine has no
+        exact_tiles.
         """
 
         def time(high: int, wide: int, speed: float) -> float:

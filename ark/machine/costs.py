@@ -1,8 +1,9 @@
-"""Costs of a machine: the figures that the planner and the cost model use.
+"""Costs of a machine: the times and rates from which the planner predicts times, and the sizes
+from which on an optimisation saves time.
 
-Each vendor's machines.py has one value per machine, with the source of its figures. No module above
-this one contains figures of a particular machine. Called by ark.lower, ark.plan.cost and the
-backends.
+Each vendor's machines.py has one `Costs` per machine and states the source of its figures. Other
+modules of ark contain no figures of a particular machine. Called by ark.lower, ark.plan.cost and
+the backends.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from ark.machine.ranges import Bytes, Count, Name, Rate, Work
 
+# The default of Costs.piece_bytes.
 PIECES = (
     ("packet", 4 << 10),
     ("threads", 16 << 10),
@@ -19,40 +21,45 @@ PIECES = (
     ("nic", 1 << 20),
     ("switch", 64 << 10),
 )
-FULL_STEP_SHAPE = (128, 256)  # the product that takes BoxCosts.full_step_us
+FULL_STEP_SHAPE = (128, 256)  # rows and columns of the tile that BoxCosts.full_step_us describes
 
 
 @dataclass(frozen=True)
 class BoxCosts:
-    """Costs of matrix products on warpgroups, whose tiles are loaded by box copies, step by step
-    along k.
+    """Costs of matrix products on warpgroups. Box copies load their tiles into the ring, step by
+    step along the inner dimension k; a step is 128 bytes of k.
 
-    full_step_us: time of the matrix units for FULL_STEP_SHAPE rows and columns, 128 bytes along k.
-    least_step_us: time in which the loading thread starts the two copies of a stage.
-    small_stage: a stage holds two or four steps if these have at most this many bytes together.
-    small_load_rate: the load rate of a processor with such stages, for products of few rows.
-    load_rate: the rate in all other cases, when all processors load.
-    tile_us: for tiles of windows, the time from the last step of a tile to the first step of the
-        next one.
+    full_step_us: time in which the matrix units multiply one step of a tile of FULL_STEP_SHAPE rows
+        and columns.
+    least_step_us: time in which the loading thread starts the two box copies of a stage, one per
+        operand. A step never takes less.
+    small_stage: a stage of the ring holds two or four steps of a tile if these are together at most
+        this many bytes. Such tiles are called small here.
+    small_load_rate: bytes per microsecond that one processor loads for small tiles of products that
+        are not busy (see few_rows).
+    load_rate: the same in all other cases, while all processors load.
+    tile_us: for products that read convolution windows, the time between the last step of a tile
+        and the first step of the next tile of the same processor.
 
-    fold_us: time to hand over parts of k to the tasks that add them up.
+    fold_us: if k is cut into parts, the time until the tasks that add the partial sums can begin.
     each_part_us: further time for each part.
-    normed_us: the time for both if a norm adds up the parts.
-    kept_bytes: bytes of parts that stay in the last-level cache.
-    fold_rate: the rate at which further bytes of them are written and read.
-    band_bytes: bytes of the left operand that stay in that cache while the columns are processed.
-    few_rows, few_tiles: a product with more rows than few_rows and more tiles of the smallest
-        height than few_tiles loads at load_rate.
-    least_rows, least_work: the smallest numbers of rows and multiplications of a product for which
-        the variant is chosen.
-    least_reads: a side of a product is copied into another layout if each of its elements is read
-        at least this often.
+    normed_us: the time that replaces fold_us and each_part_us if a norm adds the partial sums.
+    kept_bytes: bytes of partial sums that stay in the last-level cache until they are added.
+    fold_rate: bytes per microsecond at which partial sums beyond kept_bytes are written and read.
+    band_bytes: bytes of the left operand that stay in the last-level cache while a band (some rows
+        of tiles) is computed column by column.
+    few_rows, few_tiles: a product is busy, so that it loads at load_rate, if it has more than
+        few_rows rows and more than few_tiles square tiles of the smallest height.
+    least_rows, least_work: the kernel variant with warpgroups is chosen for products with at least
+        this many rows and multiplications.
+    least_reads: an operand is copied to a layout that box copies can load if each of its elements
+        is multiplied at least this often.
 
-    laid_rate: bytes that all processors together move when a side is copied into the layout of box
-        copies.
-    common_rate: operations of one processor in products of 16-bit types, in bodies of any variant.
-    tf32_rate: the same for tiles of fp32 computed as tf32.
-    plain_rate: the same for products without matrix units.
+    laid_rate: bytes per microsecond that all processors together move in such a copy.
+    common_rate: operations per microsecond of one processor in products of 16-bit types, in device
+        functions that work in every kernel variant.
+    tf32_rate: the same for fp32 tiles that are computed as tf32.
+    plain_rate: the same for products that do not use matrix units.
     attention_rate: the same for attention.
     """
 
@@ -82,16 +89,19 @@ class BoxCosts:
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """Costs of matrix products on matrix units in any variant, also with k cut into parts.
+    """Costs of matrix products on matrix units in device functions that work in every kernel
+    variant. A step of their loops is 128 bytes of the inner dimension k.
 
-    line_us, small_line_us: the least time for a line of k (128 bytes), which arrives one step after
-        it was requested: in the loop for large tiles, and in the loop for other tiles.
-    begin_us: time until a tile's first step has arrived, and to store its sums.
-    fold_us: time to hand over parts of k to the tasks that add them up, which move bytes at
-        fold_share of the memory bandwidth.
+    line_us, small_line_us: the shortest time of a step, because its operands arrive one step after
+        they were requested: in the loop for large tiles, and in the loop for other tiles.
+    begin_us: time of a tile besides its steps: until the operands of the first step have arrived,
+        and to store the result.
+    fold_us: if k is cut into parts, the time until the tasks that add the partial sums can begin.
+    fold_share: the fraction of the memory bandwidth at which partial sums are stored and loaded.
     read_share: the fraction of the memory bandwidth at which all processors together read both
         operands.
-    small_share: the fraction of its time in which the loop for small tiles multiplies.
+    small_share: the fraction of the time of the loop for small tiles in which the matrix units
+        multiply.
     """
 
     line_us: Rate
@@ -105,75 +115,89 @@ class UnitCosts:
 
 @dataclass(frozen=True)
 class Costs:
-    """Times in microseconds, rates in bytes or operations per microsecond.
+    """Costs from which the planner predicts times. Times are in microseconds, rates in bytes or
+    operations per microsecond. A multiplication and an addition are two operations.
 
-    source: the device on which the figures were measured, or the way in which they were estimated.
+    source: the device on which the figures were measured, or how they were estimated.
 
-    signal_us: from the signal of a counter by one task until another task, which waits for it,
-        continues.
-    each_signal_us: for each further task that signals the same counter.
-    barrier_us: from the end of the last task of an iteration to the begin of the first task of the
-        next one.
-    task_us: one task by itself: its record is fetched, its first loads arrive, its results are
-        stored.
-    pass_us: each further round of loads that a task waits for.
-    next_us: a task that reads the result of the previous task on its processor, with no wait
-        between them, and moves at most next_bytes.
-    next_rate: the rate at which it moves them.
+    signal_us: time from a task's signal of a counter until a task of another processor, which waits
+        for the counter, continues.
+    each_signal_us: further time for each further task that signals the same counter.
+    barrier_us: time from the end of the last task of an iteration to the start of the first task of
+        the next one.
+    task_us: time of a task besides its work: its record is fetched, its first loads arrive, its
+        results are stored.
+    pass_us: further time for each further round of loads for which a task waits.
+    next_us: the time that replaces task_us if a task reads the result of the previous task of its
+        processor without a wait between them.
+    next_bytes: the largest number of bytes moved by a task to which next_us applies.
+    next_rate: the rate at which such a task moves its bytes.
     turned_share: the fraction of the memory bandwidth that transposes reach.
 
-    processor_rate: bytes that one processor loads from the last-level cache while the others do
-        not.
-    cache_rate: bytes that all processors together load from it.
-    cache_bytes: the data that it retains from one iteration to the next.
-    scalar_rate: fp32 multiplications and additions of one processor without matrix units.
-    exact_rate: operations of products in full fp32.
-    few_rate: operations of products of 9 to 16 rows or columns, whose narrow side is read from the
-        last-level cache repeatedly.
+    processor_rate: the rate at which one processor loads from the last-level cache while the others
+        do not load.
+    cache_rate: the rate at which all processors together load from the last-level cache.
+    cache_bytes: bytes that the last-level cache retains from one iteration to the next.
+    scalar_rate: fp32 operations of one processor without matrix units.
+    exact_rate: operations of one processor in products in full fp32.
+    few_rate: operations of one processor in products with 9 to 16 rows or columns, which read this
+        narrow operand from the last-level cache repeatedly.
 
-    packet_bytes: the largest transfer to a peer that is faster as packets.
-    stream_rows: the most input rows for which a weight is streamed; more rows use matrix units,
-        where there are any.
-    begin_work: multiplications that take as long as the begin and the end of a tile of exact_tiles.
-    hand_over_work: multiplications that a processor does in a common body in the time in which a
-        task is handed over; 0 if that time is shorter than the smallest op, so that joining ops
-        saves nothing.
-    stage_codes: the most quantised weights in a stage, which one warp multiplies.
-    idle_bytes: the most bytes per processor of an op that waits longer than it works.
-    exact_work: the fewest multiplications of an fp32 product for which exact_tiles are used.
-    turned_work: the fewest multiplications of a product for which transposing its operands is
-        worthwhile.
+    packet_bytes: the largest transfer to a peer that is faster as packets than by other engines.
+    stream_rows: the largest number of input rows of a linear layer for which the operand stream
+        copies the weight. Layers of more rows are matmuls, on matrix units if the machine has them.
+    begin_work: the time to begin and end a tile of Machine.exact_tiles, as the number of
+        multiplications that take as long.
+    hand_over_work: the time of the synchronisation between two tasks, as the number of
+        multiplications that a processor does in it without matrix units. 0 if it is shorter than
+        the smallest op, so that fusing ops saves nothing.
+    stage_codes: the largest number of elements of quantised weights in one stage of the ring, which
+        one warp multiplies.
+    idle_bytes: if an op moves at most this many bytes per processor, it spends more time waiting
+        than working, and the planner may reorder it to run beside other ops.
+    exact_work: the fewest multiplications of an fp32 product that uses tiles of
+        Machine.exact_tiles.
+    turned_work: the fewest multiplications of a product for which transposing its operands first
+        saves time.
 
     tile_elements: the fewest elements of a tile of an elementwise op.
-    sweep_bytes: the most bytes of such a tile in a large tensor, because warps that drift apart
-        scatter the accesses.
-    little_elements: a result of at most this many elements is recomputed faster than handed over.
-    hoisted_elements: if a result has at least this many elements, computing its small factors in an
-        op of their own is worthwhile.
-    read_bytes: bytes of keys and values that the heads processed together read.
-    group_rows: the most rows of tiles of a product that are computed column by column.
+    sweep_bytes: the most bytes of such a tile in a large tensor. In larger tiles the warps drift
+        apart, and their accesses to memory are scattered.
+    little_elements: a result of at most this many elements is computed again by each task that
+        reads it, because that is faster than passing it from task to task.
+    hoisted_elements: if a result has at least this many elements, the planner computes factors that
+        are equal for many of them in a separate op.
+    read_bytes: the most bytes of keys and values that are read by the attention heads which are
+        computed at the same time, so that the cache holds them.
+    group_rows: the most rows of tiles in a band. Tiles of a band are computed column by column.
 
     packet_tensor_bytes: the largest fp32 activation that may travel as packets inside a device.
-    packet_elements: the most elements of packets that a task may read; beyond it a counter is
-        faster.
-    polled_elements: the same for a body that polls only after one packet has arrived.
-    rounded_elements: the same if the op that produces several rows can round them instead.
+    packet_elements: the most elements that one task may read as packets. With more elements, a
+        counter is faster.
+    polled_elements: the same for a linear layer whose function polls one packet until it has
+        arrived before it loads the others.
+    rounded_elements: the same for linear layers of several rows, whose input can instead be rounded
+        to 16 bits by the op that computes it.
 
-    start_work_us: the predicted work for which starting a processor is worthwhile, if each launch
-        starts its processors.
-    op_us, product_tile_us: used where only whole ops are predicted (ark.parallel): the time for an
+    start_work_us: if each launch starts its processors (capability starts_processors), one
+        processor is started for this much predicted work.
+    op_us, product_tile_us: figures for predictions of whole ops (ark.parallel): the time for an
         op's last results and the wait for them, and the time for the first load and the store of a
         product's tile.
-    combine_rate: bytes that one processor combines with those of peers and sends.
-    put_bytes: the most bytes of tiles that are sent by one put.
-    lane_bytes: bytes of a task of a processor that only transfers.
-    share_bytes: the least share of a processor in a transfer before it is cut into parts.
-    piece_bytes: for each engine the fewest bytes that a task moves; share_bytes for other engines.
-    part_bytes: if k is cut, the fewest bytes that a task of a product of few rows reads.
-    claim_bytes: the smallest op whose tiles are claimed.
-    deal_bytes: the smallest result whose rows are dealt.
-    boxes, units: costs of products on warpgroups, and on matrix units in any variant; None if the
-        machine has no such products.
+    combine_rate: the rate at which one processor combines data with those of peers and sends them.
+    put_bytes: the most bytes of tiles that one put sends.
+    lane_bytes: bytes of a task that combines or sends, on a processor or moving warp that has no
+        other work.
+    share_bytes: a processor's share of a transfer is cut into several tasks if it is larger.
+    piece_bytes: the fewest bytes that one task transfers, for each engine; share_bytes for engines
+        that are not listed.
+    part_bytes: the fewest bytes of the weight that one task reads in a product of few rows if k is
+        cut into parts.
+    claim_bytes: the fewest bytes that an op moves whose tiles processors claim at run time.
+    deal_bytes: the fewest bytes of a result whose rows are distributed to processors in turn, row
+        by row, instead of in consecutive ranges.
+    boxes, units: costs of matrix products on warpgroups, and on matrix units in every kernel
+        variant; None if the machine has no such products.
     """
 
     source: Name = "a common server core, estimated"

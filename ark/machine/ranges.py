@@ -1,7 +1,8 @@
-"""Types with ranges: the values that a plan file may contain for a machine and its kernel variants.
+"""Types of the fields of machines and kernel variants, with the range of values that a plan file
+may contain.
 
-The fields of ark.machine and ark.machine.variant have these types; ark.plan.schema checks values
-from files against them.
+The dataclasses of ark.machine use these types; ark.plan.schema checks values from files against
+them.
 """
 
 from __future__ import annotations

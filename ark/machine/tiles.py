@@ -1,5 +1,5 @@
-"""Tile sizes of a vendor's matrix-unit bodies. The planner chooses among these only. Each vendor's
-machines.py defines them. Called by ark.lower.
+"""Tile sizes of the device functions for matrix units. The planner chooses only among these. Each
+vendor's machines.py defines them. Called by ark.lower.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from ark.machine.ranges import Count
 
 @dataclass(frozen=True)
 class BoxTiles:
-    """Tile sizes of products on warpgroups, whose operands are loaded by box copies.
+    """Tile sizes of products on warpgroups. Box copies load the operands. k is the inner dimension.
 
-    tiles: rows and columns; if several cuts are predicted to take the same time, the first is
-        taken.
-    narrow: those of `tiles` that are used for few rows only, and only if the right operand is
+    tiles: rows and columns of each size. The planner takes the first of several sizes with the same
+        predicted time.
+    narrow: the sizes of `tiles` that are used only for products of few rows whose right operand is
         contiguous along k.
-    plain: those that are used only if the right operand is contiguous along k and sums are stored
-        one by one.
-    shallow: those that are not used for windows, because they leave too few stages.
-    parts: the numbers of parts of k to try.
-    normed_parts: the most parts of k if a norm adds them up.
-    attention_rows: queries of an attention tile.
+    plain: the sizes of `tiles` that are used only if the right operand is contiguous along k and
+        results are stored one by one, not as pairs or heads.
+    shallow: the sizes of `tiles` that are not used for convolution windows, because the ring would
+        have too few stages.
+    parts: the numbers of parts into which the planner may cut k.
+    normed_parts: the largest number of parts of k if a norm adds the partial sums.
+    attention_rows: the number of queries of an attention tile.
     """
 
     tiles: tuple[tuple[Count, Count], ...]
@@ -35,18 +36,18 @@ class BoxTiles:
 
     @property
     def least_rows(self) -> int:
-        """The smallest number of rows of any of these tiles."""
+        """The smallest number of rows of the sizes in `tiles`."""
         return min(rows for rows, _ in self.tiles)
 
 
 @dataclass(frozen=True)
 class UnitTiles:
-    """Tile sizes of products on matrix units in any variant, besides the sizes with a loop of their
-    own.
+    """Tile sizes of products on matrix units in functions that work in every kernel variant,
+    besides Machine.large_tiles.
 
-    block: rows and columns that a matrix unit multiplies at once.
+    block: the rows and columns of a tile are multiples of this, the size of a matrix instruction.
     least_columns: the fewest columns of a tile.
-    parts: the numbers of parts of k to try.
+    parts: the numbers of parts into which the planner may cut the inner dimension k.
     """
 
     block: Count

@@ -17,13 +17,13 @@ LOAD, COMPUTE, COMMUNICATE, MOVE = "load", "compute", "communicate", "move"
 
 @dataclass(frozen=True)
 class Role:
-    """A role: the warps of a block that do one kind of work.
+    """The warps of a block that have the same function.
 
-    name: `compute`, `load`, `communicate` or `move`. Moving warps execute a task list of their own,
-        of copies and sums, beside the processor's.
-    warps: how many.
-    registers: per thread of these warps, on hardware that can assign them by warp; 0 leaves the
-        number to the compiler.
+    name: `compute`, `load`, `communicate` or `move`. Moving warps execute a separate task list of
+        copies and sums, concurrently with the computing warps.
+    warps: the number of these warps.
+    registers: registers per thread of these warps, on hardware that can assign them by warp; 0 if
+        the compiler decides.
     """
 
     name: Word
@@ -36,14 +36,15 @@ class Variant:
     """A form of the loop kernel.
 
     name: `block`, or another name that a backend defines.
-    roles: the computing warps come first; they have the lowest thread numbers.
-    stages: slots of the ring in shared memory; 0 if operands are read in place.
-    stage_bytes: the largest single fetch into a slot.
-    in_flight: fetches outstanding at once per processor.
-    row_slice: elements of a single input row that a computing thread can keep in registers
-        throughout a linear task; 0 if it keeps none.
-    most_rows: input rows of a linear layer for which a thread's registers suffice; 0 for any
-        number.
+    roles: the roles of its warps. The computing warps are first and have the lowest thread numbers.
+    stages: the number of stages of the ring in shared memory; 0 if there is no ring, so that tasks
+        read operands from global memory.
+    stage_bytes: the size of a stage, which is the largest fetch.
+    in_flight: the number of fetches of a processor that may be outstanding at once.
+    row_slice: the number of elements of an input row that a computing thread keeps in registers
+        during a linear task of one row; 0 if it keeps none.
+    most_rows: the largest number of input rows of a linear layer for which a thread's registers
+        suffice; 0 if there is no limit.
     """
 
     name: Word
@@ -56,12 +57,12 @@ class Variant:
 
     @property
     def ring_bytes(self) -> int:
-        """Shared memory that the ring takes."""
+        """Bytes of shared memory of the ring."""
         return self.stages * self.stage_bytes
 
     @property
     def warps(self) -> int:
-        """All warps of a block."""
+        """The number of warps of a block, of all roles."""
         return sum(role.warps for role in self.roles)
 
     def role(self, name: str) -> int:
@@ -74,8 +75,10 @@ class Variant:
 
 
 def block(warps: int, load: int = 0, **ring: int) -> Variant:
-    """The variant in which all computing warps share each task, and a task ends with a
-    synchronisation of the block. load: the number of warps that only fetch.
+    """The variant `block`: all computing warps run each task together and synchronise at its end.
+
+    warps: the number of computing warps. load: the number of loading warps. ring: further fields
+    of Variant.
     """
     roles = (Role(COMPUTE, warps), *((Role(LOAD, load),) if load else ()))
     return Variant("block", roles, **ring)
