@@ -1,6 +1,6 @@
-// Tensor memory (sm_100a), which holds a product's sums: 128 lanes of 512 columns of 32 bits. A
-// kernel allocates ARK_SUM_COLUMNS of them, the most that a tile may use, from its start to its
-// end.
+// Tensor memory (sm_100a), which holds the sums of a product: 128 lanes of 512 columns of 32 bits.
+// A kernel allocates ARK_SUM_COLUMNS columns when it starts, the most that a tile uses, and frees
+// them when it ends.
 
 #define ARK_HAS_TENSOR_MEMORY 1
 constexpr ark_u32 ARK_SUM_COLUMNS = 256u;
@@ -19,7 +19,8 @@ ARK_DEVICE void ark_sums_give_back(ark_u32 place) {
                "n"(ARK_SUM_COLUMNS)
                : "memory");
 }
-// Makes a barrier between threads order accesses to tensor memory too.
+// Called before and after a barrier between threads, so that it also orders accesses to tensor
+// memory.
 ARK_DEVICE void ark_sums_fence_before() {
   asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
 }
@@ -32,9 +33,9 @@ ARK_DEVICE void ark_products_commit(ark_u32 barrier) {
       "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(barrier)
       : "memory");
 }
-// Called by a warp: reads sixteen columns of sixteen lanes. Of each eight columns a thread gets two
-// in lane `ark_lane() / 4` and two in the lane eight further, as in the result of a warpgroup's
-// product.
+// Called by a warp: loads sixteen columns of sixteen lanes of tensor memory. Of each eight columns
+// a thread gets two of lane `ark_lane() / 4` and two of the lane after the next eight, which is the
+// register layout of wgmma.
 ARK_DEVICE void ark_sums_load(ark_u32 place, ark_u32 (&v)[8]) {
   asm volatile("tcgen05.ld.sync.aligned.16x256b.x2.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
                : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]), "=r"(v[4]), "=r"(v[5]), "=r"(v[6]),

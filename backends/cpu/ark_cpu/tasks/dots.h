@@ -1,7 +1,11 @@
-// The innermost steps of products: sums of a few rows by two vectors of columns stay in registers
-// while k advances by groups of 4 bytes: one float, two bf16 or four int8. A left panel has blocks
-// of 16 groups of k, in which a row's groups are neighbours; in a right panel the groups of
-// ARK_PANEL_COLUMNS columns are neighbours. So all instruction sets read the same panels.
+// The micro-kernels of matrix products: they multiply a panel of rows of the left operand by a
+// panel of columns of the right one. The sums of a few rows by two vectors of columns stay in
+// registers while the inner dimension k advances by groups. A group is 4 bytes of consecutive k:
+// one float, two bf16 or four int8.
+//
+// Panels are copies of parts of the operands (panels.h). Both are divided into blocks of 16 groups
+// of k. In a block of a left panel the 16 groups of a row are contiguous. In a right panel the same
+// group of all ARK_PANEL_COLUMNS columns is contiguous. All instruction sets read this layout.
 
 typedef ark_u32 ark_group __attribute__((may_alias));
 template <typename S>
@@ -35,7 +39,8 @@ constexpr int ARK_BLOCK_GROUPS = 16, ARK_BLOCK_BYTES = 4 * ARK_BLOCK_GROUPS;
 #define ARK_HAS_TILES 1
 #endif
 
-// Elements of panels, by the types of places in both matrices: no digit is lost.
+// The type of panel elements, by the types of pointers to elements of the operands. It represents
+// their values exactly.
 template <typename A, typename B>
 struct ArkPart {
   typedef float type;
@@ -59,11 +64,13 @@ struct ArkPart<const signed char*, const signed char*> {
 #if defined(ARK_BF16_DOT)
 template <>
 struct ArkPart<const ark_bf16*, const ark_bf16*> {
-  typedef uint16_t type;  // its bits
+  typedef uint16_t type;  // the bits of a bf16
 };
 #endif
 
-// Sums of a kind of element: total(sums) from and to memory; left(p) is a row's group in all lanes.
+// The multiplication of panel elements of type P. sum: the type of sums. vector: a vector of panel
+// elements or sums. left(p): the group of a row at p, in all lanes. add: adds to each lane of total
+// the product of the groups in a and b. BIASED: left adds 128 to int8 elements (see below).
 template <typename P>
 struct ArkDot {
   typedef P sum;
@@ -71,7 +78,7 @@ struct ArkDot {
   static constexpr bool BIASED = false;
   ARK_DEVICE vector left(const P* p) {
     vector all = *p - vector{};
-    asm("" : "+" ARK_IN_REGISTER(all));  // read once, not for each vector of columns
+    asm("" : "+" ARK_IN_REGISTER(all));  // keeps the value in a register
     return all;
   }
   ARK_DEVICE void add(vector& total, const vector& a, const vector& b) { total += a * b; }
@@ -113,7 +120,8 @@ template <>
 struct ArkDot<signed char> {
   typedef ark_i32 sum;
   typedef ArkVectorOf<ark_u32>::type vector;
-  // x86 multiplies unsigned by signed: a + 128 takes a's place, and 128 b is subtracted.
+  // x86 multiplies unsigned by signed bytes. So (a + 128) b is summed, and the sum of 128 b is
+  // subtracted at the end.
 #if defined(__x86_64__)
   static constexpr bool BIASED = true;
 #else
@@ -130,8 +138,8 @@ struct ArkDot<signed char> {
 };
 #endif
 
-// sums (STRIDE wide) = or, where BEGUN, += the product of R rows of a left panel of PITCH rows and
-// a right panel.
+// The product of R rows of a left panel, which has PITCH rows, and a right panel, over `groups`
+// groups of k. It is stored to sums, whose rows are STRIDE elements apart, or added if `begun`.
 template <int R, int PITCH, int STRIDE, typename P, typename S>
 ARK_DEVICE void ark_dots(const P* a, const P* b, int groups, S* sums, bool begun) {
   typedef ArkDot<P> dot;
@@ -165,8 +173,8 @@ ARK_DEVICE void ark_dots(const P* a, const P* b, int groups, S* sums, bool begun
 }
 
 #if defined(ARK_HAS_TILES)
-// Tile registers of 16 rows of 64 bytes (AMX). The kernel grants a process their use on request; a
-// process without it takes the same sums by vectors.
+// AMX: tile registers of 16 rows of 64 bytes. Linux grants their use to a process on request. If it
+// does not, ark_dots computes the same sums.
 static bool ark_tiles_granted;
 __attribute__((constructor)) static void ark_ask_for_tiles() {
   constexpr long ARCH_PRCTL = 158, REQUEST = 0x1023, TILE_DATA = 18;
@@ -195,7 +203,7 @@ ARK_DEVICE void ark_end_tiles() { asm volatile("tilerelease"); }
       :                                                                                    \
       : "r"(a), "r"(b), "r"(ark_i64{ARK_BLOCK_BYTES}), "r"(ark_i64{4 * ARK_PANEL_COLUMNS}) \
       : "memory")
-// As ark_dots of 32 rows.
+// The same as ark_dots for 32 rows, by AMX.
 template <int STRIDE, typename P, typename S>
 ARK_DEVICE void ark_tiles(const P* a, const P* b, int groups, S* sums, bool begun) {
   const ark_i64 pitch = STRIDE * 4;
@@ -233,7 +241,7 @@ ARK_DEVICE void ark_tiles(const P* a, const P* b, int groups, S* sums, bool begu
 }
 #endif
 
-// Rows of a left panel.
+// The number of rows of a left panel.
 template <typename P>
 constexpr int ark_panel_rows() {
 #if defined(ARK_HAS_TILES)
@@ -241,7 +249,7 @@ constexpr int ark_panel_rows() {
 #endif
   return ARK_PANEL_ROWS;
 }
-// As ark_dots, of all rows of a left panel.
+// The same as ark_dots for all rows of a left panel.
 template <int STRIDE, typename P, typename S>
 ARK_DEVICE void ark_multiply_panels(const P* a, const P* b, int groups, S* sums, bool begun) {
   constexpr int ROWS = ark_panel_rows<P>();

@@ -1,11 +1,11 @@
-// Products by one thread: parts of both matrices are packed into panels, whose products (dots.h)
-// are summed over a part of k (Goto and van de Geijn, "Anatomy of high-performance matrix
-// multiplication", ACM TOMS 2008, section 4). Sums are over k in order, by parts of equal depth,
-// whatever the tile.
+// Matrix products by one thread. Parts of both operands are packed into panels, and dots.h
+// multiplies the panels (Goto and van de Geijn, "Anatomy of high-performance matrix
+// multiplication", ACM TOMS 2008, section 4). The inner dimension k is cut into parts of equal
+// depth, which are summed in order. So the tile size does not change the result.
 
-// A square of 16 by 16, or 4 by 4, groups of 4 bytes, transposed in registers: in every round the
-// rows of the upper half alternate, group by group, with those of the lower one. Stores the first
-// `rows` rows.
+// Transposes a square of N by N groups of 4 bytes in registers, N = 16 or 4, and stores the first
+// `rows` rows of the result. In each of log2(N) rounds, rows i and i + N / 2 are interleaved group
+// by group to rows 2 i and 2 i + 1. from_row, to_row: groups between rows in memory.
 #if ARK_VECTOR_BYTES == 64
 typedef ark_u32 ark_groups __attribute__((vector_size(64), aligned(1), may_alias));
 #define ARK_LOW_HALVES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
@@ -56,11 +56,12 @@ ARK_DEVICE void ark_to_part(float& to, const T* from) {
   to = ark_get(from, 0);
 }
 
-// COUNT elements, STEP apart, of which the first `some` exist; the others are zeros.
+// Reads COUNT elements, STEP apart, as panel elements. Only the first `some` exist; the others
+// become zeros.
 template <int COUNT, int STEP, typename P, typename T>
 ARK_DEVICE void ark_read_parts(P* to, const T* from, int some) {
   constexpr int BYTES = COUNT * static_cast<int>(sizeof(P)), EACH = sizeof(ark_groups);
-  // A part of its element's size has its bits.
+  // If both types have the same size, the bits are the same.
   constexpr bool COPIED = sizeof(T) == sizeof(P) && STEP == 1 && BYTES % EACH == 0;
   if (COPIED && some >= COUNT) {
     ark_groups* groups = reinterpret_cast<ark_groups*>(to);
@@ -74,8 +75,11 @@ ARK_DEVICE void ark_read_parts(P* to, const T* from, int some) {
   }
 }
 
-// A block of ARK_BLOCK_GROUPS groups of N lines, of which `lines` exist, with `depth` elements of
-// k. at(line, k) gives an element's place. By lines: a line's groups are neighbours.
+// The next two functions pack a block: ARK_BLOCK_GROUPS groups of k of N lines. A line is a row of
+// the left operand or a column of the right one. Only `lines` lines and `depth` elements of k
+// exist; the rest becomes zeros. at(line, k): the address of an element.
+//
+// ark_block_by_lines reads along k: the groups of line i are stored at to + i * row.
 template <int N, int K_STEP, typename P, class At>
 ARK_DEVICE void ark_block_by_lines(P* to, int row, int lines, int depth, const At& at) {
   constexpr int BLOCK = ARK_BLOCK_BYTES / static_cast<int>(sizeof(P));
@@ -84,7 +88,8 @@ ARK_DEVICE void ark_block_by_lines(P* to, int row, int lines, int depth, const A
     ark_read_parts<BLOCK, K_STEP>(to + i * row, at(here ? i : 0, 0), here ? depth : 0);
   }
 }
-// By groups: the same group of all lines, which are neighbours in memory.
+// ark_block_by_groups reads along the lines, which are neighbours in memory: group g of all lines
+// is stored at to + g * row.
 template <int N, typename P, class At>
 ARK_DEVICE void ark_block_by_groups(P* to, int row, int lines, int depth, const At& at) {
   constexpr int GROUP = 4 / static_cast<int>(sizeof(P));
@@ -113,8 +118,10 @@ ARK_DEVICE void ark_block_by_groups(P* to, int row, int lines, int depth, const 
   }
 }
 
-// Panels of WIDTH of the `count` lines of `depth` elements, a left matrix's or a right one's.
-// LINE_STEP, K_STEP: the distance, in elements, of neighbouring lines and of neighbours along k.
+// Packs `count` lines of `depth` elements into panels of WIDTH lines, left panels if LEFT,
+// otherwise right ones. LINE_STEP, K_STEP: elements between neighbouring lines and between
+// neighbours along k, by which the direction of reading is chosen. A block that was not read in the
+// panel's layout is transposed.
 template <int WIDTH, bool LEFT, int LINE_STEP, int K_STEP, typename P, class At>
 ARK_DEVICE void ark_pack_panels(P* to, int count, int depth, const At& at) {
   constexpr int GROUP = 4 / static_cast<int>(sizeof(P)), BLOCK = ARK_BLOCK_GROUPS * GROUP;
@@ -150,10 +157,11 @@ ARK_DEVICE void ark_pack_panels(P* to, int count, int depth, const At& at) {
   }
 }
 
-// The tile of ROWS by COLUMNS at m0, n0 of a product of M by N; a(m, k) and b(k, n) give the place
-// of an element, finish(m, n, sum) stores the result's; sums are over k0 to k1, by parts of
-// PART_BYTES. PAIRS: finish has the sums of columns n and n + 1. The steps are those of
-// ark_pack_panels, of both matrices.
+// Computes the tile of ROWS by COLUMNS at row m0, column n0 of a product of M by N elements, summed
+// over k0 to k1. PART_BYTES: the depth of a part of k, in bytes of panel elements of a line.
+// a(m, k), b(k, n): the address of an element of the operands. finish(m, n, sum) stores an element
+// of the result, or if PAIRS finish(m, n, sum, next) those of columns n and n + 1. A_LINE, A_K,
+// B_LINE, B_K: LINE_STEP and K_STEP of ark_pack_panels for each operand.
 template <int ROWS, int COLUMNS, int M, int N, int PART_BYTES, bool PAIRS, int A_LINE, int A_K,
           int B_LINE, int B_K, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_panels(ArkCtx& c, const ArkTask&, int m0, int n0, int k0, int k1,
@@ -164,7 +172,7 @@ ARK_DEVICE void ark_matmul_panels(ArkCtx& c, const ArkTask&, int m0, int n0, int
   constexpr int R = ark_panel_rows<P>(), V = ARK_PANEL_COLUMNS;
   constexpr int DOWN = (ROWS + R - 1) / R * R, ACROSS = (COLUMNS + V - 1) / V * V;
   constexpr int STRIDE =
-      ACROSS + 16;  // rows that are no power of two apart do not share a cache's places
+      ACROSS + 16;  // a distance that is not a power of two keeps rows in different cache sets
   Sum* sums = reinterpret_cast<Sum*>(ARK_SCRATCH(c));
   P* left = reinterpret_cast<P*>(sums + DOWN * STRIDE);
   P* right = left + DOWN * DEPTH;

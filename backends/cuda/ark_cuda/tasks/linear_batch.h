@@ -1,14 +1,15 @@
-// A linear layer of a few input rows, one from each sequence of a batch, in the variant `roles`. It
-// works like linear_roles.h, but sums are products on matrix units (m16n8k16), so up to eight rows
-// cost as much as one. A stage has a part of as many rows of weights as matrix units take, and is
-// multiplied with no more elements of the input than it has weights. With two input rows a stage
-// may have four whole rows of weights instead (linear_units.h). An input that is large compared
-// with the ring is not copied to shared memory: each warp reads the elements that it needs for a
-// stage.
+// A linear layer of two to eight input rows, one per sequence of a batch, in the kernel variant
+// `roles`. It works like linear_roles.h, but computes on matrix units (mma.m16n8k16), where eight
+// input rows take as long as one. A stage of the ring holds 8 or 16 rows of weights, of each of
+// which it holds one of the equal parts along k. It needs only this part of the input rows. With
+// two input rows a stage may hold four whole rows of weights instead (linear_units.h). An input
+// that is large compared with the ring is not copied to shared memory: each warp loads the elements
+// that it needs for a stage from global memory.
 
-constexpr int ARK_ROW_PAD = 64;  // bytes between rows in shared memory: they begin at other banks
+// bytes of padding per input row in shared memory, against bank conflicts
+constexpr int ARK_ROW_PAD = 64;
 
-// d += a b for a tile of 16 by 8 elements, 16 deep.
+// d += a b for a tile of 16 by 8 elements, over 16 elements of k.
 ARK_DEVICE void ark_multiply_tile(const ark_bf16*, float (&d)[4], ark_u32 a0, ark_u32 a1,
                                   ark_u32 a2, ark_u32 a3, ark_u32 b0, ark_u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -28,10 +29,11 @@ ARK_DEVICE uint4 ark_either(bool first, const uint4& a, const uint4& b) {
   return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
 }
 
-// Products of M rows of the input with R rows of weights, at most 8, both K long in shared memory,
-// PITCH and K apart, in which the input's rows are the tile's, whose upper eight are zero. A
-// product takes long to come and shared memory too: DEEP pieces of 32 are asked for while those
-// before are multiplied, each piece's sums by themselves.
+// Multiplies M input rows by R rows of weights, each at most 8, of K elements in shared memory.
+// Input rows are PITCH elements apart, rows of weights K. The input is the left operand of the
+// instruction; the other eight of its sixteen rows are zero. To hide latency, DEEP pieces of 32
+// elements of k are loaded while the previous DEEP pieces are multiplied, and each of the DEEP
+// pieces has its own sums.
 template <int M, int R, int K, int PITCH, typename T>
 ARK_DEVICE void ark_flat_products(const T* w, const T* x, float (&sum)[2]) {
   constexpr int ALL = K / 32, DEEP = ALL % 4 == 0 ? 4 : ALL % 2 == 0 ? 2 : 1;
@@ -69,10 +71,11 @@ ARK_DEVICE void ark_flat_products(const T* w, const T* x, float (&sum)[2]) {
   }
 }
 
-// Adds to d the products of R rows of weights in shared memory, PART apart, with input rows, over
-// BLOCKS times 32 elements. x(i): this lane's elements of block i of input row `ark_lane() / 4`.
-// All rows begin at the same bank, so lanes of neighbouring rows load two blocks in opposite order.
-// There are D independent sums, because the latency of a product is high.
+// Adds to d the products of R rows of weights in shared memory and the input rows, over BLOCKS
+// blocks of 32 elements of k. Rows of weights are PART elements apart. x(i): this lane's elements
+// of block i of input row `ark_lane() / 4`. All rows of weights start at the same bank, so lanes of
+// neighbouring rows load each pair of blocks in opposite order. There are D independent sums to
+// hide latency.
 template <int R, int PART, int BLOCKS, int UNROLLED, int D, typename T, class X>
 ARK_DEVICE void ark_tile_products(const T* w, const X& x, float (&d)[D][4]) {
   using Tile = ArkRowsTile<true, R, 8>;
@@ -98,10 +101,11 @@ ARK_DEVICE void ark_tile_products(const T* w, const X& x, float (&d)[D][4]) {
   }
 }
 
-// Adds up the sums of R rows of weights with M rows of the input, of which each lane has those of
-// its tile. Returns true for the warp that adds the last of the P parts. That warp gets the totals,
-// summed in order. parts: the last KEPT stages' sums; counts: by group of rows, the number of parts
-// that have arrived.
+// Adds the sums of the P stages that hold the parts along k of the same rows of weights. Each stage
+// was multiplied by one warp; sum: this lane's sums of the warp's tile. The warp whose stage is
+// complete last gets the totals in `sum`, added in the order of the parts, and returns true. parts:
+// the sums of the last KEPT stages, in shared memory. counts: for each group of P of these stages,
+// the number that is complete.
 template <class Tile, int RM, int P, int KEPT>
 ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float (&sum)[Tile::ALL]) {
   static_assert(KEPT % P == 0, "rows are kept whole");
@@ -112,8 +116,8 @@ ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float 
     const int at = Tile::at(e);
     if (at >= 0) own[place % P * RM + at] = sum[e];
   }
-  // The count orders the warps: lane 0 releases what its warp has stored and acquires what the
-  // others have stored. A shuffle does not order memory.
+  // The addition to the count orders the warps: lane 0 releases the stores of its warp and acquires
+  // those of the others. A shuffle does not order memory.
   __syncwarp();
   ark_u32 before = 0u;
   if (ark_lane() == 0) {
@@ -134,15 +138,16 @@ ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float 
   return true;
 }
 
-// This warp's first stage of the task.
+// The number of the first stage of the task that this warp multiplies.
 ARK_DEVICE int ark_first_stage(const ArkCtx& c, const ArkTask& t) {
   const ark_u32 before = (ark_stages_before(c) + t.fetch_begin) % ARK_WARPS;
   return static_cast<int>((static_cast<ark_u32>(ark_warp()) + ARK_WARPS - before) % ARK_WARPS);
 }
 
-// coord: first and last+1 row of the weights, of type W and K long, R to a stage, in P stages each.
-// KEPT: as of ark_batch_total. XS: bytes of shared memory that hold the input's M rows. BOXED: true
-// if stages are boxes. Returns false if the processor is to leave.
+// coord: the first and the last+1 row of the weights, which have type W and K elements. R: rows of
+// weights of a stage. P: the number of stages that hold the parts of a row. KEPT: see
+// ark_batch_total. XS: bytes of shared memory for the M input rows. BOXED: true if box copies load
+// the stages. Returns false if the processor must leave the loop.
 template <typename W, int K, int R, int P, int KEPT, bool BOXED, int XS, int M, class X, class N,
           class S>
 ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
@@ -225,7 +230,7 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
     }
     ark_stage_done(c, t.fetch_begin + j);
     if constexpr (N::norm) {
-      if (j == first) {  // not earlier: the ring waits for the slot
+      if (j == first) {  // not earlier, because this may wait for a slot of the ring
         ark_squares_wait(squared);
 #pragma unroll
         for (int e = 0; e < Tile::COLUMNS; ++e) {
@@ -246,8 +251,8 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
   return true;
 }
 
-// The same for an input that has the weights' type and stays in plain memory. A warp loads the part
-// of it that it needs for a stage while the stage is in flight.
+// The same for an input that has the weights' type and stays in global memory. A warp loads the
+// part that it needs for a stage while the stage is in flight.
 template <typename W, int K, int R, int P, int KEPT, bool BOXED, int M, class X, class S>
 ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogue) {
   constexpr int PART = K / P, ALL = PART / 32, ROUND = ALL < 16 ? ALL : 16;
@@ -268,7 +273,7 @@ ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogu
     for (int i = ark_tid(); i < KEPT / P; i += ARK_THREADS) counts[i] = 0u;
   }
   ark_gathered();
-  // A lane's elements of two neighbouring pieces of 32. In a box they are two chunks of a block.
+  // A lane's elements of two neighbouring blocks of 32. In a box they are two chunks of 16 bytes.
   const int chunk = BOXED ? Box::chunk() : ark_lane() % 4, next = BOXED ? Box::NEXT : 4;
   const W* from = input.p + own * K + chunk * 8;
   const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);

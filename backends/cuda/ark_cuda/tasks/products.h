@@ -1,9 +1,12 @@
-// Tiles of matrix products in the variant `matrix`: the types that describe them to both halves of
-// the body, and the loading half. The computing half is in wgmma.h (sm_90a) or tcgen05.h (sm_100a).
+// Tiles of matrix products in the kernel variant `matrix`: the types that describe a tile, and the
+// part of the body that the loading thread runs. The computing warps run wgmma.h (sm_90a) or
+// tcgen05.h (sm_100a). a and b are the left and right operands, k the dimension that is summed; a
+// line is 128 bytes of k of one row of a or column of b.
 
-// A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup stores half of the rows, or with 64
-// rows half of the columns. HIGH: rows of a in a stage. LINES: lines of k in a stage. OVERLAP: true
-// if the products of one stage run during the wait for the next one.
+// A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup stores half of the rows, or in
+// tiles of 64 rows half of the columns. HIGH: rows of a in a stage. LINES: lines per row and column
+// in a stage. ACROSS_A, ACROSS_B: true if k is not the contiguous dimension of that operand.
+// OVERLAP: true if the products of a stage run while the warpgroup waits for the next stage.
 template <class DEAL, typename T_, typename T_B, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A,
           bool ACROSS_B, bool OVERLAP_, int LINES_>
 struct ArkProduct {
@@ -13,26 +16,28 @@ struct ArkProduct {
   static constexpr bool TALL = ROWS == 128, OVERLAP = OVERLAP_;
   static constexpr bool A_ACROSS = ACROSS_A, B_ACROSS = ACROSS_B;
   static constexpr int ALL = COLUMNS, WIDE = TALL ? COLUMNS : COLUMNS / 2;  // that a group stores
-  // The bytes and the elements of a line of k; the bytes of a in a stage, and of a stage.
+  // LINE, DEEP: bytes and elements of a line. A_BYTES, BYTES: bytes of a, and of both operands, in
+  // a stage.
   static constexpr int LINE = 128, DEEP = LINE / static_cast<int>(sizeof(T)), LINES = LINES_;
   static constexpr int A_BYTES = HIGH * LINE * LINES, BYTES = LINE * (HIGH + COLUMNS) * LINES;
   static constexpr int A_ROWS = HIGH, B_ROWS = COLUMNS;
   static constexpr ark_u32 A_LINE = HIGH * LINE / 16, B_LINE = COLUMNS * LINE / 16;
-  // The distance of 16 elements along k: 32 bytes of a row if k is the inner dimension, otherwise
-  // 16 rows of 128 bytes.
+  // The distance between steps of 32 bytes of k, in units of 16 bytes: 32 bytes of a row if k is
+  // the contiguous dimension, otherwise 16 rows of 128 bytes.
   static constexpr ark_u32 A_STEP = ACROSS_A ? 128u : 2u, A_LEAD = ACROSS_A ? 512u : 1u;
   static constexpr ark_u32 B_STEP = ACROSS_B ? 128u : 2u, B_LEAD = ACROSS_B ? 512u : 1u;
-  static constexpr int A_HALF = TALL ? 8192 : 0;  // bytes of a warpgroup's rows of a
+  // bytes of the 64 rows of a that a warpgroup multiplies
+  static constexpr int A_HALF = TALL ? 8192 : 0;
 };
 
-// A matrix of a batch in a tensor map. The parameters tell which of the batch's dimensions the map
-// has; without any, the map has two dimensions.
+// Selects a matrix of a batch in a tensor map. FIRST, SECOND: true if the map has this dimension of
+// the batch. FLAT: true if the map has only the two dimensions of a matrix.
 template <bool FLAT, bool FIRST, bool SECOND>
 struct ArkBatch {};
 
-// The boxes of one operand in a stage: the ROWS rows from `row` on. ACROSS: true if k counts rows
-// of the map; boxes of DEEP rows are then side by side. With several LINES the map has three
-// dimensions, and one box loads them in sequence.
+// Loads one operand of a stage by box copies: ROWS rows (or columns of b) from `row` on. ACROSS:
+// true if k is the outer dimension of the map; several boxes of DEEP rows of the map then follow
+// each other. With several LINES the map has three dimensions, and one box loads all lines.
 template <bool ACROSS, int ROWS, int DEEP, int LINES, bool FLAT, bool FIRST, bool SECOND>
 ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, int i1,
                                  ark_u64* full, ArkBatch<FLAT, FIRST, SECOND>,
@@ -51,10 +56,10 @@ ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, 
   }
 }
 
-// A side that is the matrix of an input's windows (ark.tasks.matmul_windows). PLACES: positions of
-// a result, ACROSS of them in a row. CHANNELS: of the input. TAPS: taps in a row of a window.
-// Further parameters are the strides, padding and dilation, down and across. SPLIT: true if its
-// rows count the positions of all images.
+// An operand that is the matrix of convolution windows of an image (ark.tasks.matmul_windows).
+// PLACES: windows per image, ACROSS of them in a row. CHANNELS: channels of the image. TAPS:
+// elements of the kernel in a row. The other parameters are strides, padding and dilation in both
+// directions. SPLIT: true if the rows of the matrix are the windows of all images.
 template <bool SPLIT, int PLACES, int ACROSS, int CHANNELS, int TAPS, int STEP_DOWN,
           int STEP_ACROSS, int BEFORE_DOWN, int BEFORE_ACROSS, int APART_DOWN, int APART_ACROSS>
 struct ArkWindows {
@@ -78,14 +83,14 @@ ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, 
   }
 }
 
-// The loading half, run by one thread. begin(i1), end(i1): the elements along k of a tile. If it is
-// called early, it only begins stages with their part of b, as many as are free.
+// Run by the loading thread. begin(i1), end(i1): the range of elements of k of a tile. If
+// load.early is set, the task may not begin yet: only b is loaded, to as many stages as are free.
 template <class P, class Begin, class End, class A, class B>
 ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                         ark_u64 map_a, ark_u64 map_b, const Begin& begin,
                                         const End& end, A batch_a, B batch_b) {
-  // Weights that meet a computed left side are read once and may leave L2, where code and sums
-  // stay.
+  // Weights that are multiplied by activations are read once and may be evicted from L2 first, so
+  // that code and sums stay there.
   const bool leaves = P::deal::once && t.growth == ARK_LOADS_RIGHT;
   const ark_u64 keep = leaves ? ARK_BOX_LEAVES : ARK_BOX_STAYS;
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
@@ -97,7 +102,7 @@ ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLo
       }
       ark_u64* full = &ark_matrix.full[load.at.slot];
       char* stage = ark_matrix_stage(c, load.at.slot);
-      const bool right = load.early || load.begun == 0u;  // not begun yet
+      const bool right = load.early || load.begun == 0u;  // b of this stage was not loaded early
       if (load.early) {
         ark_matrix_expect_part(full, P::BYTES - P::A_BYTES);
       } else {

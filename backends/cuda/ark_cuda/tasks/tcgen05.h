@@ -1,9 +1,10 @@
-// Tiles of matrix products on tensor memory (sm_100a), in the variant `matrix`: the computing half
-// of the body. One lane starts all products of a tile, whose sums are in tensor memory. When they
-// are complete, each warp reads its rows to registers, in the same layout as those of wgmma.
+// Tiles of matrix products by tcgen05.mma (sm_100a), in the kernel variant `matrix`: the part of
+// the body that the computing warps run. products.h has the part of the loading thread. One lane
+// starts all instructions of a tile. Their sums are in tensor memory. When they are complete, each
+// warp loads its rows to registers, in the register layout of wgmma.
 
-// The instruction's code of a type, and its kind: 0 fp16 and bf16, 1 tf32, 2 8-bit floats, 3
-// integers.
+// CODE: the number of an element type in the instruction descriptor. KIND: the kind of instruction:
+// 0 fp16 and bf16, 1 tf32, 2 8-bit floats, 3 integers.
 template <typename T>
 struct ArkTensorType;
 template <>
@@ -42,8 +43,10 @@ struct ArkTensorSum<3u> {
   ARK_DEVICE ark_i32 of(ark_u32 bits) { return static_cast<ark_i32>(bits); }
 };
 
-// Products with sums of ROWS rows and COLUMNS columns, 32 bytes deep. HOW: the instruction
-// descriptor.
+// multiply(d, a, b, add): starts the product of the tile's rows and columns over 32 bytes of k. d:
+// the address of the sums in tensor memory. a, b: the matrix descriptors of the operands in shared
+// memory, without their common upper half. The product is added to the sums, or if `add` is 0
+// stored. HOW: the instruction descriptor.
 #define ARK_TENSOR_MULTIPLY(KIND)                                                    \
   asm volatile(                                                                      \
       "{\n .reg .pred p;\n .reg .b64 x, y;\n setp.ne.b32 p, %4, 0;\n mov.b64 x, "    \
@@ -74,8 +77,9 @@ struct ArkTensorProduct {
   }
 };
 
-// The products of a tile, all started by one lane of the first warp. When the products of a stage
-// have ended, the stage is given back. When all have ended, the barrier `made` completes.
+// Called by the first warp, of which one lane starts all products of a tile. The hardware signals
+// the barrier `empty` of a stage when its products are complete, which releases the stage to the
+// loading thread, and the barrier `made` when all products of the tile are complete.
 template <class P>
 ARK_DEVICE void ark_matrix_start(ArkCtx& c, ark_u32 sums, ark_u32 steps, ArkMatrixSlot& at) {
   const ark_u32 full = ark_shared_address(ark_matrix.full);
@@ -104,11 +108,15 @@ ARK_DEVICE void ark_matrix_start(ArkCtx& c, ark_u32 sums, ark_u32 steps, ArkMatr
   }
 }
 
-// The computing half. steps(i1): stages that a tile takes. end(i0, i1, m0, n0, top, left) asks for
-// what the tile's end reads, and has what stores a warp's sums d, whose first row of the tile is
-// `top` and first column `left`. A warp reaches the 32 lanes of its place in its warpgroup; of 128
-// rows the two warpgroups have 16 each, of 64 rows, which are in the first 16 of each 32 lanes,
-// half of the columns each.
+// Run by the computing warps, for each tile of the task. steps_of(i1): the number of stages of a
+// tile. end(i0, i1, m0, n0, top, left): starts the loads of the epilogue and returns the function
+// that stores the sums d of a warp. top: the warp's first row in the tile. left: its first column
+// in the result.
+//
+// Warp w of a warpgroup can access only lanes 32 w to 32 w + 31 of tensor memory, where a lane
+// holds a row. A tile of 128 rows uses all lanes: of these 32 rows, each of the two warpgroups
+// stores 16. A tile of 64 rows uses the first 16 of every 32 lanes: both warpgroups store these
+// rows, each for half of the columns.
 template <class P, class Steps, class End>
 ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
                                    const End& end) {
@@ -136,11 +144,12 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
     typename Sum::type d[P::WIDE / 2];
 #pragma unroll
     for (int i = 0; i < P::WIDE / 2; ++i) {
-      asm volatile("" : "+r"(v[i / 8][i % 8]) : : "memory");  // not before they are loaded
+      // keeps the compiler from using them before they are loaded
+      asm volatile("" : "+r"(v[i / 8][i % 8]) : : "memory");
       d[i] = Sum::of(v[i / 8][i % 8]);
     }
     ark_sums_fence_before();
-    ark_sync();  // the next tile's products may overwrite them
+    ark_sync();  // after this, products of the next tile may overwrite tensor memory
     store(d);
     return true;
   });

@@ -1,15 +1,18 @@
-// Tiles of matrix products on warpgroups (sm_90a), in the variant `matrix`: the computing half of
-// the body. An instruction lists each register of a tile's sums, so Python generates these lists
-// (wgmma.py).
+// Tiles of matrix products by wgmma (sm_90a), in the kernel variant `matrix`: the part of the body
+// that the computing warps run. products.h has the part of the loading thread. The instruction
+// names each register of the sums, so wgmma.py generates the macro calls that list them.
 
-// multiply(d, a, b, add): 64 rows, COLUMNS columns, 32 bytes deep. ACROSS_A, ACROSS_B: true if k is
-// not the inner dimension of that operand.
+// multiply(d, a, b, add): the product of 64 rows and COLUMNS columns over 32 bytes of k. a, b: the
+// matrix descriptors of the operands in shared memory, without their common upper half. It is added
+// to d, or if `add` is 0 stored to d. ACROSS_A, ACROSS_B: true if k is not the contiguous dimension
+// of that operand.
 template <int COLUMNS, typename A, typename B, bool ACROSS_A, bool ACROSS_B>
 struct ArkWgmma;
 
-// FORM: shape and types. SUMS: the registers of d, which are also passed as the last arguments.
-// AT_A, AT_B, AT_ADD: the numbers of the registers that follow. MODIFIERS: signs and transposes,
-// for types that have them.
+// Defines one ArkWgmma. FORM: the instruction's suffixes of shape and types. SUMS: the assembly
+// operands of d; the arguments after MODIFIERS bind them. AT_A, AT_B, AT_ADD: the assembly operands
+// of a, b and add. MODIFIERS: the instruction's sign and transpose operands, for types that have
+// them.
 #define ARK_WGMMA(COLUMNS, A, B, ACROSS_A, ACROSS_B, SUM, FORM, SUMS, AT_A, AT_B, AT_ADD,        \
                   MODIFIERS, ...)                                                                \
   template <>                                                                                    \
@@ -28,8 +31,8 @@ struct ArkWgmma;
     }                                                                                            \
   };
 
-// multiply(d, a0, a1, a2, a3, b): multiplies 64 rows of a, 16 deep, from the warpgroup's registers;
-// adds to d.
+// multiply(d, a0, a1, a2, a3, b): the same over 16 elements of k with a in the registers a0 to a3
+// of the warpgroup. It is always added to d. HELD: the assembly operands of a0 to a3.
 template <int COLUMNS, typename T>
 struct ArkWgmmaHeld;
 #define ARK_WGMMA_HELD(COLUMNS, T, FORM, SUMS, HELD, AT_B, ...)                           \
@@ -54,8 +57,9 @@ ARK_DEVICE void ark_wgmma_wait() {
 ARK_DEVICE void ark_wgmma_keep(float& sum) { asm volatile("" : "+f"(sum) : : "memory"); }
 ARK_DEVICE void ark_wgmma_keep(ark_i32& sum) { asm volatile("" : "+r"(sum) : : "memory"); }
 
-// Adds up both warpgroups' sums. Each warpgroup gets the totals of the columns that it stores. The
-// sums are exchanged through the slabs, 16 sums of a thread at a time.
+// Adds the sums of two warpgroups, each over half of the steps along k. Warpgroup 0 gets the totals
+// of the left half of the columns in `made`, warpgroup 1 those of the right half. The sums are
+// exchanged through shared memory (ark_matrix_slab), at most 16 sums of a thread at a time.
 template <class P, typename S>
 ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
                                 S (&made)[P::WIDE / 2]) {
@@ -79,10 +83,14 @@ ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
   ark_sync();
 }
 
-// The computing half. Of tiles of 64 rows a warpgroup has every other stage of k, the ring's even
-// slots or the odd ones, and stores its columns when both have added up theirs. steps(i1): stages
-// that a tile takes. end(i0, i1, m0, n0, top, left) asks for what the tile's end reads, and has
-// what stores a warp's sums d, whose first row of the tile is `top` and first column `left`.
+// Run by the computing warps, for each tile of the task. In tiles of 128 rows (P::TALL) a warpgroup
+// multiplies and stores 64 rows. In tiles of 64 rows, one warpgroup multiplies the stages in even
+// slots of the ring and the other one those in odd slots; ark_matrix_join then adds their sums, and
+// each stores half of the columns.
+//
+// steps_of(i1): the number of stages of a tile. end(i0, i1, m0, n0, top, left): starts the loads of
+// the epilogue and returns the function that stores the sums d of a warp. top: the warp's first row
+// in the tile. left: its first column in the result.
 template <class P, class Steps, class End>
 ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
                                    const End& end) {
@@ -91,11 +99,12 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   ark_u32 full = ark_shared_address(ark_matrix.full);
   ark_u32 empty = ark_shared_address(ark_matrix.empty);
-  asm volatile("" : "+r"(full), "+r"(empty));  // kept in registers: not found again at each step
+  // keeps the addresses in registers instead of recomputing them in each step
+  asm volatile("" : "+r"(full), "+r"(empty));
   const ark_u32 stages = ark_shared_address(ark_matrix_stage(c, 0u));
   const ark_u32 left = ark_matrix_operand(stages + group * P::A_HALF, P::A_LEAD);
   const ark_u32 right = ark_matrix_operand(stages + P::A_BYTES, P::B_LEAD);
-  constexpr ark_u32 STRIDE = P::TALL ? 1u : 2u;  // from a warpgroup's stage to its next one
+  constexpr ark_u32 STRIDE = P::TALL ? 1u : 2u;  // stages between two stages of a warpgroup
   ArkMatrixSlot at = ark_matrix_place_of();
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
     // The sums are cleared although the first product overwrites them. Registers that are read

@@ -11,9 +11,10 @@ constexpr int ARK_LARGE = 32;  // rows and columns of a block
 constexpr int ARK_DEEP = 32;   // elements along k in a step
 constexpr int ARK_HALF_PIECES = 2;
 
-// Waits until all but the last LEFT accesses to shared memory, or to memory, have completed. It is
-// written in the form that the compiler recognises, so that it adds no second wait. The other
-// counters of s_waitcnt are at their maximum.
+// Wait until all but the last LEFT accesses of this wave are complete: ark_await_local of those to
+// shared memory, ark_await_loads of loads from global memory. The builtin is used because the
+// compiler recognises it and adds no second wait. The other counters of s_waitcnt are set to their
+// maximum.
 template <int LEFT>
 ARK_DEVICE void ark_await_local() {
   __builtin_amdgcn_s_waitcnt(0xc07f | LEFT << 8);
@@ -23,13 +24,14 @@ ARK_DEVICE void ark_await_loads() {
   __builtin_amdgcn_s_waitcnt(0x0f70 | LEFT);
 }
 
-// Lane l has row l % 32 of both operands, and of 16 elements along k those from 8 * (l / 32) on.
-// Sum e of a block is at row 8 * (e / 4) + 4 * (l / 32) + e % 4, column l % 32. If an instruction
-// takes 8 elements along k, any choice is correct as long as both operands use the same one.
+// The lane layout of a block. Lane l holds row l % 32 of the left operand and column l % 32 of the
+// right one, and of every 16 elements of k the 8 from 8 * (l / 32) on. Its sum e belongs to row 8 *
+// (e / 4) + 4 * (l / 32) + e % 4 and column l % 32. An instruction that multiplies only 8 elements
+// of k may get any 8 of the 16, as long as both operands use the same ones.
 ARK_DEVICE int ark_large_row(int e) { return e / 4 * 8 + ark_lane() / 32 * 4 + e % 4; }
 
 #if defined(__gfx950__)
-constexpr int ARK_LARGE_PARTS = 1;  // instructions that 16 along k take
+constexpr int ARK_LARGE_PARTS = 1;  // instructions for 16 elements of k
 #define ARK_LARGE_MULTIPLY(type, wide) __builtin_amdgcn_mfma_f32_32x32x16_##wide
 #else
 constexpr int ARK_LARGE_PARTS = 2;
@@ -38,7 +40,7 @@ constexpr int ARK_LARGE_PARTS = 2;
 template <typename T>
 struct ArkLargePart {
   typedef T type __attribute__((ext_vector_type(8 / ARK_LARGE_PARTS)));
-  // The operand of instruction `part`.
+  // The part of a piece (8 elements of k) that instruction number `part` multiplies.
   ARK_DEVICE type of(ark_u16x8 piece, int part) {
     struct Parts {
       type part[ARK_LARGE_PARTS];
@@ -61,40 +63,50 @@ ARK_DEVICE ark_large_sums ark_large_multiply(const ark_bf16*, ark_u16x8 a, ark_u
   return ARK_LARGE_MULTIPLY(bf16_1k, bf16)(Part::of(a, part), Part::of(b, part), sums, 0, 0, 0);
 }
 
-// One side of a step, from memory to registers to shared memory. There, piece p (of 8 along k) of
-// the row in slot s is at (p * PITCH + s) * 16 bytes.
+// Copies one operand of a step (ROWS rows, 32 elements of k) from memory to registers and from
+// there to shared memory. A row of the right operand is a column of the matrix. A piece is 8
+// elements of k of a row, 16 bytes. In shared memory, piece p of the row in slot s is at (p * PITCH
+// + s) * 16 bytes; slot(row) gives the slot of a row. The layout avoids bank conflicts of reads and
+// writes.
 //
-// Where k lies side by side in memory, rows are in their order: 32 lanes that read rows side by
-// side meet no bank twice, and with two rows more than there are, lanes that write four pieces of
-// two rows do not either. Where rows do, a thread loads GROUP of them at once, at four places of k,
-// and writes half a piece of each. First rows of 8 groups are side by side in shared memory, so
-// that 16 lanes that write their two halves meet no bank twice; and first, second and further
-// rows of 128 are 8 / GROUP slots further apart than they are long, so that lanes that read rows
-// side by side do not, and two writes are within reach of one instruction.
+// ALONG_K: k is contiguous in memory. A thread then loads whole pieces. Slots are in the order of
+// rows, so 32 lanes that read neighbouring rows access different banks. PITCH has two slots more
+// than there are rows, so lanes that write four pieces of two rows do, too.
+//
+// Otherwise rows are contiguous in memory. A thread then loads a group of GROUP neighbouring rows
+// at four indices of k and writes half a piece of each row. Within every 128 rows, the slots are
+// ordered by the index of a row in its group: first the rows with index 0 of all groups, then those
+// with index 1, and so on. So 16 lanes that write rows of equal index write neighbouring slots.
+// Between two indices (CHUNK + 8) / GROUP slots are used instead of CHUNK / GROUP, so that lanes
+// that read neighbouring rows access different banks. Two writes of a thread are close enough for
+// one instruction.
 template <int ROWS, bool ALONG_K, int BUFFERS, int AHEAD, typename T>
 struct ArkLargeStep {
-  static constexpr int CHUNK = 128;  // rows that are sorted together
+  static constexpr int CHUNK = 128;  // rows whose slots are ordered together
   static constexpr int PITCH = ALONG_K ? ROWS + 2 : ROWS + ROWS / CHUNK * 8;
-  static constexpr int MINE = ROWS * ARK_DEEP / ARK_PIECE / ARK_THREADS;  // pieces of a thread
+  static constexpr int MINE = ROWS * ARK_DEEP / ARK_PIECE / ARK_THREADS;  // pieces per thread
   static constexpr int GROUP = 2 * MINE, GROUPS = ROWS / GROUP;
   static constexpr int WIDE = ALONG_K ? ARK_PIECE : GROUP;  // elements of a load
   static constexpr int LOADS = ALONG_K ? MINE : ARK_PIECE / 2;
-  static constexpr int NEAR = ARK_DEEP * sizeof(T);  // bytes between steps along k
+  static constexpr int NEAR = ARK_DEEP * sizeof(T);  // bytes of k of a step
   static constexpr int BYTES = PITCH * ARK_DEEP / ARK_PIECE * 16;
   static_assert(MINE == 1 || MINE == 2, "128 or 256 rows for 8 waves");
   typedef ark_u32 load __attribute__((ext_vector_type(WIDE / 2)));
-  load loads[AHEAD][LOADS];  // of step s at s % AHEAD
-  ark_u64 base, stride;  // where all of the steps lie inside: of the next one; bytes between steps
+  load loads[AHEAD][LOADS];  // the loads of step s are in loads[s % AHEAD]
+  // base: the address of the next step. stride: bytes between steps. Both are used only if all
+  // steps are inside of the matrix.
+  ark_u64 base, stride;
   ark_u32 offsets[LOADS];
-  ark_local *even, *odd;  // of the thread's first piece, by buffer
+  ark_local *even, *odd;  // the address of the thread's first piece in each buffer
 
   ARK_METHOD static constexpr int slot(int row) {
     if (ALONG_K) return row;
     const int within = row % CHUNK;
     return row / CHUNK * (CHUNK + 8) + within % GROUP * ((CHUNK + 8) / GROUP) + within / GROUP;
   }
-  // Load i's first row and offset along k. Eight neighbouring lanes load neighbouring groups; the
-  // next eight lanes load the same groups four elements further along k.
+  // The first row of load i, and its index of k. If rows are contiguous, eight neighbouring lanes
+  // load neighbouring groups, and the next eight lanes load the same groups at indices of k that
+  // are four larger.
   ARK_METHOD static int row_of(int i) {
     if (ALONG_K) return (ark_tid() + i * ARK_THREADS) / 4;
     return (ark_tid() / 16 * 8 + ark_tid() % 8) % GROUPS * GROUP;
@@ -103,7 +115,8 @@ struct ArkLargeStep {
     if (ALONG_K) return ark_tid() % 4 * ARK_PIECE;
     return ark_tid() / (2 * GROUPS) * ARK_PIECE + ark_tid() / 8 % 2 * LOADS + i;
   }
-  // Rows past the end repeat the last ones. Their sums are not stored.
+  // True if loads need no tests of bounds. Rows beyond the matrix are replaced by the last ones;
+  // their sums are not stored.
   ARK_METHOD bool inside(const ArkSide<T>& side) const {
     const ark_i64 near = ALONG_K ? side.k_stride : side.row_stride;
     const ark_i64 far = ALONG_K ? side.row_stride : side.k_stride;
@@ -111,7 +124,7 @@ struct ArkLargeStep {
     return near == 1 && aligned && far % WIDE == 0 && far > 0 && far < (1 << 20) &&
            side.depth % ARK_DEEP == 0 && (ALONG_K || side.rows % GROUP == 0);
   }
-  // tile: the address of the first buffer; bytes: the distance from one buffer to the next.
+  // tile: the address of the first buffer. bytes: the size of a buffer.
   ARK_METHOD void begin(ark_local* tile, int bytes) {
     const int k = k_of(0), within = ALONG_K ? 0 : k % ARK_PIECE * 2;
     const int at = (k / ARK_PIECE * PITCH + slot(row_of(0))) * 16 + within;
@@ -130,25 +143,26 @@ struct ArkLargeStep {
   }
   // Issues loads `begin` to `end` of step s.
   ARK_METHOD void fetch_inside(int s, int begin, int end) {
-    // If steps are a constant distance apart, every second step uses an offset in its load
-    // instructions.
+    // If k is contiguous, the distance between steps is a constant. Every second step then uses the
+    // same base with an offset in its load instructions.
     const bool odd = ALONG_K && s % 2 == 1;
     const auto* from = (const ark_global<char>*)base + (odd ? NEAR : 0);
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
       if (i < begin || i >= end) continue;
-      asm volatile("" : "+v"(offsets[i]));  // 32 bits of it here, which the load itself adds
+      // keeps a 32-bit offset, which the load instruction adds
+      asm volatile("" : "+v"(offsets[i]));
       loads[s % AHEAD][i] = *(const ark_global<load>*)(from + offsets[i]);
     }
   }
-  // Called after all loads of step s.
+  // Advances the base. Called after all loads of step s were issued.
   ARK_METHOD void go_on(int s) {
     if (ALONG_K) {
       base += s % 2 == 1 ? 2 * NEAR : 0;
     } else {
       base += stride;
     }
-    asm volatile("" : "+s"(base));  // a sum, which the compiler makes a multiple of its counter
+    asm volatile("" : "+s"(base));  // keeps the compiler from computing base from the loop counter
   }
   ARK_METHOD void fetch(const ArkSide<T>& side, int s) {
     const int k0 = s * ARK_DEEP;
@@ -191,7 +205,8 @@ struct ArkLargeStep {
   }
 };
 
-// A wave's operands of half a step: BLOCKS blocks of one side, STRIDE rows apart.
+// A wave's elements of one operand for half a step (16 elements of k): those of BLOCKS blocks,
+// which are STRIDE rows apart.
 template <int BLOCKS, int STRIDE, typename SIDE>
 struct ArkLargeHalf {
   ark_u16x8 piece[BLOCKS];
@@ -200,7 +215,7 @@ struct ArkLargeHalf {
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i) piece[i] = 0;
   }
-  // at: the address of the wave's first block for this lane.
+  // at: the address of this lane's elements in the wave's first block.
   ARK_METHOD void read(const ark_local* at, int half) {
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i) {
@@ -210,7 +225,7 @@ struct ArkLargeHalf {
   }
 };
 
-// As ark_matrix_tile of matrix.h, for tiles of 128 or 256 rows and columns.
+// The same as ark_matrix_tile of matrix.h, for tiles of 128 or 256 rows and columns.
 template <int TM, int TN, int WAVES_M, int WAVES_N, int BUFFERS, bool A_ALONG_K, bool B_ALONG_K,
           typename T, class End>
 ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<T>& b,
@@ -219,7 +234,8 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
   constexpr int BLOCKS_M = TM / ARK_LARGE / WAVES_M, BLOCKS_N = TN / ARK_LARGE / WAVES_N;
   static_assert(BLOCKS_M % 2 == 0, "two halves of a wave's rows");
   static_assert(4 % WAVES_M == 0 && 4 % WAVES_N == 0, "a wave's blocks are as far apart as rows 0");
-  constexpr int AHEAD = TM * TN < 256 * 256 ? 2 : 1;  // steps under way from memory
+  // steps that are loaded from memory at the same time
+  constexpr int AHEAD = TM * TN < 256 * 256 ? 2 : 1;
   typedef ArkLargeStep<TM, A_ALONG_K, BUFFERS, AHEAD, T> StepA;
   typedef ArkLargeStep<TN, B_ALONG_K, BUFFERS, AHEAD, T> StepB;
   typedef ArkLargeHalf<BLOCKS_M, WAVES_M * ARK_LARGE, StepA> HalfA;
@@ -246,7 +262,7 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
   StepA step_a;
   StepB step_b;
   const int steps = (a.depth + ARK_DEEP - 1) / ARK_DEEP;
-  // Multiplies half of the rows of blocks, from `begin` on.
+  // Multiplies half of the wave's rows of blocks, those from `begin` on.
   const auto multiply = [&](const HalfA& x, const HalfB& y,
                             int begin) __attribute__((always_inline)) {
 #pragma unroll
@@ -259,7 +275,7 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
         }
       }
     }
-    // The compiler moves no instruction across such a fence.
+    // The compiler moves no instruction across this.
     __builtin_amdgcn_sched_barrier(0);
   };
   step_a.begin(tile_a, STEP);
@@ -329,7 +345,7 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
       if (s == 0) place(0);
     }
     ark_sync();
-    int s = 0;  // by two, so that it is known which registers a step has
+    int s = 0;  // unrolled by two, so that the registers of a step are known at compile time
 #pragma unroll 1
     for (; s < steps - AHEAD - 2; s += 2) {
       step(s, true, true);
