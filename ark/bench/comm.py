@@ -37,7 +37,7 @@ from ark.runtime.executor import Executor
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 CHAIN, FEW = 32, 8  # length of a chain of dependent collectives, for small and for large sizes
-# Sizes in bytes above which chains are shorter, because planning takes minutes.
+# For messages larger than these sizes in bytes, chains are shorter, because planning takes minutes.
 LARGE, HUGE = 4 << 20, 64 << 20
 
 

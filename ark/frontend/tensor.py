@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 TensorLike: TypeAlias = "Tensor | torch.Tensor"
 NullTensor: Any = None
 
-# Functions that a tensor calls and that layers above define; these register them when they are
-# imported. ark.ops registers the public ops by name and `view` (a box of a tensor),
-# ark.runtime.runtime `run` (the model, once).
+# Functions that a tensor calls but that modules of higher layers define. Those modules register
+# them when they are imported: ark.ops registers the public ops by name and `view` (a box of a
+# tensor), ark.runtime.runtime registers `run` (runs the model once).
 provided: LateTable[Callable[..., Any]] = LateTable("methods of tensors")
 
 
@@ -77,7 +77,8 @@ class Tensor:
     """
 
     requires_grad = False
-    # Without this, NumPy would call an operator, and so make an op, for each element of an array.
+    # Without this, NumPy's operators would call a tensor's operator for each element of an array,
+    # and each call would add an op.
     __array_ufunc__ = None
 
     def __init__(

@@ -40,8 +40,8 @@ class Graph:
         self.context: int | None = None
         self.scopes: list[str] = []
         self.detached: set[int] = set()  # ids of tensors through which no gradient passes
-        # For the result of a gradient op, by its buffer's id: the buffer id of the forward op's
-        # result.
+        # For each result of a gradient op: from its buffer's id to the buffer id of the forward
+        # op's result.
         self.undone: dict[int, int] = {}
         self.packings: tuple[Packing, ...] = ()  # how packed parameters are made from the model's
         self.received: frozenset[int] = frozenset()  # ids of buffers in which packets arrive

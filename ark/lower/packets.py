@@ -61,7 +61,8 @@ def choose_packets(
         given = {b.operand for b in boxes if b.write}
         short = takes_short(machines[group.phase])
         for tensor in (group.operands[i] for i in given):
-            # Readers could not tell two writes of one iteration apart: both have the same epoch.
+            # If a buffer's bytes were written twice in an iteration, readers could not distinguish
+            # both writes, because they have the same epoch.
             if any(_meet(tensor, other) for other in written[tensor.buffer.id]):
                 barred.add(tensor.buffer.id)
             written[tensor.buffer.id].append(tensor)

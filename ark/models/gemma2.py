@@ -114,7 +114,7 @@ class Gemma2(Llama):
     def __init__(self, c: GemmaConfig, dtype: ark.DataType) -> None:
         super().__init__(c, dtype)
         self.norm = ark.parameter((c.hidden_size,), ark.fp32)
-        # The factor in the weights' type, which is the type of the embeddings that it multiplies.
+        # The factor is rounded to the type of the embeddings that it multiplies.
         self.multiplier = float(dtype.numpy(c.hidden_size**0.5))
 
     def layer(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> Layer:

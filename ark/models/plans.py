@@ -65,7 +65,7 @@ def plans(
             mark_verified(cached)
             log.debug(f"the plans for {machine.name} are in the cache")
             return cached
-        # The entry does not have the format of _texts.
+        # The entry was not written by `_texts`.
         except (PlanError, ValueError, TypeError, IndexError):
             cache.drop(cache.PLANS, name)
     new_plans = make_plans(shape, machine, options, drafted, graphs)

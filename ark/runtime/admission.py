@@ -25,7 +25,8 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.run import Ranks
 
-# Properties that may differ between devices of one model. They do not change what a plan means.
+# Fields of a machine that may differ between devices of one model. The meaning of a plan does not
+# depend on them.
 _FREE = (
     "name",
     "processors",

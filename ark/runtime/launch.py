@@ -234,7 +234,8 @@ class _CommandRank:
     def complaint(self) -> str:
         self._reader.join(1.0)
         text = self._tail.decode(errors="replace").strip().rsplit("\n\n", 1)[-1]
-        # The paragraphs of ark's command line are wrapped already, and are wrapped again later.
+        # The command line wrapped its paragraphs already. They are joined here and wrapped again
+        # later.
         return " ".join(text.removeprefix("ark: ").split()) if text.startswith("ark: ") else text
 
 

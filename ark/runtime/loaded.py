@@ -73,7 +73,8 @@ class LoadedPlan(PlanMemory):
         assert isinstance(device, KernelDevice)
         super().__init__(plan, device, externals)
         self.ranks = ranks
-        # None if ranks synchronise before a launch, because copies must end before they do.
+        # The device, if it orders copies with launches. None if several ranks synchronise before a
+        # launch, because copies must end before that.
         self._ordered: OrderedDevice | None = None
         if ranks is None and isinstance(device, OrderedDevice):
             self._ordered = device

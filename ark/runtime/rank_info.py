@@ -31,7 +31,8 @@ _LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     ("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # The size of the step, because the allocation may be larger (a batch script is no rank).
+    # The number of tasks of the Slurm step, not of the job: a job can be larger than the step, and
+    # a batch script is not a rank.
     ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 )
 # For each launcher, variables that are equal on the ranks of one job and on no others. Under mpirun

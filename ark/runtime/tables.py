@@ -98,7 +98,8 @@ def build(
                     if fetch.growth is not None:
                         growths.append(_growth(fetch, fetch.growth, operands[task.op]))
                         growing = len(growths)
-                        # One record covers the data, which may grow during a launch.
+                        # One record describes all data of the fetch, which may grow during a
+                        # launch.
                         starts, sizes, forms = starts[:1], sizes[:1], np.full(1, growing)
                     fetch_addresses.append(starts)
                     fetch_sizes.append(sizes)

@@ -37,7 +37,7 @@ class Drafts:
     """Drafts for one text. The text may only grow at its end."""
 
     def __init__(self) -> None:
-        # By a sequence of tokens: the place that follows its latest occurrence.
+        # For each short sequence of tokens of the text, the index after its latest occurrence.
         self._places: dict[tuple[int, ...], int] = {}
         self._known = 0
         self._misses = self._pause = 0

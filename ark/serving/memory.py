@@ -65,7 +65,7 @@ def choose_pages(
     weights = (checkpoint.nbytes + (ranks - 1) * embedding) // ranks + beside
     page = checkpoint.position_nbytes * PAGE_POSITIONS // ranks
     each = -(-context // PAGE_POSITIONS)
-    # Each row and the prompt reserves a page.
+    # One page for each row, and one for the prompt, is reserved.
     fitting = int((free * share - weights) // page) - slots - 1
     verdict = (
         f"weights take {weights / 1e9:.2f} GB and a request of {context:,} positions "

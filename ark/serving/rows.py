@@ -180,7 +180,8 @@ class DeviceRows:
         )  # faster to index than the array
         self._leave = executor.host_view("leave")
         self._top = shape.logprobs
-        # By row: what its bias depends on. Below: rows whose bias may not be 0 on the device.
+        # For each row, the request on which the row's bias on the device depends. _biased: the rows
+        # whose bias on the device may not be 0.
         self._bias_of: list[tuple[Request, bool] | None] = [None] * shape.batch
         self._biased = set(range(shape.batch))
         if shape.sampling:
@@ -279,7 +280,8 @@ class DeviceRows:
                     self._write_text(row, progress)
                     if self.shape.sampling:
                         self._write_sampling(row, progress)
-                # Its other tokens were sampled by rows of its draft.
+                # The device has the row's other tokens, because it sampled them in the row or in
+                # the rows of its draft.
                 elif self._known[row] < len(progress.tokens):
                     self._write_tokens(row, self._known[row], progress.tokens[self._known[row] :])
                 if self.shape.sampling:

@@ -98,7 +98,8 @@ class Transpose(TaskKind):
         if perm[-1] == last:
             body = write_box(sig, COPY, tile, machine, places={0: places}, once=True)
             return text.function(name, body)
-        # The dimensions of a square are those that are last in the result and in the source.
+        # Threads transpose squares. A square's dimensions are the last one of the result and the
+        # last one of the source.
         across = perm.index(last) - (last - 3)
         shape = fold(sig.operands[1].shape)
         pack = min(8, 16 // sig.operands[1].itemsize)

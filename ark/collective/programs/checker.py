@@ -27,7 +27,8 @@ from ark.collective.programs.types import (
 )
 from ark.errors import PlanError
 
-# The contributions in a value: a set of ranks as bits, or (op, left, right) if their order matters.
+# The inputs that a value combines: a set of ranks as bits, or (op, left, right) if their order
+# matters.
 Expr: TypeAlias = "int | tuple[str, Expr, Expr]"
 Place = tuple[int, str, int]
 

@@ -163,7 +163,8 @@ class _Writer:
         self.channel: dict[tuple[int, int], int] = {}  # by connection: the channel in use
         self.local_block = [0] * program.ranks  # by rank: the local block in use
         self.gpus = [_Gpu() for _ in range(program.ranks)]
-        # The steps at which an operation ends on its rank and, below, on a put's peer.
+        # For each operation, the steps at which it ends on its rank; below, the steps at which a
+        # put ends on the peer.
         self.sent: dict[OpRef, list[_Place]] = {}
         self.received: dict[OpRef, list[_Place]] = {}
         self.base: dict[str, tuple[str, int]] = {}

@@ -167,7 +167,7 @@ class _Reader:
         b = self.builder
         if self.scratch:
             b.scratch(self.scratch, "s")
-        # By rank: slots that are sent to it or kept on it.
+        # For each rank, the number of slots that steps send to it or keep on it.
         arriving: dict[int, int] = defaultdict(int)
         for rank, blocks in enumerate(self.blocks):
             for block in blocks:

@@ -30,7 +30,7 @@ _MI250 = tuple(
     + [(2 * i, (2 * i + 7) % 16, 1) for i in range(8)]
     + [(die, die + 8, 1) for die in range(8)]
 )
-# The hybrid cube mesh of DGX-1 with V100, with six links per GPU.
+# The hybrid cube mesh of a DGX-1 with V100 GPUs, which have six links each.
 _CUBE_MESH = (
     *((0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2)),
     *((2, 6, 1), (3, 7, 1), (4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2)),

@@ -60,7 +60,7 @@ class _Network(Closed, frozen=True):
     costs: _Costs | None = None
 
 
-# For faults in these fields, the message names the kind of fault in addition to the location.
+# For errors in these fields, the message names the kind of error besides the location.
 _FAULTS = {"kind": "unknown kind", "bandwidth": "bad bandwidth", "latency_us": "bad latency"}
 
 

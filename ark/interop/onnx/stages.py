@@ -39,7 +39,7 @@ class Model(Protocol):
         """Frees the kernels' memory."""
 
 
-# A function that creates the model of a part. The number is its depth: how many stages precede it.
+# Creates the model of a part. The number is the part's depth: the number of parts before it.
 Make = Callable[[onnx.ModelProto, int], Model]
 
 

@@ -12,7 +12,8 @@ from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, operat
 from ark.ops.gradients.products import wide
 
 MAX_SORTED_ELEMENTS = 8192  # of a row that is sorted as a whole
-# For fewer results, the largest elements are found one by one, without dividing the row.
+# If at least this many elements are wanted, a long row is divided into parts that are sorted
+# separately. Fewer elements are found one after another in the whole row.
 MIN_SORTED_RESULTS = 5
 MAX_ROW_PARTS = 1024  # of all rows together
 MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # of all lines together; smaller inputs are not divided

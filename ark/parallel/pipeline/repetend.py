@@ -21,7 +21,8 @@ from ark.collective.packages import require
 from ark.errors import PlanError
 from ark.parallel.pipeline.placement import Placement
 
-# The most dependent pairs of blocks of a device for which implied constraints are added.
+# Constraints that other constraints imply are added for at most this many dependent pairs of blocks
+# of a device.
 MOST_PAIRS = 200
 LATENCY_EFFORT = 0.3  # CP-SAT's deterministic time, about seconds, for minimising the latency
 
@@ -70,7 +71,8 @@ class _Model:
         self.model = self.cp.CpModel()
         self.blocks = placement.blocks
         count = len(self.blocks)
-        # A gap of more than 2 between values of q could be closed, so no q exceeds 2 per block.
+        # Schedules exist in which sorted values of q differ by at most 2, so q is at most 2 per
+        # block.
         self.most = 2 * count
         self.r = [self.model.new_int_var(0, period - 1, "") for _ in self.blocks]
         self.q = [self.model.new_int_var(0, self.most, "") for _ in self.blocks]
@@ -198,7 +200,7 @@ def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repet
     end = time.monotonic() + seconds
     apart = distances(placement)
     bound = max(placement.load(device) for device in range(placement.devices))
-    # The period if micro-batches do not overlap.
+    # The period of a schedule in which micro-batches do not overlap.
     most = sum(block.span for block in placement.blocks)
 
     def ask(period: int, share: float = 1.0) -> tuple[str, list[int]]:

@@ -139,7 +139,8 @@ class Costs:
             "V" if letter == VALUE or letter in annotation.summed else state
             for letter, state in zip(choice, inputs[-1], strict=True)
         )
-        # Partial sums are as large as the whole value, so cutting into them saves no work.
+        # A partial sum has as many elements as the whole value, so a rank that computes one saves
+        # no work.
         work = arithmetic(node) / math.prod(n for letter, n in parts.items() if letter != VALUE)
         tensors = (*node.inputs, *node.outputs)
         states_of = [*inputs[:-1], *[output] * len(node.outputs)]

@@ -39,7 +39,8 @@ IDLE_SHARE_OF_DEPTH = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero-bubb
 """The idle time that each pipeline cannot avoid, for each stage after the first, as a fraction of a
 micro-batch's time on a stage.
 """
-# Fraction of an equal share, since stages have equal times and nearly equal memory.
+# The least part of the saved activations that a stage holds, as a fraction of an equal division
+# among the stages.
 MIN_STAGE_MEMORY_SHARE = 0.8
 # The longest block's number of ticks, which is the resolution of a schedule.
 TICKS_PER_BLOCK = 50_000

@@ -97,7 +97,7 @@ class Times:
         wide = self.widths.get(node.id, 1.0)
         shape = (1, 1, max(1, round(rows)), max(1, round(columns * wide)))
         size = node.inputs[1].dtype.itemsize
-        # No tile is narrow enough.
+        # The result has fewer columns than the narrowest tile.
         if not candidates(shape, round(depth), size, rates.tiled, False):
             return plain + costs.op_us
         cut = choose_cut(shape, round(depth), size, rates.tiled, False, {})

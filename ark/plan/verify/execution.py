@@ -218,7 +218,8 @@ class Run:
         event, node, rank = signalled.T
         at_home = self.processor[node]
         home = np.searchsorted(self.processors.starts, at_home, "right") - 1
-        # A task on `rank` runs on the processor with the same index as its twin's task.
+        # The signalling task may be that of a twin: a task of `rank` runs on the processor with the
+        # same index.
         start = self.processors.starts
         processor = at_home - start[home] + start[rank]
         end = self.position[node] + ~np.array(self._packet, bool)[event]
