@@ -101,7 +101,9 @@ def test_backends_have_the_same_rooms(vendor: str) -> None:
 
 
 def test_device_code_stores_control_words_as_others_read_them() -> None:
-    """Other processors read these words concurrently, so a plain store would be a race."""
+    """Device code stores control words only by atomic functions, because other processors read them
+    concurrently.
+    """
     words = "|".join(name for name, *_ in layout.STRUCTS["ArkControl"])
     stored = re.compile(rf"control\w*\(?[\w().]*\)*->(?:{words})\b(?:\[[^]]*\])?\s*[-+|&]?=[^=]")
     folders = ("ark", "backends/cuda", "backends/rocm")

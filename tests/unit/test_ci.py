@@ -132,7 +132,9 @@ def test_counts_are_those_of_pytests_report(tmp_path: Path) -> None:
 
 
 def test_a_run_writes_a_file_that_is_read_back(tmp_path: Path) -> None:
-    """For the row that any machine can run. A run without tests writes no file."""
+    """The result file of a test run can be read back. A run that executed no tests writes
+    no file.
+    """
     assert evidence.main(["cpu", "--output", str(tmp_path), "--no-such-option"]) != 0
     assert not list(tmp_path.iterdir())
     row = next(r for r in generate.rows() if r["name"] == "cpu")

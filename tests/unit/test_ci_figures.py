@@ -109,8 +109,8 @@ def test_the_set_of_every_row_names_figures_once() -> None:
 def test_a_figure_that_ends_its_process_does_not_keep_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bench dies at `b` and then has nothing left to do. The figures written before are
-    kept.
+    """If a bench process dies while it measures `b`, the figures that it wrote before are kept, `b`
+    is reported as failed, and the bench continues after it.
     """
     run, asked = a_run(tmp_path), []
     piece = figure_pieces.Piece("ops", ("ops",), ("ops/a", "ops/b", "ops/c"), "", 90, tuple("abc"))
@@ -169,8 +169,8 @@ def test_a_command_and_its_children_end_in_time(tmp_path: Path) -> None:
 
 @slow
 def test_a_cpu_s_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that can be read back, a table, and nothing left to do in a second run, as on a
-    device.
+    """Measuring a CPU's figures writes a file that can be read back and prints a table. A second
+    run measures nothing.
     """
     pytest.importorskip("torch")
     words = ["cpu", "--tiny", "--noisy", "--only", "ops", "decode", "all_reduce"]

@@ -150,7 +150,9 @@ def test_a_file_of_reasons_is_checked(tmp_path: Path, text: str, message: str) -
 def test_texts_of_the_same_source_are_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that was refused is followed by one with a reason, which reuses its texts."""
+    """A run that was refused because a reason was missing stores its texts. The next run, with a
+    reason, does not compute them again.
+    """
     results = []
     monkeypatch.setattr(plans, "UNWRITTEN", tmp_path / "made")
     monkeypatch.setattr(plans, "tree_digest", lambda folder: "one")

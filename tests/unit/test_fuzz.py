@@ -98,7 +98,9 @@ def test_compiled_programs_are_refused_or_correct(name: str, seed: int) -> None:
 def test_a_module_that_computes_something_else_is_a_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """ark is changed to add instead of multiply. One of the first forty modules multiplies."""
+    """If ark is changed to add where torch multiplies, the fuzz target for modules reports a wrong
+    result.
+    """
     pytest.importorskip("torch")
     from ark.interop.torch import values
     from tests.fuzz.modules import module

@@ -369,8 +369,8 @@ def test_models_are_models() -> None:
 
 
 def test_threads_build_models_of_their_own() -> None:
-    """A model selected by a `with` block holds in that thread only; other threads use the
-    process's.
+    """A `with use_model(...)` block sets the current model of its own thread only. Other threads
+    keep the model of the process.
     """
     ark.init()
     outer = ark.current_model()

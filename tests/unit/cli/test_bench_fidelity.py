@@ -1,4 +1,6 @@
-"""`ark bench fidelity`: forty programs, predicted and measured."""
+"""`ark bench fidelity`, which compares the cost model's predictions of about forty programs with
+measured times.
+"""
 
 from __future__ import annotations
 

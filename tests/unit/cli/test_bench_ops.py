@@ -101,8 +101,8 @@ amdhsa.kernels:
 
 
 def test_slots_of_a_loop_are_counted_by_passes() -> None:
-    """The loop has matrix instructions of four and eight passes and six other instructions, so the
-    expected share is computed by hand.
+    """The share of a loop's issue slots that matrix instructions take, compared with the share
+    computed by hand from the passes of each instruction.
     """
     lint = pytest.importorskip("ark_rocm_emulator.lint.matrix_loop")
     loop = lint.matrix_loop(LOOP, "gfx942", "kernel")
@@ -136,8 +136,8 @@ def test_products_on_amd_are_matrix_instructions_for_the_most_part(
 
 
 def test_products_of_turned_operands_meet_no_banks(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both operands have their rows contiguous in memory. Shared memory holds them along k without
-    bank conflicts.
+    """A product on an MI300X whose operands are contiguous along rows: shared memory holds them
+    contiguous along k, without bank conflicts.
     """
     pytest.importorskip("ark_rocm_emulator")
     case = "matmul-4096x4096x4096-tn-bf16"
@@ -148,7 +148,9 @@ def test_products_of_turned_operands_meet_no_banks(capsys: pytest.CaptureFixture
 
 
 def test_attention_on_amd_meets_no_banks(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither the transposed writes of keys and values nor the reads have bank conflicts."""
+    """Attention on an MI300X accesses shared memory without bank conflicts, although values are
+    written transposed.
+    """
     pytest.importorskip("ark_rocm_emulator")
     case = "attention-16x128-8192-causal-bf16"
     assert main(["bench", "ops", case, "--isa", "gfx942", "--json", "-"]) == 0
@@ -163,7 +165,9 @@ def test_an_unsupported_architecture_is_named(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_sweep_is_asked_for_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """The sweep's cases are listed, but run only if they are named."""
+    """`ark bench ops` lists the cases named `sweep-*`, but runs them only if they are named on the
+    command line.
+    """
     assert main(["bench", "ops", "--list"]) == 0
     assert "sweep-roll-4096x4096-fp32" in capsys.readouterr().out.split()
     assert len(chosen(["sweep-*"], cpu=False)) > 300
@@ -172,7 +176,9 @@ def test_the_sweep_is_asked_for_by_name(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("name", ["roll", "layer-norm", "index-select-1", "nearest", "turn"])
 def test_functions_of_torch_are_measured_beside_torch(name: str) -> None:
-    """ark's translation of a torch function reads the same inputs, even if only parts of them."""
+    """Cases that measure a torch function: ark's translation of the function gives torch's result,
+    also if the function reads only parts of its inputs.
+    """
     pytest.importorskip("torch")
     backend = registry.get("cpu")
     case = next(c for c in cases() if c.name.startswith(f"sweep-{name}-"))
@@ -186,8 +192,8 @@ def test_functions_of_torch_are_measured_beside_torch(name: str) -> None:
 def test_a_peer_that_cannot_is_a_cell_and_the_next_cases_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """torch lacks products of some types. An exception of the peer becomes an entry in the table,
-    and the next cases run.
+    """If torch raises an exception in a case, for example because it lacks a product of 8-bit
+    floats, the exception becomes an entry of the table and the next cases run.
     """
     (case,) = chosen([CASE], True)
 

@@ -265,7 +265,7 @@ def test_emit_refuses_a_plan_of_another_vendor(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A plan for a CPU has warps of one lane, which device code of a GPU cannot use."""
+    """`ark emit` refuses a CPU's plan for a GPU backend, because its warps have one lane."""
     extra = ["--arch", arch] if arch else []
     argv = ["emit", str(plan_file), "--backend", backend, *extra, "-o", str(tmp_path / "out")]
     assert main([*argv, "--binary"]) == 2
@@ -315,7 +315,9 @@ def test_plan_shows_ranks_that_do_the_same_once(capsys: pytest.CaptureFixture[st
 def test_offline_commands_say_that_a_plan_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory needed for the context's cache exceeds the machine's memory."""
+    """`ark plan` and `ark emit` refuse a model whose plan needs more memory than the
+    machine has.
+    """
     model = registry.machine("mi300x")
     small = dataclasses.replace(model, memory_bytes=1 << 20)
     monkeypatch.setattr(registry, "machine", lambda name: small)

@@ -50,8 +50,8 @@ def run(program: Path, weights: Path, *numbers: int) -> subprocess.CompletedProc
 
 
 def test_the_program_makes_the_tokens_of_generate(exported: Path, program: Path) -> None:
-    """Prompts of one token, of some, of more than a chunk, and one that reaches the end of the
-    context.
+    """The exported program generates the tokens of Generator.stream for prompts of one token, of
+    less than a chunk, of more than a chunk, and for one that reaches the end of the context.
     """
     prompts = [[0], [0, 48, 79, 361, 1083, 260, 754], [0, *range(100, 137)], [5] * 500]
     backend = registry.get("cpu")
@@ -66,8 +66,8 @@ def test_the_program_makes_the_tokens_of_generate(exported: Path, program: Path)
 
 
 def test_the_program_stops_at_a_stop_token(exported: Path, tmp_path: Path) -> None:
-    """The source holds the checkpoint's end token. With another one in its place the text ends at
-    its third token.
+    """The exported source contains the checkpoint's stop token. If it is replaced by the third
+    token that the model generates, the text ends there.
     """
     folder = tmp_path / "ends"
     shutil.copytree(exported, folder)

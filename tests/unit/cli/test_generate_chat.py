@@ -60,8 +60,8 @@ def test_a_checkpoint_without_a_template(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_stop_strings_end_the_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """The text before the stop string is returned, for one prompt and for several, streamed or as
-    JSON.
+    """`ark generate --stop` returns the text before the stop string: for one prompt and for
+    several, as JSON and streamed.
     """
     noah = str(Path(__file__).parents[3] / "examples" / "noah")
     argv = ["generate", noah, "--backend", "cpu", "--prompt", "David", "--max-new-tokens", "24"]

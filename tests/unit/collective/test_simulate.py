@@ -61,7 +61,9 @@ def test_one_put_is_alpha_plus_bytes_over_bandwidth():
 
 @pytest.mark.parametrize("chunks", [1, 2, 8, 64])
 def test_chunks_pipeline_over_a_chain(chunks):
-    """The time is (hops + chunks - 1) times a chunk's time, plus one latency for each hop."""
+    """A broadcast of chunks along a chain of ranks takes (hops + chunks - 1) times the time of a
+    chunk, plus one latency per hop.
+    """
     topology = line(*[(f"g{i}", f"g{i + 1}", 10, 2.0) for i in range(4)], ranks=5)
     program = broadcast(5, [(i, i + 1) for i in range(4)], chunks)
     chunk = MB / chunks / 10e3
@@ -83,7 +85,9 @@ def test_ring_times_are_the_textbooks(ranks):
 
 
 def test_puts_share_a_link_fairly_and_speed_up_when_one_ends():
-    """Flows of 1 and 2 units share a link: both for 2 units of time, then the longer one alone."""
+    """Puts of 1 and 2 units share a link of rate 1: the first ends after 2 units of time, and the
+    other one then has the whole link.
+    """
     topology = line(
         *[("g0", "s", 1, 0), ("s", "g1", 9, 0), ("s", "g2", 9, 0)], ranks=3, switches=("s",)
     )

@@ -141,8 +141,8 @@ def test_default_sketches_on_known_networks(name, collective):
 
 
 def test_known_optima_are_reached():
-    """A full mesh needs the time of one chunk, a ring of 8 with two chunks for each rank that of
-    seven.
+    """Known optima of an all-gather: a full mesh takes the time of one chunk, a ring of 8 ranks
+    with two chunks per rank that of seven chunks.
     """
     mesh = synthesize_taccl(load("mi300x"), None, "all_gather", size_bytes=8 * MB)
     assert mesh.time_us == pytest.approx(MB / 64e3 + 1.4, rel=0.1)

@@ -113,8 +113,8 @@ def test_early_reads_of_the_iterations_results_are_refused() -> None:
 
 
 def test_a_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
-    """Heads of width 128 and a decode phase of one row on two ranks. The scratch of both phases
-    fits beside the ring.
+    """A plan of Llama 3.1 8B for two H100: the shared memory of the prompt's tasks fits beside the
+    ring of the variant `roles`.
     """
     config = dataclasses.replace(builtin_config("llama-3.1-8b"), num_hidden_layers=1)
     planned = make_plans(Shape(config, by_name("bf16"), 64, 16, 0, 2), registry.machine("h100"))
@@ -126,7 +126,9 @@ def test_a_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
 
 
 def test_a_prompts_products_take_no_residual_under_roles() -> None:
-    """The products in fp32 run by the common body under `roles`, which does not add a residual."""
+    """In fp32, a prompt's products apply the residual in the variant `block`. In the variant
+    `roles` they do not, because the common body runs them there.
+    """
     taken = {}
     for name in ("roles", "block"):
         shape = Shape(CONFIG, by_name("fp32"), 300, 128)

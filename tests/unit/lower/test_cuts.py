@@ -114,8 +114,8 @@ def test_few_rows_keep_the_widths_of_boxes() -> None:
 
 
 def test_parts_are_taken_where_a_norm_follows() -> None:
-    """512x2048x2048 in two parts takes 13.6 us. The op that adds the parts also normalises the
-    rows.
+    """The product 512x2048x2048 is cut into two parts of k if a norm follows that adds the parts.
+    It takes 13.6 us on an H100.
     """
     cut = choose_cut((1, 1, 512, 2048), 2048, 2, registry.machine("h100"), True, {}, True, True)
     assert (cut.rows, cut.columns, cut.parts) == (128, 128, 2)

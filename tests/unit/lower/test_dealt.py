@@ -1,6 +1,6 @@
-"""The number of processors that share a linear layer. Usually all do. If waiting processors
-prefetch the weights of later layers, only so many do as can hold a whole layer of one row in
-flight.
+"""The number of processors to which the tasks of a linear layer are dealt: all of them, or, if
+waiting processors prefetch the weights of later layers, only as many as are needed to have a whole
+layer's weights in flight.
 """
 
 from __future__ import annotations

@@ -98,7 +98,9 @@ def test_patches_of_an_image_are_rows_of_a_product() -> None:
 
 
 def test_small_ops_with_two_results_are_one() -> None:
-    """An LSTM cell, whose results are the state and the output."""
+    """The elementwise ops of an LSTM cell, which has two results (state and output), become one op
+    on a GPU.
+    """
 
     def build() -> None:
         gates = [ark.tensor((1, 16)) for _ in range(4)]
@@ -112,9 +114,7 @@ def test_small_ops_with_two_results_are_one() -> None:
 
 
 def test_a_chain_of_small_ops_stays_on_one_processor() -> None:
-    """Rows that are normalised, multiplied and normalised again, with a residual from
-    before them.
-    """
+    """A chain of layer norms, small products and residuals runs on one processor."""
 
     def build() -> None:
         x = ark.tensor((12, 32))

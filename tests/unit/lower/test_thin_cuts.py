@@ -60,8 +60,9 @@ def test_many_at_the_same_time_share_the_processors() -> None:
 
 
 def test_products_of_an_lstm_are_few_tasks_each() -> None:
-    """10 layers run concurrently, with two products each. On an H200, 8 tasks of 128 columns took
-    660 us, 32 tasks of four tiles of 8 columns 1,800 us (docs/history/performance.md).
+    """Products of an LSTM whose 10 layers run concurrently have at most 8 tasks each. On an H200, 8
+    tasks of 128 columns per product took 660 us; 32 tasks of four tiles of 8 columns took 1,800 us
+    (docs/history/performance.md).
     """
     task_plan, _ = planned(lstm(10, 20, 256), H200)
     matmuls = [op for op in task_plan.ops if op.kind == "matmul"]
@@ -71,7 +72,7 @@ def test_products_of_an_lstm_are_few_tasks_each() -> None:
 
 
 def test_the_cost_of_a_hand_over_bounds_the_tasks() -> None:
-    """A machine with a higher cost for each signal gets fewer tasks."""
+    """A product gets fewer tasks on a machine on which each signal costs more time."""
     slow = dataclasses.replace(H200.costs, each_signal_us=1.0)
     counts = [
         tasks(products(1, dataclasses.replace(H200, costs=c), 1, 1024, 256, bf16), 0)
@@ -81,7 +82,9 @@ def test_the_cost_of_a_hand_over_bounds_the_tasks() -> None:
 
 
 def test_few_rows_of_fp32_beside_warpgroups_are_cut_for_all_processors() -> None:
-    """The classifier of 16 images took 178 us on an H200 in 32 tasks of 16 by 32."""
+    """A classifier of 16 images in fp32, in the variant `matrix`, is cut into 125 tasks of 16 x 8.
+    In 32 tasks of 16 x 32 it took 178 us on an H200.
+    """
     plan = products(1, H200.using("matrix"), 16, 1000, 2048, fp32)
     assert plan.ops[0].params["tile"] == [16, 8]
     assert tasks(plan, 0) == 125

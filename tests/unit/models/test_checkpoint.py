@@ -266,7 +266,9 @@ def test_a_truncated_file_is_reported_with_its_expected_size(
 
 
 def test_a_file_that_shrinks_after_it_was_opened(directory: Path) -> None:
-    """Reading it through a memory map would end the process with SIGBUS."""
+    """A weights file that was truncated after it was opened is refused. A read through a memory map
+    would end the process by SIGBUS.
+    """
     checkpoint = Checkpoint.open(directory)
     path = directory / "model.safetensors"
     last = max(checkpoint.stored.values(), key=lambda t: t.offset)
@@ -341,7 +343,7 @@ def test_no_damage_of_a_header_escapes_as_another_error(
     "name", ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
 )
 def test_a_fifo_is_refused_without_waiting(tmp_path: Path, name: str) -> None:
-    """Reading a FIFO without a writer would block."""
+    """A named pipe in place of a file is refused at once. Reading it would wait for a writer."""
     directory = make_checkpoint(tmp_path / "model", layers=1)
     (directory / name).unlink()
     os.mkfifo(directory / name)

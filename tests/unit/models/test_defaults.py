@@ -219,7 +219,9 @@ def test_all_fields_are_read(kind: str) -> None:
     ("kind", "field"), [(kind, field) for kind, fields in FIELDS.items() for field in fields]
 )
 def test_an_absent_field_has_the_architectures_own_value(kind: str, field: str) -> None:
-    """The other fields are kept, except those that the default would contradict."""
+    """A config without one field is read as by transformers. The other fields keep their values,
+    except those that contradict the default.
+    """
     values = {name: value for name, value in FIELDS[kind].items() if name != field}
     if field in ("num_hidden_layers", "use_sliding_window", "sliding_window"):
         values.pop("layer_types", None)

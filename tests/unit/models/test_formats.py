@@ -185,7 +185,9 @@ def test_the_command_reports_damage_in_one_line(
 
 
 def test_weights_that_are_not_quantised_lie_beside_others(copy: Callable[..., Path]) -> None:
-    """One linear layer in 32 bits is read as it is; the others are read from their codes."""
+    """A GPTQ checkpoint in which one linear layer is not quantised: that layer is read as floats,
+    the others as codes.
+    """
 
     def plain(tensors: Tensors) -> None:
         for name in ("qweight", "qzeros", "scales", "g_idx"):
@@ -261,7 +263,9 @@ def test_words_hold_codes(data: st.DataObject, bits: int, rows: int, words_of_a_
 def test_blocks_give_each_element_its_scale(
     outputs: int, inputs: int, rows: int, columns: int
 ) -> None:
-    """Blocks of any size, those at the edges cut off. 0: one block for the whole dimension."""
+    """Codes with one scale per block: each element gets the scale of its block, also in blocks at
+    the edges, which are smaller. rows, columns: the block's size, 0 for the whole dimension.
+    """
     size = (rows or outputs, columns or inputs)
     shape = (-(-outputs // size[0]), -(-inputs // size[1]))
     scales = 1.0 + np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -272,7 +276,7 @@ def test_blocks_give_each_element_its_scale(
 
 
 def test_codes_of_few_values() -> None:
-    """Zeros, scales and an order of groups, compared with values by hand."""
+    """The values of four codes with scales, zero points and reordered inputs, computed by hand."""
     codes = Codes(
         np.array([[1, 2, 3, 4]], np.uint8),
         np.array([[0.5, 2.0]], np.float32),

@@ -67,7 +67,9 @@ def test_words_of_bytes(directory: Path, pre: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("begin", [None, False])
 def test_pieces(begin: bool | None, tmp_path: Path) -> None:
-    """SentencePiece tokenizers, whose merges follow from the scores."""
+    """A SentencePiece tokenizer in a GGUF file without merges, which follow from the scores, gives
+    transformers' ids.
+    """
     words = ["▁the", "▁qu", "ick", "▁b", "row", "n", "fox", "▁jump", "s", "▁over", "la", "zy", "in"]
     words += ["do", "g", "id", "e", "▁t", "ex", "t", "▁", "a"]
     letters = sorted({c for word in words for c in word})
@@ -105,7 +107,9 @@ def test_the_chat_template_is_in_the_file(intact: Path) -> None:
 
 
 def test_factors_of_frequencies_divide_them(tmp_path: Path) -> None:
-    """Llama 3's GGUF files hold such factors instead of a kind of RoPE scaling."""
+    """The tensor `rope_freqs` of a GGUF file, which Llama 3 has instead of a RoPE scaling, divides
+    the rotary frequencies.
+    """
     factors = np.linspace(1, 8, 12, dtype=np.float32)
     _, path, _ = gguf_checkpoint(tmp_path, "F16", more={"rope_freqs.weight": factors})
     rope = Checkpoint.open(path).config.rope

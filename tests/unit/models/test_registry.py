@@ -112,7 +112,9 @@ def generated(directory: Path, *extra: str) -> list[int]:
 
 @pytest.mark.usefixtures("installed")
 def test_a_package_adds_a_decoder_to_the_command_line(tmp_path: Path) -> None:
-    """On one rank and on two, the class of the entry point computes the tokens, not Llama."""
+    """`ark generate` uses a decoder that a package adds by an entry point, on one rank and on two:
+    the tokens are not Llama's.
+    """
     mine = renamed(tmp_path / "mine", architectures=["MineForCausalLM"])
     plain = renamed(tmp_path / "plain")
     tokens = generated(mine)

@@ -100,7 +100,9 @@ def test_copies_are_the_same_and_files_themselves_are_not_read(
 
 
 def test_one_byte_between_the_pages_that_were_sampled_before(original: Path, copy: Path) -> None:
-    """The byte is one that the earlier check, which sampled pages, did not read."""
+    """Two ranks with different weights are noticed if one byte differs that the earlier check,
+    which read samples of pages, did not read.
+    """
     tensor = read_header(copy / "model.safetensors")["model.embed_tokens.weight"]
     flip(copy, tensor.offset + 4096 + 7)
     assert disagreement([original, copy]) == ["the ranks disagree on the weights"] * 2
@@ -116,7 +118,9 @@ def test_another_constant_of_the_config(original: Path, copy: Path) -> None:
 @settings(max_examples=examples(50), deadline=None)
 @given(data=st.data())
 def test_every_byte_is_in_the_hash(original: Path, data: st.DataObject) -> None:
-    """Pieces are smaller than tensors, so that bytes at their borders are tested."""
+    """A change of any byte of the weights changes the hash. Files are hashed in pieces smaller than
+    tensors, so bytes at borders of pieces are included.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(same, "PIECE_BYTES", 100_000)
         tensors = sorted(read_header(original / "model.safetensors").values(), key=lambda t: t.name)

@@ -78,7 +78,9 @@ def test_a_field_has_its_range(name: str) -> None:
 
 
 def test_other_spellings_of_a_value() -> None:
-    """As in vLLM: -1 means no top-k, and a string is a list of one string."""
+    """Values that vLLM accepts in other forms: top_k=-1 means no top-k, and a string is a list of
+    one string.
+    """
     assert SamplingParams(top_k=-1) == DEFAULT
     assert SamplingParams(stop="end") == SamplingParams(stop=["end"])  # type: ignore[arg-type]
     assert SamplingParams(stop_token_ids=[2, 1]).stop_token_ids == (2, 1)  # type: ignore[arg-type]

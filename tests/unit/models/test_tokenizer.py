@@ -154,8 +154,8 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["reading", "encoding"])
 def test_a_tokenizer_that_panics_is_named(where: str, tmp_path: Path) -> None:
-    """The files were found by fuzzing. The package raises a BaseException that is not an
-    Exception.
+    """A tokenizer.json on which the tokenizers package panics, with a BaseException that is not an
+    Exception, gives a ModelError. The files were found by fuzzing.
     """
     make_tokenizer(VOCABULARY_SIZE).save(str(tmp_path / "tokenizer.json"))
     path = tmp_path / "tokenizer.json"

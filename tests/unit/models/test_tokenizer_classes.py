@@ -252,7 +252,9 @@ def test_a_token_that_one_file_alone_declares_is_one_id(
 
 @pytest.mark.parametrize("kind", ["bytes", "llama3", "fallback"])
 def test_the_text_of_a_chat_template_has_one_begin_token(tmp_path: Path, kind: str) -> None:
-    """The ids equal those of apply_chat_template."""
+    """A text from a chat template, which contains the begin token, is encoded to the ids of
+    apply_chat_template, without a second begin token.
+    """
     template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     config = {"bos_token": BOS, "chat_template": template}
     folder = write(tmp_path / "made", {"kind": kind, "model_type": None}, config)

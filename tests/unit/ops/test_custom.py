@@ -149,13 +149,17 @@ def test_comments_and_strings_are_no_code() -> None:
     ],
 )
 def test_a_text_is_code_that_its_author_trusts(text: str) -> None:
-    """No text is refused: a filter of words could not make foreign code safe."""
+    """A custom op's text may contain any code. A filter of words could not make code of an
+    untrusted author safe.
+    """
     op = copied(COPY + text + "\n")
     plan(lambda: op(ark.tensor([4])))
 
 
 def test_an_error_within_arks_templates_is_passed_on() -> None:
-    """The message includes the compiler's reason, not only the place of the call."""
+    """If a custom op's text calls one of ark's templates wrongly, the error contains the compiler's
+    reason and the line of the text.
+    """
     wrong = copied(COPY.replace("ark_load(c, x, m)", 'ark_load(c, x, m, "column")'))
     with use_model(Model()) as model:
         wrong(ark.tensor([8]))
@@ -318,7 +322,9 @@ def test_compiler_messages_are_passed_on(backend: str, machine: str) -> None:
 
 
 def test_a_function_of_other_operands_is_said_at_its_call() -> None:
-    """The message lists the operands of the call."""
+    """If the function of a custom op takes other operands than its signature states, the error
+    lists the operands of the call.
+    """
     wrong = copied(COPY.replace("class Y>", "class Y, class Z>").replace("Y y)", "Y y, Z z)"))
     with use_model(Model()) as model:
         wrong(ark.tensor([8]))

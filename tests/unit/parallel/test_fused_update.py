@@ -27,8 +27,8 @@ WHOLE = 16 * coco.WIDTH * 4  # bytes of one moment
 
 
 def lamb_reordered(plan: ParallelGraph) -> None:
-    """A reduce-scatter, then the update and the partial sums of its norm on slices, then an
-    all-gather. Each rank keeps its slice of the moment.
+    """Transforms LAMB's update: a reduce-scatter, then the update and the partial sums of its norms
+    on slices, then an all-gather. Each rank keeps its slice of the moments.
     """
     parts = coconet.split(plan, coco.named(plan, "gradient"))
     sliced, chosen = {parts.outputs[0].buffer.id}, []
@@ -126,7 +126,9 @@ def test_the_chosen_update_is_one_kernel_with_sliced_moments(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", WAYS)
 def test_on_cpu_ranks_it_is_the_one_device_update(kind: str) -> None:
-    """Two iterations on four ranks, compared with the untransformed graph."""
+    """Two iterations of the fused all-reduce and update on four CPU ranks give the result of the
+    untransformed graph.
+    """
     tuned = autotune(lambda: coco.started(kind), WAYS[kind], SLOW_MEMORY)
     start = coco.started(kind)
     names = {t.buffer.id: t.buffer.name for t in start.graph.tensors}

@@ -103,7 +103,9 @@ def split(kind: str, plan: str, cut: bool) -> tuple[Parallelized, dict[str, str]
 def test_every_plan_trains_a_parameter_that_is_read_in_another_shape(
     kind: str, plan: str, cut: bool
 ) -> None:
-    """Run in NumPy and compared with torch. The verifier accepts each plan."""
+    """Every plan trains a parameter that is read in another shape as torch does, if the ranks'
+    graphs run in NumPy. The verifier accepts each plan.
+    """
     result, names = split(kind, plan, cut)
     values, want = given(kind), in_torch(kind)
     ranks, held = Ranks(result.ranks.graphs), result.ranks.held
@@ -154,7 +156,9 @@ def test_pipelines_train_it_on_cpu_ranks(kind: str, plan: str) -> None:
 
 
 def test_persistent_memory_keeps_the_callers_shape() -> None:
-    """A parameter without an update, in a stage that reads it in two shapes."""
+    """A parameter that a pipeline stage reads in two shapes and does not update is held in the
+    caller's shape.
+    """
     model = Model(0, 1)
     with use_model(model):
         x, b = ark.tensor((4, 6)), ark.parameter((2, 3, 6))
@@ -173,8 +177,8 @@ def plans_of(kind: str = "reshape") -> list[Plan]:
 
 @pytest.mark.parametrize("shared", ["buffer", "tensor"])
 def test_a_plan_whose_lasting_memory_shares_its_name_is_refused(shared: str) -> None:
-    """Only one of two buffers of the same name would be filled, so tasks would read uninitialised
-    memory of the other.
+    """The verifier refuses a plan in which two buffers that keep their contents have the same name.
+    Only one of them would be filled.
     """
     plans = plans_of()
     verify(plans)

@@ -155,7 +155,9 @@ def test_plans_train_as_torch_does(plan: str) -> None:
 
 
 def test_parts_of_a_layer_follow_each_other() -> None:
-    """On a rank the second half of a layer starts after the first half has ended."""
+    """Under co-shard, a rank computes the second half of a layer's windows after the first half has
+    ended.
+    """
     graph, names = in_ark()
     (image,) = (buffer for buffer, name in names.items() if name == "x")
     split = parallelize(graph, 2, "co-shard", cuts={image: 0})

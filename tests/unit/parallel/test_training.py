@@ -256,7 +256,9 @@ def test_cuts_that_are_none_are_refused() -> None:
 
 
 def test_views_of_another_shape_split_by_their_first_dimensions() -> None:
-    """Compared with NumPy: a part of the reshaped tensor is the reshape of a part."""
+    """A reshape can be split along its first dimensions: a part of the reshaped tensor is the
+    reshape of a part.
+    """
     random = np.random.default_rng(0)
     for before, after, says in (
         ((4, 8, 12), (4, 8, 3, 4), "a b c -> a b c d^"),

@@ -122,7 +122,9 @@ def test_plans_on_cpu_ranks(split: Callable[[ParallelGraph], None], ranks: int, 
 
 
 def test_a_missing_share_is_seen() -> None:
-    """The comparison can fail: without one of two shares the sum is different."""
+    """The comparison of the tests above can fail: if one of two partial sums is missing, the result
+    differs.
+    """
     graph = traced(lambda: ark.linear(ark.tensor((4, 8), name="x"), ark.tensor((4, 8), name="w")))
     plan = ParallelGraph(graph, 2)
     product, copy = plan.nodes

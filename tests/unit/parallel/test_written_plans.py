@@ -47,7 +47,9 @@ def test_the_plan_of_the_page() -> None:
 
 
 def test_views_meet_where_boxes_and_shares_of_values_do() -> None:
-    """Shares of a value (halves, quarters) and boxes (left and right halves), checked by hand."""
+    """Which parts of a tensor overlap, checked by hand: boxes (its left and right half) and parts
+    of a sum (halves and quarters).
+    """
     whole = View(1, ((0, 4), (0, 8)))
     left, right = whole.cut(1, 0, 2), whole.cut(1, 1, 2)
     assert left.box == ((0, 4), (0, 4)) and not left.meets(right) and left.meets(whole)

@@ -51,7 +51,9 @@ def bytes_of(tensor: PlanTensor, itemsize: int, box: Access, start: int) -> set[
 @given(left=touched(), right=touched(), shift=st.integers(0, 40))
 @settings(max_examples=examples(1000), deadline=None, derandomize=True)
 def test_overlaps_are_exact(left: Any, right: Any, shift: int) -> None:
-    """In one buffer, or in two buffers of an arena at a distance of `shift` bytes."""
+    """`overlaps` finds exactly the boxes of two regions that share bytes. shift: the distance of
+    the two buffers in their arena; 0 for the same buffer.
+    """
     regions = []
     for start, (tensor, itemsize, boxes) in ((0, left), (shift, right)):
         buffer = PlanBuffer(0, "b", "activation", BUFFER_BYTES, start)

@@ -55,9 +55,9 @@ def accepted(plans: list[Plan], symmetry: Symmetry | None = None) -> bool:
     ("name", "needed"), [("messages", True), ("sums", True), ("decoder", False)]
 )
 def test_a_wait_is_missed_if_brute_force_misses_it(name: str, needed: bool) -> None:
-    """In some plans only such a wait proves that a message, or a share of the iteration's only sum,
-    was read. Ranks that join a later sum, as in a decoder, have another proof, and each wait may be
-    removed.
+    """Without one of the waits for the previous iteration, the verifier refuses a plan exactly if
+    brute force finds a conflict. needed: True for plans in which some of these waits are necessary.
+    In a decoder none is, because a later sum proves the same order.
     """
     plans = PLANS[name]()
     assert plans[0].counters[ITERATION_BARRIER].step == 1
@@ -72,8 +72,8 @@ def test_a_wait_is_missed_if_brute_force_misses_it(name: str, needed: bool) -> N
 
 
 def test_one_rank_stands_for_all_that_lack_the_same_wait() -> None:
-    """If all ranks do the same, the check executes two iterations of one rank only, as it does for
-    one iteration.
+    """If all ranks do the same work and lack the same wait, the verifier executes two iterations of
+    one rank only, and decides as brute force does.
     """
     plans = build(sums, 3, slow=-1)
     assert symmetry_of(plans).checked == (0,)

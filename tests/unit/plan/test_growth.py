@@ -156,8 +156,8 @@ FIRST = {
 def test_caches_changed_in_the_iteration_are_read_in_place(
     message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lowering detects the change. The verifier refuses a plan that streams the cache
-    nevertheless.
+    """A cache that the iteration changes before attention reads it is not streamed. The verifier
+    refuses a plan that streams it nevertheless.
     """
     target = machine(4, Capability.PACKETS)
     planned = plan_graph(_graph(FIRST[message]), target)
@@ -196,8 +196,8 @@ def test_stages_that_a_ring_cannot_hold_are_refused() -> None:
 
 
 def test_a_growing_fetch_is_one_record_with_its_growth() -> None:
-    """Compares the record with the plan: the address of the rows, their largest number, and the
-    part they belong to.
+    """The records of growing fetches contain the plan's values: the address of the rows, the
+    largest number of rows, and the part of the positions.
     """
     planned = decoder(machine(4, Capability.PACKETS), chunk=4)
     built = tables.build(planned, [0] * len(planned.ops), lambda b: b << 32, lambda c: 64 * c)

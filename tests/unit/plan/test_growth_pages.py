@@ -31,8 +31,8 @@ def served(page: int = 16, apart: bool = True, stage: int = 4096) -> Plan:
 
 
 def test_an_engine_streams_its_pages_and_the_file_says_so() -> None:
-    """Compares with the plan: the address of the first page's rows, and their page table, row and
-    part.
+    """An engine's plan streams paged caches, and is equal after writing and reading its file. The
+    records contain the first page's address, the page table, the row and the part.
     """
     plan = served()
     verify([from_json(to_json(plan))])
@@ -70,7 +70,9 @@ def test_stages_of_many_pages_are_read_in_place() -> None:
 
 
 def test_rows_that_another_row_appends_are_read_in_place() -> None:
-    """With `apart=False` two rows may be of one sequence, as in the verification of drafts."""
+    """With `apart=False`, two rows may belong to one sequence, as when drafts are verified. Caches
+    are then not streamed.
+    """
     assert not growing(served(apart=False))
 
 

@@ -84,7 +84,9 @@ def test_verifier_and_brute_force_agree(
 def test_a_write_hides_only_the_bytes_that_it_covers(
     monkeypatch: pytest.MonkeyPatch, inner: slice
 ) -> None:
-    """Between a write of everything and a read of some columns, other columns are written."""
+    """A write hides earlier writes only for the bytes that it covers: between a write of a whole
+    tensor and a read of some columns, other columns are written.
+    """
     monkeypatch.setattr(tiling, "least_elements", lambda _: 4)
     model = Model(0, 1)
     with use_model(model):

@@ -151,7 +151,9 @@ def test_harmless_swaps_are_accepted_and_no_others(plan: Plan) -> None:
 
 
 def test_waiting_twice_is_accepted(plan: Plan) -> None:
-    """A second wait for the same value, or for less than another wait requires."""
+    """The verifier accepts a redundant wait: one for the same value as another wait, or for a
+    smaller value.
+    """
     rng = random.Random(2)
     places = sorted((k, t) for k, t in tasks(plan).items() if t.waits)
     for place, task in rng.sample(places, 5):
@@ -178,7 +180,9 @@ def test_plans_are_deterministic_to_the_byte() -> None:
 
 
 def test_there_is_no_barrier_between_ops() -> None:
-    """Some task starts while another processor still works on the previous op."""
+    """Ops are not separated by barriers: some task starts while another processor still runs tasks
+    of the previous op.
+    """
     plan = decoder_plans(machine(4), chunk=16)[0]
     ops: dict[int, PlanOp] = {op.id: op for op in plan.ops}
     few = [

@@ -200,7 +200,9 @@ def test_a_plan_for_another_device_is_refused_before_anything_is_compiled(name: 
 
 
 def test_another_program_is_not_this_one(data: Data) -> None:
-    """With a changed parameter the plan is valid but computes something else."""
+    """A plan with a changed parameter is valid, but `difference` reports that its program is
+    another one.
+    """
     plan = from_dict(data)
     assert difference(plan, plan) is None
     changed = copy.deepcopy(data)

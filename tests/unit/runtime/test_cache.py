@@ -118,7 +118,9 @@ def test_a_folder_of_another_user(place: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_special_files_are_not_read(place: Path, tmp_path: Path) -> None:
-    """Opening a FIFO would wait, and a link could lead to any file."""
+    """The cache does not open a named pipe, which would wait, and does not follow a link, which
+    could lead to any file.
+    """
     cache.store(cache.PLANS, NAME, b"content")
     real = (place / "plans" / NAME).rename(tmp_path / "moved")
     os.mkfifo(place / "plans" / NAME)
@@ -218,7 +220,9 @@ def mounted(mounting: str) -> list[str]:
 
 
 def test_a_full_disk_under_the_cache(tmp_path: Path) -> None:
-    """An entry that does not fit is not stored. The generated text is the same."""
+    """If the disk of the cache is full, the entry is not stored and the generated text is
+    the same.
+    """
     disk = tmp_path / "disk"
     wrapper = full_disk(disk, "16k")
     wrapper[4] = wrapper[4].replace('exec "$@"', f'"$@"; c=$?; ls -RA {disk} >&2; exit $c')
@@ -230,8 +234,8 @@ def test_a_full_disk_under_the_cache(tmp_path: Path) -> None:
 
 @slow
 def test_a_cache_that_can_only_be_read(tmp_path: Path) -> None:
-    """Existing entries are used, missing ones are compiled but not stored, and clearing is
-    refused.
+    """With a read-only cache, existing entries are used, missing ones are compiled but not stored,
+    and `ark cache clear` is refused.
     """
     folder = tmp_path / "cache"
     first = generate(ARK_CACHE_DIR=str(folder))

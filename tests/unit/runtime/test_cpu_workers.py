@@ -38,7 +38,9 @@ def run() -> int:
 
 
 def test_the_next_launch_has_the_same_thread() -> None:
-    """Even if the next launch follows at once: the thread is free when the end is reported."""
+    """A launch that follows another one at once runs on the same thread, because the thread is free
+    when the end is reported.
+    """
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     workers.run(lambda: None, lambda: free.put(len(workers._idle)))
     assert free.get(timeout=10) == 1

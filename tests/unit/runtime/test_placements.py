@@ -14,7 +14,9 @@ from ark.runtime.session import backend, device
 
 
 def test_moved_tables_are_those_that_would_be_built() -> None:
-    """A product with fetched weights and elementwise ops, at three addresses."""
+    """The tables of a kernel whose external buffers moved equal newly built ones. The kernel has a
+    product with fetched weights and elementwise ops; each of three launches has other addresses.
+    """
     ark.init(backend="cpu")
     x, w = ark.placeholder([4, 8]), ark.placeholder([16, 8])
     y = ark.placeholder([4, 16])
@@ -62,7 +64,9 @@ def _adding() -> tuple[Plan, list[int], list[np.ndarray]]:
 
 
 def test_a_launch_in_flight_keeps_its_memory() -> None:
-    """A launch in flight writes to the memory that it was started with, and not to the new one."""
+    """If buffers move during a launch, that launch still writes to the memory with which it was
+    started.
+    """
     plan, ids, (source, first, second, *_) = _adding()
     places = dict(zip(ids, (source.ctypes.data, first.ctypes.data), strict=True))
     with Executor(plan, backend(), device(), externals=places) as executor:
@@ -76,7 +80,7 @@ def test_a_launch_in_flight_keeps_its_memory() -> None:
 
 
 def test_tables_of_the_last_addresses_are_kept() -> None:
-    """An address that was used recently needs no new table. Beyond the limit, the oldest table is
+    """Tables for recently used addresses are cached. If there are too many, the oldest table is
     replaced.
     """
     plan, ids, (source, *targets) = _adding()

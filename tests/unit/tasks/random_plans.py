@@ -180,8 +180,8 @@ def _indexing(d: Draw, dtype: DataType) -> None:
 
 
 def _regions(d: Draw, dtype: DataType) -> None:
-    """Results that many ops share, some of them summed over a dimension. The last may be in
-    place.
+    """Adds a region of elementwise ops on shared values, with sums over a dimension. The last
+    result may be written in place.
     """
     count, wide = d.int(2, 5), d.int(64, 90)
     few = d.tensor([d.int(1, 3), 1, wide], fp32)

@@ -86,7 +86,9 @@ def test_accesses_equal_declarations(
 
 
 def test_their_cuts_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ark tune` measures only products of matrices that are in memory."""
+    """`ark tune` does not measure products with a matrix of convolution windows, because that
+    matrix is not in memory.
+    """
     assert products([planned(*CASES[0][:3], monkeypatch)]) == []
 
 

@@ -257,10 +257,10 @@ def test_networks_with_degraded_links_have_an_optimum_that_trees_attain(seed):
 
 
 def test_a_switch_that_hears_more_than_it_says_by_hand():
-    """Three ranks on a switch; g0 sends at 1 GB/s, all other links run at 3.
+    """Three ranks on a switch; g0 sends at 1 GB/s, all other links have 3 GB/s.
 
-    g0's data leaves it at 1 GB/s, so x* is at most 1. Then 2 * 3 GB/s pass the switch, of 7 GB/s
-    that enter and 9 that could leave it. The cuts alone do not show that the switch is unbalanced.
+    All data of g0 pass its link of 1 GB/s, so the rate x* is at most 1. 7 GB/s enter the switch and
+    9 GB/s can leave it: it is unbalanced, which the cuts alone do not show.
     """
     links = [Link(f"g{i}", "s", Fraction(3 if i else 1)) for i in range(3)]
     links += [Link("s", f"g{i}", Fraction(3)) for i in range(3)]
@@ -271,7 +271,9 @@ def test_a_switch_that_hears_more_than_it_says_by_hand():
 
 
 def test_fixed_k_on_a_directed_network_rounds_no_more_than_it_must():
-    """A cycle of three with one fast link. With one tree for each rank, 1/x is 2, the optimum."""
+    """With k fixed to one tree per rank, a directed cycle of three ranks with one fast link has the
+    optimal inverse rate 2.
+    """
     links = [Link("a", "b", Fraction(5)), Link("b", "c", Fraction(1)), Link("c", "a", Fraction(1))]
     topology = Topology("cycle", ("a", "b", "c"), (), tuple(links))
     best = optimal(topology, 1)

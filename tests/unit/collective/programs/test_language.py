@@ -111,7 +111,9 @@ def test_other_numbers_of_ranks() -> None:
     ],
 )
 def test_steps_and_bytes_are_the_published_ones(name: str, steps_taken: int, sent: int) -> None:
-    """Compares, on 8 ranks, the length of the chain of puts and the chunks that each rank sends."""
+    """The examples have the published numbers on 8 ranks: the length of the longest chain of puts,
+    and the chunks that each rank sends.
+    """
     program = {a.__name__: a for a in EXAMPLES}[name](8)
     before = steps(program)
     puts = [ref for ref in program.refs() if program.op(ref).kind is Kind.PUT]

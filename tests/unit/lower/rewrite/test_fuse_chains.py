@@ -40,7 +40,7 @@ def test_values_read_by_parts_of_one_op_are_not_written(build: Callable[[Any], A
 
 
 def test_values_read_by_two_ops_are_written_once() -> None:
-    """The shared value has two readers, neither of which reads the other."""
+    """A value that two ops read stays an op of its own if neither of them reads the other."""
 
     def two(x: Any) -> Any:
         shared = ark.exp(ark.mul(x, 2.0))

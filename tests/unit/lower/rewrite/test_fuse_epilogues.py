@@ -128,8 +128,8 @@ def normed(x: Any, *norm: Any) -> Any:
 
 
 def test_two_products_take_in_their_norms_and_one_the_sum() -> None:
-    """A residual block whose shortcut is also a product. Its ten operands exceed the limit of one
-    op.
+    """relu(norm(x w) + norm(y v)): each product applies its own norm, and one of them also the sum,
+    because one op cannot have all ten operands.
     """
     torch = pytest.importorskip("torch")
     names = ("x", "w", "y", "v", *(f"{side}{i}" for side in "ab" for i in range(4)))
@@ -162,8 +162,8 @@ def test_two_products_take_in_their_norms_and_one_the_sum() -> None:
 
 
 def test_products_cast_to_integers_are_added_as_integers() -> None:
-    """Each product is exact in fp32. Their sum is odd and above 2^24, so fp32 cannot
-    represent it.
+    """The sum of two products that are cast to int32 is computed in integers. It is odd and above
+    2^24, so fp32 cannot represent it.
     """
     torch = pytest.importorskip("torch")
     x, w = torch.full((4, 64), 511.0), torch.full((4, 64), 511.0)

@@ -93,7 +93,9 @@ def test_small_factors_are_not_hoisted() -> None:
 
 
 def test_results_are_numpys() -> None:
-    """On the CPU, with statistics that change between launches."""
+    """A batch norm with hoisted factors gives NumPy's result on the CPU, with statistics that
+    change between launches.
+    """
     rng = np.random.default_rng(0)
     ark.init(backend="cpu")
     x = ark.tensor((4, 16, 64, 64), ark.fp32)

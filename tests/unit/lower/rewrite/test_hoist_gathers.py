@@ -121,7 +121,9 @@ def test_random_graphs_give_the_same(seed: int) -> None:
 
 
 def test_many_of_them_have_fewer_rows() -> None:
-    """At least 20 of the 80 graphs above are really changed."""
+    """Of the 80 random graphs of the test above, the pass changes at least 20, so that test can
+    fail.
+    """
     moved = 0
     for seed in range(80):
         draw = Draw(seed)
@@ -131,7 +133,9 @@ def test_many_of_them_have_fewer_rows() -> None:
 
 
 def chained() -> tuple[Graph, Tensor, Tensor]:
-    """Returns a product of the last row of another product."""
+    """Returns a graph of two products, one after the other, and a gather of one row of the second
+    result.
+    """
     graph = Graph()
     x, first, second = (
         graph.tensor(s, fp32, arena="state") for s in ((ROWS, WIDE), (WIDE, WIDE), (WIDE, WIDE))

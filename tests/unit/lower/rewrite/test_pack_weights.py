@@ -79,7 +79,9 @@ def test_every_form_computes_transformers_logits(kind: str, form: str, tmp_path:
 
 
 def test_a_llama_layer_becomes_five_ops(tmp_path: Path) -> None:
-    """One product more would cost a tenth of a token's time."""
+    """The decode phase of a Llama layer becomes five ops. One more would take a tenth of a token's
+    time longer.
+    """
     directory = make_checkpoint(tmp_path / "llama")
     shape = Shape(Checkpoint.open(directory).config, fp32, 32, CHUNK)
     graph, packings = lowered(build(shape), "fused")
@@ -106,8 +108,9 @@ def test_a_llama_layer_becomes_five_ops(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_decoding_over_pages_is_packed_too(apart: bool, tmp_path: Path) -> None:
-    """The projection stores to pages. Attention takes the newest key and value directly if no row
-    reads a position that another row appends.
+    """With a paged cache, the packed projection stores keys and values to pages. If no row reads
+    what another row appends in the iteration, attention gets the newest key and value as an
+    operand.
     """
     config = Checkpoint.open(make_checkpoint(tmp_path / "llama")).config
     pages = Pages(7, 16, (1, 2), apart=apart)
@@ -129,7 +132,9 @@ def test_decoding_over_pages_is_packed_too(apart: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["as built", "packed", "fused"])
 def test_every_form_over_pages_computes_transformers_logits(form: str, tmp_path: Path) -> None:
-    """Two sequences, which read their prompts token by token."""
+    """The graph of two sequences with paged caches computes transformers' logits, unpacked, packed
+    and fused. Both read their prompts token by token.
+    """
     directory = make_checkpoint(tmp_path / "llama")
     checkpoint = Checkpoint.open(directory)
     pages = Pages(16, 4, (2,))

@@ -30,8 +30,8 @@ from tests.unit.parallel.ranks_in_numpy import Ranks
 MACHINE = registry.machine("cpu-1")
 MODEL_LAYERS = 4
 SHARES = {"Swin": 0.5, "convolution": 0.6, "Llama": 0.85, "experts": 0.6, "encoder-decoder": 0.92}
-"""By kind of model: the limit as a fraction of the bytes of activations live at once in a step of
-two layers.
+"""For each kind of model, the limit `activation_bytes` as a fraction of the bytes of activations
+that are live at once in a step of two layers.
 """
 KINDS = ("Swin", "convolution", "Llama")
 
@@ -61,7 +61,9 @@ def _least(nodes: Any) -> int:
     "kind", [pytest.param(k, marks=() if k == "Swin" else slow) for k in SHARES]
 )
 def test_a_step_in_less_memory_trains_as_torch_does(kind: str) -> None:
-    """Each op is interpreted by NumPy in float64."""
+    """A training step whose activations are recomputed trains as torch does, if NumPy interprets
+    each op in float64.
+    """
     step = step_of(kind, 2)
     ranks = parallelize(step.graph, 1, "replicated").ranks
     (graph,), (held,) = ranks.graphs, ranks.held
@@ -96,8 +98,8 @@ def _run(step: Step, plan: Plan, kind: str) -> dict[str, np.ndarray]:
 @slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kernel_that_recomputes_gives_the_same_bits(kind: str) -> None:
-    """Parameters and moments after two steps on a CPU are equal, with at most 60% of the memory for
-    activations.
+    """On a CPU, a plan with at most 60% of the memory for activations gives the same bits of
+    parameters and moments after two steps.
     """
     step = step_of(kind, MODEL_LAYERS)
     whole = plan(step.graph, MACHINE)
@@ -112,7 +114,7 @@ def test_a_kernel_that_recomputes_gives_the_same_bits(kind: str) -> None:
 
 
 def test_the_cheapest_bytes_are_computed_again() -> None:
-    """Of two values of equal size, the sum is recomputed and not the product, which takes more
+    """Of a sum and a product of equal size, the sum is recomputed, because it takes fewer
     operations.
     """
     with use_model(Model(0, 1)) as model:

@@ -1,5 +1,5 @@
-"""Rows that the layers after a norm read in 16 bits: the ops that write both types, and when they
-do.
+"""The pass round_norm_inputs: which ops write rows in fp32 and also in 16 bits for the layers after
+a norm, and under which conditions.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ CPU = registry.machine("cpu-2")
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_programs_and_gates_compute_the_same(seed: int) -> None:
-    """Random programs. Between their ops, rows are computed that are read in random boxes."""
+    """Random programs in which several ops read boxes of an elementwise result. The pass does not
+    change their results.
+    """
     rng = np.random.default_rng(seed)
     model = Model()
     with use_model(model):

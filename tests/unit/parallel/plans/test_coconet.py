@@ -85,7 +85,9 @@ def test_split_gives_collectives() -> None:
 
 
 def test_a_split_value_is_split_again() -> None:
-    """The parts of the second split are along another dimension, so data move by sends."""
+    """A value that is split along one dimension is split again along another one, so that ranks
+    exchange data by sends.
+    """
     plan, want = started("adam"), result(started("adam"))
     for dimension in (0, 1):
         coconet.split(plan, named(plan, "gradient"), dimension)
@@ -108,7 +110,9 @@ def test_lamb_sums_its_norms_in_parts() -> None:
 
 
 def test_optimizer_memory_is_divided() -> None:
-    """2N elements of moments become 2N / n, which is all that a rank keeps of them."""
+    """`as_slice` divides Adam's moments among the ranks: of 2 N elements each of n ranks keeps 2 N
+    / n.
+    """
     plan = started("adam")
     reordered(plan)
     names = {t.name: t.buffer.name for t in plan.graph.tensors}
@@ -284,8 +288,9 @@ def test_a_local_operand_is_refused() -> None:
 
 
 def test_autotune_chooses_the_least_traffic() -> None:
-    """With slow memory, slices win, since each rank updates a quarter. With expensive steps and no
-    slices, one all-reduce wins, since it has fewer steps than its two halves.
+    """`autotune` chooses by the machine's rates. If memory is slow, the update of slices is the
+    fastest, because each rank updates a quarter. If each communication step is slow and slices are
+    excluded, one all-reduce is faster than a reduce-scatter and an all-gather.
     """
     slow_memory = autotune(lambda: started("adam"), WAYS, Rates(1e6, 1.0, 1e9, 0.0))
     assert slow_memory.name == "RS-compute-AG" and len(slow_memory.us) == 3

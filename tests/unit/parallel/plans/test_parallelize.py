@@ -98,7 +98,9 @@ def test_sequence_leaves_no_op_to_all_ranks() -> None:
 
 @pytest.mark.parametrize("plan", [p for p in PIPELINES if p != "chimera"])
 def test_pipelines_deal_out_a_model_without_scopes(plan: str) -> None:
-    """One micro-batch passes through stages of consecutive ops."""
+    """Pipelines of a model without scopes: a stage consists of consecutive ops, and there is one
+    micro-batch.
+    """
     graph = MODELS["two blocks"]
     inputs, want = inputs_of(graph, 3), one_device(graph, inputs_of(graph, 3))
     split = parallelize(graph, 2, plan)
@@ -113,7 +115,9 @@ EXECUTED = [*PLANS, *(p for p in PIPELINES if p != "chimera")]
 @slow
 @pytest.mark.parametrize("plan", EXECUTED)
 def test_named_plans_run_on_cpu_ranks(plan: str) -> None:
-    """test_training.py covers training under chimera, ZeRO and co-shard."""
+    """Named plans give the one-device result on two CPU ranks. test_training.py covers chimera,
+    ZeRO and co-shard.
+    """
     graph = MODELS["two blocks"]
     inputs = inputs_of(graph, 5)
     split = parallelize(graph, 2, plan)
@@ -151,7 +155,9 @@ STAGED = [((2, 2), "1f1b"), ((4, 2), "gpipe"), ((2, 4), "zero-bubble"), ((2, 2),
 @pytest.mark.parametrize(("mesh", "pipeline"), STAGED)
 @pytest.mark.parametrize("split", ["megatron", "column"])
 def test_stages_whose_ops_are_split(mesh: tuple[int, int], pipeline: str, split: str) -> None:
-    """A rank holds its part of its stage's parameters, and sums only with ranks of its stage."""
+    """Pipelines whose stages are split over several ranks: a rank holds its part of the parameters
+    of its stage, and sums only with ranks of that stage.
+    """
     stages = mesh[0] * (2 if pipeline == "interleaved" else 1)
     graph = staged(stages)
     inputs = inputs_of(graph, 7)
@@ -230,7 +236,9 @@ def test_too_little_memory_splits_parameters_or_is_refused() -> None:
 
 @pytest.mark.parametrize("rates", [Rates(1e5, 1e4, 1e4), Rates(1e3, 1e6, 10.0, 0.0)])
 def test_no_choice_is_better_than_the_one_found(rates: Rates) -> None:
-    """Compared with an exhaustive search over all choices of a small graph."""
+    """The plan of `search` is as fast as the best of all combinations of choices for a
+    small graph.
+    """
     graph = traced(perceptron)
     plan = ParallelGraph(graph, 2)
     costs = Costs((2,), rates)

@@ -122,7 +122,9 @@ def test_auto_is_as_good_as_every_name(splits: Splits, target: Target) -> None:
 
 
 def test_products_narrower_than_any_tile_are_predicted() -> None:
-    """A small model over so many ranks that its key heads have fewer columns than a tile."""
+    """Predictions for a model on so many ranks that a rank's products have fewer columns than the
+    narrowest tile.
+    """
     small = Splits(whole_pass(Checkpoint.open(NOAH).config, by_name("bf16"), 32))
     target = Target(registry.machine("h100"), 450.0, 50.0, 8)
     for plan in ("data", "column", "megatron", "auto"):

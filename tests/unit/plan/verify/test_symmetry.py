@@ -94,7 +94,9 @@ def tied() -> Rotated:
 def test_a_view_that_leaves_its_memory_on_some_rank_is_refused(
     steps: tuple[int, int], words: str
 ) -> None:
-    """In all cases the plan of the first rank by itself is valid."""
+    """A plan whose tensors begin at another offset on each rank is refused if a tensor exceeds its
+    memory on some rank, although the first rank's plan is valid.
+    """
     plans = tied()
     (tensor,) = plans.moved
     with pytest.raises(PlanError, match=words):
@@ -192,7 +194,9 @@ def by_themselves() -> Rotated:
 def test_so_it_is_where_ranks_begin_iterations_by_themselves(
     by_themselves: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:
-    """Some mutations are accepted here; both ways of verifying must agree."""
+    """Mutated plans without lockstep between ranks: verifying one rank for all and verifying every
+    rank give the same verdict. Some mutations are harmless.
+    """
     plans = by_themselves
     for seed in range(examples(2) * damaged.MORE):
         changed = Rotated(mutate(plans.first, random.Random(seed)))
@@ -236,8 +240,8 @@ def test_names_that_meet_another_ranks_are_no_symmetry(isomorphic: Rotated) -> N
 def test_logits_that_lie_own_share_first_give_the_token_of_the_whole_row(
     temperature: float, top_k: int
 ) -> None:
-    """Compared with the op's NumPy reference, which has no ranks. Most logits occur more
-    than once.
+    """Sampling from logits of which each rank stores its own share first gives the token of the
+    NumPy reference, which has the whole row. Most logits occur more than once.
     """
     world, own = 3, 700
     graphs, random_ = [], np.random.default_rng(top_k)
