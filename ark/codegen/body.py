@@ -16,7 +16,7 @@ from ark.plan.kind import Signature
 
 @dataclass(frozen=True)
 class BoxMap:
-    """The description of an operand for hardware that copies boxes (CUDA: a tensor map).
+    """The description of an operand for hardware that copies boxes, as a tensor map does.
 
     operand: the operand's index. dims: the size of each dimension in elements, innermost dimension
     first. strides: bytes between neighbouring indices, for each dimension except the innermost.
@@ -24,7 +24,7 @@ class BoxMap:
     cache loads from memory at a time, 128 or 256.
 
     If `steps` is given, the map loads convolution windows from an image with the dimensions
-    (channels, columns, rows, n) (CUDA: im2col mode). A copy then loads, for a number of consecutive
+    (channels, columns, rows, n). A copy then loads, for a number of consecutive
     windows, the pixels at one element of the kernel; `box` is (channels, number of windows). The
     origins of windows start at `lower` (column, row), are `steps` apart and end at the last index
     plus `upper`.
