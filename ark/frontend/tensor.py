@@ -77,8 +77,7 @@ class Tensor:
     """
 
     requires_grad = False
-    # Without this, NumPy's operators would call a tensor's operator for each element of an array,
-    # and each call would add an op.
+    # Without this, array * tensor would add an op for each element of the NumPy array.
     __array_ufunc__ = None
 
     def __init__(
