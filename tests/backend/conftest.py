@@ -83,8 +83,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def optimised(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some tests compile with ark's own flags, even if ARK_CPU_FLAGS selects a quick build for the
-    others.
+    """Tests compile with ark's own compiler flags, although ARK_CPU_FLAGS selects a quick build for
+    other tests.
     """
     if request.node.originalname in OPTIMISED:
         monkeypatch.delenv("ARK_CPU_FLAGS", raising=False)

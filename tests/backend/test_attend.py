@@ -84,7 +84,7 @@ def test_all_forms_give_torchs_results(dtype: Any) -> None:
 
 
 def upper(x: Any) -> Any:
-    """Returns a mask that is not causal: keys from the row on are visible."""
+    """Returns a mask that is True for the keys from a row's own index on, which is not causal."""
     rows, columns = (ark.iota((ROWS, ROWS), d, ark.int32) for d in (0, 1))
     return ark.less_equal(rows, columns)
 
@@ -117,7 +117,9 @@ def weights_read(x: Any) -> Any:
 
 
 def queries_change(x: Any) -> Any:
-    """The queries are overwritten between the scores and the product with the values."""
+    """A form that must not be fused: the queries are overwritten between the scores and the product
+    with the values.
+    """
     q, k, v = apart(ark.tensor((3, BATCH, HEADS, ROWS, WIDTH), bf16, name="y"))
     weights = ark.softmax(ark.matmul(q, k, transpose_other=True))
     changed = ark.copy(ark.mul(q, 0.5), q)
@@ -125,7 +127,9 @@ def queries_change(x: Any) -> Any:
 
 
 def weakly_masked(x: Any) -> Any:
-    """A masked score is about -65 after the scaling, which is not low enough to vanish."""
+    """A form that must not be fused as masked: masked scores become about -65 after scaling, so
+    their weights are not 0.
+    """
     scores, v = scored(x)
     masked = ark.where(lower_left("where"), scores, -6.5e4)
     return ark.matmul(ark.softmax(ark.mul(masked, 1e-3)), v)
@@ -138,20 +142,24 @@ def scaled_after(x: Any) -> Any:
 
 
 def negated_twice(x: Any) -> Any:
-    """The mask's -inf becomes inf, because the scores are negated afterwards."""
+    """A form that must not be fused as masked: the mask's -inf becomes inf, because scores are
+    negated afterwards.
+    """
     scores, v = scored(x)
     masked = ark.where(lower_left("where"), ark.mul(scores, -1.0), float("-inf"))
     return ark.matmul(ark.softmax(ark.mul(masked, -1.0)), v)
 
 
 def scaled_sum(x: Any) -> Any:
-    """The scale applies to the mask, too."""
+    """A form in which the scale also multiplies the mask."""
     scores, v = scored(x)
     return ark.matmul(ark.softmax(ark.mul(ark.add(scores, ark.tensor((ROWS, ROWS), bf16)), 0.5)), v)
 
 
 def mask_changes(x: Any) -> Any:
-    """The mask is overwritten between the scores and the product with the values."""
+    """A form that must not be fused: the mask is overwritten between the scores and the product
+    with the values.
+    """
     scores, v = scored(x)
     mask = ark.tensor((ROWS, ROWS), bf16)
     weights = ark.softmax(ark.add(scores, mask))

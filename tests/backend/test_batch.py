@@ -84,7 +84,9 @@ def test_each_sequence_equals_transformers(generator: Generator, small: Path) ->
 def test_each_sequence_draws_as_it_does_alone(
     backend: str, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has its own random key and its own end of the context."""
+    """With a temperature, each sequence of a batch gets the tokens that it gets alone. Each has its
+    own random key and its own end of the context.
+    """
     chosen, _ = registry.choose(backend)
     how = SamplingParams(temperature=1.0, top_k=40, seed=5)
     with closing(chosen.open(0)) as device:
@@ -102,7 +104,9 @@ def test_each_sequence_draws_as_it_does_alone(
 
 @pytest.mark.emulated("slow")
 def test_16_bit_sequences_equal_single_runs(backend: str, tmp_path: Path) -> None:
-    """Matrix units multiply the rows of a batch, but not a single row."""
+    """Sequences of a 16-bit model give the tokens of single runs, although matrix units multiply
+    the rows of a batch and do not multiply a single row.
+    """
     wide = {"hidden": 64, "intermediate": 128, "head_dim": 32, "dtype": "bfloat16"}
     checkpoint = Checkpoint.open(make_checkpoint(tmp_path / "bf16", **wide))  # type: ignore[arg-type]
     chosen, _ = registry.choose(backend)

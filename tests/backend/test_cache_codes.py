@@ -65,7 +65,9 @@ def heads_of(rows: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("codes", ["int8", "fp8_e4m3"])
 def test_codes_and_attention_over_them_are_torchs(backend: str, codes: str) -> None:
-    """A prompt's rows as tiles, then one row; with contiguous and paged caches."""
+    """The codes of quantised caches, and attention over them, equal torch's: for several rows at
+    once and for a single row, in contiguous and in paged caches.
+    """
     rng, dtype = np.random.default_rng(0), cache_type(codes, WIDTH, ark.fp32)
     many, context, numbers = 11, 40, np.array([[2, 0, 1, 4, 3]], np.int32)
     inputs = {
@@ -162,8 +164,8 @@ def test_the_registered_reference_rounds_to_codes(codes: str) -> None:
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_memory_is_counted_in_codes(kind: str) -> None:
-    """The bytes of a position, from which the memory check and the number of pages are computed,
-    equal the plan's.
+    """The bytes per position of a quantised cache, from which the memory check and the number of
+    pages are computed, are those of the plan's caches.
     """
     checkpoint = Checkpoint.open("examples/noah", kv_cache_dtype=kind)
     shape = Shape(checkpoint.config, ark.bf16, 64, 0)

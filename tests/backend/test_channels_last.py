@@ -172,8 +172,8 @@ def test_norms_of_few_long_rows(backend: str) -> None:
 
 
 def test_pools_of_neighbouring_channels(backend: str) -> None:
-    """Windows of one element in the last dimension, which may or may not be a whole number of
-    packs.
+    """Pools of channels-last images whose windows have one element in the last dimension, with
+    channels that are or are not a multiple of a vector.
     """
     torch = pytest.importorskip("torch")
     ark.init(backend=backend)

@@ -8,7 +8,9 @@ import ark
 
 
 def test_functions_of_constants(backend: str) -> None:
-    """In such an expression no operand is a tensor from which the type could be taken."""
+    """Functions of which all operands are constants: the type of the result is that of the
+    constants, because no operand is a tensor in memory.
+    """
     ark.init(backend=backend)
 
     def constant(value: float, dtype: ark.DataType = ark.fp32) -> ark.Tensor:

@@ -102,7 +102,9 @@ check([product(37, 71, 200, "nt", ark.bf16), product(37, 71, 200, "nn", ark.int8
 @slow
 @pytest.mark.skipif(not X86 or sys.platform != "linux", reason="a call of Linux on x86-64")
 def test_products_without_the_systems_leave_for_tiles() -> None:
-    """A process whose signal stack is too small for tile registers may not use them."""
+    """In a process that may not use AMX tile registers, because its signal stack is too small for
+    them, products are computed by vectors.
+    """
     done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -68,7 +68,7 @@ def test_rotary_embedding_turns_as_transformers_do(backend: str) -> None:
 
 
 def run(cases: list[Case]) -> None:
-    """Like tests.opcheck, for ops whose references were already compared."""
+    """Checks an op as tests.opcheck does, except that its reference is not compared again."""
     for case in cases:
         case.tensors = [ark.tensor(list(a.shape), dtype) for a, dtype in case.inputs]
         case.result = case.build(*case.tensors)
@@ -149,8 +149,8 @@ def test_topk_orders_nan_first_and_equals_by_index(backend: str) -> None:
 
 @pytest.mark.parametrize("position", [4, 7])
 def test_rope_kv_is_rotation_and_two_appends(backend: str, position: int) -> None:
-    """One op equals transformers' rotation followed by writes to both caches. Rows past the end of
-    the caches are dropped.
+    """rope_kv equals transformers' rotation and writes to both caches. Rows beyond the caches' end
+    are dropped.
     """
     rows, context = 3, 9
     inside = min(rows, context - position)
@@ -184,7 +184,9 @@ def test_rope_kv_is_rotation_and_two_appends(backend: str, position: int) -> Non
 
 @pytest.mark.parametrize("position", [0, 4, 7, 9])
 def test_kv_append_is_torchs_index_copy(backend: str, position: int) -> None:
-    """Appends three rows to caches of nine. Rows past the end are dropped."""
+    """kv_append of three rows to a cache of nine positions equals torch's index_copy. Rows beyond
+    the end are dropped.
+    """
     rows, cache = values(3, 2 * 16, seed=1), values(2, 9, 16)
     inside = min(3, 9 - position)
     fresh = torch.tensor(rows).view(3, 2, 16).transpose(0, 1)[:, :inside]
@@ -207,7 +209,9 @@ def test_kv_append_is_torchs_index_copy(backend: str, position: int) -> None:
 def loop(
     logits: np.ndarray, steps: int, *, temperature: float = 0.0, top_k: int = 0, seed: int = 0
 ) -> SimpleNamespace:
-    """Draws `steps` tokens from the same logits, one in each iteration, from position 2 on."""
+    """Runs a model that samples a token from the same logits in each of `steps` iterations, from
+    position 2 on.
+    """
     state = ark.TokenState.make(steps + 4)
     table = ark.tensor((logits.size, 4))
     given = ark.tensor((1, logits.size))
@@ -305,7 +309,9 @@ def test_advance_stops_at_the_last_token(backend: str) -> None:
 
 
 def test_every_op_of_one_rank_has_a_reference() -> None:
-    """Ops of several ranks have none; the tests of collectives define their results."""
+    """Every op has a NumPy reference, except ops between ranks, whose results are defined by the
+    tests of collectives.
+    """
     ops = [registry.get(name) for name in registry.names()]
     without = [op for op in ops if op.reference is None]
     assert without and all(op.names_ranks or op.all_ranks for op in without)

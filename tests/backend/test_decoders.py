@@ -74,7 +74,9 @@ def test_tokens_and_logits_are_those_of_transformers(
     "case", [c if c in ("glm4", "gemma2") else pytest.param(c, marks=slow) for c in sorted(CASES)]
 )
 def test_weights_of_16_bits(backend: str, case: str, tmp_path: Path) -> None:
-    """Norms and biases may be fp32 in them."""
+    """Decoders with weights of 16 bits give transformers' logits. Their norms and biases may be
+    fp32.
+    """
     directory = make_checkpoint(tmp_path, **CASES[case], dtype="bfloat16")
     check_logits(directory, backend, room=0.05, best=False)
 
@@ -83,7 +85,9 @@ def test_weights_of_16_bits(backend: str, case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_random_shapes(backend: str, case: str, seed: int, tmp_path: Path) -> None:
-    """Random numbers of heads, sizes not divisible by a vector's width, one to three layers."""
+    """Decoders of random shapes give transformers' logits: numbers of heads, sizes that are not
+    multiples of a vector, one to three layers.
+    """
     rng = np.random.default_rng(seed)
     fields: dict[str, Any] = dict(CASES[case])
     kv_heads = int(rng.integers(1, 4))
@@ -120,7 +124,9 @@ def test_random_shapes(backend: str, case: str, seed: int, tmp_path: Path) -> No
 def test_layers_that_slide_attend_to_their_window(
     device: tuple[Backend, Device], case: str, tmp_path: Path
 ) -> None:
-    """In prompt chunks, token by token, and beside other sequences."""
+    """Layers with a sliding window attend to it only: when a prompt is read in chunks, token by
+    token, and beside other sequences.
+    """
     directory = make_checkpoint(tmp_path / case, **WINDOWS[case])
     checkpoint = Checkpoint.open(directory)
     assert checkpoint.config.max_position_embeddings == 128
@@ -140,7 +146,9 @@ def test_layers_that_slide_attend_to_their_window(
 def test_a_prompt_longer_than_the_window_in_large_chunks(
     device: tuple[Backend, Device], tmp_path: Path
 ) -> None:
-    """The last chunk, which draws the first token, starts past the window and past 128 rows."""
+    """A prompt longer than the sliding window, in chunks of more than 128 rows. The last chunk,
+    which samples the first token, starts after the window's length.
+    """
     directory = make_checkpoint(
         tmp_path, kind="mistral", sliding_window=50, context=400, layers=1, hidden=32,
         intermediate=48,

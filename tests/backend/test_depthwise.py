@@ -44,8 +44,8 @@ def depthwise(
 
 
 def test_each_channel_by_itself(backend: str) -> None:
-    """Strides, dilations and padding of many sizes, and rows that the threads do not divide
-    evenly.
+    """Depthwise convolutions of one channel per group: strides, dilations and padding of many
+    sizes, and rows that do not divide evenly among threads.
     """
     check(
         [

@@ -76,7 +76,9 @@ def by_transformers(directory: Path, formed: Sequence[int] = ()) -> list[list[in
 def test_requests_give_the_ids_of_transformers(
     backend: str, tmp_path: Path, formed: Sequence[int]
 ) -> None:
-    """Three slots, and pages for two of the requests. formed: the requests with a grammar."""
+    """An engine with three rows and too few pages for all requests at once gives transformers'
+    tokens. formed: the requests that have a grammar.
+    """
     directory = make_checkpoint(tmp_path / "small", layers=2, hidden=32, intermediate=48)
     wanted = by_transformers(directory, formed)
     texts: list[list[int]] = [[] for _ in PROMPTS]
@@ -159,8 +161,8 @@ def _take(scheduler: Scheduler, step: Step, given: list[tuple[int, list[int]]]) 
 def test_each_number_of_rows_has_a_form(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1 to 64 of 64 slots are in use. Each number of requests runs in the smallest form with enough
-    rows.
+    """Requests for 1 to 64 rows: an iteration runs the smallest compiled form that has enough rows,
+    and the tokens are those of transformers.
     """
     directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
@@ -194,7 +196,9 @@ def test_each_number_of_rows_has_a_form(
 @slow
 @pytest.mark.timeout(1800)
 def test_rows_have_adapters_of_their_own(backend: str, tmp_path: Path) -> None:
-    """Two adapters and none, in chunks and in rows, compared with peft."""
+    """Rows with two adapters and without one give the tokens of peft, in prompt chunks and in
+    decoding.
+    """
     peft = pytest.importorskip("peft")
     directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
     adapters: dict[str, Path] = {}

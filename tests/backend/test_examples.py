@@ -25,7 +25,7 @@ def test_word2vec(backend: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["momentum", pytest.param("LAMB", marks=slow)])
 def test_adasum(backend: str, optimizer: str) -> None:
-    """On one rank, both forms of Adasum equal the plain optimizer."""
+    """The Adasum example on one rank equals training with the plain optimizer, in both forms."""
     torch, lamb = pytest.importorskip("torch"), pytest.importorskip("tests.lamb")
     data, steps, batch = ranks_of_adasum.small_data(), 3, 8
     methods = ("tree", "halving") if optimizer == "momentum" else ("tree",)

@@ -70,7 +70,7 @@ def missing_signal(plan: Plan, backend: str, device: Any) -> None:
 
 @pytest.mark.emulated("gfx942")
 def test_a_missing_packet_ends_in_an_error(backend: str, device: Any) -> None:
-    """Without the embedding op, its readers wait for packets that are never sent."""
+    """If the op that writes packets is removed from a plan, its readers time out with an error."""
     for plan in decoders(small_machine(device.machine, Capability.PACKETS)):
         missing_packet(plan, backend, device)
 
@@ -107,7 +107,9 @@ def host_abort(plan: Plan, backend: str, device: Any) -> None:
 
 
 def test_launches_that_outlive_their_device_are_dropped(backend: str) -> None:
-    """The traceback of an error keeps its launch alive until some later garbage collection."""
+    """A launch that an exception's traceback keeps alive beyond its device is dropped without an
+    error.
+    """
     device = registry.get(backend).open(0)
     plan = decoder(small_machine(device.machine))
     with Executor(plan, registry.get(backend), device) as executor:

@@ -23,7 +23,9 @@ from tests.slow import slow
     ids=str,
 )
 def test_weights_of_few_bits(backend: str, dtype: Any) -> None:
-    """Dequantised; multiplied by few rows directly from the codes; and multiplied by many rows."""
+    """Weights of few bits are dequantised, and multiplied by few rows (from the codes) and by many
+    rows (dequantised first), with NumPy's results.
+    """
     rng = np.random.default_rng(6)
     if dtype is ark.fp4:
         weight = rng.integers(0, 16, (40, 96)).astype(np.uint8).view(dtype.numpy).astype(float)
@@ -98,8 +100,9 @@ FEW_ROWS = [c if n in (0, 4) else pytest.param(c, marks=slow) for n, c in enumer
 def test_linear_layers_read_codes_and_scales(
     backend: str, case: Any, numbers: tuple[int, ...]
 ) -> None:
-    """One row, several, and many (which dequantise first), after a norm and before a sum. Three
-    rows are also multiplied by a weight in state memory, which is not streamed.
+    """Linear layers with quantised weights, after a norm and before a residual, for one input row,
+    several, and many (which dequantise the weight first). A weight in state memory, which is not
+    streamed, is multiplied by three rows.
     """
     codes, columns, group, scales, zeros = case
     rng = np.random.default_rng(columns + group)

@@ -105,7 +105,7 @@ def test_the_command_writes_an_archive(
 
 
 def test_the_pages_commands_are_understood() -> None:
-    """Every code span that is an ark command, complete or shortened, is parsed."""
+    """Every `ark` command in a code span of the page is accepted by ark's argument parser."""
     spans = re.findall(r"`(ark [^`]+)`", PAGE.read_text().replace("\n", " "))
     assert len(spans) >= 4
     for span in spans:

@@ -31,12 +31,16 @@ def _adds(x: ark.Tensor) -> ark.Tensor:
 
 
 def _shifted(x: ark.Tensor) -> ark.Tensor:
-    """In the middle each thread reads an element that another thread has written."""
+    """Two chains of additions. The first task of the second chain reads elements that other threads
+    wrote, because it is shifted.
+    """
     return _adds(ark.add(_adds(x)[8:], 1.0))
 
 
 def _rows(x: ark.Tensor) -> ark.Tensor:
-    """A chain, followed by a task whose threads add up partial sums of each other."""
+    """A chain of additions, a softmax, in which threads add the partial sums of other threads, and
+    another chain.
+    """
     return _adds(ark.softmax(ark.reshape(_adds(x), [2, VECTOR_SIZE // 2])))
 
 

@@ -114,8 +114,8 @@ def generator(backend: str, small: Path) -> Any:
 
 
 def test_chunks_and_prompt_lengths_do_not_change_the_tokens(generator: Generator) -> None:
-    """A prompt of one token has no prompt phase. 4 is a chunk plus one token; others cross a
-    chunk's end.
+    """The tokens do not depend on how a prompt is divided into chunks. The lengths are one token,
+    which has no prompt phase, a chunk plus one token, and more.
     """
     prompt = list(range(5, 25))
     with_history = {n: list(generator.stream(prompt[:n], 6, stop_tokens=())) for n in (1, 4, 5, 6)}
@@ -126,8 +126,8 @@ def test_chunks_and_prompt_lengths_do_not_change_the_tokens(generator: Generator
 
 @pytest.mark.emulated("slow")
 def test_a_large_chunk_draws_the_first_token_itself(backend: str, tmp_path: Path) -> None:
-    """The prompt's last chunk has its own entry point. The row that draws the token may be any of
-    the chunk.
+    """The prompt's last chunk has a phase of its own, which samples the first token from any of the
+    chunk's rows.
     """
     directory = make_checkpoint(
         tmp_path / "long", layers=1, hidden=32, intermediate=48, context=300
@@ -195,7 +195,9 @@ def mixed(z: np.ndarray) -> np.ndarray:
 
 @pytest.mark.emulated("slow")
 def test_no_draw_is_infinite(generator: Generator) -> None:
-    """If a uniform number rounded to 1, its token would win over any logit."""
+    """The Gumbel noise of a draw is finite. If a uniform number were rounded to 1, its token would
+    always win.
+    """
     greedy = list(generator.stream([3], 1, stop_tokens=()))
     tokens = np.arange(320, dtype=np.uint64)
     seeds = np.arange(100_000, dtype=np.uint64)
@@ -267,7 +269,9 @@ def test_bad_requests_are_refused_before_anything_runs(
 def test_a_bad_token_on_the_device_is_reported_and_the_process_goes_on(
     generator: Generator,
 ) -> None:
-    """An id written past the host's check must not cause a read out of bounds."""
+    """A token id out of range that is written after the host's check gives an error, and nothing is
+    read out of bounds.
+    """
     before = list(generator.stream([7, 8, 9], 4, stop_tokens=()))
     generator.executor.write("tokens", np.array([7, 9999, 9], np.int32))
     generator.executor.write("position", np.array([1], np.int32))
@@ -292,7 +296,7 @@ def test_a_temperature_that_logits_cannot_be_divided_by(temperature: float) -> N
 
 @pytest.mark.parametrize("temperature", [MIN_TEMPERATURE, MAX_TEMPERATURE])
 def test_extreme_temperatures_are_served(generator: Generator, temperature: float) -> None:
-    """The lowest temperature is greedy; the highest draws from all tokens with equal
+    """The lowest temperature gives the greedy tokens. The highest one draws all tokens with equal
     probability.
     """
     greedy = list(generator.stream([7, 8, 9], 8, stop_tokens=()))
@@ -307,8 +311,8 @@ def test_extreme_temperatures_are_served(generator: Generator, temperature: floa
 def test_a_kernel_that_ends_early_is_an_error(
     generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel's limit on the device is lowered. The host must raise an error and not return a
-    shorter text.
+    """If a kernel ends before it has generated all tokens (its limit on the device is lowered), the
+    host raises an error instead of returning a shorter text.
     """
 
     def lower(runner: Any, shape: Any, prompts: Any, totals: list[int], *how: Any) -> None:
@@ -326,7 +330,7 @@ def test_a_kernel_that_ends_early_is_an_error(
 def test_weights_that_are_no_numbers_are_an_error(
     backend: str, small: Path, tmp_path: Path
 ) -> None:
-    """With NaN weights, token 0 would otherwise be chosen repeatedly."""
+    """Weights that are NaN give an error. Otherwise token 0 would be chosen repeatedly."""
     from safetensors.numpy import load_file, save_file
 
     directory = tmp_path / "nan"
@@ -341,7 +345,7 @@ def test_weights_that_are_no_numbers_are_an_error(
 @pytest.mark.parametrize("chunk", [1, 8, 32])
 @pytest.mark.emulated("slow")
 def test_a_plan_brings_its_own_chunk_and_context(backend: str, small: Path, chunk: int) -> None:
-    """The prompt is cut by the plan's chunk size, whatever the caller's is."""
+    """A Generator with a given plan uses the plan's chunk size, whatever the caller's is."""
     prompt = [int(t) for t in np.random.default_rng(0).integers(0, 300, 27)]
     expected = tokens_of(small, backend, prompt, 6, chunk=4)
     chosen, _ = registry.choose(backend)

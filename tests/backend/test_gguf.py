@@ -37,8 +37,8 @@ DEFAULT = ("F16", "Q4_0", "Q4_K", "Q6_K", "MXFP4")
     "kind", [k if k in DEFAULT else pytest.param(k, marks=slow) for k in (*KINDS, "Q2_K")]
 )
 def test_types_of_blocks(backend: str, kind: str, tmp_path: Path) -> None:
-    """Weights that are kept as floats are in fp32 here, for more digits. Q2_K has no product of its
-    own and is dequantised at load time.
+    """GGUF files of each block type. Types that ark cannot multiply, such as Q2_K, are dequantised
+    when they are loaded. Weights that stay floats are fp32 here, for more precision.
     """
     plain, path, values = gguf_checkpoint(tmp_path, kind)
     checkpoint = Checkpoint.open(path)
@@ -51,7 +51,9 @@ def test_types_of_blocks(backend: str, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2", pytest.param("qwen3", marks=slow)])
 def test_architectures(backend: str, kind: str, tmp_path: Path) -> None:
-    """Biases, head norms, and an embedding that is also the output head."""
+    """GGUF files of each architecture: with biases, norms of heads, and an embedding that is also
+    the output head.
+    """
     fields = {"attention_bias": False} if kind == "qwen3" else {}
     plain, path, values = gguf_checkpoint(tmp_path, "Q8_0", model=kind, tie=True, **fields)
     checkpoint = Checkpoint.open(path)

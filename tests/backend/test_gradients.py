@@ -430,7 +430,7 @@ def test_convolutions_and_pools(backend: str) -> None:
 
 
 def test_attention_and_rotation(backend: str) -> None:
-    """Grouped queries over a cache to which the rows were appended from position 2 on."""
+    """Gradients of grouped-query attention over a cache with rows appended from position 2 on."""
     rows, heads, kv_heads, width, context, start = 3, 4, 2, 6, 8, 2
     q = values(rows, heads * width, seed=11)
     k, v = (values(rows, kv_heads * width, seed=s) for s in (12, 13))

@@ -12,8 +12,8 @@ from tests.opcheck import TOLERANCE, Case, check
 
 @pytest.mark.emulated("gfx1100")
 def test_in_place(backend: str) -> None:
-    """An output in an input's memory gives the result of program order, whichever tasks run
-    first.
+    """Ops whose output is a part of an input's memory give the result of program order, in whatever
+    order tasks run.
     """
     shift = ark.tensor([4096])
     moved = ark.add(shift[:-1], 1.0, output=shift[1:])
@@ -42,7 +42,9 @@ def test_in_place(backend: str) -> None:
 
 @pytest.mark.emulated("gfx942")
 def test_chains_become_one_op(backend: str) -> None:
-    """Intermediate results are not written: one task kind reads each input once and writes once."""
+    """A chain of elementwise ops becomes one op, which reads each input once and writes only the
+    result.
+    """
 
     def gate(a: ark.Tensor, b: ark.Tensor, row: ark.Tensor) -> ark.Tensor:
         return ark.cast(ark.mul(ark.gelu(ark.add(a, row)), ark.sub(1.0, b)), ark.fp32)

@@ -158,7 +158,9 @@ def test_moved(backend: str, drawn: list[Case]) -> None:
 
 @pytest.mark.parametrize("reduction", few_emulated(("set", "add", "maximum"), "add"))
 def test_many_updates_of_few_lines(backend: str, reduction: str) -> None:
-    """The threads of a block search for updates together, or tasks share the positions."""
+    """Scatters of many updates to few rows, for which the threads of a block search for updates
+    together, or tasks share the updated indices.
+    """
     rng = np.random.default_rng(4)
     cases = []
     for shape, wide in (([300], 1), ([70, 5], 1), ([2, 9, 40], 1), ([40, 3], 3)):

@@ -36,7 +36,9 @@ def test_tuples_within_the_range_are_numpys(backend: str) -> None:
 @pytest.mark.parametrize("ids", [[0, 4], [0, -5], [3, 0], [-4, 0], [1, 2**40]])
 @pytest.mark.parametrize("scatter", [False, True])
 def test_a_tuple_out_of_range_ends_the_run(backend: str, ids: list[int], scatter: bool) -> None:
-    """The index is refused although the combined offset is within the tensor."""
+    """An index tuple of which one index is out of range is refused, although the flat offset of the
+    tuple is inside of the tensor.
+    """
     with pytest.raises(ark.GpuError, match="out of range"):
         run([[1, 1], ids], scatter=scatter)
 

@@ -70,6 +70,8 @@ def test_new_weights_end_the_loop_and_begin_it_anew() -> None:
 
 @pytest.mark.usefixtures("old_values")
 def test_in_plain_memory_old_inputs_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control for the tests above: without ark's measure, the emulator shows old values."""
+    """Control for the tests above: if inputs are in plain memory, the emulator's kernel reads old
+    values.
+    """
     monkeypatch.delattr(Device, "fed")
     assert wrong_sums() > 0

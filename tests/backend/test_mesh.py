@@ -79,7 +79,9 @@ def test_products_softmax_and_sums_equal_those_of_torch(monkeypatch: pytest.Monk
 
 
 def test_a_plan_made_for_the_cpu_gives_the_same_bits_on_the_mesh() -> None:
-    """One plan for both: cores that share memory use the counters, the others use messages."""
+    """A plan that was made for the CPU gives the same bits on the mesh. Its counters are then
+    replaced by messages.
+    """
     ark.init()
     result, inputs = _chain()
     cpu = registry.get("cpu")

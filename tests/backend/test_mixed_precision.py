@@ -16,10 +16,14 @@ import ark
 torch = pytest.importorskip("torch")
 
 TRAINED_STEPS, RATE = 12, 2e-4
-"""A step changes a parameter by 2e-4, which is below bf16's resolution for most weights."""
+"""The learning rate. A step changes a parameter by 2e-4, which is below bf16's resolution for most
+weights.
+"""
 SHAPES = {"up": (32, 16), "down": (8, 32)}
 MAX_MEAN_DIFFERENCE = 0.05
-"""As a fraction of the largest change; sums in bf16 are rounded in another order."""
+"""The tolerance of the mean difference, as a fraction of the largest change of a parameter, because
+sums in bf16 are added in another order.
+"""
 
 
 def _in_torch(given: dict[str, np.ndarray], masters: bool) -> dict[str, np.ndarray]:
@@ -40,7 +44,9 @@ def _in_torch(given: dict[str, np.ndarray], masters: bool) -> dict[str, np.ndarr
 
 
 def test_masters_move_as_torchs_do(backend: str) -> None:
-    """Control: parameters in bf16 alone lose a large part of the change in rounding."""
+    """Training with fp32 masters equals torch's. Control: training with parameters in bf16 loses a
+    large part of the change in rounding.
+    """
     random = np.random.default_rng(3)
     sizes = {**SHAPES, "x": (24, 16), "y": (24, 8)}
     given = {n: random.normal(size=s).astype(np.float32) for n, s in sizes.items()}

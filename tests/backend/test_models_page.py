@@ -81,7 +81,9 @@ def test_the_checkpoint_of_the_page_answers(
 
 @slow
 def test_the_package_of_the_page_is_found_by_commands(tmp_path: Path) -> None:
-    """The package has the classes of the page's program, and its entry point names one of them."""
+    """A package with the classes of the page's program and an entry point for one of them is found
+    by `ark` commands.
+    """
     page = PAGE.read_text()
     (program,) = re.findall(r"## A decoder of your own.*?```python\n(.*?)```", page, re.S)
     classes, _, rest = program.partition("ark.models.register(")

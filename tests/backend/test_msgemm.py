@@ -42,7 +42,9 @@ def test_unsigned_weights_and_any_numbers(backend: str) -> None:
 
 
 def test_codes_are_the_bytes_of_the_type() -> None:
-    """A code holds two weights like a packed int4 tensor, the first in the low half."""
+    """A code of the example holds two weights like a packed int4 tensor: the first one in the low
+    four bits.
+    """
     weight = np.array([[1, -1, 7, -8]], np.int8)
     assert example.packed(weight, 2).tolist() == [[0xF1, 0x87]]
     with pytest.raises(ValueError, match="not divisible into groups of 3"):
@@ -55,7 +57,9 @@ def test_operations_are_those_of_the_paper() -> None:
 
 
 def test_instructions_of_a_loop_are_counted() -> None:
-    """The inner one of two nested loops has three products in five instructions."""
+    """The counter of instructions finds the inner of two nested loops of a listing: three products
+    in five instructions.
+    """
     from bench.msgemm_instructions import elements, loops
 
     listing = """

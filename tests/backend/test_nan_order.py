@@ -60,7 +60,9 @@ def test_extremes_with_nan_are_torchs(backend: str, dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", KINDS, ids=lambda d: d.name)
 def test_topk_with_nan_is_torchs(backend: str, dtype: Any) -> None:
-    """Among equal elements the first one comes first, as in a stable torch.sort."""
+    """topk of rows with NaN equals the beginning of torch's stable sort: of equal elements the
+    first one comes first.
+    """
     shapes = ((6, 3, 3), (40, 130, 8), (5, 70, 70), (5, 4999, 4), (5, 4999, 80))
     given = [(rows(c, n, dtype), k) for c, n, k in shapes]
     inputs = [ark.tensor(list(v.shape), dtype) for v, _ in given]

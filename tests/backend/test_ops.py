@@ -42,8 +42,8 @@ def test_unary(backend: str) -> None:
 @pytest.mark.parametrize("count", few_emulated((262_139, 1_000_003), 1_000_003))
 @pytest.mark.emulated("gfx1100")
 def test_chains_of_tiles_that_end_within_a_warp(backend: str, count: int) -> None:
-    """One processor runs the chain's tasks without waits between them. The last tile ends within a
-    warp.
+    """Chains of elementwise ops whose tasks run on one processor without waits between them. The
+    last tile ends within a warp.
     """
     held = []  # held results are written, which keeps the ops separate
 
@@ -153,7 +153,9 @@ def test_casts(backend: str) -> None:
 
 @pytest.mark.emulated("gfx1100")
 def test_casts_round_like_numpy(backend: str) -> None:
-    """Bit for bit, including specials, subnormals and ties."""
+    """Casts of fp32 to other types give NumPy's bits, also for special values, subnormals
+    and ties.
+    """
     bits = np.random.default_rng(3).integers(0, 2**32, 4096, dtype=np.uint32)
     specials = np.array(
         [0.0, -0.0, np.inf, -np.inf, 65504, 65519.9, 65520, 1e-8, 6e-8, 2**-24 * 1.5]
@@ -254,7 +256,7 @@ def test_views(backend: str) -> None:
 
 @pytest.mark.emulated("gfx942")
 def test_padding(backend: str) -> None:
-    """For a tensor within a larger buffer, the elements around it are not written."""
+    """An op on a box of a larger buffer does not write the elements around the box."""
     padded = ark.tensor([3, 5], ark.fp32, strides=[4, 8], offsets=[1, 2], padded_shape=[3, 6])
     array = values(3, 5, seed=19)
     doubled = ark.mul(padded, 2.0)

@@ -32,8 +32,8 @@ def test_paged_attention_is_torchs(backend: str) -> None:
 
 @pytest.mark.parametrize("positions", few_emulated([(5, 0, 23), (6,), (22,)], (5, 0, 23), (22,)))
 def test_rows_are_written_where_the_table_says(backend: str, positions: tuple[int, ...]) -> None:
-    """For one sequence, rows past the table's end, or on a page whose number is invalid, are
-    dropped.
+    """paged_append writes rows to the pages of the table. For one sequence, rows beyond the table,
+    or on a page whose number is invalid, are dropped.
     """
     rng = np.random.default_rng(1)
     cache, rows = (rng.standard_normal(s).astype(np.float32) for s in ((9, 2, 8, 4), (3, 8)))
@@ -93,7 +93,9 @@ def test_a_loop_appends_and_reads(backend: str) -> None:
 
 @pytest.mark.parametrize("window", few_emulated([0, 20], 0))
 def test_a_page_that_is_not_there_ends_the_run(backend: str, window: int) -> None:
-    """With attention in splits, and in tiles."""
+    """A page number that does not exist ends the run with an error, in attention that is split over
+    positions and in attention of tiles.
+    """
     pool = ark.tensor([5, 1, 8, 16])
     pages, at = ark.tensor([2, 3], ark.int32), ark.tensor([2], ark.int32)
     ark.paged_attention(ark.tensor([2, 32]), pool, pool, pages, at, window=window)
@@ -131,7 +133,9 @@ def test_mismatched_shapes_are_refused() -> None:
 @pytest.mark.parametrize("position", few_emulated([24, -1, 2**31 - 1, -(2**31)], 24, -1))
 @pytest.mark.parametrize("way", ["splits", "tiles", "many rows", "append"])
 def test_a_position_that_is_not_there_ends_the_run(backend: str, way: str, position: int) -> None:
-    """The error names the position and the table's range. Nothing outside of the table is read."""
+    """A position beyond the page table ends the run with an error that names it and the valid
+    range. Nothing outside of the table is read.
+    """
     pool, many = ark.tensor([5, 1, 8, 16]), way == "many rows"
     pages = ark.tensor([1 if many else 2, 3], ark.int32)
     at, rows = ark.tensor([1 if many else 2], ark.int32), 40 if many else 2

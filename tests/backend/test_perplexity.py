@@ -136,7 +136,9 @@ FORMATS = (*COMPRESSED, "awq", "gptq", "gptq-act-order")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("cache", ["auto", "fp8", "int8"])
 def test_formats_of_other_packages(backend: str, name: str, cache: str, tmp_path: Path) -> None:
-    """The package compresses the checkpoint and dequantises it for the expected values."""
+    """Perplexity in the formats of other packages: the package compresses the checkpoint, and
+    dequantises it for the reference.
+    """
     if name in COMPRESSED:
         quantise, config = compressed(name)
     elif name == "awq":

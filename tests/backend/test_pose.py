@@ -139,7 +139,9 @@ def test_errors_are_those_of_the_bound() -> None:
 
 
 def test_kabsch_takes_no_reflection() -> None:
-    """For points in a plane, the best orthogonal matrix may be a reflection."""
+    """The start value of a pose is a rotation also for points in a plane, where the best orthogonal
+    matrix may be a reflection.
+    """
     random = np.random.default_rng(0)
     scene = np.concatenate([random.normal(size=(2, 6)), np.zeros((1, 6))])
     angle = 2.5

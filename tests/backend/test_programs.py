@@ -21,7 +21,9 @@ from tests.programs import build, contents, reference
     ],
 )
 def test_random_programs(backend: str, processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several programs in one model, run twice. Tensors that are dropped share memory."""
+    """Several random programs in one model, run twice, give the results of program order.
+    Intermediate tensors share memory.
+    """
     monkeypatch.setattr(tiling, "least_elements", lambda _: 40)
     first: dict[int, np.ndarray] = {}
     kept = []
@@ -62,8 +64,8 @@ def expected(x: np.ndarray, norm: np.ndarray, weight: np.ndarray, residual: Any)
 
 
 def test_fused_linear_layers(backend: str) -> None:
-    """Linear layers that fuse, and some that must not: held intermediates, writes in between, in
-    place.
+    """Linear layers that the planner fuses, and some that it must not fuse, because a result is
+    used elsewhere, written in between, or updated in place.
     """
     rng = np.random.default_rng(0)
     arrays = {

@@ -54,8 +54,9 @@ def planned(shape: Shape, device: Device, cuts: dict[str, list[int]]) -> Plan:
 def test_a_prompt_for_matrix_units_gives_the_models_tokens(
     directories: dict[int, Path], parts: int, width: int
 ) -> None:
-    """parts: of k, in the products that end a layer; the op that adds them also normalises the
-    rows. width: of a head; for 64 columns the projection rotates heads itself.
+    """A prompt planned for matrix units gives the model's tokens on the CPU. parts: the number of
+    parts of k in the products that end a layer; the op that adds them also normalises the rows.
+    width: elements of a head; for 64 the projection itself rotates heads.
     """
     backend, _ = registry.choose("cpu")
     directory = directories[width]
@@ -88,8 +89,8 @@ def test_a_prompt_for_matrix_units_gives_the_models_tokens(
 
 @pytest.mark.parametrize("position", [0, 7, 100])
 def test_a_projection_rotates_and_appends_its_rows(position: int) -> None:
-    """The projection works in tiles of rows. Rows past the cache's end are dropped; other rows of
-    the cache are unchanged.
+    """A projection in tiles of rows rotates queries and keys and appends to the caches. Rows beyond
+    the caches' end are dropped, and other rows stay unchanged.
     """
     backend, _ = registry.choose("cpu")
     projection = Projection(rows=200, k=72, heads=3, kv_heads=1, width=64, context=230)

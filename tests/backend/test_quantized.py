@@ -36,7 +36,9 @@ def rounded(weight: torch.Tensor, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", few_emulated(ON_LOAD, "int4"))
 def test_weights_quantised_on_load(backend: str, name: str, tmp_path: Path) -> None:
-    """In the prompt (16 rows, dequantised first) and in decoding (directly from the codes)."""
+    """Weights that are quantised when they are loaded give transformers' logits: in a prompt of 16
+    rows (dequantised first) and in decoding (from the codes).
+    """
     plain = make_checkpoint(tmp_path, **ODD)
     values = {
         weight: rounded(value, name)
@@ -65,7 +67,9 @@ def test_weights_quantised_on_load(backend: str, name: str, tmp_path: Path) -> N
 def test_decoders_quantised_on_load(
     backend: str, case: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
-    """Biases, fused weights (whose parts are quantised row by row) and experts."""
+    """Decoders whose weights are quantised when they are loaded: with biases, with fused weights
+    (whose parts are quantised row by row), and with experts.
+    """
     plain = make_checkpoint(tmp_path, **{**ODD, **case}, dtype="bfloat16")
     weights = {
         weight: rounded(value.reshape(-1, value.shape[-1]), name).reshape(value.shape)

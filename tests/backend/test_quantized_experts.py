@@ -37,7 +37,9 @@ def blocks_of_32(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def test_fp8_blocks_of_each_expert(backend: str, tmp_path: Path) -> None:
-    """In Qwen3-FP8's format, with a router that is not quantised."""
+    """Experts in Qwen3-FP8's format: fp8 with a scale for each block. The router is not
+    quantised.
+    """
     shape = {"num_experts": 4, "moe_intermediate_size": 64, "head_dim": 32, **EXPERTS}
     plain, there, values = quantised_checkpoint(
         tmp_path, blocks_of_32, BLOCKS, kind="qwen3_moe", norm_topk_prob=True, **shape
@@ -49,7 +51,9 @@ def test_fp8_blocks_of_each_expert(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.emulated("slow")
 def test_fp8_blocks_of_deepseek(backend: str, tmp_path: Path) -> None:
-    """The heads' key and value projections are one quantised matrix, which is dequantised."""
+    """DeepSeek's fp8 format. The key and value projections of heads are one quantised matrix, which
+    is dequantised.
+    """
     heads = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
     shape = {**LATENT, **heads, "qk_nope_head_dim": 32, "moe_intermediate_size": 64}
     plain, there, values = quantised_checkpoint(

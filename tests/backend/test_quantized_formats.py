@@ -37,7 +37,9 @@ def test_compressed_tensors(backend: str, name: str, tmp_path: Path) -> None:
 
 
 def test_codes_of_compressed_tensors_are_the_packages(tmp_path: Path) -> None:
-    """Every scheme, value by value, in widths that groups of 128 do not divide."""
+    """The codes that ark reads for every scheme of compressed-tensors equal the package's, in
+    widths that are not multiples of 128.
+    """
     pytest.importorskip("compressed_tensors")
     for name in COMPRESSED:
         quantise, config = compressed(name)
@@ -48,8 +50,8 @@ def test_codes_of_compressed_tensors_are_the_packages(tmp_path: Path) -> None:
 @pytest.mark.emulated("slow")
 @pytest.mark.parametrize("block", [True, pytest.param(False, marks=slow)])
 def test_fp8_of_transformers(backend: str, block: bool, tmp_path: Path) -> None:
-    """Blocks of 128x128 as in DeepSeek-V3, with the last ones cut off, or one scale for the
-    tensor.
+    """transformers' fp8 format: with a scale for each block of 128x128, of which the last ones are
+    smaller, or one scale for the tensor.
     """
     fields = {"num_bits": 8, "type": "float", "strategy": "block" if block else "tensor"}
 
@@ -94,7 +96,9 @@ def test_awq(backend: str, tmp_path: Path) -> None:
     ],
 )
 def test_gptq(backend: str, bits: int, symmetric: bool, ordered: bool, tmp_path: Path) -> None:
-    """With act-order the inputs of a group are spread over a row."""
+    """GPTQ checkpoints of several bit widths. ordered: True for act-order, in which the inputs of a
+    group are spread over a row.
+    """
     config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "sym": symmetric}
     quantise = gptq(bits, symmetric, ordered)
     plain, there, values = quantised_checkpoint(tmp_path, quantise, {**config, "desc_act": ordered})
@@ -108,7 +112,7 @@ def test_gptq(backend: str, bits: int, symmetric: bool, ordered: bool, tmp_path:
 def test_bitsandbytes_nf4(
     backend: str, nested: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The weights are dequantised at load time, with a warning."""
+    """bitsandbytes' NF4 weights are dequantised when they are loaded, with a warning."""
     functional = pytest.importorskip("bitsandbytes.functional")
 
     def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
@@ -129,7 +133,7 @@ def test_bitsandbytes_nf4(
 
 
 def test_bitsandbytes_int8(tmp_path: Path) -> None:
-    """LLM.int8's weights: the largest magnitude in a row has code 127."""
+    """bitsandbytes' LLM.int8 weights, in which the largest magnitude of a row has the code 127."""
 
     def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         most = weight.abs().amax(1)

@@ -33,7 +33,9 @@ def test_the_reference_gives_published_words() -> None:
 
 
 def test_words_and_numbers_of_every_step(backend: str) -> None:
-    """After a launch of five iterations, the outputs are those of the last step."""
+    """Random words and numbers equal those of the published generator. After a launch of five
+    iterations, they are those of the last step.
+    """
     shape, seed = [3, 7, 40], -(2**62) + 12345
     step = ark.tensor([1], ark.int64)
     ark.add(step, 1, output=step)
@@ -75,7 +77,7 @@ def test_they_are_distributed_as_they_should_be() -> None:
 
 
 def test_dropout_and_its_gradient(backend: str) -> None:
-    """The gradient is zero exactly where the value was dropped."""
+    """The gradient of dropout is 0 exactly for the elements that dropout set to 0."""
     x = ark.parameter([64, 33])
     kept = ark.dropout(x, 0.25, seed=9)
     (gradient,) = ark.grad(ark.reduce_sum(ark.reshape(kept, [64 * 33]), 0), [x])

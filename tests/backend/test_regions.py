@@ -84,8 +84,8 @@ def test_unread_intermediates_are_not_written() -> None:
 
 
 def test_overwritten_memory_ends_a_region() -> None:
-    """A region ends at an op that reads memory under its old name after an earlier op has written
-    it.
+    """A region of fused ops ends at an op that reads memory which an earlier op of the region has
+    overwritten.
     """
     ark.init(backend="cpu")
     random = np.random.default_rng(2)
@@ -109,7 +109,9 @@ def test_overwritten_memory_ends_a_region() -> None:
 
 
 def test_the_reference_of_a_joined_node_equals_numpy() -> None:
-    """The reference of a fused node, which tests of whole graphs use."""
+    """The NumPy reference of a `fusion` node, which tests of whole graphs use, equals the separate
+    ops.
+    """
     ark.init(backend="cpu")
     shapes = [3, 5, 70], [3, 1, 70]
     outputs = steps(*(ark.tensor(s) for s in shapes), lambda t: ark.reduce_sum(t, 1))
@@ -129,7 +131,7 @@ def test_the_reference_of_a_joined_node_equals_numpy() -> None:
 
 @pytest.mark.parametrize("dtype", few_emulated((ark.fp32, ark.bf16), ark.fp32))
 def test_results_that_one_op_reads_twice(backend: str, dtype: Any) -> None:
-    """Doubling is exact in every type."""
+    """Results that one op reads twice: x is doubled repeatedly, which is exact in every type."""
     x = ark.tensor([2, 300], dtype)
     doubled = x
     for _ in range(12):

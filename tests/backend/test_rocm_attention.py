@@ -101,8 +101,8 @@ def test_attention_of_a_row(
 
 
 def test_parts_that_are_too_many_for_packets() -> None:
-    """The task that merges a head would read 4,160 elements, so parts are in plain memory and a
-    counter signals them.
+    """Attention in so many parts that the merging task would read 4,160 elements: parts are then in
+    plain memory, and a counter signals them.
     """
     with emulator.emulated("gfx942", checks=1, compute_units=32):
         planned, parts = attend(8, 1, 128, 32768, 1500)
@@ -119,8 +119,8 @@ def test_parts_that_are_too_many_for_packets() -> None:
     [(32, 64, 520, 8), (32, 64, 16384, 25), (32, 128, 4096, 15)],
 )
 def test_parts_travel_as_packets(heads: int, width: int, room: int, splits: int) -> None:
-    """For any context, packets take at most 256 KB, with 38 parts for each head on 304
-    processors.
+    """For any context length, the parts of attention travel as packets of at most 256 KB, on 304
+    processors in 38 parts per head.
     """
     machine = dataclasses.replace(machine_for("gfx942"), processors=304)
     graph = Graph()

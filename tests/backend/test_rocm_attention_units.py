@@ -71,8 +71,8 @@ def arch(request: pytest.FixtureRequest) -> Iterator[str]:
     indirect=["arch"],
 )
 def test_all_masks_give_torchs_results(arch: str, shapes: Sequence[Any], dtype: DataType) -> None:
-    """Runs twice, so that the second iteration starts with used shared memory. fp32 queries have
-    keys in bf16.
+    """Attention with all kinds of masks gives torch's results. It runs twice, so that the second
+    iteration starts with used shared memory. Queries of fp32 have keys in bf16.
     """
     cached = bf16 if dtype is fp32 else dtype
     with contextlib.closing(backend.open(0)) as device:
@@ -91,7 +91,7 @@ def test_all_masks_give_torchs_results(arch: str, shapes: Sequence[Any], dtype: 
 
 @pytest.mark.parametrize("arch", ["gfx942", pytest.param("gfx1100", marks=slow)], indirect=True)
 def test_masked_rows_of_the_cache_are_not_multiplied(arch: str) -> None:
-    """Rows of a cache that are not written yet may hold any bits."""
+    """Cache rows beyond the position, which may hold any bits, do not affect the result."""
     shape = Shape(40, 300, 2, 1, 64, position=77)
     with contextlib.closing(backend.open(0)) as device:
         plan, ((case, named, _),) = planned([shape], device.machine, bf16)
@@ -110,7 +110,9 @@ def test_masked_rows_of_the_cache_are_not_multiplied(arch: str) -> None:
 @pytest.mark.parametrize("arch", ["gfx1100", pytest.param("gfx942", marks=slow)], indirect=True)
 @pytest.mark.parametrize("name", ["columns, causal", pytest.param("grouped", marks=slow)])
 def test_product_softmax_and_product_become_one_op(arch: str, name: str) -> None:
-    """The op reads the rows of all heads in place."""
+    """A product, a softmax and a product are planned as one attention op, which reads the rows of
+    all heads in place.
+    """
     form, model = FORMS[name], ark.Model(0, 1)
     with contextlib.closing(backend.open(0)) as device, ark.use_model(model):
         ark.copy(
@@ -202,8 +204,8 @@ def test_keys_further_apart_than_a_word_says_are_left_alone() -> None:
 
 
 def test_unaligned_rows_use_the_generic_body() -> None:
-    """Alignment of external memory is checked at run time, that of rows in the plan at compile
-    time.
+    """Attention of unaligned rows uses the common body. The alignment of external memory is checked
+    at run time, that of a plan's rows when it is compiled.
     """
     machine = machine_for("gfx942")
     plan, _ = planned([Shape(128, 128, 2, 1, 64)], machine, bf16)

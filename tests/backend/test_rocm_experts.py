@@ -53,7 +53,9 @@ def test_chosen_experts(
     form: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Experts that belong to other ranks give zeros. Shared memory holds the sums of few rows."""
+    """Products with the quantised weights of chosen experts. The results of experts of other ranks
+    are zeros. MOST_SUMS is lowered, so that shared memory holds the sums of few rows.
+    """
     monkeypatch.setattr(bodies, "MOST_SUMS", 32)
     rng = np.random.default_rng(k + n)
     dtype = row_type(codes, k, group, bf16, codes == types.uint4, bf16)

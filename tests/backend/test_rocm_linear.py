@@ -47,8 +47,8 @@ def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
     indirect=["arch"],
 )
 def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) -> None:
-    """y = x + down(silu(gate) * up), with gate and up of the normalised x: two layers, where the
-    second reads the result of the first.
+    """A gated block of one row: y = x + down(silu(gate) * up), with gate and up of the normalised
+    x. It is two linear layers, of which the second reads the first one's result.
     """
     del arch
     got, want, bodies = gated_block(1, k, hidden, n, dtype)
@@ -63,8 +63,8 @@ def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) 
 def test_a_gated_block_of_several_rows(
     arch: str, rows: int, k: int, hidden: int, n: int, given: DataType
 ) -> None:
-    """The rows are the columns of the products on matrix units. An infinity stays in its
-    own row.
+    """A gated block of several rows on matrix units. An infinity in one row does not affect the
+    others.
     """
     del arch
     got, want, bodies = gated_block(rows, k, hidden, n, bf16, given, infinite=True)

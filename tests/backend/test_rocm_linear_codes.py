@@ -46,7 +46,9 @@ ARCHS = ("gfx942", "gfx950", "gfx90a")
 def test_rows_read_codes(
     arch: str, codes: DataType, group: int, scales: DataType, zeros: bool, rows: int, k: int, n: int
 ) -> None:
-    """y = x + rmsnorm(x) w^T; its error is that of sums in fp32."""
+    """A linear layer with quantised weights: x + rmsnorm(x) w^T. Its error is that of
+    sums in fp32.
+    """
     del arch
     rng = np.random.default_rng(k + n)
     dtype = row_type(codes, k, group, scales, zeros, bf16)

@@ -107,7 +107,9 @@ def test_fp16_keeps_denormals_and_infinities(arch: str) -> None:
     indirect=["arch"],
 )
 def test_floats_of_8_bits_keep_every_value(arch: str, left: DataType, right: DataType) -> None:
-    """All 256 codes of either operand, among them subnormals, both zeros, infinities and NaN."""
+    """Products of 8-bit floats keep all 256 values of either operand, among them subnormals, both
+    zeros, infinities and NaN.
+    """
     for side in (0, 1):
         types = (left, right) if side == 0 else (right, left)
         x = np.zeros((256, 128), types[0].to_numpy())

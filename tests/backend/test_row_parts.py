@@ -12,7 +12,9 @@ from tests.opcheck import TOLERANCE, Case, check
 
 
 def test_rows_of_which_a_warp_has_several(backend: str) -> None:
-    """Some lanes of the warp share a row; in the last round some lanes have none."""
+    """Row operations in which a few lanes of a warp share a row. In the last round some lanes have
+    no row.
+    """
 
     def softmax(x: np.ndarray) -> np.ndarray:
         e = np.exp(x - x.max(1, keepdims=True))
@@ -44,7 +46,9 @@ def test_rows_of_which_a_warp_has_several(backend: str) -> None:
 
 
 def test_the_largest_of_rows_in_order(backend: str) -> None:
-    """As in a stable sort, the first of equal elements comes first."""
+    """topk of integers, with many equal elements: as in a stable sort, the first of them comes
+    first.
+    """
     some = [(integers(3, 300, seed=1), ark.fp32)]
     all_of = [(integers(2, 65, seed=2), ark.fp32)]
 

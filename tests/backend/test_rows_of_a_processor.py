@@ -67,8 +67,8 @@ def scattered(a: np.ndarray, ids: np.ndarray, new: np.ndarray, reduction: str) -
 
 @pytest.mark.parametrize("reduction", few_emulated(("set", "add", "maximum"), "add"))
 def test_updates_of_rows(backend: str, reduction: str) -> None:
-    """Row lengths that are multiples of a pack and others, with indices that a warp meets
-    repeatedly. The numbers are such that sums in another order differ.
+    """Scatters to rows whose lengths are and are not multiples of a vector, with repeated indices.
+    The values are such that additions in another order would give other results.
     """
     rng = np.random.default_rng(1)
     cases: list[Built] = []
@@ -127,7 +127,9 @@ def test_updates_in_place_and_of_a_part(backend: str) -> None:
 
 @pytest.mark.emulated("slow")
 def test_the_largest_of_rows(backend: str) -> None:
-    """Equal elements, rising rows, rows of -inf, whole packs and odd lengths."""
+    """topk of rows with equal elements, of increasing rows, of rows of -inf, and of lengths that
+    are and are not multiples of a vector.
+    """
     rng = np.random.default_rng(3)
     cases: list[Built] = []
     for columns, k, dtype, kind in (

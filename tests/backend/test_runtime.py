@@ -317,7 +317,9 @@ def test_plans_run_from_text_and_files(backend: str, tmp_path: Path) -> None:
 def test_more_iterations_than_a_launch_counts(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The persistent kernel is restarted before it reaches its limit of iterations."""
+    """A persistent kernel is restarted before it reaches the largest number of iterations that it
+    can count.
+    """
     monkeypatch.setattr("ark.runtime.runtime.FOREVER", 8)
     x = ark.tensor([4])
     y = ark.add(x, 1.0, output=x)
@@ -329,7 +331,9 @@ def test_more_iterations_than_a_launch_counts(
 
 
 def test_launches_leave_no_library_behind(backend: str) -> None:
-    """Each eval is a launch of its own; a process may have about 65,000 memory maps."""
+    """Each `eval` is a launch, which must unmap its library afterwards: a process may have about
+    65,000 memory maps.
+    """
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("needs Linux's /proc")
@@ -381,7 +385,9 @@ def test_a_fault_leaves_the_process_usable(backend: str) -> None:
 
 
 def test_a_stop_token_ends_the_run(backend: str) -> None:
-    """The device decides the number of iterations. The next run starts from the beginning."""
+    """A run in which the device samples a stop token ends there. The next run starts from the
+    beginning.
+    """
     counter = ark.tensor([1, 1])
     ark.add(counter, 1.0, output=counter)
     state = ark.TokenState.make(12)
@@ -415,8 +421,8 @@ def test_stopping_needs_no_second_thread(backend: str) -> None:
 def test_an_idle_kernel_leaves_the_device_and_comes_back(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel without work leaves the device, so that other work can run. Later iterations still
-    run.
+    """A persistent kernel without work leaves the device, so that other work can run. It is started
+    again for the next iterations.
     """
     monkeypatch.setattr("ark.runtime.executor.IDLE_S", 0.2)
     x = ark.tensor([4])

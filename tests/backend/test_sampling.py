@@ -188,7 +188,9 @@ SPREAD = np.random.default_rng(4).standard_normal(61).astype(np.float32) * 2
 
 @pytest.mark.parametrize("name", few_emulated(FILTERS, "every"))
 def test_draws_follow_transformers_warpers(backend: str, name: str) -> None:
-    """On the CPU there are 10^5 draws: 25 sequences of 4,000 tokens."""
+    """Sampled tokens have the distribution of transformers' warpers. On the CPU the test draws 10^5
+    tokens: 25 sequences of 4,000.
+    """
     batch, steps = (25, 4000) if backend == "cpu" else (4, 60)
     logits = np.tile(SPREAD, (batch, 1))
     drawn = draw(logits, steps, 0.8, seed=3, **FILTERS[name])
@@ -198,7 +200,9 @@ def test_draws_follow_transformers_warpers(backend: str, name: str) -> None:
 
 
 def test_penalties_and_biases_are_transformers(backend: str) -> None:
-    """Greedy tokens, each of which changes the logits of the next ones."""
+    """Penalties and biases give transformers' greedy tokens, each of which changes the logits of
+    the next ones.
+    """
     steps, prompt, penalty = 12, (3, 7, 20), 2.5
     logits = np.stack([SPREAD[:40], -np.abs(SPREAD[:40])])
     bias = {8: 0.1, 9: -100.0, int(SPREAD[:40].argmax()): -2.0}
@@ -218,7 +222,9 @@ def test_penalties_and_biases_are_transformers(backend: str) -> None:
 
 
 def test_tokens_without_a_bit_in_the_mask_never_come(backend: str) -> None:
-    """Masks of 61 tokens, whose last word is partly used: greedy tokens, and random draws."""
+    """Tokens that the mask excludes are never sampled, neither greedily nor at random. The
+    vocabulary has 61 tokens, so the last word of the mask is partly used.
+    """
     allowed = np.random.default_rng(2).random((2, len(SPREAD))) < 0.3
     allowed[1] = False
     allowed[1, [0, 33, 60]] = True
@@ -234,7 +240,9 @@ def test_tokens_without_a_bit_in_the_mask_never_come(backend: str) -> None:
 
 @pytest.mark.emulated("slow")
 def test_presence_and_frequency_count_the_text_alone(backend: str) -> None:
-    """OpenAI's formula: logit - presence * (count > 0) - frequency * count."""
+    """Presence and frequency penalties follow OpenAI's formula: logit - presence * (count > 0) -
+    frequency * count. The count excludes the prompt.
+    """
     steps, own = 20, {"presence_penalty": 0.7, "frequency_penalty": 0.45}
     drawn = draw(SPREAD[None], steps, prompt=(int(SPREAD.argmax()),), **own)
     counts, wanted = np.zeros(len(SPREAD)), []

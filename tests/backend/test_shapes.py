@@ -124,7 +124,9 @@ def _windows(a: np.ndarray) -> np.ndarray:
 
 
 def test_nan_is_propagated(backend: str) -> None:
-    """As in NumPy and torch: by relu, maxima, minima, and maxima of windows."""
+    """NaN is propagated as in NumPy and torch: by relu, by maxima and minima of two tensors and of
+    dimensions, and by maxima of windows.
+    """
     ark.init(backend=backend)
     rng = np.random.default_rng(7)
     listed = []

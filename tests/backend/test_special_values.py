@@ -75,8 +75,8 @@ def test_functions_at_special_values(backend: str) -> None:
 
 
 def test_functions_keep_the_digits_of_small_values(backend: str) -> None:
-    """For arguments where e^x - 1 and log(1 + y) would lose digits: compared with torch in fp64,
-    relative to the value.
+    """expm1, log1p and similar functions equal torch's in fp64, relative to the value, for small
+    arguments, for which e^x - 1 would lose digits.
     """
     ark.init(backend=backend)
     sizes = np.geomspace(1e-30, 30.0, 200)
@@ -147,7 +147,9 @@ TORCHS_OF_TWO: dict[str, Any] = {
     "dtype", few_emulated((ark.fp32, ark.fp16, ark.bf16), ark.fp32), ids=lambda d: d.name
 )
 def test_functions_over_the_whole_range_are_torchs(backend: str, dtype: Any) -> None:
-    """Compared with torch in fp64, including the ends of the range and angles of many turns."""
+    """Functions over the whole range of a type equal torch's in fp64: at the ends of the range, for
+    angles of many turns, and NaN.
+    """
     values = ends(dtype)
     some = values[:: 3 if backend == "cpu" else 7]
     left, right = (np.ascontiguousarray(v.ravel()) for v in np.meshgrid(some, some))
@@ -167,7 +169,7 @@ def test_functions_over_the_whole_range_are_torchs(backend: str, dtype: Any) -> 
 
 
 def test_an_expression_is_computed_in_its_order(backend: str) -> None:
-    """Fused ops overflow and lose digits exactly where separate ops do."""
+    """Fused elementwise ops overflow and round exactly where separate ops do."""
     given = np.array([1e30, 3e38, 1.4, -2.6, 1e-30, 123456.7], np.float32)
     x = ark.tensor([6])
     outputs = {
@@ -238,7 +240,9 @@ def test_a_softmax_of_nothing_is_zero(backend: str, dtype: Any) -> None:
 
 
 def test_attention_of_nan_is_nan(backend: str) -> None:
-    """A query with NaN makes only its own row NaN. Masked keys have no effect."""
+    """A query that contains NaN makes only its own row of attention NaN. Masked keys that are NaN
+    have no effect.
+    """
     rows, context, width = 9, 12, 16
     rng = np.random.default_rng(0)
     q, k, v = (rng.uniform(-1, 1, s).astype(np.float32) for s in

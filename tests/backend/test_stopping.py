@@ -87,7 +87,9 @@ MOMENTS = ("importlib.resources", "numpy", "ark.plan", "ark.cli", "argparse", "a
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("way", ["module", "script"])
 def test_an_interrupt_while_the_command_still_loads(tmp_path: Path, way: str, moment: str) -> None:
-    """The process receives SIGINT when it begins to import a module."""
+    """A command that gets SIGINT while it imports a module ends without a traceback. moment: the
+    module.
+    """
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
         "class Finder:\n"

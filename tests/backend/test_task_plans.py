@@ -21,7 +21,7 @@ def expected() -> np.ndarray:
 
 
 def model() -> tuple[ark.Tensor, ark.Tensor, ark.Tensor]:
-    """Builds the model of the plan."""
+    """Builds the model for which the plan of `norm_and_product` was written."""
     x, w = ark.tensor([1, ROWS, COLUMNS], ark.fp16), ark.tensor([COLUMNS, OUT])
     wide = ark.cast(x, ark.fp32)
     mean = ark.reduce_mean(ark.mul(wide, wide), axis=2)
@@ -56,7 +56,7 @@ def test_a_plan_of_arks_runs(backend: str, tmp_path: Path) -> None:
 
 
 def test_a_plan_runs_on_tensors_of_its_numbers(backend: str) -> None:
-    """If the current model has other ops, the plan uses the tensors with its numbers."""
+    """A plan runs in a model with other ops, on the tensors that have the plan's numbers."""
     data = norm_and_product()
     x, w = ark.tensor([1, ROWS, COLUMNS], ark.fp16), ark.tensor([COLUMNS, OUT])
     y = ark.tensor([1, ROWS, OUT])

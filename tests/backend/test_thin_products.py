@@ -44,8 +44,8 @@ def product(
 
 
 def test_k_side_by_side(backend: str) -> None:
-    """Vectors, and few rows or columns. Row lengths are not multiples of a pack, rows are fewer
-    than warps, or there are batches.
+    """Thin products whose operands are contiguous along k: vectors, and few rows or columns. Row
+    lengths are not multiples of a vector, there are fewer rows than warps, or there is a batch.
     """
     turned = (False, True)
     check(
@@ -64,7 +64,9 @@ def test_k_side_by_side(backend: str) -> None:
 
 
 def test_rows_side_by_side(backend: str) -> None:
-    """Threads are spread over the long operand; sizes are not multiples of a pack."""
+    """Thin products whose long operand is contiguous along its rows, so that threads are spread
+    over it. Sizes are not multiples of a vector.
+    """
     check(
         [
             product((), 1, 300, 512),
@@ -80,7 +82,9 @@ def test_rows_side_by_side(backend: str) -> None:
 
 
 def test_k_in_parts(backend: str) -> None:
-    """The long operand alone has too few tiles for all processors."""
+    """Thin products whose k is split, because the long operand has too few tiles for all
+    processors.
+    """
     check(
         [
             product((), 3, 1, 1 << 17, then=True),
@@ -91,8 +95,8 @@ def test_k_in_parts(backend: str) -> None:
 
 
 def test_many_small_matrices(backend: str) -> None:
-    """One warp for each product: sizes not multiples of a pack, k not of four, and broadcast
-    matrices.
+    """Many products of small matrices, one per warp: with sizes that are not multiples of a vector,
+    k that is not a multiple of four, and broadcast matrices.
     """
     many = 700
     turned = (False, True)

@@ -41,7 +41,7 @@ OPTIMIZERS: dict[str, tuple[Any, Any]] = {
 
 
 def test_optimizers(backend: str) -> None:
-    """Six perceptrons train in one kernel for 30 steps, each as in torch."""
+    """Each of six optimizers trains a perceptron as in torch, for 30 steps, all in one kernel."""
     steps = 30
     random = np.random.default_rng(5)
     data = [random.normal(size=(12, 8)), random.integers(0, 4, 12)]
@@ -65,8 +65,8 @@ def test_optimizers(backend: str) -> None:
 
 
 def test_the_shipped_model_learns(backend: str) -> None:
-    """Two steps of its first layer with AdamW and clipped gradients; `nox -s training` runs 200
-    steps of all layers.
+    """Two training steps of the shipped model's first layer, with AdamW and clipped gradients, give
+    torch's losses. `nox -s training` runs 200 steps of all layers.
     """
     ours, theirs = learn(2, 8, layers=1)
     np.testing.assert_allclose(ours, theirs, rtol=CURVE_TOLERANCE)

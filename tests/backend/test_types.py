@@ -91,7 +91,9 @@ UNARY |= {
 
 
 def test_functions(backend: str) -> None:
-    """Every function of one tensor, at random values and at the ends of its range."""
+    """Every function of one tensor, at random values and at the ends of its range, in
+    every type.
+    """
     rng = np.random.default_rng(7)
     cases = []
     for name, (reference, low, high) in UNARY.items():
@@ -181,8 +183,8 @@ def iota() -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", PACKED, ids=str)
 def test_four_bits(backend: str, dtype: DataType) -> None:
-    """Written to memory and read back, cast to every type and from it; odd rows, and views at whole
-    bytes.
+    """4-bit tensors: written to memory and read back, cast from and to every type, with odd row
+    lengths, and views that start at whole bytes.
     """
     rng = np.random.default_rng(9)
     array = values(rng, (3, 5, 7), dtype)
@@ -224,8 +226,8 @@ def test_unsupported_types_are_refused() -> None:
 
 
 def test_four_bits_are_saved(backend: str, tmp_path: Path) -> None:
-    """A module's parameters are saved, two elements to a byte, and loaded. Damaged files are
-    refused.
+    """The 4-bit parameters of a module are saved, two elements per byte, and loaded again. Damaged
+    files are refused.
     """
     rng = np.random.default_rng(10)
 
@@ -257,7 +259,9 @@ def test_four_bits_are_saved(backend: str, tmp_path: Path) -> None:
 
 
 def test_many_operands_are_one_op() -> None:
-    """A chain of fifteen inputs is one op, and so is the sum of twenty ranks' shares."""
+    """A chain with fifteen inputs is one op, and so is the sum of twenty ranks' inputs, although a
+    task's record holds fewer addresses.
+    """
     from ark_cpu import machines
 
     from ark.lower.pipeline import plan

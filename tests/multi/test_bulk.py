@@ -96,8 +96,8 @@ def test_on_cuda() -> None:
     "arch", ["gfx942", *(pytest.param(a, marks=slow) for a in ("gfx950", "gfx90a"))]
 )
 def test_on_emulated_amd_by_loads_to_lds(arch: str) -> None:
-    """With all checks: LDS is not read before a load into it has completed, nor overwritten too
-    early.
+    """The engine `bulk` on emulated AMD devices, with all checks: LDS is not read before a load
+    into it is complete, nor overwritten too early.
     """
     check("rocm", lambda machine: machine, arch, FEW)
 

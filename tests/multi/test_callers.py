@@ -61,8 +61,8 @@ def test_ctrl_c_while_a_peer_is_waited_for() -> None:
 
 
 def one_comes(ranks: ThreadRanks, ending: Any) -> tuple[int, str]:
-    """Rank 0 calls alone after both ranks have called together. Returns its number of processors
-    and the error that ended its call.
+    """Two calls, of which rank 1 joins only the first. Returns rank 0's number of processors and
+    the error that ended its second call.
     """
     call = call_of(ranks)
     call.run()
@@ -81,7 +81,9 @@ def one_comes(ranks: ThreadRanks, ending: Any) -> tuple[int, str]:
 
 
 def test_a_failed_rank_while_it_is_waited_for() -> None:
-    """Both processors leave: the caller's own thread and the other one."""
+    """If a rank fails while rank 0 waits for it, both processors of rank 0 end: the caller's thread
+    and the other one.
+    """
 
     def fails(ranks: ThreadRanks, call: Call) -> None:
         ranks.abort("rank 1 is gone")
@@ -99,8 +101,8 @@ def test_closing_ends_the_call_of_another_thread() -> None:
 
 
 def test_launches_of_both_kinds_by_turns() -> None:
-    """Alternates a launch on a thread of its own and one on the caller's. Counters continue from
-    one to the next.
+    """A launch on a thread of its own and a launch on the caller's thread alternate. Counters
+    continue from one to the next.
     """
 
     def body(ranks: ThreadRanks) -> None:
@@ -120,8 +122,8 @@ def test_launches_of_both_kinds_by_turns() -> None:
 
 
 def test_a_lone_process_goes_on_after_an_interrupted_call() -> None:
-    """After an error a single process starts its counters anew. With several ranks they would no
-    longer agree.
+    """A single process can continue after an interrupted call, because it resets its counters.
+    Several ranks cannot, because their counters would differ.
     """
     machine = registry.machine("cpu-1")
     graph = Graph()

@@ -220,8 +220,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("body", REFUSED, ids=lambda b: b.__name__)
 def test_a_missing_order_is_refused(body: Body) -> None:
-    """On machines with several processors. With one, the processor's list orders the tasks
-    anyway.
+    """Plans that lack a necessary order are refused, on machines with several processors. With one
+    processor its task list orders the tasks.
     """
     world = 3 if body is two_reduce_at_once else 2
     with pytest.raises(PlanError, match=REFUSED[body]):

@@ -31,7 +31,9 @@ def test_the_script_of_the_page(tmp_path: Path) -> None:
 
 
 def test_memory_that_peers_reach_is_not_the_hosts_to_read() -> None:
-    """A tensor of it that Python holds stays where peers put; a plan's own, not the tensor's."""
+    """The host can read and write neither a symmetric tensor nor the view of it that `wait`
+    returns.
+    """
     ark.Model.reset()
     ark.Model.set_rank(1)
     ark.Model.set_world_size(2)

@@ -96,9 +96,9 @@ def test_copies_go_through_the_queue(
 
 @pytest.mark.parametrize("seed", few(1, range(2)))
 def test_the_copy_engine_reads_written_back_values(created: CreatedQueues, seed: int) -> None:
-    """The emulated caches return stale values wherever the memory model permits it. The results
-    are correct because the source is written back to memory before the copy engine reads it, and
-    because a `get` writes to memory that is not cached.
+    """Copies by a copy engine are right although the emulated caches return old values wherever the
+    memory model permits it: the source is written back before the engine reads it, and a `get`
+    writes to memory that is not cached.
     """
     with emulator.emulated("gfx942", 2, stale=1, seed=seed, compute_units=3):
         backend = registry.get("rocm")
@@ -114,7 +114,7 @@ def test_the_copy_engine_reads_written_back_values(created: CreatedQueues, seed:
 
 
 def odd_sizes(rank: int) -> None:
-    """Sends 1, 3 and 4099 elements that are contiguous in one memory."""
+    """Rank 0 sends 1, 3 and 4099 neighbouring elements of one tensor."""
     x, inbox = channels.counting(4103), ark.comm.symmetric([4103], int32)
     channel = ark.comm.channel(1 - rank, engine="dma")
     if rank == 0:
@@ -129,7 +129,7 @@ def odd_sizes(rank: int) -> None:
 def test_requests_fill_the_ring_and_go_round_it(
     created: CreatedQueues, short_requests: None, two: tuple
 ) -> None:
-    """67 requests in each iteration through a ring of 64, of sizes down to 4 bytes."""
+    """67 requests per iteration, of sizes down to 4 bytes, through a ring with 64 slots."""
     opened, machine = two
     plans = build(2, odd_sizes, machine)
     verify(plans)
@@ -141,7 +141,9 @@ def test_requests_fill_the_ring_and_go_round_it(
 def test_a_full_ring_is_waited_for_no_longer_than_the_budget(
     monkeypatch: pytest.MonkeyPatch, short_requests: None, two: tuple
 ) -> None:
-    """The engine is not notified of any request: 64 are written, and the next finds no room."""
+    """If the copy engine never serves a request, the ring is full after 64 requests, and the next
+    one ends the launch with a timeout.
+    """
 
     def unanswered(rank: int) -> None:
         x, inbox = channels.counting(4103), ark.comm.symmetric([4103], int32)

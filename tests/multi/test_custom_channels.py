@@ -75,8 +75,8 @@ forward = ark.custom_op(
 
 
 def put_tiles(rank: int) -> None:
-    """Each tile is put when it is computed and added when it has arrived, without a separate signal
-    task.
+    """A custom op of rank 0 puts each tile when it is computed. An op of rank 1 adds each tile when
+    it has arrived. No op only signals.
     """
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
@@ -87,7 +87,7 @@ def put_tiles(rank: int) -> None:
 
 
 def put_then_signal(rank: int) -> None:
-    """There is one signal after all tiles, and two ops write parts of the memory."""
+    """Two custom ops write parts of the peer's memory; one signal follows all of their tiles."""
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -110,7 +110,7 @@ def flush_then_relaxed(rank: int) -> None:
 
 
 def get_tiles(rank: int) -> None:
-    """A tile is fetched from the peer when the peer has computed it."""
+    """A custom op reads each tile from the peer when the peer has computed it."""
     x, shared = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -121,7 +121,7 @@ def get_tiles(rank: int) -> None:
 
 
 def reduce_there(rank: int) -> None:
-    """Adds to the peer's memory in place, tile by tile, in both directions."""
+    """Custom ops add to the peer's memory in place, tile by tile, in both directions."""
     x, sums = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 1:
@@ -132,8 +132,8 @@ def reduce_there(rank: int) -> None:
 
 
 def twice(rank: int) -> None:
-    """One memory is put into twice in an iteration: a tile is put again after the first one was
-    read.
+    """A custom op puts to the same memory twice in an iteration: a tile is put again after the
+    first one was read.
     """
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
@@ -167,8 +167,8 @@ def test_received_data_equals_sent_data(name: str) -> None:
 
 @pytest.mark.parametrize("world", few(1, [3, 2, 5]))
 def test_a_ring_all_reduce_of_the_users(world: int) -> None:
-    """The tiles of all ranks travel around the ring and are added on the way. Each tile waits for
-    itself only.
+    """An all-reduce around a ring of custom ops: the tiles of each rank travel around the ring, are
+    added on the way, and wait independently of each other.
     """
 
     def body(rank: int) -> None:
@@ -206,8 +206,8 @@ SENT = MOVE.replace(
     ("name", "world"), [pytest.param("cpu", 2, marks=slow), ("cpu", 3), ("cuda", 2), ("rocm", 2)]
 )
 def test_packets_need_no_edge(name: str, world: int) -> None:
-    """A ring with packets as intermediate memory needs no signals, because a load of a packet is
-    its wait.
+    """A ring of custom ops whose intermediate memory consists of packets needs no signals, because
+    the load of a packet is its wait.
     """
     send = ark.custom_op("move", SENT, "x[m] -> y[m]", {"m": TILE_ELEMENTS}, packets=["x", "y"])
     pass_on = ark.custom_op(

@@ -319,8 +319,8 @@ def test_a_receive_from_any_rank_keeps_the_order_of_receives() -> None:
 
 
 def from_any_rank(folder: str) -> None:
-    """Messages of all other ranks, with and without a tag, are sent before and after the receive is
-    called. Then two receives from any rank wait, and one ends.
+    """Receives from any rank get the messages of all other ranks, with and without a tag, whether
+    they were sent before or after. Then two such receives wait, and one message ends one of them.
     """
     import torch
     import torch.distributed as dist

@@ -71,7 +71,9 @@ def meet_late(timeout_s: float, late_s: float) -> None:
 
 
 def test_a_rank_that_comes_late_is_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
-    """The timeout that was set holds, whether it is longer than 10 s or shorter."""
+    """The timeout of a group applies to a rank that comes late, whether it is longer or shorter
+    than the default of 10 s.
+    """
     assert ark.launch(2, meet_late, 120.0, 13.0) == 0
     assert ark.launch(2, meet_late, 1.0, 60.0) == 2
     errors = " ".join(capfd.readouterr().err.split())

@@ -69,8 +69,8 @@ def test_the_source_of_a_put_may_be_overwritten_after_a_flush(name: str, engine:
 
 
 def test_a_flush_that_does_not_wait_is_refused() -> None:
-    """If the flush does not wait, nothing orders the second write after the copies on the other
-    processor.
+    """A plan is refused if its flush does not wait for the copies on another processor, because
+    nothing then orders the next write after them.
     """
     plans = build(2, body_of("threads"))
     (flush,) = [o.id for o in plans[0].ops if o.name.startswith("flush")]

@@ -51,7 +51,9 @@ def test_two_ranks_give_the_tokens_of_one(backend: str) -> None:
     ["mixtral", "qwen2", *(pytest.param(c, marks=slow) for c in SHARED)],
 )
 def test_ranks_share_other_decoders(case: str, tmp_path: Path) -> None:
-    """Each rank holds half of the heads, of every expert and of the output head's rows."""
+    """Two ranks give the tokens of one for other decoders. Each holds half of the heads, of every
+    expert and of the output head's rows.
+    """
     directory = make_checkpoint(tmp_path / case, **DECODERS[case])
     answered = answer(directory, "--backend", "cpu", "--max-new-tokens", "20", "--ranks", "2")
     assert answered["tokens"] == alone(directory, 20)
@@ -61,8 +63,8 @@ def test_ranks_share_other_decoders(case: str, tmp_path: Path) -> None:
     "filters", [("--top-k", "3"), ("--top-p", "0.8", "--repetition-penalty", "1.3")]
 )
 def test_two_ranks_draw_the_tokens_of_one(filters: tuple[str, ...]) -> None:
-    """Greedy: each rank finds the best token of its own logits. Filters of the distribution need
-    the logits of all ranks.
+    """Two ranks sample the tokens of one. Without filters each rank searches its own logits;
+    filters such as top-p need the logits of all ranks.
     """
     drawn = ("--temperature", "1.5", *filters, "--seed", "11", "--max-new-tokens", "16")
     common = (*drawn, "--backend", "cpu")
@@ -86,7 +88,9 @@ def test_the_benchmark_measures_ranks_together(backend: str) -> None:
 @slow
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_emulated_devices_give_the_tokens_of_the_cpu(ranks: str) -> None:
-    """One and two emulated gfx942 devices and processes, with put, signal and wait between them."""
+    """One and two processes with an emulated gfx942 each give the CPU's tokens, with puts, signals
+    and waits between them.
+    """
     pytest.importorskip("ark_rocm_emulator")
     pytest.importorskip("hip")
     tokens = 12 if SLOW else 6
@@ -141,8 +145,8 @@ def start_emulated(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", ["2", "4"])
 def test_checked_emulated_devices_give_the_tokens_of_one(ranks: str, tmp_path: Path) -> None:
-    """With all checks. In the prompt's phase, memory is reused that another processor has read, and
-    the order of the two accesses is enforced through packets.
+    """Emulated devices with all checks give the tokens of one rank. In the prompt's phase, memory
+    is reused after another processor has read it, and packets order both accesses.
     """
     directory = make_checkpoint(tmp_path / "m", heads=4, kv_heads=4, layers=1)
     # Two chunks of a prompt and two tokens; three of each in the slow session.
@@ -157,7 +161,7 @@ def test_checked_emulated_devices_give_the_tokens_of_one(ranks: str, tmp_path: P
 
 @slow
 def test_torchrun_variables_start_the_ranks_too() -> None:
-    """Two processes with a launcher's variables, no --ranks."""
+    """Two processes started with torchrun's variables, without --ranks, give the tokens of one."""
     port = str(20000 + os.getpid() % 20000)
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     common = ("--backend", "cpu", "--max-new-tokens", "6", "--json")

@@ -80,8 +80,8 @@ def test_a_killed_rank_ends_the_others_who_name_it(hosts: Hosts, victim: int) ->
 
 @slow
 def test_a_put_alone_is_a_message_there_and_one_back(hosts: Hosts) -> None:
-    """A put causes no separate flush and answer: the TCP segments are counted, acknowledgements
-    included.
+    """A put that is sent alone takes one message to the peer and one back, counted in TCP segments
+    with acknowledgements: there is no separate flush.
     """
     from bench.ucx import ONES, WARM, both_ends
 
@@ -219,7 +219,9 @@ print("right")
 
 @slow
 def test_a_cpu_here_and_an_emulated_device_there(hosts: Hosts) -> None:
-    """The same between the two namespaces, as processes."""
+    """A CPU in one namespace and an emulated device in the other, as processes, give the right
+    sums.
+    """
     pytest.importorskip("ark_rocm_emulator")
     started = start(hosts, OF_TWO_KINDS)
     outputs = [p.communicate(timeout=300) for p in started]
@@ -250,7 +252,7 @@ print("closed")
 
 
 def test_hosts_that_have_no_transport_in_common() -> None:
-    """The error says so, and the proxy of a connection that failed can be closed."""
+    """If two hosts have no transport in common, the error says so, and the proxy can be closed."""
     command = native.find_compiler()
     if command is None or not has_ucx(command):
         pytest.skip("needs UCX")
@@ -307,7 +309,7 @@ def test_a_transfer_without_an_answer_names_the_rank() -> None:
 
 
 def test_a_plan_that_stores_to_another_host_is_refused() -> None:
-    """A plan for one host is run as if for two."""
+    """A plan for ranks on one host, which stores to peers, is refused for ranks on two hosts."""
     results = []
     for rank in range(2):
         model = Model(rank, 2)

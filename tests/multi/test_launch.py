@@ -115,7 +115,9 @@ def test_equal_messages_of_ranks_are_printed_once(
     words: str,
     message: str,
 ) -> None:
-    """Each rank ends with an error by name, as on the command line."""
+    """A message that several ranks print is printed once. Each rank ends with an error of the given
+    class.
+    """
     monkeypatch.setattr(launching, "_GRACE_S", 1.0 if "runs" in words else 20.0)
     command = [sys.executable, "-c", SAYS, words, str(tmp_path / "first")]
     assert launch_command(words.count(",") + 1, command) == 2
@@ -222,7 +224,9 @@ def print_by_halves(folder: str) -> None:
 def test_launch_unbuffered_prints_whole_lines(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """An unbuffered interpreter writes a text and its newline separately."""
+    """Lines of several ranks are not mixed, although an unbuffered interpreter writes a text and
+    its newline separately.
+    """
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     assert launch(2, print_by_halves, str(tmp_path)) == 0
     assert sorted(capfd.readouterr().out.splitlines()) == ["of rank 0", "of rank 1"]
@@ -238,7 +242,9 @@ def stumble() -> None:
 
 
 def test_a_functions_traceback_is_its_own(capfd: pytest.CaptureFixture[str]) -> None:
-    """A function's traceback is printed once for both ranks, and starts at the function."""
+    """If a launched function raises an exception on both ranks, the traceback is printed once and
+    starts at the function.
+    """
     assert launch(2, stumble) == 1
     errors = capfd.readouterr().err
     assert errors.startswith("ark: ranks 0 and 1: Traceback") or errors.startswith("ark: rank ")
@@ -353,8 +359,8 @@ def member(name: str, patience: float = 60.0, **environment: str) -> subprocess.
 
 
 def test_jobs_on_one_host_do_not_meet() -> None:
-    """Both jobs search for a free port from neighbouring numbers, with torchrun's default
-    job id.
+    """Two jobs on one host that search for a free port from neighbouring numbers, with torchrun's
+    default job id, do not join each other.
     """
     port = 30000 + os.getpid() % 20000
     jobs = []
@@ -369,8 +375,8 @@ def test_jobs_on_one_host_do_not_meet() -> None:
 
 
 def test_another_users_ranks_are_turned_away(tmp_path: Path) -> None:
-    """Everything that the launcher passes can be guessed, but not the key in the user's cache
-    folder.
+    """A process of another user that guesses all variables of the launcher cannot join, because it
+    does not have the key in the user's cache folder.
     """
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "run7"}
     place["MASTER_PORT"] = str(30000 + (os.getpid() + 11) % 20000)

@@ -63,7 +63,9 @@ def children(pid: int) -> list[int]:
 
 @slow
 def test_a_process_that_was_stopped_goes_on(endless: Path) -> None:
-    """Time in which the process was stopped does not count towards a timeout."""
+    """The time in which a process was stopped by SIGSTOP does not count towards the kernel's
+    timeout.
+    """
     long = ("--context", str(LONG_CONTEXT), "--max-new-tokens", "6000", "--budget", "3")
     process = begin(endless, *long)
     assert process.stdout is not None
@@ -120,8 +122,8 @@ def test_a_rank_that_the_system_kills(endless: Path) -> None:
 
 @slow
 def test_too_little_address_space(endless: Path) -> None:
-    """Half of the address space that the command needs, then a little more: no traceback and no
-    signal.
+    """With half of the address space that it needs, and more, a command ends with an error message
+    and without a traceback or signal.
     """
     for limit in (0.45, 0.7, 1.0, 1.4):
         done = subprocess.run(
@@ -142,8 +144,8 @@ def test_too_little_address_space(endless: Path) -> None:
 
 @slow
 def test_a_small_stack() -> None:
-    """Threads that run processors set their own stack size. With a much smaller limit gcc itself
-    fails.
+    """A command runs with a small stack limit, because threads that run processors set their own
+    stack size. (With a much smaller limit gcc fails.)
     """
     done = subprocess.run(
         argv(NOAH, "--max-new-tokens", "2"),
@@ -174,7 +176,9 @@ def group() -> Iterator[Path]:
 
 @slow
 def test_a_memory_limit_is_seen_before_it_kills(group: Path, tmp_path: Path) -> None:
-    """The model fits in the machine's memory but not in the container's limit."""
+    """A model that fits into the machine's memory but not into the container's limit is refused
+    before the process is killed.
+    """
     directory = make_endless(tmp_path / "model", 4_000_000)
     text = (
         "import os, sys\n"
@@ -190,7 +194,9 @@ def test_a_memory_limit_is_seen_before_it_kills(group: Path, tmp_path: Path) -> 
 
 
 def test_free_memory_of_a_control_group_is_computed(tmp_path: Path) -> None:
-    """Version 1, version 2, nested limits and no limit. The page cache counts as free."""
+    """Free memory is computed from control groups of version 1 and 2, nested limits and no limit.
+    The page cache counts as free.
+    """
     v1, v2 = tmp_path / "memory/a", tmp_path / "b/c"
     for folder, names, values in (
         (v1, ("limit_in_bytes", "usage_in_bytes"), (1000, 400)),
@@ -241,7 +247,7 @@ time_t time(time_t *at) {
 
 @slow
 def test_a_clock_that_jumps(tmp_path: Path) -> None:
-    """The wall clock jumps by more than a year at every reading. No wait depends on it."""
+    """The wall clock jumps by more than a year at every reading. No timeout depends on it."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs a C compiler")

@@ -158,7 +158,7 @@ def test_a_decoders_plans_are_kept_under_their_table() -> None:
     shape = Shape(config, ark.fp32, 64, 16, 0, 2)
 
     def received(rank_plans: Sequence[Plan]) -> bool:
-        """True if sums of the prompt's 16 rows travel as packets."""
+        """True if the all-reduces of the prompt, which have 16 rows, travel as packets."""
         sums = [t for t in rank_plans[0].tensors if t.name.startswith("all_reduce.")]
         return all(t.packet for t in sums)
 

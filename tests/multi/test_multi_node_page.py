@@ -34,7 +34,9 @@ def test_its_environment_says_where_the_rank_stands(name: str, line: str) -> Non
 
 @pytest.mark.parametrize(("name", "line"), ROWS, ids=[name for name, _ in ROWS])
 def test_two_jobs_do_not_meet(name: str, line: str) -> None:
-    """A different number, secret or port makes a different job."""
+    """Environments with another job number, secret or port belong to different jobs, whose ranks do
+    not join each other.
+    """
     environment = dict(word.split("=", 1) for word in line.split())
     other = dict(environment)
     variables = ("ARK_JOB_SECRET", "PMIX_NAMESPACE", "SLURM_JOB_ID", "MASTER_PORT")

@@ -44,7 +44,7 @@ Body = Callable[[int], object]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lowers the limit, so that small shapes overlap, too."""
+    """Lets sums of any size overlap: small ones would otherwise travel as packets."""
     monkeypatch.setattr("ark.lower.rewrite.overlap_collectives.in_packets", lambda *_: False)
 
 
@@ -177,7 +177,9 @@ def names(plans: list[Plan]) -> set[str]:
 
 
 def check(name: str, world: int, shape_name: str, **options: object) -> None:
-    """Compares with separate ops and with NumPy. Sums of few integers are exact in fp32."""
+    """Asserts that a fused product and collective gives the results of separate ops and of NumPy.
+    In fp32 the inputs are few integers, whose sums are exact.
+    """
     fused = results(name, world, shape_name, **options)
     wanted = [expected(world, shape_name, rank) for rank in range(world)]
     exact = (SHAPES | LARGE)[shape_name][3] is ark.fp32
@@ -206,7 +208,9 @@ def test_on_cpu_ranks(shape_name: str) -> None:
 )
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=slow), pytest.param(4, marks=slow)])
 def test_task_lists_of_moving_warps_give_equal_results(shape_name: str, world: int) -> None:
-    """On a CPU these lists are run by additional processors."""
+    """Plans with task lists of moving warps give equal results on a CPU, where additional
+    processors run these lists.
+    """
     check("cpu", world, shape_name, moves=True)
 
 
@@ -272,7 +276,9 @@ def overlapped(target: object, **options: object) -> list[Plan]:
 
 
 def test_processors_that_multiply_nothing_add_and_send() -> None:
-    """16 tiles in 3 rounds leave one of 7 processors without a product."""
+    """16 tiles of a product take 3 rounds on 7 processors, of which one has no tile. That processor
+    adds and sends.
+    """
     plans = overlapped(machine(7, warps=4))
     plan = plans[0]
     adders = {
@@ -289,7 +295,9 @@ def test_processors_that_multiply_nothing_add_and_send() -> None:
 
 
 def test_products_keep_their_tiles_beside_a_collective() -> None:
-    """Products in fp32 have their own tiles and loop (Machine.exact_tiles)."""
+    """Products in fp32 that overlap with a collective keep their own tile sizes
+    (Machine.exact_tiles).
+    """
     target = dataclasses.replace(registry.machine("h200"), processors=8)
     case = overlap_case("all_reduce", "1024x1024x512", fp32, "auto", 1, 2)
     tiles = [

@@ -64,7 +64,9 @@ def build(world: int, slow: int, machine: Machine | str = "cpu-1", work: int = 3
 
 @pytest.mark.parametrize(("machine", "slow"), in_turns(["cpu-1", "cpu-2"], [(0,), (1,), (2,)]))
 def test_no_stage_sees_a_micro_batch_twice_or_misses_one(machine: str, slow: int) -> None:
-    """Each element of each stage adds up 1 to 40, with any rank as the slow one."""
+    """Three pipeline stages add up the numbers of micro-batches, 1 to 40, without missing or
+    repeating one, with any rank as the slow one.
+    """
     plans = build(3, slow, machine)
     verify(plans)
     assert {p.counters[ITERATION_BARRIER].step for p in plans} == {1}
@@ -74,8 +76,8 @@ def test_no_stage_sees_a_micro_batch_twice_or_misses_one(machine: str, slow: int
 
 
 def test_two_stages_work_on_different_iterations_at_the_same_time() -> None:
-    """While the second stage is in one iteration, the first has begun the next. With a barrier over
-    all ranks this would be impossible.
+    """Two stages run different iterations at the same time. A barrier over all ranks would prevent
+    this.
     """
     plans = build(2, 1, work=SLOW_PRODUCT_SIZE)
     verify(plans)
@@ -88,8 +90,8 @@ def test_two_stages_work_on_different_iterations_at_the_same_time() -> None:
 
 @pytest.mark.parametrize("name", ["cuda", pytest.param("rocm", marks=slow)])
 def test_neither_runs_ahead_on_a_gpu(name: str) -> None:
-    """Covers a stage behind a faster one, and ranks that only receive; AMD's devices are
-    emulated.
+    """On GPUs, neither a stage that sends to a slower one nor a rank that only sends runs too far
+    ahead. AMD's devices are emulated.
     """
     with devices(name, 2) as (opened, machine):
         for plans, width in (
@@ -176,7 +178,9 @@ def test_every_mutation_is_refused(
 
 
 def reduce_stage(rank: int, world: int, width: int, algorithm: str, work: int = 300) -> None:
-    """Every rank counts iterations and adds up all ranks' counts. Rank 1 then computes for long."""
+    """The model of a rank that counts iterations and sums the counts of all ranks. Rank 1 then
+    computes for a long time.
+    """
     place = (rank, world)
     batch = ark.tensor([width], name="batch")
     ark.add(batch, 1.0, output=batch)
@@ -224,7 +228,9 @@ def build_reduce(
     ],
 )
 def test_sums_are_right_though_ranks_begin_by_themselves(width: int, algorithm: str) -> None:
-    """Each element adds up 1 + 2 + 3 shares of 1 to 40, with one rank slower than the others."""
+    """The sums of three ranks are right, although ranks begin iterations independently and one is
+    slower: each element adds up 1 + 2 + 3 times the numbers 1 to 40.
+    """
     plans = build_reduce(3, width, algorithm)
     verify(plans)
     assert {p.counters[ITERATION_BARRIER].step for p in plans} == {1}
@@ -234,7 +240,7 @@ def test_sums_are_right_though_ranks_begin_by_themselves(width: int, algorithm: 
 
 
 def test_a_rank_begins_while_a_peer_is_in_the_iteration_before() -> None:
-    """Rank 0 has added up and begins the next iteration while rank 1 still computes."""
+    """Rank 0 begins the next iteration, after it has got its sum, while rank 1 still computes."""
     plans = build_reduce(2, WIDTH, work=SLOW_PRODUCT_SIZE)
     (_, first), (_, second) = run(plans, 12, trace=4000)
     ahead, behind = np.concatenate(first), np.concatenate(second)
@@ -252,7 +258,9 @@ def test_ranks_begin_together_where_that_is_asked_for(width: int) -> None:
 
 
 def end_before_the_end(plan: Plan, rng: random.Random) -> Plan:
-    """Rank 0 is told that an iteration has ended before its data are read."""
+    """Changes the plan so that rank 0 is told of the end of an iteration before its data
+    are read.
+    """
     return never_end(plan, rng, moved=True)
 
 
@@ -269,7 +277,9 @@ def never_end(plan: Plan, rng: random.Random, moved: bool = False) -> Plan:
 def build_broadcast(
     world: int, width: int, algorithm: str, machine: Machine | str = "cpu-2", work: int = 300
 ) -> list[Plan]:
-    """Rank 0 sends the iteration's number to the others and receives nothing from them."""
+    """Plans in which rank 0 sends the iteration's number to the others and receives nothing from
+    them.
+    """
     graphs = []
     for rank in range(world):
         model = Model(rank, world)
@@ -294,7 +304,9 @@ def build_broadcast(
     ],
 )
 def test_who_only_tells_does_not_run_ahead(width: int, algorithm: str) -> None:
-    """Each rank adds up 1 to 40, although rank 0 never receives anything."""
+    """A rank that only sends does not overwrite data that were not read: each receiver adds up 1 to
+    40.
+    """
     plans = build_broadcast(3, width, algorithm)
     verify(plans)
     for total, _ in run(plans, ITERATIONS, width=width):
@@ -329,7 +341,9 @@ def test_the_source_is_the_same_text_for_both_forms() -> None:
 
 
 def test_memory_that_peers_see_keeps_the_barrier() -> None:
-    """The sender of a one-sided put does not learn when the peer has read it."""
+    """Plans with one-sided puts keep the barrier between ranks, because the sender does not learn
+    when the peer has read the data.
+    """
     graphs = []
     for rank in range(2):
         model = Model(rank, 2)

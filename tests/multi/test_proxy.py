@@ -43,9 +43,7 @@ def test_copies_of_the_proxy_arrive(name: str) -> None:
 
 
 def test_a_plan_that_forgets_the_proxys_copy_is_refused() -> None:
-    """A transfer is verified like any copy: without the wait, the reader is not ordered
-    after it.
-    """
+    """A plan with a copy by the proxy is refused if the reader does not wait for the copy."""
 
     def body(rank: int) -> None:
         x, inbox = channels.counting(), ark.comm.symmetric([channels.INBOX_ELEMENTS], int32)
@@ -185,8 +183,8 @@ def joined(nbytes: int) -> Iterator[tuple[list[Proxy], np.ndarray, np.ndarray, i
 
 @pytest.mark.parametrize("size", [4, 40_000])
 def test_served_requests_have_arrived(size: int) -> None:
-    """Over UCX, with as many puts at once as the FIFO holds. Small puts are taken several at a
-    time, with one flush for all of them.
+    """Puts over UCX that the proxy reports as complete have arrived, with as many puts as the FIFO
+    holds. The proxy flushes once for several small puts.
     """
     words = size // 4
     count = min(layout.FIFO_SLOTS, (8 << 20) // size)
@@ -206,8 +204,8 @@ def test_served_requests_have_arrived(size: int) -> None:
 
 @pytest.mark.parametrize("answered", ["late", "never"])
 def test_puts_one_by_one_to_a_peer_that_is_late(answered: str) -> None:
-    """With a flush for each put, UCX ends the process at the 255th pending flush, and also if it is
-    closed while one is pending.
+    """600 single puts to a peer that answers late. With a flush for each put, UCX would end the
+    process at the 255th pending flush.
     """
     count = 600
     with joined(4 * count) as (result, source, target, there):
@@ -223,9 +221,7 @@ def test_puts_one_by_one_to_a_peer_that_is_late(answered: str) -> None:
 
 
 def test_a_put_alone_after_many() -> None:
-    """The test first makes 40 puts without waiting. It then makes 40 more, and waits after each of
-    them until all puts so far are complete.
-    """
+    """40 puts without a wait, then 40 more with a wait for completion after each."""
     many, count = 40, 80
     with joined(4 * count) as (result, source, target, there):
         result[1].restart()
@@ -249,7 +245,7 @@ def test_other_memory_is_refused_and_the_kernel_told_to_leave(alone: tuple, offs
 
 
 def test_an_error_in_the_proxy_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The executor does not register the memory that may be copied: all ranks get an error
+    """If the proxy refuses a copy, because the memory was not registered, all ranks get an error
     message.
     """
     monkeypatch.setattr(Proxy, "allow", lambda *_: None)

@@ -23,7 +23,9 @@ def test_noah_of_4_bits() -> None:
 
 
 def test_awq_with_groups_that_ranks_divide(tmp_path: Path) -> None:
-    """A rank's 48 inputs of attention's output are one and a half groups, so groups become 16."""
+    """AWQ on two ranks: a rank's 48 inputs of attention's output are one and a half groups of 32,
+    so groups are divided into groups of 16.
+    """
     config = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
     check(quantised_checkpoint(tmp_path, awq, config)[1])
 
@@ -38,7 +40,7 @@ def test_act_order_is_refused(tmp_path: Path) -> None:
 
 
 def test_mxfp4_experts_whose_biases_ranks_add_in_parts(tmp_path: Path) -> None:
-    """gpt-oss: each rank has the sinks and biases of its heads, and half of the biases that are
-    summed.
+    """gpt-oss on two ranks: each rank has the sinks and biases of its heads, and adds half of the
+    biases that are summed.
     """
     check(mxfp4_checkpoint(tmp_path)[1])

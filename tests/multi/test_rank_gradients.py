@@ -12,7 +12,9 @@ WORLD_SIZE = 2
 
 
 def differentiate() -> None:
-    """Weights each collective's result by numbers that differ between ranks."""
+    """The body of each rank: gradients of a loss that multiplies each collective's result by
+    numbers that differ between ranks.
+    """
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     shares = np.arange(WORLD_SIZE * 4, dtype=np.float32).reshape(WORLD_SIZE, 4)

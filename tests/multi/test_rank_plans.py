@@ -62,7 +62,9 @@ def test_all_reduce_gives_the_same_bits_everywhere(world: int) -> None:
 
 
 def test_neighbouring_tiles_go_to_a_peer_as_one_put() -> None:
-    """Four tiles of 64 KB, the last one truncated; two of them make the largest put, 128 KB."""
+    """Neighbouring tiles are sent by one put of at most 128 KB: a row of four tiles of 64 KB, of
+    which the last is smaller, takes two puts.
+    """
     n, world = 60_001, 3
 
     def body(rank: int) -> None:
@@ -85,7 +87,9 @@ def test_neighbouring_tiles_go_to_a_peer_as_one_put() -> None:
     ("case", "ops"), [("plain", 1), ("strided", 2), ("broadcast", 2), ("used twice", 3)]
 )
 def test_a_residual_is_added_where_the_shares_are(case: str, ops: int) -> None:
-    """ops: the expected ops that sum the shares, and those after them."""
+    """A residual is added by the op that sums the ranks' partial results. ops: the number of ops
+    that sum, and that follow.
+    """
 
     def body(rank: int) -> None:
         x = ark.mul(ark.tensor(SHAPE, name="x"), 1.0)
@@ -120,7 +124,9 @@ def test_a_residual_is_added_where_the_shares_are(case: str, ops: int) -> None:
 
 
 def ring(rank: int) -> None:
-    """Each of three ranks sends twice with one tag to the next rank, and once with another."""
+    """The model of a rank of three that sends two messages with one tag, and one with another, to
+    the next rank.
+    """
     x = ark.tensor(SHAPE, name="x")
     ark.send_done(ark.send(x, (rank + 1) % 3, tag=5))
     ark.send(ark.mul(x, 3.0), (rank + 1) % 3, tag=5)

@@ -104,8 +104,8 @@ SMALL = {
     ("name", "world"), [("cpu", 3), ("cuda", 2), pytest.param("rocm", 2, marks=slow)]
 )
 def test_sums_of_small_types_and_integers(name: str, world: int) -> None:
-    """For arbitrary bytes, NaN included: fp8 is added in fp32 in rank order and rounded once, as in
-    ml_dtypes; integers wrap. Covers the sums on all ranks, and each rank's share of them.
+    """Sums over ranks of small types: fp8 is added in fp32 in rank order and rounded once, as in
+    ml_dtypes, also for NaN; integers wrap. Both all-reduce and reduce-scatter.
     """
     count = 345 * world
 
@@ -182,8 +182,9 @@ HUGE, TINY = 2.0**126, 2.0**-100
 
 
 def by_hand() -> None:
-    """[1, 0] and [1, 1] (the papers' example), orthogonal vectors, equal vectors, whole matrices,
-    and numbers whose squares overflow or underflow.
+    """The body of each rank: Adasum and combiner of [1, 0] and [1, 1] (the papers' example),
+    orthogonal vectors, equal vectors, whole matrices, and numbers whose squares overflow or
+    underflow.
     """
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()

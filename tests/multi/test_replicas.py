@@ -45,7 +45,9 @@ def counted() -> list[int]:
 
 
 def train() -> None:
-    """Each rank trains on its replicas' rows. torch, in every rank, trains on all rows."""
+    """The body of each rank: it trains on the rows of its replicas, and torch trains on all rows
+    for comparison.
+    """
     ark.init(backend="cpu")
     torch.manual_seed(0)
     rank, launches = ark.Model.get_rank(), counted()
@@ -98,7 +100,9 @@ def refuse() -> None:
 
 
 def train_and_refuse() -> None:
-    """Both cases run in one launch, because importing torch takes longer than either."""
+    """The body of each rank: both `train` and `refuse`, in one launch, because importing torch
+    takes longer than either.
+    """
     train()
     refuse()
 

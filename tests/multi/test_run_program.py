@@ -16,7 +16,9 @@ RANK_COUNT = 2
 
 
 def plans_on_arrays(folder: str) -> None:
-    """Runs each file on arrays of two sizes, the second time into the input itself."""
+    """The body of each rank: runs each plan file of a folder on arrays of two sizes, the second
+    time in place.
+    """
     ark.init(backend="cpu")
     rank, random = ark.Model.get_rank(), np.random.default_rng(3)
     run = ark.distributed.run_program
@@ -61,7 +63,9 @@ def test_plan_files_run_on_arrays(tmp_path: Path) -> None:
 
 
 def in_place(folder: str) -> None:
-    """Registered memory is read and written without a copy, also parts of it that overlap."""
+    """The body of each rank: programs read and write registered memory without a copy, also parts
+    of it that overlap.
+    """
     ark.init(backend="cpu")
     rank, group = ark.Model.get_rank(), ark.distributed.group()
     memory = group.register(np.zeros(4 * 1024, np.float32))

@@ -60,7 +60,9 @@ def disagree() -> None:
 
 
 def one_after_the_other() -> None:
-    """Runs all of them in one launch, because starting a rank takes longer than most of them."""
+    """The body of each rank: runs the bodies above one after another, because starting a rank takes
+    longer than most of them.
+    """
     for body in (reduce_and_pass_on, reduce_a_prompt_in_place, disagree):
         body()
 

@@ -58,7 +58,9 @@ def test_a_decoded_row_needs_no_sum_and_no_put(plans: list[Plan]) -> None:
 
 
 def test_only_the_first_rank_adds_the_residual(plans: list[Plan]) -> None:
-    """The other ranks also wait for the residual, so that the plans are alike."""
+    """Only the first rank adds the residual to its share. The other ranks wait for it as well, so
+    that all plans are alike.
+    """
     for plan, wanted in zip(plans, (0, 1), strict=True):
         layers = [
             op
@@ -76,8 +78,8 @@ def test_only_the_first_rank_adds_the_residual(plans: list[Plan]) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("backend", ["cpu", "rocm"])
 def test_ranks_that_do_the_same_share_a_kernel(backend: str, ranks: int) -> None:
-    """The records of tasks say which share is added first, which rank adds the residual, and the
-    first row of the logits. Two ranks also read prompts, whose rows are summed by tasks.
+    """Ranks with equal plans use one kernel. The tasks' records contain the numbers that differ:
+    the share that is added first, the rank that adds the residual, and the first row of the logits.
     """
     model = registry.machine("cpu-2" if backend == "cpu" else "mi300x")
     packed = model.with_capabilities(Capability.PACKETS)
@@ -138,7 +140,9 @@ def test_a_missing_share_is_detected(plans: list[Plan]) -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_ranks_give_the_tokens_of_one(world: int) -> None:
-    """On the CPU, whose machine model has no packets by default."""
+    """Two and three CPU ranks give the tokens of one, on a machine model to which packets are
+    added.
+    """
     backend, _ = registry.choose("cpu")
     model = registry.machine("cpu-1")
     packed = model.with_capabilities(Capability.PACKETS)

@@ -79,7 +79,9 @@ def test_both_calls_of_ten_thousand_mismatched_pairs_are_named() -> None:
 
 
 def one_of_three() -> None:
-    """One rank of three makes another call; then two ranks swap two calls."""
+    """The body of each of three ranks: one rank makes another call than the others, then two ranks
+    exchange two calls.
+    """
     import ark.distributed
 
     ark.init(backend="cpu")
@@ -121,7 +123,9 @@ def test_lengths_that_two_ranks_do_not_share_are_an_error_on_both() -> None:
 
 
 def failing_alone() -> None:
-    """A call that fails on one rank fails on the other, and both continue."""
+    """The body of each rank: a call that raises an error on one rank raises one on the other, and
+    both continue.
+    """
     import ark.distributed
     from ark.distributed import calls
 
@@ -202,8 +206,8 @@ def test_no_call_waits_longer_than_the_timeout() -> None:
 
 
 def test_a_board_tells_calls_apart_by_all_that_were_made() -> None:
-    """Checks the words of two ranks of this host before, at and after a call, and after all slots
-    were used once.
+    """What the boards of two ranks state about their calls before, during and after a call, and
+    after all slots were used once.
     """
     one, other = Board(), Board()
     one.map(other.handle)
@@ -297,8 +301,8 @@ def test_a_call_that_the_others_have_ended_ends_well_though_their_next_differ() 
 
 
 def fifty_kinds() -> None:
-    """Makes more kinds of calls than are kept, with a mismatch in between. All ranks must drop the
-    same ones.
+    """The body of each rank: makes more kinds of calls than are cached, with a mismatch in between.
+    All ranks must drop the same ones.
     """
     import ark.distributed
 

@@ -80,8 +80,8 @@ def test_additions_are_stopped_there() -> None:
 
 
 def test_a_plan_whose_ranks_add_is_refused() -> None:
-    """A plan whose ranks use atomic additions may come from another machine, made for the product
-    by its name.
+    """A plan whose ranks signal by atomic additions is refused on a machine whose links support
+    stores only. Such a plan comes from a machine model with other links.
     """
     product = registry.machine("rx7900xtx")
     plans = build(2, put_then_signal, product.with_processors(4))
@@ -120,7 +120,9 @@ def stored(bench: Bench, rounds: int) -> int:
 
 @pytest.mark.parametrize("arch", ["gfx1100", "gfx942"])
 def test_the_last_store_is_of_all_signals(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processors overtake each other between counting and storing. One kernel serves all seeds."""
+    """Processors that signal one counter by stores overtake each other between counting and
+    storing. The last store still has the final value.
+    """
     monkeypatch.setattr(benches, "source", storing)
     compiled = functools.cache(registry.with_kernels(registry.get("rocm")).compiler().compile)
     monkeypatch.setattr("ark_rocm.compiler.Compiler.compile", lambda _, *of: compiled(*of))
@@ -132,7 +134,9 @@ def test_the_last_store_is_of_all_signals(arch: str, monkeypatch: pytest.MonkeyP
 
 @slow
 def test_a_decoder_in_two_processes() -> None:
-    """Memory mapped from another process is also a peer's memory."""
+    """A decoder in two processes whose link supports stores only. Memory mapped from another
+    process counts as a peer's.
+    """
     words = ("--json", "--backend", "rocm", "--ranks", "2", "--max-new-tokens", "3")
     link = {"ARK_ROCM_DEVICE": "emulated:gfx1100,2", "ARK_ROCM_EMULATOR_STORES_ONLY": "1"}
     process = start(NOAH, *words, "--budget", "120", **link)

@@ -142,9 +142,8 @@ PLACES = few(1, [(3, True), (2, False), (2, True), (3, False)])
 
 @pytest.mark.parametrize(("world", "of_model"), PLACES)
 def test_ranks_run_their_own_plan_files(world: int, of_model: bool, tmp_path: Path) -> None:
-    """Messages by puts and by packets, and ARK's all-reduces: in two steps by packets, with
-    RecvReduceSendPacket between what each rank sends and receives, and in one op of its 2026 plans.
-    Every rank has the same bits.
+    """Ranks run their own plan files: messages by puts and by packets, and ARK's all-reduces, in
+    two steps by packets and in one op. All ranks get the same bits.
     """
 
     def written(name: str, form: Callable[..., dict[str, Any]], *more: Any) -> str:
@@ -167,7 +166,9 @@ def test_a_fused_all_reduce_of_one_rank(of_model: bool, tmp_path: Path) -> None:
 
 
 def test_two_emulated_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts, signals, waits and packets between two processes' emulated gfx942 devices."""
+    """Plan files with puts, signals, waits and packets between two processes with an emulated
+    gfx942 each.
+    """
     pytest.importorskip("ark_rocm_emulator")
     pytest.importorskip("hip")
     monkeypatch.setenv("ARK_ROCM_DEVICE", "emulated:gfx942,2")

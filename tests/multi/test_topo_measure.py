@@ -33,7 +33,9 @@ def test_two_ranks_are_measured(tmp_path: Path, capfd: pytest.CaptureFixture) ->
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_every_pair_of_more_ranks_is_measured(ranks: int, tmp_path: Path) -> None:
-    """In one job. Programs for the measured links then run and give right sums."""
+    """`ark topo measure` of several ranks measures every pair in one job. Programs for the measured
+    links run and give right sums.
+    """
     file, figures = tmp_path / "here.json", tmp_path / "figures.json"
     words = ["--ranks", str(ranks), "--backend", "cpu", "--repeats", "1"]
     assert main(["topo", "measure", *words, "--out", str(file)]) == 0

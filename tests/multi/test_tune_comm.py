@@ -74,7 +74,9 @@ def test_a_damaged_file_is_named_and_left(data: bytes, capsys: pytest.CaptureFix
 
 
 def _sums_by_tables(root: str) -> None:
-    """One rank of the test below. Although it has files of its own, it uses rank 0's."""
+    """The body of a rank for the test below: it uses the tables of rank 0, although it
+    has its own.
+    """
     ranks = rank_from_environment()
     os.environ["ARK_CACHE_DIR"] = str(Path(root) / str(ranks.rank))
     ark.init(backend="cpu")
@@ -94,8 +96,8 @@ def _sums_by_tables(root: str) -> None:
 def test_all_ranks_use_the_measurements_of_rank_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the command's file to the calls: tables that differ between ranks, and a size that was
-    not measured.
+    """All ranks use the measurements of rank 0: if their tables differ, and for a size that was not
+    measured.
     """
     words = ["--ranks", "2", "--backend", "cpu", "--sizes", "1K", "--repeats", "1"]
     command = [sys.executable, "-m", "ark", "tune", "--collectives", "all_reduce", *words]

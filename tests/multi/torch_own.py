@@ -33,8 +33,8 @@ class OnArk(distributed_test.TestDistBackend, distributed_test.DistributedTest._
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     def _barrier(self, *args: object, **more: object) -> None:
-        """A barrier with a longer timeout: torch's waits 10 s for files of the others, too short on
-        a busy machine.
+        """Replaces torch's barrier, which waits only 10 s for files of other ranks, too short on a
+        busy machine.
         """
         torch.distributed.barrier()
 
