@@ -186,7 +186,9 @@ def check_movement(backend: str) -> None:
 
 
 def check_attention(backend: str) -> None:
-    """Appends three rows at position 4 of two caches, then attends; in program order."""
+    """Compares a model that appends three rows at position 4 of two caches and then attends over
+    them.
+    """
     kv_heads, heads, width, context, rows = 2, 6, 8, 12, 3
 
     def build(q: Any, k: Any, v: Any, keys: Any, vals: Any, position: Any) -> Any:

@@ -32,7 +32,9 @@ def messages(model: Model, rank: int, world: int, slow: int) -> None:
 
 
 def sums(model: Model, rank: int, world: int, slow: int) -> None:
-    """Every rank counts alike and adds the mean of all counts to its total."""
+    """The model of a rank that counts as all others do and adds the mean of all counts to its
+    total.
+    """
     batch, total = ark.tensor([WIDTH], name="batch"), ark.tensor([WIDTH], name="total")
     for number, step in enumerate((1.0, 1000.0)):
         with model.graph.entry(f"phase{number}"):

@@ -8,7 +8,9 @@ from tests.cases import channels
 
 
 def put_and_send(rank: int) -> None:
-    """A put into a part of a symmetric memory, and a message, both through the proxy."""
+    """The model of each of two ranks: a put to a part of the peer's symmetric memory, and a
+    message, both by the proxy.
+    """
     x, inbox = channels.counting(), ark.comm.symmetric([channels.INBOX_ELEMENTS + 5], int32)
     channel = ark.comm.channel(1 - rank, engine="dma")
     if rank == 0:

@@ -115,7 +115,9 @@ def check_logits(
 
 
 def check_values(checkpoint: Checkpoint, values: Mapping[str, torch.Tensor]) -> None:
-    """Compares every weight's values; the tests of logits exercise only some of the codes."""
+    """Compares the values of every weight with the given ones. Tests of logits do not use all
+    codes.
+    """
     names = {weight.stored_name: name for name, weight in checkpoint.weights.items()}
     layouts = dict(checkpoint.config.layouts)
     for stored, value in values.items():

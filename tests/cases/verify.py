@@ -129,8 +129,8 @@ def shift_fetch(plan: Plan, rng: random.Random) -> Plan:
 
 
 def needed_shared_bytes(plan: Plan) -> int:
-    """Returns the shared memory that the plan needs: the largest scratch of an op plus the stream's
-    ring.
+    """Returns the bytes of shared memory that the plan needs: the largest scratch of an op plus the
+    operand stream's ring.
     """
     machine = machine_of(plan)
     scratch = (kinds.get(op.kind).scratch(kinds.signature(plan, op), machine) for op in plan.ops)

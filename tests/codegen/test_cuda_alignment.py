@@ -77,7 +77,9 @@ def test_the_check_and_the_prelude_agree():
 
 
 def test_all_static_shared_memory_is_one_variable():
-    """A second section would be before or after it and would move the start of dynamic memory."""
+    """Device code declares all of its static shared memory in one variable. A second one could be
+    placed before it and would move the start of dynamic shared memory.
+    """
     declared = {
         (name, line.strip())
         for name, text in TEXTS.items()
@@ -92,8 +94,8 @@ def test_all_static_shared_memory_is_one_variable():
 
 @pytest.mark.parametrize("arch, dtype", [("sm_80", bf16), ("sm_90a", bf16), ("sm_90a", fp32)])
 def test_kernels_keep_their_alignment(arch, dtype):
-    """The alignment is also right after linking. The compiler checks each kernel of all other
-    tests.
+    """After linking, the start of a kernel's dynamic shared memory is a multiple of 1024. (When
+    other tests compile a kernel, the compiler checks it, too.)
     """
     graph = Graph()
     a, b = (graph.tensor((256, 256), dtype, arena="state", name=n) for n in "ab")
@@ -113,7 +115,9 @@ def test_kernels_keep_their_alignment(arch, dtype):
 
 @pytest.mark.parametrize("stages, nbytes, static", [(12, 16384, 2048), (24, 8192, 3072)])
 def test_the_barriers_of_a_ring_have_room(stages, nbytes, static):
-    """24 slots do not fit beside the loop's other variables. The driver reserves 1024 bytes."""
+    """The static shared memory of a kernel has room for the barriers of its ring: with 24 slots it
+    is 1024 bytes larger than with 12. The section is aligned to 1024.
+    """
     graph = Graph()
     a, c = (graph.tensor((1, 256), bf16, arena="state", name=n) for n in "ac")
     b = graph.tensor((256, 256), bf16, arena="parameter", name="b")
@@ -126,7 +130,9 @@ def test_the_barriers_of_a_ring_have_room(stages, nbytes, static):
 
 
 def test_a_compiler_that_loses_it_is_named():
-    """12 bytes of static memory represent the output of NVRTC 13.0."""
+    """The kernel's own check reports a compiler that does not align dynamic shared memory. 12 bytes
+    of static memory stand for the output of NVRTC 13.0.
+    """
     text = (
         "// ark_static_at<ArkParams\n"
         'extern "C" __global__ void ark_loop(int* p) {\n'

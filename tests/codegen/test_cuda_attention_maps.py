@@ -51,7 +51,9 @@ def planned(causal: bool, mask: Sequence[int] = (), added: bool = False) -> Plan
 
 
 def test_boxes_are_a_heads_columns_of_rows() -> None:
-    """The strides in bytes of rows, heads and batch. In queries, rows come before heads."""
+    """The tensor maps of queries, keys and values have the strides in bytes of rows, heads and
+    batch.
+    """
     plan = planned(False)
     (op,) = (o for o in plan.ops if o.kind == "attention_tiles")
     q, k, v = attention_tiles.Warpgroups().maps(signature(plan, op), machine_of(plan))

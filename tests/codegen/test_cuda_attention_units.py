@@ -89,7 +89,9 @@ def test_blocks_on_the_host_give_torchs_results(
 
 
 def test_masked_rows_of_the_cache_are_not_multiplied(tmp_path: Path) -> None:
-    """Rows of a cache that are not written yet may have any contents."""
+    """Rows of the cache beyond the position, which may have any contents, do not affect
+    the result.
+    """
     shape = Shape(40, 300, 2, 1, 64, position=77)
     plan, ((case, named, op),) = planned([shape], H100, bf16)
     block = Block(plan, tmp_path)
@@ -160,7 +162,9 @@ def test_sums_and_scores_stay_in_registers(machine: str, width: int) -> None:
     "width", [pytest.param(w, marks=[slow] * (w != 128)) for w in (64, 128, 256)]
 )
 def test_warpgroups_without_wgmma_have_it_too(width: int) -> None:
-    """Compiled in the variant `matrix`, whose warps have more registers."""
+    """Attention with a head width that wgmma does not support also compiles to mma.sync in the
+    variant `matrix`, whose warps have more registers.
+    """
     pytest.importorskip("cuda.bindings.nvrtc")
     shape = Shape(4096, 4096, 16, 8, width, softcap=20.0)
     plan, ((*_, op),) = planned([shape], machines.MODELS["b200"], fp16, "matrix")
@@ -179,8 +183,8 @@ def test_tiles_are_as_high_as_leaves_no_processor_without_one() -> None:
 
 
 def test_unaligned_rows_use_the_generic_body() -> None:
-    """The alignment of external memory is checked at run time; unaligned rows of the plan are
-    rejected at compile time.
+    """Attention of unaligned rows uses the common body. The alignment of external memory is checked
+    at run time, that of a plan's rows when it is compiled.
     """
     plan, _ = planned([Shape(128, 128, 2, 1, 64)], H100, bf16)
     outside = dataclasses.replace(

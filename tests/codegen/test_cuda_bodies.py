@@ -227,8 +227,8 @@ def test_a_decoder_on_the_cpu_equals_transformers_greedily(dtype, width):
 @needs_gpu
 @pytest.mark.parametrize(("dtype", "width", "chunk"), [(bf16, 64, 128), (fp16, 128, 256)])
 def test_a_prompt_in_a_kernel_of_its_own_agrees_with_the_cpu(dtype, width, chunk):
-    """Activations are rounded to 16 bits before each product. The effect is visible in the
-    caches.
+    """A prompt whose kernel rounds activations to 16 bits before each product agrees with the CPU,
+    which shows in the caches.
     """
     from ark_cpu import backend as cpu
 

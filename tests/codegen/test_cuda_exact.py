@@ -97,7 +97,7 @@ def source(planned: Plan) -> Any:
 )
 @pytest.mark.parametrize("tf32", [False, pytest.param(True, marks=slow)])
 def test_tiles_are_compiled_without_many_spills(case: Any, tf32: bool) -> None:
-    """Sums stay in registers. Only addresses may be spilled."""
+    """The tiles of fp32 products compile with sums in registers; only addresses may be spilled."""
     planned = product(H100, *case, tf32)
     emitted = source(planned)
     assert UNITS in emitted.source.text
@@ -110,7 +110,7 @@ def test_tiles_are_compiled_without_many_spills(case: Any, tf32: bool) -> None:
 
 @pytest.mark.parametrize("name", ["a100", "h200", "b200", "rtx5090"])
 def test_every_machine_has_them(name: str) -> None:
-    """The body has as many stages as fit in shared memory."""
+    """On every machine, the body of fp32 products has as many stages as shared memory can hold."""
     machine = machines.MODELS[name]
     planned = product(machine, *CASES[0])
     emitted = source(planned)
@@ -123,8 +123,8 @@ def test_every_machine_has_them(name: str) -> None:
 
 
 def test_tiles_are_those_that_end_first() -> None:
-    """There are about as many tiles as processors if there is enough work. This does not apply to
-    sums of few elements, nor to other types.
+    """Tile sizes of fp32 products are chosen so that large products have about as many tiles as
+    there are processors. Small products and other types have other tiles.
     """
     tiles = [product(H100, *case).ops[0].params["tile"] for case in CASES[:3]]
     assert tiles == [[128, 128], [128, 128], [128, 64]]
@@ -156,8 +156,8 @@ def run(planned: Plan, arrays: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_products_are_those_of_fp64(case: Any, tf32: bool, ordinary: bool) -> None:
-    """The error is at most the sum of k roundings of partial sums, or for tf32 that of the factors'
-    roundings. Both runs give the same bits.
+    """On a GPU, fp32 products agree with NumPy's in fp64 within k roundings of partial sums, or for
+    tf32 within the roundings of the factors. Two runs give the same bits.
     """
     if tf32 and ordinary:
         pytest.skip("tf32 is of matrix units")
@@ -188,7 +188,9 @@ def test_products_are_those_of_fp64(case: Any, tf32: bool, ordinary: bool) -> No
 @needs_gpu
 @pytest.mark.parametrize("transposes", [(False, True), (True, False)])
 def test_infinities_and_the_largest_numbers_stay(transposes: tuple[bool, bool]) -> None:
-    """The results are right although the numbers' tf32 parts are infinite or NaN."""
+    """On a GPU, products of infinities and of the largest numbers are right, although parts of
+    these numbers in tf32 are infinite or NaN.
+    """
     ta, tb = transposes
     m, n, k = 300, 260, 300
     rng = np.random.default_rng(6)

@@ -80,8 +80,8 @@ def test_operands_without_box_maps_use_the_block_variant(m, n, k, dtype) -> None
 
 @pytest.mark.parametrize(("depth", "k", "variant"), [(1024, 2048, "matrix"), (64, 8192, "block")])
 def test_a_small_product_among_large_ones_runs_beside_them(depth, k, variant) -> None:
-    """The variant is used if a product of few rows follows an encoder, as a pooler of eight rows
-    does, but not if such a product is most of the work.
+    """A product of few rows after an encoder (a pooler of eight rows) runs in the variant `matrix`,
+    unless it is most of the work.
     """
     graph = Graph()
     small = graph.tensor((8, 1024), bf16, arena="state", name="made")
@@ -99,7 +99,9 @@ def test_a_small_product_among_large_ones_runs_beside_them(depth, k, variant) ->
 
 
 def test_the_registers_of_roles_are_those_that_the_plan_names() -> None:
-    """The registers of a warpgroup's role. All roles together need no more than a processor has."""
+    """The kernel's roles have the registers that the plan's variant states; together they fit on a
+    processor.
+    """
     planned = product(H100, *CASES[0])
     entry = to_json(planned)
     (variant,) = machine_of(planned).variants
@@ -177,8 +179,8 @@ def chained(machine: Machine) -> Plan:
 
 
 def test_operands_written_in_the_iteration_are_not_loaded_early() -> None:
-    """Only the right side of the second product is loaded early, if softmax does not use the
-    stages.
+    """Of a product whose left operand is computed in the iteration, only the right operand is
+    loaded before the task begins.
     """
     planned = chained(H100)
     assert planned.variant == "matrix"
@@ -195,7 +197,9 @@ def test_operands_written_in_the_iteration_are_not_loaded_early() -> None:
 
 
 def test_external_addresses_are_patched_in_task_records() -> None:
-    """The addresses of external operands and of tensor maps in each copy of the table."""
+    """Each copy of the task table contains the addresses of its external operands, and tensor maps
+    for these.
+    """
     graph = Graph()
     a = graph.tensor((512, 1024), bf16, arena="external", name="a")
     b = graph.tensor((512, 1024), bf16, arena="external", name="b")
@@ -358,8 +362,8 @@ def test_types_of_few_bits_are_multiplied_by_warpgroups(
 @pytest.mark.parametrize("dtype", [fp8_e4m3, int8, fp32], ids=str)
 @pytest.mark.parametrize("across", [(True, False), (False, True), (True, True)])
 def test_transposed_operands_of_small_types_are_copied(dtype, across) -> None:
-    """When they are multiplied, both sides are contiguous along k and have rows at multiples of 16
-    bytes; a copy arranges them so if necessary. Matrix units then multiply them.
+    """Operands of 8 bits, or of fp32 as tf32, that are not contiguous along k are copied to rows
+    that are, at multiples of 16 bytes. Matrix units then multiply the copies.
     """
 
     def plan_of(k: int) -> Plan:
@@ -417,8 +421,8 @@ def test_products_of_few_bits_are_numpys(m, n, k, types, scaled, instruction) ->
 
 @pytest.mark.parametrize(("rows", "leaves"), [(512, True), (4096, False)])
 def test_weights_that_are_read_once_leave_the_cache_first(rows, leaves) -> None:
-    """The machine code has the eviction priority: weights that are read once leave L2 first, and
-    weights that several rounds of tiles read stay.
+    """The loads of weights that are read once have the eviction priority by which they leave L2
+    first. Weights that several rounds of tiles read stay in L2.
     """
     planned = product(H100, (), (), rows, 2048, 4096, (False, True), bf16)
     machine = machine_of(planned)
@@ -433,7 +437,9 @@ def test_weights_that_are_read_once_leave_the_cache_first(rows, leaves) -> None:
     [(512, 4096, 4096, "false"), (512, 512, 512, "true"), (4096, 4096, 4096, "true")],
 )
 def test_stages_overlap_where_operands_are_at_hand(m, n, k, overlap) -> None:
-    """Stages do not overlap if 512 rows meet weights that come from memory."""
+    """The products of a stage overlap with the wait for the next stage only if operands come from
+    the cache, not for 512 rows with weights from memory.
+    """
     planned = product(H100, (), (), m, n, k, (False, True), bf16)
     source = write(planned, machine_of(planned), backend.dialect("sm_90a")).source.text
     matches = set(

@@ -77,7 +77,7 @@ def test_each_table_has_its_own_box_maps() -> None:
     where = tables.host.tasks.dtype.fields["operand"][1] // 8
 
     def looked_at(table: int) -> set[tuple[int, ...]]:
-        """By task: the operands, and the addresses in its tensor maps."""
+        """Returns, for each task of a table, its operands and the addresses in its tensor maps."""
         rows = device.words(table, record * len(tables.host.tasks)).reshape(-1, record)
         operands = rows[:, where : where + 5].tolist()
         return {(*r[:3], *(int(device.words(m, 1)[0]) for m in r[3:])) for r in operands}

@@ -76,9 +76,7 @@ def test_moving_warps_send_and_add_all_rounds_but_the_last(collective: str) -> N
 
 
 def test_products_do_not_wait_for_peers() -> None:
-    """Products wait neither for data from peers nor for the memory of a copy that is in
-    progress.
-    """
+    """Products wait neither for data from peers nor for memory that a copy still reads."""
     planned = plans_of("all_reduce")[0]
     products = [t for _, t in tasks(planned, "") if planned.ops[t.op].kind == "matmul"]
     assert len(products) == TILES

@@ -93,7 +93,9 @@ def test_rows_of_small_elements_stay_in_registers() -> None:
 
 @pytest.mark.parametrize("dtype", [fp32, bf16], ids=lambda d: d.name)
 def test_rows_too_long_for_registers_are_read_once(dtype: DataType) -> None:
-    """A vocabulary of 32,000: the next row arrives while this one is computed."""
+    """log_softmax of rows of 32,000 elements reads each row once: the next row is loaded to shared
+    memory while the current one is computed.
+    """
     task_plan = planned(backend.machine("h200"), "log_softmax", LONG, dtype)
     machine = machine_of(task_plan, 0)
     emitted = write(task_plan, machine, backend.dialect("sm_90a"))
@@ -123,7 +125,9 @@ def test_the_body_compiles() -> None:
 
 
 def test_a_warp_alone_asks_for_no_barrier_of_its_block() -> None:
-    """There are 16 barriers. A team of one warp synchronises without a barrier."""
+    """If a team that processes a row is one warp, it synchronises without a named barrier, of which
+    a block has only 16.
+    """
     task_plan = planned(backend.machine("h100"), "softmax", [96, 1000], fp32)
     machine = machine_of(task_plan, 0)
     emitted = write(task_plan, machine, backend.dialect("sm_90a"))

@@ -77,8 +77,8 @@ def planned(machine: ark.Machine, *sizes: object) -> Plan:
     "sizes", [pytest.param(s, marks=[slow] * (i not in (2, 3))) for i, s in enumerate(SIZES)]
 )
 def test_all_layers_have_the_body_of_several_rows(sizes: tuple) -> None:
-    """Stages are parts of rows that the ring can hold. The result of gate and up is not
-    gathered.
+    """All linear layers of several rows use the body for several rows. Stages are parts of rows
+    that fit into the ring, and the result of gate and up is read without a gather.
     """
     task_plan = planned(backend.machine("h100"), *sizes)
     machine = machine_of(task_plan)
@@ -100,8 +100,8 @@ def test_all_layers_have_the_body_of_several_rows(sizes: tuple) -> None:
 def test_two_rows_take_whole_rows_of_weights(
     rows: int, columns: int, stage: tuple[int, int]
 ) -> None:
-    """Boxes are used if the tile has columns for both halves. Input that stays in memory is
-    multiplied in parts.
+    """With two input rows, a stage has four whole rows of weights if they fit, loaded as a box. An
+    input that stays in memory is multiplied in parts.
     """
     task_plan = planned(backend.machine("h100"), rows, columns, 8192, 512, bf16)
     linear = [op.params for op in task_plan.ops if op.kind == "linear"]
@@ -110,7 +110,9 @@ def test_two_rows_take_whole_rows_of_weights(
 
 @pytest.mark.parametrize(("sizes", "in_flight"), [((1, 4096, 14336), 3), ((4, 2048, 8192), 2)])
 def test_several_rows_have_no_more_copies_in_flight(sizes: tuple, in_flight: int) -> None:
-    """Of the two forms with 12 slots, a single wide row uses the one with more copies in flight."""
+    """Linear layers of several rows run in the kernel form with few copies in flight; a single wide
+    row runs in the one with more. Both have rings of 12 slots.
+    """
     task_plan = planned(backend.machine("h100"), *sizes, 512, bf16)
     variant = machine_of(task_plan).variant
     assert (variant.stages, variant.in_flight) == (12, in_flight)
@@ -118,8 +120,8 @@ def test_several_rows_have_no_more_copies_in_flight(sizes: tuple, in_flight: int
 
 @pytest.mark.parametrize(("rows", "warps"), [(2, 15), (4, 14), (5, 12), (8, 12)])
 def test_more_than_four_rows_have_registers(rows: int, warps: int) -> None:
-    """With three warps in each of four partitions, a thread has 168 registers; a fourth warp leaves
-    it 128.
+    """More than four input rows run in a variant with 12 warps, three in each of four partitions,
+    whose threads have 168 registers. With a fourth warp in a partition they would have 128.
     """
     task_plan = planned(backend.machine("h100"), rows, 2048, 8192, 512, bf16)
     assert machine_of(task_plan).variant.warps == warps

@@ -68,7 +68,9 @@ def test_a_kernel_of_many_bodies_is_linked():
 
 
 def test_a_body_belongs_to_one_part_of_the_text():
-    """The first part has the loop and declares the bodies of the other parts."""
+    """If bodies are compiled in separate parts, the first part has the loop and declares the bodies
+    of the other parts.
+    """
     source = plan_and_source(3 * MAX_JOINT_BODIES)[1]
     assert source.parts == 3
     for n in range(3 * MAX_JOINT_BODIES):
@@ -83,7 +85,9 @@ def test_a_body_belongs_to_one_part_of_the_text():
 
 @pytest.mark.parametrize("form", ["ARK_BODY", "ARK_DEVICE"])
 def test_parts_call_each_others_bodies(form: str):
-    """A body that would otherwise be inlined is a function there, too."""
+    """A body in another part is a linked function, also if it would be inlined in the
+    first part.
+    """
     text = f"struct Own {{}};\n{form} void task_5_x(ArkCtx& c, const ArkTask& t) {{ task(); }}\n"
     assert writer._parted(text, "task_5_x", 0).count(form) == 1
     other = writer._parted(text, "task_5_x", 1)
@@ -106,8 +110,8 @@ def test_without_a_linker_it_is_one_program(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("threads, registers", [(512, 128), (544, 120), (384, 168), (128, 255)])
 def test_a_separate_function_keeps_within_its_threads_share(threads: int, registers: int):
-    """Registers as the driver allocates them: 256 at a time for a whole warp, at most 255 per
-    thread.
+    """The registers per thread of a separately compiled function, for a number of threads: the
+    driver allocates 256 at a time for a warp, at most 255 per thread.
     """
     assert compiler._registers(threads) == registers
 

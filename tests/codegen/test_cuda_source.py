@@ -162,7 +162,9 @@ assert made == [b"\\x7fELF"] * 4, made
 
 
 def test_kernels_are_compiled_side_by_side_from_the_first_on():
-    """Runs in a process that has not imported the compiler's package yet."""
+    """Several kernels are compiled concurrently in a process that has not imported the compiler's
+    package before.
+    """
     done = subprocess.run([sys.executable, "-c", SIDE_BY_SIDE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

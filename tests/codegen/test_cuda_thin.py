@@ -67,8 +67,8 @@ def test_they_are_read_at_once_and_kept_in_registers(case: Any) -> None:
 
 
 def test_k_is_cut_where_tiles_are_few() -> None:
-    """The parts are matrices of fp32 sums, which another op adds up. If every processor has a tile,
-    there are no parts.
+    """The sum over k is split if there are fewer tiles than processors: the partial sums are
+    matrices of fp32, which a second op adds.
     """
     planned = product(16, 1, 1 << 18, (False, False), fp32)
     assert [op.kind for op in planned.ops] == ["matmul", "elementwise"]
@@ -77,8 +77,8 @@ def test_k_is_cut_where_tiles_are_few() -> None:
 
 
 def test_few_columns_of_many_rows_are_planned() -> None:
-    """A product with 16-bit weights that resembles a prompt's, but is narrower than any tile of
-    boxes.
+    """A product of 512 rows with 10 columns in 16 bits, which are fewer columns than the narrowest
+    tile of box copies, is planned as a thin product.
     """
     planned = product(512, 10, 512, (False, True), bf16, "parameter")
     assert [op.kind for op in planned.ops] == ["matmul"]

@@ -54,7 +54,9 @@ def test_movements_compile(drawn: list[Case]) -> None:
 
 
 def test_squares_of_wide_elements_fit_into_shared_memory() -> None:
-    """In a transpose's tile, rows are padded by one element."""
+    """A transpose of 64-bit elements compiles: its tile, whose rows are padded by an element, fits
+    into shared memory.
+    """
     array = np.zeros((130, 130), np.int64)
 
     def build(t: ark.Tensor) -> ark.Tensor:

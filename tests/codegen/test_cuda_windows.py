@@ -84,9 +84,9 @@ def maps_of(window_plan: Plan) -> tuple[BoxMap, BoxMap]:
 
 
 def test_a_map_of_windows_as_the_right_side() -> None:
-    """3 x 2 taps with stride 2 over rows of 32 x 40 places, padded by one row before and none
-    after, and by one column on each side. This gives 16 x 41 places, the last of which begins at
-    row 29 and column 39.
+    """The tensor map of a convolution's windows as the right operand, checked by hand: kernel 3 x
+    2, stride 2 x 1, images of 32 x 40, padded by one row before and one column on each side. That
+    gives 16 x 41 windows, the last of which begins at row 29 and column 39.
     """
     window_plan = planned(
         "h100", (8, 64, 32, 40), (256, 64, 3, 2), stride=(2, 1), padding=((1, 0), (1, 1))
@@ -109,8 +109,9 @@ def test_a_map_of_windows_as_the_right_side() -> None:
 
 
 def test_a_map_of_windows_of_one_dimension_as_the_left_side() -> None:
-    """A row of 501 places, 4 taps with dilation 2, and padding of 1 before and 4 after. This gives
-    500 places, the last of which begins at 498.
+    """The tensor map of one-dimensional windows as the left operand, checked by hand: kernel 4,
+    dilation 2, rows of 501 elements, padded by 1 before and 4 after. That gives 500 windows, the
+    last of which begins at 498.
     """
     window_plan = planned("h100", (8, 128, 501), (256, 128, 4), padding=((1, 4),), dilation=2)
     left, right = maps_of(window_plan)
@@ -209,8 +210,8 @@ def test_both_halves_compile(
 
 
 def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:
-    """Large convolutions use a matrix of windows in memory and tiles of fp32; small ones read the
-    input in place.
+    """Convolutions in fp32 stay in full precision unless tf32 is permitted: large ones use a matrix
+    of windows in memory and fp32 tiles, small ones read the image in place.
     """
     shape = (16, 64, 56, 56), (64, 64, 3, 3)
     window_plan = planned("h100", *shape, ark.fp32, padding=1)
@@ -225,8 +226,8 @@ def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:
 
 
 def test_images_of_their_own_channels_are_dealt_so_that_all_end_together() -> None:
-    """1,024 images with one channel: eight for each of 128 processors, not seven for most of
-    132.
+    """A depthwise convolution of 1,024 one-channel images is dealt to 128 processors with eight
+    images each, not to 132 with up to eight.
     """
     window_plan = planned("h100", (16, 64, 56, 56), (64, 1, 3, 3), ark.fp32, padding=1, groups=64)
     assert [(op.kind, op.params["tile"]) for op in window_plan.ops] == [
@@ -240,8 +241,8 @@ def test_images_of_their_own_channels_are_dealt_so_that_all_end_together() -> No
 def test_a_gpu_convolves_as_torch_does(
     x: Shape, w: Shape, options: dict[str, Any], dtype: Any
 ) -> None:
-    """Whole numbers, whose sums fp32 represents exactly and whose factors tf32 does. Only the
-    result is rounded.
+    """On a GPU, convolutions equal torch's. Inputs are whole numbers, whose sums are exact in fp32
+    and in tf32's factors, so only the result is rounded.
     """
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)

@@ -67,7 +67,9 @@ def test_registers_and_waves_are_the_compilers(arch: str, count: int, waves: int
 
 
 def test_limits_are_those_of_the_lint() -> None:
-    """The lint has a separate table of these limits, from the ISA guides."""
+    """The limits in the machine models equal those in the lint, which has a separate table from the
+    ISA guides.
+    """
     for arch, lint in TARGETS.items():
         own = machines.ARCHS[arch].limits
         assert own == ProcessorLimits(

@@ -43,8 +43,8 @@ def test_a_draft_has_the_source_of_the_plan(name: str, ranks: int) -> None:
 
 
 def test_the_limit_is_asked_for_late_where_a_task_may_lower_it() -> None:
-    """In other plans the limit is read early, while a processor waits for the barrier. Here a stop
-    token must take effect.
+    """If a task may lower the iteration limit (by a stop token), the kernel reads the limit after
+    the iteration barrier; otherwise it reads it early, while it waits for the barrier.
     """
     target = registry.machine("h100")
     dialect = registry.get(target.backend).dialect(target.arch)

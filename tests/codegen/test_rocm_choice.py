@@ -15,8 +15,8 @@ from tests.unit.plan.shapes import decoder_graphs
 
 @pytest.mark.parametrize(("name", "early"), [("mi300x", True), ("h100", False)])
 def test_candidates_are_packets_where_the_choice_begins_early(name: str, early: bool) -> None:
-    """The packets come from the layer that computes the logits. The choice also waits for that
-    layer's counter.
+    """The op that chooses a token reads candidates as packets from the layer that computes logits,
+    if its body begins before its waits. It also waits for the layer's counter.
     """
     target = registry.machine(name)
     (plan,) = plan_ranks(decoder_graphs(1), target)

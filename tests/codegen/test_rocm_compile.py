@@ -47,8 +47,8 @@ def listing() -> dict[str, str]:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_pause_sleeps_once(arch: str, listing: dict[str, str]) -> None:
-    """A wave would sleep on both sides of a branch that masks lanes, so the branch must be
-    uniform.
+    """The branch between a short and a long sleep is uniform for the wave. A wave would otherwise
+    sleep in both branches.
     """
     between = re.findall(r"\ts_sleep \d+\n(.*?)(?=\ts_sleep \d+\n)", listing[arch], re.S)
     assert between
@@ -91,8 +91,8 @@ def test_no_access_takes_the_flat_path(listing: dict[str, str], arch: str) -> No
 
 
 def test_a_failure_is_recorded_in_one_place(listing: dict[str, str]) -> None:
-    """A failing task claims the error record by an atomic exchange. The loop of an empty plan,
-    which has many waits, contains no other exchange.
+    """A failing task claims the error record by an atomic exchange, which is in one place of the
+    code although there are many waits.
     """
     text = listing["gfx942"]
     assert text.count("\tglobal_atomic_cmpswap") == 1
@@ -248,7 +248,9 @@ def test_source_that_does_not_compile_shows_the_compilers_words() -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_clock_without_its_builtin(listing: dict[str, str], arch: str) -> None:
-    """LLVM 18 lacks __builtin_readsteadycounter; the underlying instruction is the same."""
+    """The clock is read without __builtin_readsteadycounter, which LLVM 18 lacks, by the same
+    instruction.
+    """
     text = emit(arch).source.text
     asked = "__has_builtin(__builtin_readsteadycounter)"
     assert text.count(asked) == 1
@@ -258,7 +260,7 @@ def test_the_clock_without_its_builtin(listing: dict[str, str], arch: str) -> No
 
 
 def _old_hiprtc(source: Source, target: Target) -> Binary:
-    """Simulates a hiprtc that is too old for the source; none is installed here."""
+    """Replaces hiprtc by one that is too old to compile the source."""
     raise SystemError("hiprtc cannot compile the loop kernel")
 
 

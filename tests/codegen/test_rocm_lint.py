@@ -79,7 +79,9 @@ def test_loop_kernels_are_clean(arch: str, name: str) -> None:
 
 @pytest.mark.parametrize("arch", [pytest.param(a, marks=[slow] * (a != "gfx942")) for a in ARCHS])
 def test_requests_to_copy_engines_are_clean(arch: str) -> None:
-    """Packets, write pointer and doorbell of a queue, which no other plan uses."""
+    """The lint reports nothing for a plan that writes requests to a copy engine's queue: packets,
+    write pointer and doorbell.
+    """
     machine = machine_for(arch)
     plan = build(2, put_and_send, machine)[0]
     assert [str(f) for f in findings_of(plan, machine, arch)] == []
@@ -92,7 +94,9 @@ def test_signals_by_stores_are_clean(arch: str) -> None:
 
 
 def test_the_lint_sees_a_product_without_matrix_instructions() -> None:
-    """Ops on rows contain no matrix multiplication."""
+    """The lint reports a kernel that must contain matrix instructions and has none: one whose ops
+    work on rows.
+    """
     machine = machine_for("gfx942")
     plan = dict(signatures.plans(machine, (bf16,)))["rows-bf16"]
     emitted = write(plan, machine, backend.dialect("gfx942"))

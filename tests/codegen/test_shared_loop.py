@@ -56,7 +56,7 @@ def test_kernels_of_other_ops_and_scratch_have_one_loop(
 
 
 def test_a_source_is_one_program_too(asked: Asked) -> None:
-    """The whole source that `ark emit` and `ark export` write."""
+    """The whole source, as `ark emit` and `ark export` write it, compiles as one program."""
     ones = np.ones((4,), np.float32)
     check([Case("relu", [(ones, ark.fp32)], ark.relu, lambda x: x)])
     (source,) = (source for name, source in asked if name == "link")

@@ -47,7 +47,9 @@ def test_a_graph_that_cannot_be_compiled(
 def test_a_kernel_that_cannot_be_loaded(
     grad: bool, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the first call, also of a backward graph."""
+    """If ark cannot load a kernel at its first call, torch runs the graph; also a
+    backward graph.
+    """
 
     def fail(*_: Any, **__: Any) -> Any:
         raise ark.SystemError("a compiler is missing")
@@ -83,8 +85,8 @@ class Indexed(torch.nn.Module):
 
 
 def test_which_nodes_stay_in_torch_by_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: tensors on other devices stay in torch, except constants of the graph and
-    tensors without dimensions. The graph is written by hand, because no such device is present.
+    """Tensors on other devices stay in torch, except constants of the graph and tensors without
+    dimensions. The graph is written by hand, because no GPU is present.
     """
     monkeypatch.setattr(compile, "torch_device", lambda: torch.device("meta"))
     graph, there = fx.Graph(), torch.device("meta")
@@ -139,7 +141,7 @@ def test_constants_of_the_cpu_in_graphs_of_a_gpu(capsys: pytest.CaptureFixture[s
 
 
 def test_a_graph_is_left_as_it_is_by_the_partitioner() -> None:
-    """The unchanged graph is what runs if ark fails later."""
+    """The partitioner does not change its graph, because torch runs it if ark fails later."""
     traced = make_fx(lambda x: torch.sort(x * 2.0)[0] + 1.0, tracing_mode="fake")(torch.ones(2, 3))
     before = str(traced.graph)
     compiled = compile.compile_graph(traced, [torch.ones(2, 3)])

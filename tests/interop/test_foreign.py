@@ -68,7 +68,9 @@ def _base(seed: int = 0) -> Any:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["native", "without a compiler"])
 def test_views_of_any_flags_and_strides(kind: str) -> None:
-    """Sequences of views through both front ends, and a kernel called with several of them."""
+    """Random sequences of views through both torch front ends, and one kernel that is called with
+    several of them, give torch's results.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if kind != "native":
             patch.setattr(look, "_module", lambda: None)
@@ -90,8 +92,8 @@ def test_views_of_any_flags_and_strides(kind: str) -> None:
 
 
 def test_a_parameter_that_becomes_a_negative_view() -> None:
-    """The parameter's address does not change. Also a parameter that is such a view from the
-    beginning, and constants.
+    """A parameter that becomes a negative view at the same address gives torch's results, as do
+    parameters and constants that are such views from the beginning.
     """
     module = torch.nn.Linear(4, 3).requires_grad_(False)
     module.bias = torch.nn.Parameter(torch.randn(3)._neg_view(), requires_grad=False)
@@ -146,7 +148,9 @@ NO_MEMORY: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["native", "without a compiler"])
 def test_tensors_without_memory_of_their_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through every way in. A kernel is called with a valid tensor first."""
+    """Tensors without memory of their own, through every way into ark, give torch's results or an
+    error. A kernel is called with a valid tensor first.
+    """
     if kind != "native":
         monkeypatch.setattr(look, "_module", lambda: None)
     kernel = ark.from_torch(Affine(), (_base(),))
@@ -168,7 +172,7 @@ def test_tensors_without_memory_of_their_own(kind: str, monkeypatch: pytest.Monk
 
 
 def test_memory_that_is_shared_holds_the_values() -> None:
-    """ark works on torch's memory in place; copied values are right, too."""
+    """A tensor that shares torch's memory holds torch's values, in place or copied."""
     x = _base()
     first = ark.Tensor.from_torch(x)
     for view, message in ((x._neg_view(), "negative"), (x.t(), "contiguous")):

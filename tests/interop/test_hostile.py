@@ -44,7 +44,9 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("make", [lambda m: ark.from_torch(m, (X,)), ark.inference_model])
 def test_calls_with_other_types_and_layouts_are_refused(make: Callable[[Any], Any]) -> None:
-    """If only the shape were checked, doubles would be read as floats."""
+    """A compiled module refuses inputs of another type or layout. With a check of the shape only,
+    doubles would be read as floats.
+    """
     ark.init(backend="cpu")
     inner = module()
     outer = make(inner)

@@ -82,7 +82,9 @@ def test_device_iterations_are_one_launch(mode: str, launches: list[int]) -> Non
 
 
 def test_replicas_take_rows_of_their_own(launches: list[int]) -> None:
-    """A softmax over the batch depends on the other rows of the replica."""
+    """Each replica gets its own rows of a batch: a softmax over the batch depends only on the rows
+    of the replica.
+    """
 
     class Share(torch.nn.Module):
         def forward(self, x: Any) -> Any:
@@ -107,8 +109,8 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", few(1, reversed(OPTIMIZERS)))
 def test_training_steps_are_those_of_torch(name: str, launches: list[int]) -> None:
-    """Two calls of 3 steps with different learning rates; each step has 2 accumulated batches on 2
-    replicas.
+    """Training steps equal torch's: two calls of 3 steps with different learning rates, each with 2
+    accumulated batches on 2 replicas.
     """
     ours = Learner()
     theirs = copy.deepcopy(ours)
@@ -147,7 +149,7 @@ def test_the_last_loss_equals_plain_training() -> None:
 
 
 def test_pipeline_stages_have_processors_of_their_own() -> None:
-    """With two stages on two processors, results do not change."""
+    """Two pipeline stages run on two processors, with the same results as one."""
     net = Net()
     plain = net(x := torch.randn(8, 6)).detach()
     ark.torch.block(net.first, 0)

@@ -92,7 +92,9 @@ HELD = (_data, _set, _set_into_a_storage, _storage, _written)
 
 @pytest.mark.parametrize("way", ["torch.compile", "from_torch"])
 def test_changed_parameters_are_seen(way: str) -> None:
-    """Each change is made several times between calls."""
+    """A compiled module uses the new values of parameters that change between calls, by whatever
+    kind of change. Each change is made several times.
+    """
     module, x = network(), torch.randn(2, 4)
     if way == "torch.compile":
         compiled, changes = torch.compile(module, backend=backend), CHANGES
@@ -115,7 +117,7 @@ def test_changed_parameters_are_seen(way: str) -> None:
 
 
 def test_inputs_of_other_memory_and_strides() -> None:
-    """A module's kernel is called alternately with strided inputs and others."""
+    """A kernel gives torch's results for contiguous and strided inputs in turn."""
     module = network()
     result = ark.from_torch(module, (torch.randn(2, 4),))
     compiled = torch.compile(module, backend=backend)
@@ -142,7 +144,9 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def test_changed_inputs_are_refused_after_valid_calls(capfd: pytest.CaptureFixture[str]) -> None:
-    """After valid calls; torch accepts these inputs."""
+    """After valid calls, a kernel refuses inputs of other shapes, types or devices, which torch's
+    own module accepts.
+    """
     module, x = network(), torch.randn(2, 4)
     result = ark.from_torch(module, (x,))
     for change, message in REFUSED.values():
@@ -163,7 +167,9 @@ def test_a_subclass_may_answer_otherwise() -> None:
 
 
 def test_calls_that_are_alike_take_one_look(looking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs are in other memory, parameters in the same."""
+    """Calls with inputs in other memory and the same parameters: with the native check, only the
+    first call of each kernel examines all tensors in Python.
+    """
     module, before = network(), set(PROGRAMS)
     compiled, x = torch.compile(module, backend=backend), torch.randn(2, 4)
     taken = []

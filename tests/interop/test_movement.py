@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 
 def test_elements_come_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    """Flips and rotations in one and several dimensions, windows, and other sizes."""
+    """Flips, rotations, windows and tensors of other sizes, by torch.compile, equal torch's."""
 
     def function(x: torch.Tensor, image: torch.Tensor) -> Any:
         turned = x.roll((2, -3), (0, 2)), x.roll(2, 1), x.roll(5), x.roll((1, 2), (1, 1))

@@ -171,7 +171,9 @@ for seed in range(100):
 
 
 def test_mutated_files_end_in_one_paragraph(tmp_path: Path) -> None:
-    """100 files in a process of their own, so that a crash would be noticed."""
+    """Each of 100 mutated files ends in one paragraph. They are run in a separate process, so that
+    a crash would be noticed.
+    """
     whole = tmp_path / "whole.onnx"
     whole.write_bytes(network(shape=(2, 4)).SerializeToString())
     words = [sys.executable, "-c", MUTATIONS, str(whole), str(tmp_path / "mutated.onnx")]

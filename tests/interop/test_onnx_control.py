@@ -65,7 +65,9 @@ def doubling(limit: float | None) -> Any:
     ("turns", "limit"), [(3, None), (None, 2), (5, 1)], ids=["count", "end", "both"]
 )
 def test_loops(turns: int | None, limit: int | None) -> None:
-    """w belongs to the graph around the loop."""
+    """Loops with and without a number of iterations and a condition. The body reads w of the graph
+    around the loop.
+    """
     names = ["m" if turns is not None else "", "yes", "x"]
     loop = n("Loop", names, ["y", "all"], body=doubling(limit))
     weights = {} if turns is None else {"m": np.array(turns, np.int64)}
@@ -98,7 +100,9 @@ def test_a_count_of_turns_may_be_an_input() -> None:
 
 @pytest.mark.parametrize("backwards", [0, 1])
 def test_scans(backwards: int) -> None:
-    """A running sum along the second axis, with its results along the last one."""
+    """A Scan that computes a running sum along the second axis and stacks its results along the
+    last one.
+    """
     nodes = [n("Add", ["s", "e"], ["t"]), n("Mul", ["t", "e"], ["o"])]
     body = helper.make_graph(
         nodes,
@@ -170,8 +174,9 @@ def branches(then: list[Any], other: list[Any]) -> Any:
 
 
 def test_a_condition_that_a_run_computes_chooses_between_results() -> None:
-    """One kernel serves both branches. If an index might be out of range, each content has its own
-    kernel.
+    """An If whose condition is computed at run time: one kernel computes both branches and selects.
+    If an index of a branch might be out of range, there is a kernel for each value of the
+    condition.
     """
     x = np.arange(4, dtype=np.float32).reshape(2, 2)
     safe = branches([n("Exp", ["x"], ["o"])], [n("Neg", ["x"], ["o"])])

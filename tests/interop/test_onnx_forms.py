@@ -61,7 +61,7 @@ PLACES = ["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetri
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("sizes", [(7, 3), (2, 9), (1, 4)])
 def test_resize_to_nearest(places: str, sizes: tuple[int, int]) -> None:
-    """All rounding modes in one graph."""
+    """Resize to the nearest element in all rounding modes, in one graph."""
     nodes = [
         n(
             "Resize",
@@ -246,7 +246,9 @@ def test_einsum(equation: str, left: tuple[int, ...], right: tuple[int, ...]) ->
 
 
 def test_a_number_cast_like_an_input_is_known() -> None:
-    """The input's contents are not needed: one kernel serves all of them."""
+    """The result of CastLike of a constant is known while the graph is built, since it needs only
+    the input's type. So one kernel serves all inputs.
+    """
     nodes = [n("CastLike", ["low", "x"], ["v"]), n("Pad", ["x", "pads", "v"], ["y"])]
     proto = network(
         nodes,

@@ -171,8 +171,8 @@ def test_other_operators_have_exact_sizes(name: str) -> None:
 
 
 def test_padded_indices_are_in_range() -> None:
-    """Padding with zeros is valid for every table, but not for indices computed from the
-    padding.
+    """Sizes are rounded up if indices in the padding are valid: zeros are, but indices that are
+    computed from zeros are not.
     """
     for extra, kernels in (([], 1), ([n("Sub", ["x", "one"], ["i"])], 3)):
         name = "i" if extra else "x"
@@ -187,7 +187,7 @@ def test_padded_indices_are_in_range() -> None:
 
 
 def test_how_sizes_are_rounded_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size that was used before builds no graph again."""
+    """For a size that was used before, no graph is built to determine how it is rounded."""
     from ark.interop.onnx import model as module
 
     built = []

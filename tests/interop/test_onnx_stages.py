@@ -45,7 +45,9 @@ def equal(proto: onnx.ModelProto, *inputs: dict[str, Any]) -> Any:
 
 
 def test_a_size_that_is_computed_is_a_stage_of_its_own() -> None:
-    """Rows are selected by their sums, which are computed before. Both stages have outputs."""
+    """Rows are selected by their sums, which an earlier stage computes. Both stages have outputs of
+    the model.
+    """
     nodes = [
         n("Exp", ["x"], ["e"]),
         n("ReduceSum", ["e", "axis"], ["s"], keepdims=0),
@@ -71,7 +73,9 @@ def test_a_size_that_is_computed_is_a_stage_of_its_own() -> None:
 
 
 def test_a_shape_that_is_computed_decides_about_the_rest() -> None:
-    """The number of repeated elements is a sum of floats."""
+    """The number of repetitions of the elements is a sum of floats, which an earlier stage
+    computes.
+    """
     nodes = [
         n("ReduceSum", ["x"], ["s"], keepdims=0),
         n("Cast", ["s"], ["c"], to=INT64),
@@ -98,7 +102,7 @@ def info(name: str, kind: int, shape: Any) -> Any:
 
 
 def test_loop_ends_by_a_computed_condition() -> None:
-    """s doubles and grows by v until its sum is large. v is computed before the loop."""
+    """A loop doubles s and adds v until the sum of s is large. v is computed before the loop."""
     body = helper.make_graph(
         [
             n("Add", ["s", "s"], ["d"]),
@@ -129,7 +133,9 @@ def test_loop_ends_by_a_computed_condition() -> None:
 
 
 def test_a_branch_whose_results_have_sizes_of_their_own() -> None:
-    """The condition is computed, and so is a size in one branch."""
+    """An If whose condition is computed, and one of whose branches has a result of
+    computed size.
+    """
     shape = info("o", INT64, (1, "n"))
     then = helper.make_graph([n("NonZero", ["e"], ["o"])], "then", [], [shape])
     other = helper.make_graph([n("Identity", ["k"], ["o"])], "else", [], [shape])
@@ -152,7 +158,9 @@ def test_a_branch_whose_results_have_sizes_of_their_own() -> None:
 
 
 def test_suppression_equals_the_reference() -> None:
-    """Boxes with corners in any order, ties of scores, boxes without area."""
+    """Non-maximum suppression equals the reference: boxes with corners in any order, equal scores,
+    and boxes without area.
+    """
     rng = np.random.default_rng(3)
     for centred in (0, 1):
         boxes = rng.uniform(0, 1, (2, 40, 4)).astype(np.float32)

@@ -28,7 +28,7 @@ def on_the_cpu() -> None:
 
 @slow
 def test_a_case_of_the_node_suite() -> None:
-    """In float64, computed by the host."""
+    """onnx's own test of a tree ensemble, in float64, which the host computes."""
     (case,) = selected(("test_ai_onnx_ml_tree_ensemble_single_tree",))
     run_case(case)
 
@@ -97,7 +97,9 @@ def regressor(modes: tuple[str, ...], **words: Any) -> onnx.ModelProto:
     ids=["sums", "means", "base"],
 )
 def test_regressors_equal_the_reference(modes: tuple[str, ...], words: Any) -> None:
-    """Some rows have exactly a split's value, so that < and <= differ. NaN, too."""
+    """Tree regressors equal the reference, also for rows with exactly a split's value, for which <
+    and <= differ, and for NaN.
+    """
     proto = regressor(modes, **words)
     model = from_proto(proto)
     rng = np.random.default_rng(2)

@@ -59,7 +59,9 @@ PAIRS = {
 
 @pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.uint64])
 def test_integers_of_other_widths(dtype: Any) -> None:
-    """Arithmetic wraps around. Comparisons, division and shifts have the type's semantics."""
+    """Integers of 2, 4 and 16 bits and uint64: arithmetic wraps, and comparisons, division and
+    shifts follow the type.
+    """
     kind, limits = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), np.iinfo(dtype)
     edges = np.array([limits.min, 0, 1, 2, 3, limits.max // 2, limits.max // 2 + 1, limits.max])
     rng = np.random.default_rng(5)
@@ -105,7 +107,9 @@ SMALL = ("float4_e2m1fn", "float8_e4m3fnuz", "float8_e5m2fnuz", "int4", "uint4",
 
 @pytest.mark.parametrize("name", SMALL)
 def test_casts_to_small_types_round_as_ml_dtypes_does(name: str) -> None:
-    """Every value of the type, values between them, and the midpoints; also casts back."""
+    """Casts to small types round as in ml_dtypes: every value of the type, values between them and
+    their midpoints; also casts back.
+    """
     dtype = np.dtype(getattr(ml_dtypes, name))
     kind = helper.np_dtype_to_tensor_dtype(dtype)
     whole = name.startswith(("int", "uint"))
@@ -145,7 +149,9 @@ def test_an_operator_that_does_not_take_a_type_says_so() -> None:
 
 @pytest.mark.parametrize("depth", [5, 700])
 def test_products_of_integers_are_exact(depth: int) -> None:
-    """With zero points on both sides, sums exceed the integers that fp32 holds exactly."""
+    """Quantised products are exact. With zero points on both sides, sums exceed the integers that
+    fp32 represents exactly.
+    """
     rng = np.random.default_rng(7)
     a = rng.integers(0, 256, (3, depth), np.uint8)
     b = rng.integers(-128, 128, (depth, 4), np.int8)
@@ -162,7 +168,7 @@ def test_products_of_integers_are_exact(depth: int) -> None:
 
 
 def test_a_loop_keeps_each_type_of_its_state() -> None:
-    """An int16 that wraps around, beside a float."""
+    """A loop whose state has an int16 that wraps and a float keeps both types."""
     kind, info = TensorProto.INT16, helper.make_tensor_value_info
     body = helper.make_graph(
         [n("Mul", ["s", "s"], ["t"]), n("Add", ["f", "f"], ["g"]), n("Identity", ["go"], ["on"])],

@@ -43,8 +43,9 @@ def test_cases_of_the_node_suite(name: str) -> None:
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_grid_sample_equals_torch(padding: str) -> None:
-    """All modes, with and without aligned corners, including places far outside of the image. Where
-    ONNX's definition differs (cubic beyond a border), compared with its reference evaluator.
+    """GridSample in all modes, with and without aligned corners, also at positions far outside of
+    the image. Where ONNX's definition differs from torch's (cubic beyond a border), onnx's
+    reference evaluator is used.
     """
     rng = np.random.default_rng(11)
     x = rng.standard_normal((2, 3, 5, 4)).astype(np.float32)
@@ -78,7 +79,9 @@ def test_grid_sample_equals_torch(padding: str) -> None:
 
 
 def test_transforms_equal_numpy() -> None:
-    """Lengths below and above the signal's, real and complex, one-sided, inverse."""
+    """Fourier transforms with lengths below and above the signal's, real and complex, one-sided and
+    inverse, equal NumPy's.
+    """
     rng = np.random.default_rng(13)
     real = rng.standard_normal((3, 12, 4, 1)).astype(np.float32)
     complex_parts = rng.standard_normal((3, 7, 4, 2)).astype(np.float32)

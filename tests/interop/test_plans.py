@@ -31,7 +31,7 @@ LARGE = ("bert", "gpt2")
 
 @cache
 def built(name: str) -> Built:
-    """Returns the network as ark.from_torch builds it."""
+    """Builds the network of that name as ark.from_torch does."""
     module, example = models.seasoned_model(name)
     graph = export(module, (example,), False).graph_module
     drop_checks(graph)
@@ -59,7 +59,7 @@ def test_launches_of_a_program_go_on_from_one_another(machine: str, name: str) -
 
 
 def large() -> ark.Model:
-    """Returns two linear layers of 256 rows, in bf16."""
+    """Returns a model of two linear layers of 256 rows in bf16."""
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.tensor((256, 512), ark.bf16)
@@ -76,8 +76,8 @@ def large() -> ark.Model:
 def test_large_products_are_warpgroups_and_count_on(
     machine: str, boxes: bool, variant: str
 ) -> None:
-    """If all memory has the alignment for box copies; otherwise the loop of ordinary loads
-    is used.
+    """Large products of a torch program are planned for warpgroups if all memory is aligned for box
+    copies, otherwise for the variant `block`. boxes: True if it is aligned.
     """
     plan = planned(large(), [], registry.machine(machine), boxes=boxes)
     assert plan.variant == variant
@@ -119,7 +119,9 @@ def test_ops_keep_the_processors_of_their_context() -> None:
 
 
 def test_a_plan_with_a_ring_does_not_count_on() -> None:
-    """One row with weights that the ring loads, under the machine's first variant."""
+    """A plan whose weights are loaded by the ring, under the machine's first variant, cannot
+    continue from launch to launch.
+    """
     graph = Graph()
     row = graph.tensor((1, 256), fp32, arena="state", name="row")
     weights = graph.tensor((512, 256), bf16, arena="parameter", name="weights")

@@ -55,8 +55,8 @@ def test_a_layer_norm_is_one_pass(columns: int, bias: bool) -> None:
 
 
 def test_a_layer_norm_with_another_reader_is_written() -> None:
-    """The normalised rows without the weight are a result, too. A weight as long as the number of
-    rows is not the norm's weight.
+    """If the normalised rows of a layer norm are a result as well, they are stored before the
+    weight is applied. A weight of as many elements as there are rows is not the norm's weight.
     """
     x, w, table = rows(5, 16), rows(16), rows(5, 16)
 
@@ -93,7 +93,9 @@ def test_norms_over_the_batch_and_over_places() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_over_dimensions_that_are_no_neighbours(dtype: Any) -> None:
-    """In fp32 between the two sums, which are the only ops."""
+    """A sum over two dimensions that are not neighbours becomes two sums, with an intermediate
+    result in fp32.
+    """
     x = rows(9, 5, 40, dtype=dtype)
     tolerance = 2e-5 if dtype == torch.float32 else 1e-2
     for reduce in (torch.sum, torch.mean, torch.amax):
@@ -136,7 +138,9 @@ def _counted(t: Any) -> Any:
 
 
 def test_logsumexp_reduces_twice() -> None:
-    """An op between the two reductions makes the largest value, which is subtracted, finite."""
+    """logsumexp becomes two reductions, and an op between them that makes the subtracted largest
+    value finite.
+    """
     kinds = same(lambda t: t.logsumexp(0), rows(7, 1030))
     assert kinds.count("reduce") == 2 and len(kinds) == 4
 
@@ -166,7 +170,9 @@ def test_terms_of_reductions_are_not_written(function: Any, kinds: list[str], dt
 
 
 def test_terms_of_reductions_with_other_readers_are_written() -> None:
-    """Terms are written if another op reads them or no body supports their fusion."""
+    """The terms of a reduction are stored if another op reads them too, or if no body computes them
+    in the reduction.
+    """
     x, row = rows(6, 70), rows(70)
 
     def sums_and_squares(t: Any) -> Any:
@@ -185,7 +191,9 @@ def test_terms_of_reductions_with_other_readers_are_written() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
 def test_softmax_over_any_dimension(function: Any, dtype: Any) -> None:
-    """If the dimension's elements are not contiguous, nothing is transposed."""
+    """Softmax over any dimension equals torch's. If the dimension's elements are not contiguous,
+    nothing is transposed.
+    """
     tolerance = 2e-5 if dtype == torch.float32 else 1e-2
     x = rows(3, 7, 5, 6, dtype=dtype) * 8
     for dim in (0, 2):
@@ -213,7 +221,9 @@ def test_few_long_rows_are_shared() -> None:
 
 
 def test_the_places_of_equal_elements() -> None:
-    """The first of equal elements is returned, however a row is divided."""
+    """argmax, argmin and max return the first of equal elements, also if a row is divided among
+    processors.
+    """
     line = torch.zeros(1 << 19)
     line[[5, 70, 1 << 18, (1 << 19) - 1]] = 3.0
     assert same(lambda t: t.argmax(), line) == ["reduce", "reduce"]
@@ -226,7 +236,9 @@ def test_the_places_of_equal_elements() -> None:
 
 
 def test_sums_of_transposed_matrices_read_the_originals() -> None:
-    """If the remaining dimensions keep their order; otherwise the transpose remains."""
+    """A sum of a transposed matrix reads the original, if the remaining dimensions keep their
+    order. Otherwise the transpose remains.
+    """
     x = torch.randn(3, 40, 50)
     assert same(lambda t: t.transpose(1, 2).sum(1), x) == ["reduce"]
     assert same(lambda t: t.transpose(1, 2).amax(2, keepdim=True), x) == ["reduce"]

@@ -79,7 +79,9 @@ def test_launches_count_on_and_tables_come_back(program: Program) -> None:
 
 
 def test_more_addresses_than_tables_are_kept_for(program: Program) -> None:
-    """The oldest table is overwritten, and its users discard it."""
+    """If a program is called with more addresses than it has tables, the oldest table is
+    overwritten, and calls with its addresses get a new one.
+    """
     executor, streamed = None, None
     kept = [torch.full((4, 5), float(i)) for i in range(25)]
     result = torch.empty(4, 5)

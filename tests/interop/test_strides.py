@@ -79,7 +79,7 @@ def test_strides_are_eagers(name: str, dynamic: bool) -> None:
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_memory_formats_go_through_a_network(grad: bool) -> None:
-    """Channels last in, channels last out; gradients, too."""
+    """Channels-last inputs give channels-last results, also with gradients."""
     module = torch.nn.Sequential(
         torch.nn.Conv2d(3, 6, 3), torch.nn.ReLU(), torch.nn.Conv2d(6, 2, 1)
     )
@@ -119,7 +119,9 @@ def test_strides_after_a_graph_break_equal_torch(name: str) -> None:
 
 
 def test_results_do_not_share_memory_that_eagers_do_not() -> None:
-    """If gradients are requested, equal computations are merged."""
+    """Results that are equal computations have separate memory as in eager torch, unless gradients
+    are requested: torch then merges the computations.
+    """
 
     def function(x: Any) -> Any:
         return torch.exp(x).t(), torch.exp(x)[0], torch.exp(x), torch.exp(x)
@@ -154,7 +156,7 @@ class Halves(torch.nn.Module):
 
 
 def test_sizes_that_lie_within_a_dimension_are_not_padded() -> None:
-    """Padding rows after each of two parts would place them between the parts of the result."""
+    """A size is not padded if padding would place rows between two parts of the result."""
 
     def joined(x: Any) -> Any:
         return (x * 2).reshape(-1, 4)
@@ -171,7 +173,9 @@ def test_sizes_that_lie_within_a_dimension_are_not_padded() -> None:
 
 
 def test_rows_that_are_joined_and_divided_again_are_padded() -> None:
-    """A layer works on (batches * rows, columns), the rows of several batches."""
+    """A layer on the joined rows of several batches, (batches * rows, columns), is padded and
+    divided again.
+    """
     layer = torch.nn.Linear(4, 3).requires_grad_(False)
     compiled = torch.compile(layer, backend=backend)
     before = set(PROGRAMS)

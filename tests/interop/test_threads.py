@@ -58,7 +58,7 @@ def _network(op: str = "Neg") -> OnnxModel:
 
 
 def test_an_onnx_model_that_four_threads_call() -> None:
-    """With two sizes, from the first call on."""
+    """Four threads call one ONNX model with two sizes, from the first call on."""
     model = _network()
 
     def call(number: int) -> None:
@@ -140,8 +140,8 @@ class Flipped(torch.nn.Module):
 
 
 def test_sizes_that_four_threads_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module with a variable size, for more sizes than are cached. Kernels that were evicted
-    finish their calls.
+    """Four threads call a module with more sizes than kernels are cached. Kernels that are evicted
+    complete their calls.
     """
     monkeypatch.setattr(kernels, "MAX_KERNELS", 2)
     size = torch.export.Dim("size", min=2, max=64)
@@ -159,7 +159,9 @@ def test_sizes_that_four_threads_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_last_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least recently used kernel is evicted, and its memory is freed."""
+    """If too many kernels are cached, the least recently used one is evicted and its
+    memory freed.
+    """
     monkeypatch.setattr(kernels, "MAX_KERNELS", 2)
     ended: list[str] = []
     kept: Kernels[str] = Kernels(ended.append)

@@ -39,7 +39,9 @@ def test_torch_finds_the_backend_by_its_name() -> None:
 
 
 def test_calls_with_other_memory_and_other_sizes() -> None:
-    """Every call has new tensors. Two batch sizes make a graph with a variable size."""
+    """Calls with new tensors give torch's results. The second batch size makes torch compile a
+    graph with a variable size.
+    """
     module, _ = graphs.networks()["mlp"]
     compiled = torch.compile(module.eval(), backend=backend)
     kept = []
@@ -68,7 +70,9 @@ def test_unsupported_operators_stay_in_torch(capsys: pytest.CaptureFixture[str])
 
 
 def test_gradients_through_torch_compile() -> None:
-    """ark computes the forward and backward graphs; torch's optimizers receive the gradients."""
+    """ark computes the forward and backward graphs of torch.compile, and torch's optimizer gets
+    torch's gradients.
+    """
     module, x = graphs.networks()["mlp"]
     module.train()
     torch.compile(module, backend=backend)(x).square().sum().backward()
@@ -165,7 +169,7 @@ def test_twenty_sizes_have_few_kernels(name: str) -> None:
 
 
 def test_sizes_that_may_not_be_padded() -> None:
-    """The result of each of these depends on the padding."""
+    """Sizes are not padded if the padding would change the result, as in a mean over the batch."""
     cases: dict[str, Any] = {
         "mean": lambda x: x.mean(0),
         "product": lambda x: x.T @ x,
@@ -192,7 +196,7 @@ def test_all_that_a_module_lacks_is_said_at_once() -> None:
 
 
 def test_numpy_sees_the_results_of_the_kernel() -> None:
-    """ark writes into torch's own memory; nothing is copied."""
+    """Results of a kernel are in torch's memory, so NumPy can read them without a copy."""
     result = ark.from_torch(torch.nn.Softmax(-1), (torch.zeros(2, 4),))
     x = torch.randn(2, 4)
     first = result(x)
@@ -210,7 +214,9 @@ def test_some_of_torchs_own_samples() -> None:
 
 
 def test_results_of_16_bits_and_undefined_ones_among_the_samples() -> None:
-    """bfloat16 is compared as bfloat16; undefined values are not compared."""
+    """Of torch's operator samples in bfloat16, results are compared as bfloat16, and undefined
+    values are not compared.
+    """
     ready = [m for _, m in op_samples.outcomes(("bfloat16",), 2) if not isinstance(m, str)]
     assert len(ready) == 2
     assert op_samples.check(ready) == {}
@@ -223,7 +229,9 @@ def test_results_of_16_bits_and_undefined_ones_among_the_samples() -> None:
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_softmax_of_nothing_is_nothing(dim: int) -> None:
-    """Rows of -inf only give 0 by _safe_softmax and NaN by softmax; NaN stays NaN."""
+    """For rows of -inf only, _safe_softmax gives 0 and softmax NaN, and NaN in the input stays NaN,
+    as in torch.
+    """
 
     class Softmaxes(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -265,8 +273,8 @@ class Counting(torch.nn.Module):
 
 
 def test_calls_of_any_form() -> None:
-    """The module's writes reach its buffers. Names, numbers and structures of results are the
-    module's.
+    """A module's kernel writes the module's buffers, accepts arguments by name and numbers, and
+    returns the module's structure of results.
     """
     ours, theirs = Counting(), Counting()
     x, y = torch.randn(4, 3), torch.randn(2)
@@ -290,7 +298,9 @@ class Wrapped(torch.nn.Module):
 
 
 def test_a_module_that_is_moved_is_found() -> None:
-    """A strided parameter is copied in every call, so writes to it are visible, too."""
+    """After a module's parameters have moved to other addresses, its kernel uses the new ones. A
+    strided parameter is copied in every call, so its changes are seen as well.
+    """
     module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3))
     module[1].weight = torch.nn.Parameter(torch.randn(3, 3).T)
     result = ark.from_torch(module, (x := torch.randn(2, 4),))
@@ -307,7 +317,9 @@ def test_a_module_that_is_moved_is_found() -> None:
 
 
 def test_parameters_that_move_under_torch_compile_are_found() -> None:
-    """Dynamo's guards check shapes and types. ark itself checks the addresses of parameters."""
+    """Under torch.compile, parameters that move to other addresses are used there: Dynamo checks
+    shapes and types, ark the addresses.
+    """
     module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 3))
     compiled, x = torch.compile(module, backend=backend), torch.randn(2, 4)
     with torch.no_grad():
@@ -348,8 +360,8 @@ def test_unread_parts_and_norms_of_vectors_equal_torch() -> None:
     ids=["layer", "group", "rms", "batch"],
 )
 def test_gradients_of_norms_under_autocast(norm: Callable[[], torch.nn.Module]) -> None:
-    """Statistics of 16-bit norms are fp32 on a CPU, although torch's shape propagation gives 16
-    bits; their parameters are fp32. Results agree with torch within some bfloat16 steps.
+    """Gradients of norms under autocast agree with torch within some steps of bfloat16. On a CPU
+    the statistics of 16-bit norms are fp32, although torch's shape propagation gives 16 bits.
     """
     torch.manual_seed(3)
     first = torch.nn.Conv2d(3, 4, 1, bias=False)  # a norm's input has no use for one
@@ -370,7 +382,9 @@ def test_gradients_of_norms_under_autocast(norm: Callable[[], torch.nn.Module]) 
 
 
 def test_a_kernel_that_several_threads_call() -> None:
-    """Each thread gets its own results: a kernel has one launch at a time and one address table."""
+    """Each of several threads that call one kernel gets its own results, although a kernel has one
+    launch and one address table at a time.
+    """
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).requires_grad_(False)
     kernel = ark.from_torch(module, (torch.randn(4, 8),))
     given = [torch.randn(4, 8) for _ in range(6)]
@@ -409,7 +423,7 @@ def test_copying_a_kernel_is_refused_with_the_alternative() -> None:
     ids=["whole", "part", "part transposed", "scatter"],
 )
 def test_strides_of_results_equal_torch(function: Any) -> None:
-    """Results of kernels are contiguous; that of `x.t() + 1` is not."""
+    """Results have the strides of eager torch: `x.t() + 1` is not contiguous."""
     x = torch.randn(3, 5)
     close(torch.compile(function, backend=backend)(x), function(x))
 
@@ -427,8 +441,8 @@ class ConvolutionAndLayer(torch.nn.Module):
 
 
 def test_precisions_of_fp32_are_those_that_torch_is_set_to() -> None:
-    """Convolutions use tf32 by torch's default, products only if it is enabled. For 16-bit types
-    the switches have no effect.
+    """fp32 is computed as tf32 where torch's settings say so: in convolutions by default, in
+    products if enabled. For 16-bit types the settings have no effect.
     """
 
     def kinds(dtype: torch.dtype) -> list[bool]:

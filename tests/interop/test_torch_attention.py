@@ -29,7 +29,9 @@ def on_the_cpu() -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_an_encoder_is_one_kernel(first: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    """In eval mode, in which torch has one operator for the layer."""
+    """A transformer encoder layer in eval mode, for which torch has one operator, becomes one
+    kernel.
+    """
     layer = nn.TransformerEncoderLayer(
         32, 4, 64, batch_first=True, norm_first=first, activation="gelu" if first else "relu"
     )
@@ -118,7 +120,7 @@ def test_attention_of_several_heads(other: bool) -> None:
 
 
 def test_an_encoder_layer_on_matrix_units_reads_its_heads_in_place() -> None:
-    """The plan has no transposes, and no scores in memory."""
+    """An encoder layer planned for matrix units has no transposes and stores no scores."""
     module, arguments, _ = layer_graph(None, None, torch.bfloat16, (2, 256, 256))
     result = build(module, arguments)
     plan = planned(result.model, [*result.inputs, *result.outputs], registry.machine("h100"))
@@ -132,8 +134,8 @@ def test_an_encoder_layer_on_matrix_units_reads_its_heads_in_place() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["bool", "numbers", "padded causal"])
 def test_a_row_whose_keys_are_all_masked_is_zero(dtype: Any, kind: str) -> None:
-    """Rows whose keys are all masked occur in batches of prompts padded on the left. torch gives
-    zeros for them, not NaN.
+    """Attention of a row whose keys are all masked, as in prompts padded on the left, gives zeros
+    as in torch, not NaN.
     """
     q, k, v = (torch.randn(2, 3, 6, 8).to(dtype) for _ in "qkv")
     seen = torch.ones(2, 1, 6, 6, dtype=torch.bool)
@@ -176,7 +178,9 @@ FORMS = {
 
 @pytest.mark.parametrize("form", list(FORMS))
 def test_torch_does_not_take_attention_apart(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's form without a fused kernel multiplies in fp32, which warpgroups do not support."""
+    """Attention calls stay one operator until ark lowers them. torch's decomposition multiplies in
+    fp32, which warpgroups do not support.
+    """
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -251,7 +255,7 @@ def test_sequences_before_batches_are_not_transposed(monkeypatch: pytest.MonkeyP
 
 
 def test_attention_that_ark_lacks_stays_in_torch(capfd: pytest.CaptureFixture[str]) -> None:
-    """Attention in a type that ark does not have remains torch's own call, on torch's memory."""
+    """Attention in float64, which ark does not have, stays torch's call on torch's memory."""
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
 
     def function(x: Any) -> Any:

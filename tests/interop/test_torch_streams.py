@@ -54,8 +54,8 @@ def test_a_kernel_is_ordered_with_the_work_on_its_stream(network: Any) -> None:
 
 
 def test_calls_that_are_not_waited_for(network: Any) -> None:
-    """Many calls in a row without waiting, each with another result address, more than there are
-    tables.
+    """Many calls without waiting, each with another result address and more of them than there are
+    tables, give the right results.
     """
     compiled = torch.compile(network, backend=backend)
     inputs = [torch.randn(8, 16, device="cuda") for _ in range(40)]
@@ -66,8 +66,8 @@ def test_calls_that_are_not_waited_for(network: Any) -> None:
 
 
 def test_captured_in_a_graph(network: Any) -> None:
-    """Two calls and torch's own work in one graph, replayed with other inputs, with calls in
-    between.
+    """Two calls and torch's own work, captured in one graph, are replayed with other inputs, with
+    ordinary calls in between.
     """
     compiled = torch.compile(network, backend=backend)
     x = torch.randn(8, 16, device="cuda")
@@ -95,7 +95,7 @@ def test_captured_in_a_graph(network: Any) -> None:
 def test_streams_in_turn_and_other_threads(
     network: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two streams in turn, each twice, then a thread whose driver has no context yet. Parameters
+    """Calls on two streams in turn, then from a thread whose driver has no context yet. Parameters
     are at another address each time.
     """
     from ark_cuda import again

@@ -53,7 +53,9 @@ class Block(nn.Module):
 
 
 def test_channels_by_themselves_read_their_windows_in_place_beside_warpgroups() -> None:
-    """A matrix of their windows would have 49 times the elements of the image."""
+    """Beside warpgroups, a depthwise convolution reads its windows in the image. Their matrix would
+    have 49 times as many elements.
+    """
     for width, size in ((128, 28), (96, 56)):
         plan = plan_of(Block(width).bfloat16(), torch.randn(2, width, size, size).bfloat16())
         kinds = Counter(op.kind for op in plan.ops)
@@ -63,8 +65,9 @@ def test_channels_by_themselves_read_their_windows_in_place_beside_warpgroups() 
 
 
 def test_one_layer_that_must_be_turned_does_not_keep_a_network_off_warpgroups() -> None:
-    """Windows of three channels with dilation need a matrix in memory. A ResNet's first convolution
-    and all others read the windows from the image.
+    """A network is planned for warpgroups although one layer needs a matrix of windows in memory: a
+    convolution of three channels with dilation. Other convolutions, such as a ResNet's first one,
+    read the image.
     """
     for dilation in (2, 1):
         first = nn.Conv2d(3, 64, 7, 2, 3 * dilation, dilation, bias=False)
@@ -78,13 +81,17 @@ def test_one_layer_that_must_be_turned_does_not_keep_a_network_off_warpgroups() 
 
 
 def test_a_layer_that_is_most_of_a_network_decides() -> None:
-    """Building the matrix of its windows takes longer than warpgroups save."""
+    """A single layer whose matrix of windows takes longer to build than warpgroups save is planned
+    for the variant `block`.
+    """
     layer = nn.Conv2d(3, 64, 7, 2, 6, dilation=2, bias=False)
     assert plan_of(layer, torch.randn(16, 3, 112, 112)).variant == "block"
 
 
 def test_a_mean_over_images_is_no_break(capfd: pytest.CaptureFixture[str]) -> None:
-    """torch views the mean of channels-last images with strides that it already has."""
+    """The mean of channels-last images does not split the graph, although torch views it with
+    strides: it has them already.
+    """
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(8, 4)).eval()
     x = torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last)
     with torch.no_grad():

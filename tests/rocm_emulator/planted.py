@@ -78,8 +78,8 @@ def _m(
 
 
 def _orders(program: str, nth: int = 0, drained: bool = True) -> list[Defect]:
-    """Makes release and acquire relaxed (the acquire with the given number). drained: True if a
-    barrier immediately precedes the release.
+    """Returns two defects of a program: a relaxed release, and its acquire number `nth` relaxed.
+    drained: True if a barrier immediately precedes the release.
     """
     sound = {"gfx1100": IN_ORDER} if drained else {}
     return [

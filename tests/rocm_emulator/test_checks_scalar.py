@@ -151,7 +151,9 @@ def test_a_line_in_the_scalar_cache_follows_no_store(arch: str, seed: int) -> No
 
 @pytest.mark.parametrize("arch", ALL)
 def test_any_workgroup_may_share_the_scalar_cache(arch: str) -> None:
-    """A third workgroup loads the line. On which compute unit it runs is unknown."""
+    """A third workgroup that loads the line may fill the scalar cache of the reader, because it may
+    run on a compute unit that shares this cache.
+    """
     for seed in range(3):
         result = mailbox(arch, "cleared", seed, grid=3)
         assert result.ok, result.message

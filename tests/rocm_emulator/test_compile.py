@@ -30,7 +30,9 @@ extern "C" __global__ __launch_bounds__(128) void scale(float* x) {
 
 
 def _loaded(code: bytes) -> list[bytes]:
-    """The segments of an ELF file that are loaded to a device, without the file's header."""
+    """Returns the segments of an ELF file that are loaded to a device, without the file's
+    header.
+    """
     start, count = struct.unpack_from("<Q", code, 32)[0], struct.unpack_from("<H", code, 56)[0]
     headers = [struct.unpack_from("<IIQQQQ", code, start + 56 * i) for i in range(count)]
     return [code[max(at, 64) : at + size] for kind, _, at, _, _, size in headers if kind == 1]
@@ -45,8 +47,8 @@ def test_the_same_source_gives_the_same_bytes(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", TARGETS)
 def test_the_code_object_equals_the_assembly(arch: str) -> None:
-    """Instructions, descriptor and notes: the text that the lint reads and the object that the
-    device gets are the same.
+    """Compiling directly and by way of assembly give the same instructions, descriptor and notes.
+    So the lint, which reads the assembly, examines the code that runs.
     """
     direct, through = compile_hip(KERNEL, arch), assemble(to_assembly(KERNEL, arch)[0], arch)
     listings = [core().CodeObject(code).disassemble() for code in (direct, through)]
@@ -69,8 +71,8 @@ def test_launch_bounds_reach_the_code_object() -> None:
 
 
 def test_the_size_of_waves_reaches_the_assembler() -> None:
-    """Waves of 64 lanes compare to two scalar registers, so the assembler must know the wave
-    size.
+    """The assembler is told the wave size: comparisons in waves of 64 lanes write two scalar
+    registers.
     """
     source = """extern "C" __global__ void f(unsigned long long* x) {
       x[threadIdx.x] = __builtin_amdgcn_ballot_w64(x[threadIdx.x] > 5);

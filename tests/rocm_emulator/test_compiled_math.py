@@ -131,7 +131,9 @@ def test_floating_point_is_correctly_rounded(name: str, op: str, arch: str) -> N
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_quotients_below_the_smallest_normal_double(arch: str) -> None:
-    """The results lose one bit or a few, so the last rounding alone may decide."""
+    """Quotients that are subnormal doubles are correctly rounded. They lose one or a few bits, so
+    the last rounding may decide.
+    """
     rng = np.random.default_rng(6)
     y = np.ldexp(rng.uniform(1, 2, VALUE_COUNT), rng.integers(-20, 40, VALUE_COUNT))
     x = rng.uniform(1, 2, VALUE_COUNT) * np.ldexp(y, -1022 - rng.integers(0, 3, VALUE_COUNT))
@@ -145,7 +147,9 @@ def test_quotients_below_the_smallest_normal_double(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_quotients_above_the_largest_double(arch: str) -> None:
-    """The results are infinite, although the Newton steps compute infinity minus infinity."""
+    """Quotients that exceed the largest double are infinite, although the Newton steps compute
+    infinity minus infinity.
+    """
     x = np.full(VALUE_COUNT, -7.1e255)
     y = np.ldexp(
         np.random.default_rng(7).uniform(1, 2, VALUE_COUNT), np.arange(VALUE_COUNT) % 200 - 330
@@ -162,7 +166,9 @@ def test_quotients_above_the_largest_double(arch: str) -> None:
     ("name", "nan"), [("f16", 0xFE00), ("f32", 0xFFC00000), ("f64", 0xFFF8000000000000)]
 )
 def test_quotients_that_do_not_exist_are_negative_nans(name: str, nan: int, arch: str) -> None:
-    """AMD's instruction set documents, pseudocode of V_DIV_FIXUP: 0 / 0 and inf / inf."""
+    """0 / 0 and inf / inf give the negative NaN of the pseudocode of V_DIV_FIXUP in AMD's
+    instruction set documents.
+    """
     type_ = FLOATS[name][1]
     x = np.resize(np.array([0.0, -0.0, np.inf, -np.inf], type_), VALUE_COUNT)
     y = np.resize(np.array([0.0, 0.0, np.inf, np.inf], type_), VALUE_COUNT)

@@ -38,7 +38,9 @@ def _function(name: str, source: str, arch: str = "gfx942"):
 
 
 def test_arguments_in_one_buffer() -> None:
-    """HIP's other way to pass arguments: `extra` instead of kernelParams."""
+    """A kernel gets its arguments in one buffer: HIP's parameter `extra` instead of
+    kernelParams.
+    """
     x = np.arange(256, dtype=np.int32)
     with emulated("gfx942"), Buffers() as buffers:
         function, there = _function("jump_table", "elementwise.hip"), buffers.upload(x)
@@ -166,7 +168,7 @@ def test_null_stream_waits_for_blocking_streams() -> None:
 
 
 class Mapped:
-    """Arrays in host memory that devices see."""
+    """Host memory with an array, mapped so that devices can access it."""
 
     def __init__(self, shape: tuple[int, ...], dtype: type) -> None:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize

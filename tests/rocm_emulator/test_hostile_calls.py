@@ -148,8 +148,8 @@ def test_launches_of_no_shape(name: str) -> None:
 
 
 def test_a_grid_that_cannot_be_kept_in_memory() -> None:
-    """Workgroups that wait for each other are all resident, and no host has memory for 2^30 of
-    them.
+    """A grid of 2^30 workgroups is refused with an error: workgroups may wait for each other, so
+    all must be resident, and the host lacks the memory for them.
     """
     with emulated("gfx942"):
         pointer = check(hip.hipMalloc(1 << 16))
@@ -180,7 +180,9 @@ def test_unknown_ipc_handles_are_refused() -> None:
 
 
 def test_registered_memory_that_went_away() -> None:
-    """The range is still registered when the system returns the same addresses again."""
+    """Host memory that was registered and then unmapped: if the system returns the same addresses
+    again, they are still registered.
+    """
     held = mmap.mmap(-1, 64 * PAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(held))
     check(hip.hipHostRegister(address, 64 * PAGE, 0))

@@ -191,14 +191,18 @@ EIGHT = {arch: Suite(arch, {"pack": Case(PACK, 1, 2)}) for arch in ("gfx942", "g
 
 
 def exponents(rng: np.random.Generator) -> tuple[NDArray[np.int64], Words]:
-    """A power of two for every lane, and f32 with that exponent; their other bits are ignored."""
+    """Returns a random power of two for each lane, and words of f32 with that exponent. Other bits
+    of a scale are random, because they are ignored.
+    """
     powers = rng.integers(-6, 7, 64)
     noise = rng.integers(0, 2**23, 64) | rng.integers(0, 2, 64) << 31
     return powers, ((powers + 127) << 23 | noise).astype(np.uint32)
 
 
 def nearest(values: NDArray[np.float64], form: Format) -> NDArray[np.uint8]:
-    """Codes. The values are exact in f32, from which ml_dtypes rounds once."""
+    """Returns the codes of values, rounded to nearest by ml_dtypes. The values must be exact in
+    f32, so that they are rounded once.
+    """
     exact = values.astype(np.float32)
     assert np.array_equal(exact, values)
     if form.bits < 8:
@@ -208,7 +212,9 @@ def nearest(values: NDArray[np.float64], form: Format) -> NDArray[np.uint8]:
 
 
 def at_random(value: float, form: Format, random: int) -> int:
-    """The code below or above: the truncated part plus ``random`` / 2**32 decides."""
+    """Returns the code to which stochastic rounding rounds a value: the code above if the truncated
+    part plus random / 2^32 is at least 1, otherwise the code below.
+    """
     codes = [int(c) for c in form.finite_codes() if int(c) >> (form.bits - 1) == 0]
     grid = [Fraction(float(form.values(np.array([c], np.uint8))[0])) for c in codes]
     step = grid[-1] - grid[-2]
@@ -265,7 +271,9 @@ def test_to_a_small_format(key: str) -> None:
 
 @pytest.mark.parametrize("key", UPS)
 def test_from_a_small_format(key: str) -> None:
-    """Every encoding; for the widest formats, four lanes hold each."""
+    """Conversion from a small format, for every encoding. Four lanes together hold all encodings of
+    the widest formats.
+    """
     op, rng = UPS[key], np.random.default_rng(len(key))
     form = SMALL[op.small]
     held = 32 if op.count == 32 else 32 // form.bits
@@ -288,7 +296,9 @@ def test_from_a_small_format(key: str) -> None:
 
 @pytest.mark.parametrize("arch", ("gfx942", "gfx950"))
 def test_eight_bits_without_a_scale(arch: str) -> None:
-    """Zero, numbers of every magnitude and too large ones. gfx942's types have no -0."""
+    """Conversion to 8-bit floats without a scale: zero, numbers of every magnitude, and too large
+    ones. gfx942's types have no -0.
+    """
     types = (
         (ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz)
         if arch == "gfx942"
@@ -311,7 +321,9 @@ def _floats(*values: float) -> Words:
 
 
 def test_overflow_by_the_mode() -> None:
-    """Too large values become NaN in E4M3 and infinity in E5M2, or the limit with FP16_OVFL."""
+    """Values that are too large become NaN in E4M3 and infinity in E5M2, or with the mode bit
+    FP16_OVFL the largest number.
+    """
     large, negative = _floats(1e6, np.inf, 500, 1e38), _floats(-1e6, -np.inf, -500, -1e38)
     plain = SUITE.run("overflow_fp8", [large, negative])
     assert np.all(plain[0] & 0xFFFF == 0xFF7F)
@@ -322,8 +334,8 @@ def test_overflow_by_the_mode() -> None:
 
 
 def test_nan_is_converted() -> None:
-    """4-bit formats have no NaN or infinity: the result is the largest number of that sign. A scale
-    with all bits set gives NaN.
+    """Conversion of NaN and infinity. 4-bit formats have neither and get the largest number of that
+    sign. A scale whose bits are all set gives NaN.
     """
     ones = np.full(64, 0x7F800000, np.uint32)
     quiet = np.full(64, 0x7FC00000, np.uint32)
@@ -335,7 +347,7 @@ def test_nan_is_converted() -> None:
 
 
 def test_modifiers_of_the_sources() -> None:
-    """The inputs are -3 and |-5|, and the results are halved."""
+    """Conversion with source modifiers: of -3 and |-5|, with the results halved."""
     codes = np.array([-1.5, 2.5], np.float32).astype(ml_dtypes.float8_e4m3fn).view(np.uint16)[0]
     assert np.all(SUITE.run("modifiers", [_floats(3), _floats(-5)])[0] & 0xFFFF == codes)
 

@@ -134,7 +134,9 @@ def _image() -> np.ndarray:
 
 @pytest.mark.parametrize("bits", READS)
 def test_lds_is_read_by_columns(bits: int) -> None:
-    """Sixteen lanes hold the elements of rows of 16; each lane receives a column."""
+    """Reads of LDS by columns: sixteen lanes address the rows of a 16-row matrix, and each gets a
+    column.
+    """
     width, align = (12, 16) if bits == 6 else (8, 8)
     slots = RNG.integers(0, (1024 - 32) // align, 64).astype(np.uint32) * align
     got = run(f"columns_{bits}", A, B, C, D, slots)
@@ -178,7 +180,9 @@ def test_odd_rows_change_places_with_even_ones(rows: int) -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_three_way_logic(table: int) -> None:
-    """The result is bit 4 * a + 2 * b + c of the table."""
+    """Three-way logic by a table of eight bits: each bit of the result is bit 4 * a + 2 * b + c of
+    the table.
+    """
 
     def expected(a: Words, b: Words, c: Words) -> Words:
         one = np.uint32(1)
@@ -200,7 +204,7 @@ def test_pseudo_random_numbers() -> None:
 
 
 def test_minimum_and_maximum_of_three() -> None:
-    """NaN takes precedence, and -0 is less than +0."""
+    """Minimum and maximum of three values, in which NaN takes precedence and -0 is less than +0."""
     rng = np.random.default_rng(8)
     x, y, z = (rng.uniform(-2, 2, 64).astype(np.float32) for _ in range(3))
     x[:3], y[3:6], z[6:9] = np.nan, np.nan, np.nan
@@ -235,7 +239,7 @@ def test_shift_and_pack_saturates() -> None:
 @pytest.mark.parametrize("dwords", (3, 4))
 @pytest.mark.parametrize("kind", ("global", "buffer"))
 def test_wide_loads_go_to_lds(kind: str, dwords: int) -> None:
-    """Lane l's data follows lane l - 1's."""
+    """Loads of 12 and 16 bytes to LDS, where the data of neighbouring lanes are contiguous."""
     got = run(f"{kind}_to_lds_{dwords}", A, B, C, D).ravel()
     expected = np.zeros(256, np.uint32)
     expected[16:] = np.resize(np.concatenate([A, B, C, D])[: 64 * dwords], 256)[:240]
@@ -244,14 +248,18 @@ def test_wide_loads_go_to_lds(kind: str, dwords: int) -> None:
 
 
 def test_private_memory_goes_to_lds() -> None:
-    """The instruction's offset applies to the source and to the destination."""
+    """Loads from private memory to LDS. The instruction's offset is added to the source and to the
+    destination.
+    """
     whole, byte = run("scratch_to_lds", A)
     assert np.array_equal(whole, A)
     assert np.array_equal(byte.view(np.int32), (A >> 8 & 0xFF).astype(np.uint8).view(np.int8))
 
 
 def test_counters_of_active_lanes() -> None:
-    """Sixteen lanes are added to 5, then four are subtracted; each lane gets the old value."""
+    """LDS counters: sixteen active lanes are added to 5, then four are subtracted; each active lane
+    gets the old value.
+    """
     joined, left, final = run("counters", A)
     assert np.array_equal(joined, np.where((0xFF00FF >> LANE) & 1 == 1, 5, A))
     assert np.array_equal(left, np.where(LANE < 4, 21, A)) and np.all(final == 17)

@@ -146,7 +146,9 @@ def test_dpp_reads_from_the_documented_lane(number: int, bound: int) -> None:
 
 
 def test_dpp_masks_and_inactive_sources() -> None:
-    """Only rows 1 and 3 and banks 0 and 1 are written."""
+    """DPP with masks writes only rows 1 and 3 and banks 0 and 1, and keeps lanes whose source lane
+    is inactive.
+    """
     source = ROW + (IN_ROW - 1) % 16
     written = np.isin(LANES // 16, (1, 3)) & np.isin(LANES // 4 % 4, (0, 1))
     expected = np.where(written, A[source] + B, OLD_VALUE)
@@ -195,7 +197,9 @@ def test_sdwa_on_halves_and_comparisons() -> None:
 
 
 def test_permutes_through_lds_hardware() -> None:
-    """Pull from lane index / 4, push to lane index / 4. Inactive lanes neither send nor receive."""
+    """ds_bpermute reads from lane index / 4, ds_permute writes to lane index / 4. Inactive lanes
+    neither send nor receive.
+    """
     index = np.random.default_rng(3).permutation(64).astype(np.uint32)
     pulled = np.where(IS_ACTIVE[index], A[index], 0)
     assert np.array_equal(run("bpermute", A, index * 4)[0], np.where(IS_ACTIVE, pulled, OLD_VALUE))
@@ -221,8 +225,8 @@ def test_counting_and_single_lanes() -> None:
 
 
 def test_byte_permutation() -> None:
-    """A selector below 8 selects a byte of {S0, S1}; 8 to 11 repeat a sign; 12 gives 0; others give
-    0xff.
+    """v_perm_b32: a selector below 8 selects a byte of {S0, S1}, 8 to 11 repeat a sign bit, 12
+    gives 0, others give 0xff.
     """
     selectors = np.array([0, 3, 4, 7, 8, 9, 10, 11, 12, 13, 1, 5, 2, 6, 14, 255], np.uint8)
     chosen = selectors[RNG.integers(0, len(selectors), (64, 4))]

@@ -56,7 +56,9 @@ def _ds_name(name: str, bits: int) -> str:
 
 
 def _atomic_cases() -> dict[str, Case]:
-    """Memory is initialised with row 0 (and 1 for 64 bits); data is rows 2 (and 3)."""
+    """The cases of atomic operations. Memory is initialised with input row 0 (and 1 for 64 bits);
+    the operand is row 2 (and 3).
+    """
     cases = {}
     for name in ATOMICS:
         cases[f"ds_{name}_32"] = Case(

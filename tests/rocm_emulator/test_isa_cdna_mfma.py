@@ -117,8 +117,8 @@ def _move(case_inputs: int, target: int, count: int) -> list[str]:
 
 
 def _case(shape: Shape, tail: str = "", agpr: bool = False) -> Case:
-    """The inputs A, B and C are in registers. They are moved to aligned ranges, and D
-    overwrites C.
+    """The case of a matrix product whose inputs A, B and C are moved to aligned registers, and
+    whose result D overwrites C.
     """
     a, b, c = _words(shape, shape.a), _words(shape, shape.b), shape.results
     lines = _move(0, 80, a) + _move(a, 88, b) + _move(a + b, OUT_VGPR, c)
@@ -136,14 +136,14 @@ def _case(shape: Shape, tail: str = "", agpr: bool = False) -> Case:
 
 
 def _upward(shape: Shape) -> Case:
-    """Runs under a MODE that rounds up and flushes denormals."""
+    """The case of a product under a MODE that rounds up and flushes denormals."""
     plain = _case(shape)
     mode = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 8), 0x5\n"
     return Case(mode + plain.body, plain.inputs, plain.outputs, OUT_VGPR)
 
 
 def _apart(shape: Shape, offset: int) -> Case:
-    """C begins some registers after D and overlaps it."""
+    """The case of a product whose C begins `offset` registers after D and overlaps it."""
     a, b, c = _words(shape, shape.a), _words(shape, shape.b), shape.results
     lines = _move(0, 80, a) + _move(a, 88, b) + _move(a + b, OUT_VGPR + offset, c)
     sources = ", ".join(_register(*at) for at in ((80, a), (88, b), (OUT_VGPR + offset, c)))
@@ -252,25 +252,31 @@ def test_accumulator_registers() -> None:
 
 @pytest.mark.parametrize("name", ["c_before_d", "c_behind_d"])
 def test_c_overlaps_d(name: str) -> None:
-    """Compilers allocate four registers of sums in this way."""
+    """A product whose C overlaps D by some registers, as compilers allocate four
+    registers of sums.
+    """
     a, b, c = operands(HALVES, 2)
     close(run("gfx942", name, HALVES, a, b, c), a, b, c)
 
 
 def test_one_block_of_a_serves_all() -> None:
-    """cbsz:2 abid:1: block 1 of each group of four is used."""
+    """The modifiers cbsz:2 abid:1: block 1 of A in each group of four is multiplied by all blocks
+    of B.
+    """
     a, b, c = operands(FOUR, 3)
     close(run("gfx942", "broadcast", FOUR, a, b, c), a[[1, 1, 1, 1]], b, c)
 
 
 def test_lanes_of_b_rotate() -> None:
-    """blgp:3: each group of 16 lanes uses B of the next group."""
+    """The modifier blgp:3: each group of 16 lanes uses B of the next group."""
     a, b, c = operands(FOUR, 4)
     close(run("gfx942", "rotate", FOUR, a, b, c), a, np.roll(b, -1, axis=0), c)
 
 
 def test_mode_decides_about_denormals_of_f32_only() -> None:
-    """MODE does not change the rounding, which is to nearest, and C and D keep their denormals."""
+    """MODE does not change the rounding of a matrix product, which is to nearest, and denormals of
+    C and D are kept.
+    """
     a, b, c = operands(HALVES, 5)
     a[0, 3], c[0, 3] = 0, 1e-40
     exact = np.einsum("nik,njk->nij", a.astype(np.float64), b.astype(np.float64)) + c
@@ -286,8 +292,8 @@ def test_mode_decides_about_denormals_of_f32_only() -> None:
 @pytest.mark.parametrize("shape", [s for s in GFX90A if "f16" in s.name], ids=lambda s: s.name)
 @pytest.mark.parametrize("place", ["a", "b", "c", "d"])
 def test_mi200_flushes_denormals(shape: Shape, place: str) -> None:
-    """Denormals of f16 and bf16 in A, B, C and D are flushed. MIOpen's documentation states this
-    for MI200 only.
+    """Matrix products on MI200 flush denormals of f16 and bf16 in A, B, C and D. MIOpen's
+    documentation states this for MI200 only.
     """
     a, b, c = (np.zeros_like(x) for x in operands(shape, 7))
     a[:, 3, 0], b[:, 5, 0] = 1, 1
@@ -327,7 +333,9 @@ def _doubles(values: NDArray[np.float64]) -> list[Words]:
     ],
 )
 def test_doubles(name: str, size: int, place: Callable[..., tuple[NDArray, ...]]) -> None:
-    """A lane holds one k: lane // 16. The small one negates A here (its neg modifier)."""
+    """Matrix products of doubles. A lane holds one k: lane // 16. The instruction for 4 x 4 blocks
+    has a neg modifier, which negates A here.
+    """
     rng = np.random.default_rng(6)
     blocks, registers = (1, 4) if size == 16 else (4, 1)
     a, b = (rng.uniform(-2, 2, (blocks, size, 4)) for _ in range(2))

@@ -66,7 +66,7 @@ def suite() -> Suite:
 
 
 def depths(size: int, form: Format) -> NDArray[np.int64]:
-    """(lane, element) -> its index in K."""
+    """Returns the index of k of each element, by (lane, element), in A and B."""
     group, element = (LANE // size)[:, None], np.arange(32)[None, :]
     if form.bits == 8:
         return 16 * group + element % 16 + element // 16 * (SIZES[size] // 2)
@@ -145,7 +145,9 @@ def test_accumulator_registers(size: int) -> None:
 
 
 def test_scales_reach_their_ends() -> None:
-    """2**-127 and 2**127 cancel. A scale of 0xff makes its row (or column) NaN."""
+    """Scales at the ends of their range: 2**-127 and 2**127 cancel, and a scale of 0xff makes its
+    row or column NaN.
+    """
     scales = np.full((2, 16, 4, 4), 127, np.uint8)
     scales[0, 3], scales[1] = 0, 254
     scales[0, :3], scales[0, 4:] = 1, 2
@@ -161,7 +163,9 @@ def test_scales_reach_their_ends() -> None:
 
 
 def test_overflow_by_the_mode() -> None:
-    """An overflow gives infinity, or with FP16_OVFL the largest number."""
+    """An overflow of a scaled product gives infinity, or with the mode bit FP16_OVFL the largest
+    number.
+    """
     scales = np.full((2, 16, 4, 4), 254, np.uint8)
     plain, _ = run("scaled_16_44", 16, 4, 4, 10, scales)
     clipped, exact = run("clipped_16_44", 16, 4, 4, 10, scales)
@@ -171,7 +175,9 @@ def test_overflow_by_the_mode() -> None:
 
 
 def test_scales_and_elements_need_their_waits() -> None:
-    """The fifth register of A is not read if its elements have 4 bits."""
+    """The check of waits covers the registers of scales and elements, but not the fifth register of
+    A, which 4-bit elements do not use.
+    """
     for name, register in (("scale", SCALES + 1), ("element", A + 3)):
         with pytest.raises(AssertionError, match=f"v{register} before an s_waitcnt covers"):
             suite().run(f"waits_{name}", [], checks=True)

@@ -50,7 +50,9 @@ class Shape:
 
 
 def _shapes(deep: int, fp8: type, bf8: type) -> list[Shape]:
-    """The shapes of gfx942 (deep = 1), or those with twice the depth."""
+    """Returns the sparse products of an architecture: gfx942's shapes for deep = 1, otherwise those
+    with twice the depth.
+    """
     f16, bf16, i8 = np.float16, ml_dtypes.bfloat16, np.int8
     shapes = []
     for size, depth in ((16, 32 * deep), (32, 16 * deep)):
@@ -164,12 +166,14 @@ def test_index_sets(number: int) -> None:
 
 @pytest.mark.parametrize("arch", SHAPES)
 def test_accumulator_registers(arch: str) -> None:
-    """Only D is moved to accumulation registers; the indices stay in v-registers."""
+    """A sparse product with D in accumulation registers; the indices stay in ordinary vector
+    registers.
+    """
     check(arch, "agpr", SHAPES[arch][0], 3)
 
 
 def test_unselected_elements_of_b_do_not_count() -> None:
-    """An infinity in B where A has an unstored zero is not multiplied."""
+    """An infinity in B at an index of k that A does not store is not multiplied."""
     shape = _named("gfx942", "f32_16x16x32_f16")
     values, b = np.ones((64, 4), np.float16), np.full((64, 8), np.inf, np.float16)
     b[:, [0, 3, 4, 7]] = 1

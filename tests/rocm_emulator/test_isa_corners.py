@@ -27,7 +27,9 @@ LESS = {
 
 
 def _dpp_body(rdna: bool) -> str:
-    """A row shift by one with the second bank of each row off, in a compare and in a carry."""
+    """The body of a case in which a comparison and an addition with carry use DPP: a row shift by
+    one that does not write the second bank.
+    """
     vcc = "vcc_lo" if rdna else "vcc"
     control = "row_shr:1 row_mask:0xf bank_mask:0xd"
     add = f"v_add_co_ci_u32_dpp v41, {vcc}, v10, v11, {vcc}"
@@ -157,8 +159,8 @@ def test_clamp_of_a_float_dot_product(arch: str) -> None:
 
 @pytest.mark.parametrize(("arch", "kept"), [("gfx90a", 0.0), ("gfx942", 2.0**-24)])
 def test_dot_products_flush_denormals_on_mi200(arch: str, kept: float) -> None:
-    """Dot products of f16 flush denormals, as MI200's matrix products do (PyTorch's documentation,
-    "Numerical accuracy").
+    """Dot products of f16 flush denormals on MI200, as its matrix products do (PyTorch's
+    documentation, "Numerical accuracy").
     """
     a, b = _lanes(arch, 1 << 16, 0x8001, 0, 0x3C00), _lanes(arch, 0x3C003C00)
     b[1], b[3] = 0xBC00, 0x3C00

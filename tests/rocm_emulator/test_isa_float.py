@@ -189,7 +189,9 @@ def rounded(exact: NDArray[np.float64], dtype: type, mode: str) -> NDArray:
 @pytest.mark.parametrize("mode", ROUNDING)
 @pytest.mark.parametrize("arch", ARCHES)
 def test_rounding_of_f32(arch: str, mode: str) -> None:
-    """Magnitudes are similar, so that the sums are exact in double."""
+    """Additions, products and fused multiply-adds in each rounding mode. Magnitudes are similar, so
+    that the exact results fit into a double.
+    """
     rng = np.random.default_rng(1)
     x, y, z = (rng.uniform(-8, 8, SUITES[arch].lanes).astype(np.float32) for _ in range(3))
     total, product, fused = SUITES[arch].run(f"round32_{mode}", [bits(x), bits(y), bits(z)])
@@ -229,7 +231,7 @@ def test_rounding_of_f64_and_conversions(arch: str, mode: str) -> None:
 @pytest.mark.parametrize("setting", range(4))
 @pytest.mark.parametrize("arch", ARCHES)
 def test_denormals(arch: str, setting: int) -> None:
-    """Bit 0 keeps denormal inputs; bit 1 keeps denormal results."""
+    """The denormal bits of MODE: bit 0 keeps denormal inputs, bit 1 keeps denormal results."""
     x = lanes(arch, np.array([2.0**-130, -(2.0**-149), 2.0**-126, 2.0**-70, -1.0], np.float32))
     y = lanes(arch, np.array([1.0, 1.0, 0.5, 2.0**-70, 3.0], np.float32))
     copied, product = SUITES[arch].run(f"denormals_{setting}", [bits(x), bits(y)])
@@ -246,8 +248,8 @@ def test_denormals(arch: str, setting: int) -> None:
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_minima_and_maxima_of_specials(arch: str) -> None:
-    """A number takes precedence over NaN, and -0 is less than +0; med3 with one NaN is the
-    minimum.
+    """Minima and maxima of special values: a number takes precedence over NaN, -0 is less than +0,
+    and med3 with one NaN is the minimum.
     """
     count = SUITES[arch].lanes
     a, b, c = (x.ravel() for x in np.meshgrid(SPECIALS, SPECIALS, SPECIALS))
@@ -336,7 +338,9 @@ def test_parts_of_numbers(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_functions_within_the_documented_error(arch: str) -> None:
-    """exp2, log2, 1/x, 1/sqrt, sqrt; sin and cos of turns. Special values are exact."""
+    """exp2, log2, 1/x, 1/sqrt, sqrt, and sin and cos of turns are within the documented error.
+    Special values are exact.
+    """
     rng = np.random.default_rng(12)
     x = rng.uniform(-20, 20, SUITES[arch].lanes).astype(np.float32)
     y = rng.uniform(0.01, 50, SUITES[arch].lanes).astype(np.float32)
@@ -356,7 +360,9 @@ def test_functions_within_the_documented_error(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_classes(arch: str) -> None:
-    """From bit 0: both NaNs, then -inf, -normal, -denormal, -0 and their positive mirror image."""
+    """v_cmp_class: its ten classes, from bit 0 on, are the two NaNs, -inf, -normal, -denormal, -0,
+    and the positive ones in reverse order.
+    """
     patterns = [0x7F800001, 0x7FC00000, 0xFF800000, 0xBF800000, 0x80000001]
     patterns += [0x80000000, 0, 1, 0x3F800000, 0x7F800000]
     count = SUITES[arch].lanes
@@ -415,7 +421,9 @@ def test_packed_f32() -> None:
     ],
 )
 def test_eight_bit_floats(arch: str, e4m3: type, e5m2: type) -> None:
-    """Every code to f32, and f32 of all sizes to the nearest code."""
+    """Conversions of 8-bit floats: every code to f32, and f32 of all magnitudes to the nearest
+    code.
+    """
     for start in range(0, 256, 64):
         codes = np.arange(start, start + 64, dtype=np.uint8)
         zero = np.zeros(64, np.uint32)

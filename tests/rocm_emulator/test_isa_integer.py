@@ -21,7 +21,9 @@ RNG = np.random.default_rng(7)
 
 
 def _inputs(count: int) -> list[Words]:
-    """Lanes 0..19 pair corners with corners; the rest are random."""
+    """Returns rows of inputs. Lanes 0 to 19 pair extreme values with each other; the other lanes
+    are random.
+    """
     rows = []
     for k in range(count):
         row = RNG.integers(0, 2**32, 64, dtype=np.uint32)
@@ -419,7 +421,9 @@ RANDOM_ROUNDS = 10
 
 
 def _scalar_cases() -> dict[str, Case]:
-    """Each lane of the inputs is one round: sources into s[8:11], result and SCC out."""
+    """The cases of scalar operations. Each lane of the inputs is one round: its values are moved to
+    s[8:11], and the result and SCC are returned.
+    """
     cases = {}
     for name, (size, widths, _, _) in SCALAR.items():
         body = ""

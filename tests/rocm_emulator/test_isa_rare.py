@@ -107,7 +107,7 @@ def test_differences_at_four_offsets(arch: str, name: str) -> None:
 
 @ARCHS
 def test_cube_map_coordinates(arch: str) -> None:
-    """Face, the two coordinates on it, and twice the major axis."""
+    """The cube map instructions: the face, the two coordinates on it, and twice the major axis."""
     lanes = SUITES[arch].lanes
     x, y, z = (RNG.uniform(-1, 1, lanes).astype(np.float32) for _ in range(3))
     x[0], y[0], z[0] = 0.5, 0.5, 0.5
@@ -169,7 +169,9 @@ def test_one_byte_is_converted() -> None:
 
 
 def test_zero_wins() -> None:
-    """0 times infinity or NaN is 0; mullit gives the most negative number outside its range."""
+    """Legacy products, in which 0 times infinity or NaN is 0, and mullit, which gives the most
+    negative number outside of its range.
+    """
     a, b, c = RNG.uniform(-3, 3, (3, 32)).astype(np.float32)
     a[:3], b[:3] = (0, np.inf, np.nan), (np.inf, 0, 0)
     b[3:6], c[6:8] = (-np.inf, np.nan, -LARGEST), (0, np.nan)
@@ -187,7 +189,9 @@ def test_zero_wins() -> None:
 
 
 def test_moves_by_two_numbers_in_m0() -> None:
-    """v37 + 3 from v10 + 1, s10 + 3 from s8 + 1; then v39 + 2 and v41 + 1 change places."""
+    """Moves by two offsets in M0: from v(10 + 1) to v(37 + 3), from s(8 + 1) to s(10 + 3), and an
+    exchange of v(39 + 2) and v(41 + 1).
+    """
     inputs = [row[:32] for row in _words(3)]
     first, second, third, scalar = run("gfx1100", "moved", inputs)
     assert np.array_equal(first, inputs[1])

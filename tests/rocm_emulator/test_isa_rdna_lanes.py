@@ -58,7 +58,7 @@ def _dpp_cases() -> dict[str, Case]:
 
 
 def _exec_cases() -> dict[str, Case]:
-    """Under a partial EXEC the source lane may be inactive."""
+    """The cases of lane moves under a partial EXEC, in which a source lane may be inactive."""
     off, on = f"s_mov_b32 exec_lo, {ACTIVE_MASK:#x}", "s_mov_b32 exec_lo, -1"
     moves = {
         "exec_plain": "v_mov_b32_dpp v40, v10 row_ror:3 row_mask:0xf bank_mask:0xf",
@@ -101,7 +101,9 @@ def test_dpp_reads_from_the_documented_lane(number: int, bound: int) -> None:
 
 
 def test_dpp_masks_keep_rows_and_banks() -> None:
-    """Row 1 and banks 0 and 2 are written; lane 16 has no source."""
+    """DPP with masks writes row 1 and banks 0 and 2; lane 16 has no source lane and is
+    not written.
+    """
     source = np.where(IN_ROW >= 1, LANES - 1, -1)
     written = (LANES >= 16) & np.isin((LANES // 4) % 4, (0, 2)) & (source >= 0)
     expected = np.where(written, VALUES[source] + OTHER, OLD_VALUE)
@@ -131,7 +133,9 @@ def test_dpp_from_inactive_lanes() -> None:
 
 @pytest.mark.parametrize("name", PERMUTES)
 def test_permlane16(name: str) -> None:
-    """Lane i takes the lane of its row (or the other row) that nibble i of the selector names."""
+    """v_permlane16 and v_permlanex16: lane i gets the value of the lane in its own or the other row
+    that nibble i of the selector names.
+    """
     select = np.array([(LANE_SELECT >> (4 * i)) & 15 for i in range(16)])
     source = (ROW ^ PERMUTES[name]) + select[IN_ROW]
     readable = IS_ACTIVE[source]
@@ -146,7 +150,9 @@ def test_permlane16(name: str) -> None:
 
 
 def test_bpermute_and_permute() -> None:
-    """Backward: lane i reads lane index/4. Forward: lane i writes lane index/4."""
+    """ds_bpermute: lane i reads from lane index / 4. ds_permute: lane i writes to lane
+    index / 4.
+    """
     index = np.random.default_rng(3).permutation(32).astype(np.uint32)
     pulled = np.where(IS_ACTIVE[index], VALUES[index], 0)
     assert np.array_equal(
@@ -158,7 +164,9 @@ def test_bpermute_and_permute() -> None:
 
 
 def test_swizzle_bit_mode() -> None:
-    """Bit 4 is cleared, bit 3 set, bit 2 and 0 kept, bit 1 inverted."""
+    """ds_swizzle in bit mode: of the source lane's number, bit 4 is cleared, bit 3 set, bits 2 and
+    0 kept, bit 1 inverted.
+    """
     source = ((LANES & 0b00101) | 0b01000) | ((LANES & 0b00010) ^ 0b00010)
     expected = np.where(IS_ACTIVE[source], VALUES[source], 0)
     assert np.array_equal(run("swizzle", VALUES, OTHER), np.where(IS_ACTIVE, expected, OLD_VALUE))

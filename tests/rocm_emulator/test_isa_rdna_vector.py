@@ -368,7 +368,9 @@ def neighbours(exact: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
 
 
 def test_rounding_modes() -> None:
-    """Towards zero, up, and to nearest, for the same inexact sums."""
+    """Rounding modes of f16 conversions: towards zero, up, and to nearest, for the same inexact
+    sums.
+    """
     rng = np.random.default_rng(5)
     a = rng.uniform(-1000, 1000, 32).astype(np.float16)
     b = rng.uniform(-1, 1, 32).astype(np.float16)
@@ -395,6 +397,6 @@ def test_hints_do_nothing_and_time_passes() -> None:
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"clock"}))
 def test_nothing_depends_on_the_scheduler(name: str) -> None:
-    """The same case gives the same result in a second run with another seed."""
+    """A case gives the same result with another seed of the emulator's scheduler."""
     inputs = [A, B, C, A][: CASES[name].inputs]
     assert np.array_equal(SUITE.run(name, inputs, seed=1), SUITE.run(name, inputs, seed=2))

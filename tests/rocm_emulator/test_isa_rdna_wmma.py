@@ -104,7 +104,9 @@ def test_f32_accumulation(name: str, dtype: type) -> None:
     ],
 )
 def test_16_bit_accumulation(name: str, dtype: type, shift: int, error: float) -> None:
-    """C and D take one half of each register; the other half stays as it was."""
+    """WMMA with 16-bit accumulation: C and D are in one half of each register, and the other half
+    is unchanged.
+    """
     a, b, c = floats(dtype, 2)
     c16 = c.astype(dtype)
     held = bits16(c16).astype(np.uint32) << shift | np.uint32(0x5A5A << (16 - shift))

@@ -86,8 +86,8 @@ STEP_TICKS = 5  # kStepTicks in core/grid.h
 
 @pytest.mark.parametrize("checks", [False, True])
 def test_a_kernels_clock_counts_steps(checks: bool) -> None:
-    """The clock does not depend on the emulator's speed, so time limits allow the same number of
-    steps with all checks.
+    """A kernel's clock counts the emulator's steps, not time. So a time limit allows the same
+    number of steps with all checks.
     """
     machine = core().Machine(["gfx942"])
     code = core().CodeObject(compile_hip(CLOCK, "gfx942", ("-O1",)))

@@ -123,7 +123,9 @@ def rules(text: str, arch: str, expectations: Expectations | None = None) -> set
 
 
 def without(text: str, pattern: str, count: int = 0) -> str:
-    """The text without the lines that match; at least one line must."""
+    """Returns the text without the lines that match the pattern, of which there must be at least
+    one.
+    """
     edited, times = re.subn(rf"(?m)^\s+{pattern}\s*$\n", "", text, count=count)
     assert times > 0, f"nothing matches {pattern!r}"
     return edited
@@ -195,8 +197,8 @@ def test_a_narrower_scope_is_found() -> None:
 
 @pytest.mark.parametrize("arch", ("gfx90a", "gfx942", "gfx950"))
 def test_a_dropped_wait_after_the_write_back_is_found(arch: str) -> None:
-    """clang 22 does this to a release store when the storing wave has nothing outstanding. A
-    workgroup that has stored nothing has nothing to write back.
+    """The lint reports a write-back that no wait follows, which clang 22 emits for a release store
+    if the wave has no access in flight. It does not report it if the workgroup has stored nothing.
     """
     source = """
     extern "C" __global__ void publish(unsigned* flag, unsigned* data) {
@@ -268,7 +270,9 @@ def test_budgets() -> None:
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_occupancy_agrees_with_the_compiler(arch: str) -> None:
-    """clang's own figure ("; Occupancy:") is computed from the same registers."""
+    """The lint's occupancy equals clang's ("; Occupancy:"), which is computed from the same
+    registers.
+    """
     text = assembly(HAND_OVER + MATRIX, arch)
     occupancies = [int(n) for n in re.findall(r"^; Occupancy: (\d+)$", text, re.M)]
     used = parse(text).resources
@@ -327,8 +331,8 @@ def test_a_disassembly_is_read_with_labels() -> None:
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("name", ("sync", "scan", "histogram", "gemm"))
 def test_the_kernel_suite_is_clean(name: str, arch: str) -> None:
-    """The only finding is the wait that clang 22 omits after a write-back, which is a fault of the
-    code.
+    """The lint's only finding in the kernel suite is the wait that clang 22 omits after a
+    write-back, which is a fault of that code.
     """
     text = assembly((KERNELS / f"{name}.hip").read_text(), arch)
     findings = lint(text, TARGETS[arch])

@@ -49,7 +49,9 @@ CDNA = {arch: Suite(arch, {"halves": HALVES, "floats": FLOATS}) for arch in ("gf
 
 
 def _lines(words: Words, dtype: type) -> NDArray[np.float64]:
-    """(line, k) of a 16 x 16 operand in two registers: a lane has four consecutive k."""
+    """Returns the (row or column, k) matrix of a 16 x 16 operand in two registers. A lane holds
+    four consecutive k.
+    """
     values = np.ascontiguousarray(words.T).view(dtype).astype(np.float64)  # (lane, 4)
     return values.reshape(4, 16, 4).transpose(1, 0, 2).reshape(16, 16)
 
@@ -62,7 +64,9 @@ def _result(registers: Words) -> NDArray[np.float32]:
 
 
 def _words(seed: int, count: int, lanes: int) -> Words:
-    """Multiples of 1/2 between -2 and 2, whose bits are also bf16 numbers."""
+    """Returns words of f16 pairs: random multiples of 1/2 between -2 and 2, whose bits are also
+    valid bf16.
+    """
     values = np.random.default_rng(seed).uniform(-2, 2, (count, lanes, 2)).astype(np.float16)
     return np.ascontiguousarray(values).view(np.uint32)[..., 0]
 
@@ -88,7 +92,7 @@ def test_halves_of_changing_registers(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", CDNA)
 def test_denormals_when_mode_changes(arch: str) -> None:
-    """Only f32 operands depend on MODE."""
+    """Only f32 operands of matrix products depend on the denormal bits of MODE."""
     words = np.zeros((5, 64), np.uint32)
     words[0] = np.float32(2.0**-130).view(np.uint32)
     words[2] = np.float32(2.0**100).view(np.uint32)

@@ -81,7 +81,9 @@ def test_the_lint_accuses_no_sound_program(name: str, arch: str) -> None:
 
 @pytest.mark.parametrize("name", ["chain", "dekker", "peterson"])
 def test_a_release_without_own_stores_is_not_accused(name: str) -> None:
-    """A workgroup that has stored nothing has nothing to write back."""
+    """The lint does not report a release by a workgroup that has stored nothing, because there is
+    nothing to write back.
+    """
     assert linted(PROGRAMS[name], "gfx942") == []
 
 

@@ -114,8 +114,8 @@ def test_reads_reach_the_measured_bandwidth() -> None:
 def test_data_in_the_memory_side_cache_is_read_from_memory_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """80 MB exceed the dies' own caches and fit in the memory-side cache of 256 MB: no set is full
-    before the others.
+    """80 MB, which exceed the dies' caches and fit into the memory-side cache of 256 MB, are read
+    from memory once: its sets fill evenly.
     """
     each = 32
     nbytes = COMPUTE_UNITS * each * 8192
@@ -132,7 +132,7 @@ def test_a_hand_over_takes_the_measured_time() -> None:
 
 
 def test_the_recorded_predictions_are_the_models() -> None:
-    """What docs/reference/timing-errors.md shows was computed by the present model."""
+    """The predictions in docs/reference/timing-errors.md are those of the current model."""
     recorded = load("timing_errors").read().predicted
     assert recorded["near"] == pytest.approx(microbenchmarks.hand_over(8), rel=0.01)
     assert recorded["barrier"] == pytest.approx(microbenchmarks.barrier(), rel=0.01)
@@ -155,8 +155,8 @@ def reading(code: bytes, blocks: int, naps: int, first: int, apart: int, count: 
 
 
 def test_a_prediction_is_the_same_wherever_memory_lies() -> None:
-    """Data that is read twice almost fills the dies' caches, so that the cache sets decide which
-    lines are read again: the same for one seed at other addresses, others for another seed.
+    """A prediction does not depend on the addresses that the system gives. The data almost fill the
+    dies' caches, so cache sets decide which lines are read again; these depend on the seed only.
     """
     each, taken = 12, {}
     for seed in (0, 0, 1):
@@ -176,8 +176,8 @@ def test_a_prediction_is_the_same_wherever_memory_lies() -> None:
 
 @pytest.mark.slow
 def test_a_model_is_predicted_to_the_digit() -> None:
-    """A decoder of one layer of 54 MB, in two processes, to which the system gives different
-    addresses.
+    """The predicted time of a one-layer decoder of 54 MB is exactly equal in two processes, to
+    which the system gives different addresses.
     """
     script = """
 import dataclasses
@@ -214,16 +214,16 @@ with Executor(plan, backend, device) as made:
 
 
 def test_unissued_accesses_of_a_unit_delay_no_other_unit(code: bytes) -> None:
-    """One compute unit's address unit is busy for 8 us. Another unit of the same die that reads a
-    line waits only for one access to memory.
+    """While the address unit of one compute unit is busy for 8 us, another compute unit of the die
+    that reads a line waits only for one access to memory.
     """
     taken = reading(code, 8, naps=2, first=8 << 20, apart=0, count=1)
     assert 0.1 < taken < 1.5, taken
 
 
 def test_a_line_is_no_sooner_there_for_another_die(code: bytes) -> None:
-    """60 units request 63 MB within 8 us, of which memory delivers 33 MB. A unit of another die
-    that reads the line requested last must wait for it.
+    """A line that one die requested last of 63 MB is not available earlier to another die: memory
+    delivers 33 MB within the 8 us in which the lines are requested.
     """
     last = 7 * 16 * 8192 + 14 * 8192  # the last wave's last load but one
     taken = reading(code, 60, naps=15, first=last, apart=8 << 20, count=8)
@@ -231,8 +231,8 @@ def test_a_line_is_no_sooner_there_for_another_die(code: bytes) -> None:
 
 
 def test_a_wave_has_no_more_than_63_accesses_under_way(code: bytes) -> None:
-    """256 lines take more than four memory latencies, 2.3 us. All at once they would take 1.3
-    us.
+    """A wave has at most 63 accesses in flight, so 256 lines take more than four memory latencies
+    (2.3 us). All at once they would take 1.3 us.
     """
     with emulated("mi300x"), Buffers() as held:
         there, ticks = held.empty(256 * 128), held.upload(np.zeros(1, np.uint32))
@@ -242,7 +242,9 @@ def test_a_wave_has_no_more_than_63_accesses_under_way(code: bytes) -> None:
 
 
 def test_a_wave_has_no_more_than_15_scalar_loads_under_way(code: bytes) -> None:
-    """40 lines take three memory latencies, after one for the first line."""
+    """A wave has at most 15 scalar loads in flight, so 40 lines take three memory latencies after
+    the first line.
+    """
     with emulated("mi300x"), Buffers() as held:
         there, ticks = held.empty(40 * 128), held.upload(np.zeros(1, np.uint32))
         seconds(code, "scalars", 64, Arguments(there, ticks))
@@ -252,8 +254,8 @@ def test_a_wave_has_no_more_than_15_scalar_loads_under_way(code: bytes) -> None:
 
 @pytest.mark.parametrize("scalar", [0, 1])
 def test_a_line_is_no_sooner_there_for_another_wave(code: bytes, scalar: int) -> None:
-    """When the second wave requests the line, the unit's own cache has allocated it, and it is
-    still in flight.
+    """A second wave that requests a line which is in flight gets it when it arrives, not earlier,
+    although the cache has already allocated it.
     """
     with emulated("mi300x"), Buffers() as held:
         there, ticks = held.empty(128), held.upload(np.zeros(2, np.uint32))
@@ -266,8 +268,8 @@ def test_a_line_is_no_sooner_there_for_another_wave(code: bytes, scalar: int) ->
     ("stride", "cycles", "conflicts"), [(0, 2, 0), (1, 2, 0), (2, 4, 2), (8, 16, 14), (32, 64, 62)]
 )
 def test_bank_conflicts_are_counted(code: bytes, stride: int, cycles: int, conflicts: int) -> None:
-    """Computed by hand: 32 banks serve half a wave per cycle if no two lanes access different words
-    of one bank.
+    """Cycles and conflicts of LDS accesses, computed by hand: 32 banks serve half a wave per cycle
+    if no two lanes access different words of one bank.
     """
     counted = []
     with profile.counting("gfx942") as used, Buffers() as held:
@@ -287,5 +289,7 @@ def test_untimed_runs_count_no_bank_conflicts() -> None:
 
 
 def test_matrix_units_reach_the_data_sheet() -> None:
-    """1307 TFLOP/s of bf16; the clock does not fall under load, as the hardware's does."""
+    """The predicted rate of matrix units is near the data sheet's 1307 TFLOP/s of bf16. The model's
+    clock does not fall under load, as the hardware's does.
+    """
     assert 1100 < microbenchmarks.matrix_rate() < 1310

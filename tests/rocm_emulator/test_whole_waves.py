@@ -72,8 +72,8 @@ COMPARED: dict[str, Callable[[Words, Words], NDArray[np.bool_]]] = {
 
 
 def _case(text: str, rdna: bool) -> Case:
-    """The instruction with all lanes active (v40), then with every third lane, and then with the
-    others.
+    """The case of an instruction that runs with all lanes active (v40), then with every third lane,
+    and then with the others.
     """
     mask, exec_, high = ("b32", "exec_lo", "") if rdna else ("b64", "exec", "s_mov_b32 s13, {}\n")
     some, others = ("0x49249249", "0x92492492"), ("0xb6db6db6", "0x6db6db6d")
@@ -208,8 +208,8 @@ extern "C" __global__ void work(unsigned* out, unsigned n, unsigned long long fa
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("far", [64, 1 << 40])
 def test_slice_lengths_do_not_change_counts(arch: str, far: int) -> None:
-    """Slices of one instruction, of a few, and of more than a row give the same instruction count,
-    also at faults.
+    """The instruction count of a run, also up to a fault, does not depend on how many instructions
+    the scheduler runs at a time: one, a few, or more than a row.
     """
     ends = set()
     for max_slice in (1, 3, 256):

@@ -240,7 +240,7 @@ SHARES: dict[Kind, int] = {
     half_open: 4,
     ten_megabytes: 1,
 }
-"""The weight of each kind of client."""
+"""For each kind of client, how often it is chosen."""
 
 
 @dataclass

@@ -82,7 +82,7 @@ def test_greedy_texts_are_those_of_transformers(client: openai.OpenAI, peer: Any
 
 
 def test_many_streams_at_once(server: Running, peer: Any) -> None:
-    """More requests than slots. Each has its own text, in pieces of whole characters."""
+    """More concurrent streams than slots: each gets its own text, in pieces of whole characters."""
     expected = [text_of(peer, greedy(peer, peer[1](prompt).input_ids)) for prompt in PROMPTS]
 
     async def one(client: openai.AsyncOpenAI, prompt: str) -> str:
@@ -163,7 +163,9 @@ def test_log_probabilities_are_those_of_transformers(client: openai.OpenAI, peer
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_log_probabilities_of_prompts(client: openai.OpenAI, peer: Any, stream: bool) -> None:
-    """With `echo`, the prompt's log probabilities come first. Its first token has none."""
+    """With `echo`, the log probabilities of the prompt come before those of the answer. The first
+    token has none.
+    """
     prompts = [peer[1](prompt).input_ids for prompt in (PROMPTS[0], PROMPTS[1])]
     prompts = [*prompts, [5], [7, 1, 9]]  # an end token in a prompt is a token like others
     answer: Any = client.completions.create(

@@ -39,7 +39,7 @@ def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 def test_curl(server: Running) -> None:
-    """The command of docs/serve.md, for a whole answer and for a stream."""
+    """The curl commands of docs/serve.md get a whole answer and a stream."""
     page = Path(__file__).resolve().parents[2] / "docs/serve.md"
     pattern = r"^curl http://\S+:8000/v1/completions .*\\\n.*$"
     command = re.findall(pattern, page.read_text(), re.M)[0]
@@ -115,7 +115,9 @@ def test_a_body_beyond_the_limit(engine: CountingEngine) -> None:
 
 
 def test_malformed_bodies(server: Running) -> None:
-    """Each gets an answer, mostly a client error, and none ends the server."""
+    """500 random malformed bodies each get an answer, mostly a client error, and the server
+    continues.
+    """
     draw = random.Random(0)
     statuses, count = [], examples(500)
     with httpx.Client(base_url=server.url, timeout=20) as client:

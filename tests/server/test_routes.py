@@ -164,8 +164,8 @@ def test_a_stop_token_ends_the_text_before_it(server: Running) -> None:
 
 @pytest.mark.parametrize("route", ["completions", "chat/completions"])
 def test_usage_in_every_chunk(server: Running, route: str) -> None:
-    """Counts increase up to those of the last chunk. Without the option only the last chunk has
-    them.
+    """With `stream_options.continuous_usage_stats` every chunk has token counts, which increase up
+    to those of the last chunk. Without it only the last chunk has them.
     """
     content = (
         {"prompt": "The"}
@@ -197,7 +197,7 @@ def test_several_prompts_and_echo(server: Running) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_log_probabilities(server: Running, engine: CountingEngine, stream: bool) -> None:
-    """Log probabilities have the form of the `openai` package's types."""
+    """Log probabilities in answers have the form of the `openai` package's types."""
     engine.has_logprobs = True
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         texts: Any = client.completions.create(

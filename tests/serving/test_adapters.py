@@ -81,8 +81,8 @@ def theirs(small: Checkpoint, where: Path | None, prompt: tuple[int, ...], count
 def test_rows_have_adapters_of_their_own(
     engine: Engine, small: Checkpoint, adapters: dict[str, Path]
 ) -> None:
-    """All adapters and none run concurrently on one prompt, and then again on the same prompt,
-    whose pages are cached then. Free rows verify drafts with the adapter of their text.
+    """Requests with each adapter and with none run concurrently on one prompt, and again when its
+    pages are cached. Rows that verify drafts use the adapter of their text.
     """
     how = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
     expected = {

@@ -60,8 +60,8 @@ def served(engine: Engine, given: Sequence[Request]) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("sampling", few(1, ["full", ""]))
 def test_a_model_that_agrees_saves_iterations(small: Checkpoint, sampling: str) -> None:
-    """The model drafts for itself, for one greedy and one sampled text, so that all drafts are
-    right.
+    """A model that is its own draft model proposes only right drafts, for a greedy and for a
+    sampled text.
     """
     sampled = SamplingParams(temperature=0.9, top_k=30, seed=3, max_tokens=40)
     greedy = SamplingParams(temperature=0.0, max_tokens=40)
@@ -76,7 +76,9 @@ def test_a_model_that_agrees_saves_iterations(small: Checkpoint, sampling: str) 
 
 
 def test_texts_are_those_of_solo_runs(small: Checkpoint, other: Checkpoint) -> None:
-    """With a draft model that is mostly wrong, too few pages, and requests that are cancelled."""
+    """Requests give the texts of solo runs with a draft model that is mostly wrong, too few pages,
+    and cancelled requests.
+    """
     given, listener = random_requests(24), Listener()
     texts = solo_texts(small, given)
     asked = {**ASKED, "pages": 12}
@@ -138,7 +140,9 @@ def test_draft_models_that_do_not_fit_are_refused(
 
 @slow
 def test_llm_takes_a_draft_model(small: Checkpoint, other: Checkpoint) -> None:
-    """The texts equal those without a draft model. Pages are reserved for both models."""
+    """With a draft model, the texts equal those without it, and pages are reserved for
+    both models.
+    """
     prompts = [[3, 4, 5], [9] * 20]
     how = SamplingParams(temperature=0, max_tokens=12)
     asked: dict[str, Any] = {"backend": "cpu", "max_model_len": 64, "sampling": ""}
@@ -151,7 +155,7 @@ def test_llm_takes_a_draft_model(small: Checkpoint, other: Checkpoint) -> None:
 
 @slow
 def test_a_server_takes_a_draft_model() -> None:
-    """noah drafts for itself, so that all drafts are right."""
+    """The shipped model noah drafts for itself, so all drafts are right."""
     body = {"prompt": "The king said", "max_tokens": 32, "temperature": 0}
     texts = []
     for words in ([], ["--draft", str(NOAH), "--draft-tokens", "5"]):

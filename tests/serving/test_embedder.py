@@ -59,7 +59,7 @@ def test_embeddings_are_transformers_last_hidden_values(tmp_path: Path, kind: st
 
 
 def test_a_decoder_stored_without_its_head(tmp_path: Path) -> None:
-    """As sentence-transformers stores it, with a pooling that does not normalise."""
+    """A checkpoint as sentence-transformers stores it, with a pooling that does not normalise."""
     directory = make_checkpoint(tmp_path / "whole", context=CONTEXT_TOKENS, tie=True)
     alone = tmp_path / "alone"
     AutoModel.from_pretrained(directory).save_pretrained(alone)

@@ -98,7 +98,9 @@ def long(request_id: str, first: int = 3) -> Request:
 
 
 def test_requests_are_cancelled_in_each_state(shared: Engine, small: Checkpoint) -> None:
-    """While decoding, while waiting, and on arrival. The other requests are served as usual."""
+    """Requests are cancelled while they decode, while they wait, and on arrival. The other requests
+    are served as usual.
+    """
     wanted = solo_texts(small, [replace(long("b"), sampling=greedy(64))])["b"]
     for _ in range(5):
         listener = Listener()
@@ -161,7 +163,9 @@ def test_a_listener_that_raises_ends_its_request_alone(
 def test_drafts_of_a_text_that_repeats_itself_save_iterations(
     small: Checkpoint, sampling: str
 ) -> None:
-    """Greedy texts that repeat parts of themselves, and a sampled one."""
+    """Drafts from earlier text: greedy texts that repeat parts of themselves, and a sampled one,
+    equal those of solo runs.
+    """
     sampled = SamplingParams(temperature=0.5, seed=3, max_tokens=50)
     given = [Request(f"greedy {n}", (3, 4, 5 + n), greedy(60)) for n in range(3)]
     given.append(Request("sampled", (3, 4, 5), sampled))
@@ -237,7 +241,9 @@ def test_close_ends_requests(small: Checkpoint, drain: bool) -> None:
 
 
 def test_a_listener_may_close_the_engine(small: Checkpoint) -> None:
-    """The engine's thread, which calls the listener, ends after the step."""
+    """If a listener, which the engine's thread calls, closes the engine, the thread ends after the
+    step.
+    """
     listener = Listener()
     asked: dict[str, Any] = {"slots": 2, "context": MAX_POSITIONS, "chunk": 0}
     engine = Engine.open(small, "cpu", **asked)
@@ -256,7 +262,7 @@ def test_a_listener_may_close_the_engine(small: Checkpoint) -> None:
 def test_a_failing_device_ends_every_request(
     small: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel reads a page number outside of the pool. Every request ends with the error's
+    """If the kernel reads a page number outside of the pool, every request ends with the error's
     message.
     """
     listener = Listener()

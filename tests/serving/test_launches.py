@@ -112,7 +112,9 @@ def test_news_end_a_launch_at_an_iteration(small: Checkpoint, news: str) -> None
 
 
 def test_a_free_row_ends_a_launch_for_those_that_wait(small: Checkpoint) -> None:
-    """A stop token that only the host checks, frees the only slot."""
+    """A stop token that only the host checks ends a long launch and frees the only slot for a
+    waiting request.
+    """
     text = solo(small, long("a", 64))
     stop = next(token for token in text[8:] if token not in text[:8])
     how = SamplingParams(temperature=0.0, max_tokens=None)
@@ -157,7 +159,9 @@ def test_fewer_rows_take_a_smaller_form(small: Checkpoint) -> None:
 
 
 def test_a_stalled_host_does_not_stop_the_device(small: Checkpoint) -> None:
-    """The host stalls for longer than any timeout on the device."""
+    """A host that stalls for longer than any timeout on the device does not disturb a
+    long launch.
+    """
     given = random_requests(6, most=40)
     wanted, heard = solo_texts(small, given), Listener()
     with opened(small, budget_s=0.5, slots=3) as engine:
@@ -174,7 +178,7 @@ def test_a_stalled_host_does_not_stop_the_device(small: Checkpoint) -> None:
 
 
 def test_tokens_are_told_while_the_launch_runs(small: Checkpoint) -> None:
-    """One launch generates all tokens, and its events arrive one by one."""
+    """One launch generates all tokens of a request, and the listener gets them one by one."""
     heard, portions = Listener(), []
     with opened(small) as engine, launches() as records:
 
@@ -189,7 +193,9 @@ def test_tokens_are_told_while_the_launch_runs(small: Checkpoint) -> None:
 
 
 def test_an_engine_that_was_closed_takes_no_news(small: Checkpoint) -> None:
-    """The memory of a closed engine, including the word that ends a launch, has been freed."""
+    """Calls of a closed engine do not write to freed memory, such as the word that ends a
+    launch.
+    """
     engine = opened(small)
     word = engine._rows._leave
     engine.close()

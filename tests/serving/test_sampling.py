@@ -49,8 +49,8 @@ def requests() -> list[Request]:
 
 
 def test_requests_are_their_solo_runs(small: Checkpoint) -> None:
-    """There are fewer slots than requests, and pages run out, so that rows change their
-    requests.
+    """With fewer slots than requests and too few pages, rows change their requests; each text
+    equals that of its solo run.
     """
     given, listener = requests(), Listener()
     events: dict[str, list[Event]] = {request.id: [] for request in given}

@@ -159,8 +159,8 @@ class Schedules(RuleBasedStateMachine):
             assert len(progress.pages) <= -(-len(progress.tokens) // self.pool.size)
 
     def pages_are_held(self, step: Step) -> None:
-        """Until a step has ended, the device writes to the pages of all its rows, including ended
-        ones.
+        """Pages of rows whose requests have ended are not reused before the step has ended, because
+        the device writes to them until then.
         """
         assert set(step.rows) <= set(self.scheduler.running)
         assert all(progress.pages for progress in step.rows)
@@ -190,7 +190,9 @@ class Schedules(RuleBasedStateMachine):
 
     @invariant()
     def requests_are_served_in_order(self) -> None:
-        """Waiting requests arrived after the running ones."""
+        """Invariant: requests are served in order, so waiting requests arrived after all running
+        ones.
+        """
         if not hasattr(self, "scheduler"):
             return
         scheduler = self.scheduler
@@ -207,7 +209,9 @@ class Schedules(RuleBasedStateMachine):
             assert end in (None, FinishReason.CANCELLED) or (text, end) == (wanted, reason)
 
     def teardown(self) -> None:
-        """All remaining requests end within as many steps as their tokens could need."""
+        """Drains a schedule: all remaining requests end within as many steps as their tokens could
+        need.
+        """
         if not hasattr(self, "scheduler"):
             return
         steps = 0
@@ -232,7 +236,9 @@ TestSchedules.settings = settings(
 
 
 def test_a_cached_prompt_computes_its_last_token_again() -> None:
-    """All pages of the prompt are cached, but a row needs the last token to compute a new one."""
+    """If all pages of a prompt are cached, the row still reads the prompt's last token, from which
+    it computes the next one.
+    """
     pool = PagePool(0, 8, 4)
     scheduler, device = Scheduler(2, 4, MAX_POSITIONS, pool), ModelDevice(4, 4)
     for number in ("0", "1"):
@@ -248,7 +254,9 @@ def test_a_cached_prompt_computes_its_last_token_again() -> None:
 
 
 def test_a_step_ends_where_a_request_may_stop_first() -> None:
-    """A step ends no later than the first token that may be a stop, here the fifth (min_tokens)."""
+    """A step is not longer than up to the first token that may be a stop token, here the fifth
+    (min_tokens).
+    """
     pool = PagePool(0, 8, 4)
     scheduler, device = Scheduler(2, 4, MAX_POSITIONS, pool, draft=1), ModelDevice(4, 4)
     scheduler.add(Request("0", (1, 1, 1, 1), SamplingParams(min_tokens=5, max_tokens=12)))
@@ -271,7 +279,7 @@ def test_requests_that_arrive_together_compute_their_beginning_once() -> None:
 
 
 def test_a_launch_has_pages_for_all_of_its_iterations() -> None:
-    """Either of two rows could take all pages. The launch is as long as both have pages."""
+    """If either of two rows could take all free pages, a launch is as long as both have pages."""
     scheduler = Scheduler(2, 0, MAX_POSITIONS, PagePool(0, MAX_POSITIONS, 1))
     for number in range(2):
         scheduler.add(Request(str(number), (1, 2, 3), SamplingParams(max_tokens=None)))
@@ -281,7 +289,7 @@ def test_a_launch_has_pages_for_all_of_its_iterations() -> None:
 
 
 def test_a_step_is_left_where_it_makes_a_difference() -> None:
-    """When one of four rows ends, a launch continues, unless a request waits for the slot."""
+    """If one of four rows ends, a launch continues, unless a request waits for its slot."""
     for waits in (False, True):
         pool = PagePool(0, 200, 4)
         scheduler = Scheduler(4, 0, MAX_POSITIONS, pool)
@@ -298,8 +306,8 @@ def test_a_step_is_left_where_it_makes_a_difference() -> None:
 
 
 def test_a_row_with_a_mask_stops_alone() -> None:
-    """A row with a mask generates the one token for which it has a mask. The other row of the step
-    continues.
+    """In a launch, a row with a mask generates only the one token for which it has a mask; the
+    other row continues.
     """
     pool = PagePool(0, 8, 8)
     scheduler, device = Scheduler(2, 0, MAX_POSITIONS, pool), ModelDevice(0, 8)

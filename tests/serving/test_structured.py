@@ -34,7 +34,9 @@ jsonschema = pytest.importorskip("jsonschema")
 
 MAX_POSITIONS = 256
 RANDOM = {"temperature": 1e5, "max_tokens": None}
-"""All allowed tokens have equal probability; random weights cannot be worse."""
+"""Options under which all allowed tokens have equal probability. No model could follow a form less
+well.
+"""
 PLAIN = ark.SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPT = "The quick brown"
 
@@ -110,7 +112,9 @@ SCHEMAS = st.recursive(
 )
 @given(schema=SCHEMAS, seed=st.integers(0, 1 << 31))
 def test_texts_match_random_schemas(llm: LLM, plain_text: str, schema: Any, seed: int) -> None:
-    """Other requests beside them, one of them in an earlier row, have the same texts as before."""
+    """Requests without a form, one of them in an earlier row, have the same texts beside requests
+    with a form.
+    """
     form = ark.SamplingParams(seed=seed, n=2, structured_outputs={"json": schema}, **RANDOM)
     before, given, after = llm.generate([PROMPT] * 3, [PLAIN, form, PLAIN])
     assert before.outputs[0].text == after.outputs[0].text == plain_text
@@ -142,8 +146,8 @@ def test_grammars_and_any_object(llm: LLM) -> None:
 
 @pytest.mark.parametrize("prompt", [PROMPT, "A tile of a matmul", "lazy dog"])
 def test_a_greedy_text_is_transformers(llm: LLM, folder: Path, prompt: str) -> None:
-    """Compared with transformers' generate, restricted to tokens after which the form can still be
-    completed.
+    """Texts equal those of transformers' generate, restricted to tokens after which the form can
+    still be completed.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -55,7 +55,9 @@ def gather_scatter(rng: np.random.Generator, target: Target) -> Work:
 
 @kernel(FILE, 2, 64)
 def buffer_bounds(rng: np.random.Generator, target: Target) -> Work:
-    """128 lanes on 100 elements: loads begin one element later, and the last stores are dropped."""
+    """Buffer instructions with bounds: 128 lanes on 100 elements. Each lane loads the element after
+    its own, and stores beyond the end are dropped.
+    """
     x, y = rng.integers(0, 1000, 100).astype(np.int32), np.full(100, -7, np.int32)
     expected = np.append(x[1:], 0) + 1
     return Work((x, y, np.int32(100)), {1: expected.astype(np.int32)})
