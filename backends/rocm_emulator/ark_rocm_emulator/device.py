@@ -66,7 +66,9 @@ class Activation:
 
 
 class ErrorKind(enum.IntEnum):
-    """The reason why a kernel, a DMA queue, or a call during a running kernel was stopped."""
+    """The reason why the emulator stopped a kernel, a DMA queue, or a call that was made while a
+    kernel ran.
+    """
 
     BAD_LAUNCH = 1
     UNKNOWN_OPCODE = 2
@@ -88,8 +90,8 @@ class ErrorKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason and the full message of a kernel, a DMA queue or a call that the emulator
-    stopped.
+    """Why the emulator stopped a kernel, a DMA queue or a call: the kind of error and the full
+    message.
     """
 
     kind: ErrorKind

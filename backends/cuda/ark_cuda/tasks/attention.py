@@ -57,7 +57,9 @@ def _warps(sig: Signature, machine: Machine) -> int:
 
 
 def _staged(sig: Signature, machine: Machine) -> int:
-    """Positions in a stage of the ring; 0 if the caches are read in place."""
+    """The number of cache positions in a stage of the operand ring. 0 if the task reads the caches
+    in place. Raises PlanError if the plan uses the ring but no body here reads such stages.
+    """
     rows = sig.read(AttentionParams).streamed if machine.ring_bytes else 0
     group, width = _shape(sig)
     taken = (
@@ -79,7 +81,9 @@ def _staged(sig: Signature, machine: Machine) -> int:
 
 
 class _Cached(Body):
-    """The base class of the bodies that read a cache."""
+    """The base class of the bodies here. They share headers and, except for Merge, the lead warp's
+    wait.
+    """
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         names = (
@@ -90,7 +94,9 @@ class _Cached(Body):
         return tuple(map(inline.header, names))
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str | None:
-        """Waits for the head's last query."""
+        """The source of the lead warp's wait, which ends when the last query of the task's heads
+        has arrived.
+        """
         group, width = _shape(sig)
         call = text.called("ark_attention_poll", (group * width,), (text.given(sig, 0),))
         return inline.poll(name, call)
@@ -118,7 +124,9 @@ class FromRing(_Cached):
 
 
 class InPlace(_Cached):
-    """Attention whose caches are read in place. The first rows are read before the queries."""
+    """Attention whose caches are read in place. The first cache rows are read before the
+    queries.
+    """
 
     kind = "attention"
 
@@ -207,6 +215,8 @@ class Merge(_Cached):
         return inline.inlined(name, call, machine, enters=False)
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The lead warp waits for one of the parts."""
+        """The source of the lead warp's wait, which ends when one of the parts to be combined has
+        arrived.
+        """
         constants, operands = (sig.read(AttentionMergeParams).splits,), (text.given(sig, 0),)
         return inline.poll(name, text.called("ark_attention_merge_poll", constants, operands))

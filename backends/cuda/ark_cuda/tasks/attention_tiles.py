@@ -19,16 +19,17 @@ _LAYOUTS = {64: (128, 2), 128: (128, 2), 192: (64, 2), 256: (64, 1)}
 
 
 def _layout(sig: Signature) -> tuple[int, int, int]:
-    """The padded columns of a head, the keys of a block, and the tiles of queries in shared
-    memory.
+    """Three sizes: the padded columns of a head, the keys of a block, and the number of query tiles
+    that shared memory holds.
     """
     padded = -(-sig.read(AttentionTilesParams).head_dim // 64) * 64
     return (padded, *_LAYOUTS[padded])
 
 
 def _instructions(sig: Signature) -> str:
-    """The wgmma instructions of scores, which read both operands from shared memory, and of values,
-    which read powers from registers.
+    """The definitions of two wgmma instructions. The instruction for the scores reads both operands
+    from shared memory. The instruction for the sums over values reads the powers (exponentials of
+    the scores) from registers.
     """
     padded, keys, _ = _layout(sig)
     kind, count = wgmma.HALVES[sig.operands[0].dtype], padded // 2
@@ -98,7 +99,7 @@ class Warpgroups(attention_units.TileBody):
         return products.SCRATCH
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The source of the computing half."""
+        """The source of the computing warps' part."""
         padded, keys, held = _layout(sig)
         products = f"ArkAttentionProducts<{sig.operands[0].ctype}, {padded}, {keys}>"
         scale, cap, _, _, _, *others = given(sig)
@@ -111,7 +112,7 @@ class Warpgroups(attention_units.TileBody):
         return _instructions(sig) + body
 
     def load(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The source of the loading half, which one thread runs."""
+        """The source of the loading thread's part."""
         padded, keys, held = _layout(sig)
         first = len(sig.operands)
         addresses = ", ".join(f"t.operand[{first + i}]" for i in range(3))

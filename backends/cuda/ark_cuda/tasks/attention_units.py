@@ -48,13 +48,13 @@ class Layout:
 
     @property
     def warps(self) -> int:
-        """The number of warps that have work."""
+        """The number of warps that compute."""
         return self.slabs * self.team * self.groups
 
     @property
     def nbytes(self) -> int:
-        """Shared memory for queries, slots and what teams share. At the end the same memory holds
-        the warps' sums.
+        """Shared memory for queries, slots, the data that the warps of a team share, and the
+        position of the current part. After the last key the same memory holds the warps' sums.
         """
         steps = -(-self.width // SLAB_ROWS)
         own = -(-steps // self.team)
@@ -100,7 +100,9 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
 
 
 def _layouts(width: int, most: int, warps: int) -> Iterator[Layout]:
-    """All layouts with at most `most` slabs and at most `warps` warps."""
+    """All layouts with at most `most` slabs and at most `warps` warps. width: elements of
+    a head.
+    """
     for team, slabs in itertools.product(TEAMS, range(1, most + 1)):
         for groups in range(1, warps // (team * slabs) + 1):
             if groups * (1 + slabs if team > 1 else 1) > _MAX_NAMED_BARRIERS:
@@ -111,8 +113,9 @@ def _layouts(width: int, most: int, warps: int) -> Iterator[Layout]:
 
 
 def _worth(layout: Layout, rows: int) -> tuple[float, ...]:
-    """The sort key of layouts: more busy warps first (without rows that a tile's last part lacks),
-    then fewer reads of shared memory, then fewer waits.
+    """The sort key of layouts; greater is better. First the number of warps, reduced by the
+    fraction of slab rows that have no query; then sizes that mean fewer reads of shared memory;
+    then those that mean fewer waits. rows: query rows of a tile.
     """
     high = SLAB_ROWS * layout.slabs
     share = rows / (-(-rows // high) * high)

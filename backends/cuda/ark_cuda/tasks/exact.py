@@ -35,8 +35,8 @@ LEAST_STAGES, MOST_STAGES = 4, 8  # number of stages, if shared memory suffices
 
 @dataclass(frozen=True)
 class _Form:
-    """Rows and columns of a tile, rows of a thread, elements of k in a stage, and the number of
-    stages.
+    """The sizes of a tile that ordinary instructions compute: its rows and columns, the rows of a
+    thread's part, the elements along k in a stage, and the number of stages.
     """
 
     rows: int
@@ -46,8 +46,9 @@ class _Form:
     stages: int
 
     def nbytes(self, threads: int) -> int:
-        """Shared memory for the stages. After they have been used, slices exchange sums through
-        it.
+        """Shared memory for the stages. If there are more threads than parts of the tile, several
+        threads (slices) compute the same part over different k, and exchange sums through this
+        memory after the last stage.
         """
         stage = 4 * self.depth * (self.rows + self.columns + 8)
         units = self.rows // self.thread_rows * (self.columns // 8)
@@ -101,7 +102,7 @@ def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
 
 
 def _ordinary(tile: tuple[int, int], threads: int, room: int) -> _Form | None:
-    """The form for ordinary instructions, with as many stages as fit."""
+    """The form for ordinary instructions, with as many stages as fit. None if none fits."""
     high, wide = tile
     thread_rows = 8 if high > 32 else 4
     units = high // thread_rows * (wide // 8)
@@ -147,8 +148,8 @@ def _stage(sig: Signature, tile: tuple[int, int], depth: int) -> int:
 
 
 def _units_text(sig: Signature, form: _Units) -> str:
-    """The source that computes the tile on matrix units, and the source that computes one of its
-    elements without them.
+    """The source that computes a tile on matrix units. It contains a function that computes one
+    element of the tile again, without matrix units.
     """
     constants = (
         *(form.rows, form.columns, form.warp_rows, form.warp_columns),
@@ -173,8 +174,10 @@ def _units_text(sig: Signature, form: _Units) -> str:
 def _side(
     sig: Signature, index: int, name: str, first: str, struct: str, sizes: tuple[int, ...]
 ) -> str:
-    """Declares a side of the tile that begins at row (or column) `first`. sizes: its rows in shared
-    memory and further template arguments of its struct.
+    """The source that declares one side (a or b) of the tile, as an object of the type `struct`.
+    index: 0 for a, 1 for b. name: the object's name. first: the variable with the tile's first row
+    (of b: column). sizes: the rows of the side in shared memory, then the last template arguments
+    of the struct.
     """
     total, tile, k = dims(sig)[index], int(sig.read(MatmulParams).tile[index]), dims(sig)[2]
     row, deep = side_strides(sig, index)

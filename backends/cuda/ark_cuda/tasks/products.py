@@ -101,7 +101,7 @@ def _stored(dtype: str) -> tuple[str, ...]:
 
 
 def loader(signatures: Sequence[Signature], machine: Machine) -> str:
-    """The ring's shape for a plan's products, the roles' registers, the loading thread's source."""
+    """The ring's sizes for all products of a plan, and the loops of the roles, as C++ source."""
     stage = max((_stage(s) for s in signatures if _matmul_here(s, machine)), default=ROOM // 4)
     if any(s.kind == "attention_tiles" for s in signatures):
         stage = ROOM // 4  # four stages fit beside the queries of attention
@@ -249,7 +249,7 @@ def _map_of_lines(sig: Signature, index: int, rows: int) -> BoxMap:
 
 
 def _product(sig: Signature) -> str:
-    """The type that describes a product to both halves."""
+    """The C++ type that describes a product to the loading thread and to the computing warps."""
     params = sig.read(MatmulParams)
     across = (params.transpose_a, not params.transpose_b)
     numbers = (_height(sig), tile_columns(sig), _high(sig))
@@ -260,7 +260,7 @@ def _product(sig: Signature) -> str:
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
-    """The source of the computing half."""
+    """The source of the computing warps' part."""
     params = sig.read(MatmulParams)
     across = (int(params.transpose_a), int(not params.transpose_b))
     sums = f"{sum_of(sig.operands[0])} (&d)[{_wide(sig) // 2}]"
@@ -307,7 +307,7 @@ def _overlaps(sig: Signature) -> bool:
 
 
 def _k_range(sig: Signature) -> tuple[str, str]:
-    """As k_range, but with the zeros after each window position."""
+    """The same as `k_range`, but counting the zeros that pad the channels of a window position."""
     depth = _depth(sig)
     return k_range(sig) if depth == dims(sig)[2] else ("0", str(depth))
 
@@ -371,7 +371,7 @@ def _store_gated(sig: Signature) -> str:
 
 
 def load(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The source of the loading half, which one thread runs."""
+    """The source of the loading thread's part."""
     if not serves(sig, machine):
         return None
     k0, k1 = _k_range(sig)

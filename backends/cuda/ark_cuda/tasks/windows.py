@@ -94,7 +94,9 @@ def weight_map(
 
 
 def window_type(operand: OperandType, p: WindowParams) -> str:
-    """The type with which the loading half finds a tile's positions and a stage's channels."""
+    """The C++ type with which the loading thread finds a tile's window positions and the channels
+    of a stage.
+    """
     operand, p = _as_boxes(operand, p)
     pairs = [_plane(n, fill) for n, fill in ((p.stride, 1), (p.before, 0), (p.dilation, 1))]
     numbers = (
@@ -108,7 +110,7 @@ def window_type(operand: OperandType, p: WindowParams) -> str:
 
 
 def weight_type(operand: OperandType, p: WindowParams) -> str:
-    """The type with which the loading half finds a stage's weights in `weight_map`."""
+    """The C++ type with which the loading thread finds a stage's weights in `weight_map`."""
     return f"ArkTaps<{_filled(_as_boxes(operand, p)[0])}>"
 
 

@@ -31,8 +31,8 @@ def _group(sig: Signature) -> int:
 
 
 def _teams(sig: Signature, machine: Machine) -> int:
-    """The number of waves that share the positions of a head. The other waves compute other heads
-    over the same positions.
+    """The number of teams of waves. Each team computes some of the positions, for all query heads
+    of a key; within a team the waves compute different heads.
     """
     return machine.warps // gcd(_group(sig), machine.warps)
 
@@ -44,8 +44,8 @@ def _bytes(sig: Signature, machine: Machine) -> int:
 
 
 def _ahead(sig: Signature, machine: Machine) -> int:
-    """The number of loads that a wave keeps in flight. It is at most the number that a full cache
-    needs, because each round computes all of them.
+    """The number of loads of keys that a wave keeps in flight. It is at most the number that a full
+    cache needs, because a wave computes the result of every load, also beyond the end of the cache.
     """
     p, cache = sig.read(AttentionParams), sig.operands[1]
     positions = _teams(sig, machine) * machine.lanes * 16 // (p.head_dim * cache.itemsize)
@@ -92,7 +92,9 @@ class OneRow(Body):
 
 
 class Merge(Body):
-    """The common body with a specialised wait for the parts that it combines."""
+    """The common body that combines the parts of attention, with AMD code for the wait for these
+    parts.
+    """
 
     kind = "attention_merge"
 

@@ -28,13 +28,13 @@ _TYPES = ("fp32", "fp16", "bf16")
 
 
 def _parts(sig: Signature, machine: Machine) -> int:
-    """The number of loads that a wave needs for a row."""
+    """The number of loads, of 16 bytes a lane, with which a wave reads a row of the weights."""
     weight = sig.operands[1]
     return -(-sig.operands[0].shape[1] * weight.itemsize // (16 * machine.lanes))
 
 
 def _rows(sig: Signature, machine: Machine) -> int:
-    """The largest number of rows of a task."""
+    """The largest number of weight rows in a task."""
     rows, weight = sig.read(LinearParams).rows, sig.operands[1]
     stages = -(-weight.shape[0] // rows)
     row_bytes = weight.shape[1] * weight.itemsize
@@ -43,8 +43,9 @@ def _rows(sig: Signature, machine: Machine) -> int:
 
 
 def _matrix(sig: Signature, machine: Machine) -> tuple[int, int] | None:
-    """The number of groups of four rows that a wave has in flight, and its loads of each group
-    (pieces of its part of a row). None if matrix units do not multiply these weights.
+    """How a wave loads weights for the matrix units, which take four rows at a time: the number of
+    such groups of rows in flight, and the loads for a wave's part of each group. None if matrix
+    units do not multiply these weights.
     """
     weight = sig.operands[1]
     pieces, rest = divmod(weight.shape[1], MATRIX_PIECE * machine.warps)
@@ -56,7 +57,9 @@ def _matrix(sig: Signature, machine: Machine) -> tuple[int, int] | None:
 
 
 def _bytes(sig: Signature, machine: Machine) -> int:
-    """Shared memory for the input row, the parts' sums, and the reductions over the block."""
+    """Bytes of shared memory for the input row, the sums of the parts of weight rows, and
+    reductions over the block.
+    """
     matrix = _matrix(sig, machine)
     if matrix:
         ahead, pieces = matrix

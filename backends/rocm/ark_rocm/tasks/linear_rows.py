@@ -36,36 +36,41 @@ def row_type_of(sig: Signature) -> RowType:
 
 
 def _load_codes(dtype: RowType) -> int:
-    """The number of codes in a lane's load."""
+    """The number of codes that a lane reads with one load."""
     return LOAD_BYTES * 8 // dtype.codes.bits
 
 
 def shares_scales(dtype: RowType) -> bool:
-    """True if the codes of a load share a scale."""
+    """True if the codes that a lane reads with one load always share a scale."""
     return dtype.group % _load_codes(dtype) == 0
 
 
 def parts_of(dtype: RowType, machine: Machine) -> int:
-    """The number of a wave's loads for a row."""
+    """The number of loads with which a wave reads the codes of a weight row."""
     return -(-dtype.columns // (_load_codes(dtype) * machine.lanes))
 
 
 def split_bytes(dtype: RowType, rows: int, machine: Machine) -> int:
-    """The input row, and the sums of the parts of so many rows; the last round may exceed them."""
+    """Bytes of shared memory for the input row in fp32 and for the sums of the parts of this many
+    weight rows. The last round of loads may go beyond these rows, so there is room for its sums
+    too.
+    """
     parts = parts_of(dtype, machine)
     held = parts * _load_codes(dtype) * machine.lanes
     return 4 * (held + rows * parts + linear.LOADS_AHEAD * machine.warps)
 
 
 def _rows(sig: Signature, machine: Machine) -> int:
-    """The largest number of rows of a task."""
+    """The largest number of weight rows in a task."""
     rows, count = sig.read(LinearParams).rows, sig.operands[1].shape[0]
     stages = -(-count // rows)
     return -(-stages // dealt(1, count, row_type_of(sig).itemsize, machine)) * rows
 
 
 def _bytes(sig: Signature, machine: Machine) -> int:
-    """The input row, the parts' sums, and what reductions over the block take."""
+    """Bytes of shared memory for the input row, the sums of the parts of weight rows, and
+    reductions over the block.
+    """
     rows = _rows(sig, machine)
     return split_bytes(row_type_of(sig), rows, machine) + 8 * machine.warps
 

@@ -57,8 +57,8 @@ def _follows(sig: Signature) -> bool:
 
 
 def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
-    """Rows and columns of the large tile whose loop supports the signature, or None if no loop
-    does.
+    """The rows and columns of a large tile (matrix_large.h) with which the signature is computed.
+    None if it is computed with tiles of 16 x 16 blocks (matrix.h).
     """
     sixteen = all(sig.operands[i].itemsize == 2 for i in (0, 1))
     # If the matrix unit reads fp16 denormals as zero, matrix.h splits them into bf16.
@@ -71,8 +71,8 @@ def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
 
 
 def _pairs(sig: Signature, machine: Machine) -> bool:
-    """True if matrix units multiply these 8-bit floats directly. Their pairs must be contiguous
-    along k on both sides.
+    """True if matrix units multiply these 8-bit floats directly. Then in both inputs a pair of
+    elements that are neighbours along k must be two neighbouring bytes.
     """
     types, _ = _PAIRS.get(machine.arch, (set(), 0))
     strides = [side_strides(sig, side) for side in (0, 1)]
@@ -81,7 +81,9 @@ def _pairs(sig: Signature, machine: Machine) -> bool:
 
 
 def _padded(sig: Signature, machine: Machine) -> tuple[int, int]:
-    """Rows and columns that are multiplied, including those beyond the tile's edge."""
+    """The rows and columns that the matrix units compute, including those beyond the
+    tile's edge.
+    """
     rows, columns = sig.read(MatmulParams).tile
     return _large(sig, machine) or (-(-rows // 16) * 16, -(-columns // 16) * 16)
 
@@ -97,13 +99,17 @@ def _step_bytes(sig: Signature, machine: Machine) -> int:
 
 
 def _slab_bytes(sig: Signature, machine: Machine) -> int:
-    """Shared memory for one block of each wave. Its rows are padded by four floats."""
+    """Bytes of shared memory through which the waves pass sums to the epilogue, one block of sums
+    for each wave. A row of a block is padded by four floats. 0 without an epilogue.
+    """
     size = 32 if _large(sig, machine) else 16
     return machine.warps * size * (size + 4) * 4 if _follows(sig) else 0
 
 
 def _buffers(sig: Signature, machine: Machine) -> int:
-    """The number of buffers: two if shared memory is large enough, otherwise one."""
+    """The number of steps along k that shared memory holds at once: two if it is large enough,
+    otherwise one.
+    """
     return 2 if 2 * _step_bytes(sig, machine) <= machine.shared_bytes else 1
 
 
@@ -139,8 +145,8 @@ class Tiles(Body):
         return max(_step_bytes(sig, machine), _slab_bytes(sig, machine)) <= machine.shared_bytes
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Shared memory for the steps of both sides that are held at once. The sums reuse it when
-        they are stored.
+        """Bytes of shared memory for the steps of both inputs that are held at once. When the sums
+        are stored, the same memory holds the sums.
         """
         return max(_buffers(sig, machine) * _step_bytes(sig, machine), _slab_bytes(sig, machine))
 

@@ -336,8 +336,8 @@ def check_coherence(
 
 
 def _missing_markers(function: Function, expected: Expectations) -> Iterator[Finding]:
-    """A kernel whose markers were lost would pass all rules, so it must have the expected
-    markers.
+    """Findings for the acquire and release markers that a function should have and lacks. Without
+    its markers a kernel would pass all rules.
     """
     there = {
         (i.mnemonic, i.operands[0])
