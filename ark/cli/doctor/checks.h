@@ -1,8 +1,9 @@
-// What a device must do for the loop kernel, asked of the device ABI alone: no task, no loop. A
-// launch runs the check that `first` names. Parameters are borrowed: tasks is the data's address,
-// counter_ops that of words 128 bytes apart, fetches that of results, trace_capacity the number of
-// 4-byte words of data, barrier_step the rounds, persistent whether the system's scope is asked
-// for.
+// Checks of the properties of a device that the loop kernel relies on. They use the device ABI
+// only, without tasks or the loop. A launch runs the check whose number is in the parameter
+// `first`. Other fields of the loop's parameters have other meanings here: tasks is the address of
+// the data, counter_ops the address of words at a distance of 128 bytes, fetches the address of the
+// results, trace_capacity the number of 4-byte words of data, barrier_step the number of rounds,
+// and persistent is nonzero to use the memory scope of the whole system.
 
 ARK_DEVICE ark_u32* ark_word(const ArkParams* p, ark_u32 i) {
   return ARK_POINTER(ark_u32, p->counter_ops) + 32u * i;
@@ -12,7 +13,8 @@ ARK_DEVICE void ark_count(const ArkParams* p, ark_u32 result, ark_u32 by) {
 }
 ARK_DEVICE ark_u32 ark_expected(ark_u32 round, ark_u32 i) { return round * 7919u + i * 31u + 1u; }
 
-// One thread: waits as the loop does; false past the budget.
+// Called by one thread: waits for a counter as the loop does. Returns false if the time limit is
+// exceeded.
 ARK_DEVICE bool ark_reached(const ArkParams* p, const ark_u32* word, ark_u32 want, ark_u64 start) {
   const bool system = p->persistent != 0u;
   for (ark_u32 spins = 0u;; ++spins) {
@@ -42,7 +44,8 @@ ARK_DEVICE void ark_check_meet(const ArkParams* p, ark_u64 start) {
   }
 }
 
-// Pairs of processors: plain data, then a counter. Results: rounds, words that were not there.
+// Pairs of processors: one stores data by plain stores and then signals a counter, the other waits
+// and reads. Results: the number of completed rounds, and the number of wrong words.
 ARK_DEVICE void ark_check_message(const ArkParams* p, ark_u32 processor, ark_u64 start) {
   const ark_u32 pair = processor / 2u, words = p->trace_capacity;
   if ((processor | 1u) >= p->processors) return;
@@ -72,8 +75,8 @@ ARK_DEVICE void ark_check_message(const ArkParams* p, ark_u32 processor, ark_u64
   }
 }
 
-// Pairs again: packets that are overwritten while they are read. Results: rounds seen to the end,
-// torn packets, packets that went back.
+// Pairs of processors: one overwrites packets while the other reads them. Results: the number of
+// threads that saw the last round, of torn packets, and of packets older than one seen before.
 ARK_DEVICE void ark_check_packets(const ArkParams* p, ark_u32 processor, ark_u64 start) {
   const ark_u32 pair = processor / 2u;
   if ((processor | 1u) >= p->processors) return;
@@ -98,8 +101,9 @@ ARK_DEVICE void ark_check_packets(const ArkParams* p, ark_u32 processor, ark_u64
   if (last == p->barrier_step) ark_count(p, 0u, 1u);
 }
 
-// The host's words, both ways, while the kernel runs; with data, which the host copied to the
-// device before it told: words that are not there yet are counted. Results: rounds, words.
+// Words are exchanged with the host in both directions while the kernel runs. Before the host
+// signals, it copies data to the device; words of it that have not arrived are counted. Results:
+// the number of rounds, and of wrong words.
 ARK_DEVICE void ark_check_host(const ArkParams* p, ark_u32 processor, ark_u64 start) {
   const ark_u32* data = ARK_POINTER(const ark_u32, p->tasks);
   for (ark_u32 round = 1u; round <= p->barrier_step; ++round) {
@@ -122,8 +126,8 @@ ARK_DEVICE void ark_check_host(const ArkParams* p, ark_u32 processor, ark_u64 st
   }
 }
 
-// After each meeting every processor notes the time; then the kernel lasts for idle_ns. Results: 64
-// bits a processor and round.
+// In each round every processor records the time after all have met. Then the kernel runs for
+// idle_ns. Results: 64 bits for each processor and round.
 ARK_DEVICE void ark_check_clock(const ArkParams* p, ark_u32 processor, ark_u64 start) {
   if (ark_tid() != 0) return;
   ark_u64* times =
@@ -139,14 +143,15 @@ ARK_DEVICE void ark_check_clock(const ArkParams* p, ark_u32 processor, ark_u64 s
   for (ark_u32 spins = 0u; ark_time_ns() - begin < p->idle_ns; ++spins) ark_pause(spins);
 }
 
-// Everybody adds to one counter, each thread `barrier_step` times.
+// Each thread of all processors adds to one counter `barrier_step` times.
 ARK_DEVICE void ark_check_add(const ArkParams* p) {
   for (ark_u32 round = 0u; round < p->barrier_step; ++round) {
     ark_add_release(ark_word(p, 0u), 1u, p->persistent != 0u);
   }
 }
 
-// Reads all data `barrier_step` times. Result: a sum, so that nothing is left out.
+// Reads all data `barrier_step` times. The result is a sum, so that the compiler cannot remove the
+// loads.
 ARK_DEVICE void ark_check_read(const ArkParams* p, ark_u32 processor) {
   const ark_u64* data = ARK_POINTER(const ark_u64, p->tasks);
   const ark_u64 count = p->trace_capacity / 2u;

@@ -1,6 +1,7 @@
-// Helpers of task bodies, written on the device ABI alone.
+// Helper functions for task bodies, which use the device ABI only.
 
-// An element's value as float, and back, for the storage types of tensors.
+// ark_get: an element of a tensor as float, for every storage type. ark_put: stores a float as an
+// element.
 ARK_DEVICE float ark_get(const float* p, ark_i64 i) { return p[i]; }
 ARK_DEVICE float ark_get(const ark_f16* p, ark_i64 i) { return ark_float(p[i]); }
 ARK_DEVICE float ark_get(const ark_bf16* p, ark_i64 i) { return ark_float(p[i]); }
@@ -8,19 +9,21 @@ ARK_DEVICE void ark_put(float* p, ark_i64 i, float v) { p[i] = v; }
 ARK_DEVICE void ark_put(ark_f16* p, ark_i64 i, float v) { p[i] = ark_half(v); }
 ARK_DEVICE void ark_put(ark_bf16* p, ark_i64 i, float v) { p[i] = ark_bfloat(v); }
 
-// A number that this rank has of its own where ranks share code (TaskKind.own): the last
-// coordinates of a task's record, counted from the end.
+// A number that differs between ranks which share a kernel (TaskKind.own). These numbers are the
+// last coordinates of a task's record; I counts from the end.
 template <int I>
 ARK_DEVICE int ark_own(const ArkTask& t) {
   return t.coord[sizeof(t.coord) / sizeof(t.coord[0]) - 1u - I];
 }
 
-// A backend that has a faster one, right to a unit in the last place, says ARK_HAS_RECIPROCAL.
+// 1 / v. A backend with a faster reciprocal, accurate to a unit in the last place, defines
+// ARK_HAS_RECIPROCAL.
 #if !defined(ARK_HAS_RECIPROCAL)
 ARK_DEVICE float ark_reciprocal(float v) { return 1.0f / v; }
 #endif
 
-// Integer division towards zero that never traps: by 0 it gives 0, and it wraps.
+// Integer division, rounded towards zero, that never traps: division by 0 gives 0, and overflow
+// wraps around.
 template <typename T>
 ARK_DEVICE T ark_int_div(T a, T b) {
   if (b == 0) return 0;
@@ -28,7 +31,8 @@ ARK_DEVICE T ark_int_div(T a, T b) {
   return a / b;
 }
 
-// Sum over the block, the same value in every thread; scratch holds ARK_WARPS floats.
+// The sum over all computing threads, which each of them gets. scratch: ARK_WARPS floats of shared
+// memory.
 ARK_DEVICE float ark_block_sum(float v, float* scratch) {
   v = ark_warp_sum(v);
   if (ARK_WARPS == 1) return v;
@@ -40,7 +44,8 @@ ARK_DEVICE float ark_block_sum(float v, float* scratch) {
   return total;
 }
 
-// An operand that is plain memory or packets: the same call reads (and waits for) either.
+// ark_load and ark_publish access an operand in plain memory or in packets, depending on the
+// pointer's type. Loading packets waits for them.
 template <typename T>
 ARK_DEVICE float ark_load(ArkCtx&, const T* p, ark_i64 i, bool) {
   return ark_get(p, i);
@@ -56,11 +61,11 @@ ARK_DEVICE void ark_publish(ArkCtx& c, ark_u64* p, ark_i64 i, float v, bool syst
   ark_publish_packet(c, p + i, v, system);
 }
 
-// Loads a row of n elements, `stride` apart, into shared memory; thread t loads t, t +
-// ARK_THREADS and so on. With SCALED, xs holds a factor for each of the thread's elements, and the
-// product stays there. Returns the thread's share of the elements' sum of squares. Loads are issued
-// together, so that one trip to memory serves ARK_BATCH of them; where packets have not come, one
-// is waited for before the rest is asked for again.
+// Loads a row of n elements, `stride` apart, into shared memory. Thread t loads elements t, t +
+// ARK_THREADS and so on. With SCALED, xs contains a factor for each of the thread's elements, which
+// is replaced by the product of factor and element. Returns the thread's part of the sum of squares
+// of the elements. ARK_BATCH loads are issued together, so that they share one memory latency. If
+// packets have not arrived, the thread waits for one of them before it loads the others again.
 constexpr int ARK_BATCH = 8;
 
 template <bool SCALED>
@@ -115,15 +120,15 @@ ARK_DEVICE float ark_load_row(ArkCtx& c, const ark_u64* p, int stride, int n, fl
   return squares;
 }
 
-// Rotates a pair of neighbours by an angle given as sine and cosine (RoPE, pairwise complex
-// multiply).
+// Rotates a pair of neighbouring elements by an angle, which is given by its sine and cosine (RoPE
+// as a product of complex numbers).
 ARK_DEVICE void ark_rotate(float& a, float& b, float sine, float cosine) {
   const float x = a, y = b;
   a = x * cosine - y * sine;
   b = x * sine + y * cosine;
 }
 
-// `rows` dot products with x, each the warp's total in every lane.
+// The dot products of x with ROWS rows. The warp's totals are returned in every lane.
 template <int ROWS, typename T>
 ARK_DEVICE void ark_dots(const T* w, int stride, const float* x, int k, float* acc) {
 #if defined(ARK_HAS_ROWS_DOT)

@@ -1,6 +1,8 @@
-// Between iterations: whether the next one may begin, its phase and its list.
+// The code between iterations: it decides whether the next iteration may begin, and finds its phase
+// and its task list.
 
-// The host has told the loop to end: nobody begins another iteration, every wait gives up.
+// Ends the loop because the host has requested it: no processor begins another iteration, and every
+// wait gives up.
 ARK_COLD void ark_leave(ArkCtx& c) {
   ArkControl* control = ark_control(ARK_GIVEN_PARAMS(ARK_GIVEN(c).p));
   ark_post_host(&control->limit, 0u);  // others are reading it
@@ -8,19 +10,22 @@ ARK_COLD void ark_leave(ArkCtx& c) {
   ark_add_release(&control->go, 0x40000000u, false);
 }
 
-// Where the host hears of iterations now and then: soon of the first ones, and regularly.
+// True for the iterations that are reported to the host during a launch: those whose number is a
+// power of two or a multiple of 64.
 ARK_DEVICE bool ark_told(ark_u32 iteration) {
   return iteration % 64u == 0u || (iteration & (iteration - 1u)) == 0u;
 }
 
-// Lowers the limit, for all who pass the barrier of a later iteration. The writer looks for this
-// name: where no task calls it, the limit is asked for while a processor waits for the barrier.
+// Lowers the number of iterations of this launch. All processors see the new limit once they have
+// passed the barrier of a later iteration. ark.codegen.writer searches the source for this
+// function's name: if no task calls it, the limit cannot fall, and it is loaded early, while a
+// processor waits for the barrier.
 ARK_DEVICE void ark_lower_limit(const ArkCtx& c, ark_u32 iterations) {
   ark_post_host(&ark_control(ARK_PARAMS(c))->limit, iterations);
 }
 
-// Does processor 0 ask the host now whether to leave? Once an iteration, but where the answer takes
-// longer than a short one does, not before so many nanoseconds are over.
+// True if processor 0 should now read whether the host wants the launch to end. It reads this once
+// per iteration; if reading host memory is slow, at most once per ARK_ASK_NS nanoseconds.
 #define ARK_ASK_NS 50000u
 ARK_DEVICE bool ark_ask(ArkCtx& c) {
   if (c.processor != 0u) return false;
@@ -31,20 +36,24 @@ ARK_DEVICE bool ark_ask(ArkCtx& c) {
   return true;
 }
 
-// How many iterations there may be, as far as is known now: asked for while other things are looked
-// up. It only falls, so that an iteration which it leaves out is left out for good.
+// The present limit of iterations, loaded early, at the same time as other data. Limits only fall,
+// so an iteration that this limit excludes stays excluded.
 ARK_DEVICE ark_u32 ark_known_limit(const ArkParams* p) {
   return ark_peek_host(&ark_control(p)->limit);
 }
 
-// Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
-// before it is done on the ranks that begin it together: all of them, or this one. Processor 0 asks
-// the host whether to leave before it waits for the barrier, so that the answer comes while it
-// waits; in persistent mode it also asks for the iteration. The last processor, which often has
-// least to do, tells the host which iterations are done: at the end and now and then, as a store to
-// the host can hold up iterations of some microseconds; each one only in persistent mode, in which
-// the host may read results before the launch ends.
-// limit: what ark_known_limit said before.
+// Called by the leader: waits until this processor may begin the iteration. Returns false if it
+// must leave the loop.
+//
+// The barrier opens when the preceding iteration is complete on all ranks that begin iterations
+// together (all ranks, or only this one). Processor 0 starts to read whether the host wants to end
+// the launch before it waits for the barrier, so that both latencies overlap. In persistent mode it
+// also waits until the host allows the iteration. The last processor, which often has the least
+// work, reports completed iterations to the host: at the end and in some iterations (ark_told),
+// because a store to host memory can delay iterations of a few microseconds. In persistent mode it
+// reports every iteration, because the host may read results before the launch ends.
+//
+// limit: the result of an earlier call of ark_known_limit.
 ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
   const bool tells = c.processor + 1u == ARK_PARAMS(c)->processors;
   const bool over = ARK_PARAMS(c)->end != 0u && iteration == ARK_PARAMS(c)->end;
@@ -58,15 +67,17 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
   ArkControl* control = ark_control(ARK_PARAMS(c));
   const ark_u32 leave = ark_ask(c) ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
   const bool system = ARK_PARAMS(c)->peers != 0u;
-  // All that came before a launch's first iteration on this rank was over when the launch began.
+  // On a single rank, all work before a launch's first iteration was complete when the launch
+  // began.
   const bool first = iteration == ARK_PARAMS(c)->first && !system;
   const ark_u32 want = iteration * ARK_PARAMS(c)->barrier_step;
-  // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
+  // More than the time limit of a task's wait, so that the processor that is stuck in a task
+  // reports the error, and not one that waits for the next iteration.
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
   const ark_u32* barrier = ark_words(ARK_PARAMS(c)->barrier);
   if (!first && !ark_wait<ARK_SIGNAL_WORDS>(c, barrier, want, system, 4u, 0u, budget)) return false;
 #if defined(ARK_LIMIT_FALLS)
-  // A task of the iteration before may have lowered it.
+  // A task of the preceding iteration may have lowered the limit.
   if (!first && !none && !persistent) limit = ark_peek_host(&control->limit);
 #endif
   const bool more = !over && (persistent || iteration < limit);
@@ -98,7 +109,8 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
     }
     return true;
   }
-  // The host may be silent for long: this wait ends when processor 0 releases or gives up.
+  // The host may allow no iteration for a long time. This wait ends when processor 0 allows the
+  // iteration or gives up.
   ArkSpin spin{0u, 0u};
   for (;;) {
     const ark_u32 go = ark_load_acquire(&control->go, false);
@@ -109,7 +121,8 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
   }
 }
 
-// One thread: what bodies see of the loop, before the first iteration and before each.
+// Called by one thread before the first iteration: initialises what bodies see of the loop.
+// (ark_open_iteration updates it before each iteration.)
 ARK_DEVICE void ark_open_loop(ArkCtx& c, const ArkParams* p, ark_u32 processor, char* scratch) {
   c.p = p;
   c.scratch = scratch + ARK_LOOP_BYTES;
@@ -118,8 +131,8 @@ ARK_DEVICE void ark_open_loop(ArkCtx& c, const ArkParams* p, ark_u32 processor, 
   c.asked = 0u;
   for (int w = 0; w < ARK_BLOCK_WARPS; ++w) c.warps[w] = ARK_NO_TASK;
 }
-// The iterations at which phases end; they lie behind ArkControl. The last one's has no end but the
-// loop's.
+// For each phase, the iteration at which it ends. These numbers follow ArkControl in memory. The
+// last phase ends with the loop, so it has no number.
 struct ArkPhases {
   ark_u32 end[ARK_PHASES];
 };
@@ -134,7 +147,7 @@ ARK_DEVICE ark_u32 ark_phase(const ArkPhases& phases, ark_u32 iteration) {
   for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) phase += iteration >= phases.end[i] ? 1u : 0u;
   return phase;
 }
-// The iteration, counted since its phase began.
+// The number of the iteration within its phase, from 0.
 ARK_DEVICE ark_u32 ark_phase_iteration(const ArkPhases& phases, ark_u32 iteration) {
   const ark_u32 phase = ark_phase(phases, iteration);
   ark_u32 begun = 0u;
@@ -157,7 +170,8 @@ ARK_DEVICE const ArkRange& ark_range(const ArkParams* p, ark_u32 processor, ark_
   const ark_u32 first = ark_phase(phases, iteration) * p->processors;
   return ARK_POINTER(const ArkRange, p->ranges)[first + processor];
 }
-// grown: what growing fetches have taken beyond one stage each.
+// The stage number after the iteration, from the one before it. grown: the number of stages that
+// growing fetches have taken in addition to one stage each.
 ARK_DEVICE ark_u32 ark_next_stage(ark_u32 stage_base, const ArkRange& range, ark_u32 grown = 0u) {
   stage_base += range.fetch_end - range.fetch_begin + grown;
   return stage_base >= ARK_STAGE_PERIOD ? stage_base - ARK_STAGE_PERIOD : stage_base;

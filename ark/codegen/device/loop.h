@@ -1,15 +1,15 @@
-// The loop that every processor runs, the same text on every vendor. It stands on the device ABI
-// (docs/device-abi.md), the shared structures of ark/codegen/layout.py, and on ark_dispatch, the
-// switch over task kinds that the writer generates.
+// The loop that every processor runs. Its text is the same for every vendor. It uses the device ABI
+// (docs/device-abi.md), the structures of ark/codegen/layout.py, and ark_dispatch, a switch over
+// task kinds that ark.codegen.writer generates.
 
-// Runs a task's body; false if the processor is to leave instead.
+// Runs a task's body. Returns false if the processor must leave the loop.
 ARK_DEVICE bool ark_dispatch(ArkCtx& c, const ArkTask& task);
 #if defined(ARK_FLOWS)
-// Runs the first task's body for so many tasks, one after the other.
+// Runs the body of the first task for `count` consecutive tasks, one after the other.
 ARK_DEVICE void ark_dispatch_run(ArkCtx& c, const ArkTask* tasks, ark_u32 count);
 #endif
 
-// One thread: a task's times, if there is room for them.
+// Called by one thread: records when a task began and ended, if the trace has room.
 ARK_DEVICE void ark_trace(const ArkCtx& c, const ArkTask& task, ark_u32& traced, ark_u64 begin) {
   const ArkParams* p = ARK_PARAMS(c);
   if (traced >= p->trace_capacity) return;
@@ -21,22 +21,24 @@ ARK_DEVICE void ark_trace(const ArkCtx& c, const ArkTask& task, ark_u32& traced,
   record->end = ark_time_ns();
 }
 
-// A vote behind which no stores need have arrived. A backend may have one that waits for less.
-// `turn` of ark_agree_next is odd and even by turns where votes follow each other without a
-// barrier.
+// True in every computing thread if `v` is true in all of them. Unlike ark_all, it need not wait
+// until earlier stores have arrived in memory, so a backend may have a faster implementation.
+// ark_agree_next is for votes that follow each other without a barrier; `turn` must alternate
+// between odd and even numbers.
 #if !defined(ARK_HAS_AGREE)
 ARK_DEVICE bool ark_agree(bool v) { return ark_all(v); }
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32) { return ark_all(v); }
 #endif
 
-// The first warp, when its first lane has been away alone: what that lane says. A backend whose
-// lanes may stay apart from there on says how they come together again.
+// Called by the first warp after its first lane alone has executed a branch: returns that lane's
+// value in all lanes. On a backend whose lanes may stay diverged, it also makes them converge.
 #if !defined(ARK_HAS_REJOIN)
 ARK_DEVICE bool ark_rejoin(bool v) { return v; }
 #endif
 
-// Waits for the running task: all computing threads; false if the processor is to leave. Of a
-// vendor's own bodies some call it themselves (ARK_BODIES_ENTER), with loads under way.
+// Called by all computing threads: performs the waits of task i. Returns false if the processor
+// must leave the loop. Some bodies of backends call it themselves (ARK_BODIES_ENTER), after they
+// have started loads.
 ARK_DEVICE bool ark_enter_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   if (task.wait_begin == task.wait_end) return true;
@@ -53,13 +55,14 @@ ARK_DEVICE bool ark_enter(ArkCtx& c) {
 #endif
 
 #if defined(ARK_MOVERS)
-// Leader: warps with a list of their own may begin the iteration too.
+// Called by the leader: allows warps that have a task list of their own to begin the iteration.
 ARK_DEVICE void ark_movers_begin(ark_u32 iteration);
 #endif
 
 #if defined(ARK_FLOWS)
-// The tasks between which warps do not meet: each warp by itself. Nothing in a run waits or fails.
-// Where times are kept each task is called for alone.
+// Runs consecutive tasks between which warps do not synchronise. Each warp runs them by itself.
+// None of these tasks waits or can fail. If a trace is recorded, each task is dispatched
+// separately.
 ARK_DEVICE void ark_flow_run(ArkCtx& c, const ArkParams* p, ark_u32 count, ark_u32& traced) {
   const ArkTask* tasks = ark_flow_records(c);
   for (ark_u32 k = 0u; k < count;) {
@@ -72,8 +75,8 @@ ARK_DEVICE void ark_flow_run(ArkCtx& c, const ArkParams* p, ark_u32 count, ark_u
 }
 #endif
 
-// The loop of the variant `block`: all computing threads take each task together; tasks that say so
-// (ARK_FLOWS) the warps take without meeting between them.
+// The loop of the variant `block`: all computing threads run each task together. In runs of tasks
+// that allow it (ARK_FLOWS), warps do not synchronise between tasks.
 ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
   ArkCtx& c = loop.ctx;
@@ -85,9 +88,9 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ark_u32 stage_base = 0u;
   const bool traces = p->trace != 0u;
   ark_u32 traced = 0u;
-  ark_u32 held = ARK_NO_TASK;  // the first task of a list that the slots still hold as a whole
+  ark_u32 held = ARK_NO_TASK;  // the first task of a list that is completely in the slots
   for (ark_u32 iteration = p->first;; ++iteration) {
-    // What the list says is known before the iteration may begin.
+    // The range of tasks is loaded before the wait for the iteration's begin.
     const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;
     const ark_u32 limit = leader ? ark_known_limit(p) : 0u;
@@ -145,7 +148,8 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
 #endif
       if (ARK_RECORDS_LAST) ark_look_ahead(team, loop, p, i, end, word);
       ark_copies_done();
-      // What is published as packets arrives by itself; a signal says that all has.
+      // A task without signals has published its results as packets, which need no order. Before a
+      // signal, all stores of the task must have arrived, so ark_all is used.
       if (task.wait_end == task.signal_end) {
         if (!ark_agree_next(!ark_failed(c), i)) return;
       } else {
@@ -156,8 +160,9 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       if (traces) ark_sync();
     }
     stage_base = ark_next_stage(stage_base, range);
-    // A loop must not end in the leader's work alone: a compiler may join it to the next round's,
-    // past the barrier in which the leader's own warp then waits for it.
+    // Without this barrier the loop body would end with code for the leader only. A compiler could
+    // then merge that code with the leader's code in the next round, on the other side of a
+    // barrier, in which the leader's own warp would wait for the leader.
     ark_sync();
   }
 }

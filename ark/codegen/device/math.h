@@ -1,8 +1,8 @@
-// Functions of elements that are the same for every vendor, written on the device ABI's math.
+// Functions of elements that are the same for every vendor. They use the device ABI's math.
 
-// Sums and products that no compiler may join to others in another order: what an expression says
-// first is computed first, so that it overflows and rounds where the expression does, and ranks
-// combine alike, whatever their code.
+// Sums and products that no compiler may reassociate with others. So an expression is evaluated in
+// the order in which it is written, overflows and rounds as written, and has equal results on all
+// ranks.
 #if !defined(ARK_ORDERED_SUM)
 #define ARK_ORDERED_SUM(T, a, b) ((a) + (b))
 #define ARK_ORDERED_PRODUCT(T, a, b) ((a) * (b))
@@ -28,8 +28,8 @@ ARK_DEVICE ark_i64 ark_times(ark_i64 a, ark_i64 b) {
   return static_cast<ark_i64>(static_cast<ark_u64>(a) * static_cast<ark_u64>(b));
 }
 
-// The result of a minimum, a maximum or a choice between two values. A backend whose compiler joins
-// several of whole numbers to one instruction wrongly has an overload that keeps them apart.
+// The result of a minimum, a maximum or a selection. A backend overloads it if its compiler merges
+// several of these operations on integers wrongly; the overload keeps them separate.
 template <typename T>
 ARK_DEVICE T ark_chosen(T v) {
   return v;
@@ -42,8 +42,8 @@ ARK_DEVICE float ark_trunc(float v) {
   return v < 0.0f ? -down : down;
 }
 
-// The remainder with the sign of a (C), and with that of b (Python). Each round takes the largest
-// b 2^k away that there is, which is exact.
+// The remainder of a / b with the sign of a (ark_fmod, as in C) and with the sign of b (ark_mod, as
+// in Python). Each round subtracts the largest possible b 2^k, which is exact.
 ARK_DEVICE float ark_fmod(float a, float b) {
   const float size = b < 0.0f ? -b : b, left = a < 0.0f ? -a : a, inf = ark_inf();
   float rest = left;
@@ -61,8 +61,8 @@ ARK_DEVICE float ark_mod(float a, float b) {
   return rest != 0.0f && (rest < 0.0f) != (b < 0.0f) ? rest + b : rest;
 }
 
-// a to the power of b: e^(b ln |a|), with the sign that a whole odd b leaves. The logarithm has 48
-// bits, in two parts, since b multiplies its error: e ln 2 + 2 artanh((m - 1) / (m + 1)).
+// a to the power of b: e^(b ln |a|), negative if a is negative and b an odd integer. The logarithm
+// has 48 bits, in two floats, because b multiplies its error: e ln 2 + 2 artanh((m - 1) / (m + 1)).
 ARK_DEVICE float ark_pow(float a, float b) {
   const float size = a < 0.0f ? -a : a;
   const float inf = ark_inf();
@@ -77,7 +77,7 @@ ARK_DEVICE float ark_pow(float a, float b) {
   float series = 1.0f / 9.0f + q * (1.0f / 11.0f);
   series = 1.0f / 5.0f + q * (1.0f / 7.0f + q * series);
   series = 2.0f * s * q * (1.0f / 3.0f + q * series);
-  // Each sum, and exactly what its rounding left out.
+  // Each sum, and its exact rounding error.
   const float near = ark_plus(2.0f * s, series), large = whole_e * 0.693145752f;
   const float near_rest = ark_plus(series, -ark_plus(near, -2.0f * s));
   const float log = ark_plus(large, near), rest = ark_plus(near, -ark_plus(log, -large));
@@ -96,8 +96,8 @@ ARK_DEVICE float ark_pow(float a, float b) {
   return below && whole && ark_trunc(half) != half ? -made : made;
 }
 
-// e^v - 1 and the logarithm of 1 + v, whose digits are kept near 0 by series: Taylor's, and that of
-// the logarithm as 2 artanh(v / (2 + v)).
+// e^v - 1 and ln(1 + v). Near 0 they are series, which keep the digits that the definitions lose:
+// the Taylor series, and ln(1 + v) = 2 artanh(v / (2 + v)).
 ARK_DEVICE float ark_expm1(float v) {
   float near = 1.0f / 5040.0f;
   near = 1.0f / 720.0f + near * v;
@@ -123,16 +123,16 @@ ARK_DEVICE float ark_log1p(float v) {
 #if !defined(ARK_HAS_POWER_OF_TWO)
 ARK_DEVICE float ark_power_of_two(float v) { return ark_exp(0.693147181f * v); }
 #endif
-// GELU with tanh (Hendrycks and Gimpel 2016): v / 2 (1 + tanh(u)) is v / (1 + 2^(-2 u / ln 2)),
-// which keeps small results of negative v.
+// GELU with tanh (Hendrycks and Gimpel 2016). v / 2 (1 + tanh(u)) is computed as v / (1 + 2^(-2 u /
+// ln 2)), which is accurate for small results of negative v.
 ARK_DEVICE float ark_gelu(float v) {
   const float power = ark_power_of_two(v * (-2.30220820f - 0.102943240f * (v * v)));
   return v * ark_reciprocal(1.0f + power);
 }
-// GELU by its definition, to 4e-7 of 1 and, of negative v, to 2e-5 of
-// the result up to -4 and 4e-5 up to -6: max(v, 0) less |v| times the normal distribution beyond
-// |v|, whose logarithm is a polynomial of least weighted error on [0, 6]. Without branches, and
-// nothing cancels where v is negative.
+// GELU by its definition. Errors: 4e-7 absolute; for negative v relative to the result 2e-5 down to
+// -4 and 4e-5 down to -6. It is max(v, 0) - |v| Q, where Q is the normal distribution's tail beyond
+// |v|; ln Q is a polynomial of least weighted error on [0, 6]. No branches, no cancellation for v <
+// 0.
 ARK_DEVICE float ark_gelu_erf(float v) {
   const float size = v < 0.0f ? -v : v, a = size < 16.0f ? size : 16.0f;
   float p = -3.18799977e-7f;
@@ -148,7 +148,7 @@ ARK_DEVICE float ark_gelu_erf(float v) {
 }
 
 #if !defined(ARK_HAS_ERF)
-// Error function: its Taylor series up to 1, beyond that formula 7.1.26 of Abramowitz and Stegun.
+// The error function: its Taylor series up to 1, formula 7.1.26 of Abramowitz and Stegun beyond.
 ARK_DEVICE float ark_erf(float v) {
   const float a = v < 0.0f ? -v : v;
   const float s = v * v;
@@ -173,9 +173,8 @@ ARK_DEVICE float ark_erf(float v) {
 }
 #endif
 
-// The complementary error function. From 1/2 on, where 1 - erf loses digits, it is
-// t e^(p(t) - v^2), t = 1 / (1 + |v| / 2), with a polynomial p whose largest error is least. It is
-// 0 from 11 on.
+// The complementary error function. From 1/2 on, where 1 - erf loses digits, it is t e^(p(t) - v^2)
+// with t = 1 / (1 + |v| / 2) and a polynomial p of least maximum error. It is 0 from 11 on.
 ARK_DEVICE float ark_erfc(float v) {
   const float size = v < 0.0f ? -v : v, a = size < 11.0f ? size : 11.0f;
   const float s = a * a, s_rest = ark_fma(a, a, -s), t = ark_reciprocal(1.0f + 0.5f * a);
@@ -194,8 +193,8 @@ ARK_DEVICE float ark_erfc(float v) {
   return v != v ? v : size < 0.5f ? near : v < 0.0f ? 2.0f - far : far;
 }
 
-// The binary logarithm: the exponent, plus the logarithm of the rest, which is within sqrt(2) of 1.
-// Powers of two have exact results.
+// The binary logarithm: the exponent plus the logarithm of the rest, which is between 1 / sqrt(2)
+// and sqrt(2). Results for powers of two are exact.
 ARK_DEVICE float ark_log2(float v) {
   const bool tiny = v < 1.17549435e-38f;
   const ark_u32 bits = ark_float_bits(tiny ? v * 16777216.0f : v);
@@ -205,8 +204,8 @@ ARK_DEVICE float ark_log2(float v) {
   return v > 0.0f && v < ark_inf() ? result : ark_log(v);
 }
 
-// Inverse tangent: reduced to |v| <= tan(pi/8) by the addition theorem, then a polynomial whose
-// largest relative error is least, as those below.
+// The inverse tangent: the argument is reduced to |v| <= tan(pi/8) by the addition theorem,
+// followed by a polynomial of least maximum relative error (as are those below).
 ARK_DEVICE float ark_atan(float v) {
   const float a = v < 0.0f ? -v : v;
   const bool large = a > 2.41421356f, middle = !large && a > 0.414213562f;
@@ -223,8 +222,8 @@ ARK_DEVICE float ark_atan(float v) {
   return v < 0.0f ? -made : made;
 }
 
-// The angle of the point (x, y), by the smaller of its sides in the larger: halves of the plane are
-// told by signs, of zeros too.
+// The angle of the point (x, y), from the ratio of the smaller to the larger coordinate. Signs,
+// also those of zeros, determine the quadrant.
 ARK_DEVICE float ark_atan2(float y, float x) {
   const float a = x < 0.0f ? -x : x, b = y < 0.0f ? -y : y;
   const bool steep = b > a;
@@ -236,8 +235,8 @@ ARK_DEVICE float ark_atan2(float y, float x) {
   return none ? x + y : ark_bits_float(ark_float_bits(made) | (ark_float_bits(y) & 0x80000000u));
 }
 
-// The root of a^2 + b^2 by the ratio of the smaller to the larger, whose squares do not overflow.
-// Infinite where one of them is, beside what is no number too.
+// The square root of a^2 + b^2, computed from the ratio of the smaller to the larger, so that no
+// square overflows. Infinite if one of them is infinite, even if the other is NaN.
 ARK_DEVICE float ark_hypot(float a, float b) {
   const float x = a < 0.0f ? -a : a, y = b < 0.0f ? -b : b, inf = ark_inf();
   const float most = x > y ? x : y, part = (x > y ? y : x) / most;
@@ -245,8 +244,8 @@ ARK_DEVICE float ark_hypot(float a, float b) {
   return x == inf || y == inf ? inf : a != a || b != b ? a + b : made;
 }
 
-// Inverse sine of a root s of z, up to 1/2; beyond, it is pi/2 less twice that of the root of half
-// of what is missing to 1.
+// The inverse sine of s = sqrt(z) for s up to 1/2. Beyond, the callers use pi/2 minus twice the
+// inverse sine of sqrt((1 - |v|) / 2).
 ARK_DEVICE float ark_asin_near(float s, float z) {
   float p = 0.0421663374f;
   p = 0.0241794996f + p * z;
@@ -282,12 +281,12 @@ ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
 ARK_DEVICE float ark_tan(float v) { return ark_sin(v) / ark_cos(v); }
 #endif
 
-// Half of e^v, which overflows only where the result does: half of its root, times the root.
+// e^v / 2, computed as (e^(v/2) / 2) e^(v/2), so that it overflows only if the result does.
 ARK_DEVICE float ark_half_exp(float v) {
   const float root = ark_exp(0.5f * v);
   return ark_times(ark_times(0.5f, root), root);
 }
-// Where the definition by exponentials loses digits, the series.
+// Near 0, where the definition by exponentials loses digits, it is a series.
 ARK_DEVICE float ark_sinh(float v) {
   const float s = v * v;
   const float near = v * (1.0f + s * (1.0f / 6.0f + s * (1.0f / 120.0f + s / 5040.0f)));
@@ -312,7 +311,7 @@ ARK_DEVICE float ark_acosh(float v) {
   return v < 1e9f ? near : ark_log(v) + 0.693147181f;
 }
 
-// Integers of 32 or 64 bits; what has no result gives 0, and nothing traps.
+// Operations on integers of 32 or 64 bits. Undefined results are 0, and nothing traps.
 template <typename T>
 ARK_DEVICE T ark_int_fmod(T a, T b) {
   return b == 0 || b == -1 ? 0 : a % b;
@@ -342,8 +341,8 @@ ARK_DEVICE T ark_int_right(T a, T b) {
   return b < 0 || b >= static_cast<T>(8 * sizeof(T)) ? (a < 0 ? -1 : 0) : a >> b;
 }
 
-// Word `at` % 4 of Philox4x32-10's block number `at` / 4 of a stream (Salmon et al., SC 2011,
-// "Parallel random numbers: as easy as 1, 2, 3", section 4.2).
+// Word `at` % 4 of block `at` / 4 of a Philox4x32-10 stream (Salmon et al., SC 2011, "Parallel
+// random numbers: as easy as 1, 2, 3", section 4.2).
 ARK_DEVICE ark_i64 ark_philox(ark_i64 at, ark_i64 key, ark_i64 stream) {
   const ark_u64 block = static_cast<ark_u64>(at) >> 2;
   ark_u32 c0 = static_cast<ark_u32>(block), c1 = static_cast<ark_u32>(block >> 32);
@@ -366,8 +365,8 @@ ARK_DEVICE ark_i64 ark_philox(ark_i64 at, ark_i64 key, ark_i64 stream) {
   return at & 2 ? high : low;
 }
 
-// Places in a dimension of n indices: quotients rounded down; the nearest index; reflected without
-// repeating the edge; counted on from the other end.
+// Index arithmetic in a dimension of n indices: division rounded down; the nearest valid index;
+// reflection without repeating the edge; counting on from the other end.
 ARK_DEVICE int ark_floor_div(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 ARK_DEVICE int ark_edge(int at, int n) { return at < 0 ? 0 : at < n ? at : n - 1; }
 ARK_DEVICE int ark_wrap(int at, int n) {
@@ -379,8 +378,8 @@ ARK_DEVICE int ark_reflect(int at, int n) {
   const int rest = ark_wrap(at, 2 * n - 2);
   return rest < n ? rest : 2 * n - 2 - rest;
 }
-// An index that was read, of n; below 0 it counts from the end, if FROM_END. One out of range ends
-// the launch.
+// Checks an index that was loaded from a tensor, for a dimension of n indices. Negative indices
+// count from the end if FROM_END. An index out of range ends the launch with an error.
 template <bool FROM_END = true, typename T>
 ARK_DEVICE int ark_looked_up(ArkCtx& c, T id, int n) {
   const T at = FROM_END && id < 0 ? id + n : id;

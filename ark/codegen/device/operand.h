@@ -1,7 +1,9 @@
-// Operands as task bodies see them: an address, and what is known when source is written.
+// Operands as task bodies see them: an address, and constants that are known when the source is
+// generated.
 
-// Elements of type T (ark_u64: packets), S0 to S3 apart in four dimensions; 0 where the operand has
-// no such dimension or broadcasts along it. SYSTEM: peers read or write it.
+// An operand with elements of type T (ark_u64: packets). S0 to S3 are the strides of its four
+// dimensions, in elements; a stride is 0 if the operand has no such dimension or is broadcast along
+// it. SYSTEM: true if peers read or write the operand.
 template <typename T>
 constexpr bool ark_packets = false;
 template <>
@@ -11,18 +13,19 @@ inline constexpr bool ark_packets<const ark_u64> = true;
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 struct ArkOperand {
   static constexpr bool given = true;
-  static constexpr int step = static_cast<int>(S3);  // from one element of a row to the next
+  // the distance of neighbouring elements of a row
+  static constexpr int step = static_cast<int>(S3);
   static constexpr bool system = SYSTEM;
   static constexpr bool packets = ark_packets<T>;
   T* p;
 };
 
-// In place of an operand that a task does without.
+// The type of an operand that a task does not have.
 struct ArkNoOperand {
   static constexpr bool given = false;
 };
 
-// Elements from the operand's first one to the one at four indices.
+// The offset, in elements, of the element at four indices from the operand's first element.
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 ARK_DEVICE ark_i64 ark_at(const ArkOperand<T, S0, S1, S2, S3, SYSTEM>&, int i0, int i1, int i2,
                           int i3) {
@@ -36,7 +39,7 @@ ARK_DEVICE T* ark_address(const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, int i0
   return x.p + ark_at(x, i0, i1, i2, i3);
 }
 
-// The element at four indices, waited for where it is a packet.
+// Loads the element at four indices as a float. If it is a packet, waits for it.
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 ARK_DEVICE float ark_load(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, int i0, int i1,
                           int i2, int i3) {
@@ -66,7 +69,7 @@ ARK_DEVICE void ark_publish(ArkCtx& c, const ArkBoth<A, B>& x, int i0, int i1, i
   ark_publish(c, x.second, i0, i1, i2, i3, v);
 }
 
-// Row i2 of a matrix to shared memory, as ark_load_row does it.
+// Loads row i2 of a matrix into shared memory, as ark_load_row does.
 template <bool SCALED, typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, int i2,
                               int n, float* to) {

@@ -1,6 +1,6 @@
-// Neighbouring elements that one access moves, up to 16 bytes at a time. ark_get and ark_put take a
-// pack's elements as they take memory's.
-// A backend that moves them well from any address says ARK_LOOSE_PACKS.
+// Packs: neighbouring elements that one access loads or stores, at most 16 bytes. ark_get and
+// ark_put access an element of a pack like an element in memory. A backend that accesses packs well
+// at any address defines ARK_LOOSE_PACKS.
 #if defined(ARK_LOOSE_PACKS)
 template <typename T, int N>
 struct ArkPack {
@@ -17,8 +17,8 @@ template <int N, typename T>
 ARK_DEVICE ArkPack<T, N> ark_load_pack(const T* p) {
   return *reinterpret_cast<const ArkPack<T, N>*>(p);
 }
-// The same of what this task reads once. A backend whose nearest cache is slow where a processor
-// has just written says how to load 16 bytes past it.
+// Loads a pack that this task reads only once. A backend whose first-level cache is slow for data
+// that a processor has just written defines a load of 16 bytes that bypasses this cache.
 template <int N, typename T>
 ARK_DEVICE ArkPack<T, N> ark_load_pack_once(const T* p) {
 #if defined(ARK_HAS_LOAD_ONCE)
@@ -30,8 +30,8 @@ ARK_DEVICE ArkPack<T, N> ark_load_pack_once(const T* p) {
 #endif
   return ark_load_pack<N>(p);
 }
-// The same of what no other task reads at the time, past the nearest cache of a backend that says
-// how (ark_hold_past).
+// Loads a pack that no other task reads at the same time. Bypasses the first-level cache on
+// backends that define how (ark_hold_past).
 template <int N, typename T>
 ARK_DEVICE ArkPack<T, N> ark_load_pack_past(const T* p) {
 #if defined(ARK_HAS_LOAD_PAST)
@@ -43,9 +43,9 @@ ARK_DEVICE ArkPack<T, N> ark_load_pack_past(const T* p) {
 #endif
   return ark_load_pack<N>(p);
 }
-// A pack on its way, kept as the words that were loaded: a compiler that sees elements of 16 bits
-// parts them as soon as they arrive, which waits for them there, and keeps them in twice the
-// registers.
+// A pack that is being loaded, kept as the 32-bit words that the load returns. A compiler that sees
+// 16-bit elements would unpack them as soon as possible; this would wait for the load at that place
+// and use twice as many registers.
 template <typename T, int N>
 struct ArkWords {
   ArkPack<ark_u32, static_cast<int>(sizeof(T)) * N / 4> words;
@@ -73,7 +73,7 @@ using ArkHeld = typename ArkHeldAs<T, N, false>::type;
 template <typename T, int N>
 using ArkHeld = typename ArkHeldAs<T, N, (sizeof(T) < 4 && sizeof(T) * N % 4 == 0)>::type;
 #endif
-// Holds a pack of N of what a pointer points to.
+// An empty ArkHeld for a pack of N elements of the pointer's type.
 template <int N, typename T>
 ARK_DEVICE ArkHeld<T, N> ark_held(T*) {
   return {};
@@ -87,8 +87,8 @@ ARK_DEVICE void ark_hold(ArkWords<T, N>& to, const T* p) {
   to.words =
       ark_load_pack<static_cast<int>(sizeof(T)) * N / 4>(reinterpret_cast<const ark_u32*>(p));
 }
-// The same of what this task alone reads, and once. A backend whose nearest cache slows such loads
-// down says how 16 bytes come without a place there.
+// Loads a pack that only this task reads, and only once. On a backend whose first-level cache slows
+// such loads down, 16 bytes are loaded without being cached there.
 template <typename H, typename T>
 ARK_DEVICE void ark_hold_past(H& to, const T* p) {
 #if defined(ARK_HAS_LOAD_PAST)
@@ -111,8 +111,8 @@ ARK_DEVICE ArkPack<T, N> ark_unpacked(const ArkWords<T, N>& held) {
   } both = {held};
   return both.pack;
 }
-// Stored as the words that it is, for the same reason. A backend whose compiler parts those too
-// says how to store 16 bytes at once.
+// Stores a pack as the words that it consists of, so that the compiler does not split it. A backend
+// whose compiler would split these too defines a store of 16 bytes.
 template <typename T, int N>
 ARK_DEVICE void ark_store_held(const ArkPack<T, N>& held, T* p) {
   *reinterpret_cast<ArkPack<T, N>*>(p) = held;
@@ -136,16 +136,17 @@ ARK_DEVICE void ark_store_pack(T* p, const ArkPack<T, N>& pack) {
   ark_store_held(both.held, p);
 }
 
-// Is device memory at this address aligned for whole packs?
+// True if an address of device memory is aligned for packs of 16 bytes.
 ARK_DEVICE bool ark_aligned(ark_u64 address) { return (address & 15u) == 0u; }
 
-// Loops over neighbouring elements whose rounds do not depend on each other: a backend whose
-// compiler makes vectors of them may say so.
+// Precedes loops over neighbouring elements whose rounds are independent. A backend may define it
+// as a directive that makes the compiler vectorise the loop.
 #if !defined(ARK_VECTOR_LOOP)
 #define ARK_VECTOR_LOOP
 #endif
 
-// An element as what is computed with: floats of any size as float, integers as they are.
+// An element in the type in which it is computed with: floating-point types become float, integers
+// stay as they are.
 ARK_DEVICE float ark_plain(ark_f16 v) { return ark_float(v); }
 ARK_DEVICE float ark_plain(ark_bf16 v) { return ark_float(v); }
 template <typename T>
@@ -153,15 +154,15 @@ ARK_DEVICE T ark_plain(T v) {
   return v;
 }
 
-// Elements of 4 bits, two to a byte, the first in the low half. A pointer goes from byte to byte;
-// ark_get and ark_put count elements from there.
+// 4-bit elements. Two share a byte; the first is in the low half. A pointer advances by bytes,
+// whereas the index of ark_get and ark_put counts elements from the pointer on.
 struct ark_int4 {
   unsigned char bits;
 };
 struct ark_uint4 {
   unsigned char bits;
 };
-struct ark_fp4 {  // sign, two bits of exponent (bias 1), one of mantissa
+struct ark_fp4 {  // sign, two exponent bits (bias 1), one mantissa bit
   unsigned char bits;
 };
 template <typename T>
@@ -194,7 +195,7 @@ template <typename V>
 ARK_DEVICE void ark_put(ark_int4* p, ark_i64 i, V v) {
   ark_put_half_byte(p, i, static_cast<ark_u32>(static_cast<ark_i32>(v)));
 }
-// To nearest even of 0, 0.5, 1, 1.5, 2, 3, 4, 6; what is larger becomes 6.
+// Rounds to the nearest (ties to even) of 0, 0.5, 1, 1.5, 2, 3, 4, 6. Larger magnitudes become 6.
 ARK_DEVICE void ark_put(ark_fp4* p, ark_i64 i, float v) {
   const float a = v < 0.0f ? -v : v;
   const ark_u32 code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) +
@@ -202,7 +203,7 @@ ARK_DEVICE void ark_put(ark_fp4* p, ark_i64 i, float v) {
   ark_put_half_byte(p, i, code | (ark_float_bits(v) >> 28 & 8u));
 }
 
-// An element of a pack of any type, as what is computed with.
+// An element of a pack of any type, in the type in which it is computed with.
 template <typename T>
 ARK_DEVICE auto ark_element(const T* v, int j) -> decltype(ark_get(v, 0)) {
   return ark_get(v, j);
@@ -210,7 +211,8 @@ ARK_DEVICE auto ark_element(const T* v, int j) -> decltype(ark_get(v, 0)) {
 ARK_DEVICE ark_i32 ark_element(const signed char* v, int j) { return v[j]; }
 ARK_DEVICE ark_i32 ark_element(const unsigned char* v, int j) { return v[j]; }
 
-// Two neighbouring packets in 16 aligned bytes. Neither is torn; both together may be.
+// Two neighbouring packets in 16 aligned bytes. Each is read or written atomically, but the two are
+// not one atomic unit.
 #if !defined(ARK_HAS_PACKET_PAIRS)
 ARK_DEVICE void ark_packets_load(const ark_u64* p, ark_u64& first, ark_u64& second, bool system) {
   first = ark_packet_load(p, system);

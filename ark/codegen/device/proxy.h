@@ -1,8 +1,9 @@
-// The device's side of the proxy: triggers of 128 bits, which a thread of the host takes from a
-// FIFO in its memory. A slot's last word has the parity of the lap in its highest bit, so that
-// slots are never cleared; `done` counts what has been served, in the order of the triggers.
+// The device's part of the proxy. The device writes triggers of 128 bits to a FIFO in host memory,
+// from which a host thread takes them. The highest bit of a slot's last word alternates with each
+// round of the FIFO, so that slots need not be cleared. `done` is the number of triggers that have
+// been executed, in order.
 
-// One thread: counts up, and returns what was there.
+// Called by one thread: atomically increments the number at `head` and returns its previous value.
 ARK_DEVICE ark_u32 ark_take_ticket(ark_u32* head) {
   ark_u32 at = ark_load_acquire(head, false);
   for (ark_u32 seen = ark_cas(head, at, at + 1u); seen != at;) {
@@ -14,9 +15,10 @@ ARK_DEVICE ark_u32 ark_take_ticket(ark_u32* head) {
 
 constexpr ark_u32 ARK_FIFO_SLOTS = sizeof(ArkFifo{}.words) / sizeof(ArkTrigger);
 
-// One thread: asks the host to copy `size` bytes, or, with none, to add `source` to the counter at
-// `target`. Everything that the thread has seen comes before it. The position behind the trigger,
-// or 0 where the host has left no room within the budget.
+// Called by one thread: requests that the host copies `size` bytes or, if size is 0, adds `source`
+// to the counter at `target`. Everything that the thread has seen before is ordered before the
+// request. Sets `behind` to the value that `done` will have afterwards. Returns false if the FIFO
+// has no room within the time limit.
 ARK_BODY bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
                              ark_u32& behind) {
   const ArkParams* p = ARK_PARAMS(c);
@@ -34,7 +36,8 @@ ARK_BODY bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 
   return true;
 }
 
-// One thread: copies bytes by the proxy and waits until they are there; false if they do not come.
+// Called by one thread: copies bytes by the proxy and waits until they have arrived. Returns false
+// if they do not arrive within the time limit.
 ARK_DEVICE bool ark_proxy_copy(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size) {
   ark_u32 behind = 0u;
   ArkFifo* fifo = ARK_POINTER(ArkFifo, ARK_PARAMS(c)->fifo);

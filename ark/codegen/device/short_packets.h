@@ -1,6 +1,7 @@
-// Packets of 4 bytes: an element of type T, of 16 bits, below 16 bits of the epoch. A reader sees
-// that of its iteration or an earlier one's of the same phase, the one before it if there is any:
-// so 16 bits do, of which memory that was cleared has none.
+// Packets of 4 bytes: an element of a 16-bit type T in the low half, and 16 bits of the epoch in
+// the high half. A reader sees a packet of the current iteration, or of an earlier iteration of the
+// same phase, normally the preceding one. So 16 bits suffice to distinguish them. Cleared memory
+// has an epoch that no iteration has.
 
 template <typename T>
 struct ArkShort {
@@ -16,11 +17,11 @@ ARK_DEVICE ark_u32 ark_short_load(const ark_u32* p, bool) { return ark_peek_host
 ARK_DEVICE void ark_short_store(ark_u32* p, ark_u32 v, bool) { ark_post_host(p, v); }
 #endif
 
-// This iteration's epoch in place, never 0.
+// The epoch of the current iteration, in the high half of a word. It is never 0.
 ARK_DEVICE ark_u32 ark_short_epoch(const ArkCtx& c) { return (c.iteration % 0xffffu + 1u) << 16; }
 ARK_DEVICE bool ark_short_ready(ark_u32 epoch, ark_u32 seen) { return (seen ^ epoch) < 0x10000u; }
 
-// The elements of packets, and packets of elements.
+// The element of a packet as float, and the packet of a float.
 ARK_DEVICE float ark_short_value(const ArkShort<ark_bf16>*, ark_u32 seen) {
   return ark_bits_float(seen << 16);
 }

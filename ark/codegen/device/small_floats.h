@@ -1,4 +1,4 @@
-// Floats of 8 bits, as the Open Compute Project has them, in software: the same on every vendor.
+// 8-bit floats of the Open Compute Project, in software. Results are the same on every backend.
 
 struct ark_e4m3 {
   unsigned char bits;
@@ -7,8 +7,8 @@ struct ark_e5m2 {
   unsigned char bits;
 };
 
-// Floats of 8 bits with MANTISSA bits of mantissa, as the Open Compute Project has them; what is
-// too large becomes OVER (not a number, or infinity).
+// The conversion to 8-bit floats with MANTISSA bits of mantissa. Values that are too large become
+// OVER (NaN or infinity).
 template <int MANTISSA, int BIAS, ark_u32 LARGEST, ark_u32 OVER>
 ARK_DEVICE unsigned char ark_small_bits(float v) {
   const ark_u32 sign = (ark_float_bits(v) >> 24) & 0x80u;
@@ -17,7 +17,8 @@ ARK_DEVICE unsigned char ark_small_bits(float v) {
   constexpr int drop = 23 - MANTISSA;
   const ark_u32 even = (bits + ((1u << (drop - 1)) - 1u) + ((bits >> drop) & 1u)) >> drop;
   const ark_u32 normal = even - (static_cast<ark_u32>(127 - BIAS) << MANTISSA);
-  // Below the least normal value: adding 2^23 steps rounds to whole steps.
+  // Below the least normal value, adding 2^23 steps (of the least subnormal value) rounds to whole
+  // steps.
   const ark_u32 magic = static_cast<ark_u32>(127 + 1 - BIAS - MANTISSA + 23) << 23;
   const ark_u32 small = ark_float_bits(ark_bits_float(bits) + ark_bits_float(magic)) - magic;
   const ark_u32 code = bits < (static_cast<ark_u32>(128 - BIAS) << 23) ? small : normal;

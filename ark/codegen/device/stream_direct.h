@@ -1,5 +1,5 @@
-// The operand stream where operands are read in place: a stage is a plain address, nothing is
-// copied and nothing waits. Stages are dealt to warps in turn.
+// The operand stream of backends on which tasks read operands in place. A stage is an address;
+// nothing is copied, and no wait is needed. Stages are assigned to warps in turn.
 
 ARK_DEVICE bool ark_stage_mine(const ArkCtx& c, ark_u32 stage) {
   return (c.stage_base + stage) % ARK_WARPS == static_cast<ark_u32>(ark_warp());

@@ -1,26 +1,30 @@
-// The next tasks of a processor's list in shared memory, their waits and their signals.
+// Slots in shared memory that hold the next tasks of a processor's list, with their waits and
+// signals.
 
-// A task's record and counter operations are copied to shared memory while the tasks before it run,
-// so that no task begins with a trip to memory. Of four slots one is in use, the next two are
-// filled, and the fourth may still be read by threads that signal the task before.
+// A task's record and counter operations are copied to shared memory while earlier tasks run, so
+// that no task begins with a load from device memory. Of the four slots, one holds the running task
+// and the next two hold its successors. The fourth holds its predecessor, which threads may still
+// read because they signal for it.
 constexpr ark_u32 ARK_SLOTS = 4u;
 
 struct ArkLoop {
   ArkTask tasks[ARK_SLOTS];
   ArkCounterOp counter_ops[ARK_SLOTS][ARK_SLOT_COUNTER_OPS];
   ArkCtx ctx;
-  ark_u64 begun;  // when the running task had been waited for, if that is traced
+  ark_u64 begun;  // time after the running task's waits; only if a trace is recorded
 };
 static_assert(sizeof(ArkLoop) <= ARK_LOOP_BYTES, "the loop's share of scratch");
 static_assert(sizeof(ArkTask) <= 256 && sizeof(ArkCounterOp) * ARK_SLOT_COUNTER_OPS <= 256, "");
 
 #ifndef ARK_HAS_COPY_AHEAD
-// 8 bytes from memory to shared memory; there after ark_copies_done() and a barrier.
+// Copies 8 bytes from device memory to shared memory. They have arrived after ark_copies_done() and
+// a barrier.
 ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) { *to = *from; }
 ARK_DEVICE void ark_copies_done() {}
 #endif
 
-// The threads that share a piece of the loop's own work: all computing ones, or a warp.
+// The threads that share a piece of the loop's own work (such as copies of records): all computing
+// threads, or one warp. thread: the number of this thread among them.
 struct ArkTeam {
   ark_u32 thread;
   ark_u32 threads;
@@ -28,15 +32,16 @@ struct ArkTeam {
 ARK_DEVICE ArkTeam ark_block_team() {
   return ArkTeam{static_cast<ark_u32>(ark_tid()), static_cast<ark_u32>(ARK_THREADS)};
 }
-// The same threads, another warp first: what it copies is not behind what the first one does.
+// All computing threads, numbered from the second warp on, so that the copies of two teams are
+// issued by different warps.
 ARK_DEVICE ArkTeam ark_turned_team() {
   constexpr ark_u32 THREADS = static_cast<ark_u32>(ARK_THREADS);
   return ArkTeam{(static_cast<ark_u32>(ark_tid()) + ARK_LANES) % THREADS, THREADS};
 }
 
 ARK_DEVICE void ark_copy_words(ArkTeam team, void* to, const void* from, ark_u32 words) {
-  // What is copied has fewer words than a warp of 32 lanes: no loop, whose code would be in the way
-  // of the tasks' own.
+  // At most one word per lane if a warp has 32 lanes or more. Then there is no loop, because its
+  // code would displace the tasks' code in the instruction cache.
   for (ark_u32 i = team.thread; i < words; i += team.threads) {
     ark_copy_ahead(reinterpret_cast<ark_u64*>(to) + i, reinterpret_cast<const ark_u64*>(from) + i);
     if (ARK_LANES >= 32) break;
@@ -47,9 +52,11 @@ ARK_DEVICE void ark_task_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, 
   ark_copy_words(team, &loop.tasks[i % ARK_SLOTS], task, sizeof(ArkTask) / 8u);
 }
 #if defined(ARK_HOLDS_RECORDS)
-// Where a copy waits for memory, so would all that its warp asks for next. At a task's end each
-// thread of the last warp loads its word of the record three tasks ahead, and puts it into its slot
-// at the next one's end. Other warps do not meet this code, where they would wait for their stores.
+// For backends on which a copy to shared memory waits for its load, and so delays all later
+// accesses of its warp. At the end of each task, every thread of the last warp loads its word of
+// the record three tasks ahead. It stores the word to the slot at the end of the next task. Only
+// the last warp executes this code, because other warps would have to wait for their own stores in
+// it.
 constexpr bool ARK_RECORDS_LAST = true;
 ARK_DEVICE void ark_task_word(ArkTeam, const ArkParams* p, ark_u32 i, ark_u32 end, ark_u64& word) {
   constexpr int WORDS = static_cast<int>(sizeof(ArkTask) / 8u);
@@ -72,7 +79,9 @@ ARK_DEVICE void ark_task_arrives(ArkTeam team, ArkLoop& loop, const ArkParams* p
   if (i < end) ark_task_ahead(team, loop, p, i);
 }
 #endif
-// A task's waits and signals lie behind each other; few have more than fit.
+// Copies the counter operations of task i. Its waits are followed by its signals in the table. Few
+// tasks have more counter operations than a slot has room for; ark_counter_op reads the others from
+// device memory.
 ARK_DEVICE void ark_counter_ops_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   const ark_u32 count = task.signal_end - task.wait_begin;
@@ -81,8 +90,8 @@ ARK_DEVICE void ark_counter_ops_ahead(ArkTeam team, ArkLoop& loop, const ArkPara
   ark_copy_words(team, loop.counter_ops[i % ARK_SLOTS], ops, fit * (sizeof(ArkCounterOp) / 8u));
 }
 
-// While task i runs: the next one's waits and signals, the record two tasks ahead, and the word of
-// the one three ahead.
+// Called while task i runs: copies the waits and signals of the next task and the record two tasks
+// ahead, and loads this thread's word of the record three tasks ahead.
 ARK_DEVICE void ark_look_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i,
                                ark_u32 end, ark_u64& word) {
   if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
@@ -91,15 +100,16 @@ ARK_DEVICE void ark_look_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, 
 }
 
 #if defined(ARK_FLOWS)
-// Tasks that warps go through without meeting have their records side by side where other tasks
-// have scratch: they use none.
+// Tasks between which warps do not synchronise use no scratch memory, so the records of a run of
+// such tasks are stored there.
 static_assert(ARK_FLOWS * sizeof(ArkTask) <= ARK_SCRATCH_BYTES - ARK_LOOP_BYTES, "records");
 ARK_DEVICE ArkTask* ark_flow_records(const ArkCtx& c) {
   return reinterpret_cast<ArkTask*>(ARK_SCRATCH(c));
 }
-// Task i is the first of `count` such, and its record is in its slot: all threads. What the last
-// one signals and the two records behind it come to their slots. Afterwards nobody reads those of
-// earlier tasks any more.
+// Called by all threads before a run of `count` tasks between which warps do not synchronise. Task
+// i, whose record is in its slot, is the first. Copies the run's records to scratch memory, and to
+// the slots the records of the last task of the run and of the two tasks after it, with their
+// counter operations. No thread reads records of earlier tasks afterwards.
 ARK_DEVICE void ark_flow_begins(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i,
                                 ark_u32 count, ark_u32 end) {
   const ArkTask* tasks = ARK_POINTER(const ArkTask, p->tasks) + i;
@@ -124,7 +134,8 @@ ARK_DEVICE ArkCounterOp ark_counter_op(const ArkLoop& loop, ark_u32 i, ark_u32 n
   return ARK_DEVICE_COPY(ArkCounterOp, ops + static_cast<ark_u64>(number) * sizeof(ArkCounterOp));
 }
 
-// This thread's waits of task i; the team must agree on the result.
+// Performs this thread's part of the waits of task i. The results of all threads of the team must
+// be combined afterwards.
 ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   ArkCtx& c = loop.ctx;
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
@@ -141,16 +152,17 @@ ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
 }
 
 #if defined(ARK_REMOTE)
-// Counters of ranks on other hosts: device/proxy.h.
+// Signals counters of ranks on other hosts; see device/proxy.h.
 ARK_BODY bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
                              ark_u32& behind);
 #endif
-// A peer's counter over a link that carries stores alone. What this rank has signalled so far is
-// counted here, and that count is stored in the rank's word there. Of two processors the later
-// count may be stored first; who finds that the count has grown since stores again, so that the
-// last store is of the whole count, and a count that goes back in between only lets a wait last
-// longer. The exchange of a count for itself orders the store before it. Each repetition is
-// another's signal.
+// Signals a peer's counter over a link that supports stores but no atomic operations. The number of
+// this rank's signals is counted in local memory, and the count is stored in this rank's word of
+// the peer's counter. If two processors signal at the same time, the larger count may be stored
+// first. A processor that finds that the count has grown since it stored therefore stores again, so
+// that the last store has the complete count. A count that falls in between only makes a wait
+// longer. The compare-and-swap of a count with itself orders the preceding store. The loop repeats
+// only if other processors have signalled.
 ARK_DEVICE void ark_signal_stored(const ArkCounterOp& e) {
   ark_u32* count = ark_words((static_cast<ark_u64>(e.counter) << 32) | e.step);
   ark_add_release(count, e.value, true);

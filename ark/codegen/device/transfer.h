@@ -1,14 +1,16 @@
-// A copy by the device's copy engines: asked for in a queue that the device writes itself where the
-// vendor's engines have one and the host could make it, else of the host's proxy.
+// Copies by the device's copy engines. If the device can write a copy engine's queue itself, and
+// the host could create one, the request is written to this queue; otherwise the host's proxy
+// copies.
 
 #if defined(ARK_HAS_COPY_QUEUE)
-// A vendor says what a request is (ARK_REQUEST_BYTES in the ring, for at most ARK_REQUEST_MOST
-// bytes; the engine writes a word when it has copied them) and how the engine is told that the ring
-// holds one more. The turns of processors are the same for all: a ticket each, and the engine is
-// told in the order of the tickets.
+// A backend defines the form of a request (ARK_REQUEST_BYTES in the ring, for at most
+// ARK_REQUEST_MOST bytes; the engine writes a word when it has copied them) and the way in which
+// the engine learns of a new request. The order of processors is the same for all backends: each
+// takes a ticket, and the engine is informed in the order of the tickets.
 
-// One thread: writes a request and tells the engine. `behind` is what the engine writes when it is
-// done. false where no room comes within the budget.
+// Called by one thread: writes a request and informs the engine. Sets `behind` to the number that
+// the engine writes when the copy is complete. Returns false if the queue has no room within the
+// time limit.
 ARK_BODY bool ark_queue_push(ArkCtx& c, ArkQueue* queue, ark_u64 source, ark_u64 target,
                              ark_u32 size, ark_u32& behind) {
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns;
@@ -23,7 +25,8 @@ ARK_BODY bool ark_queue_push(ArkCtx& c, ArkQueue* queue, ark_u64 source, ark_u64
   return true;
 }
 
-// One thread: copies bytes and waits until they are there; false if they do not come.
+// Called by one thread: copies bytes and waits until they have arrived. Returns false if they do
+// not arrive within the time limit.
 ARK_BODY bool ark_queue_copy(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size) {
   ArkQueue* queue = ARK_POINTER(ArkQueue, ARK_PARAMS(c)->queue);
   ark_u32 behind = 0u;
@@ -35,7 +38,8 @@ ARK_BODY bool ark_queue_copy(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 
 }
 #endif
 
-// The block: copies bytes and waits until they are there.
+// Called by all threads of the block: copies bytes and waits until they have arrived. The first
+// thread does all the work.
 ARK_DEVICE void ark_transfer(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size) {
   if (ark_tid() != 0) return;
 #if defined(ARK_HAS_COPY_QUEUE)

@@ -1,29 +1,33 @@
-// What a task body sees of the loop, and every way to wait for memory: with a budget, an eye on the
-// abort word, and a record of the first failure for the host.
+// The part of the loop's state that task bodies see, and all waits for memory. Every wait has a
+// time limit and checks the abort word; the first failure of a launch is recorded for the host.
 
-// An address of device memory as a pointer. A backend may say more: that it is not shared memory.
+// An address of device memory as a pointer. A backend may define a pointer type that excludes
+// shared memory.
 #if !defined(ARK_POINTER)
 #define ARK_POINTER(type, address) reinterpret_cast<type*>(address)
 #endif
-// A copy of the structure at an address of device memory, where the other side of a branch takes it
-// from shared memory. A backend whose two memories have instructions of their own says how.
+// A copy of the structure at an address of device memory, for functions that read it from shared
+// memory in another branch. A backend with separate instructions for the two memories defines its
+// own.
 #if !defined(ARK_DEVICE_COPY)
 #define ARK_DEVICE_COPY(type, address) (*ARK_POINTER(const type, address))
 #endif
 
-// After so many stages their count begins again: a multiple of what any stream's slots, the phases
-// of their barriers and the warps repeat by, so that 32 bits do for ever.
+// The stage number starts again from 0 at this number, so that 32 bits suffice for any number of
+// iterations. It is a multiple of the number of slots of any stream, of the period of their
+// barriers' phases, and of the number of warps.
 constexpr ark_u32 ARK_STAGE_UNIT =
     2u * ARK_WARPS * (ARK_RING_BYTES > 0 ? ARK_RING_BYTES / ARK_STAGE_BYTES : 1);
 constexpr ark_u32 ARK_STAGE_PERIOD = (1u << 30) / ARK_STAGE_UNIT * ARK_STAGE_UNIT;
 
-// A warp's own word: the running task's place in the table, and whether a wait inside the body gave
-// up. No other warp touches it; they learn of a failure from the abort word, and from the vote at
+// Values of a warp's own word, ArkCtx::warps[warp]. The word has the index of the running task in
+// the task table, and a bit that is set if a wait inside the body has given up. Only the warp
+// itself accesses its word. Other warps learn of a failure from the abort word and from the vote at
 // the task's end.
 constexpr ark_u32 ARK_NO_TASK = 0x7fffffffu;
 constexpr ark_u32 ARK_GAVE_UP = 0x80000000u;
 
-// What a task body sees besides its task; one per processor, in its shared memory.
+// What a task body sees besides its task. There is one per processor, in its shared memory.
 struct ArkCtx {
   const ArkParams* p;
   char* scratch;            // shared memory of this processor, ARK_SCRATCH_BYTES
@@ -38,18 +42,21 @@ struct ArkCtx {
   ark_u32 asked;                   // when the host was last asked whether to leave, in ns
 };
 
-// A backend may know without looking where shared memory and the parameters are.
+// The addresses of scratch memory and of the parameters. A backend on which they are constant
+// defines these macros without a load.
 #if !defined(ARK_SCRATCH)
 #define ARK_SCRATCH(ctx) ((ctx).scratch)
 #define ARK_PARAMS(ctx) ((ctx).p)
 #endif
-// The same in a function that is called (ARK_COLD), where the backend knows less.
+// The same for functions that are called and not inlined (ARK_COLD), in which a backend may know
+// less about the addresses.
 #if !defined(ARK_GIVEN)
 #define ARK_GIVEN(ctx) (ctx)
 #define ARK_GIVEN_PARAMS(p) (p)
 #endif
-// Whether a call waits for all loads under way, and needs a stack where the function called calls
-// others: such functions call none then, and who waits looks once himself.
+// True if, on this backend, a call waits for all loads in flight, and a function that calls others
+// needs a stack. Then cold functions call no others, and a wait polls once inline before it calls a
+// function.
 #if !defined(ARK_CALLS_WAIT)
 #define ARK_CALLS_WAIT false
 #endif
@@ -74,8 +81,8 @@ ARK_DEVICE ArkControl* ark_control(const ArkParams* p) {
 
 ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return ARK_POINTER(ArkHost, p->host); }
 
-// Records the first failure of this launch for the host and raises the abort word for everybody.
-// at: the running task's place in the table.
+// Records the launch's first failure for the host, and sets the abort word, which all processors
+// read. at: the index of the running task in the task table. why: the kind of failure.
 ARK_DEVICE void ark_report(const ArkCtx& c, ark_u32 at, ark_u32 why, ark_u32 counter,
                            ark_u32 expected, ark_u32 seen) {
   ArkControl* control = ark_control(ARK_GIVEN_PARAMS(c.p));
@@ -103,8 +110,9 @@ ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected
   ark_fail_here(ARK_GIVEN(c), why, counter, expected, seen);
 }
 
-// Asking the host is slow, and slows everybody where many ask: once in so many polls. A backend
-// whose host memory is near says 0.
+// A bit mask that limits reads of host memory during a wait: the host's abort word is read once in
+// this many polls (+ 1), because such reads are slow and delay other processors too. A backend
+// whose host memory is near defines 0.
 #if !defined(ARK_HOST_CHECK)
 #define ARK_HOST_CHECK 0xffffu
 #endif
@@ -116,7 +124,8 @@ ARK_DEVICE bool ark_aborted(const ArkParams* p, bool ask_host) {
   return true;
 }
 
-// A bounded spin: call once per failed poll; anything but ARK_KEEP means give up.
+// The state of a wait with a time limit. Call ark_spin once after each failed poll; any result
+// except ARK_KEEP means that the wait must give up.
 struct ArkSpin {
   ark_u32 spins;
   ark_u64 start;
@@ -124,18 +133,19 @@ struct ArkSpin {
 
 enum ArkVerdict { ARK_KEEP, ARK_TIMEOUT, ARK_ABORTED };
 
-// Says to a reader of the machine code that all stores of the block have arrived here.
+// A mark in the machine code, for tools that check it: all stores of the block have arrived here.
 #if !defined(ARK_BLOCK_ARRIVED)
 #define ARK_BLOCK_ARRIVED()
 #endif
 
-// The clock of budgets. A backend whose processors can be stopped says another, which leaves out
-// the time for which they were.
+// The clock of time limits. A backend whose processors can be stopped (a stopped process, for
+// example) defines a clock that does not count that time.
 #if !defined(ARK_SPIN_TIME)
 #define ARK_SPIN_TIME() ark_time_ns()
 #endif
 
-// The rare part of a spin: when it began, 0 if aborted, 1 past the budget.
+// The part of ark_spin that is executed in few polls only. Returns the time at which the wait
+// began, 0 if the launch was aborted, or 1 if the time limit is exceeded.
 ARK_DEVICE ark_u64 ark_spin_check_here(const ArkParams* p, ArkSpin s, ark_u64 budget_ns) {
   if (ark_aborted(p, (s.spins & ARK_HOST_CHECK) == 0u)) return 0u;
   const ark_u64 now = ARK_SPIN_TIME();
@@ -145,7 +155,8 @@ ARK_DEVICE ark_u64 ark_spin_check_here(const ArkParams* p, ArkSpin s, ark_u64 bu
 ARK_COLD ark_u64 ark_spin_check(const ArkParams* p, ArkSpin s, ark_u64 budget_ns) {
   return ark_spin_check_here(ARK_GIVEN_PARAMS(p), s, budget_ns);
 }
-// HERE: in place, in a function that is cold itself.
+// HERE: true inside of functions that are called rarely (cold), where no further function is
+// called.
 template <bool HERE = false>
 ARK_DEVICE ArkVerdict ark_spin(const ArkParams* p, ArkSpin& s, ark_u64 budget_ns) {
   ark_pause(s.spins);
@@ -154,8 +165,8 @@ ARK_DEVICE ArkVerdict ark_spin(const ArkParams* p, ArkSpin& s, ark_u64 budget_ns
   return s.start > 1u ? ARK_KEEP : s.start == 1u ? ARK_TIMEOUT : ARK_ABORTED;
 }
 
-// One poll of a counter, and what follows the one that found it. Where an acquire costs caches
-// their contents, a poll is none, and the last one becomes one.
+// ark_poll: one poll of a counter. ark_polled: called after the poll that found the awaited value.
+// On backends where an acquire invalidates caches, polls are plain loads, and ark_polled acquires.
 #if !defined(ARK_HAS_POLL)
 ARK_DEVICE ark_u32 ark_poll(const ark_u32* word, bool system) {
   return ark_load_acquire(word, system);
@@ -163,9 +174,9 @@ ARK_DEVICE ark_u32 ark_poll(const ark_u32* word, bool system) {
 ARK_DEVICE void ark_polled(bool) {}
 #endif
 
-// Waits until a counter has reached `want` (wrap-safe); false after a failure. WORDS: of a counter
-// that peers signal, which count together: a word for each rank where links between ranks carry
-// stores alone.
+// Waits until a counter has reached `want` (comparison modulo 2^32). Returns false after a failure.
+// WORDS: the number of words of a counter that peers signal; their sum counts. It is the number of
+// ranks if links between ranks support only stores, otherwise 1.
 template <ark_u32 WORDS = 1u>
 ARK_DEVICE bool ark_wait(ArkCtx& c, const ark_u32* word, ark_u32 want, bool system, ark_u32 why,
                          ark_u32 counter, ark_u64 budget_ns) {
@@ -184,7 +195,7 @@ ARK_DEVICE bool ark_wait(ArkCtx& c, const ark_u32* word, ark_u32 want, bool syst
   }
 }
 
-// A packet {value, epoch} is of this iteration.
+// True if a packet {value, epoch} is of the current iteration.
 ARK_DEVICE bool ark_packet_ready(const ArkCtx& c, ark_u64 seen) {
   return static_cast<ark_u32>(seen >> 32) == c.iteration + 1u;
 }

@@ -1,4 +1,5 @@
-// An instance of an exported model: its memory, its tables with addresses in place, its launches.
+// An instance of an exported model: its memory, its tables with addresses filled in, and its
+// launches.
 #include "device.h"
 
 #include <stdarg.h>
@@ -60,7 +61,7 @@ int ark_begin(ark_instance* instance, int given) {
   return given ? ARK_OK : ark_fail(instance, ARK_BAD_ARGUMENT, "a pointer is null");
 }
 
-// A table of the model: its words, and how many bytes they are.
+// A table of the model: its words and its size in bytes.
 typedef struct {
   const uint64_t* words;
   size_t nbytes;
@@ -151,7 +152,7 @@ void ark_destroy(ark_instance* i) {
   free(i);
 }
 
-// The tensor of that name, null (and the error's text) if there is none.
+// The tensor of that name. If there is none, sets the error text and returns null.
 static const ark_tensor* find(const ark_instance* i, const char* name) {
   for (uint32_t t = 0; name != NULL && t < i->model->tensor_count; ++t) {
     if (strcmp(i->model->tensors[t].name, name) == 0) return &i->model->tensors[t];
@@ -225,7 +226,7 @@ int ark_read(ark_instance* i, const char* name, void* values, size_t nbytes) {
 }
 
 int ark_size(const ark_instance* i, const char* name, size_t* nbytes) {
-  ark_instance* told = (ark_instance*)i;  // every instance is ark_create's, none is constant
+  ark_instance* told = (ark_instance*)i;  // ark_create made every instance, so none is constant
   const int begun = ark_begin(told, nbytes != NULL);
   if (begun != ARK_OK) return begun;
   const ark_tensor* tensor = find(i, name);
@@ -234,12 +235,12 @@ int ark_size(const ark_instance* i, const char* name, size_t* nbytes) {
   return ARK_OK;
 }
 
-// The address that a table's word stands for; 0 stays 0.
+// The address that a word of a table encodes. 0 stays 0.
 static uint64_t placed(const ark_instance* i, uint64_t word) {
   const uint64_t segment = word >> ARK_SEGMENT_SHIFT;
   if (segment == 0) return 0;
   const uint64_t offset = word & (((uint64_t)1 << ARK_SEGMENT_SHIFT) - 1);
-  // Behind the model's own segments: the counters, then the lists of operands, then box maps.
+  // Segment numbers after the model's own: the counters, the lists of operands, the box maps.
   if (segment == i->model->segment_count + 1u) return i->counters.address + offset;
   if (segment == i->model->segment_count + 2u) return i->tables[5].address + offset;
   if (segment == i->model->segment_count + 3u) return i->maps.address + offset;
@@ -307,7 +308,7 @@ static int place_tables(ark_instance* i) {
   return status;
 }
 
-// Whether everything that a launch reads has a value and a place.
+// ARK_OK if everything that a launch reads has a value and an address.
 static int check_ready(ark_instance* i) {
   const ark_model* m = i->model;
   for (uint32_t t = 0; t < m->tensor_count; ++t) {
@@ -336,8 +337,8 @@ static int explain(ark_instance* i) {
                   host->error_expected);
 }
 
-// Launches the kernels that have iterations to run, one behind the other; the last one if none has.
-// ends: of the phases, in iterations.
+// Launches the kernels that have iterations to run, one after the other. If none has, launches the
+// last kernel. ends: the iterations at which phases end.
 static int run_kernels(ark_instance* i, struct ArkParams* params, const uint32_t* ends) {
   const ark_model* m = i->model;
   const struct ArkHost* host = i->host.host;

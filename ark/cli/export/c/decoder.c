@@ -1,10 +1,10 @@
-// The token loop of a decoder: a prompt of token ids goes in, the model's own tokens come out.
+// The token loop of a decoder: continues a prompt of token ids.
 #include "model.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-// How often each phase runs for a prompt of so many tokens and so many new ones.
+// The number of iterations of each phase for a prompt of `prompt` tokens and `fresh` new tokens.
 static size_t split(const ark_decoder* d, uint32_t prompt, uint32_t fresh, uint32_t* each) {
   if (d->chunk == 0) {
     each[0] = fresh;
@@ -38,7 +38,8 @@ static int check_prompt(ark_instance* i, const int32_t* prompt, size_t length) {
   return ARK_OK;
 }
 
-// Sets the state to before the first token: the prompt, greedy sampling, the stop tokens.
+// Writes the state before the first token: the prompt, the settings of greedy sampling, and the
+// stop tokens.
 static int write_state(ark_instance* i, const int32_t* prompt, uint32_t length, uint32_t total,
                        int32_t* output) {
   const ark_decoder* d = i->model->decoder;

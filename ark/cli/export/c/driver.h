@@ -1,5 +1,5 @@
-// How a device's source finds the functions of its driver's library, which is opened when an
-// instance is made.
+// Finds functions in the library of a device's driver, which is opened when an instance is created.
+// Used by a device's source file.
 #ifndef ARK_DRIVER_H
 #define ARK_DRIVER_H
 
@@ -9,13 +9,13 @@
 
 #include "device.h"
 
-// A name in the library, and the pointer to a function that is to be set.
+// The name of a function in the library, and the pointer to be set to the function.
 typedef struct {
   const char* name;
   void* function;
 } ark_symbol;
 
-// library, product: what is called too old where a function is missing.
+// library, product: names for the error that the driver is too old, if a function is missing.
 static inline int ark_find_symbols(ark_instance* i, void* opened, const ark_symbol* symbols,
                                    size_t count, const char* library, const char* product) {
   for (size_t n = 0; n < count; ++n) {
@@ -24,7 +24,7 @@ static inline int ark_find_symbols(ark_instance* i, void* opened, const ark_symb
       return ark_fail(i, ARK_NO_DEVICE, "%s has no %s; install a newer %s", library,
                       symbols[n].name, product);
     }
-    // ISO C has no conversion from an object's address to a function's.
+    // ISO C does not convert an object pointer to a function pointer.
     memcpy(symbols[n].function, &found, sizeof found);
   }
   return ARK_OK;

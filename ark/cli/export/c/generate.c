@@ -1,4 +1,5 @@
-// The test program: WEIGHTS COUNT TOKEN [TOKEN ...] prints up to COUNT tokens that follow those.
+// The test program. WEIGHTS COUNT TOKEN [TOKEN ...]: prints up to COUNT tokens that continue the
+// given tokens.
 #include "exported.h"
 
 #include <errno.h>

@@ -1,15 +1,15 @@
-// What an exported model consists of. The generated source defines one; ark.c walks it.
+// The parts of an exported model. The generated source defines a model; ark.c uses it.
 #ifndef ARK_MODEL_H
 #define ARK_MODEL_H
 
 #include "ark.h"
 #include "layout.h"
 
-// In tables, addresses are (segment + 1) << ARK_SEGMENT_SHIFT plus the offset there.
+// An address in a table is (segment + 1) << ARK_SEGMENT_SHIFT, plus the offset in the segment.
 #define ARK_SEGMENT_SHIFT 48
 
-// One piece of memory. external: the caller's. mapped: the host sees it too. clear: bytes zeroed
-// before every launch.
+// A segment: one allocation of memory. external: the caller provides it. mapped: the host can
+// access it too. clear: the number of bytes that are zeroed before every launch.
 typedef struct {
   const char* name;
   uint64_t nbytes;
@@ -18,15 +18,15 @@ typedef struct {
   int mapped;
 } ark_segment;
 
-// Memory of the device. host: where the host sees it, null where it does not.
+// Memory of the device. host: its address on the host; null if the host cannot access it.
 typedef struct {
   uint64_t address;
   void* host;
 } ark_memory;
 
-typedef struct ark_device ark_device;  // what the device's own source keeps of it
+typedef struct ark_device ark_device;  // state of the device's own source file
 
-// dtype: as safetensors spells it. parameter: it comes from the weights file.
+// dtype: as in safetensors. parameter: the weights file contains it.
 typedef struct {
   const char* name;
   const char* dtype;
@@ -36,26 +36,26 @@ typedef struct {
   int parameter;
 } ark_tensor;
 
-// stops: tokens that end a text. begins: a phase of its own takes the prompt's last chunk.
+// stops: tokens that end a text. begins: a separate phase computes the last chunk of a prompt.
 typedef struct {
   uint32_t context, chunk, vocabulary, begins, stop_count, stop_room;
   const int32_t* stops;
 } ark_decoder;
 
-// A loop kernel. loop: where the host's cores run it; else image: its machine code, which is loaded
-// when an instance is made. threads, shared_bytes: of a block. last_phase: it runs the phases
-// behind those of the kernel before, up to this one.
+// A loop kernel. loop: the function, if the host's cores run it. image: otherwise its machine code,
+// which is loaded when an instance is created. threads, shared_bytes: of a block. last_phase: the
+// kernel runs the phases after those of the preceding kernel, up to this one.
 typedef struct {
   int (*loop)(const struct ArkParams* params, int processors, void (*look)(void));
   const void* image;
   uint32_t threads, shared_bytes, last_phase;
 } ark_kernel;
 
-// How a device that copies boxes sees a matrix: where it lies, as tables say it; the type; elements
-// of each dimension, innermost first; bytes from one index to the next, of dimensions 1 and up;
-// elements of a copy. Of windows (steps[0] is not 0): channels and places of a copy, the place
-// before which they begin and end (across, down), and the steps between them. Last, bytes that come
-// to the cache at a time.
+// A matrix as a device that copies boxes needs it: its address in a table's encoding; its type; the
+// sizes of its dimensions, innermost first; the strides in bytes of dimensions 1 and higher; the
+// size of a box. For windows of an image (steps[0] is not 0): the channels and places of a copy,
+// the places before which windows begin and end (across, down), and the steps between them. Last,
+// the number of bytes that are loaded to the cache at a time.
 typedef struct {
   uint64_t address;
   const char* dtype;
@@ -67,7 +67,7 @@ typedef struct {
   uint32_t fetched;
 } ark_box_map;
 
-// made_for: what to say where a kernel cannot be loaded.
+// made_for: the error text if a kernel cannot be loaded.
 struct ark_model {
   const ark_kernel* kernels;
   const ark_box_map* maps;
@@ -84,27 +84,28 @@ struct ark_model {
   const ark_decoder* decoder;  // null where the model is none
 };
 
-// The arrays of tables that a model has, in the order of ArkParams' first members, and the lists.
+// The number of a model's tables: the arrays in the order of the first fields of ArkParams, then
+// the lists.
 enum { ARK_TABLES = 6 };
 enum { ARK_MAP_BYTES = 128 };
 
 struct ark_instance {
   const ark_model* model;
   ark_device* device;
-  ark_memory* bases;      // by segment; address 0 where an external one has no memory
-  unsigned char* loaded;  // by tensor: 1 where a parameter has its value
-  uint32_t* ends;         // of the phases, in iterations: of the last launch
+  ark_memory* bases;      // by segment; address 0 for an external segment without memory
+  unsigned char* loaded;  // by tensor: 1 if a parameter has its value
+  uint32_t* ends;         // the iterations at which the phases of the last launch end
   ark_memory tables[ARK_TABLES];
   ark_memory counters, control, host, maps;
-  int placed;  // do the tables hold the present addresses?
+  int placed;  // 1 if the tables contain the present addresses
   char error[512];
 };
 
-// What every call begins with: forgets the paragraph of the call before. given: are the pointers
-// that the call needs none of them null?
+// Called first by every function: clears the error text of the preceding call. given: 1 if none of
+// the pointers that the function needs is null.
 int ark_begin(ark_instance* instance, int given);
 
-// Keeps the paragraph and gives the status back.
+// Stores an error text in the instance and returns the status.
 int ark_fail(ark_instance* instance, int status, const char* format, ...)
 #if defined(__GNUC__)
     __attribute__((format(printf, 3, 4)))

@@ -1,5 +1,5 @@
-// The test program: WEIGHTS INPUT ... OUTPUT ... reads inputs from files of their bytes, runs the
-// network once, and writes the outputs so.
+// The test program. WEIGHTS INPUT ... OUTPUT ...: reads each input from a file of raw bytes, runs
+// the network once, and writes the outputs to such files.
 #include "exported.h"
 
 #include <stdio.h>
@@ -17,7 +17,7 @@ static int complain(const ark_instance* instance, int status) {
   return 1;
 }
 
-// Reads exactly so many bytes, the whole file, or writes them.
+// Reads a whole file, which must have exactly `size` bytes, or writes it.
 static int transfer(const char* path, void* bytes, size_t size, int reads) {
   FILE* file = fopen(path, reads ? "rb" : "wb");
   int fine = file != NULL;

@@ -1,5 +1,6 @@
-// A strict reader of safetensors files: 8 bytes of length, a JSON header, the tensors' bytes
-// without holes. Nothing in the file is believed before it was compared with the model.
+// A strict reader of safetensors files, which consist of 8 bytes of length, a JSON header, and the
+// tensors' bytes without holes. Everything in the file is compared with the model before it is
+// used.
 #define _POSIX_C_SOURCE 200809L
 #include "device.h"
 
@@ -8,7 +9,7 @@
 #include <string.h>
 
 #define LONGEST_HEADER 100000000u
-#define PIECE ((size_t)1 << 20)  // bytes of a file that are on their way at once
+#define PIECE ((size_t)1 << 20)  // bytes of a file that are read at a time
 
 typedef struct {
   const char *at, *end;
@@ -40,7 +41,7 @@ static void skip_space(Cursor* c) {
   while (c->at < c->end && memchr(" \t\r\n", *c->at, 4) != NULL) ++c->at;
 }
 
-// Takes the character, behind any space, if it is the next one.
+// Skips spaces. If the next character is `wanted`, consumes it and returns 1.
 static int take(Cursor* c, char wanted) {
   skip_space(c);
   if (c->at == c->end || *c->at != wanted) return 0;
@@ -48,7 +49,8 @@ static int take(Cursor* c, char wanted) {
   return 1;
 }
 
-// A string's bytes between the quotes. Escapes are allowed only where nobody reads the text.
+// Reads a string; the result is its bytes between the quotes. Escapes are allowed only in texts
+// that are not used.
 static int take_string(Cursor* c, int escapes, const char** text, size_t* length) {
   if (!take(c, '"')) return 0;
   *text = c->at;
@@ -79,7 +81,7 @@ static int take_number(Cursor* c, uint64_t* value) {
   return digits > 0 && (digits == 1 || *first != '0');
 }
 
-// [a, b, ...] of whole numbers; fails where there are other than `wanted` of them.
+// Reads a list of integers, [a, b, ...]. Fails if their number is not `wanted`.
 static int take_numbers(Cursor* c, uint64_t* values, uint32_t wanted) {
   if (!take(c, '[')) return 0;
   for (uint32_t n = 0; n < wanted; ++n) {
@@ -110,7 +112,7 @@ static int take_shape(Reader* r, Cursor* c, uint32_t number) {
   return ARK_OK;
 }
 
-// {"dtype": ..., "shape": ..., "data_offsets": ...}, in any order, each once.
+// Reads {"dtype": ..., "shape": ..., "data_offsets": ...}. The keys may be in any order, each once.
 static int take_entry(Reader* r, Cursor* c, uint32_t number) {
   const ark_tensor* tensor = &r->instance->model->tensors[number];
   const char* text;
@@ -150,7 +152,7 @@ static int take_entry(Reader* r, Cursor* c, uint32_t number) {
   return ARK_OK;
 }
 
-// The parameter of that name, or the number of tensors.
+// The index of the parameter with that name; the number of tensors if there is none.
 static uint32_t find(const ark_model* model, const char* text, size_t length) {
   uint32_t t = 0;
   while (t < model->tensor_count &&
@@ -198,7 +200,7 @@ static int by_begin(const void* left, const void* right) {
   return (a->end > b->end) - (a->end < b->end);
 }
 
-// Brings a tensor's bytes to the device, through `room`.
+// Copies a tensor's bytes from the file to the device, through the buffer `room`.
 static int read_tensor(Reader* r, FILE* file, const ark_tensor* tensor, char* room) {
   const uint64_t base = r->instance->bases[tensor->segment].address + tensor->offset;
   for (uint64_t at = 0; at < tensor->nbytes; at += PIECE) {
@@ -211,7 +213,7 @@ static int read_tensor(Reader* r, FILE* file, const ark_tensor* tensor, char* ro
   return ARK_OK;
 }
 
-// Reads the tensors in the file's order, which has no holes and nothing twice.
+// Reads the tensors in the file's order. The file has no holes and no overlaps.
 static int read_data(Reader* r, FILE* file, uint64_t nbytes, char* room) {
   ark_instance* i = r->instance;
   uint64_t at = 0;
