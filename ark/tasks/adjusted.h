@@ -1,5 +1,5 @@
-// Sampling with biases, penalties and filters, and log probabilities. Operands are those that
-// adjusted.py lists; the order of steps is transformers'.
+// Sampling with biases, penalties and filters, and log probabilities. adjusted.py describes the
+// operands. The steps are in the order of the transformers library.
 
 constexpr ark_i32 ARK_IN_PROMPT = 1 << 30;
 constexpr int ARK_BINS = 16;
@@ -16,7 +16,7 @@ ARK_DEVICE ArkOptions ark_options(O o) {
           number(5), number(6), o.p[7],    o.p[8],    o.p[9]};
 }
 
-// Does this sequence draw a token: is it past its prompt, and has it not ended?
+// True if this sequence samples a token: it has processed its prompt and has not ended.
 template <int CONTEXT, int STOPS, class S, class P, class T, class E>
 ARK_DEVICE bool ark_draws(S settings, P position, T tokens, E stop_tokens) {
   return position.p[0] >= settings.p[3] &&
@@ -34,7 +34,7 @@ ARK_DEVICE float ark_block_max(float v, float* red) {
   return most;
 }
 
-// A logit after bias and penalties. held: stop tokens are not sampled yet.
+// A logit after bias and penalties. held: true as long as stop tokens must not be sampled.
 template <int STOPS, class E>
 ARK_DEVICE float ark_adjusted(const ArkOptions& o, float logit, float bias, ark_i32 seen, int token,
                               bool held, int stops, E stop_tokens) {
@@ -93,7 +93,7 @@ ARK_DEVICE void ark_adjust_logits(ArkCtx& c, const ArkTask& t, L logits, O optio
   ark_sampled(c, sampler, candidates, tile, red);
 }
 
-// Each bin's sum over the block. red: ARK_BINS * ARK_WARPS words.
+// Adds each bin over the block. red: ARK_BINS * ARK_WARPS words.
 ARK_DEVICE void ark_sum_bins(float (&bins)[ARK_BINS], float* red) {
 #pragma unroll
   for (int b = 0; b < ARK_BINS; ++b) bins[b] = ark_warp_sum(bins[b]);
@@ -112,10 +112,11 @@ ARK_DEVICE void ark_sum_bins(float (&bins)[ARK_BINS], float* red) {
   ark_sync();
 }
 
-// The largest key that elements of a weight of at least `target` reach, or, with a share above 0,
-// of at least that share of all weight. key(i) and weight(i) of elements 0 to COUNT - 1. The key's
-// digits are found from the highest on: in each round the elements that share the digits so far are
-// weighed by their next one.
+// The largest key for which the elements with this key or a larger one have a total weight of at
+// least `target` or, if share > 0, of at least that share of the whole weight. key(i), weight(i):
+// of element i, from 0 to COUNT - 1. The key's digits are found from the highest on: each round
+// adds the weights of the elements that have the digits found so far, separately by their next
+// digit.
 template <int COUNT, class K, class W>
 ARK_DEVICE ark_u32 ark_key_of_weight(K key, W weight, float target, float share, float* red) {
   ark_u32 digits = 0u;
@@ -138,7 +139,7 @@ ARK_DEVICE ark_u32 ark_key_of_weight(K key, W weight, float target, float share,
       target = share * total;
     }
     ark_u32 digit = 0u;
-    bool open = true;  // no bin so far has what is asked for
+    bool open = true;  // true until a bin reaches the target
 #pragma unroll
     for (int b = ARK_BINS - 1; b > 0; --b) {
       const bool reached = open && above + bins[b] >= target;
@@ -151,7 +152,8 @@ ARK_DEVICE ark_u32 ark_key_of_weight(K key, W weight, float target, float share,
   return digits;
 }
 
-// The best token within the filters, by score over temperature plus noise. top: the largest score.
+// Finds the best token that passes the filters, by score / temperature plus noise. top: the highest
+// score.
 template <int VOCABULARY, class D>
 ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D scores, float top,
                                     float* red) {
@@ -173,7 +175,7 @@ ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D 
   };
   float entropy = 0.0f, total = 1.0f;
   ark_u32 furthest = 0xffffffffu;
-  // How far a token's information is from the entropy, and a key that falls with it.
+  // The distance of a token's information from the entropy, and a key that decreases with it.
   const auto away = [&](int i) {
     const float difference = entropy + scaled(i) - ark_log(total);
     return difference < 0.0f ? -difference : difference;
@@ -193,7 +195,8 @@ ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D 
         nearness, [&](int i) { return kept(i) ? ark_exp(scaled(i)) : 0.0f; }, 0.0f, o.typical_p,
         red);
   }
-  // The same expression may be rounded differently here than where the limit was found.
+  // The compiler may round the same expression differently here than where the limit was found, so
+  // a tolerance is added.
   const float limit = ark_bits_float(~furthest);
   const float within = limit + 1e-6f * (1.0f + limit + entropy + ark_log(total));
   const auto typical = [&](int i) { return nearness(i) >= furthest || away(i) <= within; };
@@ -202,7 +205,8 @@ ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D 
   }
 }
 
-// Log probabilities under the logits: of the drawn token, then ids and those of the highest.
+// Reports log probabilities under the logits to the host: that of the sampled token, then token ids
+// and log probabilities of the highest ones.
 template <int VOCABULARY, int TILES, int TOP, class L, class M, class H>
 ARK_DEVICE void ark_report_logprobs(int count, ark_u32 token, int place, L logits, M shares, H host,
                                     float* red) {

@@ -1,6 +1,8 @@
-// What threads do along a line of a tensor: one alone, or all together.
+// Operations along a line of a tensor, by one thread or by several together.
 
-// The running joins of N elements from `start` on: store(k, total) with element k, or before it.
+// A scan of N elements by one thread. Calls store(k, total) for each element k, where total is
+// `start` joined with all elements up to k (with EXCLUSIVE: before k). REVERSE: from the last
+// element to the first.
 template <int N, bool REVERSE, bool EXCLUSIVE, typename T, class Load, class Join, class Store>
 ARK_DEVICE void ark_scan_line(T start, const Load& load, const Join& join, const Store& store) {
   T total = start;
@@ -13,8 +15,8 @@ ARK_DEVICE void ark_scan_line(T start, const Load& load, const Join& join, const
   }
 }
 
-// body(inside, i0, i1, i2, i3) for the lines of a tile, by TEAM warps each: one line, or LINES
-// neighbours in the last dimension, a lane each.
+// Calls body(inside, i0, i1, i2, i3) for each line of a tile. TEAM warps have one line each time.
+// With LINES > 1, a warp has LINES neighbouring lines in the last dimension, one per lane.
 template <class TILE, int LINES, int TEAM, class Body>
 ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
   constexpr int t1 = TILE::tile[1], t2 = TILE::tile[2];
@@ -29,10 +31,11 @@ ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
   }
 }
 
-// The same running joins by TEAM warps: lanes have neighbours of one line (ALONG), or a line each.
-// A thread has U elements, the next ones on their way; totals of threads before it come by
-// shuffles and through `red`, 2 TEAM ARK_LANES totals of shared memory. The form follows from the
-// shape alone. start joined with anything changes nothing.
+// The same scan by TEAM warps. With ALONG, lanes have neighbouring elements of one line; otherwise
+// each lane has a line. A thread has U elements, and the next ones are being loaded meanwhile.
+// Totals of preceding threads are exchanged by shuffles and through `red` (2 TEAM ARK_LANES totals
+// of shared memory). The order of joins follows from the shape alone. `start` must be neutral:
+// joining it changes nothing.
 template <int N, bool REVERSE, bool EXCLUSIVE, bool ALONG, int TEAM, int U, typename T, class Load,
           class Join, class Store>
 ARK_DEVICE void ark_scan_pieces(T start, bool inside, const Load& load, const Join& join,
@@ -94,8 +97,8 @@ ARK_DEVICE void ark_scan_pieces(T start, bool inside, const Load& load, const Jo
   }
 }
 
-// body(x) for each of SIZE places of a window, DILATION apart, that lies in the N elements; the
-// window of result i begins BEFORE elements before element i * STRIDE.
+// Calls body(x) for each of the SIZE elements of a window that exist. They are DILATION apart in a
+// line of N elements. The window of result i begins BEFORE elements before element i * STRIDE.
 template <int SIZE, int STRIDE, int DILATION, int BEFORE, int N, class Body>
 ARK_DEVICE void ark_each_in_window(int i, const Body& body) {
   for (int w = 0; w < SIZE; ++w) {
@@ -104,7 +107,8 @@ ARK_DEVICE void ark_each_in_window(int i, const Body& body) {
   }
 }
 
-// The same for each place, body(x, inside): the nearest element where a place lies outside.
+// Calls body(x, inside) for each of the SIZE elements. Outside of the line, x is the nearest
+// element.
 template <int SIZE, int STRIDE, int DILATION, int BEFORE, int N, class Body>
 ARK_DEVICE void ark_each_of_window(int i, const Body& body) {
 #pragma unroll
@@ -114,7 +118,8 @@ ARK_DEVICE void ark_each_of_window(int i, const Body& body) {
   }
 }
 
-// The tile by all threads, several windows of each under way: store(window(i0 to i3), i0 to i3).
+// Computes a tile by all threads, with several windows per thread in flight: calls store(window(i0
+// to i3), i0 to i3).
 template <class TILE, class Window, class Store>
 ARK_DEVICE void ark_each_window(const ark_i32* coord, const Window& window, const Store& store) {
   constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * TILE::tile[3], U = 4;

@@ -1,7 +1,8 @@
-// Keys or values of sequences in pages of a pool, as a projection stores them: the heads of
-// sequence s are numbers s * HEADS and following, and row s of the table has the numbers of its
-// pages, MOST of them. Position p is row p % PAGE of the page at p / PAGE. A number outside of the
-// pool is read as 0; attention, which sees the position too, ends the run for it.
+// Keys or values of several sequences in pages of a pool, in the form in which a projection stores
+// them. Heads s * HEADS and following belong to sequence s. Row s of the table has the numbers of
+// its pages, at most MOST. Position p is row p % PAGE of the page at p / PAGE. A number that is not
+// in the pool is replaced by 0; attention, which sees the same position, ends the launch with an
+// error.
 template <int HEADS, int PAGE, int POOL, int MOST, class X, class T>
 struct ArkAppendedPages {
   X pool;

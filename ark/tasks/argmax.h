@@ -1,8 +1,9 @@
-// The index of the greatest element of a row. What a task touches is described in argmax.py.
+// The index of the largest element of each row. argmax.py describes operands and tasks.
 
-// The greatest of each row of COLUMNS elements, by a warp a row or by the block: a thread has U
-// packs of V neighbours, the next ones on their way. The first NaN of a row is the greatest.
-// in(row, column): where an element lies; finish(row, column) stores. red: 2 * ARK_WARPS words.
+// Finds the largest element of each row of COLUMNS elements, by a warp per row or by the block. A
+// thread has U packs of V neighbours, and the next ones are being loaded meanwhile. The first NaN
+// of a row counts as the largest. in(row, column): the address of an element. finish(row, column):
+// stores the result. red: 2 * ARK_WARPS words.
 template <int COLUMNS, int V, bool WARP, class In, class Finish>
 ARK_DEVICE void ark_argmax_rows(int rows, float* red, const In& in, const Finish& finish) {
   constexpr int WIDTH = (WARP ? ARK_LANES : ARK_THREADS) * V, U = 4, piece = U * WIDTH;
@@ -52,8 +53,9 @@ ARK_DEVICE void ark_argmax_rows(int rows, float* red, const In& in, const Finish
   }
 }
 
-// coord: indices of dimensions 0 to 2; ROWS of dimension 2, which has LIMIT. input(row, column) and
-// output(row) give the place of an element. The first of equal elements counts.
+// coord: indices of dimensions 0 to 2. The task has ROWS indices of dimension 2, whose size is
+// LIMIT. input(row, column), output(row): addresses of an element and a result. Of equal elements,
+// the first one counts.
 template <int ROWS, int LIMIT, int COLUMNS, typename T, int V, bool WARP, class I, class O>
 ARK_DEVICE void ark_argmax(ArkCtx& c, const ArkTask& t, const I& input, const O& output,
                            ark_u64 address) {

@@ -1,19 +1,21 @@
-// Causal grouped-query attention over a key/value cache, and the join of its splits. What a task
-// computes and touches is said in attention.py.
+// Causal grouped-query attention over a cache of keys and values, and the combination of its
+// splits. attention.py describes operands and tasks.
 
-// Shared memory of a task: G query heads of D elements each, CHUNK positions at a time.
+// Shared memory of a task, for G query heads of D elements each. CHUNK positions are processed at a
+// time.
 template <int G, int D, int CHUNK>
 struct ArkAttentionScratch {
   float query[G * D];
   float sum[G * D];      // unnormalised
-  float current[2 * D];  // this iteration's key and value
+  float current[2 * D];  // the key and value of this iteration
   float score[G * CHUNK];
   float top[G];     // largest score so far
-  float weight[G];  // sum of the scores' exponentials
-  float keep[G];    // what a chunk's new maximum leaves of the sums before it
+  float weight[G];  // the sum of the exponentials of the scores
+  float keep[G];    // the factor by which a new maximum scales the earlier sums
 };
 
-// One chunk of positions from `first`, `count` of them, the first `cached` of them in the cache.
+// Computes the scores of `count` positions from `first` on. Positions below `cached` are in the
+// cache.
 template <int G, int D, int CHUNK, class K>
 ARK_DEVICE void ark_attention_scores(ArkAttentionScratch<G, D, CHUNK>& s, K keys, int head,
                                      int first, int cached, int count) {
@@ -28,7 +30,7 @@ ARK_DEVICE void ark_attention_scores(ArkAttentionScratch<G, D, CHUNK>& s, K keys
   }
 }
 
-// Scores to exponentials against the running maximum.
+// Replaces the scores by exponentials relative to the running maximum.
 template <int G, int D, int CHUNK>
 ARK_DEVICE void ark_attention_softmax(ArkAttentionScratch<G, D, CHUNK>& s, int count) {
   for (int g = ark_warp(); g < G; g += ARK_WARPS) {
@@ -53,8 +55,9 @@ ARK_DEVICE void ark_attention_softmax(ArkAttentionScratch<G, D, CHUNK>& s, int c
   }
 }
 
-// Adds the chunk's weighted values. A single thread walks rows, so that the compiler makes vectors
-// of a row's columns; many threads split the columns.
+// Adds the weighted values of the chunk to the sums. If there is one thread, it processes row by
+// row, so that the compiler vectorises over columns. Several threads divide the columns among
+// themselves.
 template <int G, int D, int CHUNK, class V>
 ARK_DEVICE void ark_attention_values(ArkAttentionScratch<G, D, CHUNK>& s, V values, int head,
                                      int first, int cached, int count) {
@@ -83,8 +86,8 @@ ARK_DEVICE void ark_attention_values(ArkAttentionScratch<G, D, CHUNK>& s, V valu
   }
 }
 
-// coord: row, key/value head, split. With one split the output is the heads' result, else the
-// unnormalised sum, maximum and denominator of each.
+// coord: row, key/value head, split. If there is one split, the output is the result of each query
+// head; otherwise its unnormalised sum, maximum and denominator.
 template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int CHUNK, class Q, class K, class V,
           class P, class O, class F>
 ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys, V values,
@@ -137,14 +140,14 @@ ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query,
 }
 
 #if !defined(ARK_HAS_LOAD_BLOCK)
-// N elements to shared memory, element i from at(i), for all threads of the block.
+// Copies N elements to shared memory by all threads of the block. at(i): the address of element i.
 template <int N, class At>
 ARK_DEVICE void ark_load_block(ArkCtx& c, const At& at, float* to, bool system) {
   for (int i = ark_tid(); i < N; i += ARK_THREADS) to[i] = ark_load(c, at(i), 0, system);
 }
 #endif
 
-// coord: row, head, the first of GROUP. Joins the splits' partial results.
+// Combines the partial results of the splits. coord: row, and the first of GROUP heads.
 template <int D, int SPLITS, int GROUP, class P, class O>
 ARK_DEVICE void ark_attention_merge(ArkCtx& c, const ArkTask& t, P partial, O output) {
   const int row = t.coord[0], head = t.coord[1];

@@ -1,5 +1,5 @@
-// Attention of tiles of queries with a running softmax. What a task computes and touches is said in
-// attention_tiles.py.
+// Attention of tiles of queries with a running softmax. attention_tiles.py describes operands and
+// tasks.
 
 template <int BATCH, int HEADS, int KV_HEADS, int WIDTH, int LENGTH, int CONTEXT_, int TILE,
           bool CAUSAL_, int WINDOW_, bool CAPPED_, bool BY_ROWS_, int TASKS_, int GROUP,
@@ -12,12 +12,13 @@ struct ArkAttentionShape {
   static constexpr bool CAUSAL = CAUSAL_, CAPPED = CAPPED_, BY_ROWS = BY_ROWS_, STRICT = STRICT_;
 };
 
-// A tile: its place, and the keys that any of its rows sees, `begin` to `end`.
+// A tile: its place in the queries, and the range of keys, `begin` to `end`, that any of its rows
+// sees.
 struct ArkAttentionTile {
   int batch, head, row, place, begin, end;
 };
 
-// The part of a tile that begins `at` rows further on.
+// The part of a tile that begins `at` rows after the tile's first row.
 template <class S>
 ARK_DEVICE ArkAttentionTile ark_attention_part(const ArkAttentionTile& of, int at, int rows) {
   ArkAttentionTile tile{of.batch, of.head, of.row + at, of.place + at, 0, S::CONTEXT};
@@ -33,7 +34,9 @@ ARK_DEVICE ArkAttentionTile ark_attention_tile(int batch, int head, int row, int
   return ark_attention_part<S>({batch, head, row, position + row, 0, 0}, 0, rows);
 }
 
-// The tile with a number: heads of all batches, in sections.
+// The tile with a given number. The heads of all batches are divided into sections. Within a
+// section, tiles are numbered along the heads first, then along the rows; the order of rows
+// alternates between sections.
 template <class S>
 ARK_DEVICE ArkAttentionTile ark_attention_numbered(int number, int position) {
   constexpr int SECTIONS = (S::ALL + S::SECTION - 1) / S::SECTION;
@@ -46,8 +49,8 @@ ARK_DEVICE ArkAttentionTile ark_attention_numbered(int number, int position) {
   return ark_attention_tile<S>(head / S::HEADS_OF, head % S::HEADS_OF, row, position);
 }
 
-// Where the first row stands: a position that no cache has is one at which rows see nothing, or
-// all.
+// The position of the first row. A position outside of all caches is replaced by one at which rows
+// see no key, or all keys.
 template <class S, class P>
 ARK_DEVICE int ark_attention_place(P position) {
   if constexpr (P::given) {
@@ -72,7 +75,8 @@ ARK_DEVICE void ark_attention_each(const ArkTask& t, P position, const Work& wor
   }
 }
 
-// Where a head's key or value lies. Of keys in pages `key` is a place in the sequence.
+// The address of a key or value of a head. For keys in pages, `key` is the position in the
+// sequence.
 template <class S, class K>
 ARK_DEVICE auto ark_attention_row(K keys, int batch, int kv, int key) {
   if constexpr (S::BY_ROWS) {
@@ -82,7 +86,7 @@ ARK_DEVICE auto ark_attention_row(K keys, int batch, int kv, int key) {
   }
 }
 
-// The keys that the row at `place` sees: from first to end.
+// The range of keys, from first to end, that the row at `place` sees.
 template <class S>
 ARK_DEVICE int ark_attention_first(int place) {
   return S::WINDOW > 0 && place - S::WINDOW >= 0 ? place - S::WINDOW + 1 : 0;
@@ -92,10 +96,10 @@ ARK_DEVICE int ark_attention_end(int place) {
   return S::CAUSAL && place + 1 < S::CONTEXT ? place + 1 : S::CONTEXT;
 }
 
-// A mask of scores (batch, heads, rows, keys): true for keys that are seen, or for those that are
-// hidden, whose score is `fill`; or added to scores.
+// The meanings of a mask (batch, heads, rows, keys). SEEN: true for visible keys. HIDDEN: true for
+// hidden keys, whose score becomes `fill`. ADDED: numbers that are added to the scores.
 enum { ARK_MASK_SEEN, ARK_MASK_HIDDEN, ARK_MASK_ADDED };
-constexpr float ARK_ATTENTION_LEAST = -1e28f;  // what lower finite scores count as
+constexpr float ARK_ATTENTION_LEAST = -1e28f;  // lower finite scores are replaced by this
 template <int FORM_, class X>
 struct ArkAttentionMask {
   static constexpr bool given = true;
@@ -108,7 +112,7 @@ ARK_DEVICE ArkAttentionMask<FORM, X> ark_attention_mask_of(X operand, float fill
   return {operand, fill};
 }
 
-// A score under the mask. Rows and keys behind the last one have its mask.
+// A score after the mask is applied. Rows and keys after the last one use the last one's mask.
 template <class S, class M>
 ARK_DEVICE float ark_attention_masked(const M& mask, const ArkAttentionTile& tile, int row, int key,
                                       float score) {
@@ -126,14 +130,14 @@ ARK_DEVICE float ark_attention_masked(const M& mask, const ArkAttentionTile& til
   return score;
 }
 
-// What a row's sum of values is multiplied by; weight: the sum of its powers.
+// The factor that normalises a row's sum of values. weight: the sum of the row's exponentials.
 template <class S>
 ARK_DEVICE float ark_attention_share(float weight) {
   return S::STRICT || weight != 0.0f ? 1.0f / weight : 0.0f;
 }
 
-// Shared memory of the common body: R rows of queries at a time, scores of C keys, sums; by one
-// thread also C keys, transposed.
+// Shared memory of the common body: R rows of queries, their scores of C keys, and their sums. If a
+// task has one thread, also C keys, transposed.
 template <class S, int C, int R>
 struct ArkAttentionTileScratch {
   float query[R * S::D];
@@ -143,7 +147,8 @@ struct ArkAttentionTileScratch {
   float keys[ARK_THREADS == 1 ? C * S::D : 1];
 };
 
-// Scores of `many` keys from `first` on; what a row does not see is -inf.
+// Computes the scores of `many` keys from `first` on. The score of a key that a row does not see is
+// -inf.
 template <class S, int C, int R, class K, class M>
 ARK_DEVICE void ark_attention_tile_scores(ArkAttentionTileScratch<S, C, R>& s, K keys,
                                           const M& mask, const ArkAttentionTile& tile, float cap,
@@ -183,7 +188,7 @@ ARK_DEVICE void ark_attention_tile_scores(ArkAttentionTileScratch<S, C, R>& s, K
   }
 }
 
-// Scores to exponentials against the running maximum.
+// Replaces the scores by exponentials relative to the running maximum.
 template <class S, int C, int R>
 ARK_DEVICE void ark_attention_tile_softmax(ArkAttentionTileScratch<S, C, R>& s, int rows) {
   for (int r = ark_warp(); r < rows; r += ARK_WARPS) {
@@ -214,7 +219,7 @@ ARK_DEVICE void ark_attention_tile_values(ArkAttentionTileScratch<S, C, R>& s, V
                                           int many) {
   const int kv = tile.head / S::PER_KV;
   if constexpr (ARK_THREADS == 1) {
-    for (int e = 0; e < many; ++e) {  // the block's values once more as floats, in the keys' place
+    for (int e = 0; e < many; ++e) {  // the block's values as floats, in the memory of the keys
       const auto* row = ark_attention_row<S>(values, tile.batch, kv, first + e);
       for (int d = 0; d < S::D; ++d) s.keys[e * S::D + d] = ark_get(row, d);
     }

@@ -1,12 +1,13 @@
-// Loops over a task's tile: what is done at an index comes as a function of it.
+// Loops over the indices of a task's tile. The work at an index is a function that the caller
+// passes.
 
-// A tile of T0 to T3 indices in four dimensions, of a result of N0 to N3.
+// A tile with T0 to T3 indices in four dimensions, of a result with sizes N0 to N3.
 template <int T0, int T1, int T2, int T3, int N0, int N1, int N2, int N3>
 struct ArkTile {
   static constexpr int tile[4] = {T0, T1, T2, T3}, size[4] = {N0, N1, N2, N3};
 };
 
-// The first index of dimension D in the tile that begins at `coord`, and the last one + 1.
+// The first index in dimension D of the tile that begins at `coord`, and the index after its last.
 template <class TILE, int D>
 ARK_DEVICE int ark_tile_begin(const ark_i32* coord) {
   constexpr int size = TILE::size[D];
@@ -19,8 +20,10 @@ ARK_DEVICE int ark_tile_end(const ark_i32* coord) {
   return coord[D] + tile < size ? coord[D] + tile : size;
 }
 
-// Index D of place r of a tile, each PACK of the last dimension's being one place; r becomes what
-// is left for the dimensions before. OUTER: how many places those have. False behind the result.
+// Computes the index in dimension D for place r of a tile; a place is a pack of PACK elements of
+// the last dimension. Divides r by this dimension's number of places, for the next outer dimension.
+// OUTER: the number of places in the outer dimensions. Returns false if the index is outside of the
+// result.
 template <class TILE, int D, int PACK, int OUTER>
 ARK_DEVICE bool ark_tile_index(const ark_i32* coord, int& r, int& index) {
   constexpr int size = TILE::size[D], tile = TILE::tile[D];
@@ -38,13 +41,14 @@ ARK_DEVICE bool ark_tile_place(const ark_i32* coord, int r, int& i0, int& i1, in
   return ark_tile_index<TILE, 0, PACK, 1>(coord, r, i0) && ok;
 }
 
-// What one thread has under way at once: ROUNDS packs of neighbours, from place `first` on.
+// A round: ROUNDS packs that one thread has in flight at once, from place `first` on.
 template <class TILE, int PACK, int ROUNDS>
 struct ArkRound {
   const ark_i32* coord;
   int first;
 };
-// body(u, inside, i0, i1, i2, i3) for each of a round's packs, by its first index.
+// Calls body(u, inside, i0, i1, i2, i3) for each pack u of a round, with the indices of its first
+// element.
 template <class TILE, int PACK, int ROUNDS, class Body>
 ARK_DEVICE void ark_each_pack(const ArkRound<TILE, PACK, ROUNDS>& round, const Body& body) {
   constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / PACK);
@@ -56,7 +60,7 @@ ARK_DEVICE void ark_each_pack(const ArkRound<TILE, PACK, ROUNDS>& round, const B
     body(u, r < total && inside, i0, i1, i2, i3);
   }
 }
-// The tile by all threads: body(round) for every round.
+// Processes a tile by all threads: calls body(round) for every round.
 template <class TILE, int PACK, int ROUNDS, class Body>
 ARK_DEVICE void ark_each_round(const ark_i32* coord, const Body& body) {
   constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / PACK);
@@ -64,14 +68,15 @@ ARK_DEVICE void ark_each_round(const ark_i32* coord, const Body& body) {
     body(ArkRound<TILE, PACK, ROUNDS>{coord, first});
   }
 }
-// The end of a single row that is no multiple of a pack, with its last tile: body(i3).
+// If the result is a single row whose size is not a multiple of a pack, the last tile has some
+// single elements at its end: calls body(i3) for each.
 template <class TILE, int PACK, class Body>
 ARK_DEVICE void ark_each_left(const ark_i32* coord, const Body& body) {
   constexpr int size = TILE::size[3], rest = size % PACK;
   if (coord[3] + TILE::tile[3] >= size && ark_tid() < rest) body(size - rest + ark_tid());
 }
 
-// N neighbouring results as one pack: make(to, j) puts the j-th.
+// Stores N neighbouring results as one pack. make(to, j) writes result j to to[j].
 template <int N, typename T, class Make>
 ARK_DEVICE void ark_store_made(bool inside, T* to, const Make& make) {
   ArkPack<T, N> pack;
@@ -80,7 +85,7 @@ ARK_DEVICE void ark_store_made(bool inside, T* to, const Make& make) {
   if (inside) ark_store_pack<N>(to, pack);
 }
 
-// The tile by all threads, index by index: body(i0, i1, i2, i3).
+// Processes a tile by all threads, element by element: calls body(i0, i1, i2, i3).
 template <class TILE, class Body>
 ARK_DEVICE void ark_each_index(const ark_i32* coord, const Body& body) {
   constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * TILE::tile[3];
@@ -90,8 +95,9 @@ ARK_DEVICE void ark_each_index(const ark_i32* coord, const Body& body) {
   }
 }
 
-// The tile by all threads, a byte of EACH elements at a time: body(i0, i1, i2, i3, last), of the
-// byte's first element; last is the row's last index, and no element behind it is there.
+// Processes a tile by all threads, one byte of EACH elements at a time: calls body(i0, i1, i2, i3,
+// last) with the indices of the byte's first element. last is the last index of the row; elements
+// after it do not exist.
 template <class TILE, int EACH, class Body>
 ARK_DEVICE void ark_each_byte(const ark_i32* coord, const Body& body) {
   constexpr int t1 = TILE::tile[1], t2 = TILE::tile[2];
@@ -104,7 +110,8 @@ ARK_DEVICE void ark_each_byte(const ark_i32* coord, const Body& body) {
   }
 }
 
-// The tile by one thread, in order; the last dimension of more than one index is for vectors.
+// Processes a tile by one thread, in order. The innermost loop, over the last dimension with more
+// than one index, can be vectorised.
 template <class Body>
 ARK_DEVICE void ark_vector_loop(int begin, int end, const Body& body) {
   ARK_VECTOR_LOOP

@@ -1,5 +1,5 @@
-// Caches of codes: a position of a head is a row of codes with one scale (ArkRow). A row is written
-// as a whole, by a warp. cache_rows.py says which caches there are.
+// Quantised caches: the elements of a head at a position are a row of codes with one scale
+// (ArkRow). A warp writes a whole row. cache_rows.py lists the types of caches.
 
 template <class C>
 constexpr float ARK_LARGEST_CODE = 127.0f;
@@ -16,7 +16,7 @@ ARK_DEVICE float ark_get(const ArkRow<C, K, K, S, false>* row, ark_i64 d) {
   return ark_code(static_cast<const C*>(nullptr), row->bytes[d], 0) * ark_row_scale(*row, 0);
 }
 
-// This lane's share of the product of a row with x.
+// This lane's part of the dot product of a row with x.
 template <class C, int K, class S>
 ARK_DEVICE float ark_row_dot(const ArkRow<C, K, K, S, false>* row, const float* x, int) {
   float sum[1];
@@ -24,9 +24,9 @@ ARK_DEVICE float ark_row_dot(const ArkRow<C, K, K, S, false>* row, const float* 
   return sum[0];
 }
 
-// By a warp: stores a row. value(d): element d. The largest magnitude is the largest code. A row
-// with an element that is not finite becomes NaN as a whole; its bits decide, because a compiler
-// that may reassociate sums takes v - v for 0.
+// Called by a warp: stores a row. value(d): element d. The element of largest magnitude gets the
+// largest code. A row with an element that is not finite becomes NaN in all elements. This is
+// tested by the bits, because a compiler that may reassociate sums replaces v - v by 0.
 template <class C, int K, class S, class Value>
 ARK_DEVICE void ark_store_row(ArkRow<C, K, K, S, false>* row, const Value& value) {
   typedef ArkRow<C, K, K, S, false> Row;

@@ -1,11 +1,12 @@
-// Tiles that processors claim while the kernel runs.
+// Tiles that processors claim at run time.
 
-// Where tiles begin: N0 to N3 of them in four dimensions, S0 to S3 indices apart; the last
-// dimension is counted fastest.
+// The coordinates of tiles: N0 to N3 tiles in four dimensions, at distances of S0 to S3 indices.
+// Tiles are numbered with the last dimension fastest.
 template <int N0, int N1, int N2, int N3, int S0, int S1, int S2, int S3>
 struct ArkPlaces {
   static constexpr ark_u32 TILES = static_cast<ark_u32>(N0 * N1 * N2 * N3);
-  // One thread: the record becomes that of a tile by its number, or of none behind the last.
+  // Called by one thread: changes a task's record to that of tile `number`; after the last tile,
+  // marks it as no task.
   ARK_DEVICE void put(ArkTask& record, ark_u32 number) {
     if (number >= TILES) record.kind = ARK_NO_TASK;
     const int n = static_cast<int>(number);
@@ -16,10 +17,12 @@ struct ArkPlaces {
   }
 };
 
-// A task's own tile first, then tile by tile the next that nobody has: body(record). The number
-// comes while the tile before is at work. Of the counter, behind the operands, TASKS fewer numbers
-// are tiles than there are tiles, and each task takes one that is none, so that an iteration takes
-// as many as there are tiles. RECORDS: bytes of shared memory before the two that are for records.
+// Calls body(record) for the task's own tile, and then for further tiles that no other task has
+// claimed, until none is left. The next tile's number is fetched while the current tile is
+// computed. The counter's address follows the operands in the record. In an iteration, each of the
+// TASKS tasks has one tile of its own, claims TILES - TASKS others in all, and claims one number
+// after the last tile. So the counter grows by TILES per iteration. RECORDS: the offset in shared
+// memory of the memory for two records.
 template <class PLACES, int TASKS, int OPERANDS, int RECORDS, class Body>
 ARK_DEVICE void ark_claimed(ArkCtx& c, const ArkTask& t, const Body& body) {
   ArkTask* const own = reinterpret_cast<ArkTask*>(ARK_SCRATCH(c) + RECORDS);

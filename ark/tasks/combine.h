@@ -1,7 +1,9 @@
-// Shares combined element by element, 16 bytes at a time. A share, and the result, is plain memory
-// or packets {word, epoch}, four of which hold 16 bytes of elements; loading packets is waiting.
+// Combines the shares of several ranks element by element, 16 bytes at a time. A share, and the
+// result, is in plain memory or in packets {word, epoch}. Four packets hold 16 bytes of elements;
+// loading packets waits for them.
 
-// What elements are added as: floats as float, doubles and integers as they are.
+// The type in which elements are combined: floating-point types up to 32 bits as float, doubles and
+// integers unchanged.
 ARK_DEVICE float ark_term(float v) { return v; }
 ARK_DEVICE float ark_term(ark_f16 v) { return ark_float(v); }
 ARK_DEVICE float ark_term(ark_bf16 v) { return ark_float(v); }
@@ -26,7 +28,7 @@ ARK_DEVICE void ark_store_term(ark_i32& to, ark_i32 v) { to = v; }
 ARK_DEVICE void ark_store_term(ark_u32& to, ark_u32 v) { to = v; }
 ARK_DEVICE void ark_store_term(ark_i64& to, ark_i64 v) { to = v; }
 
-// How two terms become one; what is not a number stays so.
+// The operations that combine two terms. NaN stays NaN.
 struct ArkJoinSum {};
 struct ArkJoinProduct {};
 struct ArkJoinMax {};
@@ -55,8 +57,8 @@ union ArkChunk {
   T v[16 / sizeof(T)];
 };
 
-// Which chunks of 16 bytes a thread has under way: `first` and every ARK_THREADS-th behind it, up
-// to `end`; `bytes` is where the elements end.
+// The chunks of 16 bytes that a thread has in flight: number `first` and every ARK_THREADS-th after
+// it, below `end`. bytes: the size of the elements in total.
 struct ArkChunks {
   ark_i64 first;
   ark_i64 end;
@@ -66,8 +68,8 @@ ARK_DEVICE ark_i64 ark_chunk(const ArkChunks& at, int b) {
   return at.first + static_cast<ark_i64>(b) * ARK_THREADS;
 }
 
-// How plain memory is touched: in whole aligned chunks, or (the end of an array, or one that lies
-// anyhow) element by element.
+// How plain memory is accessed: in whole aligned chunks, or element by element at the end of an
+// array and in unaligned arrays.
 struct ArkWhole {};
 struct ArkPiecemeal {};
 
@@ -89,13 +91,13 @@ ARK_DEVICE void ark_load_chunks(ArkCtx&, ArkPiecemeal, const T* p, const ArkChun
   static_assert(BATCH == 1, "elements are taken one chunk at a time");
   const ark_i64 left = at.bytes / static_cast<ark_i64>(sizeof(T)) - at.first * MANY;
   to[0].half[0] = to[0].half[1] = 0u;
-#pragma unroll  // indices known to the compiler keep the chunk in registers
+#pragma unroll  // constant indices keep the chunk in registers
   for (int e = 0; e < MANY; ++e) {
     if (e < left) to[0].v[e] = p[at.first * MANY + e];
   }
 }
 
-// The first of a chunk's packets that is not of this iteration, or null.
+// The first packet of a chunk that is not of the current iteration; null if there is none.
 ARK_DEVICE const ark_u64* ark_late(const ArkCtx& c, const ark_u64* p, const ark_u64 (&seen)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -104,8 +106,9 @@ ARK_DEVICE const ark_u64* ark_late(const ArkCtx& c, const ark_u64* p, const ark_
   return nullptr;
 }
 
-// The same from packets. All are asked for together, and those that are late again; after some
-// rounds one of them is waited for in between, which has a budget.
+// Loads chunks from packets. All packets are loaded together, and those that have not arrived are
+// loaded again. After ARK_PACKET_ROUNDS rounds the thread waits for one of them in each round, with
+// a time limit.
 constexpr int ARK_PACKET_ROUNDS = 24;
 template <int BATCH, typename T, typename HOW>
 ARK_DEVICE void ark_load_chunks(ArkCtx& c, HOW, const ark_u64* p, const ArkChunks& at, bool system,
@@ -154,7 +157,7 @@ ARK_DEVICE void ark_store_chunk(ArkCtx&, ArkPiecemeal, T* p, ark_i64 chunk, cons
     if (e < left) p[chunk * MANY + e] = v.v[e];
   }
 }
-// All four packets, whatever of them holds elements.
+// Stores a chunk as four packets, even if not all of them contain elements.
 template <typename T, typename HOW>
 ARK_DEVICE void ark_store_chunk(ArkCtx& c, HOW, ark_u64* p, ark_i64 chunk, const ArkChunks&,
                                 bool system, const ArkChunk<T>& v) {
@@ -164,7 +167,7 @@ ARK_DEVICE void ark_store_chunk(ArkCtx& c, HOW, ark_u64* p, ark_i64 chunk, const
   ark_packets_store(to + 2, epoch | (v.half[1] & 0xffffffffu), epoch | (v.half[1] >> 32), system);
 }
 
-// A share that peers or this rank wrote: P is T, or ark_u64 for packets.
+// A share, written by a peer or by this rank. P: T, or ark_u64 for packets.
 template <typename P, bool SYSTEM>
 struct ArkShare {
   static constexpr bool packets = false;
@@ -176,7 +179,7 @@ struct ArkShare<const ark_u64, SYSTEM> {
   const ark_u64* p;
 };
 
-// Several places of plain memory, which all get the result.
+// Several addresses in plain memory, to each of which the result is stored.
 template <typename T, int N>
 struct ArkEach {
   T* p[N];
@@ -193,7 +196,8 @@ ARK_DEVICE void ark_give_chunk(ArkCtx& c, HOW how, const ArkEach<T, N>& out, ark
   for (int i = 0; i < N; ++i) ark_store_chunk(c, how, out.p[i], chunk, at, true, v);
 }
 
-// The shares' chunks, those of plain memory or those of packets; AT is the number of the first.
+// Loads the chunks of those shares that are in plain memory, or of those in packets (PACKETS). AT:
+// the number of the first share.
 template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES>
 ARK_DEVICE void ark_load_shares(ArkCtx&, HOW, const ArkChunks&, ArkChunk<T> (&)[SHARES][BATCH]) {}
 template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES, typename P,
@@ -215,7 +219,7 @@ ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, Out out, Sh
   constexpr int SHARES = static_cast<int>(sizeof...(Shares));
   for (; at.first < at.end; at.first += BATCH * ARK_THREADS) {
     ArkChunk<T> v[SHARES][BATCH];
-    // What lies here is asked for before what peers send is waited for.
+    // Local data is loaded before the wait for data of peers.
     ark_load_shares<false, 0, BATCH, T>(c, how, at, v, shares...);
     ark_load_shares<true, 0, BATCH, T>(c, how, at, v, shares...);
 #pragma unroll
@@ -236,11 +240,12 @@ ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, Out out, Sh
   }
 }
 
-// The tile t.coord[0] to t.coord[1], counted in UNIT bytes. With one share it is copied.
+// Combines the elements from t.coord[0] to t.coord[1], counted in units of UNIT bytes. A single
+// share is copied.
 template <typename T, typename JOIN, int UNIT, int DIVIDE, typename Out, typename... Shares>
 ARK_DEVICE void ark_combine(ArkCtx& c, const ArkTask& t, bool aligned, Out out, Shares... shares) {
   constexpr int SHARES = static_cast<int>(sizeof...(Shares)), FEW = SHARES < 5 ? 2 : 1;
-#if defined(ARK_HAS_LOADER)  // few threads, with registers for more under way
+#if defined(ARK_HAS_LOADER)  // few threads, which have registers for more chunks in flight
   constexpr int BATCH = SHARES == 1 ? 16 : SHARES == 2 ? 8 : FEW;
 #else
   constexpr int BATCH = SHARES < 3 ? 4 : FEW;

@@ -1,6 +1,6 @@
-// Rows combined from shares, and normed by their root mean square.
+// Combines the shares of rows, and normalises the rows by their root mean square.
 
-// The values of one chunk, as they are normed: rounded as they are stored.
+// The values of a chunk that are normalised. They are rounded to the type in which they are stored.
 template <typename T, int MANY>
 ARK_DEVICE void ark_chunk_terms(const ArkChunk<T>& from, float (&to)[MANY]) {
 #pragma unroll
@@ -27,7 +27,8 @@ ARK_DEVICE void ark_store_normed(O* to, const W* weight, const float (&v)[MANY],
   }
 }
 
-// B chunks of a row at a time; HELD: how many a thread keeps, 0: the row is read again.
+// Processes a row in batches of B chunks. HELD: the number of chunks that a thread keeps in
+// registers; if it is 0, the row is read a second time.
 template <typename T, int K, int HELD, int B, typename HOW, typename O, typename W,
           typename... Shares>
 ARK_DEVICE void ark_combine_norm_rows(ArkCtx& c, const ArkTask& t, HOW how, bool aligned, T* sum,
@@ -96,8 +97,8 @@ ARK_DEVICE void ark_combine_norm(ArkCtx& c, const ArkTask& t, bool aligned, T* s
   }
 }
 
-// The same of shares in plain memory, at multiples of 16 bytes: ROWS rows from `row` on, whose
-// loads are under way together, HELD chunks of each a thread.
+// The same for shares in plain memory at multiples of 16 bytes: processes ROWS rows from `row` on,
+// whose loads are in flight together. A thread keeps HELD chunks of each row.
 template <int ROWS, int HELD, typename T, int K, int SHARES, typename O, typename W>
 ARK_DEVICE void ark_combine_norm_row_group(int row, const T* const (&from)[SHARES], T* sum,
                                            O* normed, const W* weight, float eps, float* folds,
@@ -109,7 +110,8 @@ ARK_DEVICE void ark_combine_norm_row_group(int row, const T* const (&from)[SHARE
   const auto place = [&](int r, int h) {
     return (static_cast<ark_i64>(row + r) * CHUNKS + h * ARK_THREADS + ark_tid()) * MANY;
   };
-  // Cleared: what is read before it is written would be alive in all other bodies of the loop too.
+  // Initialised with zeros. Otherwise compilers would consider the variables live in all other
+  // bodies of the loop, because they might be read before they are written.
   ArkPack<T, MANY> v[ROWS][HELD][SHARES] = {};
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
@@ -120,15 +122,16 @@ ARK_DEVICE void ark_combine_norm_row_group(int row, const T* const (&from)[SHARE
       for (int s = 0; s < SHARES; ++s) v[r][h][s] = ark_load_pack<MANY>(from[s] + place(r, h));
     }
   }
-  // The weight comes from memory, as words, which nobody waits for before they are multiplied. It
-  // is asked for behind the rows: what does not change from row to row a compiler would take out of
-  // the loop, element by element, and wait for it there.
+  // The weight is loaded as words, without waiting for them before they are multiplied. It is
+  // loaded after the rows: a compiler would move loads that are equal for all rows out of the loop,
+  // convert them element by element, and wait for them there.
   decltype(ark_held<MANY>(weight)) scale[HELD] = {};
 #pragma unroll
   for (int h = 0; h < HELD; ++h) {
     if (there(h)) ark_hold(scale[h], weight + (h * ARK_THREADS + ark_tid()) * MANY);
   }
-  // A compiler that saves registers would add what has come before it asks for the rest.
+  // Without this barrier a compiler that saves registers would add the shares that have arrived
+  // before it issues the remaining loads.
   ark_sync();
   float kept[ROWS][HELD][MANY] = {}, total[ROWS] = {};
 #pragma unroll
@@ -161,7 +164,7 @@ ARK_DEVICE void ark_combine_norm_row_group(int row, const T* const (&from)[SHARE
   }
 }
 
-// So all rows of a task, ROWS at a time and the last ones alone.
+// Processes all rows of a task, ROWS at a time. The last rows are processed one at a time.
 template <typename T, int K, int HELD, int ROWS, typename O, typename W, typename... Shares>
 ARK_DEVICE void ark_combine_norm_plain(ArkCtx& c, const ArkTask& t, T* sum, O* normed,
                                        const W* weight, float eps, Shares... shares) {
@@ -175,7 +178,8 @@ ARK_DEVICE void ark_combine_norm_plain(ArkCtx& c, const ArkTask& t, T* sum, O* n
                                                  parity);
   }
   if constexpr (ROWS > 1) {
-    // Sums of their own: a slower warp may still read those of the rows before.
+    // A separate part of shared memory, because slower warps may still read the sums of the
+    // preceding rows.
     folds += 2 * ROWS * ARK_WARPS;
     for (parity = 0; row < end; ++row) {
       ark_combine_norm_row_group<1, HELD, T, K>(row, from, sum, normed, weight, eps, folds, parity);

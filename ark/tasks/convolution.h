@@ -1,8 +1,8 @@
-// Convolutions that read their windows in place. weight(g, m, channel, tap) is the place of an
-// element, begin(g, tap, n) that of a group's first channel under a window's tap, or null outside
-// of the input; finish(g, m, n, sum) stores a result.
+// Convolutions that read the windows from the image. The caller passes functions: weight(g, m,
+// channel, tap) is the address of a weight; begin(g, tap, n) is the address of a group's first
+// channel at a tap of window n, or null outside of the image; finish(g, m, n, sum) stores a result.
 
-// Lanes that share the parts of the sums of a tile of so few results that threads would be idle.
+// The number of lanes that share each sum if a tile has fewer results than threads.
 constexpr int ark_convolution_lanes(int results, int parts) {
   int lanes = 1;
   while (2 * lanes * results <= ARK_THREADS && 2 * lanes <= ARK_LANES && 2 * lanes <= parts) {
@@ -11,7 +11,8 @@ constexpr int ark_convolution_lanes(int results, int parts) {
   return lanes;
 }
 
-// Rows of weights that a thread multiplies an element of the input with, where threads have enough.
+// The number of rows of weights with which a thread multiplies each element of the input, if there
+// is enough work for all threads.
 constexpr int ark_convolution_rows(int rows, int others, int most) {
   int each = 1;
   while (2 * each <= most && 2 * each <= rows && rows / (2 * each) * others >= ARK_THREADS) {
@@ -20,15 +21,16 @@ constexpr int ark_convolution_rows(int rows, int others, int most) {
   return each;
 }
 
-// The tile of GROUPS, ROWS and COLUMNS at g0, m0, n0 of G groups, M results and N places. STEP:
-// from a channel of the input to the next; TAP: from a tap of a weight to the next.
+// Computes the tile of GROUPS, ROWS and COLUMNS at g0, m0, n0 of G groups, M results and N places.
+// STEP: the distance from a channel of the input to the next. TAP: the distance from a tap of a
+// weight to the next.
 template <int GROUPS, int ROWS, int COLUMNS, int G, int M, int N, int CHANNELS, int TAPS,
           ark_i64 STEP, ark_i64 TAP, int MOST, class Weight, class Begin, class Finish>
 ARK_DEVICE void ark_convolution(ArkCtx&, const ArkTask&, int g0, int m0, int n0,
                                 const Weight& weight, const Begin& begin, const Finish& finish) {
   constexpr int EACH = ark_convolution_rows(ROWS, GROUPS * COLUMNS, MOST);
   constexpr int BANDS = (ROWS + EACH - 1) / EACH, RESULTS = GROUPS * BANDS * COLUMNS;
-  constexpr int WINDOW = TAPS <= 9 ? TAPS : 7;  // taps whose loads are on their way together
+  constexpr int WINDOW = TAPS <= 9 ? TAPS : 7;  // taps whose loads are in flight together
   constexpr int WINDOWS = (TAPS + WINDOW - 1) / WINDOW;
   constexpr int LANES = ark_convolution_lanes(RESULTS, CHANNELS * WINDOWS);
   constexpr int WIDE = ARK_THREADS / LANES;
@@ -72,8 +74,9 @@ ARK_DEVICE void ark_convolution(ArkCtx&, const ArkTask&, int g0, int m0, int n0,
   }
 }
 
-// Places one below the other, R of a thread: an element of the input serves all of a window's rows,
-// and neighbouring threads have neighbouring places. Groups have one result each.
+// The sizes of windows in the rows and columns of an image, for ark_convolution_columns. There a
+// thread computes R places of a column of the result, so that it uses each element of the input for
+// all rows of a window. Neighbouring threads have neighbouring places. Groups have one result each.
 template <int K_DOWN, int K_ACROSS, int STEP_DOWN, int STEP_ACROSS, int APART_DOWN,
           int APART_ACROSS, int BEFORE_DOWN, int BEFORE_ACROSS, int HEIGHT, int WIDTH, int DOWN,
           int ACROSS>
@@ -86,8 +89,8 @@ struct ArkWindow {
   static constexpr int rows = DOWN, columns = ACROSS;   // of the result
 };
 
-// The tile of GROUPS and COLUMNS, whole rows of places, at g0, n0. weight(g, channel, tap) and
-// source(g, channel, y, x) are places of elements; finish(g, 0, n, sum) stores a result.
+// Computes the tile of GROUPS and COLUMNS (whole rows of places) at g0, n0. weight(g, channel, tap)
+// and source(g, channel, y, x) are addresses of elements; finish(g, 0, n, sum) stores a result.
 template <class W, int GROUPS, int COLUMNS, int G, int CHANNELS, int R, class Weight, class Source,
           class Finish>
 ARK_DEVICE void ark_convolution_columns(ArkCtx&, const ArkTask&, int g0, int n0,

@@ -1,4 +1,4 @@
-// What bodies of custom ops are given of an axis: the indices that the task has of it, [begin, end)
+// The part of an axis that the body of a custom op has: the indices from begin to end (exclusive)
 // of `size`, at most `tile` of them.
 template <int TILE, int SIZE>
 struct ArkAxis {
@@ -12,7 +12,8 @@ ARK_DEVICE ArkAxis<TILE, SIZE> ark_axis(int begin) {
   return {begin, SIZE - begin < TILE ? SIZE : begin + TILE};
 }
 
-// Elements of operands of fewer than four dimensions, by as many indices as there are.
+// The address of an element of an operand with fewer than four dimensions, by as many indices as it
+// has dimensions.
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM, class... I>
 ARK_DEVICE T* ark_address(const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, I... i) {
   static_assert(sizeof...(I) >= 1 && sizeof...(I) <= 4, "an operand has one to four indices");
@@ -22,7 +23,8 @@ ARK_DEVICE T* ark_address(const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, I... i
     return ark_address(x, 0, i...);
   }
 }
-// As floats, whatever the element type; what comes as packets is waited for, or published.
+// ark_load and ark_store of a custom op's operands: elements as floats, for any element type.
+// Packets are waited for, or published.
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM, class... I>
 ARK_DEVICE float ark_load(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, I... i) {
   return ark_load(c, ark_address(x, i...), 0, SYSTEM);

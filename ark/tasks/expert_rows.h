@@ -1,7 +1,7 @@
-// Products with the quantised weights of chosen experts. What a task computes and touches is said
-// in experts.py.
+// Products with the quantised weights of chosen experts. experts.py describes operands and tasks.
 
-// As ark_expert_linear of experts.h, with weights of N rows an expert, from `bytes` on.
+// The same as ark_expert_linear of experts.h, for quantised weights with N rows per expert, which
+// begin at `bytes`.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, class X, class E, class O>
 ARK_DEVICE void ark_expert_rows(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
                                 E experts, O output) {

@@ -1,14 +1,14 @@
-// A mixture of experts. What a task computes and touches is said in experts.py.
+// A mixture of experts. experts.py describes operands and tasks.
 
-// Topk looks for the largest, of which NaN is one, or with LEAST for the smallest: for the largest
-// of the negatives, NaN behind all others. Is a before b?
+// True if a comes before b. Topk finds the largest elements, with NaN above all numbers. With LEAST
+// it finds the smallest, as the largest of the negated elements, with NaN after all numbers.
 template <bool LEAST>
 ARK_DEVICE bool ark_before(float a, float b) {
   return LEAST ? a > b || (a == a && b != b) : ark_above(a, b);
 }
 
-// coord: row. By one thread: the best K so far in order, of which most elements are less than the
-// last.
+// Computes a row by one thread, which keeps the K best elements so far in order. Most elements come
+// after the last of these and need one comparison.
 template <int N, int K, bool LEAST, class X, class V, class I>
 ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   float best[K];
@@ -36,8 +36,8 @@ ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   }
 }
 
-// A row by a warp or by the block: each round takes the best of what comes behind the one before.
-// red: 2 * ARK_WARPS words.
+// Computes a row by a warp or by the block. Each round finds the best of the elements that come
+// after the result of the preceding round. red: 2 * ARK_WARPS words.
 template <int N, int K, bool LEAST, bool WARP, class In, class Finish>
 ARK_DEVICE void ark_topk_rounds(int r, float* red, const In& in, const Finish& finish) {
   constexpr int STEP = WARP ? ARK_LANES : ARK_THREADS;
@@ -75,9 +75,9 @@ ARK_DEVICE void ark_topk_rounds(int r, float* red, const In& in, const Finish& f
   }
 }
 
-// Rows by a warp each: the best so far are in order in its lanes, and of U packs of V neighbours a
-// lane those that belong to the K best go in one after the other, the best first. The next packs
-// are on their way. Rows with NaN are looked through once more.
+// Computes a row per warp. The K best elements so far are in its lanes, in order. A lane loads U
+// packs of V neighbours; those elements that belong to the K best are inserted one after the other,
+// the best first. The next packs are being loaded meanwhile. Rows with NaN are read a second time.
 template <int N, int K, int V, bool LEAST, class In, class Finish>
 ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
   constexpr int U = 16 / V, WIDTH = ARK_LANES * V, piece = U * WIDTH;
@@ -97,7 +97,7 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
   for (; r < rows; r += ARK_WARPS) {
     float mine = -ark_inf(), least = -ark_inf();
     ark_u32 at = 0xffffffffu;
-    bool open = true;  // are there fewer than K so far?
+    bool open = true;  // true if fewer than K elements have been found
     bool odd = false;  // has one been NaN?
     for (int begin = 0; begin < N; begin += piece) {
       float v[U * V], most = -ark_inf();
@@ -153,18 +153,20 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
   }
 }
 
-// A number that is larger for what comes first: by value, of equals by place; never 0.
+// A sort key that is larger for an element that comes first: by value, and for equal values by
+// index. Never 0.
 template <bool LEAST>
 ARK_DEVICE ark_u64 ark_rank_of(float x, ark_u32 place) {
   const float v = LEAST ? -x : x;
-  const ark_u32 bits = ark_float_bits(v + 0.0f);  // zeros of both signs are equals
+  const ark_u32 bits = ark_float_bits(v + 0.0f);  // zeros of both signs are equal
   const ark_u32 number = bits >> 31 != 0u ? ~bits : bits | 0x80000000u;
   const ark_u32 order = v == v ? number : LEAST ? 0u : 0xffffffffu;
   return static_cast<ark_u64>(order) << 32 | static_cast<ark_u32>(~place);
 }
 
-// The larger of `pairs` pairs, STRIDE apart, changes places with the smaller where it comes second;
-// FIRST: in runs of SIZE one way and the other (Batcher's bitonic merge).
+// Compares `pairs` pairs of keys at distance STRIDE, and exchanges those whose larger key is
+// second. With TURNS, runs of `size` keys are sorted in alternating directions (Batcher's bitonic
+// merge).
 template <bool TURNS>
 ARK_DEVICE void ark_rank_pairs(ark_u64* keys, int pairs, int size, int stride) {
   for (int i = ark_tid(); i < pairs; i += ARK_THREADS) {
@@ -179,8 +181,9 @@ ARK_DEVICE void ark_rank_pairs(ark_u64* keys, int pairs, int size, int stride) {
   ark_sync();
 }
 
-// A row by the block, in shared memory of P numbers, P a power of two: runs of S are put in order,
-// then of two runs the S best stay until there is one. K <= S <= P.
+// Computes a row by the block, with P keys in shared memory (P is a power of two). First, runs of S
+// keys are sorted. Then the S best keys of two runs replace both, until one run is left. K <= S <=
+// P.
 template <int N, int K, int P, int S, bool LEAST, class In, class Finish>
 ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Finish& finish) {
   for (int r = 0; r < rows; ++r) {
@@ -214,9 +217,8 @@ ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Fin
   }
 }
 
-// coord: first row, of ROWS of LIMIT. A row is a warp's (WARP, in packs of V), or it is put in
-// order in shared memory of P numbers, or, where P is 0, each round of the block takes the best of
-// what comes behind the one before.
+// coord: the first of ROWS rows; all rows are LIMIT. A row is computed by a warp (WARP, in packs of
+// V), or by the block: by sorting P keys in shared memory or, if P is 0, in K rounds.
 template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, int P, int S, bool LEAST, class X,
           class O, class I>
 ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, ark_u64 address) {
@@ -247,8 +249,8 @@ ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, 
   for (int r = 0; r < rows; ++r) ark_topk_rounds<N, K, LEAST, false>(r, red, in, finish);
 }
 
-// Copies the input of a row's slot to `xs` and returns its expert, counted from FIRST on. An expert
-// of another number than 0 to OF - 1 is an error.
+// Copies the input of a row's slot to `xs`, and returns the slot's expert as an index relative to
+// FIRST. An expert outside of 0 to OF - 1 is an error.
 template <int K, bool SLOTS, int FIRST, int OF, class X, class E>
 ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const E& experts,
                                 float* xs) {
@@ -265,8 +267,9 @@ ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const 
   return expert - FIRST;
 }
 
-// coord: row, slot, first and last+1 output. The input has a row a slot (SLOTS) or one for all. The
-// weight has EXPERTS experts from FIRST on, of OF; the results of the others are zeros.
+// coord: row, slot, first output, and last output + 1. The input has a row per slot (SLOTS) or one
+// row for all slots. The weight contains EXPERTS of the OF experts, from FIRST on. The results of
+// other experts are zeros.
 template <int EXPERTS, int N, int K, bool SLOTS, int FIRST, int OF, class X, class W, class E,
           class O>
 ARK_DEVICE void ark_expert_linear(ArkCtx& c, const ArkTask& t, X x, W weight, E experts, O output) {

@@ -1,5 +1,5 @@
-// How elements are joined over the threads of a block. All sums are trees whose form follows from
-// the shapes alone, so that results are the same bits in every run.
+// Joins elements (sum, product, maximum, minimum) over the threads of a block. The order of joins
+// is a tree whose form follows from the shapes alone, so results have the same bits in every run.
 
 struct ArkAddFold {
   template <typename T>
@@ -27,7 +27,7 @@ struct ArkMulFold {
     return static_cast<ark_i64>(static_cast<ark_u64>(a) * static_cast<ark_u64>(b));
   }
 };
-// What is no number is the result, as in NumPy: it differs from itself.
+// If an element is NaN, the result is NaN, as in NumPy. (NaN differs from itself.)
 struct ArkMaxFold {
   ARK_DEVICE float none(float) { return -ark_inf(); }
   ARK_DEVICE ark_i32 none(ark_i32) { return -2147483647 - 1; }
@@ -57,7 +57,7 @@ ARK_DEVICE ark_i64 ark_shfl_bits(ark_i64 v, int mask) {
   return static_cast<ark_i64>(high << 32 | ark_shfl_xor(static_cast<ark_u32>(bits), mask));
 }
 
-// The warp's total in every lane, or that of each PART of its lanes.
+// The total of all lanes of a warp, in every lane; or the totals of each group of PART lanes.
 template <class F, int PART = ARK_LANES, typename T>
 ARK_DEVICE T ark_warp_fold(T v) {
 #pragma unroll
@@ -65,10 +65,10 @@ ARK_DEVICE T ark_warp_fold(T v) {
   return v;
 }
 
-// R totals over a team of TEAM warps, in each of its threads. `red` holds two times R values for
-// each warp of the block, used alternately, so that one barrier serves a fold. A team that is
-// neither a warp nor the block needs a backend that says ARK_HAS_TEAMS. PART: lanes that have a
-// total of their own, where a team is a warp.
+// R totals over a team of TEAM warps, in each of its threads. `red` holds 2 R values for each warp
+// of the block; its two halves are used alternately, so that one barrier per fold suffices. A team
+// that is neither a warp nor the block requires a backend that defines ARK_HAS_TEAMS. PART: for
+// teams of one warp, the number of lanes that have a separate total.
 #if !defined(ARK_HAS_TEAMS)
 template <int TEAM>
 ARK_DEVICE void ark_team_sync() {

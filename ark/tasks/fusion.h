@@ -1,8 +1,9 @@
-// Loops around functions that are computed together. What a task computes is said in fusion.py.
+// Loops around functions that are computed together. fusion.py describes the task kind.
 
-// For each index of the tile first(i0, i1, i2, i3, k, v, kept), then `each` for k of COUNT
-// elements, then `last`. kept[KEPT][LANES]: what they pass on, of which v is this index's place.
-// One thread that runs alone takes LANES neighbours at a time, for vectors.
+// For each index of the tile, calls first(i0, i1, i2, i3, k, v, kept), then `each` for k from 0 to
+// COUNT - 1, then `last`. They pass values through kept[KEPT][LANES], in which v is the column of
+// this index. If a single thread runs the task, it processes LANES neighbouring indices at a time,
+// so that the compiler vectorises.
 template <class TILE, int COUNT, int KEPT, int LANES, class First, class Each, class Last>
 ARK_DEVICE void ark_fused(const ark_i32* coord, const First& first, const Each& each,
                           const Last& last) {

@@ -1,6 +1,7 @@
-// Rows appended to a KV cache. What a task touches is described in kv_append.py.
+// Rows appended to a cache of keys or values. kv_append.py describes operands and tasks.
 
-// coord: head. Rows of x become those of a cache from the position on; what is outside is dropped.
+// coord: head. Copies rows of x to the cache, from the position on. Rows outside of the cache are
+// dropped.
 template <int ROWS, int WIDTH, int CONTEXT, class X, class P, class C>
 ARK_DEVICE void ark_kv_append(ArkCtx&, const ArkTask& t, X x, P position, C cache) {
   const int head = t.coord[0];

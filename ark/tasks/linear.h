@@ -1,11 +1,13 @@
-// Linear layers on the operand stream, for backends without a body of their own. What a task
-// computes and touches is said in linear.py.
+// Linear layers on the operand stream, for backends without a body of their own. linear.py
+// describes operands and tasks.
 
-// The M input rows of K elements to shared memory, and with a norm their scales.
+// Loads the M input rows of K elements into shared memory. With a norm, computes the scale of each
+// row.
 template <int M, int K, class X, class P>
 ARK_DEVICE void ark_linear_input(ArkCtx& c, X x, const P& prologue, float* xs, float (&scale)[M]) {
   if constexpr (P::norm) {
-    // The weights of the norm are there before the input is; its scale waits for the end.
+    // The weights of the norm are available before the input, so they are loaded first. The norm's
+    // scale is applied to the sums at the end.
     for (int k = ark_tid(); k < K; k += ARK_THREADS) {
       const float v = ark_get(prologue.weight.p, k);
       for (int m = 0; m < M; ++m) xs[m * K + k] = v;
@@ -19,8 +21,8 @@ ARK_DEVICE void ark_linear_input(ArkCtx& c, X x, const P& prologue, float* xs, f
   }
 }
 
-// coord: first and last+1 row of the weights, of type T, R rows to a stage. RAGGED: their number is
-// no multiple of R.
+// coord: first row of the weights, and last row + 1. The weights have type T; a stage has R rows.
+// RAGGED: the number of rows is not a multiple of R.
 template <typename T, int M, int K, int R, bool RAGGED, class X, class P, class E>
 ARK_DEVICE void ark_linear(ArkCtx& c, const ArkTask& t, X x, const P& prologue, E epilogue) {
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));

@@ -1,8 +1,8 @@
-// What linear layers do to their input and to their sums on the way, for every vendor's bodies.
-// What a task computes and touches is said in linear.py.
+// The prologue (operation on the input) and the epilogue (operation on the sums) of linear layers,
+// for the bodies of all backends. linear.py describes operands and tasks.
 
-// An operand of S shares of M rows, of which a reader wants the sum, share `first` being added
-// first and then the next ones, round; share s has row m as its row s M + m.
+// An operand that is the sum of S shares of M rows each. Share `first` is added first, followed by
+// the next ones in cyclic order. Row m of share s is row s M + m of `shares`.
 template <int S, int M, class A>
 struct ArkSummed {
   static constexpr bool packets = A::packets;
@@ -31,7 +31,7 @@ ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, M, A>& x, int i2, in
   return squares;
 }
 
-// An operand that is waited for and may count as zero then.
+// An operand that must be waited for, and whose value is replaced by zero unless `counts`.
 template <class A>
 struct ArkAwaited {
   static constexpr bool packets = A::packets;
@@ -48,7 +48,7 @@ ARK_DEVICE float ark_load(ArkCtx& c, const ArkAwaited<A>& x, int i0, int i1, int
   return x.counts ? value : 0.0f;
 }
 
-// What is done to the input before the product: nothing, or a norm by its root mean square.
+// The prologues: none, or a norm by the root mean square.
 struct ArkPlain {
   static constexpr bool norm = false;
 };
@@ -63,11 +63,11 @@ ARK_DEVICE ArkRmsNormed<W> ark_rms_normed(W weight, float eps) {
   return {weight, eps};
 }
 
-// What is done to the sums, WIDTH neighbouring rows of the weights at once. A thread prepares
-// `ahead` while its weights are on the way, for M rows of the input from row `first` on and R rows
-// of the weights from row n on, of which `rows` are there.
-// With WAITS that comes behind the task's waits; else it reads packets, or what is older than the
-// iteration, and may come before (TaskKind.early says which operands these are).
+// The epilogues. Each processes the sums of WIDTH neighbouring rows of the weights at a time. A
+// thread loads the values that the epilogue needs (`ahead`) while its weights are being loaded: for
+// M rows of the input from row `first` on, and R rows of the weights from row n on, of which `rows`
+// exist. WAITS: true if this must follow the task's waits. Otherwise it reads packets, or data
+// older than the iteration, and may precede them (TaskKind.early names these operands).
 template <class O>
 struct ArkStoreSums {
   static constexpr int WIDTH = 1;
@@ -87,8 +87,8 @@ struct ArkSwigluSums {
   static constexpr bool WAITS = false;
   O output;
 };
-// R: rows of a stage; the TILES tasks share STAGES stages. SHARED: the first row's token is the
-// rank's own number, else 0.
+// R: rows of a stage. The TILES tasks share STAGES stages. SHARED: true if the token of the first
+// row is the rank's own number; otherwise it is 0.
 template <int R, int TILES, int STAGES, bool SHARED, class O, class C>
 struct ArkSampleSums {
   static constexpr int WIDTH = 1;
@@ -193,8 +193,8 @@ ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkRopeSums<T>& e, int m, int n,
   }
 }
 
-// All threads, when every row was stored. red: 2 * ARK_WARPS words of shared memory nobody else
-// uses.
+// Called by all threads after all rows were stored. red: 2 * ARK_WARPS words of shared memory that
+// nothing else uses.
 template <class E>
 ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask&, E&, float*) {}
 template <int R, int TILES, int STAGES, bool SHARED, class O, class C>

@@ -1,7 +1,8 @@
 // Linear layers whose weights are rows of a quantised matrix, for backends without a body of their
-// own. What a task computes and touches is said in linear.py.
+// own. linear.py describes operands and tasks.
 
-// coord: first and last+1 row of the weights, R to a stage. M rows of x, of K elements.
+// coord: first row of the weights, and last row + 1. A stage has R rows. x has M rows of K
+// elements.
 template <class ROW, int M, int K, int R, class X, class P, class E>
 ARK_DEVICE void ark_linear_rows(ArkCtx& c, const ArkTask& t, X x, const P& prologue, E epilogue) {
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));

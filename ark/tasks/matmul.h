@@ -1,8 +1,9 @@
-// Products of any matrices, for machines or signatures without a body on matrix units: the tile of
-// ROWS by COLUMNS that begins at m0, n0. a(m, k) and b(k, n) give the place of an element,
-// finish(m, n, sum) stores the result's; sums are over k0 to k1.
+// Products of any matrices, for machines or signatures without a body for matrix units: the tile of
+// ROWS by COLUMNS at m0, n0. a(m, k) and b(k, n) are addresses of elements, finish(m, n, sum)
+// stores a result. Sums are over k0 to k1.
 
-// What a product adds up in, and an element as that: floats as float, int8 as 32 bits, which wrap.
+// The type of sums, and an element converted to it: floating-point types as float, int8 as 32-bit
+// integers that wrap around.
 template <typename T>
 ARK_DEVICE float ark_factor(const T* p) {
   return ark_get(p, 0);
@@ -17,15 +18,16 @@ ARK_DEVICE ark_i32 ark_other_sum(ark_i32 v, int mask) {
   return static_cast<ark_i32>(ark_shfl_xor(static_cast<ark_u32>(v), mask));
 }
 
-// Lanes that share an element of a tile of so few that threads would be idle: a power of two.
+// The number of lanes (a power of two) that share each element if a tile has fewer elements than
+// threads.
 constexpr int ark_matmul_lanes(int elements) {
   int lanes = 1;
   while (2 * lanes * elements <= ARK_THREADS && 2 * lanes <= ARK_LANES) lanes *= 2;
   return lanes;
 }
 
-// A lane's part of an element's sum: every LANES-th, or every LANES-th pack of V that lie side by
-// side in both matrices.
+// A lane's part of the sum of an element: every LANES-th term, or every LANES-th pack of V
+// neighbours in both matrices.
 template <int LANES, int V, typename Sum, class A, class B>
 ARK_DEVICE Sum ark_lane_sum(int m, int n, int k0, int k1, const A& a, const B& b) {
   const int lane = ark_tid() % LANES;
@@ -48,7 +50,7 @@ ARK_DEVICE Sum ark_lane_sum(int m, int n, int k0, int k1, const A& a, const B& b
   return sum;
 }
 
-// V: of packs in which both matrices may be read, if their addresses are aligned.
+// V: elements of a pack in both matrices, if their addresses are aligned.
 template <int ROWS, int COLUMNS, int M, int N, int V, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1, const A& a,
                            const B& b, const Finish& finish, ark_u64 addresses) {
@@ -76,18 +78,19 @@ ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int 
   }
 }
 
-// Elements of k that are laid side by side in shared memory at a time.
+// The number of elements along k that are in shared memory at a time.
 constexpr int ark_matmul_depth(int k) { return k < 64 ? k : 64; }
 
-// Lanes that share k, so that few results busy many threads.
+// The number of lanes that divide k among them, so that a tile with few results uses many threads.
 constexpr int ark_matmul_shares(int units) {
   int lanes = 1;
   while (2 * lanes * units <= ARK_THREADS && lanes < 8) lanes *= 2;
   return lanes;
 }
 
-// The same for small floats: both sides go through shared memory, read in the order in which they
-// lie, and a thread has R rows of a column. A_ALONG, B_ALONG: neighbours lie along k.
+// The same for small floats: both matrices are copied to shared memory, in the order in which they
+// are in memory, and a thread computes R rows of a column. A_ALONG, B_ALONG: true if elements of a
+// (of b) that are neighbours in memory are neighbours along k.
 template <int ROWS, int COLUMNS, int M, int N, int K, int R, bool A_ALONG, bool B_ALONG, class A,
           class B, class Finish>
 ARK_DEVICE void ark_matmul_staged(ArkCtx& c, const ArkTask&, int m0, int n0, const A& a, const B& b,
@@ -147,7 +150,7 @@ ARK_DEVICE void ark_matmul_staged(ArkCtx& c, const ArkTask&, int m0, int n0, con
   }
 }
 
-// By one thread: rows of b are consecutive, so they are added up row by row.
+// The same by one thread. It adds the rows of b, which are contiguous, one by one.
 template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int k0, int k1,
                                  const A& a, const B& b, const Finish& finish) {
@@ -164,7 +167,7 @@ ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int 
   }
 }
 
-// Neighbouring columns belong together: finish(m, n, sum, next) has those of n and n + 1.
+// The same for pairs of columns: finish(m, n, sum, next) gets the sums of columns n and n + 1.
 template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_pairs(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1,
                                  const A& a, const B& b, const Finish& finish) {

@@ -1,9 +1,9 @@
-// Many products of small matrices, each a warp's: it copies both sides to shared memory as floats,
-// ahead of nobody and waiting for nobody, and a lane has R rows of one column.
+// Many products of small matrices, one per warp at a time. The warp copies both matrices to shared
+// memory as floats, and a lane computes R rows of one column. Warps work independently.
 
-// A side of LINES rows of a, or columns of b, K deep, in shared memory: element (line, k) lies at
-// line * ALONG_LINE + k * ALONG_K. at(line, k) is its place in memory, where packs of V lie side by
-// side along k, if DEEP, or along the lines.
+// Copies one matrix (LINES rows of a, or columns of b, with K elements each) to shared memory.
+// Element (line, k) is stored at line * ALONG_LINE + k * ALONG_K. at(line, k): its address in
+// memory. Packs of V neighbours are along k if DEEP, otherwise along the lines.
 template <int LINES, int K, int ALONG_LINE, int ALONG_K, bool DEEP, int V, class At>
 ARK_DEVICE void ark_matmul_small_side(float* to, const At& at) {
   constexpr int PACKS = LINES * K / V;
@@ -18,8 +18,8 @@ ARK_DEVICE void ark_matmul_small_side(float* to, const At& at) {
   }
 }
 
-// How M by N by K matrices lie in a warp's part of shared memory: a row by row, b by k, and k up to
-// a multiple of four, where both are zero.
+// The layout of an M by K and a K by N matrix in a warp's part of shared memory: a by rows, b by k.
+// k is padded with zeros to a multiple of four.
 template <int M, int N, int K>
 struct ArkSmall {
   static constexpr int across() {
@@ -33,8 +33,8 @@ struct ArkSmall {
   static constexpr int LEFT = BANDS * R * A_PITCH, FLOATS = (LEFT + DEPTH * B_PITCH + 3) / 4 * 4;
 };
 
-// The matrices of a task, number `coord[0]` and every TASKS-th of COUNT on. side a(i, m, k) and
-// b(i, n, k) give places in matrix i; finish(i, m, n, sum) stores.
+// Computes the products of a task: number `coord[0]` and every TASKS-th after it, of COUNT. a(i, m,
+// k) and b(i, n, k): addresses of elements of matrices i. finish(i, m, n, sum): stores a result.
 template <int COUNT, int TASKS, int M, int N, int K, bool A_DEEP, int A_PACK, bool B_DEEP,
           int B_PACK, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_small(ArkCtx& c, const ArkTask& t, const A& a, const B& b,
@@ -42,8 +42,8 @@ ARK_DEVICE void ark_matmul_small(ArkCtx& c, const ArkTask& t, const A& a, const 
   typedef ArkSmall<M, N, K> Form;
   float* left = reinterpret_cast<float*>(ARK_SCRATCH(c)) + ark_warp() * Form::FLOATS;
   float* right = left + Form::LEFT;
-  // Lanes behind the last column or row read the last ones and store nothing: what lies behind was
-  // never written.
+  // Lanes after the last column or row read the last ones and store nothing, because shared memory
+  // after these was never written.
   const int column = ark_lane() % Form::ACROSS, row = ark_lane() / Form::ACROSS * Form::R;
   const int read = column < N ? column : N - 1, first = row < M - Form::R ? row : M - Form::R;
   if constexpr (Form::DEPTH > K) {

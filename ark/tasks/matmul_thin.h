@@ -1,10 +1,11 @@
-// Products of which one side, `few`, has FEW rows or columns, and the other, `many`, as many as
-// there are: memory's speed is all they have, so each element of `many` is read once, in packs of
-// V. many(i, k) and few(j, k) give places; finish(i, j, sum) stores. A task has the TILE of MANY
-// from `first` on. Sums are over k0 to k1, and added up in the same order in every run.
+// Products in which one matrix, `few`, has only FEW rows (or columns). The other one, `many`, has
+// MANY. Their speed is that of memory, so each element of `many` is read once, in packs of V.
+// many(i, k) and few(j, k) are addresses of elements; finish(i, j, sum) stores a result. A task
+// computes TILE of the MANY rows from `first` on. Sums are over k0 to k1, in the same order in
+// every run.
 
-// The sums of the warps of a team, EACH of ELEMENTS lanes of each, which lie one warp behind the
-// other: total(e) of element e, for all TEAMS teams.
+// Adds the partial sums of the warps of each of TEAMS teams. `parts` has EACH sums of each warp,
+// warp after warp. Calls total(e, sum) for each element e of all teams.
 template <int TEAMS, int TEAM, int EACH, typename Sum, class Total>
 ARK_DEVICE void ark_matmul_thin_totals(const Sum* parts, const Total& total) {
   for (int e = ark_tid(); e < TEAMS * EACH; e += ARK_THREADS) {
@@ -15,8 +16,9 @@ ARK_DEVICE void ark_matmul_thin_totals(const Sum* parts, const Total& total) {
   }
 }
 
-// The sums over all lanes of COUNT sums of each, a power of two: lane l has that of sum l % COUNT.
-// While lanes have several, each keeps half of them and sends the other half.
+// Adds COUNT sums (a power of two) of each lane over all lanes. Lane l gets the total of sum l %
+// COUNT. As long as lanes have several sums, each keeps half of them and sends the other half to
+// another lane.
 template <int COUNT, int MASK = 1, typename Sum>
 ARK_DEVICE Sum ark_matmul_thin_lanes(Sum* sums) {
   if constexpr (COUNT == 1) {
@@ -34,12 +36,13 @@ ARK_DEVICE Sum ark_matmul_thin_lanes(Sum* sums) {
   }
 }
 
-// Sums of a thread that go through ark_matmul_thin_lanes together: more of them leave no registers.
+// The number of a thread's sums that ark_matmul_thin_lanes adds at a time. More would need too many
+// registers.
 ARK_DEVICE constexpr int ark_matmul_thin_group(int count) {
   return count > 8 ? 1 : count > 4 ? 8 : count > 2 ? 4 : count;
 }
 
-// k lies side by side on both sides: TEAM warps have R rows of `many` at a time.
+// For matrices that are both contiguous along k. TEAM warps compute R rows of `many` at a time.
 template <int MANY, int FEW, int TILE, int R, int V, int TEAM, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_thin_along(char* scratch, int first, int k0, int k1, const A& many,
                                       const B& few, const Finish& finish) {
@@ -96,7 +99,8 @@ ARK_DEVICE void ark_matmul_thin_along(char* scratch, int first, int k0, int k1, 
   }
 }
 
-// Rows of `many`, not k, lie side by side: TILE / V threads have a pack each, the others divide k.
+// For a matrix `many` that is contiguous along its rows' index instead of k. TILE / V threads have
+// one pack each; further threads divide k.
 template <int MANY, int FEW, int TILE, int V, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_thin_across(char* scratch, int first, int k0, int k1, const A& many,
                                        const B& few, const Finish& finish) {

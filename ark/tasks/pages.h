@@ -1,5 +1,5 @@
-// Keys or values of one sequence in pages of a pool that sequences share: position p is row p %
-// PAGE of the page with the number pages[p / PAGE], of POOL.
+// Keys or values of one sequence in pages of a pool that sequences share. Position p is row p %
+// PAGE of the page with number pages[p / PAGE]. The pool has POOL pages.
 template <int PAGE, int POOL, class X, class T>
 struct ArkPaged {
   X pool;
@@ -9,15 +9,16 @@ template <int PAGE, int POOL, class X, class T>
 ARK_DEVICE ArkPaged<PAGE, POOL, X, T> ark_paged(X pool, T pages) {
   return {pool, pages};
 }
-// A number that no page has, which ends the run, is read as 0: no table leads out of the pool.
+// The number of a page in the table. A number outside of the pool, which ends the launch elsewhere,
+// is replaced by 0, so that no table leads to an access outside of the pool.
 template <int PAGE, int POOL, class X, class T>
 ARK_DEVICE auto ark_address(const ArkPaged<PAGE, POOL, X, T>& x, int, int head, int place, int d) {
   const int page = x.pages.p[place / PAGE];
   return ark_address(x.pool, page >= 0 && page < POOL ? page : 0, head, place % PAGE, d);
 }
 
-// By all threads: ends the run unless the table, of ROOM positions, has the position, and those
-// from begin to end - 1 lie in pages of the pool.
+// Called by all threads: ends the launch with an error unless the table, which has room for ROOM
+// positions, contains the position, and positions begin to end - 1 are in pages of the pool.
 template <int ROOM, int PAGE, int POOL, class X, class T, class P>
 ARK_DEVICE void ark_check_pages(ArkCtx& c, const ArkPaged<PAGE, POOL, X, T>& x, P position,
                                 int begin, int end) {

@@ -1,8 +1,8 @@
-// Pools whose last dimension has windows of one element, so that neighbours there are pooled
-// together in packs.
+// Pools with windows of one element in the last dimension, so that neighbouring results are
+// computed as packs.
 
-// The tile by all threads, U packs of each under way: store(pack, i0 to i3) of the pack that
-// window(i0 to i3) returns, by its first index.
+// Computes a tile by all threads, with U packs per thread in flight: calls store(pack, i0 to i3)
+// for the pack that window(i0 to i3) returns. The indices are those of the pack's first element.
 template <class TILE, int PACK, int U, class Window, class Store>
 ARK_DEVICE void ark_each_window_pack(const ark_i32* coord, const Window& window,
                                      const Store& store) {

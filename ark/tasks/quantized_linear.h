@@ -1,6 +1,6 @@
-// Rows times weights of few bits. What a task computes and touches is said in quantized.py.
+// Products of rows with weights of few bits. quantized.py describes operands and tasks.
 
-// What is taken from a group's values: its zero point, or nothing.
+// The zero point of a group, which is subtracted from its codes; 0 if there are no zero points.
 template <class Z>
 ARK_DEVICE float ark_zero_point(const Z& zeros, int row, int group) {
   if constexpr (Z::given) {
@@ -10,7 +10,8 @@ ARK_DEVICE float ark_zero_point(const Z& zeros, int row, int group) {
   }
 }
 
-// Eight elements of few bits as they lie in memory, from `p` on, and element j of them as a float.
+// ark_load_few: eight elements of few bits from `p` on, as in memory. ark_few_bits: element j of
+// them as a float.
 template <int ITEMS, typename T>
 ARK_DEVICE ArkPack<T, ITEMS> ark_load_few(const T* p) {
   return ark_load_pack<ITEMS>(p);
@@ -19,9 +20,9 @@ template <typename T, int ITEMS>
 ARK_DEVICE float ark_few_bits(const ArkPack<T, ITEMS>& pack, int j) {
   return static_cast<float>(ark_element(pack.v, j));
 }
-// Of four bits they are a word. A code put into the mantissa of 2^23 makes that larger by as much,
-// which takes fewer instructions than a conversion does. A sign's weight, 8, is flipped and taken
-// off again.
+// Eight elements of 4 bits are a 32-bit word. A code is put into the mantissa of the float 2^23,
+// and 2^23 is subtracted, which takes fewer instructions than a conversion. For signed codes the
+// sign bit is flipped, which adds 8, and 8 is subtracted again.
 template <int SIGN>
 struct ArkFourBits {
   ark_u32 word;
@@ -38,7 +39,8 @@ template <int SIGN>
 ARK_DEVICE float ark_few_bits(const ArkFourBits<SIGN>& few, int j) {
   const ark_u32 code = (few.word ^ SIGN * 0x11111111u) >> 4 * j & 15u;
 #if defined(ARK_VECTOR_BYTES)
-  // Its compiler may reassociate: it would add a zero point to 2^23, which loses the fraction.
+  // This backend's compiler may reassociate sums. It would add a zero point to 2^23 first, which
+  // loses the fraction.
   return static_cast<float>(static_cast<int>(code) - SIGN);
 #else
   return ark_bits_float(code | 0x4b000000u) - (8388608.0f + SIGN);
@@ -48,9 +50,9 @@ ARK_DEVICE float ark_few_bits(const ArkFourBits<SIGN>& few, int j) {
 constexpr int ark_quantized_step =
     8;  // STEP of quantized.py: elements of a weight's row that a lane takes at once
 
-// Where shared memory has element k of row m: V rows side by side, beside them what the other lanes
-// take at the same time, so that a warp reads whole lines. TURNED: of eight codes the even ones
-// come first, as in rows of a quantised matrix.
+// The index in shared memory of element k of row m. V rows are neighbours, followed by the elements
+// that other lanes read at the same time, so that a warp reads contiguous memory. TURNED: true if
+// of eight elements the even ones come first, as in rows of a quantised matrix.
 template <int V, int GROUPS, bool TURNED>
 ARK_DEVICE int ark_quantized_place(int m, int k) {
   constexpr int STEP = ark_quantized_step, WIDE = ARK_LANES * STEP;
@@ -59,7 +61,8 @@ ARK_DEVICE int ark_quantized_place(int m, int k) {
   return (line * ARK_LANES + k / STEP % ARK_LANES) * V + m % V;
 }
 
-// sum[r] += elements (few[r] - least[r]) * scale[r] times as many lines of x, GROUPS times V each.
+// Adds to sum[r] the products of the weights (few[r] - least[r]) * scale[r] with GROUPS times V
+// rows of x.
 template <int R, int GROUPS, int V, class P>
 ARK_DEVICE void ark_quantized_products(const P (&few)[R], const float (&least)[R],
                                        const float (&scale)[R], const float* line,
@@ -102,15 +105,16 @@ ARK_DEVICE void ark_quantized_products(const P (&few)[R], const float (&least)[R
 #endif
 }
 
-// coord: first and last+1 row of the weights. M rows of K elements, CHUNK of each at a time in
-// shared memory, the next ones on their way meanwhile. A warp takes R rows of the weights at once,
-// a lane eight elements of each, which fill ITEMS of the weights' storage type; a row has PITCH.
+// coord: first row of the weights, and last row + 1. x has M rows of K elements; CHUNK elements of
+// each are in shared memory at a time, and the next ones are being loaded meanwhile. A warp
+// processes R rows of the weights at a time. A lane reads eight elements of each, which are ITEMS
+// items of the weights' storage type. PITCH: the distance between rows of the weights.
 template <int M, int K, int CHUNK, int R, int GROUP, int ITEMS, int PITCH, bool TURNED, class X,
           class W, class S, class Z, class O>
 ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights, S scales, Z zeros,
                                      O output) {
   if constexpr (R > 1) {
-    if (t.coord[1] - t.coord[0] < R) {  // too few rows to take R at once
+    if (t.coord[1] - t.coord[0] < R) {  // fewer than R rows
       ark_quantized_linear<M, K, CHUNK, 1, GROUP, ITEMS, PITCH, TURNED>(c, t, x, weights, scales,
                                                                         zeros, output);
       return;
@@ -131,7 +135,8 @@ ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights
   };
   for (int first = t.coord[0]; first < t.coord[1]; first += ARK_WARPS * R) {
     const int mine = first + ark_warp() * R;
-    // The last rows of a task begin earlier, so that all R are there; what was is not stored again.
+    // If fewer than R rows are left, the last R rows of the task are computed; those computed
+    // before are not stored again.
     const int row = mine + R > t.coord[1] ? t.coord[1] - R : mine;
     const auto* bits = weights.p + static_cast<ark_i64>(row) * PITCH;
     Pack ahead[R];

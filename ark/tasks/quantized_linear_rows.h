@@ -1,5 +1,5 @@
-// Rows of quantised matrices as they lie in memory (RowType of ark/ir/dtype.py): codes, then a
-// scale for each group of columns, then a zero for each, and padding.
+// Rows of quantised matrices as they are in memory (RowType of ark/ir/dtype.py): codes, then a
+// scale for each group of columns, then a zero for each group, then padding.
 
 template <class C>
 constexpr int ARK_CODE_BITS = 8;
@@ -10,7 +10,8 @@ inline constexpr int ARK_CODE_BITS<ark_uint4> = 4;
 template <>
 inline constexpr int ARK_CODE_BITS<ark_fp4> = 4;
 
-// A row of K codes of type C in groups of GROUP, with scales, and zeros, of type S.
+// A row of K codes of type C. Each group of GROUP codes has a scale and, with ZEROS, a zero of type
+// S.
 template <class C, int K, int GROUP, class S, bool ZEROS>
 struct alignas(16) ArkRow {
   static constexpr int COLUMNS = K, GROUPS = K / GROUP;
@@ -20,7 +21,8 @@ struct alignas(16) ArkRow {
   unsigned char bytes[(END + 15) / 16 * 16];
 };
 
-constexpr int ARK_CODES = 8;  // CODE_STEP: what a lane takes at once
+// CODE_STEP of dtype.py: the number of codes that a lane reads at a time
+constexpr int ARK_CODES = 8;
 
 // The scale and the zero of a row's group.
 template <class C, int K, int GROUP, class S, bool ZEROS>
@@ -35,7 +37,7 @@ ARK_DEVICE float ark_row_zero(const ArkRow<C, K, GROUP, S, ZEROS>& row, int grou
   return ark_get(reinterpret_cast<const S*>(row.bytes + Row::ZEROS_AT), group);
 }
 
-// Code j of a word as a float. Of eight codes of 4 bits the even ones are the word's low half.
+// Code j of a word as a float. Of eight 4-bit codes, the even ones are in the word's low half.
 template <class C>
 constexpr int ARK_CODES_OF_WORD = 32 / ARK_CODE_BITS<C>;
 ARK_DEVICE ark_u32 ark_code_of_four(ark_u32 word, int j) {
@@ -48,7 +50,7 @@ ARK_DEVICE float ark_code(const ark_int4*, ark_u32 word, int j) {
 ARK_DEVICE float ark_code(const ark_uint4*, ark_u32 word, int j) {
   return static_cast<float>(static_cast<ark_i32>(ark_code_of_four(word, j)));
 }
-// Exponent and mantissa of 3 bits, where a float has its own.
+// The code's exponent and mantissa (3 bits) are moved to those of a float.
 ARK_DEVICE float ark_code(const ark_fp4*, ark_u32 word, int j) {
   const ark_u32 code = ark_code_of_four(word, j);
   const float size = ark_bits_float((code & 7u) << 22) * ark_bits_float(253u << 23);
@@ -67,7 +69,7 @@ ARK_DEVICE float ark_code(const ark_e5m2*, ark_u32 word, int j) {
   return ark_small_float<2, 15>(ark_code_of_eight(word, j));
 }
 
-// Eight values of a row from column k on, a multiple of eight.
+// Eight values of a row from column k on, which is a multiple of eight.
 template <class C, int K, int GROUP, class S, bool ZEROS>
 ARK_DEVICE void ark_eight_values(const ArkRow<C, K, GROUP, S, ZEROS>& row, int k,
                                  float (&v)[ARK_CODES]) {
@@ -82,7 +84,7 @@ ARK_DEVICE void ark_eight_values(const ArkRow<C, K, GROUP, S, ZEROS>& row, int k
   }
 }
 
-// This lane's share of the products of a row with M rows of x, PITCH apart.
+// This lane's parts of the dot products of a row with M rows of x, which are PITCH apart.
 template <int M, int PITCH, class C, int K, int GROUP, class S, bool ZEROS, typename T>
 ARK_DEVICE void ark_row_products(const ArkRow<C, K, GROUP, S, ZEROS>& row, const T* x,
                                  float (&sum)[M]) {

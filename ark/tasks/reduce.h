@@ -1,10 +1,10 @@
-// Reductions over one dimension: of rows where it is the last, of columns where it is another.
+// Reductions over one dimension. If it is the last, rows are reduced; otherwise columns.
 
-// What is reduced where it is a function of elements: of one tensor's or of two, and of M numbers
-// that all of a row or column have. Stands for a pointer to the first of the values. a, b: where
-// the elements lie; m: the numbers of W neighbouring columns, or of a row; fill(m, column) loads
-// those of a column, make(a, b, m, at) computes a value of type R. at: elements passed by from the
-// first of the row or column on.
+// The terms of a reduction, if they are a function of the elements of one or two tensors, and of M
+// numbers that all elements of a row or column share. It is used like a pointer to the first term.
+// a, b: addresses of the elements. m: the numbers of a row, or of W neighbouring columns. fill(m,
+// column) loads the numbers of a column; make(a, b, m, at) computes a term of type R. at: the
+// element's index in its row or column.
 template <typename R, bool TWO, int M, int W, typename A, typename B, class Fill, class Make>
 struct ArkTerms {
   const A* a;
@@ -23,7 +23,7 @@ ARK_DEVICE ArkTerms<R, TWO, M, W, A, B, Fill, Make> operator+(
   if (TWO) moved.b += k;
   return moved;
 }
-// An element to be reduced: the k-th from a pointer on, or a value.
+// The term at index k: an element of a tensor, or a computed one.
 template <typename T>
 ARK_DEVICE auto ark_term(const T* p, ark_i64 k) {
   return ark_plain(p[k]);
@@ -32,7 +32,7 @@ template <typename R, bool TWO, int M, int W, typename A, typename B, class Fill
 ARK_DEVICE R ark_term(const ArkTerms<R, TWO, M, W, A, B, Fill, Make>& s, ark_i64 k) {
   return s.make(ark_plain(s.a[k]), ark_plain(s.b[TWO ? k : 0]), s.m[0], s.at + k);
 }
-// The elements of N values that are on their way.
+// The elements for N terms, which are being loaded.
 template <int N, bool TWO, typename A, typename B>
 struct ArkHeldTerms {
   ArkHeld<const A, N> a;
@@ -45,7 +45,7 @@ ARK_DEVICE ArkTerms<R, TWO, M, 1, A, B, Fill, Make> ark_terms(const A* a, const 
   fill(made.m[0], 0);
   return made;
 }
-// The values of N neighbouring columns from `column` on.
+// The terms of N neighbouring columns, from `column` on.
 template <int N, typename T>
 ARK_DEVICE const T* ark_columns(const T* p, int column) {
   return p + column;
@@ -69,7 +69,7 @@ ARK_DEVICE void ark_hold(ArkHeldTerms<N, TWO, A, B>& to,
   ark_hold(to.a, s.a);
   if constexpr (TWO) ark_hold(to.b, s.b);
 }
-// The values of what was held, of `source`.
+// The terms that are computed from loaded elements (`held`) of `source`.
 template <int N, class Source, class Held>
 ARK_DEVICE auto ark_values(const Source&, const Held& held) {
   return ark_unpacked(held);
@@ -94,9 +94,9 @@ ARK_DEVICE ArkPack<R, N> ark_load_pack(const ArkTerms<R, TWO, M, W, A, B, Fill, 
   return ark_values<N>(source, held);
 }
 
-// The last dimension's reduction: a row of K elements is one warp's or the block's; U packs of V
-// are added up in a thread while the next U are under way. in(row): where a row begins; finish(row,
-// total) stores.
+// Reduces the last dimension. A row of K elements is reduced by one warp (WARP) or by the block. A
+// thread adds U packs of V elements while it loads the next U. in(row): the address of a row.
+// finish(row, total): stores a result.
 template <class F, typename T, int K, int V, int U, bool WARP, class In, class Finish>
 ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish& finish) {
   constexpr int WIDTH = WARP ? ARK_LANES : ARK_THREADS, AT_ONCE = U * WIDTH * V;
@@ -148,7 +148,8 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
   }
 }
 
-// Rows of one pack a thread, each by PART of a warp's lanes; a thread has U rows under way.
+// The same for short rows: PART lanes of a warp reduce a row, with one pack each. A thread has U
+// rows in flight.
 template <class F, typename T, int K, int V, int PART, int U, class In, class Finish>
 ARK_DEVICE void ark_reduce_short(int rows, const In& in, const Finish& finish) {
   constexpr int PARTS = ARK_LANES / PART, AT_ONCE = PARTS * U;
@@ -175,7 +176,7 @@ ARK_DEVICE void ark_reduce_short(int rows, const In& in, const Finish& finish) {
   }
 }
 
-// The same by one thread: SIDE sums side by side, folded in halves.
+// The same by one thread. It has SIDE sums, which are added in halves at the end.
 template <class F, typename T, int K, int SIDE, class In, class Finish>
 ARK_DEVICE void ark_reduce_rows_alone(int rows, const In& in, const Finish& finish) {
   for (int r = 0; r < rows; ++r) {
@@ -195,8 +196,9 @@ ARK_DEVICE void ark_reduce_rows_alone(int rows, const In& in, const Finish& fini
   }
 }
 
-// Any other dimension's reduction, for `columns` neighbouring results: the threads stand ACROSS
-// packs of V wide, the rest of them divide the K elements, `stride` apart, among themselves.
+// Reduces another dimension than the last, for `columns` neighbouring results. ACROSS threads have
+// packs of V neighbouring columns. The remaining threads are used to divide the K elements of each
+// column, which are `stride` apart.
 template <class F, typename T, int V, int U, int ACROSS, class In, class Finish>
 ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, int K, char* red,
                                    const Finish& finish) {
@@ -249,8 +251,8 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
   }
 }
 
-// The same for a whole tile of few columns: a thread has a pack of neighbouring results to itself,
-// so that no thread waits for another. in and finish as for ark_reduce_across.
+// The same for a whole tile with few elements per column: each thread reduces packs of neighbouring
+// columns alone, so that no thread waits for others. in and finish: as for ark_reduce_across.
 template <class F, typename T, class TILE, int K, ark_i64 STRIDE, int V, int U, class In, class Out,
           class Finish>
 ARK_DEVICE void ark_reduce_packs(const ArkTask& t, const In& in, const Out& out,
@@ -282,7 +284,7 @@ ARK_DEVICE void ark_reduce_packs(const ArkTask& t, const In& in, const Out& out,
   }
 }
 
-// The same by one thread: row after row is added to `columns` sums.
+// The same by one thread: adds row after row to `columns` sums.
 template <class F, typename T, class In, class Finish>
 ARK_DEVICE void ark_reduce_columns_alone(const In& in, ark_i64 stride, int columns, int K,
                                          char* red, const Finish& finish) {
@@ -297,9 +299,10 @@ ARK_DEVICE void ark_reduce_columns_alone(const In& in, ark_i64 stride, int colum
   for (int c = 0; c < columns; ++c) finish(c, sums[c]);
 }
 
-// A task's rows, numbered by their indices in a tile of the result; each is a warp's if there are
-// enough. in(i0, i1, i2): where a row begins; finish(i0, i1, i2, total) stores. V: elements of a
-// pack; a pack of NARROW where memory is not aligned. PART: lanes of a row, where a warp has more.
+// Reduces the rows of a task's tile. Each row is reduced by a warp if there are enough rows. in(i0,
+// i1, i2): the address of a row. finish(i0, i1, i2, total): stores a result. V: elements of a pack;
+// NARROW: the same for memory that is not aligned. PART: lanes that reduce a row, if fewer than a
+// warp's.
 template <class F, typename T, class TILE, int K, int V, int NARROW, int U, bool WARP, int PART,
           class In, class Finish>
 ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const Finish& finish,
@@ -322,9 +325,10 @@ ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const
   }
 }
 
-// For each index of the tile's outer dimensions, blocks of BLOCK neighbouring columns. in and
-// out(i0, i1, i2, i3): where the K elements of a column, STRIDE apart, and the result lie;
-// finish(to, k, total) stores the k-th of a block's. ALONE: a thread has a result to itself.
+// Reduces columns for each index of the tile's outer dimensions, in blocks of neighbouring columns.
+// in(i0, i1, i2, i3): the address of the first of K elements, which are STRIDE apart. out(i0, i1,
+// i2, i3): the address of the result. finish(to, k, total): stores the result of column k of a
+// block. ALONE: true if each thread reduces columns alone.
 template <class F, typename T, class TILE, int K, ark_i64 STRIDE, int V, int U, int ACROSS,
           int NARROW, bool ALONE, class In, class Out, class Finish>
 ARK_DEVICE void ark_reduce_across(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,

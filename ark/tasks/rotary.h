@@ -1,18 +1,20 @@
-// Rotary embedding of a projection's columns, and gating of neighbours. What a task computes and
-// touches is said in rotary.py.
+// Rotary embedding of a projection's columns, and gates on pairs of columns. rotary.py describes
+// operands and tasks.
 
-// Where a projection's columns go: queries to the output; keys and values to the caches and, where
-// it is given, once more to `fresh`, for readers in the same iteration.
-// SEQUENCES: 1, or as many as rows, each with its own position and heads of the caches.
+// The destinations of a projection's columns: queries are stored in the output; keys and values are
+// stored in the caches and, if it is given, also in `fresh`, for readers in the same iteration.
+// SEQUENCES: 1, or the number of rows if each row has its own position and its own heads of the
+// caches.
 template <int HEADS, int KV_HEADS, int WIDTH, int LENGTH, int SEQUENCES, class O, class P, class F,
           class K, class V, class N>
 struct ArkRope {
-  static constexpr int D = WIDTH;                              // elements of a head
-  static constexpr int CONTEXT = LENGTH;                       // positions in a cache
-  static constexpr int QUERIES = HEADS * D;                    // columns of queries
-  static constexpr int ROTATED = (HEADS + KV_HEADS) * D;       // columns of queries and keys
-  static constexpr int COLUMNS = ROTATED + KV_HEADS * D;       // all of them
-  static constexpr int CACHED = SEQUENCES > 1 ? KV_HEADS : 0;  // from one row's heads to the next's
+  static constexpr int D = WIDTH;                         // elements of a head
+  static constexpr int CONTEXT = LENGTH;                  // positions in a cache
+  static constexpr int QUERIES = HEADS * D;               // columns of queries
+  static constexpr int ROTATED = (HEADS + KV_HEADS) * D;  // columns of queries and keys
+  static constexpr int COLUMNS = ROTATED + KV_HEADS * D;  // all of them
+  // the distance from one row's heads of the caches to the next row's
+  static constexpr int CACHED = SEQUENCES > 1 ? KV_HEADS : 0;
   O output;
   F frequencies;
   K keys;
@@ -36,13 +38,14 @@ ARK_DEVICE int ark_rope_place(const R& rope, int m) {
   return rope.position + m;
 }
 
-// The angle by which the pair of row m at this column is rotated.
+// The angle by which the pair at this column of row m is rotated.
 template <class R>
 ARK_DEVICE float ark_rope_angle(const R& rope, int m, int column) {
   return static_cast<float>(ark_rope_place(rope, m)) * rope.frequencies.p[column % R::D / 2];
 }
 
-// Stores the pair of row m at this column where it belongs; rows outside the cache are dropped.
+// Stores the pair at this column of row m at its destination. Rows outside of the cache are
+// dropped.
 template <class R>
 ARK_DEVICE void ark_rope_store(ArkCtx& c, const R& rope, int m, int column, float a, float b) {
   if (column < R::QUERIES) {
@@ -65,7 +68,7 @@ ARK_DEVICE void ark_rope_store(ArkCtx& c, const R& rope, int m, int column, floa
   ark_put(to, 1, b);
 }
 
-// Rotates the pair of row m at this column, if it is one of queries or keys, and stores it.
+// Rotates the pair at this column of row m if it belongs to a query or key, and stores it.
 template <class R>
 ARK_DEVICE void ark_rope_pair(ArkCtx& c, const R& rope, int m, int column, float a, float b) {
   if (column < R::ROTATED) {
@@ -76,10 +79,10 @@ ARK_DEVICE void ark_rope_pair(ArkCtx& c, const R& rope, int m, int column, float
   ark_rope_store(c, rope, m, column, a, b);
 }
 
-// coord: first and last+1 column of x, for all rows.
+// coord: first column of x, and last column + 1. Processes these columns of all rows.
 template <int ROWS, class X, class R>
 ARK_DEVICE void ark_rope_kv(ArkCtx& c, const ArkTask& t, X x, const R& rope) {
-  constexpr int BATCH = ROWS > 1 && ARK_THREADS > 1 ? 8 : 1;  // pairs that are asked for together
+  constexpr int BATCH = ROWS > 1 && ARK_THREADS > 1 ? 8 : 1;  // pairs that are loaded together
   const int pairs = (t.coord[1] - t.coord[0]) / 2;
   for (int first = ark_tid(); first < pairs * ROWS; first += BATCH * ARK_THREADS) {
     float a[BATCH], b[BATCH];
@@ -106,8 +109,8 @@ ARK_DEVICE void ark_rope_store_pack(T* to, const float (&v)[8]) {
   for (int j = 0; j < 8; ++j) ark_put(made.v, j, v[j]);
   ark_store_pack<8>(to, made);
 }
-// Rotates the eight columns of row m from this one on, which are of one head, if they are queries
-// or keys, and stores them where they belong, 16 bytes at a time.
+// Processes the eight columns of row m from this one on, which belong to one head: rotates queries
+// and keys, and stores 16 bytes at a time.
 template <class R>
 ARK_DEVICE void ark_rope_pack(const R& rope, int m, int column, float (&v)[8]) {
   static_assert(R::CACHED == 0, "rows of one sequence");
@@ -130,10 +133,10 @@ ARK_DEVICE void ark_rope_pack(const R& rope, int m, int column, float (&v)[8]) {
     ark_rope_store_pack(to, v);
   }
 }
-// The same of a projection in memory: whole lines are read.
+// The same for a projection in plain memory, which is read in whole lines.
 template <int ROWS, class X, class R>
 ARK_DEVICE void ark_rope_kv_packs(ArkCtx&, const ArkTask& t, X x, const R& rope) {
-  constexpr int BATCH = 3;  // packs that are asked for together
+  constexpr int BATCH = 3;  // packs that are loaded together
   const int packs = (t.coord[1] - t.coord[0]) / 8;
   for (int first = ark_tid(); first < packs * ROWS; first += BATCH * ARK_THREADS) {
     decltype(ark_load_pack<8>(x.p)) asked[BATCH];
@@ -155,7 +158,8 @@ ARK_DEVICE void ark_rope_kv_packs(ArkCtx&, const ArkTask& t, X x, const R& rope)
   }
 }
 
-// coord: row, first and last+1 head. Pairs are neighbours, or the halves of a head.
+// coord: row, first head, and last head + 1. Pairs are neighbours (INTERLEAVED), or corresponding
+// elements of the halves of a head.
 template <int D, bool INTERLEAVED, class X, class O, class P, class F>
 ARK_DEVICE void ark_rotary_embedding(ArkCtx& c, const ArkTask& t, X x, O output, P position,
                                      F frequencies) {
@@ -176,7 +180,7 @@ ARK_DEVICE void ark_rotary_embedding(ArkCtx& c, const ArkTask& t, X x, O output,
 // silu(gate) * up.
 ARK_DEVICE float ark_swiglu(float gate, float up) { return gate / (1.0f + ark_exp(-gate)) * up; }
 
-// coord: row, first and last+1 column of x; gate and up are neighbours.
+// coord: row, first column of x, and last column + 1. Gate and up are neighbouring columns.
 template <class X, class O>
 ARK_DEVICE void ark_swiglu_pairs(ArkCtx& c, const ArkTask& t, X x, O output) {
   const int m = t.coord[0];

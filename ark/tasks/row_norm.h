@@ -1,9 +1,9 @@
 // Softmax and norms of rows.
 
-// What a row op does: a first statistic (the row's largest element or its mean), a term of every
-// element that is summed and may replace it, and the factor and value that follow.
+// The ops on rows. Each consists of a first statistic (the row's maximum or mean), a term for every
+// element, which is summed and may replace the element, and a factor and value computed from these.
 struct ArkSoftmax {
-  // What is no number comes into the sum by its own term.
+  // NaN need not be found here, because its term makes the sum NaN.
   struct First : ArkMaxFold {
     ARK_DEVICE float join(float a, float b) { return b > a ? b : a; }
   };
@@ -87,7 +87,7 @@ ARK_DEVICE void ark_weights(float (&to)[V], const ArkAffine<W, B>& w, int k) {
   ark_weights(to, w.weight, k);
 }
 
-// V biases from element k on, and a weighted value with its own.
+// V biases from element k on, and a weighted value plus its bias.
 template <int V, class Weight>
 ARK_DEVICE void ark_biases(float (&)[V], const Weight&, int) {}
 template <int V, typename W, typename B>
@@ -103,9 +103,9 @@ ARK_DEVICE float ark_biased(float v, const ArkAffine<W, B>&, float bias) {
   return v + bias;
 }
 
-// A thread's weights and biases of E packs. They are asked for with its first rows where they take
-// no more than MOST_SCALE_BYTES of registers, so that no store waits for them; elsewhere when they
-// are used.
+// The weights and biases of a thread's E packs. If they take at most MOST_SCALE_BYTES of registers,
+// they are loaded together with the first rows, so that no store waits for them; otherwise when
+// they are used.
 constexpr int MOST_SCALE_BYTES = 128;
 template <class Weight>
 constexpr int ark_scale_bytes = 0;
@@ -154,9 +154,10 @@ struct ArkScales<V, E, ArkAffine<W, B>, true> {
   }
 };
 
-// The rounds of a team in a fixed order, each by the number of its first row; row_norm_claimed.h
-// has another. ask, tell: before and behind the first sums of a round, by all; then told() is the
-// round behind `next`.
+// The sequence of a team's rounds, in a fixed order. A round is identified by the number of its
+// first row. (row_norm_claimed.h has rounds that are claimed at run time.) ask and tell are called
+// by all threads before and after the first sums of a round. Afterwards told() returns the round
+// that follows `next`.
 struct ArkRounds {
   int first, step;
   ARK_DEVICE void ask(ArkRounds&) {}
@@ -164,9 +165,9 @@ struct ArkRounds {
   ARK_DEVICE int told(ArkRounds& r, int next) { return next + r.step; }
 };
 
-// Rows of K elements in registers, E packs of V a thread, R rows at once by each team of TEAM
-// warps, or by each PART of a warp's lanes, the next ones on their way meanwhile. in(row),
-// out(row): where a row begins.
+// Processes rows of K elements in registers. A thread has E packs of V elements of a row. A team of
+// TEAM warps, or each PART lanes of a warp, processes R rows at a time while it loads the next
+// ones. in(row), out(row): the addresses of rows.
 template <class OP, int K, int V, int E, int R, int TEAM, int PART = ARK_LANES, class In, class Out,
           class Weight, class Rounds>
 ARK_DEVICE void ark_row_norm_held(const In& in, const Out& out, Weight weight, int rows, float eps,
@@ -261,8 +262,9 @@ ARK_DEVICE void ark_row_norm_held(const In& in, const Out& out, Weight weight, i
   }
 }
 
-// Any rows, one after the other by the whole block. KEEP: the row's values stay in `row`, shared
-// memory of K floats; else they are read again. V sums run side by side.
+// Processes any rows, one after the other, by the whole block. KEEP: true if the row's values are
+// kept in `row` (K floats of shared memory); otherwise the row is read several times. A thread has
+// V sums.
 template <class OP, int V, bool KEEP, int K, class In, class Out, class Weight>
 ARK_DEVICE void ark_row_norm_any(const In& in, const Out& out, Weight weight, int rows, float eps,
                                  char* red, float* row) {
@@ -326,10 +328,10 @@ ARK_DEVICE void ark_row_norm_any(const In& in, const Out& out, Weight weight, in
   }
 }
 
-// A task of ROWS of the COUNT rows from coord[2] on, or of all of them, each of K elements. V: of a
-// pack, where E packs a thread, R rows and TEAM warps, or PART lanes, hold rows in registers; 0
-// where they do not, and one thread has SIDE sums. FOLDS: bytes of shared memory for sums, before
-// those of a row that is kept.
+// A task with ROWS of the COUNT rows, from coord[2] on. K: elements of a row. V: elements of a
+// pack, if rows are held in registers, as E packs per thread and R rows at a time for each team of
+// TEAM warps or PART lanes; otherwise 0. SIDE: the number of a thread's sums otherwise. FOLDS:
+// bytes of shared memory for sums, which precede those of a row that is kept.
 template <class OP, int ROWS, int COUNT, int K, int SIDE, bool KEEP, int FOLDS, int V, int E, int R,
           int TEAM, int PART, class In, class Out, class Weight>
 ARK_DEVICE void ark_row_norm(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,

@@ -1,12 +1,12 @@
-// Softmax and norms of rows that processors claim while the kernel runs.
+// Softmax and norms of rows that processors claim at run time.
 
-// A team's rounds (ArkRounds of row_norm.h), each claimed two rounds before it is at work: its rows
-// are on their way one round before.
+// A team's rounds (as ArkRounds of row_norm.h). Each round is claimed two rounds before it is
+// computed, and its rows are loaded during the round before.
 template <int R, int TEAM>
 struct ArkClaimedRounds {
   int first, step;
   ark_u32* counter;
-  ark_u32 before;  // what the counter says of the first round, whoever has it
+  ark_u32 before;  // the counter's value for the first claimed round of the iteration
   int* words;      // two of the team's own
   bool leads;
   int number, turn;
@@ -23,9 +23,10 @@ struct ArkClaimedRounds {
   }
 };
 
-// Rows that processors claim, as many as a team has at once and so many tasks, each team of warps
-// for itself; in(row), out(row): of all COUNT. Where they are no whole packs, the block claims
-// them. Other constants: as above, and as of ark_claimed (claimed.h).
+// Processes rows that are claimed at run time, by each team of warps separately, in units of as
+// many rows as a team processes at a time. in(row), out(row): addresses of rows, numbered over all
+// COUNT. If rows are not aligned for packs, the block claims them instead. Other constants: as for
+// ark_row_norm and for ark_claimed (claimed.h).
 template <class OP, int COUNT, int K, int SIDE, bool KEEP, int FOLDS, int V, int E, int EACH,
           int TEAM, int PART, int TASKS, int OPERANDS, int RECORDS, class In, class Out,
           class Weight>

@@ -1,52 +1,56 @@
-// How the next token is drawn, for the kinds that look for a best element. The noise is a hash of
-// a sequence's key (ark.tasks.tokens.noise_key), position and token, so that every backend draws
-// the same.
+// Functions that choose the next token, for task kinds that look for a best element. The noise is a
+// hash of a sequence's key (ark.tasks.tokens.noise_key), the position and the token, so that every
+// backend samples the same tokens.
 
 #if !defined(ARK_HAS_LATER)
-// A word of the host's memory, which the host polls for. A backend whose stores to the host hold up
-// what follows them may do it when the iteration's tasks are done; each place has one word an
-// iteration.
+// Stores a word in host memory that the host polls. A backend whose stores to host memory delay the
+// operations after them may store it when the iteration's tasks have ended; each place can then
+// hold one word per iteration.
 constexpr int ARK_LATER = 1;
 ARK_DEVICE void ark_post_later(ArkCtx&, int, ark_u32* p, ark_u32 v) { ark_post_host(p, v); }
 #endif
 
-// A mixing of 64 bits (splitmix64, Steele, Lea and Flood 2014).
+// A hash of 64 bits (splitmix64; Steele, Lea and Flood 2014).
 ARK_DEVICE ark_u64 ark_mix(ark_u64 z) {
   z += 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
   return z ^ (z >> 31);
 }
-// What a token competes with: its logit, or the logit over the temperature plus Gumbel noise.
+// The score of a token: its logit if the temperature is 0, otherwise logit / temperature plus
+// Gumbel noise.
 ARK_DEVICE float ark_score(float logit, float temperature, ark_u64 key, ark_u32 position,
                            ark_u32 token) {
   if (temperature <= 0.0f) return logit;
   const ark_u64 place = (static_cast<ark_u64>(position) << 32) | token;
   const ark_u64 bits = ark_mix(key ^ place);
-  // 23 bits and a half are exact in fp32: u never rounds to 1, of which the noise is infinite.
+  // A number of 23 bits plus one half is exact in fp32, so u never rounds to 1, for which the noise
+  // would be infinite.
   const float u = (static_cast<float>(static_cast<ark_u32>(bits >> 41)) + 0.5f) * 1.1920929e-7f;
   return logit / temperature - ark_log(-ark_log(u));
 }
-// A float's bits as an integer of the same order.
+// An integer with the same order as the floats: the larger float has the larger integer.
 ARK_DEVICE ark_u32 ark_ordered(float v) {
   const ark_u32 bits = ark_float_bits(v);
   return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
 }
-// Which of two is taken: the higher score, then the lower token.
+// True if the first of two tokens is chosen: the one with the higher score, or of equal scores the
+// smaller token.
 ARK_DEVICE bool ark_better(float score, ark_u32 token, float than, ark_u32 its) {
   return (score > than) | ((score == than) & (token < its));
 }
-// Is a number above another one? NaN is above all others.
+// True if a is above b. NaN is above all numbers.
 ARK_DEVICE bool ark_above(float a, float b) { return a > b || (a != a && b == b); }
-// A score and a place of less than 2^31 so that the better of two is the first in ark_better's
-// order, NaN above infinity: it has infinity's score and its place, all others a higher one.
+// Encodes a score and an index below 2^31 such that ark_better puts the better of two first, with
+// NaN above infinity. NaN becomes the score of infinity with its own index; all other scores get a
+// larger index.
 constexpr ark_u32 ARK_PLACE = 0x7fffffffu;
 ARK_DEVICE void ark_ranked(float& score, ark_u32& place, ark_u32 odd) {
   const bool found = odd != 0xffffffffu;  // place of a NaN
   score = found ? ark_inf() : score;
   place = found ? odd : place | ~ARK_PLACE;
 }
-// The best of a warp. A backend may have a shorter way.
+// The best token of a warp. A backend may have a faster implementation.
 #if !defined(ARK_HAS_WARP_BEST)
 ARK_DEVICE void ark_warp_best(float& score, ark_u32& token) {
   for (int mask = ARK_LANES / 2; mask > 0; mask /= 2) {
@@ -59,7 +63,7 @@ ARK_DEVICE void ark_warp_best(float& score, ark_u32& token) {
   }
 }
 #endif
-// The best of the block. red: 2 * ARK_WARPS words.
+// The best token of the block. red: 2 * ARK_WARPS words.
 ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
   ark_warp_best(score, token);
   if (ARK_WARPS == 1) return;
@@ -75,7 +79,7 @@ ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
   ark_sync();
 }
 
-// A thread's best token so far, and what scores depend on.
+// A thread's best token so far, and the numbers on which scores depend.
 struct ArkSampler {
   float temperature;
   ark_u64 key;
@@ -101,7 +105,8 @@ ARK_DEVICE void ark_sample(ArkSampler& s, float logit, int token) {
   const ark_u32 id = static_cast<ark_u32>(token);
   ark_take(s, ark_score(logit, s.temperature, s.key, s.position, id), id);
 }
-// The block's best becomes candidate `tile`: (score, bits of the token). red: 2 * ARK_WARPS words.
+// Stores the block's best token as candidate `tile`: its score and the token's bits. red: 2 *
+// ARK_WARPS words.
 template <class C>
 ARK_DEVICE void ark_sampled(ArkCtx& c, ArkSampler& s, C candidates, int tile, float* red) {
   ark_best(s.best, s.token, red);

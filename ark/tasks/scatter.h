@@ -1,4 +1,4 @@
-// Updates of a tensor at given indices. What a task computes and touches is said in scatter.py.
+// Updates of a tensor at given indices. scatter.py describes operands and tasks.
 
 // Bits of x that are 1.
 ARK_DEVICE int ark_ones(ark_u64 x) {
@@ -7,7 +7,8 @@ ARK_DEVICE int ark_ones(ark_u64 x) {
   return static_cast<int>(((x + (x >> 4)) & 0x0f0f0f0f0f0f0f0full) * 0x0101010101010101ull >> 56);
 }
 
-// body(n, k) for those of N updates, in order, whose place k = id(n) of SIZE is in first..last - 1.
+// Calls body(n, k), in order of n, for each of N updates whose index k = id(n) is from first to
+// last - 1. SIZE: the number of valid indices.
 template <int N, int SIZE, class Id, class Body>
 ARK_DEVICE void ark_each_update(ArkCtx& c, int first, int last, const Id& id, const Body& body) {
   for (int n = 0; n < N; ++n) {
@@ -16,8 +17,8 @@ ARK_DEVICE void ark_each_update(ArkCtx& c, int first, int last, const Id& id, co
   }
 }
 
-// How many of N updates a round of all threads looks at, and the updates found: at[i] is the number
-// of one, to[i] its place.
+// A round in which all threads look at ark_round_updates of the N updates, ark_looks per thread,
+// and the updates that it finds: at[i] is the number of an update, to[i] its index.
 constexpr int ark_looks = 4, ark_round_updates = ark_looks * ARK_THREADS;
 struct ArkUpdates {
   const int* at;
@@ -25,8 +26,8 @@ struct ArkUpdates {
   int count;
 };
 
-// The same by all threads: each(updates) for the updates that a round found, in order.
-// found: 2 ark_round_updates + ark_looks ARK_WARPS numbers.
+// The same by all threads: calls each(updates) with the updates that each round has found, in
+// order. found: shared memory for 2 ark_round_updates + ark_looks ARK_WARPS integers.
 template <int N, int SIZE, class Id, class Each>
 ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& id, char* found,
                                       const Each& each) {
@@ -67,9 +68,9 @@ ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& 
   }
 }
 
-// U updates of one line, in order, all under way at once: update n[u], if k[u] is not negative, is
-// joined with what is at place k[u]. more(n) is the n-th, now(k) what is at place k, join(now,
-// more) what store(k, v) puts there.
+// Applies U updates of one line, in order; all their loads are in flight at once. Update n[u] is
+// joined with the element at index k[u], unless k[u] is negative. more(n): the value of update n.
+// now(k): the element at index k. store(k, v): stores join(now(k), more(n)).
 template <typename T, int U, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_few(const int (&k)[U], const int (&n)[U], const More& more,
                               const Now& now, const Join& join, const Store& store) {
@@ -92,7 +93,7 @@ ARK_DEVICE void ark_apply_few(const int (&k)[U], const int (&n)[U], const More& 
   }
 }
 
-// The updates that a round found of one line.
+// Applies the updates that a round has found to one line.
 template <typename T, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_updates(const ArkUpdates& updates, const More& more, const Now& now,
                                   const Join& join, const Store& store) {
@@ -109,7 +110,8 @@ ARK_DEVICE void ark_apply_updates(const ArkUpdates& updates, const More& more, c
   }
 }
 
-// All N updates of a thread's own line of SIZE places, each with an index of its own.
+// Applies all N updates of one line of SIZE elements, which one thread processes. Each update has
+// its own index.
 template <typename T, int N, int SIZE, class Id, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_line(ArkCtx& c, const Id& id, const More& more, const Now& now,
                                const Join& join, const Store& store) {
@@ -133,10 +135,10 @@ ARK_DEVICE void ark_apply_line(ArkCtx& c, const Id& id, const More& more, const 
   }
 }
 
-// The same of lines that lie side by side, the tile TILE of them, by warps: each applies the
-// updates of its own places, k with k % ARK_WARPS its number, and has all elements of the tile
-// under way. more(n, i), now(k, i) and store(k, v, i) take four indices of the tile too. listed:
-// ark_round_updates + ARK_WARPS numbers.
+// Applies the updates that a round has found to neighbouring lines, which form the tile TILE. A
+// warp applies the updates of those indices k for which k % ARK_WARPS is its number, to all
+// elements of the tile at once. more(n, i), now(k, i) and store(k, v, i) also have the four indices
+// in the tile. listed: shared memory for ark_round_updates + ARK_WARPS integers.
 template <typename T, class TILE, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_updates_by_place(const ark_i32* coord, const ArkUpdates& updates,
                                            char* listed, const More& more, const Now& now,
@@ -199,7 +201,7 @@ ARK_DEVICE void ark_apply_updates_by_place(const ark_i32* coord, const ArkUpdate
   }
 }
 
-// How many lanes before this one have the same of 2^BITS places.
+// The number of lanes before this one that have the same index. Indices are below 2^BITS.
 #if !defined(ARK_HAS_SAME_BEFORE)
 template <int BITS>
 ARK_DEVICE int ark_same_before(ark_u32 place) {
@@ -215,8 +217,8 @@ ARK_DEVICE int ark_same_before(ark_u32 place) {
 #endif
 constexpr int ark_bits(int n) { return n <= 1 ? 0 : 1 + ark_bits(n / 2); }
 
-// A line of SIZE neighbours by one warp, in packs of V. PAST: from device memory, where nobody else
-// reads it.
+// Copies a line of SIZE contiguous elements by one warp, in packs of V. PAST: true if the source is
+// device memory that no other task reads.
 template <int SIZE, int V, bool PAST, typename T, typename F>
 ARK_DEVICE void ark_move_line(T* to, const F* from) {
   constexpr int U = 8, step = ARK_LANES * V;
@@ -240,9 +242,10 @@ ARK_DEVICE void ark_move_line(T* to, const F* from) {
   }
 }
 
-// N updates of one line of SIZE places by one warp, a lane each, in order: of those that are under
-// way at once and name one place, the first goes first. id(n), more(n): the place and value of the
-// n-th; update(k, v) joins v with what is at place k. meanwhile() runs while the first ones come.
+// Applies N updates to one line of SIZE elements by one warp, with one update per lane. Updates of
+// the same index are applied in order. id(n), more(n): the index and value of update n. update(k,
+// v): joins v with the element at index k. meanwhile(): called while the first updates are being
+// loaded.
 template <int N, int SIZE, typename T, class Id, class More, class Meanwhile, class Update>
 ARK_DEVICE void ark_update_line(ArkCtx& c, const Id& id, const More& more,
                                 const Meanwhile& meanwhile, const Update& update) {
@@ -283,11 +286,12 @@ ARK_DEVICE void ark_update_line(ArkCtx& c, const Id& id, const More& more,
   }
 }
 
-// Lines of the last dimension, each with N updates of its own, a warp a line. ids, news, from and
-// to(i0, i1, i2): where the line's first index, update, element before and result lie; indices are
-// IS apart, updates MS, places of the result STRIDE. COPIED: the line is copied first, in packs of
-// V, to the warp's own shared memory where there is room for ROOMS lines. value(p, n): the n-th
-// update; update(line, k, v) joins v with what is at k.
+// Processes lines along the last dimension, each with N updates of its own, by one warp per line.
+// ids, news, from and to(i0, i1, i2): the addresses of the line's first index, first update, first
+// element before, and first result. IS, MS, STRIDE: the distances between indices, updates and
+// results. COPIED: the line is copied first, in packs of V; to the warp's part of shared memory if
+// there is room for ROOMS lines (ROOMS > 0). value(p, n): update n. update(line, k, v): joins v
+// with the element at index k.
 template <class TILE, int N, int SIZE, ark_i64 IS, ark_i64 MS, ark_i64 STRIDE, bool COPIED, int V,
           int ROOMS, typename T, class Ids, class News, class From, class To, class Value,
           class Update>

@@ -1,6 +1,6 @@
-// The end of an iteration that draws a token for each of several sequences.
+// The end of an iteration in which a token is sampled for each of several sequences.
 
-// Has this sequence drawn a stop token, or come to its limit?
+// True if this sequence has sampled a stop token or reached its limit.
 template <int CONTEXT, int STOPS, class S, class P, class T, class E>
 ARK_DEVICE bool ark_ended(S settings, P position, T tokens, E stop_tokens) {
   const int at = position.p[0];
@@ -13,7 +13,8 @@ ARK_DEVICE bool ark_ended(S settings, P position, T tokens, E stop_tokens) {
   return found;
 }
 
-// A lane's candidates of a sequence. They are asked for with all else that a task reads first.
+// A lane's part of the candidates of a sequence. They are loaded together with the other data that
+// a task reads first.
 template <int TILES>
 struct ArkCandidates {
   static constexpr int EACH = (TILES + ARK_LANES - 1) / ARK_LANES;
@@ -29,8 +30,8 @@ ARK_DEVICE void ark_candidates(C candidates, ArkCandidates<TILES>& own) {
   }
 }
 
-// As ark_choose of sequence `number`, by one warp; true for its first lane if that has ended, and
-// for the others.
+// The same as ark_choose for sequence `number`, by one warp. Returns in the first lane whether the
+// sequence has ended, and true in the others.
 template <int TILES, int CONTEXT, int STOPS, class S, class P, class T, class H, class E>
 ARK_DEVICE bool ark_choose_by_warp(ArkCtx& c, int number, S settings, P position_at,
                                    const ArkCandidates<TILES>& own, T tokens, H host,
@@ -61,15 +62,17 @@ ARK_DEVICE bool ark_choose_by_warp(ArkCtx& c, int number, S settings, P position
   return stopped > 0.0f || next + 1 >= limit || next + 1 >= CONTEXT;
 }
 
-// Nothing for a sequence that has ended, one position on for one within its prompt, else as
-// ark_choose: a warp for each sequence or, where one looks through its logits, all together for one
-// after another. The run ends with the last of them.
+// Processes all sequences. A sequence that has ended is not changed; a sequence within its prompt
+// advances by one position; for all others a token is chosen as by ark_choose. Each sequence is
+// processed by one warp. If a sequence samples among its largest logits, all threads process one
+// sequence after the other. The run ends when the last sequence has ended.
 template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, int BATCH, int SETTINGS, class L,
           class S, class P, class C, class T, class H, class E>
 ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S settings, P position,
                                 C candidates, T tokens, H host, E stop_tokens) {
   ark_u32* limit = &ark_control(ARK_PARAMS(c))->limit;
-  const ark_u32 before = ark_peek_host(limit);  // as others read it, it is not stored plainly
+  // other processors read it, so it is loaded like a word of the host
+  const ark_u32 before = ark_peek_host(limit);
   bool ranks = false, over = true;
   for (int b = 0; b < BATCH; ++b) {
     S own = settings;
@@ -81,10 +84,11 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
       ArkCandidates<TILES> own;
       if (!ranks) ark_candidates<TILES>(candidates, own);
       const bool ended = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens);
-      // A warp's lanes have all read, when they have this, what its first writes.
+      // This sum also ensures that all lanes have read the position before the first lane writes
+      // it.
       const bool reads = ark_warp_sum(position.p[0] < settings.p[3] ? 1.0f : 0.0f) > 0.0f;
       const bool first = ranks ? ark_tid() == 0 : ark_lane() == 0;
-      if (ranks) ark_sync();  // all have read what one of them writes
+      if (ranks) ark_sync();  // all threads have read what one of them writes
       if (!ended && reads) {
         over = false;
         if (first) position.p[0] += 1;

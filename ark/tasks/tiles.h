@@ -1,16 +1,19 @@
-// Which tiles of a matrix product a task has, and what vendors' bodies for a tile take.
+// The assignment of a matrix product's tiles to tasks, and types that the backends' bodies for a
+// tile use.
 
-// Tiles of ROWS by COLUMNS, dealt to TASKS tasks; 0: a task has the tile at its coordinates. They
-// are numbered down GROUP of DOWN rows of tiles, then along ACROSS columns, then on to the next
-// rows and the next of COUNT matrices, of which INNER are numbered by i1. A task has every
-// TASKS-th.
+// Tiles of ROWS by COLUMNS, which are dealt to TASKS tasks (0: each task has the tile at its
+// coordinates). A matrix has DOWN rows of ACROSS tiles. Tiles are numbered down a band of GROUP
+// rows of tiles, then along the columns, then band by band and matrix by matrix. There are COUNT
+// matrices in two batch dimensions, of which the inner one has INNER. A task has every TASKS-th
+// tile.
 template <int TASKS, int COUNT, int INNER, int DOWN, int ACROSS, int GROUP, int ROWS, int COLUMNS>
 struct ArkDeal {
   static constexpr bool several = TASKS > 0;
   static constexpr int tasks = TASKS, tiles = COUNT * DOWN * ACROSS;
-  // All tiles of a column are taken side by side: nobody reads its part of b again.
+  // True if all tiles of a column are computed at about the same time, so that their part of b is
+  // not read again later.
   static constexpr bool once = COUNT * DOWN <= GROUP;
-  // Of tile number `tile` the matrix's place in the batch, the first row and the first column.
+  // The batch indices of the matrix, and the first row and column, of tile number `tile`.
   ARK_DEVICE void place(int tile, int& i0, int& i1, int& m0, int& n0) {
     const int matrix = tile / (DOWN * ACROSS), within = tile % (DOWN * ACROSS);
     const int band = within / (GROUP * ACROSS) * GROUP;
@@ -22,8 +25,8 @@ struct ArkDeal {
   }
 };
 
-// body(i0, i1, m0, n0) for each tile of a task, until one returns false. MEET: the threads meet
-// between two tiles.
+// Calls body(i0, i1, m0, n0) for each tile of a task until it returns false. MEET: the threads
+// synchronise between two tiles.
 template <class DEAL, bool MEET, class Body>
 ARK_DEVICE void ark_each_tile(const ArkTask& t, const Body& body) {
   if constexpr (DEAL::several) {
@@ -38,17 +41,18 @@ ARK_DEVICE void ark_each_tile(const ArkTask& t, const Body& body) {
   }
 }
 
-// One side of a tile's product: element (row, k) lies at at[row * row_stride + k * k_stride].
+// An input of a tile's product. Element (row, k) is at at[row * row_stride + k * k_stride].
 template <typename T>
 struct ArkSide {
   const T* at;
   ark_i64 row_stride, k_stride;
-  int rows, depth;  // that are there; beyond them everything counts as zero
-  bool wide;        // eight elements along k lie side by side, at multiples of 16 bytes
+  int rows, depth;  // sizes; elements beyond them count as zero
+  bool wide;        // true if each eight elements along k are contiguous and 16-byte aligned
 };
 
-// The side that begins at row `first` of ROWS, of a tile TILE high. EVEN: if the first element of
-// all lies at a multiple of 16 bytes, so does every eighth of a row.
+// The part of an input with ROWS rows that begins at row `first`, for a tile of TILE rows. EVEN:
+// true if alignment of the first element to 16 bytes implies alignment of each eight elements of a
+// row.
 template <int TILE, int ROWS, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool EVEN,
           typename T>
 ARK_DEVICE ArkSide<T> ark_side(const T* matrix, int first) {
@@ -58,7 +62,7 @@ ARK_DEVICE ArkSide<T> ark_side(const T* matrix, int first) {
           rows, DEPTH,      EVEN && ark_aligned(reinterpret_cast<ark_u64>(at))};
 }
 
-// The side's elements `begin` to `end` of k, which begin at a multiple of 128 bytes of it.
+// The elements `begin` to `end` along k of an input. `begin` is a multiple of 128 bytes.
 template <typename T>
 ARK_DEVICE ArkSide<T> ark_part_of_k(ArkSide<T> side, int begin, int end) {
   side.at += begin * side.k_stride;

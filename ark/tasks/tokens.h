@@ -1,7 +1,7 @@
-// The token loop. What a task computes and touches is said in tokens.py.
+// The token loop of a decoder. tokens.py describes operands and tasks.
 
-// coord: first row, first column; a tile of ROWS by COLUMNS. FROM: the position (or none), to which
-// the numbers of rows are relative. An id out of range ends the launch.
+// coord: first row and first column of a tile of ROWS by COLUMNS. FROM: the position (or none) that
+// is added to row numbers. An id out of range ends the launch with an error.
 template <int ROWS, int COLUMNS, int OUT_ROWS, int WIDTH, int VOCABULARY, int IDS, class I, class T,
           class O, class P>
 ARK_DEVICE void ark_embedding(ArkCtx& c, const ArkTask& t, I ids, T table, O output, P from) {
@@ -30,7 +30,8 @@ ARK_DEVICE void ark_embedding_store(T* to, const H& held) {
   for (int j = 0; j < 8; ++j) ark_put(made.v, j, ark_get(from.v, j));
   ark_store_pack<8>(to, made);
 }
-// The same of whole rows by eight columns at a time; several rows are asked for together.
+// The same for whole rows. A thread copies eight columns at a time, and several rows are loaded
+// together.
 template <int ROWS, int OUT_ROWS, int WIDTH, int VOCABULARY, int IDS, class I, class T, class O,
           class P>
 ARK_DEVICE void ark_embedding_packs(ArkCtx& c, const ArkTask& t, I ids, T table, O output, P from) {
@@ -64,8 +65,9 @@ ARK_DEVICE void ark_embedding_packs(ArkCtx& c, const ArkTask& t, I ids, T table,
   }
 }
 
-// The token that a logit belongs to. SHARED: ranks share the logits, and have their own share
-// first: the first one's token is the rank's own number, the others follow round.
+// The token to which a logit belongs. SHARED: ranks share the logits, and each rank has its own
+// share first. Then the first logit's token is a number of the rank, and the other shares follow in
+// cyclic order.
 template <int VOCABULARY, bool SHARED>
 ARK_DEVICE int ark_token_of(const ArkTask& t, int logit) {
   if constexpr (!SHARED) return logit;
@@ -81,7 +83,7 @@ ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S setting
   const int lo = static_cast<int>(static_cast<ark_i64>(VOCABULARY) * tile / TILES);
   const int hi = static_cast<int>(static_cast<ark_i64>(VOCABULARY) * (tile + 1) / TILES);
   ArkSampler sampler = ark_sampler(settings, position, ark_token_of<VOCABULARY, SHARED>(t, lo));
-  // Several logits are asked for at once: few tiles have many of them.
+  // Several logits are loaded at a time, because a thread has many of them if there are few tiles.
   constexpr int B = 8;
   for (int first = lo + ark_tid(); first < hi; first += B * ARK_THREADS) {
     float logit[B];
@@ -99,11 +101,12 @@ ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S setting
   ark_sampled(c, sampler, candidates, tile, reinterpret_cast<float*>(ARK_SCRATCH(c)));
 }
 
-// The best of the k largest logits, of which the smallest is found by bisection over ordered bits.
+// Chooses among the k largest logits. The smallest of these is found by bisection over integers
+// with the same order.
 template <int VOCABULARY, bool SHARED, class L>
 ARK_DEVICE void ark_sample_top_k(const ArkTask& t, ArkSampler& sampler, L logits, int k,
                                  float* red) {
-  ark_u32 bound = 0u;  // the largest that at least k logits reach
+  ark_u32 bound = 0u;  // the largest number that at least k logits reach
   for (int bit = 31; bit >= 0; --bit) {
     const ark_u32 trial = bound | (1u << bit);
     float many = 0.0f;
@@ -119,11 +122,12 @@ ARK_DEVICE void ark_sample_top_k(const ArkTask& t, ArkSampler& sampler, L logits
   }
 }
 
-// What a choice does not depend on the logits for: asked for at once, since everybody waits for it.
+// The data of a choice that do not depend on the logits. They are loaded together, because
+// everything waits for them.
 struct ArkChoice {
   ArkSampler sampler;
   int top_k, limit, position, stops;
-  ark_i32 stop;  // the thread's first, if it has one
+  ark_i32 stop;  // the thread's first stop token; -1 if there is none
 };
 template <int STOPS, class S, class P, class E>
 ARK_DEVICE ArkChoice ark_choice(S settings, P position_at, E stop_tokens) {
@@ -136,14 +140,15 @@ ARK_DEVICE ArkChoice ark_choice(S settings, P position_at, E stop_tokens) {
           stops,
           stop};
 }
-// Is the token drawn from the largest logits alone? Then all are looked through.
+// True if the token is sampled among the largest logits only. Then all logits are read.
 template <int VOCABULARY, class S>
 ARK_DEVICE bool ark_ranks(S settings) {
   return settings.p[1] > 0 && settings.p[1] < VOCABULARY &&
          ark_bits_float(static_cast<ark_u32>(settings.p[0])) > 0.0f;
 }
 
-// One thread: appends the token, tells the host, moves on, and ends at a stop token.
+// Called by one thread: appends the token, informs the host, advances the position, and ends the
+// run at a stop token.
 template <int CONTEXT, class P, class T, class H>
 ARK_DEVICE void ark_choice_ends(ArkCtx& c, const ArkChoice& x, bool stopped, P position_at,
                                 T tokens, H host) {
@@ -192,8 +197,8 @@ ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask& t, L logits, S settings, P 
 }
 
 #if defined(ARK_BODIES_ENTER)
-// Lane l has candidates l, l + ARK_LANES and so on, of TILES that are packets: waits for them and
-// takes the warp's best.
+// Waits for TILES candidates, which are packets, and finds the warp's best. Lane l has candidates
+// l, l + ARK_LANES and so on.
 template <int TILES>
 ARK_DEVICE void ark_take_packets(ArkCtx& c, const ark_u64* candidates, ArkSampler& sampler) {
   constexpr int EACH = (TILES + ARK_LANES - 1) / ARK_LANES;
@@ -225,15 +230,17 @@ ARK_DEVICE void ark_take_packets(ArkCtx& c, const ark_u64* candidates, ArkSample
   ark_warp_best(sampler.best, sampler.token);
 }
 
-// The same among candidates that come as packets, by one warp while the logits' own tasks end,
-// whose counter it waits for before it stores anything. False if the processor is to leave.
+// The same for candidates that arrive as packets. One warp chooses while the tasks of the logits
+// end; it waits for their counter before it stores anything. Returns false if the processor must
+// leave the loop.
 template <int VOCABULARY, bool SHARED, int TILES, int CONTEXT, int STOPS, class L, class S, class P,
           class C, class T, class H, class E>
 ARK_DEVICE bool ark_choose_early(ArkCtx& c, const ArkTask& t, L logits, S settings, P position_at,
                                  C candidates, T tokens, H host, E stop_tokens) {
   static_assert(STOPS <= ARK_LANES, "a lane has one");
   float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  // Waves that do not choose read nothing: the position changes when this one has chosen.
+  // Warps that do not choose read nothing, because the position changes as soon as one warp has
+  // chosen.
   const bool ranks = ark_ranks<VOCABULARY>(settings);
   ArkChoice x = {};
   if (ranks || ark_warp() == 0) x = ark_choice<STOPS>(settings, position_at, stop_tokens);
@@ -251,7 +258,7 @@ ARK_DEVICE bool ark_choose_early(ArkCtx& c, const ArkTask& t, L logits, S settin
 }
 #endif
 
-// Moves the position on by a chunk of the prompt.
+// Advances the position by a chunk of the prompt.
 template <int ROWS, class S, class P>
 ARK_DEVICE void ark_advance(ArkCtx&, const ArkTask&, S settings, P position) {
   if (ark_tid() != 0) return;

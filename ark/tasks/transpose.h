@@ -1,10 +1,10 @@
-// Squares of SIDE by SIDE elements transposed through shared memory: packs are read along the
-// source's rows and written along the target's, and the next squares are loaded meanwhile.
+// Transposes squares of SIDE by SIDE elements through shared memory. Packs are read along the
+// source's rows and written along the target's rows. The next squares are loaded meanwhile.
 
 template <typename T>
 struct ArkSquare {
-  const T* from;      // element [r][c] lies at from[r * from_row + c]
-  T* to;              // and goes to to[c * to_row + r]
+  const T* from;      // element [r][c] is at from[r * from_row + c]
+  T* to;              // and is copied to to[c * to_row + r]
   int rows, columns;  // of SIDE, what there is
 };
 
@@ -65,10 +65,10 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
   }
 }
 
-// By one thread: strips of a square, as wide as a line of its cache, go through a buffer of its
-// own. The source's rows are often a power of two apart, so that one place of the cache serves them
-// all, and each line is read once. A backend that transposes blocks of 16 bytes by as many rows in
-// registers says ARK_HAS_BLOCKS.
+// The same by one thread: strips of a square, as wide as a cache line, are copied through a
+// separate buffer. The distance of the source's rows is often a power of two, so that all of them
+// compete for the same lines of the cache; this way each line is read once. A backend that
+// transposes blocks of 16 bytes by as many rows in registers defines ARK_HAS_BLOCKS.
 template <int SIDE, typename T, class Place>
 ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_row,
                                     const Place& place) {
@@ -110,8 +110,8 @@ ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_ro
   }
 }
 
-// A tile of which dimension 2 is the whole of the source's rows, of ROW elements, that follow each
-// other in memory: a thread loads V such rows as ROW packs, and stores ROW packs of V.
+// For a tile that contains the source's whole rows, of ROW elements, which are contiguous in
+// memory: a thread loads V rows as ROW packs, and stores ROW packs of V elements.
 template <class TILE, int ROW, int V, typename T, class From, class To>
 ARK_DEVICE void ark_transpose_rows(const ArkTask& t, ark_i64 to_row, const From& from,
                                    const To& to) {
@@ -133,9 +133,8 @@ ARK_DEVICE void ark_transpose_rows(const ArkTask& t, ark_i64 to_row, const From&
     }
   }
 }
-// The other way round: rows of ROW elements of the result follow each other, and their elements
-// come from ROW of the source's rows; a thread loads ROW packs of V, and stores V such rows as ROW
-// packs.
+// The reverse: the result's rows of ROW elements are contiguous, and their elements come from ROW
+// rows of the source. A thread loads ROW packs of V elements, and stores V rows as ROW packs.
 template <class TILE, int ROW, int V, typename T, class From, class To>
 ARK_DEVICE void ark_transpose_columns(const ArkTask& t, ark_i64 from_row, const From& from,
                                       const To& to) {
@@ -159,7 +158,8 @@ ARK_DEVICE void ark_transpose_columns(const ArkTask& t, ark_i64 from_row, const 
   }
 }
 
-// Either of them. row: how far apart the side's rows are that do not follow each other.
+// One of the two functions above. row: the distance of the rows of the side whose rows are not
+// contiguous.
 template <class TILE, bool COLUMNS, int ROW, int V, typename T, class From, class To>
 ARK_DEVICE void ark_transpose_short(ArkCtx&, const ArkTask& t, ark_i64 row, const From& from,
                                     const To& to, ark_u64 addresses) {
@@ -177,8 +177,9 @@ ARK_DEVICE void ark_transpose_short(ArkCtx&, const ArkTask& t, ark_i64 row, cons
   }
 }
 
-// A task's tile in squares of its last dimension and of dimension ACROSS, which is the source's
-// last. from(i0, i1, i2, i3), to(i0, i1, i2, i3): where an element comes from and where it goes.
+// Transposes a task's tile in squares of its last dimension and dimension ACROSS, which is the
+// source's last. from(i0, i1, i2, i3), to(i0, i1, i2, i3): the source and target addresses of an
+// element.
 template <class TILE, int ACROSS, int SIDE, int V, int COUNT, typename T, class From, class To>
 ARK_DEVICE void ark_transpose_tile(ArkCtx& c, const ArkTask& t, ark_i64 from_row, ark_i64 to_row,
                                    const From& from, const To& to, ark_u64 addresses) {

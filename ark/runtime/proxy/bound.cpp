@@ -1,5 +1,5 @@
-// The proxy behind what Python calls. What a vendor adds, a Copies, lies in copies.h beside this
-// file; module.cpp, which is the same for all, is compiled apart.
+// The proxy's functions that Python calls. A vendor adds the class Copies, in copies.h beside this
+// file. module.cpp is the same for all vendors and is compiled separately.
 #include "bound.h"
 
 #include "copies.h"
@@ -10,8 +10,9 @@
 
 namespace {
 
-// Memory that this process reaches is copied by the device's engines, what is on another host by
-// UCX. Operations of either end in the order of their starts, or are counted as if.
+// Copies memory that this process can access by the device's engines, and memory on other hosts by
+// UCX. Operations of the two kinds are completed in the order of their starts, or are counted as if
+// they were.
 class Both : public ark::Engine {
  public:
   Both(const std::string& library, int device) : copies_(library, device) {}
@@ -99,7 +100,8 @@ class Both : public ark::Engine {
 #endif
 
  private:
-  // Before the other kind begins, what is under way of this one ends: so the sum counts in order.
+  // Before an operation of the other kind begins, all operations in progress end, so that the sum
+  // of both counts follows the order of starts.
   void settle(bool far) {
 #if defined(ARK_UCX)
     if (ucx == nullptr) return;
@@ -160,7 +162,7 @@ std::unique_ptr<ark::Bound> ark::make_bound(uint64_t fifo, uint32_t slots, uint6
   return std::make_unique<Served>(fifo, slots, abort, library, device);
 }
 
-// Python loads a module of one name once: each vendor's has its own.
+// Python loads only one module of a name, so each vendor's module has its own name.
 extern "C" void* PyInit_ark_proxy();
 #define ARK_JOINED(a, b) a##b
 #define ARK_INIT(name) ARK_JOINED(PyInit_, name)

@@ -1,4 +1,5 @@
-// What Python calls of a proxy: bound.cpp has it, with a vendor's copies, and module.cpp binds it.
+// The interface of the proxy for Python. bound.cpp implements it with a vendor's copies; module.cpp
+// makes it a Python module.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +12,9 @@ namespace ark {
 class Bound {
  public:
   virtual ~Bound() = default;
-  // Was it compiled with UCX? Without it network and connect fail.
+  // True if it was compiled with UCX. Without UCX, network and connect fail.
   virtual bool has_network() = 0;
-  // Registers memory for peers on other hosts: this end's address, and the memory's key.
+  // Registers memory for peers on other hosts. Returns this worker's address and the memory's key.
   virtual std::pair<std::string, std::string> network(uint64_t begin, uint64_t nbytes) = 0;
   virtual void connect(int rank, const std::string& address, const std::string& key) = 0;
   virtual void allow(uint64_t begin, uint64_t nbytes, int peer, uint64_t there) = 0;
@@ -25,7 +26,7 @@ class Bound {
   virtual uint64_t rests() = 0;
 };
 
-// fifo, abort: addresses. library: the driver's file.
+// fifo, abort: addresses. library: the file of the driver's library.
 std::unique_ptr<Bound> make_bound(uint64_t fifo, uint32_t slots, uint64_t abort,
                                   const std::string& library, int device);
 

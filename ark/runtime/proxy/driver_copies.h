@@ -1,11 +1,12 @@
-// Copies by a device's copy engines, through its driver's library, on streams of their own beside
-// the loop kernel. A vendor's copies.h says what the driver calls these things: a struct with
-//   open(), close()                 what a thread does before its first call and after its last
+// Copies by a device's copy engines, on separate streams beside the loop kernel, through the library
+// of the device's driver. A vendor's copies.h defines a struct that maps the following names to the
+// driver's functions:
+//   open(), close()                 called by a thread before its first and after its last call
 //   stream(&queue) end_stream(queue) finish(queue)
 //   event(&event) end_event(event) record(event, queue) query(event)
 //   copy(target, source, bytes, queue)
-//   NOT_READY                       what query returns of an event that has not come
-// each of which returns the driver's code, 0 where nothing is wrong.
+//   NOT_READY                       the result of query for an event that has not occurred
+// Each function returns the driver's result code, which is 0 for success.
 #pragma once
 
 #include <dlfcn.h>
@@ -15,7 +16,7 @@
 #include <stdexcept>
 #include <string>
 
-// A driver's library, opened while this lives.
+// A driver's library, which stays open as long as this object exists.
 class Library {
  public:
   explicit Library(const std::string& path) : handle_(dlopen(path.c_str(), RTLD_NOW)) {

@@ -1,4 +1,4 @@
-// The proxy as a Python module. It is the same for every vendor, and compiled once.
+// The proxy as a Python module. It is the same for all vendors and is compiled once.
 #include <pybind11/pybind11.h>
 
 #include "bound.h"

@@ -1,6 +1,6 @@
-// The host's side of the engines that need one: a thread for each device takes triggers from the
-// FIFO that device/proxy.h fills, starts copies, and counts them when they are complete. No Python
-// runs in it.
+// The host's part of the proxy. For each device, a thread takes triggers from the FIFO that
+// device/proxy.h fills, starts copies, and counts them when they are complete. The thread executes
+// no Python.
 #pragma once
 
 #include <atomic>
@@ -25,16 +25,17 @@ struct Fifo {
   Trigger slots[];
 };
 
-// Memory that triggers may name. peer: the rank on another host that has it, -1 for what this
-// process reaches itself; there, `there` is the address that the peer knows.
+// Memory to which triggers may refer. peer: the rank on another host that has the memory, or -1 if
+// this process can access it. there: the memory's address in the peer's process.
 struct Range {
   uint64_t begin, end;
   int peer;
   uint64_t there;
 };
 
-// Who moves bytes. Calls come from the proxy's thread alone. start and add begin one operation
-// each; completed tells how many of those have ended, counted in the order of their starts.
+// The interface of classes that copy bytes. Only the proxy's thread calls it. copy and add start
+// one operation each. completed returns how many of these have ended, counted in the order of their
+// starts.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -43,15 +44,16 @@ class Engine {
                     uint64_t size) = 0;
   virtual void add(const Range& to, uint64_t target, uint32_t value) = 0;
   virtual uint32_t completed() = 0;
-  // Has anything come from outside since this was asked last?
+  // True if something has arrived from other hosts since the last call.
   virtual bool stirred() { return false; }
-  // Nothing is to do: waits for at most so long, less where there is something from outside.
+  // Called when there is nothing to do: waits for at most `most`, or until something arrives from
+  // other hosts.
   virtual void rest(std::chrono::microseconds most) {
     std::unique_lock<std::mutex> hold(resting_);
     woken_.wait_for(hold, most, [this] { return awake_; });
     awake_ = false;
   }
-  // Ends a rest, or the next one; called by other threads.
+  // Ends the current rest, or the next one. Called by other threads.
   virtual void wake() {
     {
       std::lock_guard<std::mutex> hold(resting_);
@@ -78,14 +80,14 @@ class Proxy {
 
   void allow(const Range& range) { ranges_.push_back(range); }
 
-  // The FIFO must be as new: no trigger, none served.
+  // The FIFO must be new: without triggers, and with `done` 0.
   void start() {
     stop();
     stopping_ = false;
     thread_ = std::thread([this] { run(); });
   }
 
-  // Copies under way are completed; triggers that were not taken are left.
+  // Completes the copies in progress. Triggers that were not taken are ignored.
   void stop() {
     stopping_ = true;
     if (thread_.joinable()) thread_.join();
@@ -114,7 +116,7 @@ class Proxy {
         std::lock_guard<std::mutex> hold(lock_);
         error_ = error.what();
       }
-      // The device learns of it as of any abort; nothing here is waited for any more.
+      // The device sees it like any other abort. This thread waits for nothing any more.
       if (abort_ != nullptr) __atomic_store_n(abort_, 1u, __ATOMIC_RELEASE);
     }
     engine_.close();
@@ -124,8 +126,8 @@ class Proxy {
     uint32_t taken = 0, done = 0;
     auto last = std::chrono::steady_clock::now();
     for (uint32_t idle = 0;; ++idle) {
-      // Several in a row, so that what completes them is asked for once; not so many that the
-      // first would wait for long.
+      // Takes several triggers at a time, so that completed copies are polled for once per group;
+      // but few enough that the first one need not wait for long.
       uint64_t bytes = 0;
       for (uint32_t i = 0; i < ROW && bytes < ROW_BYTES && take(taken, bytes); ++i) {
         ++taken;
@@ -141,7 +143,7 @@ class Proxy {
       if (engine_.stirred() || hurry_.exchange(false)) idle = 0;
       if (idle == 0) last = std::chrono::steady_clock::now();
       if (stopping_) {
-        // Who waits for a dead peer's answer waits no longer than this.
+        // The longest wait for answers, because a peer may have ended.
         if (taken == done || std::chrono::steady_clock::now() - last > std::chrono::seconds(2)) {
           return;
         }
@@ -150,7 +152,7 @@ class Proxy {
     }
   }
 
-  // Spins for a while, then gives the core away, then sleeps longer the longer there is nothing.
+  // Waits a little: yields the core at first, and sleeps longer if nothing has happened for longer.
   void pause(std::chrono::steady_clock::time_point last, bool busy) {
     const auto since = std::chrono::steady_clock::now() - last;
     using std::chrono::microseconds;
@@ -166,7 +168,8 @@ class Proxy {
     }
   }
 
-  // Begins what the trigger at this place asks for, if there is one, and adds its size.
+  // Starts the operation that the trigger at this position requests, and adds its size to `bytes`.
+  // Returns false if there is no trigger yet.
   bool take(uint32_t at, uint64_t& bytes) {
     Trigger& slot = fifo_->slots[at % slots_];
     const uint32_t last = __atomic_load_n(&slot.size, __ATOMIC_ACQUIRE);

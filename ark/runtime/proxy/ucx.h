@@ -1,5 +1,6 @@
-// Ranks on other hosts, through UCX: puts and counters over whatever it finds (TCP, InfiniBand,
-// RoCE). Memory is registered once; what arrives names no code and nothing but registered memory.
+// Puts to, and counters of, ranks on other hosts, through UCX over any transport that it finds
+// (TCP, InfiniBand, RoCE). Memory is registered once. Messages from other hosts can execute no code
+// and access only registered memory.
 #pragma once
 
 #include <poll.h>
@@ -24,7 +25,8 @@ class Ucx {
   Ucx() {
     ucp_config_t* config = nullptr;
     check(ucp_config_read(nullptr, nullptr, &config), "reading UCX's settings");
-    // What has ended is then counted by the worker, without a message of its own (`alone`).
+    // Then a flush of the worker needs no message of its own, and counts the operations that have
+    // ended (see `alone`).
     counted_ = ucp_config_modify(config, "FLUSH_WORKER_EPS", "n") == UCS_OK;
     ucp_params_t params = {};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;
@@ -49,7 +51,8 @@ class Ucx {
       }
       if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
     }
-    // What is under way holds on to its end, and UCX must not be left with any: it ends now.
+    // Operations in progress refer to their endpoints, and UCX must not be closed before they end,
+    // so this waits for them.
     for (int i = 0; i < 100000 && !ended(); ++i) ucp_worker_progress(worker_);
     while (!flying_.empty()) drop(flying_);
     while (!late_.empty()) drop(late_);
@@ -68,7 +71,7 @@ class Ucx {
     return made;
   }
 
-  // Memory that peers may write, and the key that they need.
+  // Registers memory that peers may write. Returns the key that they need.
   std::string expose(uint64_t begin, uint64_t size) {
     ucp_mem_map_params_t params = {};
     params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
@@ -132,7 +135,7 @@ class Ucx {
     ++open_;
   }
 
-  // Moves things on; operations that have ended, those of this host among them.
+  // Makes UCX progress. Returns the number of operations that have ended.
   uint32_t completed() {
     while (ucp_worker_progress(worker_) != 0) stirred_ = true;
     if (!lost_.empty()) throw std::runtime_error(lost_);
@@ -145,7 +148,8 @@ class Ucx {
       drop(flying_);
       check(how, "an operation over UCX");
     }
-    // One flush tells of all before it. What comes while two are under way waits for the next.
+    // A flush reports the end of all operations before it. If two flushes are in progress, further
+    // operations wait for the next flush.
     if (open_ != 0 && (flushes_ < 2 || open_ >= MANY))
       finish(counted_ && flushes_ == 0 && late_.empty());
     return done_;
@@ -162,8 +166,8 @@ class Ucx {
 
   void wake() { ucp_worker_signal(worker_); }
 
-  // What an earlier launch has left under way is not counted, and keeps what it sends until it
-  // ends.
+  // Prepares for a launch. Operations that an earlier launch has left in progress are not counted;
+  // the values that they send are kept until they end.
   void begin() {
     std::move(flying_.begin(), flying_.end(), std::back_inserter(late_));
     flying_.clear();
@@ -180,12 +184,12 @@ class Ucx {
   };
   struct Flying {
     void* request;
-    uint32_t counts;                  // operations that have ended with it
-    std::unique_ptr<uint32_t> value;  // that it sends: stays until it has ended
+    uint32_t counts;                  // operations that have ended when it has
+    std::unique_ptr<uint32_t> value;  // the value that it sends, kept until it has ended
   };
 
-  // The peer of the operation that begins; those with another end first, so that all are counted in
-  // their order.
+  // The peer of an operation that begins now. If open operations (those without a flush) have
+  // another peer, flushes these first, so that all are counted in order.
   Peer& next(int rank) {
     const auto found = peers_.find(rank);
     if (found == peers_.end()) throw std::runtime_error("there is no way to that host");
@@ -198,9 +202,10 @@ class Ucx {
     if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), what);
     flying_.push_back({request, 0, std::move(value)});
   }
-  // Operations have ended when what they have written is in the peer's memory. alone: nothing else
-  // is under way, so that they have when the worker has nothing left. One flush of the worker at a
-  // time: each holds every end, which UCX counts in 8 bits.
+  // Flushes the open operations: when the flush has ended, what they have written is in the peer's
+  // memory. alone: true if no other operation is in progress; then the worker is flushed instead of
+  // the endpoint. Only one flush of the worker may be in progress, because each holds every
+  // endpoint, and UCX counts the holds in 8 bits.
   void finish(bool alone = false) {
     const ucp_request_param_t none = {};
     void* request =
@@ -211,8 +216,9 @@ class Ucx {
     ++flushes_;
     alone_ = alone;
   }
-  // More begins beside what was alone, for which the worker's flush would wait too: all of it has a
-  // flush of the peer's.
+  // Called when an operation begins while a flush of the worker is in progress, which would wait
+  // for this operation too. The operations of that flush are opened again, so that they get a flush
+  // of their endpoint.
   void accompany() {
     alone_ = false;
     if (flying_.empty() || flying_.back().counts == 0) return;  // it has ended
@@ -247,10 +253,10 @@ class Ucx {
   std::deque<Flying> flying_, late_;
   std::string lost_;
   bool stirred_ = false;
-  bool counted_ = false;  // a worker's flush sends nothing
-  bool alone_ = false;    // the last flush is the worker's
+  bool counted_ = false;  // a flush of the worker sends no message
+  bool alone_ = false;    // the last flush is one of the worker
   static constexpr uint32_t MANY = 64;
-  Peer* peer_ = nullptr;  // of those that no flush follows yet
+  Peer* peer_ = nullptr;  // the peer of the open operations
   uint32_t open_ = 0, flushes_ = 0, done_ = 0;
 };
 
