@@ -1,6 +1,6 @@
-// Copies by a device's copy engines, on separate streams beside the loop kernel, through the library
-// of the device's driver. A vendor's copies.h defines a struct that maps the following names to the
-// driver's functions:
+// Copies by a device's copy engines, on separate streams beside the loop kernel, through the
+// library of the device's driver. A vendor's copies.h defines a struct that maps the following
+// names to the driver's functions:
 //   open(), close()                 called by a thread before its first and after its last call
 //   stream(&queue) end_stream(queue) finish(queue)
 //   event(&event) end_event(event) record(event, queue) query(event)

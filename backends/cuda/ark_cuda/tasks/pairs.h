@@ -44,11 +44,12 @@ ARK_DEVICE auto ark_matrix_aside(int first, int q, int rows, int columns, const 
   return aside;
 }
 
-// Stores a warp's 16 rows from `first` on. d: its sums. two(row, sums, beside, i, rest, made) makes
-// two results of two sums, of which the operands of one row are the i-th, and the residual's
-// elements the words of `rest`. aside: what ark_matrix_aside gave for the first columns. The rest
-// as of ark_matrix_store, at multiples of 16 bytes; ROUNDS: of the loop at a time, 1 for the code's
-// size: then the sums move up meanwhile. `columns` is a multiple of eight.
+// Stores a warp's 16 rows from `first` on. d: its sums. two(row, sums, beside, i, rest, made):
+// computes two neighbouring results from two sums, from pair i of the operands of one row in
+// `beside`, and from the residual's elements in the words of `rest`. aside: the result of
+// ark_matrix_aside for the first columns. Other arguments as for ark_matrix_store; the results of a
+// row begin at a multiple of 16 bytes, and `columns` is a multiple of eight. ROUNDS: the unrolling
+// of the loop. With 1 the code is small, and the sums move up in each round.
 template <int COLUMNS, int SOME, bool REST, int ROUNDS, typename T, typename S, class Aside,
           class Beside, class Ahead, class Two>
 ARK_DEVICE void ark_matrix_pairs(ArkCtx& c, S (&d)[COLUMNS / 2], T* out, ark_i64 pitch, int first,

@@ -2,9 +2,10 @@
 // products of a wave. attention_walk.h has the loop over blocks of keys.
 //
 // A wave has a slab of queries: as many as a block of its unit has columns, 32 of MFMA and 16 of
-// WMMA. It computes turned products, keys times queries and values times powers, so that a lane has
-// scores and sums of one query alone: column lane % ARK_UNIT, and of its rows those that
-// ark_unit_row says. What powers are as a result is nearly what they are as an operand.
+// WMMA. It computes the transposed products, keys times queries and values times powers, so that
+// all scores and sums of a lane belong to one query: it has column lane % ARK_UNIT of a block, in
+// the rows that ark_unit_row gives. In this layout the powers, which are computed from the results
+// of one product, are nearly in the layout of an operand of the other product.
 
 #if defined(__GFX9__)
 constexpr int ARK_UNIT = ARK_LARGE;  // rows and columns of a block
@@ -98,18 +99,20 @@ ARK_DEVICE void ark_attention_store(T* to, float a, float b, float c, float d) {
   }
 }
 
-// How a block of waves computes a tile: SLABS times GROUPS waves; a group has KEYS of the keys that
-// are in shared memory at once. HELD: queries stay in registers; else they are read again from
-// memory. AHEAD: the next block's scores are computed while this one's become powers.
+// How a block of waves computes a tile. There are SLABS times GROUPS waves. Each group computes
+// KEYS of the keys that are in shared memory at a time. HELD: true if queries stay in registers;
+// otherwise they are read again from memory. AHEAD: true if the next block's scores are computed
+// while this block's scores are converted to powers.
 //
-// In shared memory keys lie as pieces of 8 elements: piece p of the key in slot s is number
-// p * PITCH + s; lanes that write a key's pieces, or read keys side by side, meet no bank twice.
-// Values lie turned, as pieces of 8 keys in the order in which a lane's elements have them: keys
-// 16 g + 4 h and on, then 16 g + 8 + 4 h, are piece 2 g + h. Element d of piece p is number
-// p * WIDE + d % 4 * APART + d / 4: lanes that write four elements of four keys each, and lanes
-// that read elements side by side, meet no bank twice.
+// In shared memory, keys are stored as pieces of 8 elements. Piece p of the key in slot s is at
+// index p * PITCH + s, so that lanes that write the pieces of a key, or read neighbouring keys,
+// have no bank conflicts. Values are stored transposed, as pieces of 8 keys in the order in which a
+// lane's elements have them: piece 2 g + h has the four keys from 16 g + 4 h on and the four from
+// 16 g + 8 + 4 h on. Element d of piece p is at index p * WIDE + d % 4 * APART + d / 4, so that
+// lanes that write four elements of four keys each, or read neighbouring elements, have no bank
+// conflicts.
 //
-// Queries of fp32 are three parts of bf16 whose sum they are, and so are the powers then.
+// An fp32 query is the sum of three bf16 parts; its powers are split in the same way.
 template <typename ELEMENT, typename QUERY, int WIDTH_, int SLABS_, int GROUPS_, int KEYS_,
           bool HELD_, bool AHEAD_>
 struct ArkAttentionUnits {

@@ -60,9 +60,10 @@ ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsig
       c, range, weights, x, ArkExpertInput{}, ArkExpertSums<O>{output, row, slot});
 }
 
-// The same on vector units: a wave has one part of each row, and its elements of the input in
-// registers. PARTS: of a row, a load of a wave each; they divide the waves. ROWS: outputs whose
-// sums shared memory holds at once.
+// The same on vector units. A wave multiplies the same part of every row of weights, and keeps its
+// elements of the input in registers. PARTS: the number of parts of a row, each of which is one
+// load of a wave; it divides the number of waves. ROWS: the number of outputs whose sums fit in
+// shared memory at a time.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int PARTS, int ROWS,
           class X, class E, class O>
 ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,

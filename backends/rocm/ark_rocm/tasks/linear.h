@@ -4,7 +4,7 @@
 // a block of eight waves) are in flight before the task waits for its input. Registers serve as the
 // ring buffer.
 
-// Defined in ark/tasks/fused.h, which comes later in the source.
+// Defined in ark/tasks/linear_epilogue.h, which comes later in the source.
 template <int S, int M, class A>
 struct ArkSummed;
 
