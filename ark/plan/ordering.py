@@ -162,7 +162,7 @@ class Ordering:
         return self._set(op, tasks, tasks.tobytes())
 
     def begin(self, op: int, run: OpRun) -> None:
-        """Begins an op; calls of `decide` for its tasks follow."""
+        """Must be called before `decide` is called for the tasks of an op."""
         self.runs[op] = run
         self._missing.clear()
         self._joined.clear()

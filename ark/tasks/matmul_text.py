@@ -237,7 +237,9 @@ def _side(sig: Signature, index: int, depth: int) -> str:
 
 
 def places(sig: Signature) -> tuple[str, str]:
-    """The texts of lambdas that map (m, k) and (k, n) to the places of both sides' elements."""
+    """C++ lambdas that return the addresses of the inputs' elements: one maps (m, k), the other (k,
+    n).
+    """
     params = sig.read(MatmulParams)
     return (
         _place(sig, 0, "m", "k", params.transpose_a),

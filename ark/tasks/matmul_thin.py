@@ -39,7 +39,9 @@ class Thin:
 
 
 def thin(sig: Signature, machine: Machine) -> Thin | None:
-    """The form of a product with few rows or columns, with any tile; None for other products."""
+    """How a product with few rows or columns is computed, whatever its tile; None if it
+    has more.
+    """
     if not machine.cooperative or paired(sig) or sig.read(MatmulParams).windows:
         return None
     if any(o.packet for o in sig.operands):
@@ -88,8 +90,8 @@ def _batches(sig: Signature, index: int) -> tuple[int, ...]:
 
 
 def served(sig: Signature, machine: Machine) -> Thin | None:
-    """The form of a product with few rows or columns whose tiles have all of these few; None for
-    other products and other tiles.
+    """The same for a product whose tile contains all of these few rows or columns; None for other
+    products and other tiles.
     """
     form = thin(sig, machine)
     if form is None:

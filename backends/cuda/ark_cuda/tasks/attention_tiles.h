@@ -35,9 +35,9 @@ ARK_DEVICE void ark_attention_boxes(char* to, ark_u64 map, int x, int y, int z, 
   for (int i = 0; i < BOXES; ++i) ark_box_load(to + i * BYTES, map, 64 * i, x, y, z, full);
 }
 
-// The source that the loading thread runs. The order of stages is: the keys of the first block; then, for each further
-// block, its keys and the preceding block's values; then the last block's values. Blocks go from
-// the last keys to the first.
+// The source that the loading thread runs. The order of stages is: the keys of the first block;
+// then, for each further block, its keys and the preceding block's values; then the last block's
+// values. Blocks go from the last keys to the first.
 template <class S, int DP, int BN, int Q, class P>
 ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                    ark_u64 queries, ark_u64 keys, ark_u64 values, P position) {
@@ -127,7 +127,8 @@ ARK_DEVICE void ark_attention_pass(int group) {
   asm volatile("barrier.arrive %0, 256;" ::"r"(14 + group) : "memory");
 }
 
-// The source that the computing warps run. W: the two kinds of products, queries with keys and powers with values.
+// The source that the computing warps run. W: the two kinds of products, queries with keys and
+// powers with values.
 template <class S, class W, int DP, int BN, int Q, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scale, float cap,
                                          O output, P position, N sinks, M mask) {
