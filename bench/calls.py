@@ -158,8 +158,8 @@ def measured(name: str, place: str, peers: bool, lock: Path | None = None) -> di
 
 
 def _measured(call: Callable[[], Any], place: str, lock: Path | None) -> float:
-    """Uses a call that ran before. A new call would wait forever, because launches are replaced by
-    empty functions.
+    """Seconds of a call that ran before. On the CPU, launches are replaced by empty functions, so a
+    call that has not run before would wait for ever.
     """
     nothing = mock.patch.object(CpuDevice, "launch", lambda *given: _Ended())
     with _alone(lock), nothing if place == "cpu" else contextlib.nullcontext():
@@ -167,7 +167,7 @@ def _measured(call: Callable[[], Any], place: str, lock: Path | None) -> float:
 
 
 def main() -> None:
-    """Prints a line for each network."""
+    """Prints a line of measured times for each network that the arguments name."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -43,8 +43,8 @@ SQUARE = re.compile(r"matmul-(\d+)x\1x\1-(.*)")  # matches the name of a case wi
 
 
 def distinct(cases: Sequence[OpCase]) -> list[OpCase]:
-    """The cases without those that would use another case's body. Of square products with the same
-    types and transposes only the smallest is kept, and only one of two LSTMs.
+    """The cases that have different bodies (device functions). Of square products with the same
+    types and transposes, and of the LSTMs, only the smallest is kept.
     """
     cases_by_name: dict[str, OpCase] = {}
     for case in sorted(cases, key=lambda c: sum(map(math.prod, c.shapes))):
@@ -57,7 +57,7 @@ def distinct(cases: Sequence[OpCase]) -> list[OpCase]:
 
 
 def measure_ops(machine_name: str) -> None:
-    """Runs `measure` for one kernel with all ops."""
+    """Calls `measure` for one kernel that contains all ops of the chosen cases."""
     from ark.backend import registry
     from ark.backend.protocol import Target
     from ark.bench.cases import cases

@@ -83,7 +83,9 @@ def loaded(
 
 
 def plain(executor: Executor, shape: Shape, position: int) -> tuple[float, list[int]]:
-    """Microseconds per token of plain decoding, and the text that follows the token CHECKED[0]."""
+    """Decodes without an engine. Returns the microseconds per token, and the text that follows the
+    token CHECKED[0].
+    """
     text = _text(position + 1)
 
     def us_of(tokens: int) -> float:

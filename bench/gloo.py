@@ -26,7 +26,7 @@ SIZES = "4,1024,16384,65536,262144,1048576"
 
 
 def call(collective: str, elements: int, group: Any) -> Callable[[], Any]:
-    """A call on a tensor of `elements` elements per rank."""
+    """A function that calls the collective once on a tensor of `elements` elements per rank."""
     x = torch.ones(elements)
     if collective == "all_reduce":  # a maximum of ones does not change the data
         return lambda: dist.all_reduce(x, dist.ReduceOp.MAX, group=group)

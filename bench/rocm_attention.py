@@ -45,7 +45,9 @@ def planned(machine: Machine, kind: DataType, heads: int, width: int, rows: int,
 def microseconds(
     model: str, units: int, kind: DataType, heads: int, width: int, keys: int, common: bool
 ) -> tuple[float, int]:
-    """Runs one tile of rows per compute unit. Also returns the number of rows of a tile."""
+    """Runs attention with one tile of query rows per compute unit on the emulator. Returns the
+    predicted microseconds and the number of rows of a tile.
+    """
     random = np.random.default_rng(0)
     with ark_rocm_emulator.emulated(model), contextlib.closing(backend.open(0)) as device:
         machine = device.machine.with_processors(units)

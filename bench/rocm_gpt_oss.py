@@ -39,7 +39,9 @@ GROUPS = {
 
 
 def config(layers: int, experts: int = 128, words: int = 201088) -> LlamaConfig:
-    """The published shape, or a smaller one."""
+    """The model's configuration; by default all fields have the published values except the number
+    of layers.
+    """
     fields = GptOss.DEFAULTS | {
         "architectures": ["GptOssForCausalLM"],
         "num_hidden_layers": layers,
@@ -55,8 +57,9 @@ def config(layers: int, experts: int = 128, words: int = 201088) -> LlamaConfig:
 def predict(
     shape: LlamaConfig, requests: int = 1, model: str = "mi355x"
 ) -> tuple[float, dict[str, float]]:
-    """Microseconds of a token of each request in the model with all layers, and of each group of
-    ops of the layer before the last.
+    """Predicts the decoding of one token for each of `requests` requests. Returns the microseconds
+    of the token, extrapolated to all layers, and those of each group of ops in the layer before the
+    last.
     """
     layers = shape.num_hidden_layers
     text = [i * 31 % 97 + 1 for i in range(CONTEXT)]
@@ -83,7 +86,9 @@ def predict(
 
 
 def group_ends(events: list[dict], layer: int) -> dict[str, float]:
-    """The microsecond in which the last task of each group of a layer's ops ends."""
+    """For each group of a layer's ops, the time (in microseconds from the trace's begin) at which
+    its last task ends.
+    """
     own = [e for e in events if f".layers.{layer}." in e["name"]]
     return {
         group: max(e["ts"] + e["dur"] for e in own if last in e["name"])

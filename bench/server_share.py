@@ -34,7 +34,9 @@ CONTEXT = 1 << 16
 
 
 class PacedEngine:
-    """Produces a token for each request every `step_s` seconds, all at once, from `begin` on."""
+    """A stand-in for an engine: from `begin` on, it reports a token for each request every `step_s`
+    seconds, all at the same time.
+    """
 
     context = CONTEXT
 

@@ -33,8 +33,8 @@ GOALS = {
 
 @dataclass(frozen=True)
 class Step:
-    """A command. figures: a function that returns the (label, microseconds, details) of each line
-    that it prints.
+    """A command to run. figures: a function that is given the command's JSON report and yields
+    (label, microseconds, details) for each line to print.
     """
 
     name: str

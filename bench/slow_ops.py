@@ -56,7 +56,9 @@ with contextlib.closing(backend.open(0)) as device:
 
 
 def figures(checkout: Path, backend: str, peer: bool, names: list[str]) -> dict[str, Any]:
-    """By name: the seconds, torch's seconds, the distance between the results, and the error."""
+    """Measures ops with the ark of a checkout, in a separate process. Returns for each case, by
+    name, ark's seconds, torch's seconds, the distance between the results, and the error.
+    """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     roots = [checkout, *sorted(p for p in (checkout / "backends").iterdir() if p.is_dir())]
     path = os.pathsep.join([*map(str, roots), *filter(None, given)])

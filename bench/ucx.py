@@ -90,7 +90,9 @@ extern "C" uint32_t push_alone(uint32_t* fifo, uint32_t at, uint32_t count, uint
 
 
 class Pusher:
-    """The device's half of a proxy's FIFO, for puts from one memory to another."""
+    """Fills a proxy's FIFO as a device would, with requests for puts of `nbytes` bytes from
+    `source` to `target`.
+    """
 
     def __init__(self, proxy: Proxy, source: int, target: int, nbytes: int) -> None:
         command = native.find_compiler()
@@ -111,7 +113,7 @@ class Pusher:
         self._proxy, self._places, self._at = proxy, (source, target, nbytes), 0
 
     def __call__(self, count: int) -> float:
-        """Microseconds of the given number of puts in flight together."""
+        """Microseconds of `count` puts that are in flight together."""
         self._proxy.wake()
         us = float(self._push(self._proxy.fifo.address, self._at, count, *self._places))
         self._check(us)
@@ -135,8 +137,9 @@ class Pusher:
 
 
 def end_of_cable(nbytes: int) -> None:
-    """One of the two sides, controlled by lines of JSON: first the connection to its own memory,
-    then to the peer's memory, then the measurements. The passive side ends when its input ends.
+    """Runs one of the two sides. It prints how to connect to its memory, reads the other side's
+    answer, and then runs the measurements that it reads, all as lines of JSON. The passive side
+    runs none; it ends when its input ends.
     """
     device = registry.get("cpu").open(0)
     abort, memory = device.alloc(4, "host"), device.alloc(1 << 20, "symmetric")

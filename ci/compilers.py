@@ -39,7 +39,9 @@ def forced(folder: Path) -> dict[str, str]:
 
 
 def examine() -> dict[str, str]:
-    """The results of the models with this process's NVRTC. The keys are the table's columns."""
+    """The results of the checks for the models with the NVRTC that this process uses, by the
+    table's columns.
+    """
     from ark_cuda import backend, machines
     from ark_cuda.compiler import NvrtcCompiler
 
@@ -83,7 +85,9 @@ def tested(paths: list[str], environment: dict[str, str]) -> str:
 
 
 def run(folder: Path, paths: list[str]) -> tuple[str, bool]:
-    """The line of a version, and True if all requested checks passed."""
+    """Checks the NVRTC in a folder, in a separate process. Returns its line of the table, and True
+    if all requested checks passed.
+    """
     environment, begin = forced(folder), time.perf_counter()
     words = [sys.executable, str(Path(__file__).resolve()), "--one"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)

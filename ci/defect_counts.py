@@ -19,9 +19,9 @@ FILE = ROOT / "ci/results/emulator/defects.json"
 
 
 class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """On one architecture. harmless: edits that the instruction set makes sound. sound: programs
-    without a defect. accused: sound programs and harmless edits that were reported. linted: sound
-    programs that the lint accuses.
+    """The counts for one architecture. harmless: edits that are no defects, because the instruction
+    set makes them sound. sound: programs without a defect. accused: sound programs and harmless
+    edits that the emulator reported. linted: sound programs that the lint reported.
     """
 
     defects: int

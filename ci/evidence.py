@@ -73,9 +73,9 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One run. source: the hash of ark's source. on_device: the number of tests that passed on the
-    row's backend. versions: versions of drivers and compilers, from the backend's probe. files:
-    counts by test file.
+    """The results of one run of the tests. source: the hash of ark's source. on_device: the number
+    of tests that passed on the backend of the table's row. versions: versions of drivers and
+    compilers, from the backend's probe. files: the counts of each test file.
     """
 
     row: Word

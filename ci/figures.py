@@ -84,7 +84,7 @@ class Run:
         return {f.figure for run in self.runs for f in run.figures}
 
     def missing(self, piece: Piece) -> list[str]:
-        """The prefixes of figures that are missing."""
+        """The piece's prefixes of figure names that have no figure yet and did not fail."""
         done = self.done
         left = (f for f in piece.figures if f not in self.failed)
         return [f for f in left if not any(_is(name, f) for name in done)]
@@ -174,7 +174,9 @@ def ended(words: Sequence[str], seconds: float, variables: dict[str, str]) -> st
 
 
 def known_peers(before: Figures, runs: Iterable[Results]) -> dict[str, tuple[Figure, Results]]:
-    """Peers' times by figure, with the run that measured them."""
+    """The figures that have a peer's time, by name, each with the run that measured it. Of several
+    runs, the last counts.
+    """
     return {
         f.figure: (f, run)
         for run in (*before.runs, *runs)

@@ -53,7 +53,9 @@ SIZES = {
 
 
 def _shape(name: str, sides: list[int]) -> tuple[int, ...]:
-    """The shape of an input whose open sides are 0."""
+    """The shape of an input. A size of 0 in `sides` is symbolic in the file and is replaced by a
+    typical size.
+    """
     open_sides = {1: SAMPLES, 2: SAMPLES, 3: SIDE, 4: SIDE}.get(len(sides), SIDE)
     if len(sides) <= 1:
         return tuple(side or FIRST for side in sides)
@@ -62,7 +64,9 @@ def _shape(name: str, sides: list[int]) -> tuple[int, ...]:
 
 
 def inputs(path: Path) -> dict[str, np.ndarray]:
-    """Random inputs of a file by name. Lengths of signals are those of the signals."""
+    """Random inputs of a file, by name. An integer input that gives the length of a signal gets the
+    length of the random signals.
+    """
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -105,7 +109,9 @@ def one(path: Path) -> dict[str, Any]:
 
 
 def distance(got: np.ndarray, want: np.ndarray) -> float:
-    """The largest difference, as a share of one more than the value that is wanted."""
+    """The largest error of an element, divided by 1 + the absolute value of the expected
+    element.
+    """
     if got.shape != want.shape:
         return float("inf")
     if not want.size:
@@ -120,7 +126,7 @@ def _line(error: BaseException) -> str:
 
 
 def _row(path: Path, limit: float) -> dict[str, Any]:
-    """What a process of its own answers for a file."""
+    """The result for a file, which a separate process computes."""
     command = [sys.executable, __file__, "--one", str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)

@@ -82,7 +82,9 @@ class Growth:
 
 
 def describe(program: Program, machine: Machine) -> str:
-    """A program's plan in a few lines of text, of rank 0 if there are several."""
+    """A program's plan in a few lines of text. If there are several ranks, it is the plan of rank
+    0.
+    """
     graphs = program.graphs(machine)
     plan = plan_ranks(graphs, machine, program.options)[0]
     lines = [program.name]
@@ -123,7 +125,9 @@ def _phase(plan: Plan, number: int, phase: Phase) -> Iterator[str]:
 
 
 def _label(plan: Plan, op: int) -> str:
-    """The op's kind, for a matmul with rows and columns of its tiles."""
+    """The name of the op's task kind; for products followed by the rows and columns of
+    their tiles.
+    """
     kind, tile = plan.ops[op].kind, plan.ops[op].params.get("tile", ())
     return f"{kind}[{tile[0]}x{tile[1]}]" if len(tile) == 2 else kind
 

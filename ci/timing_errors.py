@@ -24,7 +24,7 @@ FLEET = "ROCm/fleet-chiplet-megakernel"
 
 
 class Predictions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """predicted: by the key of a row of the page."""
+    """The file's content. predicted: the predicted figures, by the key of a row of the page."""
 
     predicted: dict[str, float]
 
@@ -41,14 +41,16 @@ class Published:
     source: str
 
     def error(self, predicted: float) -> float:
-        """Relative to the nearest published figure; 0 between the two."""
+        """The relative error of a prediction: its difference from the nearest published figure,
+        divided by that figure. 0 if it lies between the two figures.
+        """
         nearest = min(max(predicted, self.least), self.most)
         return predicted / nearest - 1.0
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A predicted figure that should be at most `most`."""
+    """A predicted figure and the largest value that it should have."""
 
     key: str
     subject: str
@@ -115,7 +117,9 @@ def micro() -> dict[str, float]:
 
 
 def levels() -> dict[str, float]:
-    """Hand-overs in two levels, and a row's in one."""
+    """Predicted times of synchronisation in two levels (within a die, then between dies) and in one
+    level, and of the hand-over of a row.
+    """
     import microbenchmarks as m
 
     return {
