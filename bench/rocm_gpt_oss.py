@@ -31,7 +31,7 @@ from ark.runtime.executor import Executor
 LAYERS, CONTEXT, TRACE_RECORDS = 36, 512, 1024
 # The ops of a layer that each group ends with, by parts of their names; in order.
 GROUPS = {
-    "query, key, value": "kv_append",
+    "query, key, value": "query+key+value",
     "attention": "attention.attention",
     "output, router, top-k": "softmax",
     "experts": "",

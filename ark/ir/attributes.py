@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from msgspec import structs
+
 from ark.ir.attribute_forms import Attributes, PartialAttributes
 from ark.ir.epilogues import Epilogue
 
@@ -166,6 +168,13 @@ class AttentionAttributes(Attributes, frozen=True):
         usual = AttentionAttributes(heads=self.heads, head_dim=self.head_dim, scale=self.scale)
         return self == usual
 
+    @property
+    def split(self) -> bool:
+        """True if attention of a single row over a cache in rows can be decoded in splits, which
+        also serve sinks.
+        """
+        return structs.replace(self, sinks=False).plain
+
 
 class MatmulAttributes(Attributes, frozen=True):
     """Matrix products. finish: the expression whose value is stored (the epilogue), in terms of the
@@ -254,12 +263,14 @@ class LinearAttributes(Attributes, frozen=True):
     the sums. With "sample" each tile finds one candidate token, among share number `share` of
     `shares` of the logits; `counter` is the name of the counters with which tasks tell peers that
     the candidates have arrived. ranks: the number of ranks whose partial results are added to give
-    the input; rank 0's comes at position `first`.
+    the input; rank 0's comes at position `first`. bias: an input has one number for each row of the
+    weight, which is added to the sums before the epilogue.
     """
 
     prologue: Literal["none", "rmsnorm"]
     epilogue: Epilogue
     eps: float | None = None
+    bias: bool = False
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0

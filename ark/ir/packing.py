@@ -12,8 +12,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Part:
-    """One of the parameters (rows, columns) from which a packed parameter is made. pairs: 0 if its
-    rows keep their order. Otherwise it is the width of a head, and within each head row i is
+    """One of the parameters (rows, columns), or (rows,), from which a packed one is made. pairs: 0
+    if its rows keep their order. Otherwise it is the width of a head, and within each head row i is
     followed by row i + pairs / 2.
     """
 
@@ -32,17 +32,17 @@ class Packing:
     interleave: bool = False
 
     def apply(self, read: Callable[[str], np.ndarray]) -> np.ndarray:
-        """The packed parameter as an array. read: a function that returns the array (rows, columns)
-        of one of the parts by name.
+        """The packed parameter as an array. read: a function that returns the array of one of the
+        parts by name.
         """
         arrays = [_paired(read(part.name), part.pairs) for part in self.parts]
         if not self.interleave:
             return np.concatenate(arrays)
-        return np.stack(arrays, axis=1).reshape(-1, arrays[0].shape[1])
+        return np.stack(arrays, axis=1).reshape(-1, *arrays[0].shape[1:])
 
 
 def _paired(rows: np.ndarray, width: int) -> np.ndarray:
     if not width:
         return rows
-    halves = rows.reshape(-1, 2, width // 2, rows.shape[-1])
+    halves = rows.reshape(-1, 2, width // 2, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)

@@ -194,6 +194,8 @@ def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     if given.prologue != "none":
         x = _defined(given.prologue, [x, others.pop(0)], attrs)[0]
     product = x @ weight.T
+    if given.bias:
+        product = product + others.pop(0)
     if given.epilogue == "store":
         return [product]
     return _defined(EPILOGUES[given.epilogue].op, [product, *others], attrs)

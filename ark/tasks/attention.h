@@ -147,25 +147,35 @@ ARK_DEVICE void ark_load_block(ArkCtx& c, const At& at, float* to, bool system) 
 }
 #endif
 
-// Combines the partial results of the splits. coord: row, and the first of GROUP heads.
-template <int D, int SPLITS, int GROUP, class P, class O>
-ARK_DEVICE void ark_attention_merge(ArkCtx& c, const ArkTask& t, P partial, O output) {
+// Combines the partial results of the splits, and the scores of sinks. coord: row, and the first of
+// GROUP heads.
+template <int D, int SPLITS, int GROUP, class P, class O, class S>
+ARK_DEVICE void ark_attention_merge(ArkCtx& c, const ArkTask& t, P partial, O output, S sinks) {
   const int row = t.coord[0], head = t.coord[1];
   float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
   constexpr int EACH = SPLITS * (D + 2);
   const auto at = [&](int i) {
     return ark_address(partial, row, head + i / EACH, i % EACH / (D + 2), i % (D + 2));
   };
+  float sink = -1e30f;  // of the thread's first element
+  if constexpr (S::given) {
+    if (ark_tid() < GROUP * D) sink = sinks.p[head + ark_tid() / D];
+  }
   ark_load_block<GROUP * EACH>(c, at, part, P::system);
   ark_sync();
   for (int i = ark_tid(); i < GROUP * D; i += ARK_THREADS) {
     const int d = i % D;
     const float* own = part + i / D * EACH;
     float m = -1e30f, sum = 0.0f, weight = 0.0f;
+    if constexpr (S::given) {
+      if (i >= ARK_THREADS) sink = sinks.p[head + i / D];
+      m = sink;
+    }
     for (int s = 0; s < SPLITS; ++s) {
       const float top = own[s * (D + 2) + D];
       m = top > m ? top : m;
     }
+    if constexpr (S::given) weight = ark_exp(sink - m);
     for (int s = 0; s < SPLITS; ++s) {
       const float keep = ark_exp(own[s * (D + 2) + D] - m);
       sum += keep * own[s * (D + 2) + d];

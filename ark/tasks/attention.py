@@ -16,7 +16,7 @@ partial result (m, heads, splits, head_dim + 2): the unnormalised sum, then maxi
 
 `attention_merge` params: heads, head_dim, splits, group (heads per task).
 
-operands: partial, output.
+operands: partial, output, [sinks (heads,) fp32: a further score of each head, without a value].
 
 coord: row, first head. Positions are processed in chunks with a running maximum (online softmax,
 Milakov and Gimelshein 2018), so shared memory does not grow with the context.
@@ -202,6 +202,11 @@ def staged_bytes(group: int, width: int, warps: int) -> int:
     return 4 * ((group + 2) * width + warps * per_warp)
 
 
+def merged(sig: Signature) -> tuple[str, ...]:
+    """The C++ texts of the operands of `attention_merge`."""
+    return tuple(text.given(sig, i, const=i != 1) for i in range(3))
+
+
 class AttentionMergeParams(Params, frozen=True):
     heads: Heads
     head_dim: Heads
@@ -216,12 +221,14 @@ class AttentionMerge(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        count(sig, 2)
+        count(sig, 2, 3)
         params = sig.read(AttentionMergeParams)
         heads, width, splits = params.heads, params.head_dim, params.splits
         rows, _ = matrix(sig, 1)
         shaped(sig, 0, (rows, heads, splits, width + 2), "fp32")
         shaped(sig, 1, (rows, heads * width))
+        if len(sig.operands) > 2:
+            shaped(sig, 2, (heads,), "fp32", dense=True)
         group = params.group
         need(heads % group == 0, f"{heads} heads are not divisible by the group of {group}")
         need(group * splits * (width + 2) <= INT_MAX, "its elements exceed 32-bit indices")
@@ -242,6 +249,7 @@ class AttentionMerge(TaskKind):
         return [
             Access(0, (row, head, 0, 0), (row + 1, end, splits, width + 2)),
             Access(1, (row, head * width), (row + 1, end * width), write=True),
+            *(whole(i, o) for i, o in enumerate(sig.operands[2:], 2)),
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
@@ -255,8 +263,7 @@ class AttentionMerge(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(AttentionMergeParams)
         constants = (params.head_dim, params.splits, params.group)
-        operands = (text.given(sig, 0), text.given(sig, 1, const=False))
-        return text.call(name, "ark_attention_merge", constants, operands)
+        return text.call(name, "ark_attention_merge", constants, merged(sig))
 
 
 register(Attention())

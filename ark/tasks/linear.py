@@ -9,15 +9,16 @@ rotary pair, a gate row and its up row) are neighbours, so that the epilogue has
 A row wider than a stage is split along k (split-k), if a backend's device function adds the sums of
 the parts; for matrix units several rows are split together.
 
-params: rows (of w per stage), split_k (stages of these rows), prologue (none, rmsnorm), eps,
+params: rows (of w per stage), split_k (stages of these rows), prologue (none, rmsnorm), eps, bias,
 epilogue (ark.ir.epilogues); for rope_kv heads, kv_heads, head_dim; for sample
 tiles (tasks), and the logits are share number `share` of `shares`.
 
-operands: x (m, k), w (n, k), output, [norm weight], then for add: residual; for sample: settings,
-position, candidates (tasks, 2), as in ark.tasks.tokens, then for each peer a further output and
-further candidates; for rope_kv: position, frequencies, key and value cache (kv_heads, context,
-head_dim), [the page table, if the caches are in pages (ark.tasks.rotary)], [fresh (m, 2 * kv_heads
-* head_dim): a copy of the new keys and values, for readers in the same iteration].
+operands: x (m, k), w (n, k), output, [norm weight], [bias (n,)], then for add: residual; for
+sample: settings, position, candidates (tasks, 2), as in ark.tasks.tokens, then for each peer a
+further output and further candidates; for rope_kv: position, frequencies, key and value cache
+(kv_heads, context, head_dim), [the page table, if the caches are in pages (ark.tasks.rotary)],
+[fresh (m, 2 * kv_heads * head_dim): a copy of the new keys and values, for readers in the same
+iteration].
 
 coord: the task's first row of w and the row after its last.
 
@@ -51,6 +52,7 @@ from ark.plan.params import (
 from ark.plan.types import MAX_PIECES, Fetch
 from ark.tasks import text
 from ark.tasks.linear_form import (
+    bias_operand,
     candidates,
     first_extra,
     multiplied,
@@ -116,9 +118,12 @@ class Linear(TaskKind):
             not form.paired or p.rows % 2 == n % 2 == 0,
             f"rows per stage and n must be even for pairs, got {p.rows} and {n}",
         )
-        if first == 4:
+        if p.prologue == "rmsnorm":
             need(p.eps is not None, "rmsnorm needs eps")
             shaped(sig, 3, (k,), dense=True)
+        bias = bias_operand(sig)
+        if bias is not None:
+            shaped(sig, bias, (n,), dense=True)
         if p.epilogue == "rope_kv":
             rotary_check(sig, 2, first, (m, n))
         else:
@@ -175,6 +180,9 @@ class Linear(TaskKind):
         if params.prologue == "rmsnorm":
             accesses.append(whole(3, sig.operands[3]))
             next_operand = 4
+        if params.bias:
+            accesses.append(Access(next_operand, (n0,), (n1,)))
+            next_operand += 1
         epilogue = params.epilogue
         if EPILOGUES[epilogue].gated:
             accesses.append(Access(2, (0, n0 // 2), (m, n1 // 2), write=True))
@@ -210,7 +218,7 @@ class Linear(TaskKind):
     def early(self, sig: Signature) -> frozenset[int]:
         params = sig.read(LinearParams)
         first, epilogue = first_extra(sig), params.epilogue
-        operands = {3} if params.prologue == "rmsnorm" else set()
+        operands = set(range(3, first))  # the norm's weight and the bias
         if epilogue != "add" or sig.operands[first].packet:
             operands.update(first + n for n in EPILOGUES[epilogue].early)
         return frozenset(operands)
@@ -286,6 +294,13 @@ def prologue(sig: Signature) -> str:
 
 def epilogue(sig: Signature) -> str:
     """The C++ text of the layer's epilogue, the operation on its sums (linear_epilogue.h)."""
+    bias = bias_operand(sig)
+    end = _epilogue(sig)
+    return end if bias is None else f"ark_biased_sums({end}, {text.given(sig, bias)})"
+
+
+def _epilogue(sig: Signature) -> str:
+    """The C++ text of the operation on the sums with their biases."""
     params = sig.read(LinearParams)
     kind, first, out = params.epilogue, first_extra(sig), text.given(sig, 2, const=False)
     for peer in outputs(sig)[1:]:  # peers first: their stores take longer

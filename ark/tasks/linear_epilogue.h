@@ -104,6 +104,18 @@ struct ArkRopeSums {
   static constexpr bool WAITS = false;
   R rope;
 };
+// Another epilogue, of sums to which a bias is added first.
+template <class E, class B>
+struct ArkBiasedSums {
+  static constexpr int WIDTH = E::WIDTH;
+  static constexpr bool WAITS = E::WAITS;
+  E end;
+  B bias;
+};
+template <class E, class B>
+ARK_DEVICE ArkBiasedSums<E, B> ark_biased_sums(E end, B bias) {
+  return {end, bias};
+}
 template <class O>
 ARK_DEVICE ArkStoreSums<O> ark_store_sums(O output) {
   return {output};
@@ -203,4 +215,24 @@ ARK_DEVICE void ark_sums_finish(ArkCtx& c, const ArkTask& t,
   const ark_i64 stage = t.coord[0] / R;
   ark_sampled(c, e.sampler, e.candidates, static_cast<int>((stage * TILES + STAGES - 1) / STAGES),
               red);
+}
+
+// The operands of the other epilogue are loaded ahead, the bias with the sums.
+template <class E, class B, int M, int R>
+ARK_DEVICE void ark_sums_ahead(ArkCtx& c, const ArkBiasedSums<E, B>& e, int first, int n, int rows,
+                               float (&ahead)[M][R]) {
+  ark_sums_ahead(c, e.end, first, n, rows, ahead);
+}
+template <class E, class B, int R>
+ARK_DEVICE void ark_sums_store(ArkCtx& c, ArkBiasedSums<E, B>& e, int m, int n, int rows,
+                               const float (&sum)[R], const float (&ahead)[R]) {
+  float biased[R];
+  for (int r = 0; r < R; ++r) {
+    biased[r] = r < rows ? sum[r] + ark_load(c, e.bias, 0, 0, 0, n + r) : sum[r];
+  }
+  ark_sums_store(c, e.end, m, n, rows, biased, ahead);
+}
+template <class E, class B>
+ARK_DEVICE void ark_sums_finish(ArkCtx& c, const ArkTask& t, ArkBiasedSums<E, B>& e, float* red) {
+  ark_sums_finish(c, t, e.end, red);
 }

@@ -47,7 +47,13 @@ def dealt(rows: int, weights: int, row_bytes: int, machine: Machine) -> int:
 
 def first_extra(sig: Signature) -> int:
     """The index of the epilogue's first operand."""
-    return 4 if sig.read(LinearParams).prologue == "rmsnorm" else 3
+    params = sig.read(LinearParams)
+    return 3 + (params.prologue == "rmsnorm") + params.bias
+
+
+def bias_operand(sig: Signature) -> int | None:
+    """The index of the bias; None if the layer has none."""
+    return first_extra(sig) - 1 if sig.read(LinearParams).bias else None
 
 
 def outputs(sig: Signature) -> tuple[int, ...]:

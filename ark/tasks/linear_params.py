@@ -20,6 +20,7 @@ class LinearParams(Params, frozen=True):
     prologue: Literal["none", "rmsnorm"]
     epilogue: Epilogue
     eps: Epsilon | None = None
+    bias: bool = False
     heads: Few = 0
     kv_heads: Few = 0
     head_dim: Few = 0

@@ -40,7 +40,7 @@ CASES = [
 
 
 def attend(
-    heads: int, kv_heads: int, width: int, room: int, position: int
+    heads: int, kv_heads: int, width: int, room: int, position: int, sinks: bool = False
 ) -> tuple[Plan, dict[str, np.ndarray]]:
     """Runs attention and compares it. Returns the plan, and the plain memory that its merges have
     read.
@@ -52,15 +52,25 @@ def attend(
     for name in ("keys", "values"):
         given[name] = random.standard_normal(cache).astype(ml_dtypes.bfloat16)
     given["position"] = np.array([position], np.int32)
+    if sinks:
+        given["sinks"] = random.standard_normal(heads).astype(np.float32) * 4
     graph = Graph()
-    types = {"q": fp32, "fresh": fp32, "keys": bf16, "values": bf16, "position": int32}
+    types = {
+        "q": fp32,
+        "fresh": fp32,
+        "sinks": fp32,
+        "keys": bf16,
+        "values": bf16,
+        "position": int32,
+    }
     t = {
         name: graph.tensor(array.shape, types[name], arena="state", name=name)
         for name, array in given.items()
     }
     out = graph.tensor((1, heads * width), fp32, arena="state", name="out")
-    attrs = {"heads": heads, "head_dim": width, "scale": width**-0.5}
-    inputs = [t[name] for name in ("q", "keys", "values", "position", "fresh")]
+    attrs = {"heads": heads, "head_dim": width, "scale": width**-0.5, "sinks": sinks}
+    names = ("q", "keys", "values", "position", "sinks", "fresh")
+    inputs = [t[name] for name in names if name in t]
     graph.add("attention", inputs, [out], attrs, "attention")
     with contextlib.closing(backend.open(0)) as device:
         planned = plan(graph, device.machine)
@@ -82,8 +92,10 @@ def attend(
         k = np.concatenate([wide["keys"][group, :position], new[0, group][None]])
         v = np.concatenate([wide["values"][group, :position], new[1, group][None]])
         scores = k @ wide["q"].reshape(heads, width)[head] * width**-0.5
+        if sinks:
+            scores = np.append(scores, given["sinks"][head])
         weights = np.exp(scores - scores.max())
-        want = weights / weights.sum() @ v
+        want = weights[: len(v)] / weights.sum() @ v
         np.testing.assert_allclose(got[head], want, rtol=1e-5, atol=1e-5)
     return planned, parts
 
@@ -98,6 +110,14 @@ def test_attention_of_a_row(
 ) -> None:
     del arch
     attend(heads, kv_heads, width, room, position)
+
+
+@pytest.mark.parametrize("arch", ["gfx950", "gfx1100"], indirect=True)
+def test_sinks_are_joined_with_the_parts(arch: str) -> None:
+    del arch
+    planned, _ = attend(8, 2, 64, 320, 130, sinks=True)
+    (merge,) = (op for op in planned.ops if op.kind == "attention_merge")
+    assert len(merge.operands) == 3
 
 
 def test_parts_that_are_too_many_for_packets() -> None:

@@ -75,6 +75,19 @@ def test_a_gated_block_of_several_rows(
     np.testing.assert_allclose(got[:-1], want[:-1], rtol=close, atol=close)
 
 
+@pytest.mark.parametrize(
+    ("arch", "rows", "k", "hidden", "n", "dtype"),
+    in_turns(ARCHS, [(1, 1024, 520, 37, bf16), (1, 520, 264, 100, fp16), (5, 160, 1184, 21, bf16)]),
+    indirect=["arch"],
+)
+def test_biases_are_added_before_the_epilogue(
+    arch: str, rows: int, k: int, hidden: int, n: int, dtype: DataType
+) -> None:
+    del arch
+    got, want, _ = gated_block(rows, k, hidden, n, dtype, biased=True)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
 def gated_block(
     rows: int,
     k: int,
@@ -83,12 +96,15 @@ def gated_block(
     dtype: DataType,
     given_type: DataType = fp32,
     infinite: bool = False,
+    biased: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, list[type]]:
     """Returns the device's result, NumPy's, and the bodies of the two layers. given_type: of both
     inputs.
     """
     shapes = {"x": (rows, k), "norm": (k,), "first": (2 * hidden, k), "second": (n, hidden)}
     shapes["residual"] = (rows, n)
+    if biased:
+        shapes |= {"first bias": (2 * hidden,), "second bias": (n,)}
     types = {"first": dtype, "second": dtype, "x": given_type}
     given = {
         name: values(shape, types.get(name, fp32), i)
@@ -104,10 +120,11 @@ def gated_block(
     }
     middle = graph.tensor((rows, hidden), given_type, name="middle")
     out = graph.tensor((rows, n), fp32, arena="state", name="y")
-    norm = {"prologue": "rmsnorm", "eps": 1e-5, "epilogue": "swiglu"}
-    graph.add("linear", [t["x"], t["first"], t["norm"]], [middle], norm, "up")
-    add = {"prologue": "none", "epilogue": "add"}
-    graph.add("linear", [middle, t["second"], t["residual"]], [out], add, "down")
+    norm = {"prologue": "rmsnorm", "eps": 1e-5, "epilogue": "swiglu", "bias": biased}
+    biases = [[t[name]] if biased else [] for name in ("first bias", "second bias")]
+    graph.add("linear", [t["x"], t["first"], t["norm"], *biases[0]], [middle], norm, "up")
+    add = {"prologue": "none", "epilogue": "add", "bias": biased}
+    graph.add("linear", [middle, t["second"], *biases[1], t["residual"]], [out], add, "down")
     device = backend.open(0)
     try:
         planned = plan(graph, device.machine)
@@ -127,6 +144,8 @@ def gated_block(
     with np.errstate(all="ignore"):
         squares = (wide["x"] ** 2).mean(-1, keepdims=True)
         gate_and_up = wide["x"] / np.sqrt(squares + 1e-5) * wide["norm"] @ wide["first"].T
+        gate_and_up += wide.get("first bias", 0.0)
         gate, up = gate_and_up[:, 0::2], gate_and_up[:, 1::2]
         want = (gate / (1 + np.exp(-gate)) * up) @ wide["second"].T + wide["residual"]
+        want += wide.get("second bias", 0.0)
     return got.reshape(want.shape), want, bodies

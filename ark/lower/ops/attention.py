@@ -148,12 +148,14 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
         merges.append(_lower_sequence(lowering, one, batch))
     # The merges of all sequences come last, so that no processor waits for a merge before it has
     # computed all of its parts.
+    added = [] if sinks is None else [sinks]
     for partial, one in (m for m in merges if m is not None):
         rows, heads, splits, width = partial.shape
         group = merge_group(batch * rows * heads, heads, 4 * splits * width, lowering.machine)
         merge = AttentionMergeParams(heads, given.head_dim, splits, group)
         coords = [(r, h) for r in range(rows) for h in range(0, heads, group)]
-        lowering.emit("attention_merge", merge, [partial, one.outputs[0]], coords, ".merge")
+        operands = [partial, one.outputs[0], *added]
+        lowering.emit("attention_merge", merge, operands, coords, ".merge")
 
 
 def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
@@ -172,13 +174,17 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     """
     given = node.read(AttentionAttributes)
     if (
-        not given.plain
+        not given.split
         or len(node.inputs[0].shape) == 3
         or node.inputs[0].shape[0] >= MIN_TILED_QUERIES
     ):
         lower_attention_tiles(lowering, node)
         return None
     q, key, value, position, *fresh = node.inputs
+    tiled = node
+    if given.sinks:
+        tiled = dataclasses.replace(node, inputs=node.inputs[:5])
+        fresh = fresh[1:]
     out = node.outputs[0]
     rows = out.shape[0]
     kv_heads, context, _ = key.shape
@@ -205,6 +211,9 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
         splits = 1
     # The task that merges a head holds all of its parts in shared memory.
     splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))
+    if given.sinks and splits == 1:  # only the merge adds sinks
+        lower_attention_tiles(lowering, tiled)
+        return None
     params = AttentionParams(
         heads=given.heads,
         kv_heads=kv_heads,

@@ -1,6 +1,6 @@
-"""Fuses a matmul by a weight, the norm before it and the elementwise op after it into one `linear`
-node. This applies to inputs of so few rows that weights are streamed through a ring in shared
-memory. Also fuses the addition of a residual into an all-reduce.
+"""Fuses a matmul by a weight, the norm before it, the bias and the elementwise op after it into one
+`linear` node. This applies to inputs of so few rows that weights are streamed through a ring in
+shared memory. Also fuses the addition of a residual into an all-reduce.
 
 Each task of a linear node computes the norm of the input again, because its rows are short. The
 elementwise op is applied to the complete sum. Ops are fused only if no other op reads the result
@@ -14,7 +14,7 @@ from collections import Counter
 from msgspec import structs
 
 from ark.ir.attributes import LinearAttributes, MatmulAttributes, NormAttributes
-from ark.ir.dtype import FLOATS, RowType, bf16, fp16, value_type
+from ark.ir.dtype import FLOATS, RowType, bf16, fp16, fp32, value_type
 from ark.ir.epilogues import EPILOGUES, GATED_PAIRS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -69,13 +69,17 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
             and norm.inputs[0].shape == node.inputs[0].shape
         ):
             norm = None
-        last = next(iter(readers.get(node.outputs[0].id, ())), None)
-        weight = node.inputs[1]
+        weight, product = node.inputs[1], node.outputs[0]
+        last = next(iter(readers.get(product.id, ())), None)
+        bias = None
+        if last is not None and product.buffer.id not in kept and _adds_bias(last, product, uses):
+            bias, product = last, last.outputs[0]
+            last = next(iter(readers.get(product.id, ())), None)
         if last is not None and (
             last.id in replaced  # the addition was already fused with its other operand
             or last.hints is not None
-            or node.outputs[0].buffer.id in kept
-            or not _epilogue(last, node.outputs[0], uses)
+            or product.buffer.id in kept
+            or not _epilogue(last, product, uses)
         ):
             last = None
         if (
@@ -84,12 +88,18 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
             and not _holds_pairs(weight, machine)
         ):
             last = None
-        while (norm or last) and not operands_unchanged(graph, norm, node, last):
-            norm, last = (norm, None) if last else (None, None)
+        while (norm or bias or last) and not operands_unchanged(graph, norm, node, bias, last):
+            if last:
+                last = None
+            elif bias:
+                bias = None
+            else:
+                norm = None
         if {node.inputs[0].buffer.id} & {t.buffer.id for t in node.outputs}:
             continue
-        replaced[(last or node).id] = _linear(node, norm, last)
-        dropped.update(n.id for n in (norm, node if last else None) if n is not None)
+        members = [n for n in (norm, node, bias, last) if n is not None]
+        replaced[members[-1].id] = _linear(node, norm, bias, last)
+        dropped.update(n.id for n in members if n is not members[-1])
     fused = graph.with_nodes(replaced.get(n.id, n) for n in graph.nodes if n.id not in dropped)
     return unpacked(fused, 0)
 
@@ -160,24 +170,35 @@ def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:
     return node.inputs[0].id == product.id
 
 
+def _adds_bias(node: Node, product: Tensor, uses: Counter[int]) -> bool:
+    """True where the node's result is the product plus one number for each of its columns, which
+    are a parameter.
+    """
+    if node.type != "add" or len(node.inputs) != 2 or uses[product.id] != 1 or node.hints:
+        return False
+    bias, out = _others(node, product)[0], node.outputs[0]
+    own = bias.dense and bias.buffer.arena == "parameter" and bias.dtype in FLOATS
+    return own and bias.shape == product.shape[1:] and out.dtype == product.dtype == fp32
+
+
 def _others(node: Node, product: Tensor) -> tuple[Tensor, ...]:
     """The node's inputs except the product, which may be either operand of a sum."""
     return tuple(t for t in node.inputs if t.id != product.id)
 
 
-def operands_unchanged(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
-    """True where fusing the norm, the product and the op after it does not change results. No node
-    between them may write one of their operands, and the result must not share memory with the
-    input, which all tasks read.
+def operands_unchanged(graph: Graph, *fused: Node | None) -> bool:
+    """True where fusing a product with the nodes before and after it does not change results. No
+    node between them may write one of their operands, and the result must not share memory with the
+    input, which all tasks read. fused: in order.
     """
-    parts = [n for n in (norm, node, last) if n is not None]
+    parts = [n for n in fused if n is not None]
     end = parts[-1]
     inner = {t.id for n in parts[:-1] for t in n.outputs}
     reads = {t.buffer.id for n in parts for t in n.inputs if t.id not in inner}
     between = [n for n in graph.nodes if parts[0].id <= n.id <= end.id and n not in parts]
     if any(buffer in reads for n in between for buffer in writes(n)):
         return False
-    gathered = (norm or node).inputs[0].buffer.id
+    gathered = parts[0].inputs[0].buffer.id
     return all(t.buffer.id != gathered for t in end.outputs)
 
 
@@ -196,7 +217,7 @@ def _adds_residual(
         and _epilogue(added, node.outputs[0], uses)
         and (residual := _others(added, node.outputs[0])[0]).dense
         and residual.dtype == added.outputs[0].dtype == node.outputs[0].dtype
-        and operands_unchanged(graph, None, node, added)
+        and operands_unchanged(graph, node, added)
     )
 
 
@@ -215,7 +236,7 @@ def _sum(node: Node, added: Node) -> Node:
     )
 
 
-def _linear(node: Node, norm: Node | None, last: Node | None) -> Node:
+def _linear(node: Node, norm: Node | None, bias: Node | None, last: Node | None) -> Node:
     x, weight = node.inputs
     inputs = [norm.inputs[0] if norm else x, weight]
     attributes = LinearAttributes("none", "store")
@@ -223,11 +244,14 @@ def _linear(node: Node, norm: Node | None, last: Node | None) -> Node:
         inputs.append(norm.inputs[1])
         eps = norm.read(NormAttributes).eps
         attributes = structs.replace(attributes, prologue="rmsnorm", eps=eps)
+    if bias:
+        inputs += _others(bias, node.outputs[0])
+        attributes = structs.replace(attributes, bias=True)
     if last:
-        inputs += _others(last, node.outputs[0])
+        inputs += _others(last, (bias or node).outputs[0])
         attributes = structs.replace(attributes, epilogue=EPILOGUE_OF[last.type], **last.attrs)
-    end = last or node
-    after = (*(norm.after if norm else ()), *node.after, *(last.after if last else ()))
+    members = [n for n in (norm, node, bias, last) if n is not None]
+    end = members[-1]
     return Node(
         end.id,
         "linear",
@@ -235,7 +259,7 @@ def _linear(node: Node, norm: Node | None, last: Node | None) -> Node:
         tuple(inputs),
         end.outputs,
         attributes.to_node(),
-        after,
+        tuple(t for n in members for t in n.after),
         phase=node.phase,
         processors=end.processors,
         context=end.context,

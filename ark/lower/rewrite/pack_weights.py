@@ -2,10 +2,10 @@
 the weights are concatenated or interleaved, so that values which the next op combines are adjacent
 in the result.
 
-Two patterns of a decoder are rewritten. The products for query, key and value, their rotary
-embedding and the appends to the caches become one product and a `rope_kv` node. The two products of
-a gated activation become one product and a node that reads pairs. Listed in ark.lower.passes before
-fuse_linear, which fuses the product with its neighbours.
+Two patterns of a decoder are rewritten. The products for query, key and value, their biases, their
+rotary embedding and the appends to the caches become one product, one bias and a `rope_kv` node.
+The two products of a gated activation become one product and a node that reads pairs. Listed in
+ark.lower.passes before fuse_linear, which fuses the product with its neighbours.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from ark.lower.rewrite.context import Context
 class _Match:
     """One place in the graph where weights can be packed. products: the matmuls. others: further
     nodes that are removed. rewrite: a function of the packed product's result that returns the new
-    nodes, by the id of the node whose position each takes.
+    nodes, by the id of the node whose position each takes. biases: what is added to each product,
+    packed as the weights are; empty if there are none.
     """
 
     products: list[Node]
@@ -44,6 +45,7 @@ class _Match:
     pairs: tuple[int, ...]
     interleave: bool
     rewrite: Callable[[Tensor], dict[int, Node]]
+    biases: Sequence[Tensor] = ()
 
     @property
     def members(self) -> list[Node]:
@@ -54,7 +56,8 @@ class _Match:
         """The weights and the way in which they are packed. All matches that share a weight must
         have the same key.
         """
-        return (tuple(w.buffer.id for w in self.weights), self.pairs, self.interleave)
+        packed = (*self.weights, *self.biases)
+        return (tuple(t.buffer.id for t in packed), self.pairs, self.interleave)
 
     @property
     def weights(self) -> list[Tensor]:
@@ -88,12 +91,31 @@ class _Finder:
         if node is None or node.read(MatmulAttributes).transposes != (False, True):
             return None
         weight = node.inputs[1]
-        whole = weight.dense and weight.nbytes == weight.buffer.nbytes
-        given = weight.buffer.arena == "parameter" and weight.buffer.id not in self.kept
         fits = len(weight.shape) == len(tensor.shape) == 2 and tensor.dtype == fp32
-        if not (whole and given and fits) or weight.buffer.id in self.written:
-            return None
-        return node
+        return node if fits and self.packs(weight) else None
+
+    def packs(self, given: Tensor) -> bool:
+        """True for a whole parameter that may be stored in another order."""
+        whole = given.dense and given.nbytes == given.buffer.nbytes
+        own = given.buffer.arena == "parameter" and given.buffer.id not in self.kept
+        return whole and own and given.buffer.id not in self.written
+
+    def biased(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Node], list[Tensor]]:
+        """The tensors without their biases, the nodes that add these, and the biases. The nodes
+        and biases are empty unless each tensor is a sum with a parameter of one row of fp32.
+        """
+        adds, sums, biases = [self.maker("add", t) for t in tensors], [], []
+        for add in adds:
+            if add is None or len(add.inputs) != 2:
+                return list(tensors), [], []
+            given = sorted(add.inputs, key=lambda t: len(t.shape))
+            bias, summed = given
+            fits = bias.shape == summed.shape[-1:] and summed.shape == add.outputs[0].shape
+            if not fits or bias.dtype != fp32 or not self.packs(bias):
+                return list(tensors), [], []
+            sums.append(summed)
+            biases.append(bias)
+        return sums, [n for n in adds if n is not None], biases
 
     def products(self, tensors: Sequence[Tensor]) -> list[Node] | None:
         """The products that compute the tensors, if all have the same input and weights of one
@@ -126,10 +148,14 @@ class _Finder:
         other node.
         """
         paged = node.type == "paged_attention"
-        usual = structs.replace(node.read(AttentionAttributes), window=0).plain
-        if len(node.inputs) != 4 + paged or node.inputs[0].dtype != fp32 or not usual:
+        attention = node.read(AttentionAttributes)
+        usual = structs.replace(attention, window=0, sinks=False).plain
+        count = 4 + paged
+        if len(node.inputs) != count + attention.sinks or not usual:
             return None
-        query, keys, values, *table, position = node.inputs
+        query, keys, values, *table, position = node.inputs[:count]
+        if query.dtype != fp32:
+            return None
         appends = [self.maker("paged_append" if paged else "kv_append", t) for t in (keys, values)]
         if appends[0] is None or appends[1] is None:
             return None
@@ -143,14 +169,15 @@ class _Finder:
         if rotations[0] is None or rotations[1] is None:
             return None
         first, second = rotations[0], rotations[1]
-        products = self.products([first.inputs[0], second.inputs[0], value.inputs[0]])
+        sums, adds, biases = self.biased([first.inputs[0], second.inputs[0], value.inputs[0]])
+        products = self.products(sums)
         same = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
         positions = key.inputs[-2], value.inputs[-2]  # an append's last inputs: position, cache
         places = {t.id for t in (position, first.inputs[1], *positions)}
         if products is None or not same or len(places) > 1:
             return None
         frequencies, caches = first.inputs[2], (key.inputs[-1], value.inputs[-1])
-        attention, rotation = node.read(AttentionAttributes), first.read(RotaryAttributes)
+        rotation = first.read(RotaryAttributes)
         width = attention.head_dim
         if rotation.head_dim != width or caches[0].buffer.id == caches[1].buffer.id:
             return None
@@ -161,10 +188,11 @@ class _Finder:
             kv_heads = keys.shape[1] if paged else keys.shape[0] // sequences
             sizes = ProjectionAttributes(heads=attention.heads, kv_heads=kv_heads, head_dim=width)
             end = max((first, second, key, value), key=lambda n: n.id)
-            outputs, inputs = [query], [query, *caches, *table, position]
+            outputs, inputs = [query], [query, *caches, *table, position, *node.inputs[count:]]
             # With one row per sequence, attention also gets the newest keys and values as a tensor.
             # So it does not wait for the caches.
-            if rows == sequences and not attention.window and apart:
+            splits = attention.plain if paged else attention.split
+            if rows == sequences and splits and apart:
                 name = f"{node.name}.newest"
                 newest = self.graph.tensor((rows, 2 * kv_heads * width), fp32, name=name)
                 outputs.append(newest)
@@ -181,7 +209,8 @@ class _Finder:
             return {end.id: joined, node.id: dataclasses.replace(node, inputs=tuple(inputs))}
 
         pairs = 0 if rotation.interleaved else width
-        match = _Match(products, [first, second, key, value], (pairs, pairs, 0), False, rewrite)
+        others = [*adds, first, second, key, value]
+        match = _Match(products, others, (pairs, pairs, 0), False, rewrite, biases)
         return self.movable(match)
 
     def movable(self, match: _Match) -> _Match | None:
@@ -223,35 +252,39 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
     for group in matches.values():
         if not _agreed(readers, group):
             continue
-        packing = _packing(group[0])
-        packings.append(packing)
-        weights = group[0].weights
-        shape = (sum(w.shape[0] for w in weights), weights[0].shape[1])
-        weight = graph.tensor(shape, weights[0].dtype, arena="parameter", name=packing.name)
+        packed = []
+        for tensors in filter(None, (group[0].weights, group[0].biases)):
+            packing = _packing(group[0], tensors)
+            packings.append(packing)
+            shape = (sum(t.shape[0] for t in tensors), *tensors[0].shape[1:])
+            dtype = tensors[0].dtype
+            packed.append(graph.tensor(shape, dtype, arena="parameter", name=packing.name))
         for match in group:
-            replaced.update(_replace(graph, match, weight))
+            replaced.update(_replace(graph, match, *packed))
     nodes = (replaced.get(n.id, n) for n in graph.nodes)
-    packed = graph.with_nodes(n for n in nodes if n is not None)
-    packed.packings = (*graph.packings, *packings)
-    return packed
+    result = graph.with_nodes(n for n in nodes if n is not None)
+    result.packings = (*graph.packings, *packings)
+    return result
 
 
 def _agreed(readers: Mapping[int, set[int]], group: Sequence[_Match]) -> bool:
-    """True where only the products of these matches read the weights. readers: ids of the nodes
-    that read each buffer.
+    """True where only the nodes of these matches read the weights and biases. readers: ids of the
+    nodes that read each buffer.
     """
-    products = {n.id for match in group for n in match.products}
-    return all(readers[w.buffer.id] <= products for w in group[0].weights)
+    members = {n.id for match in group for n in match.members}
+    return all(readers[t.buffer.id] <= members for t in (*group[0].weights, *group[0].biases))
 
 
-def _packing(match: _Match) -> Packing:
-    names = [w.buffer.name for w in match.weights]
+def _packing(match: _Match, tensors: Sequence[Tensor]) -> Packing:
+    names = [t.buffer.name for t in tensors]
     prefix, stems = _joined(names)
     parts = tuple(Part(name, pairs) for name, pairs in zip(names, match.pairs, strict=True))
     return Packing(prefix + "+".join(stems), parts, match.interleave)
 
 
-def _replace(graph: Graph, match: _Match, weight: Tensor) -> dict[int, Node | None]:
+def _replace(
+    graph: Graph, match: _Match, weight: Tensor, bias: Tensor | None = None
+) -> dict[int, Node | None]:
     """The replacements for a match's nodes, by node id; a node with replacement None is removed."""
     members = match.members
     prefix, stems = _joined([n.name for n in match.products])
@@ -260,11 +293,26 @@ def _replace(graph: Graph, match: _Match, weight: Tensor) -> dict[int, Node | No
     name = prefix + "+".join(stems)
     product = graph.tensor(shape, fp32, name=name)
     replaced: dict[int, Node | None] = {n.id: None for n in members}
-    changed = match.rewrite(product)
-    replaced.update(changed)
-    replaced[members[-2].id] = dataclasses.replace(
+    place = members[-2]
+    summed = product
+    if bias is not None:
+        summed = graph.tensor(shape, fp32, name=f"{name}.biased")
+        replaced[place.id] = Node(
+            place.id,
+            "add",
+            name,
+            (product, bias),
+            (summed,),
+            {},
+            phase=first.phase,
+            processors=first.processors,
+            context=first.context,
+        )
+        place = members[-3]
+    replaced.update(match.rewrite(summed))
+    replaced[place.id] = dataclasses.replace(
         first,
-        id=members[-2].id,
+        id=place.id,
         name=name,
         inputs=(first.inputs[0], weight),
         outputs=(product,),

@@ -19,6 +19,7 @@ from ark.tasks.attention import (
     NEW_ROWS_OPERAND,
     AttentionMergeParams,
     AttentionParams,
+    merged,
     staged_bytes,
 )
 from ark.tasks.paged import PAGED_FRESH
@@ -210,8 +211,7 @@ class Merge(_Cached):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(AttentionMergeParams)
         constants = (params.head_dim, params.splits, params.group)
-        operands = (text.given(sig, 0), text.given(sig, 1, const=False))
-        call = text.called("ark_attention_merge", constants, operands)
+        call = text.called("ark_attention_merge", constants, merged(sig))
         return inline.inlined(name, call, machine, enters=False)
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str:

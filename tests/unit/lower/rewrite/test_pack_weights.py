@@ -40,7 +40,7 @@ def lowered(built: Built, form: str) -> tuple[Graph, list[Packing]]:
     return graph, list(graph.packings)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("form", ["as built", "packed", "fused"])
 def test_every_form_computes_transformers_logits(kind: str, form: str, tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / kind, kind=kind)
@@ -103,6 +103,25 @@ def test_a_llama_layer_becomes_five_ops(tmp_path: Path) -> None:
         ("linear", "none", "add"),
         ("linear", "rmsnorm", "swiglu"),
         ("linear", "none", "add"),
+    ]
+
+
+def test_biases_become_one_epilogue(tmp_path: Path) -> None:
+    """The biases of queries, keys and values are packed in the order of their weights."""
+    directory = make_checkpoint(tmp_path / "qwen2", kind="qwen2")
+    shape = Shape(Checkpoint.open(directory).config, fp32, 32, CHUNK)
+    graph, packings = lowered(build(shape), "fused")
+    parts = (
+        Part("layers.0.attention.query_bias", 16),
+        Part("layers.0.attention.key_bias", 16),
+        Part("layers.0.attention.value_bias"),
+    )
+    assert Packing("layers.0.attention.query_bias+key_bias+value_bias", parts) in packings
+    layer = [n for n in graph.nodes if n.name.startswith("decode.layers.0.")]
+    assert [(n.type, n.attrs.get("bias"), n.attrs.get("epilogue")) for n in layer[:3]] == [
+        ("linear", True, "rope_kv"),
+        ("attention", None, None),
+        ("linear", None, "add"),
     ]
 
 
