@@ -33,7 +33,7 @@ LAYERS, CONTEXT, TRACE_RECORDS = 36, 512, 1024
 GROUPS = {
     "query, key, value": "query+key+value",
     "attention": "attention.attention",
-    "output, router, top-k": "softmax",
+    "output, router, top-k": "topk",
     "experts": "",
 }
 

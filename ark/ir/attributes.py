@@ -309,19 +309,30 @@ class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
 
 
 class TopKAttributes(Attributes, frozen=True):
-    """Top-k. least: True if the smallest elements are chosen."""
+    """Top-k. least: True if the smallest elements are chosen. softmax: True if the softmax of the
+    chosen elements is stored in place of them.
+    """
 
     k: int
     least: bool = False
+    softmax: bool = False
 
 
 class ExpertLinearAttributes(Attributes, frozen=True):
     """Linear layers of experts. first: the number of the first expert in the weight. of: the total
-    number of experts; 0 if the weight contains all of them.
+    number of experts; 0 if the weight contains all of them. The others describe an epilogue
+    (ark.tasks.experts): the numbers of weights, tables and scores, the stored expression, whether
+    the slots of a row are added up, and whether a residual is added to that.
     """
 
     first: int = 0
     of: int = 0
+    weights: int = 1
+    tables: int = 0
+    scores: int = 0
+    expr: list[Any] | None = None
+    total: bool = False
+    residual: bool = False
 
 
 class RowsAttributes(Attributes, frozen=True):

@@ -24,6 +24,7 @@ from ark.lower.rewrite.fuse_all_reduce_norm import fuse_all_reduce_norm
 from ark.lower.rewrite.fuse_attention import fuse_attention
 from ark.lower.rewrite.fuse_chains import fuse_chains
 from ark.lower.rewrite.fuse_epilogues import fuse_epilogues
+from ark.lower.rewrite.fuse_experts import fuse_experts
 from ark.lower.rewrite.fuse_linear import fuse_linear
 from ark.lower.rewrite.fuse_norm_scales import fuse_norm_scales
 from ark.lower.rewrite.fuse_parts_norm import fuse_parts_norm
@@ -205,6 +206,12 @@ PASSES: tuple[Pass, ...] = (
         "Elementwise nodes that follow each other become one expression.",
         gives=("elementwise",),
         needs=("fuse_regions",),
+    ),
+    Pass(
+        fuse_experts,
+        Stage.KERNEL,
+        "Products of chosen experts apply biases and gates, and add up the slots of a row.",
+        needs=("fuse_chains",),
     ),
     Pass(
         narrow_inputs,

@@ -20,6 +20,7 @@ from ark.ir.values import whole
 from ark.lower.ops.experts import lower_expert_linear, lower_topk
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
+from ark.tasks import expression
 
 
 def topk(
@@ -140,11 +141,15 @@ def _topk(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nda
     least = given.least
     keys = np.where(odd, 0.0, x if least else -x), odd if least else ~odd
     order = np.lexsort(keys, axis=-1)[:, : given.k]
-    return [np.take_along_axis(x, order, -1), order]
+    values = np.take_along_axis(x, order, -1)
+    if given.softmax:
+        values = np.exp(values - values.max(-1, keepdims=True))
+        values /= values.sum(-1, keepdims=True)
+    return [values, order]
 
 
 def _expert_linear(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    x, weight, experts = inputs
+    x, weight, experts, *others = inputs
     if x.ndim == 2:
         x = np.broadcast_to(x[:, None], (*experts.shape, x.shape[-1]))
     given = ExpertLinearAttributes.from_node(attrs)
@@ -152,8 +157,18 @@ def _expert_linear(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> li
     held = (own >= 0) & (own < len(weight))
     if not given.of:
         held |= True  # an expert out of range raises IndexError
-    products = np.einsum("rsk,rsnk->rsn", x, weight[np.where(held, own, 0)])
-    return [np.where(held[..., None], products, 0)]
+    chosen = np.where(held, own, 0)
+    weights = [weight, *others[: given.weights - 1]]
+    products = [np.einsum("rsk,rsnk->rsn", x, w[chosen]) for w in weights]
+    result = np.where(held[..., None], products[0], 0)
+    if given.expr is not None:
+        first, last = given.weights - 1, given.weights - 1 + given.tables
+        tables, scores = others[first:last], others[last : last + given.scores]
+        leaves = [*products, *(table[chosen] for table in tables), *scores]
+        result = np.broadcast_to(expression.evaluate(given.expr, leaves), products[0].shape)
+    if given.total:
+        result = result.sum(1)
+    return [result + others[-1] if given.residual else result]
 
 
 register("topk", _topk, lower_topk, aliasing="none")

@@ -1,20 +1,17 @@
 // Products with the quantised weights of chosen experts. experts.py describes operands and tasks.
 
-// The same as ark_expert_linear of experts.h, for quantised weights with N rows per expert, which
-// begin at `bytes`.
-template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, class X, class E, class O>
-ARK_DEVICE void ark_expert_rows(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
-                                E experts, O output) {
-  const int row = t.coord[0], slot = t.coord[1];
-  float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  const int expert = ark_expert_input<ROW::COLUMNS, SLOTS, FIRST, OF>(c, row, slot, x, experts, xs);
-  const bool held = expert >= 0 && expert < EXPERTS;
-  const ROW* w = reinterpret_cast<const ROW*>(bytes) + static_cast<ark_i64>(held ? expert : 0) * N;
-  ark_sync();
-  for (int i = t.coord[2] + ark_warp(); i < t.coord[3]; i += ARK_WARPS) {
+// As ark_expert_linear of experts.h, with weights of N rows an expert, from `first` and `second`
+// on.
+template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
+          class X, class E, class F>
+ARK_DEVICE void ark_expert_rows(ArkCtx& c, const ArkTask& t, X x, const unsigned char* first,
+                                const unsigned char* second, E experts, const F& finish) {
+  const auto dot = [&](int w, int expert, int i, const float* xs) {
+    const ROW* rows = reinterpret_cast<const ROW*>(w > 0 ? second : first);
     float sum[1] = {0.0f};
-    if (held) ark_row_products<1, 0>(w[i], xs, sum);
-    const float v = ark_warp_sum(sum[0]);
-    if (ark_lane() == 0) ark_put(ark_address(output, 0, row, slot, i), 0, v);
-  }
+    ark_row_products<1, 0>(rows[static_cast<ark_i64>(expert) * N + i], xs, sum);
+    return sum[0];
+  };
+  ark_expert_products<EXPERTS, ROW::COLUMNS, SLOTS, FIRST, OF, WEIGHTS, TOTAL>(c, t, x, experts,
+                                                                               dot, finish);
 }

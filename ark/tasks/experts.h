@@ -7,9 +7,9 @@ ARK_DEVICE bool ark_before(float a, float b) {
   return LEAST ? a > b || (a == a && b != b) : ark_above(a, b);
 }
 
-// Computes a row by one thread, which keeps the K best elements so far in order. Most elements come
-// after the last of these and need one comparison.
-template <int N, int K, bool LEAST, class X, class V, class I>
+// coord: row. By one thread: the best K so far in order, of which most elements are less than the
+// last.
+template <int N, int K, bool LEAST, bool SOFTMAX, class X, class V, class I>
 ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   float best[K];
   ark_u32 at[K];
@@ -29,6 +29,12 @@ ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
     }
     best[j] = v;
     at[j] = static_cast<ark_u32>(i);
+  }
+  if (SOFTMAX) {
+    float total = 0.0f;
+    const float most = best[0];
+    for (int j = 0; j < K; ++j) total += best[j] = ark_exp(best[j] - most);
+    for (int j = 0; j < K; ++j) best[j] /= total;
   }
   for (int j = 0; j < K; ++j) {
     ark_put(ark_address(values, 0, 0, row, j), 0, LEAST ? -best[j] : best[j]);
@@ -75,10 +81,10 @@ ARK_DEVICE void ark_topk_rounds(int r, float* red, const In& in, const Finish& f
   }
 }
 
-// Computes a row per warp. The K best elements so far are in its lanes, in order. A lane loads U
-// packs of V neighbours; those elements that belong to the K best are inserted one after the other,
-// the best first. The next packs are being loaded meanwhile. Rows with NaN are read a second time.
-template <int N, int K, int V, bool LEAST, class In, class Finish>
+// Rows by a warp each: the best so far are in order in its lanes, and of U packs of V neighbours a
+// lane those that belong to the K best go in one after the other, the best first. The next packs
+// are on their way. Rows with NaN are looked through once more.
+template <int N, int K, int V, bool LEAST, bool SOFTMAX, class In, class Finish>
 ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
   constexpr int U = 16 / V, WIDTH = ARK_LANES * V, piece = U * WIDTH;
   const int lane = ark_lane(), me = lane * V;
@@ -145,8 +151,16 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
         open = ark_shfl_xor(at, last) == 0xffffffffu;
       }
     }
+    if (SOFTMAX && ark_ballot(odd) == 0u) {  // the first lane has the largest
+      const float most = ark_warp_max(mine), own = lane < K ? ark_exp(mine - most) : 0.0f;
+      mine = own / ark_warp_sum(own);
+    }
     if (ark_ballot(odd) != 0u) {
-      ark_topk_rounds<N, K, LEAST, true>(r, nullptr, in, finish);
+      // NaN is the largest, so that it is in every softmax.
+      const auto number = [&](int row, int j, float v, ark_u32 at) {
+        finish(row, j, SOFTMAX ? none : v, at);
+      };
+      ark_topk_rounds<N, K, LEAST, true>(r, nullptr, in, number);
     } else if (lane < K) {
       finish(r, lane, LEAST ? -mine : mine, at);
     }
@@ -217,10 +231,11 @@ ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Fin
   }
 }
 
-// coord: the first of ROWS rows; all rows are LIMIT. A row is computed by a warp (WARP, in packs of
-// V), or by the block: by sorting P keys in shared memory or, if P is 0, in K rounds.
-template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, int P, int S, bool LEAST, class X,
-          class O, class I>
+// coord: first row, of ROWS of LIMIT. A row is a warp's (WARP, in packs of V), or it is put in
+// order in shared memory of P numbers, or, where P is 0, each round of the block takes the best of
+// what comes behind the one before.
+template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, int P, int S, bool LEAST,
+          bool SOFTMAX, class X, class O, class I>
 ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, ark_u64 address) {
   const int begin = t.coord[0], rows = begin + ROWS < LIMIT ? ROWS : LIMIT - begin;
   const auto in = [&](int r, int k) { return ark_address(x, 0, 0, begin + r, k); };
@@ -229,14 +244,15 @@ ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, 
     *ark_address(indices, 0, 0, begin + r, j) = static_cast<ark_i32>(at);
   };
   if constexpr (ARK_THREADS == 1 && K <= 64) {
-    for (int r = 0; r < rows; ++r) ark_topk_alone<N, K, LEAST>(begin + r, x, values, indices);
+    for (int r = 0; r < rows; ++r)
+      ark_topk_alone<N, K, LEAST, SOFTMAX>(begin + r, x, values, indices);
     return;
   }
   if constexpr (WARP) {
     if (V == 1 || ark_aligned(address)) {
-      ark_topk_rows<N, K, V, LEAST>(rows, in, finish);
+      ark_topk_rows<N, K, V, LEAST, SOFTMAX>(rows, in, finish);
     } else {
-      ark_topk_rows<N, K, 1, LEAST>(rows, in, finish);
+      ark_topk_rows<N, K, 1, LEAST, SOFTMAX>(rows, in, finish);
     }
     return;
   }
@@ -267,25 +283,74 @@ ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const 
   return expert - FIRST;
 }
 
-// coord: row, slot, first output, and last output + 1. The input has a row per slot (SLOTS) or one
-// row for all slots. The weight contains EXPERTS of the OF experts, from FIRST on. The results of
-// other experts are zeros.
-template <int EXPERTS, int N, int K, bool SLOTS, int FIRST, int OF, class X, class W, class E,
-          class O>
-ARK_DEVICE void ark_expert_linear(ArkCtx& c, const ArkTask& t, X x, W weight, E experts, O output) {
-  const int row = t.coord[0], slot = t.coord[1];
+// What is done to the sums of an output (expert_epilogue.py): `ahead` loads EXTRA numbers, `term`
+// computes the value of a slot from the sums and these, `left` loads what is added to a row's
+// total, and `store` stores.
+template <int COUNT, class A, class T, class L, class S>
+struct ArkExpertFinish {
+  static constexpr int EXTRA = COUNT;
+  const A& ahead;
+  const T& term;
+  const L& left;
+  const S& store;
+};
+template <int COUNT, class A, class T, class L, class S>
+ARK_DEVICE ArkExpertFinish<COUNT, A, T, L, S> ark_expert_finish(const A& ahead, const T& term,
+                                                                const L& left, const S& store) {
+  return {ahead, term, left, store};
+}
+
+constexpr int ARK_EXPERT_TOTALS = 256;  // outputs whose totals shared memory holds
+
+// coord: row, slot, first and last+1 output. The input has a row a slot (SLOTS) or one for all. The
+// WEIGHTS weights have EXPERTS experts from FIRST on, of OF; the results of the others are zeros.
+// TOTAL: the slots that a task adds up, or 0. dot(weight, expert, output, xs): a lane's part of a
+// product.
+template <int EXPERTS, int K, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL, class X,
+          class E, class D, class F>
+ARK_DEVICE void ark_expert_products(ArkCtx& c, const ArkTask& t, const X& x, const E& experts,
+                                    const D& dot, const F& finish) {
+  const int row = t.coord[0], end = t.coord[3];
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  const int expert = ark_expert_input<K, SLOTS, FIRST, OF>(c, row, slot, x, experts, xs);
-  if (OF > EXPERTS && (expert < 0 || expert >= EXPERTS)) {
-    for (int i = t.coord[2] + ark_tid(); i < t.coord[3]; i += ARK_THREADS) {
-      ark_put(ark_address(output, 0, row, slot, i), 0, 0.0f);
+  float* totals = xs + K;
+  const int step = TOTAL > 0 ? ARK_EXPERT_TOTALS : end - t.coord[2];
+  const int first = TOTAL > 0 ? 0 : t.coord[1], last = TOTAL > 0 ? TOTAL : first + 1;
+  for (int top = t.coord[2]; top < end; top += step) {
+    const int bottom = top + step < end ? top + step : end;
+    for (int slot = first; slot < last; ++slot) {
+      if (TOTAL > 0) ark_sync();  // all have read the input of the slot before
+      const int expert = ark_expert_input<K, SLOTS, FIRST, OF>(c, row, slot, x, experts, xs);
+      const bool held = OF <= EXPERTS || (expert >= 0 && expert < EXPERTS);
+      ark_sync();
+      for (int i = top + ark_warp(); i < bottom; i += ARK_WARPS) {
+        float sum[WEIGHTS];
+        for (int w = 0; w < WEIGHTS; ++w) {
+          sum[w] = ark_warp_sum(held ? dot(w, expert, i, xs) : 0.0f);
+        }
+        if (ark_lane() == 0) {
+          float with[F::EXTRA];
+          finish.ahead(row, slot, expert, i, with);
+          float v = finish.term(sum, with);
+          if (TOTAL > 0) {
+            if (slot > 0) v += totals[i - top];
+            totals[i - top] = v;
+          }
+          if (TOTAL == 0) finish.store(row, slot, i, v);
+          if (TOTAL > 0 && slot + 1 == last) finish.store(row, 0, i, v + finish.left(row, i));
+        }
+      }
     }
-    return;
   }
-  const auto* w = weight.p + static_cast<ark_i64>(expert) * N * K;
-  ark_sync();
-  for (int i = t.coord[2] + ark_warp(); i < t.coord[3]; i += ARK_WARPS) {
-    const float v = ark_warp_sum(ark_row_dot(w + static_cast<ark_i64>(i) * K, xs, K));
-    if (ark_lane() == 0) ark_put(ark_address(output, 0, row, slot, i), 0, v);
-  }
+}
+
+// The same of weights (EXPERTS, N, K) of floats.
+template <int EXPERTS, int N, int K, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL, class X,
+          class W, class E, class F>
+ARK_DEVICE void ark_expert_linear(ArkCtx& c, const ArkTask& t, X x, W first, W second, E experts,
+                                  const F& finish) {
+  const auto dot = [&](int w, int expert, int i, const float* xs) {
+    const auto* rows = w > 0 ? second.p : first.p;
+    return ark_row_dot(rows + (static_cast<ark_i64>(expert) * N + i) * K, xs, K);
+  };
+  ark_expert_products<EXPERTS, K, SLOTS, FIRST, OF, WEIGHTS, TOTAL>(c, t, x, experts, dot, finish);
 }

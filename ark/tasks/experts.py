@@ -2,30 +2,29 @@
 `expert_linear` multiplies rows by the weights of the chosen experts. Emitted by
 ark.lower.ops.experts.
 
-`topk` params: k, rows (of a task), least (the smallest are chosen).
+`topk` params: k, rows (of a task), least (the smallest are chosen), softmax (of the values).
 
 operands: input (rows, n), values (rows, k), indices (rows, k).
 
 coord: first row.
 
 `expert_linear` params: first, of: the weight contains the experts from number `first` on, of a
-total of `of` (0: it contains all); the products with others are zero.
+total of `of` (0: it contains all); the products with others are zero. weights, tables, scores,
+expr, total, residual: the epilogue (ark.tasks.expert_epilogue).
 
 operands: input (rows, k) or (rows, slots, k), weight (experts, n, k) dense, experts (rows, slots),
-output (rows, slots, n).
+output (rows, slots, n), or with `total` (rows, n), then those of the epilogue.
 
-coord: row, slot, first and last+1 output. The expert whose weights a task reads is known only at
-run time, so weights are not streamed, and a task counts as reading all of them. The weight may be
-of a RowType, which has a body of its own (expert_rows.h).
+coord: row, slot (0 with `total`: a task has all slots), first and last+1 output. The expert whose
+weights a task reads is known only at run time, so weights are not streamed, and a task counts as
+reading all of them. The weight may be of a RowType, which has a body of its own (expert_rows.h).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
-import msgspec
-
+from ark.errors import PlanError
 from ark.ir.dtype import RowType, by_name
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
@@ -44,12 +43,24 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
+from ark.tasks.expert_epilogue import (
+    FIRST_EXTRA,
+    ExpertLinearParams,
+    check_epilogue,
+    constants,
+    declared,
+    epilogue_accesses,
+    residual_operand,
+    weight_operands,
+)
 from ark.tasks.row_norm import vector_elements
 from ark.tasks.row_values import HEADER as ROWS_HEADER
 from ark.tasks.row_values import bytes_of
 
 MIN_BLOCK_ROW_ELEMENTS = 4096  # with few rows of at least this length, a block processes each row
 MIN_SORTED_RESULTS = 5  # rows are sorted for at least this k; else the maximum is searched k times
+MAX_ALONE = 64  # results that a single thread keeps at once
+MAX_TOTALS = 256  # results of a task that are added up at once: ARK_EXPERT_TOTALS of experts.h
 KEY_BYTES = 8  # bytes of an element's sort key
 HEADERS = (text.header("sampling.h"), text.header("experts.h"))
 
@@ -57,7 +68,17 @@ HEADERS = (text.header("sampling.h"), text.header("experts.h"))
 class TopKParams(Params, frozen=True, kw_only=True):
     k: Size
     least: bool = False
+    softmax: bool = False
     rows: Rows
+
+
+def takes_softmax(n: int, k: int, machine: Machine) -> bool:
+    """True if a task that chooses k of n elements can compute their softmax: a thread or a warp
+    holds all of them.
+    """
+    if machine.threads == 1:
+        return k <= MAX_ALONE
+    return k <= machine.lanes and n <= MIN_BLOCK_ROW_ELEMENTS
 
 
 class TopK(TaskKind):
@@ -71,6 +92,7 @@ class TopK(TaskKind):
         params = sig.read(TopKParams)
         k = params.k
         need(k <= n <= INT_MAX - 1024, f"cannot choose {k} of {n} elements")
+        need(not (params.softmax and params.least), "softmax is of the largest elements only")
         shaped(sig, 1, (rows, k))
         shaped(sig, 2, (rows, k), "int32")
         fits((params.rows,), (rows,))
@@ -117,65 +139,82 @@ class TopK(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         limit, n = sig.operands[0].shape
         params = sig.read(TopKParams)
+        if params.softmax and not takes_softmax(n, params.k, machine):
+            raise PlanError(
+                f"{name} computes the softmax of {params.k} of {n} elements, but a processor of "
+                f"{machine.arch} does not; expected a plan of this machine's own"
+            )
         pack = vector_elements(sig.operands[:1], n) if sig.operands[0].strides[-1] == 1 else 1
         each = self._each(sig, machine)
         sizes = params.rows, limit, n, params.k, pack
-        constants = (*sizes, each, *self._sorted(sig, machine), params.least)
+        constants = (*sizes, each, *self._sorted(sig, machine), params.least, params.softmax)
         operands = [text.given(sig, i, const=i == 0) for i in range(3)]
         return text.call(name, "ark_topk", constants, (*operands, text.addresses(sig, (0,))))
-
-
-class ExpertLinearParams(Params, frozen=True):
-    first: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
-    of: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
 
 
 class ExpertLinear(TaskKind):
     name = "expert_linear"
     params = ExpertLinearParams
 
+    packet_types = ("fp32",)
+
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        count(sig, 4)
+        need(len(sig.operands) >= FIRST_EXTRA, "operands are missing")
         rows, slots = matrix(sig, 2, "int32")
-        weight = sig.operands[1] if _quantised(sig) else typed(sig, 1)
-        need(
-            len(weight.shape) == 3 and is_dense(weight),
-            f"the weights have shape {list(weight.shape)}, expected (experts, n, k), dense",
-        )
-        held, n, k = weight.shape
+        for index in (
+            1,
+            *range(FIRST_EXTRA, FIRST_EXTRA + sig.read(ExpertLinearParams).weights - 1),
+        ):
+            need(index < len(sig.operands), "a weight is missing")
+            weight = sig.operands[index] if _quantised(sig) else typed(sig, index)
+            need(
+                len(weight.shape) == 3 and is_dense(weight),
+                f"the weights have shape {list(weight.shape)}, expected (experts, n, k), dense",
+            )
+        weight = sig.operands[1]
+        held, _, k = weight.shape
         need(weight.per_item in (1, k), f"{weight.dtype} has {weight.per_item} columns")
         first, of = share_of(sig)
         need(first + held <= of, f"experts {first} to {first + held} exceed the {of} experts")
         shaped(sig, 0, (rows, k) if len(sig.operands[0].shape) == 2 else (rows, slots, k))
-        shaped(sig, 3, (rows, slots, n))
+        check_epilogue(sig, rows, slots)
 
     def places(self, sig: Signature) -> Places:
-        return Places(tuple(range(n) for n in sig.operands[3].shape), span=True)
+        rows, slots = sig.operands[2].shape
+        slots = 1 if sig.read(ExpertLinearParams).total else slots
+        return Places((range(rows), range(slots), range(sig.operands[1].shape[1])), span=True)
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        residual = residual_operand(sig)
+        return frozenset({3} | (set() if residual is None else {residual}))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         row, slot, n0, n1 = coord[:4]
-        shape = sig.operands[0].shape
-        place = (row, slot) if len(shape) == 3 else (row,)
-        ends = tuple(i + 1 for i in place)
-        experts, _, k = sig.operands[1].shape
+        slots = range(slot, slot + 1)
+        if sig.read(ExpertLinearParams).total:
+            slots = range(sig.operands[2].shape[1])
+        shape, k = sig.operands[0].shape, sig.operands[1].shape[2]
+        each = len(shape) == 3
+        place, ends = (row, slots[0]) if each else (row,), (row + 1, slots[-1] + 1)
         return [
-            Access(0, (*place, 0), (*ends, k)),
-            Access(1, (0, n0, 0), (experts, n1, k)),
-            Access(2, (row, slot), (row + 1, slot + 1)),
-            Access(3, (row, slot, n0), (row + 1, slot + 1, n1), write=True),
+            Access(0, (*place, 0), (*ends[: len(place)], k)),
+            Access(2, (row, slots[0]), (row + 1, slots[-1] + 1)),
+            *epilogue_accesses(sig, row, slots, n0, n1),
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return 4 * sig.operands[1].shape[2]
+        totals = MAX_TOTALS if sig.read(ExpertLinearParams).total else 0
+        return 4 * (sig.operands[1].shape[2] + totals)
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        many = float((coord[3] - coord[2]) * sig.operands[1].shape[2])
+        weights, slots = constants(sig)
+        many = float((coord[3] - coord[2]) * sig.operands[1].shape[2]) * weights * max(1, slots)
         weight = sig.operands[1]
         return 2.0 * many, many / weight.per_item * weight.itemsize
 
     def wide(self, sig: Signature) -> frozenset[int]:
-        return frozenset({1} if _quantised(sig) else ())
+        return frozenset(weight_operands(sig) if _quantised(sig) else ())
 
     def headers(self) -> tuple[str, ...]:
         return (*HEADERS, ROWS_HEADER, text.header("expert_rows.h"))
@@ -183,16 +222,20 @@ class ExpertLinear(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         if _quantised(sig):
             return self._rows_source(name, sig)
-        constants = (*sig.operands[1].shape, len(sig.operands[0].shape) == 3, *share_of(sig))
-        operands = [text.given(sig, i, const=i != 3) for i in range(4)]
-        return text.call(name, "ark_expert_linear", constants, operands)
+        slots = len(sig.operands[0].shape) == 3
+        sizes = (*sig.operands[1].shape, slots, *share_of(sig), *constants(sig))
+        x, first, experts = (text.given(sig, i) for i in range(3))
+        second = text.given(sig, weight_operands(sig)[-1])
+        call = text.called("ark_expert_linear", sizes, (x, first, second, experts, "finish"))
+        return text.function(name, f"{declared(sig)}  {call};\n")
 
     def _rows_source(self, name: str, sig: Signature) -> str:
-        weight = sig.operands[1]
-        slots = len(sig.operands[0].shape) == 3
-        constants = (weight.ctype, *weight.shape[:2], slots, *share_of(sig))
-        x, experts, output = (text.given(sig, i, const=i != 3) for i in (0, 2, 3))
-        return text.call(name, "ark_expert_rows", constants, (x, bytes_of(sig, 1), experts, output))
+        weight, slots = sig.operands[1], len(sig.operands[0].shape) == 3
+        sizes = (weight.ctype, *weight.shape[:2], slots, *share_of(sig), *constants(sig))
+        x, experts = (text.given(sig, i) for i in (0, 2))
+        weights = (bytes_of(sig, 1), bytes_of(sig, weight_operands(sig)[-1]))
+        call = text.called("ark_expert_rows", sizes, (x, *weights, experts, "finish"))
+        return text.function(name, f"{declared(sig)}  {call};\n")
 
 
 def _quantised(sig: Signature) -> bool:

@@ -4,6 +4,8 @@ compared with NumPy in double precision.
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from ark_rocm import backend
@@ -13,6 +15,7 @@ from ark.ir import dtype as types
 from ark.ir.dtype import DataType, bf16, fp32, int32, row_type
 from ark.ir.graph import Graph
 from ark.ir.rows import row_bytes, row_values
+from ark.lower import registry
 from ark.lower.pipeline import plan
 from ark.plan import kind as kinds
 from ark.plan.verify import verify
@@ -97,3 +100,81 @@ def test_chosen_experts(
             continue
         most = np.abs(weights[expert]) @ np.abs(wide[place])
         assert (np.abs(got[place] - weights[expert] @ wide[place]) / most).max() < 1e-6
+
+
+# (rows, slots, one input for each slot, columns, outputs, weights, total)
+EPILOGUES = [(1, 4, False, 288, 640, 2, False), (2, 3, True, 288, 70, 1, True)]
+EPILOGUES += [(1, 6, True, 2880, 40, 1, True)]  # more slots than runs in flight
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows", "slots", "each", "k", "n", "weights", "total"),
+    in_turns(("gfx950", "gfx942"), EPILOGUES),
+    indirect=["arch"],
+)
+def test_an_epilogue_of_chosen_experts(
+    arch: str,
+    rows: int,
+    slots: int,
+    each: bool,
+    k: int,
+    n: int,
+    weights: int,
+    total: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Biases by expert, a gate of two products, and the sum over slots with scores and a
+    residual.
+    """
+    monkeypatch.setattr(bodies, "MOST_SUMS", 64 * weights * (slots if total else 1))
+    rng = np.random.default_rng(k + n + rows)
+    dtype = row_type(types.fp4, k, 32, bf16, False, bf16)
+    names = ["w", "v"][:weights]
+    stored = {
+        name: row_bytes(
+            dtype, every_code(dtype, OF * n, rng), rng.uniform(0.25, 4, (OF * n, dtype.groups))
+        )
+        for name in names
+    }
+    floats = {"x": rng.standard_normal((rows, slots, k) if each else (rows, k))}
+    floats |= {f"bias of {name}": rng.standard_normal((OF, n)) for name in names}
+    added = ["add", ["input", 0], ["input", weights]]
+    tree = ["mul", added, ["add", ["input", 1], ["input", 3]]]
+    if total:
+        floats |= {"scores": rng.standard_normal((rows, slots, 1))}
+        floats |= {"residual": rng.standard_normal((rows, n))}
+        tree = ["mul", added, ["input", 2]]
+    given = {name: array.astype(np.float32) for name, array in floats.items()}
+    chosen = np.stack([rng.choice(OF, slots, slots > OF) for _ in range(rows)]).astype(np.int32)
+    graph = Graph()
+    t = {name: graph.tensor(a.shape, fp32, arena="state", name=name) for name, a in given.items()}
+    for name in names:
+        t[name] = graph.tensor((OF, n, k), dtype, arena="parameter", name=name)
+    t["chosen"] = graph.tensor(chosen.shape, int32, arena="state", name="chosen")
+    shape = (rows, n) if total else (rows, slots, n)
+    out = graph.tensor(shape, fp32, arena="state", name="y")
+    attrs = {"weights": weights, "tables": weights, "scores": int(total), "expr": tree}
+    attrs |= {"total": total, "residual": total}
+    order = ["x", "w", "chosen", *names[1:], *(f"bias of {name}" for name in names)]
+    order += ["scores", "residual"] if total else []
+    graph.add("expert_linear", [t[name] for name in order], [out], attrs, "product")
+    with contextlib.closing(backend.open(0)) as device:
+        planned = plan(graph, device.machine)
+        verify([planned])
+        sig = kinds.signature(planned, planned.ops[0])
+        body = backend.dialect(device.machine.arch).body(sig, device.machine)
+        assert isinstance(body, bodies.Experts)
+        with Executor(planned, backend, device) as executor:
+            for name, array in {**given, "chosen": chosen}.items():
+                executor.write(name, array)
+            for name, array in stored.items():
+                executor.write(name, array.reshape(OF, n, -1))
+            executor.start(2).wait()
+            got = executor.read("y").reshape(shape)
+    wide = {name: array.astype(np.float64) for name, array in given.items()} | {"chosen": chosen}
+    for name, array in stored.items():
+        wide[name] = row_values(dtype, array).astype(np.float64).reshape(OF, n, k)
+    reference = registry.get("expert_linear").reference
+    assert reference is not None
+    (want,) = reference([wide[name] for name in order], attrs)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())

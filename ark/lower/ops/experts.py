@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from ark.ir.attributes import ExpertLinearAttributes, TopKAttributes
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.tiling import split
-from ark.tasks.experts import ExpertLinearParams, TopKParams
+from ark.tasks.expert_epilogue import ExpertLinearParams
+from ark.tasks.experts import TopKParams
 
 
 def lower_topk(lowering: Lowering, node: Node) -> None:
@@ -14,21 +17,18 @@ def lower_topk(lowering: Lowering, node: Node) -> None:
     each = -(-rows // lowering.machine.processors)
     coords = [(r,) for r in range(0, rows, each)]
     given = node.read(TopKAttributes)
-    params = TopKParams(k=given.k, least=given.least, rows=each)
+    params = TopKParams(k=given.k, least=given.least, softmax=given.softmax, rows=each)
     lowering.emit("topk", params, [*node.inputs, *node.outputs], coords)
 
 
 def lower_expert_linear(lowering: Lowering, node: Node) -> None:
     """Emits the linear layers of the chosen experts. For each row and each of its experts, the
-    outputs are divided among processors.
+    outputs are divided among processors; for each row only, if its experts' results are added up.
     """
-    rows, slots, n = node.outputs[0].shape
+    given = node.read(ExpertLinearAttributes)
+    (rows, slots), n = node.inputs[2].shape, node.outputs[0].shape[-1]
+    slots = 1 if given.total else slots
     parts = split(n, -(-lowering.machine.processors // (rows * slots)))
     coords = [(r, s, a, b) for r in range(rows) for s in range(slots) for a, b in parts]
-    given = node.read(ExpertLinearAttributes)
-    lowering.emit(
-        "expert_linear",
-        ExpertLinearParams(given.first, given.of),
-        [*node.inputs, *node.outputs],
-        coords,
-    )
+    operands = [*node.inputs[:3], *node.outputs, *node.inputs[3:]]
+    lowering.emit("expert_linear", ExpertLinearParams(**structs.asdict(given)), operands, coords)

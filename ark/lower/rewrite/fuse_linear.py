@@ -29,6 +29,10 @@ from ark.tasks.linear_form import most_of_codes, narrow_bytes, narrow_rows, on_u
 
 EPILOGUE_OF = {form.op: name for name, form in EPILOGUES.items() if form.op}
 """The ops that can become the epilogue of a linear node, and the name of each as an epilogue."""
+MAX_COPIED_ROWS = 512
+"""Layers of at most this many weight rows, such as a router's, compute a norm themselves even if
+others also read its result: their time is that of hand-overs.
+"""
 FROM_MEMORY = ("attention", *GATED_PAIRS.values())
 """Ops whose result may be too large for packets. Readers then read it from memory in pieces instead
 of holding all of it in shared memory.
@@ -61,10 +65,11 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
         if node.inputs[1].buffer.id in view.written or node.id in replaced:
             continue
         norm = makers.get(node.inputs[0].id)
+        alone = uses[node.inputs[0].id] == 1
         if norm is not None and not (
             norm.type == "rmsnorm"
             and norm.hints is None
-            and uses[node.inputs[0].id] == 1
+            and (alone or node.inputs[1].shape[0] <= MAX_COPIED_ROWS)
             and node.inputs[0].buffer.id not in kept
             and norm.inputs[0].shape == node.inputs[0].shape
         ):
@@ -99,7 +104,8 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
             continue
         members = [n for n in (norm, node, bias, last) if n is not None]
         replaced[members[-1].id] = _linear(node, norm, bias, last)
-        dropped.update(n.id for n in members if n is not members[-1])
+        kept_norm = None if alone else norm
+        dropped.update(n.id for n in members[:-1] if n is not kept_norm)
     fused = graph.with_nodes(replaced.get(n.id, n) for n in graph.nodes if n.id not in dropped)
     return unpacked(fused, 0)
 

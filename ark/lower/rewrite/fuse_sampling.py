@@ -90,6 +90,7 @@ def _samples(layer: Node, node: Node, context: Context) -> bool:
     held, splits, _ = layer_tiles(layer, machine)
     return (
         machine.variant.role(COMMUNICATE) > 0
+        and not layer.read(LinearAttributes).bias
         and x.shape[0] <= MAX_UNIT_INPUT_ROWS
         and narrow_rows(x.shape[0], weight, splits)
         and held in MATRIX_ROWS

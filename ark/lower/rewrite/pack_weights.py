@@ -36,7 +36,7 @@ from ark.lower.rewrite.context import Context
 class _Match:
     """One place in the graph where weights can be packed. products: the matmuls. others: further
     nodes that are removed. rewrite: a function of the packed product's result that returns the new
-    nodes, by the id of the node whose position each takes. biases: what is added to each product,
+    nodes, by the id of the node whose position each takes. biases: the bias of each product,
     packed as the weights are; empty if there are none.
     """
 

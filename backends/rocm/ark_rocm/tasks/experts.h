@@ -9,30 +9,33 @@ ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const 
 struct ArkExpertInput {
   static constexpr bool norm = false;
 };
-template <class O>
+// The epilogue of a linear layer whose rows are a task's outputs.
+template <class F>
 struct ArkExpertSums {
   static constexpr int WIDTH = 1;
-  const O& output;
-  int row, slot;
+  const F& finish;
+  int row, slot, expert;
 };
-template <class O>
-ARK_DEVICE void ark_sums_ahead(ArkCtx&, const ArkExpertSums<O>&, int, int, int, float (&)[1][1]) {}
-template <class O>
-ARK_DEVICE void ark_sums_store(ArkCtx&, const ArkExpertSums<O>& sums, int, int n, int,
+template <class F>
+ARK_DEVICE void ark_sums_ahead(ArkCtx&, const ArkExpertSums<F>&, int, int, int, float (&)[1][1]) {}
+template <class F>
+ARK_DEVICE void ark_sums_store(ArkCtx&, const ArkExpertSums<F>& sums, int, int n, int,
                                const float (&v)[1], const float (&)[1]) {
-  ark_put(ark_address(sums.output, 0, sums.row, sums.slot, n), 0, v[0]);
+  float with[F::EXTRA];
+  sums.finish.ahead(sums.row, sums.slot, sums.expert, n, with);
+  sums.finish.store(sums.row, sums.slot, n, sums.finish.term(v, with));
 }
 
-// The expert of a task's row and slot; -1 if it belongs to another rank, and the results are zero.
-template <int EXPERTS, bool SLOTS, int FIRST, int OF, class X, class E, class O>
-ARK_DEVICE int ark_own_expert(ArkCtx& c, const ArkTask& t, const X& x, const E& experts,
-                              const O& output) {
-  const int row = t.coord[0], slot = t.coord[1];
+// The expert of a row and slot; -1 if it belongs to another rank, and the results are zero.
+template <int EXPERTS, bool SLOTS, int FIRST, int OF, class X, class E, class F>
+ARK_DEVICE int ark_own_expert(ArkCtx& c, const ArkTask& t, int slot, const X& x, const E& experts,
+                              const F& finish) {
+  const int row = t.coord[0];
   // No input is copied.
   const int expert = ark_expert_input<0, SLOTS, FIRST, OF>(c, row, slot, x, experts, nullptr);
-  if (expert >= 0 && expert < EXPERTS) return expert;
+  if (OF <= EXPERTS || (expert >= 0 && expert < EXPERTS)) return expert;
   for (int i = t.coord[2] + ark_tid(); i < t.coord[3]; i += ARK_THREADS) {
-    ark_put(ark_address(output, 0, row, slot, i), 0, 0.0f);
+    finish.store(row, slot, i, 0.0f);
   }
   return -1;
 }
@@ -40,13 +43,13 @@ ARK_DEVICE int ark_own_expert(ArkCtx& c, const ArkTask& t, const X& x, const E& 
 // coord: row, slot, first output and end of the outputs, as in ark_expert_rows of
 // ark/tasks/expert_rows.h. Returns false if the processor must leave.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int GROUP, bool ALIGNED,
-          class X, class E, class O>
+          class X, class E, class F>
 ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
-                                   E experts, const O& output) {
+                                   E experts, const F& finish) {
   constexpr int K = ROW::COLUMNS;
   const int row = t.coord[0], slot = t.coord[1];
   if (!ark_enter(c)) return false;
-  const int expert = ark_own_expert<EXPERTS, SLOTS, FIRST, OF>(c, t, x, experts, output);
+  const int expert = ark_own_expert<EXPERTS, SLOTS, FIRST, OF>(c, t, slot, x, experts, finish);
   if (expert < 0) return true;
   x.p = SLOTS ? ark_address(x, 0, row, slot, 0) : ark_address(x, 0, 0, row, 0);
   ArkTask range = t;
@@ -57,57 +60,134 @@ ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsig
                      first * static_cast<ark_i64>(sizeof(ROW));
   const ArkSeveralCodes<ROW> weights{from, t.coord[3] - t.coord[2], ark_lane()};
   return ark_linear_several<ArkSeveralCodes<ROW>, K, 1, GROUP, ALIGNED, false>(
-      c, range, weights, x, ArkExpertInput{}, ArkExpertSums<O>{output, row, slot});
+      c, range, weights, x, ArkExpertInput{}, ArkExpertSums<F>{finish, row, slot, expert});
 }
 
-// The same on vector units. A wave multiplies the same part of every row of weights, and keeps its
-// elements of the input in registers. PARTS: the number of parts of a row, each of which is one
-// load of a wave; it divides the number of waves. ROWS: the number of outputs whose sums fit in
-// shared memory at a time.
-template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int PARTS, int ROWS,
-          class X, class E, class O>
+// The same on vector units: a wave has one part of each row, and its elements of the input in
+// registers. The rows of all weights and slots are runs, one after the other. The first loads of
+// AHEAD_RUNS runs are in flight at once. PARTS: of a row, a load of a wave each; they divide the
+// waves. AHEAD: loads of a run in flight. ROWS: outputs whose sums shared memory holds at once.
+// WEIGHTS, TOTAL: see experts.h.
+template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
+          int PARTS, int AHEAD, int ROWS, class X, class E, class F>
 ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
-                                 E experts, const O& output) {
+                                 const unsigned char* second, E experts, const F& finish) {
   typedef ArkSplitCodes<ROW, PARTS> Split;
   static_assert(ARK_WARPS % PARTS == 0, "a wave has one part");
-  constexpr int AHEAD = 4, OWN = (ROWS + ARK_THREADS - 1) / ARK_THREADS, K = ROW::COLUMNS;
-  constexpr int EACH = (K + ARK_THREADS - 1) / ARK_THREADS;
-  float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  float* sums = xs + PARTS * Split::SPAN;
-  const int row = t.coord[0], slot = t.coord[1], warp = ark_warp();
+  static_assert(AHEAD <= 4, "sums of four loads");
+  constexpr int STEP = AHEAD * ARK_WARPS, K = ROW::COLUMNS;
+  constexpr int EACH = (K + ARK_THREADS - 1) / ARK_THREADS, ALL = PARTS * Split::SPAN;
+  constexpr int ADDED = TOTAL > 0 ? TOTAL : 1, INPUTS = SLOTS ? ADDED : 1;
+  constexpr int RUNS = ADDED * WEIGHTS, SUMS = ROWS * PARTS + STEP;
+  constexpr int AHEAD_RUNS = RUNS < 4 ? RUNS : 4;
+  static_assert(OF <= EXPERTS || RUNS == 1, "a part of the experts has no epilogue");
+  float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));  // of two inputs in turn
+  float* sums = xs + (INPUTS > 1 ? 2 : 1) * ALL;         // by run, row, part
+  const int row = t.coord[0], slot = TOTAL > 0 ? 0 : t.coord[1];
+  // The same in all lanes, as are the addresses of rows.
+  const int warp = __builtin_amdgcn_readfirstlane(ark_warp()), own_part = warp % PARTS;
   if (!ark_enter(c)) return false;
-  float v[EACH];
+  float v[INPUTS][EACH];
 #pragma unroll
-  for (int e = 0; e < EACH; ++e) {
-    const int k = ark_tid() + e * ARK_THREADS;
-    const auto* from = ark_address(x, 0, SLOTS ? row : 0, SLOTS ? slot : row, k < K ? k : 0);
-    v[e] = ark_get(from, 0);
+  for (int s = 0; s < INPUTS; ++s) {
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      const int k = ark_tid() + e * ARK_THREADS;
+      const auto* from = ark_address(x, 0, SLOTS ? row : 0, SLOTS ? slot + s : row, k < K ? k : 0);
+      v[s][e] = ark_get(from, 0);
+    }
   }
-  const int expert = ark_own_expert<EXPERTS, SLOTS, FIRST, OF>(c, t, x, experts, output);
-  if (expert < 0) return true;
-  ArkExpertSums<O> epilogue{output, row, slot};
+  int expert[ADDED];
+#pragma unroll
+  for (int s = 0; s < ADDED; ++s) {
+    expert[s] = ark_own_expert<EXPERTS, SLOTS, FIRST, OF>(c, t, slot + s, x, experts, finish);
+    if (expert[s] < 0) return true;
+    expert[s] = __builtin_amdgcn_readfirstlane(expert[s]);
+  }
   typename Split::Input input;
 #pragma unroll 1
   for (int top = t.coord[2]; top < t.coord[3]; top += ROWS) {
     const int rows = t.coord[3] - top < ROWS ? t.coord[3] - top : ROWS;
-    const ark_i64 first = static_cast<ark_i64>(expert) * N + top;
-    const Split split{ark_to_global(bytes) + first * static_cast<ark_i64>(sizeof(ROW)),
-                      rows * PARTS, ark_lane()};
-    typename Split::Piece ring[AHEAD];
+    const int count = rows * PARTS, padded = (count + STEP - 1) / STEP * STEP;
+    Split runs[RUNS];
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) ring[a] = split.load(warp + a * ARK_WARPS);
-    if (top == t.coord[2]) {
-#pragma unroll
-      for (int e = 0; e < EACH; ++e) {
-        const int k = ark_tid() + e * ARK_THREADS;
-        if (k < K) xs[Split::place(k)] = v[e];
-      }
-      ark_sync();
-      input.take(xs, warp % PARTS, split);
+    for (int r = 0; r < RUNS; ++r) {
+      const ark_i64 first = static_cast<ark_i64>(expert[r / WEIGHTS]) * N + top;
+      const auto* from = ark_to_global(r % WEIGHTS > 0 ? second : bytes);
+      runs[r] = {from + first * static_cast<ark_i64>(sizeof(ROW)), count, ark_lane()};
     }
-    ark_split_sums(split, ring, input, sums);
-    float none[OWN][1][1] = {};
-    ark_split_store<PARTS>(c, epilogue, sums, 1.0f, top, rows, none);
+    // Past the last row, that row is loaded again: a load must not depend on a branch.
+    const auto load = [&](const Split& run, int part) {
+      const int of = part / PARTS;
+      return run.load_from(of < rows ? of : rows - 1, own_part);
+    };
+    typename Split::Piece ring[AHEAD_RUNS][AHEAD];
+#pragma unroll
+    for (int r = 0; r < AHEAD_RUNS; ++r) {
+#pragma unroll
+      for (int a = 0; a < AHEAD; ++a) ring[r][a] = load(runs[r], warp + a * ARK_WARPS);
+    }
+    float with[ADDED][F::EXTRA], left = 0.0f;
+    const int mine = ark_tid() < rows ? ark_tid() : 0;
+#pragma unroll
+    for (int s = 0; s < ADDED; ++s) finish.ahead(row, slot + s, expert[s], top + mine, with[s]);
+    if constexpr (TOTAL > 0) left = finish.left(row, top + mine);
+#pragma unroll
+    for (int r = 0; r < RUNS; ++r) {
+      if (r % (RUNS / INPUTS) == 0 && (INPUTS > 1 || top == t.coord[2])) {
+        const int s = r / (RUNS / INPUTS);
+        float* own = xs + s % 2 * ALL;
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+          const int k = ark_tid() + e * ARK_THREADS;
+          if (k < K) own[Split::place(k)] = v[s][e];
+        }
+        ark_sync();
+        input.take(own, warp % PARTS, runs[r]);
+      }
+      typename Split::Piece(&loaded)[AHEAD] = ring[r % AHEAD_RUNS];
+      const auto products = [&](int part, const auto& then) {
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+          sum[a] = runs[r].dot(own_part, loaded[a], input);
+          then(a);
+        }
+        const float all = ark_sum_four(sum, ark_lane());
+        if (ark_lane() < AHEAD) sums[r * SUMS + part + ark_lane() * ARK_WARPS] = all;
+      };
+      int part = warp;
+#pragma unroll 1
+      for (; part + STEP < padded; part += STEP) {
+        products(part, [&](int a) { loaded[a] = load(runs[r], part + STEP + a * ARK_WARPS); });
+      }
+      products(part, [&](int a) {
+        if constexpr (RUNS > AHEAD_RUNS) {
+          const int later = r + AHEAD_RUNS < RUNS ? r + AHEAD_RUNS : r;
+          if (r + AHEAD_RUNS < RUNS) loaded[a] = load(runs[later], warp + a * ARK_WARPS);
+        }
+        (void)a;
+      });
+    }
+    ark_sync();
+    for (int i = ark_tid(); i < rows; i += ARK_THREADS) {
+      float result = 0.0f;
+#pragma unroll
+      for (int s = 0; s < ADDED; ++s) {
+        float sum[WEIGHTS];
+#pragma unroll
+        for (int w = 0; w < WEIGHTS; ++w) {
+          const float* of = sums + (s * WEIGHTS + w) * SUMS + i * PARTS;
+          sum[w] = of[0];
+#pragma unroll
+          for (int p = 1; p < PARTS; ++p) sum[w] += of[p];
+        }
+        if (i >= ARK_THREADS) finish.ahead(row, slot + s, expert[s], top + i, with[s]);
+        result += finish.term(sum, with[s]);
+      }
+      if (TOTAL > 0 && i >= ARK_THREADS) left = finish.left(row, top + i);
+      finish.store(row, slot, top + i, TOTAL > 0 ? result + left : result);
+    }
     ark_sync();
   }
   return true;

@@ -12,6 +12,7 @@ from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
+from ark.tasks.expert_epilogue import constants, declared, weight_operands
 from ark.tasks.experts import share_of
 from ark.tasks.linear_form import codes_on_units
 from ark.tasks.row_values import HEADER, bytes_of
@@ -27,6 +28,14 @@ from ark_rocm.tasks.linear_several import MOST_GROUP, SeveralRows, slab_bytes
 MOST_SUMS = 6144  # sums in shared memory at once
 
 
+def _runs(sig: Signature) -> tuple[int, int]:
+    """The number of weights and slots whose rows a task multiplies one after the other, and of its
+    inputs.
+    """
+    weights, slots = constants(sig)
+    return weights * max(1, slots), max(1, slots) if len(sig.operands[0].shape) == 3 else 1
+
+
 def _rows(sig: Signature, machine: Machine) -> int:
     """The most outputs whose sums shared memory holds at once on vector units; 0 if matrix units
     multiply.
@@ -34,7 +43,24 @@ def _rows(sig: Signature, machine: Machine) -> int:
     dtype = row_type_of(sig)
     parts = parts_of(dtype, machine)
     fits = shares_scales(dtype) and machine.warps % parts == 0
-    return min(sig.operands[1].shape[1], MOST_SUMS // parts) if fits else 0
+    room = MOST_SUMS // (parts * _runs(sig)[0])
+    return min(sig.operands[1].shape[1], room) if fits else 0
+
+
+def _ahead(sig: Signature, machine: Machine) -> int:
+    """The loads of a run that a wave has in flight, so that the last round has few loads of rows
+    that are not there.
+    """
+    rows, slots = sig.operands[2].shape
+    shares = rows * (1 if constants(sig)[1] else slots)
+    each = -(-sig.operands[1].shape[1] // -(-machine.processors // shares))
+    loads = -(-each * parts_of(row_type_of(sig), machine) // machine.warps)
+    return min((4, 3), key=lambda n: -(-loads // n) * n)
+
+
+def _plain(sig: Signature) -> bool:
+    """True for one weight without a total, which matrix units can multiply."""
+    return constants(sig) == (1, 0)
 
 
 class Experts(Body):
@@ -44,7 +70,10 @@ class Experts(Body):
     enters = True
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
-        return codes_on_units(sig.operands[1], machine)
+        if not codes_on_units(sig.operands[1], machine):
+            return False
+        fits = self.scratch(sig, machine) <= machine.shared_bytes
+        return fits and (_plain(sig) or _rows(sig, machine) > 0)
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         own = read("codes.h", "linear_codes.h", "linear_rows.h", "experts.h")
@@ -52,11 +81,10 @@ class Experts(Body):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         rows = _rows(sig, machine)
-        return (
-            split_bytes(row_type_of(sig), rows, machine)
-            if rows
-            else slab_bytes(MOST_GROUP, machine)
-        )
+        if not rows:
+            return slab_bytes(MOST_GROUP, machine)
+        runs, inputs = _runs(sig)
+        return split_bytes(row_type_of(sig), rows, machine, runs, min(inputs, 2))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         x, weight = sig.operands[:2]
@@ -64,11 +92,14 @@ class Experts(Body):
         common = (weight.ctype, *weight.shape[:2], len(x.shape) == 3, *share_of(sig))
         own: tuple[object, ...]
         rows = _rows(sig, machine)
+        weights = [bytes_of(sig, 1)]
         if rows:
-            form, own = "split", (parts_of(row_type_of(sig), machine), rows)
+            parts = parts_of(row_type_of(sig), machine)
+            form, own = "split", (*constants(sig), parts, _ahead(sig, machine), rows)
+            weights.append(bytes_of(sig, weight_operands(sig)[-1]))
         else:
             form, own = "several", (MOST_GROUP, dense and x.aligned and not x.packet)
-        given = (text.given(sig, 0), bytes_of(sig, 1), text.given(sig, 2))
-        operands = (*given, text.given(sig, 3, const=False))
+        operands = (text.given(sig, 0), *weights, text.given(sig, 2), "finish")
         call = text.called(f"ark_expert_{form}", (*common, *own), operands)
-        return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"
+        body = f"{declared(sig)}  return {call};\n"
+        return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"

@@ -42,9 +42,12 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
   // Past the last part or the row's end, existing data is loaded again (see ArkSplitRows).
   ARK_METHOD Piece load(int part) const {
     const int known = part < count ? part : count - 1;
-    const int k = within(known);
-    const auto* row =
-        bytes + static_cast<ark_i64>(known / PARTS) * static_cast<ark_i64>(sizeof(Row));
+    return load_from(known / PARTS, known);
+  }
+  // The lane's codes of a row, in part `part % PARTS`.
+  ARK_METHOD Piece load_from(int of, int part) const {
+    const int k = within(part);
+    const auto* row = bytes + static_cast<ark_i64>(of) * static_cast<ark_i64>(sizeof(Row));
     const auto* scales = (const ark_global<S>*)(row + Row::SCALES_AT);
     const auto* words = (const ark_global<ark_u32x4>*)(row + k / 8 * ARK_CODE_BITS<C>);
     Piece piece{__builtin_nontemporal_load(words), ark_plain(S(scales[k / GROUP])), 0.0f};

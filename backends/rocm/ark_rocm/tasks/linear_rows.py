@@ -50,14 +50,14 @@ def parts_of(dtype: RowType, machine: Machine) -> int:
     return -(-dtype.columns // (_load_codes(dtype) * machine.lanes))
 
 
-def split_bytes(dtype: RowType, rows: int, machine: Machine) -> int:
-    """Bytes of shared memory for the input row in fp32 and for the sums of the parts of this many
-    weight rows. The last round of loads may go beyond these rows, so there is room for its sums
-    too.
+def split_bytes(dtype: RowType, rows: int, machine: Machine, runs: int = 1, inputs: int = 1) -> int:
+    """Input rows, and for each run the sums of the parts of so many rows; the last round may exceed
+    them.
     """
     parts = parts_of(dtype, machine)
     held = parts * _load_codes(dtype) * machine.lanes
-    return 4 * (held + rows * parts + linear.LOADS_AHEAD * machine.warps)
+    sums = rows * parts + linear.LOADS_AHEAD * machine.warps
+    return 4 * (inputs * held + runs * sums)
 
 
 def _rows(sig: Signature, machine: Machine) -> int:

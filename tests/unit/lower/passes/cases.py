@@ -47,6 +47,18 @@ class Case:
         return FOLDER / f"{self.title}.txt"
 
 
+def _experts() -> None:
+    x, residual = ark.tensor([1, 64], fp32), ark.tensor([1, 64], fp32)
+    scores, chosen = ark.topk(ark.tensor([1, 16], fp32), 4)
+    scores = ark.softmax(scores)
+    gate, up = (ark.parameter([16, 96, 64], fp32, name=n) for n in ("gate", "up"))
+    down = ark.parameter([16, 64, 96], fp32, name="down")
+    bias = ark.gather(ark.parameter([16, 96], fp32, name="bias"), chosen, axis=0)
+    gated = (ark.expert_linear(x, gate, chosen) + bias) * ark.expert_linear(x, up, chosen)
+    outputs = ark.expert_linear(gated, down, chosen) * ark.reshape(scores, (1, 4, 1))
+    residual + ark.reduce_sum(outputs, axis=1, keepdims=False)
+
+
 def _transposed() -> None:
     x, w = ark.tensor([64, 32], fp32), ark.tensor([48, 32], fp32)
     ark.matmul(x, ark.transpose(w, [1, 0]))
@@ -255,6 +267,7 @@ CASES = (
     Case("unpack_rows", lambda: _quantised(16)),
     Case("fuse_regions", _read_twice),
     Case("fuse_chains", _chain),
+    Case("fuse_experts", _experts),
     Case("narrow_inputs", _rounded),
     Case("hoist_gathers", _rows_of),
     Case("fuse_norm_scales", _scaled_norm),

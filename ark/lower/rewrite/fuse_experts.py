@@ -1,0 +1,199 @@
+"""Fuses elementwise work on the products of chosen experts into these products: biases by expert, a
+gated activation of two products of one input, and the sum over a row's slots, times their scores,
+with a residual. Also fuses the softmax of the chosen scores into their choice.
+ark.tasks.expert_epilogue describes the epilogue.
+
+Products of a part of the experts (of several ranks) stay as they are. Listed in ark.lower.passes
+after chains are fused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from ark.ir.attributes import (
+    AxisAttributes,
+    ExpertLinearAttributes,
+    ReduceAttributes,
+    TopKAttributes,
+)
+from ark.ir.dtype import FLOATS, fp32
+from ark.ir.graph import Graph, Node
+from ark.ir.graph_view import WritesSoFar
+from ark.ir.values import Tensor
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
+from ark.machine import Machine
+from ark.tasks import expression
+from ark.tasks.expert_epilogue import MAX_SLOTS
+from ark.tasks.experts import takes_softmax
+
+MOST_EACH = 4  # tables, and scores, of an epilogue
+
+
+def fuse_experts(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with elementwise nodes and sums fused into experts' products."""
+    private = read_once(graph, context.kept)
+    fusible: dict[int, tuple[int, Node]] = {}  # by buffer: index and node of a fusible result
+    written = WritesSoFar()
+    nodes: list[Node | None] = []
+    for place, node in enumerate(graph.nodes):
+        used = [fusible[t.buffer.id] for t in node.inputs if t.buffer.id in fusible]
+        joined = None
+        if used and not any(written.behind(at, n.inputs) for at, n in used):
+            makers = [n for _, n in used]
+            joined = _finished(node, makers) or _total(node, makers) or _added(node, makers)
+        chosen = _softmax(node, used[0][1], context.machine) if len(used) == 1 else None
+        if chosen is not None:
+            nodes[used[0][0]] = chosen  # where the numbers of the experts are known, too
+            nodes.append(None)
+            continue
+        if joined is not None:
+            kept = {t.buffer.id for t in joined.inputs}
+            for at, n in used:
+                if n.outputs[0].buffer.id not in kept:
+                    nodes[at] = None
+            node = joined
+        if node.type in ("expert_linear", "gather", "topk") and private(node.outputs[0]):
+            fusible[node.outputs[0].buffer.id] = place, node
+        written.add(place, node)
+        nodes.append(node)
+    return graph.with_nodes(n for n in nodes if n is not None)
+
+
+def _softmax(node: Node, choice: Node, machine: Machine) -> Node | None:
+    """A top-k fused with the softmax of its values; None if that is not possible."""
+    if (node.type, choice.type) != ("softmax", "topk") or node.hints or choice.hints:
+        return None
+    given, values = choice.read(TopKAttributes), choice.outputs[0]
+    out = node.outputs[0]
+    fits = not given.least and takes_softmax(choice.inputs[0].shape[1], given.k, machine)
+    same = [t.id for t in node.inputs] == [values.id] and node.placement == choice.placement
+    alike = out.shape == values.shape and out.dtype == values.dtype and not node.after
+    if not (fits and same and alike) or out.buffer.id in {t.buffer.id for t in choice.inputs}:
+        return None
+    attrs = structs.replace(given, softmax=True).to_node()
+    return dataclasses.replace(choice, outputs=(out, *choice.outputs[1:]), attrs=attrs)
+
+
+def _given(node: Node) -> ExpertLinearAttributes | None:
+    """The attributes of a product with all experts; None for other nodes."""
+    given = node.read(ExpertLinearAttributes) if node.type == "expert_linear" else None
+    return given if given is not None and not given.of and not node.hints else None
+
+
+def _finished(node: Node, makers: Sequence[Node]) -> Node | None:
+    """The products that an elementwise node reads, fused with it; None if that is not possible."""
+    plain = ExpertLinearAttributes()
+    products = [n for n in makers if _given(n) == plain]
+    out = node.outputs[0]
+    if not is_elementwise(node) or node.hints or not 1 <= len(products) <= 2:
+        return None
+    first = products[0]
+    x, weight, experts = first.inputs
+    for product in products:
+        same = product.inputs[0].id == x.id and product.inputs[2].id == experts.id
+        alike = product.inputs[1].shape == weight.shape and product.outputs[0].shape == out.shape
+        if not (same and alike and product.inputs[1].dtype == weight.dtype):
+            return None
+        if product.placement != node.placement:
+            return None
+    gathers = {n.outputs[0].id: n for n in makers if _takes_rows(n, experts, weight, node)}
+    sums = [p.outputs[0] for p in products]
+    tables, scores = [], []
+    for tensor in dict.fromkeys(node.inputs):
+        if tensor.id in gathers:
+            tables.append(tensor)
+        elif tensor.shape == (*experts.shape, 1) and tensor.dtype in FLOATS:
+            scores.append(tensor)
+        elif tensor.id not in {t.id for t in sums}:
+            return None
+    tree = expression_of(node)
+    leaves = [t.id for t in (*sums, *tables, *scores)]
+    fits = out.dtype in FLOATS and max(len(tables), len(scores)) <= MOST_EACH
+    if not fits or expression.places(tree) or any(t.dtype not in FLOATS for t in sums):
+        return None
+    given = ExpertLinearAttributes(
+        weights=len(products),
+        tables=len(tables),
+        scores=len(scores),
+        expr=expression.substitute(
+            tree, [expression.leaf(leaves.index(t.id)) for t in node.inputs]
+        ),
+    )
+    sources = [gathers[t.id].inputs[0] for t in tables]
+    inputs = (*first.inputs, *(p.inputs[1] for p in products[1:]), *sources, *scores)
+    return _fused(node, first, inputs, given, makers)
+
+
+def _takes_rows(gather: Node, experts: Tensor, weight: Tensor, reader: Node) -> bool:
+    """True for a gather of one row of a table for each expert."""
+    if gather.type != "gather" or gather.placement != reader.placement or gather.hints:
+        return False
+    table, chosen = gather.inputs
+    axis = gather.read(AxisAttributes).axis % len(table.shape)
+    return axis == 0 and chosen.id == experts.id and table.shape == weight.shape[:2]
+
+
+def _total(node: Node, makers: Sequence[Node]) -> Node | None:
+    """A product fused with the sum of a row's slots; None if that is not possible."""
+    given = _given(makers[0])
+    if node.type != "reduce_sum" or given is None or given.total or node.hints:
+        return None
+    (product,) = makers
+    shape, out = product.outputs[0].shape, node.outputs[0]
+    how = node.read(ReduceAttributes)
+    over = how.axis % 3 == 1 and how.term is None and shape[1] <= MAX_SLOTS
+    flat = out.shape == (shape[0], shape[2]) and out.dtype in FLOATS
+    if not over or not flat or node.inputs[0].id != product.outputs[0].id:
+        return None
+    if product.placement != node.placement:
+        return None
+    return _fused(node, product, product.inputs, structs.replace(given, total=True), makers)
+
+
+def _added(node: Node, makers: Sequence[Node]) -> Node | None:
+    """A row's total fused with the addition of a residual; None if that is not possible."""
+    given = _given(makers[0])
+    plain = is_elementwise(node) and len(node.inputs) == 2 and not node.hints
+    if not plain or given is None or not given.total or given.residual:
+        return None
+    added = ["add", ["input", 0], ["input", 1]]
+    product, out = makers[0], node.outputs[0]
+    others = [t for t in node.inputs if t.id != product.outputs[0].id]
+    if len(others) != 1 or not others[0].shape == out.shape == product.outputs[0].shape:
+        return None
+    residual = others[0]
+    if residual.dtype != fp32 or out.dtype != fp32:
+        return None
+    if expression_of(node) not in (added, ["add", ["input", 1], ["input", 0]]):
+        return None
+    if product.placement != node.placement or residual.buffer.id == out.buffer.id:
+        return None
+    inputs = (*product.inputs, residual)
+    return _fused(node, product, inputs, structs.replace(given, residual=True), makers)
+
+
+def _fused(
+    node: Node,
+    product: Node,
+    inputs: tuple[Tensor, ...],
+    given: ExpertLinearAttributes,
+    makers: Sequence[Node],
+) -> Node | None:
+    """The product at the node's position, with its result. None if that would overwrite an
+    operand.
+    """
+    if node.outputs[0].buffer.id in {t.buffer.id for t in inputs}:
+        return None
+    return dataclasses.replace(
+        node,
+        type="expert_linear",
+        name=product.name,
+        inputs=inputs,
+        attrs=given.to_node(),
+        after=(*(t for n in makers for t in n.after), *node.after),
+    )
