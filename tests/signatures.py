@@ -229,6 +229,13 @@ def _experts(dtype: DataType) -> None:
     _, chosen = ark.topk(rows, 2)
     products = ark.expert_linear(rows, ark.tensor((72, 40, 72), dtype), chosen)
     ark.expert_linear(products, ark.tensor((72, 24, 40), dtype), chosen)
+    scores, few = ark.topk(ark.tensor((3, 12), dtype), 2)
+    gate, up = (ark.expert_linear(rows, ark.tensor((12, 40, 72), dtype), few) for _ in "gu")
+    gated = (gate + ark.gather(ark.tensor((12, 40), dtype), few, axis=0)) * up
+    outputs = ark.expert_linear(gated, ark.tensor((12, 24, 40), dtype), few)
+    weighted = outputs * ark.reshape(ark.softmax(scores), (3, 2, 1))
+    total = ark.reduce_sum(weighted, axis=1, keepdims=False)
+    ark.tensor((3, 24), dtype) + total
 
 
 def _custom(dtype: DataType) -> None:

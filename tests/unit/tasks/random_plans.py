@@ -153,6 +153,14 @@ def _experts(d: Draw, dtype: DataType) -> None:
     weight = ark.tensor([9, 3 * n, 5 * k], dtype)
     ark.expert_linear(d.tensor(d.one(([rows, 5 * k], [rows, slots, 5 * k])), dtype), weight, chosen)
     ark.topk(d.tensor([rows, 3 + n], dtype), d.int(1, 3))
+    scores, few = ark.topk(d.tensor([rows, 9], dtype), slots)
+    scores = ark.softmax(scores)
+    x = d.tensor([rows, 5 * k], dtype)
+    gate, up = (ark.expert_linear(x, ark.tensor([9, 3 * n, 5 * k], dtype), few) for _ in "gu")
+    gated = (gate + ark.gather(ark.tensor([9, 3 * n], dtype), few, axis=0)) * up
+    outputs = ark.expert_linear(gated, ark.tensor([9, 7, 3 * n], dtype), few)
+    weighted = outputs * ark.reshape(scores, (rows, slots, 1))
+    d.tensor([rows, 7], dtype) + ark.reduce_sum(weighted, axis=1, keepdims=False)
 
 
 def _rotary(d: Draw, dtype: DataType) -> None:
