@@ -23,6 +23,7 @@ from ark.lower.rewrite.pack_weights import pack_weights
 from ark.models.build import Built, Pages, Shape, build
 from ark.models.checkpoint import Checkpoint
 from ark.plan.packing import from_meta, to_meta
+from tests.cases import decoders
 from tests.checkpoints import make_checkpoint, reference
 from tests.interpreter import Interpreter
 
@@ -149,12 +150,15 @@ def test_decoding_over_pages_is_packed_too(apart: bool, tmp_path: Path) -> None:
     assert not {"paged_append", "rotary_embedding"} & chunk
 
 
-@pytest.mark.parametrize("form", ["as built", "packed", "fused"])
-def test_every_form_over_pages_computes_transformers_logits(form: str, tmp_path: Path) -> None:
-    """The graph of two sequences with paged caches computes transformers' logits, unpacked, packed
-    and fused. Both read their prompts token by token.
-    """
-    directory = make_checkpoint(tmp_path / "llama")
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [("llama", "as built"), ("llama", "packed"), ("llama", "fused"), ("gpt-oss", "fused")],
+)
+def test_every_form_over_pages_computes_transformers_logits(
+    kind: str, form: str, tmp_path: Path
+) -> None:
+    """Two sequences, which read their prompts token by token. gpt-oss has biases and sinks."""
+    directory = make_checkpoint(tmp_path / kind, **decoders.CASES.get(kind, {}))
     checkpoint = Checkpoint.open(directory)
     pages = Pages(16, 4, (2,))
     built = build(Shape(checkpoint.config, fp32, 32, 0, batch=2, pages=pages))
