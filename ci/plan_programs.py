@@ -23,6 +23,7 @@ from ark.ir.graph import Graph
 from ark.machine import Machine
 from ark.models.build import Shape, build
 from ark.models.config import LlamaConfig, Rope, builtin_config
+from ark.models.holding import quantised_config
 from ark.models.plans import usual_chunk
 
 SMALL = 1 << 24  # bytes of a collective's largest message
@@ -83,8 +84,10 @@ def _decoder(
     ranks: int = 1,
     dtype: ark.DataType = ark.bf16,
     on_cpu: bool = False,
+    quantize: str | None = None,
 ) -> Program:
     few = dataclasses.replace(config, num_hidden_layers=layers)
+    few = quantised_config(few, quantize, name)
 
     def graphs(machine: Machine) -> list[Graph]:
         chunk = usual_chunk(machine, dtype) if prompt else 0
@@ -100,6 +103,7 @@ def _decoders() -> list[Program]:
         _decoder("1b-prompts-of-4-layers", one, 4, prompt=True),
         _decoder("1b-batch-8", one, 16, batch=8),
         _decoder("1b-batch-16-of-4-layers", one, 4, batch=16),
+        _decoder("1b-fp8-batch-16-of-4-layers", one, 4, batch=16, quantize="fp8"),
         _decoder("8b-prompts-of-2-layers", eight, 2, prompt=True),
         _decoder("8b-2-ranks", eight, 8, ranks=2),
         _decoder("70b-8-ranks-of-4-layers", seventy, 4, ranks=8),

@@ -18,10 +18,10 @@ from ark.plan.kind import Signature
 class BoxMap:
     """The description of an operand for hardware that copies boxes, as a tensor map does.
 
-    operand: the operand's index. dims: the size of each dimension in elements, innermost dimension
-    first. strides: bytes between neighbouring indices, for each dimension except the innermost.
-    box: the size of one copy in elements, per dimension. fetched: the bytes that the last-level
-    cache loads from memory at a time, 128 or 256.
+    operand: its index. dtype: of its elements; a box of `byte` is stored row after row, others in
+    rows of 128 bytes whose pieces are swizzled. dims: elements, innermost dimension first. strides:
+    bytes from one index to the next, of dimensions 1 and up. box: elements of one copy, per
+    dimension. fetched: bytes that are loaded from memory into the cache at a time, 128 or 256.
 
     If `steps` is given, the map loads convolution windows from an image with the dimensions
     (channels, columns, rows, n). A copy then loads, for a number of consecutive

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ark.errors import PlanError
 from ark.ir.attributes import AttentionAttributes, LinearAttributes
-from ark.ir.dtype import RowType
+from ark.ir.dtype import RowType, bf16, fp16, value_type
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
@@ -132,7 +132,7 @@ def _of_weights(nodes: Sequence[Node], products: Sequence[Node]) -> bool:
         and not any(n.hints or n.type == "expert_linear" for n in nodes)
         and all(
             len(n.inputs[1].shape) == 2
-            and n.inputs[1].dtype.name in ("bf16", "fp16")
+            and value_type(n.inputs[1].dtype) in (bf16, fp16)
             and n.inputs[1].shape[-1] % 8 == 0
             and n.inputs[1].dense
             for n in products

@@ -172,6 +172,7 @@ def estimated_boxes(machine: Machine) -> BoxCosts:
         tf32_rate=rate / 2,
         plain_rate=costs.scalar_rate,
         attention_rate=rate / 2,
+        code_rate=costs.scalar_rate / 4,
     )
 
 

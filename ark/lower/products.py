@@ -13,6 +13,7 @@ from ark.ir.fold import MAX_FOLDED_DIMS, fold
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.boxed import SIDES, aligned, depth_of, lies_along, wants_along
+from ark.lower.codes import multiplies_codes
 from ark.lower.cuts import Cut, candidates
 from ark.lower.merge import join, joins, widen
 from ark.lower.registry import get
@@ -80,7 +81,7 @@ class Product:
         node, given = self.node, self.attributes
         if machine.variant.name != "matrix":
             return False
-        if not self.plain:
+        if multiplies_codes(node, machine) or not self.plain:
             return True
         left, right, *_, out = self.tensors
         narrow, size = given.transpose_b, left.dtype.itemsize

@@ -17,6 +17,7 @@ from ark.ir.dtype import bf16, fp16, fp32
 from ark.ir.fold import fold
 from ark.ir.graph import Node
 from ark.lower.boxed import SIDES, aligned, boxes, depth_of, lies_along, wants_along
+from ark.lower.codes import code_cut_us, code_cuts, multiplies_codes, unpacked_bytes
 from ark.lower.cuts import candidates, is_exact, predicted_us
 from ark.lower.tiling import attends
 from ark.machine import Machine
@@ -60,9 +61,13 @@ def work_us(node: Node, machine: Machine, share: float = 1.0) -> float:
     if node.type == "attention":
         fast = units and attends(node, machine)
         return _attention_us(node, machine, costs, fast) / (1.0 if fast else share)
+    if units and multiplies_codes(node, machine):
+        cuts = code_cuts(node, machine, parts=True)
+        return min(code_cut_us(cut, node, machine) for cut in cuts)
     if units and boxes(node, machine) and _large(node, costs):
         return _laid_us(node, costs) + _cut_us(node, machine)
-    return _tiles_us(node, machine, costs, units) / share
+    unpacking = unpacked_bytes(node) / costs.laid_rate
+    return unpacking + _tiles_us(node, machine, costs, units) / share
 
 
 def _large(node: Node, costs: BoxCosts) -> bool:

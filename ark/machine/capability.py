@@ -54,6 +54,11 @@ class Capability(Enum):
         "matrix units take products of 16-bit types in the variant `block` too, with what follows "
         "them, and in parts of k where tiles are few (ark.lower.k_parts)",
     )
+    CODE_BOXES = (
+        "code_boxes",
+        "box copies bring codes of quantised weights, which products of 9 to 64 rows multiply in "
+        "the variant `matrix` (ark.lower.codes)",
+    )
     WINDOW_BOXES = ("window_boxes", "box copies may be of the windows of an image")
     NAMED_BARRIERS = ("named_barriers", "some warps of a block can meet apart from the others")
     PACKETS = ("packets", "small activations may travel as {value, epoch}")

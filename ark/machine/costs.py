@@ -61,6 +61,8 @@ class BoxCosts:
     tf32_rate: the same for fp32 tiles that are computed as tf32.
     plain_rate: the same for products that do not use matrix units.
     attention_rate: the same for attention.
+    code_rate: codes of quantised weights that a processor converts and multiplies in products of
+        few rows.
     """
 
     full_step_us: Rate
@@ -85,6 +87,7 @@ class BoxCosts:
     tf32_rate: Rate
     plain_rate: Rate
     attention_rate: Rate
+    code_rate: Rate
 
 
 @dataclass(frozen=True)

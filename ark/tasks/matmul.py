@@ -33,12 +33,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ark.errors import PlanError
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Places, box, count, fits, need, typed
 from ark.tasks import expression, matmul_small, matmul_windows, text
 from ark.tasks.elementwise import broadcast_access, broadcasts
+from ark.tasks.matmul_codes import row_type
+from ark.tasks.matmul_codes import served as served_codes
 from ark.tasks.matmul_form import (
     POSITION_OPERAND,
     dims,
@@ -54,6 +57,7 @@ from ark.tasks.matmul_text import staged, write
 from ark.tasks.matmul_thin import passes, rounds_of_sums, scratch, served
 from ark.tasks.matmul_windows import side_shape
 from ark.tasks.rotary import rotary_accesses, rotary_check, sequences_of
+from ark.tasks.row_values import check_rows
 
 
 class Matmul(TaskKind):
@@ -149,6 +153,8 @@ class Matmul(TaskKind):
             a_box = ((k0, coord[2]), (k1, m1))
         if params.transpose_b:
             b_box = ((coord[3], k0), (n1, k1))
+        if row_type(sig.operands[1]) is not None:  # scales are at the end of a row
+            b_box = ((coord[3], 0), (n1, k))
         windows = params.windows
         accesses = [
             Access(i, *matmul_windows.touched(sig, coord, *places))
@@ -212,6 +218,12 @@ class Matmul(TaskKind):
         return tuple(text.header(name) for name in ("rotary.h", "tiles.h", *products))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        if row_type(sig.operands[1]) is not None:
+            raise PlanError(
+                f"{machine.name} has no device function for products with weights of "
+                f"{sig.operands[1].dtype} under the variant {machine.variant.name!r}; plan again "
+                "for this machine"
+            )
         return write(name, sig, machine)
 
 
@@ -219,7 +231,18 @@ def _check_types(sig: Signature) -> None:
     """Raises PlanError unless both operands are floats, or both int8, whose sums are int32."""
     params = sig.read(MatmulParams)
     whole = sums_of(sig) == "int32"
-    for index in (0, 1):
+    rows = row_type(sig.operands[1])
+    if rows is not None:
+        check_rows(sig.operands[1])
+        typed(sig, 0, rows.values.name)
+        need(
+            (params.transpose_a, params.transpose_b) == (False, True)
+            and not params.windows
+            and served_codes(rows),
+            f"no device function multiplies by {sig.operands[1].dtype} in this form; expected "
+            "transpose_b alone, rows of a multiple of 64 elements, and groups of a multiple of 16",
+        )
+    for index in (0, 1) if rows is None else (0,):
         typed(sig, index, *(("int8",) if whole else text.FLOATS))
     plain = params.expr is None
     typed(sig, 2, *(("int32",) if whole and plain else text.FLOATS))

@@ -20,7 +20,16 @@ from ark.ir.dtype import fp32, int8, int32
 from ark.ir.graph import Graph, Node
 from ark.log import about
 from ark.lower import k_parts
-from ark.lower.cuts import Cut, choose_cut, choose_tile, deals_matrices, is_exact
+from ark.lower.codes import code_cut_us, code_cuts, multiplies_codes
+from ark.lower.cuts import (
+    Cut,
+    box_tiles,
+    choose_cut,
+    choose_tile,
+    deals_matrices,
+    fastest,
+    is_exact,
+)
 from ark.lower.products import Product, product_of, travels
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.group_products import sharing
@@ -126,6 +135,15 @@ def _boxed(
     several = alone and plain and all(len(t.shape) <= 2 for t in product.tensors)
     windows = given.windows is not None
     measured = {} if windows else measured  # measurements are for matrices in memory
+    if multiplies_codes(product.node, machine):
+        able = code_cuts(product.node, machine, several)
+        if normed:
+            able = [c for c in able if c.parts <= box_tiles(machine).normed_parts]
+
+        def time(cut: Cut) -> float:
+            return code_cut_us(cut, product.node, machine, normed)
+
+        return fastest(able, time, product.shape, product.depth)
     narrow, size = given.transpose_b, product.node.inputs[0].dtype.itemsize
     flags = (narrow, normed, windows, plain)
     return choose_cut(

@@ -107,7 +107,7 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
         kept_norm = None if alone else norm
         dropped.update(n.id for n in members[:-1] if n is not kept_norm)
     fused = graph.with_nodes(replaced.get(n.id, n) for n in graph.nodes if n.id not in dropped)
-    return unpacked(fused, 0)
+    return unpacked(fused, 0, machine)
 
 
 def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:

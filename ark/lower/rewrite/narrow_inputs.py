@@ -153,5 +153,5 @@ def _dtype(node: Node) -> DataType | None:
     """The type to which the node's fp32 first input is rounded; None if it is not rounded."""
     if node.type not in ("matmul", "attention") or node.inputs[0].dtype != fp32:
         return None
-    other = node.inputs[1].dtype
+    other = value_type(node.inputs[1].dtype)
     return other if other in (bf16, fp16) else None

@@ -14,7 +14,9 @@ from ark.ir.attributes import GroupAttributes, MatmulAttributes
 from ark.ir.dtype import RowType
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.codes import multiplies_codes
 from ark.lower.rewrite.context import Context
+from ark.machine import Machine
 from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS, most_of_codes
 
 
@@ -23,15 +25,26 @@ def unpack_rows(graph: Graph, context: Context) -> Graph:
     option `fuse`, no product becomes a linear layer, and all products read dequantised weights.
     """
     fuses = context.options.get("fuse", True)
-    return unpacked(graph, most_of_codes(context.machine) if fuses else 0)
+    if not fuses:
+        return unpacked(graph, 0)
+    return unpacked(graph, most_of_codes(context.machine), context.machine)
 
 
-def unpacked(graph: Graph, few: int) -> Graph:
+def unpacked(graph: Graph, few: int, machine: Machine | None = None) -> Graph:
     """A copy of the graph in which products of more than `few` rows do not read quantised weights
     through the ring. A product of at most MAX_UNIT_INPUT_ROWS rows becomes a node that reads codes
     and scales from memory. Others read dequantised weights, which a separate node computes.
+
+    machine: if given, products that its matrix units multiply by codes are not changed.
     """
-    chosen = {n.id for n in graph.nodes if _reads_rows(n) and n.inputs[0].shape[-2] > few}
+    keeps = machine is not None and graph.world_size == 1  # a collective's product reads values
+    chosen = {
+        n.id
+        for n in graph.nodes
+        if _reads_rows(n)
+        and n.inputs[0].shape[-2] > few
+        and not (keeps and machine is not None and multiplies_codes(n, machine))
+    }
     if not chosen:
         return graph
     result = graph.with_nodes(graph.nodes)

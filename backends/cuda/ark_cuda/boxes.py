@@ -9,13 +9,14 @@ from ark.codegen.body import BoxMap
 from ark.errors import SystemError
 from ark.ir.dtype import by_name
 from ark_cuda.driver import check, cu, struct_bytes
+from ark_cuda.tasks.code_products import PLAIN_BYTES
 
 MAP_BYTES = 128
 
 
 def tensor_map(box: BoxMap, address: int) -> bytes:
     """Creates the tensor map of a box at an address. Its rows have 128 bytes, swizzled as wgmma
-    reads them. Elements outside of the matrix are read as zero.
+    reads them, or are bytes one after the other. Elements outside of the matrix are read as zero.
 
     Raises SystemError if the memory does not begin at a multiple of 16 bytes.
     """
@@ -29,8 +30,9 @@ def tensor_map(box: BoxMap, address: int) -> bytes:
         "bf16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         "fp16": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         "fp32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        PLAIN_BYTES: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
     }
-    bytewise = by_name(box.dtype).itemsize == 1
+    bytewise = box.dtype not in wide and by_name(box.dtype).itemsize == 1
     kind = kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8 if bytewise else wide[box.dtype]
     rank = len(box.dims)
     promotions = {
@@ -48,7 +50,9 @@ def tensor_map(box: BoxMap, address: int) -> bytes:
     steps = [cu.cuuint32_t(n) for n in box.steps or (1,) * rank]
     form = (
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE
+        if box.dtype == PLAIN_BYTES
+        else cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         promotions[box.fetched],
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

@@ -199,16 +199,17 @@ int ark_device_map(ark_instance* i, const ark_box_map* map, uint64_t address, vo
   void* encoded = (void*)(((uintptr_t)room + 63) / 64 * 64);
   void* context = NULL;
   d->push(d->context);
-  // Not interleaved, swizzled by 128 bytes, and zero outside of the matrix.
+  // Not interleaved, swizzled by 128 bytes unless it is of bytes, and zero outside of the matrix.
+  const int swizzled = strcmp(map->dtype, "byte") == 0 ? 0 : 3;
   const int to_cache = map->fetched == 128 ? 2 : 3;
   const int type = type_of(map->dtype);
   void* at = (void*)(uintptr_t)address;
-  const int code =
-      map->steps[0] != 0
-          ? d->encode_windows(encoded, type, map->rank, at, map->dims, map->strides, map->lower,
-                              map->upper, map->box[0], map->box[1], map->steps, 0, 3, to_cache, 0)
-          : d->encode(encoded, type, map->rank, at, map->dims, map->strides, map->box, steps, 0, 3,
-                      to_cache, 0);
+  const int code = map->steps[0] != 0
+                       ? d->encode_windows(encoded, type, map->rank, at, map->dims, map->strides,
+                                           map->lower, map->upper, map->box[0], map->box[1],
+                                           map->steps, 0, swizzled, to_cache, 0)
+                       : d->encode(encoded, type, map->rank, at, map->dims, map->strides, map->box,
+                                   steps, 0, swizzled, to_cache, 0);
   d->pop(&context);
   if (code != 0) return failed(i, ARK_BAD_ARGUMENT, code, "describing a matrix to the GPU");
   memcpy(made, encoded, ARK_MAP_BYTES);

@@ -136,6 +136,7 @@ HOPPER = Costs(
         tf32_rate=680e3,
         plain_rate=33e3,
         attention_rate=2e6,
+        code_rate=40e3,
     ),
 )
 CACHE_BYTES = {"a100": 40e6, "b200": 126e6, "rtx5090": 96e6}  # published
@@ -239,6 +240,7 @@ _COMMON = (
 _HOPPER = (
     *_COMMON,
     Capability.CLAIMS,
+    Capability.CODE_BOXES,
     Capability.FP32_PARTS,
     Capability.PEER_BULK,
     Capability.ROW_COPIES,

@@ -11,11 +11,11 @@
 constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
 constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // 16 by 64 elements on their way out, one a warp
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
-// The number of arrivals that free a stage: one per warpgroup, or one for all products of a stage.
+// The number of arrivals that free a stage: one per warp, or one for all products of a stage.
 #ifdef ARK_HAS_TENSOR_MEMORY
 constexpr ark_u32 ARK_MATRIX_READERS = 1u;
 #else
-constexpr ark_u32 ARK_MATRIX_READERS = ARK_MATRIX_GROUPS;
+constexpr ark_u32 ARK_MATRIX_READERS = ARK_WARPS;
 #endif
 static_assert(ARK_MATRIX_GROUPS == 2, "a tile is shared by two warpgroups");
 static_assert(ARK_WARPS * ARK_MATRIX_SLAB == ARK_MATRIX_SLABS, "what the planner knows");
@@ -149,7 +149,13 @@ ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 full, ark_u32 parity) {
 // barrier.
 template <ark_u32 GROUPS = 1u>
 ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(empty), "n"(GROUPS) : "memory");
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(empty),
+               "n"(GROUPS * (ARK_WARPS / ARK_MATRIX_GROUPS))
+               : "memory");
+}
+// The same on behalf of this warp; called by one lane.
+ARK_DEVICE void ark_matrix_release_warp(ark_u32 empty) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
 }
 // A warpgroup's position in the ring. It is kept from task to task.
 ARK_DEVICE ArkMatrixSlot ark_matrix_place_of() {

@@ -1,4 +1,4 @@
-// Operations on the two fp16 values of a word.
+// Operations on the two values of a word, fp16 or bf16.
 
 // A constant that stays in a register. The compiler does not know it, because it depends on the
 // block's z index, which is always 0. An instruction has space for one immediate constant; further
@@ -12,6 +12,15 @@ ARK_DEVICE ark_u32 ark_pair_sum(ark_u32 a, ark_u32 b) {
 ARK_DEVICE ark_u32 ark_pair_fma(ark_u32 a, ark_u32 b, ark_u32 c) {
   ark_u32 sum;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+// The same for the pointer's type.
+ARK_DEVICE ark_u32 ark_both_fma(const ark_f16*, ark_u32 a, ark_u32 b, ark_u32 c) {
+  return ark_pair_fma(a, b, c);
+}
+ARK_DEVICE ark_u32 ark_both_fma(const ark_bf16*, ark_u32 a, ark_u32 b, ark_u32 c) {
+  ark_u32 sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
 }
 // Converts two fp8 (e4m3), the low half of a word, to fp16.

@@ -6,6 +6,7 @@ from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks import text
+from ark.tasks.row_values import HEADER
 from ark_cuda.tasks import inline, products
 
 
@@ -20,4 +21,7 @@ class MatmulBody(Body):
         if products.serves_machine(machine):
             half = "wgmma.h" if machine.has(Capability.WGMMA) else "tcgen05.h"
             own += [inline.header("products.h"), inline.header(half)]
+        if products.serves_machine(machine) and machine.has(Capability.CODE_BOXES):
+            codes = ("float_pairs.h", "linear_codes.h", "code_pairs.h", "code_products.h")
+            own += [HEADER, *map(inline.header, codes)]
         return (text.header("rotary.h"), text.header("tiles.h"), *own)

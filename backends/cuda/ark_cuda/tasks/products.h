@@ -83,14 +83,15 @@ ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, 
   }
 }
 
-// Run by the loading thread. begin(i1), end(i1): the range of elements of k of a tile. If
-// load.early is set, the task may not begin yet: only b is loaded, to as many stages as are free.
-template <class P, class Begin, class End, class A, class B>
-ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
-                                        ark_u64 map_a, ark_u64 map_b, const Begin& begin,
-                                        const End& end, A batch_a, B batch_b) {
-  // Weights that are multiplied by activations are read once and may be evicted from L2 first, so
-  // that code and sums stay there.
+// The loading half, run by one thread. begin(i1), end(i1): the elements along k of a tile. left,
+// right: start the boxes of one side of a stage. If it is called early, it only begins stages with
+// their right side, as many as are free.
+template <class P, class Begin, class End, class Left, class Right>
+ARK_DEVICE void ark_matrix_load_stages(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
+                                       const Begin& begin, const End& end, const Left& left,
+                                       const Right& right) {
+  // Weights that meet a computed left side are read once and may leave L2, where code and sums
+  // stay.
   const bool leaves = P::deal::once && t.growth == ARK_LOADS_RIGHT;
   const ark_u64 keep = leaves ? ARK_BOX_LEAVES : ARK_BOX_STAYS;
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
@@ -102,26 +103,37 @@ ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLo
       }
       ark_u64* full = &ark_matrix.full[load.at.slot];
       char* stage = ark_matrix_stage(c, load.at.slot);
-      const bool right = load.early || load.begun == 0u;  // b of this stage was not loaded early
+      const bool unbegun = load.early || load.begun == 0u;
       if (load.early) {
         ark_matrix_expect_part(full, P::BYTES - P::A_BYTES);
       } else {
-        ark_matrix_expect(full, right ? P::BYTES : P::A_BYTES);
-        ark_matrix_boxes<P::A_ACROSS, P::A_ROWS, P::DEEP, P::LINES>(stage, map_a, m0, k, i0, i1,
-                                                                    full, batch_a);
+        ark_matrix_expect(full, unbegun ? P::BYTES : P::A_BYTES);
+        left(stage, i0, i1, m0, n0, k, full, keep);
       }
-      if (right) {
-        ark_matrix_boxes<P::B_ACROSS, P::B_ROWS, P::DEEP, P::LINES>(stage + P::A_BYTES, map_b, n0,
-                                                                    k, i0, i1, full, batch_b, keep);
-      }
+      if (unbegun) right(stage, i0, i1, m0, n0, k, full, keep);
       if (load.early) {
         ark_matrix_next(load.at);
         if (++load.begun == ARK_MATRIX_STAGES) return false;
         continue;
       }
-      if (!right) --load.begun;
+      if (!unbegun) --load.begun;
       ark_matrix_issued(load);
     }
     return true;
   });
+}
+template <class P, class Begin, class End, class A, class B>
+ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
+                                        ark_u64 map_a, ark_u64 map_b, const Begin& begin,
+                                        const End& end, A batch_a, B batch_b) {
+  ark_matrix_load_stages<P>(
+      c, t, load, begin, end,
+      [&](char* stage, int i0, int i1, int m0, int, int k, ark_u64* full, ark_u64) {
+        ark_matrix_boxes<P::A_ACROSS, P::A_ROWS, P::DEEP, P::LINES>(stage, map_a, m0, k, i0, i1,
+                                                                    full, batch_a);
+      },
+      [&](char* stage, int i0, int i1, int, int n0, int k, ark_u64* full, ark_u64 keep) {
+        ark_matrix_boxes<P::B_ACROSS, P::B_ROWS, P::DEEP, P::LINES>(stage + P::A_BYTES, map_b, n0,
+                                                                    k, i0, i1, full, batch_b, keep);
+      });
 }

@@ -24,7 +24,7 @@ from ark.tasks.matmul_form import deal, dims, k_range, part_of_k, place_names, r
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
 from ark.tasks.rotary import rope
-from ark_cuda.tasks import pairs, windows
+from ark_cuda.tasks import code_products, pairs, windows
 from ark_cuda.tasks.inline import header
 from ark_cuda.tasks.pairs import MIN_TILE_COLUMNS, tile_columns
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
@@ -55,11 +55,17 @@ def serves(sig: Signature, machine: Machine) -> bool:
     left, _, out = sig.operands[:3]
     paired = params.gated or rotates(sig)
     plain = params.expr is None and not paired
+    stored = (out.dtype in _stored(left.dtype) or not plain) and (
+        not rotates(sig) or _rotates_here(sig)
+    )
+    if code_products.type_of(sig) is not None:
+        packets = any(o.packet for o in sig.operands)
+        able = serves_machine(machine) and stored and not packets
+        return able and code_products.serves(sig, machine)
     return (
         serves_machine(machine)
         and _typed(sig)
-        and (out.dtype in _stored(left.dtype) or not plain)
-        and (not rotates(sig) or _rotates_here(sig))
+        and stored
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
         and tile_columns(sig) in WIDTHS[_height(sig)]
         and (columns % BOX_COLUMNS == 0 or params.transpose_b)
@@ -140,6 +146,9 @@ def _high(sig: Signature) -> int:
 
 def _stage(sig: Signature) -> int:
     """Bytes of a stage."""
+    dtype = code_products.type_of(sig)
+    if dtype is not None:
+        return code_products.stage(sig, dtype)
     return _line_bytes(sig) * _lines(sig)
 
 
@@ -202,6 +211,9 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
     params = sig.read(MatmulParams)
     if not serves(sig, machine):
         return ()
+    dtype = code_products.type_of(sig)
+    if dtype is not None:
+        return code_products.maps(sig, dtype)
     deep = STAGE_K_BYTES // sig.operands[0].itemsize
     a_rows = deep if params.transpose_a else _high(sig)
     b_rows = tile_columns(sig) if params.transpose_b else deep
@@ -268,13 +280,20 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     pairs_form = pairs.store(sig, _wide(sig))
     own = "" if vectors.residual(sig) is None else once("ARK_RESIDUAL", header("residual.h"))
     own += "" if pairs_form is None else once("ARK_PAIRS", header("pairs.h"))
+    if code_products.type_of(sig) is not None:
+        call = code_products.compute(sig, k_range(sig))
+    else:
+        call = (
+            f"ark_matrix_product<{_product(sig)}>(\n"
+            f"      c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},"
+        )
+        if not machine.has(Capability.TCGEN05):
+            own += multiply(params.tile[1], sides, across)
     # Inlined, because in a called function the compiler would wait for each instruction.
     return (
         own
-        + ("" if machine.has(Capability.TCGEN05) else multiply(tile_columns(sig), sides, across))
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
-{outputs(sig)}  ark_matrix_product<{_product(sig)}>(
-      c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},
+{outputs(sig)}  {call}
       [&](int i0, int i1, int m0, int n0, int top, int left0) {{
   (void)i0; (void)i1; (void)n0;
 {"" if pairs_form is None else pairs_form.prepared}  return [=, &c, &t]({sums}) {{
@@ -374,6 +393,9 @@ def load(name: str, sig: Signature, machine: Machine) -> str | None:
     """The source of the loading thread's part."""
     if not serves(sig, machine):
         return None
+    dtype = code_products.type_of(sig)
+    if dtype is not None:
+        return code_products.load(name, sig, dtype, k_range(sig))
     k0, k1 = _k_range(sig)
     flat, first = _flat(sig), len(sig.operands)
     padded = sig.read(MatmulParams).windows if _depth(sig) > dims(sig)[2] else None

@@ -264,7 +264,7 @@ CASES = (
     Case("fuse_unit_attention", _attention),
     Case("fuse_linear", _normed_row),
     Case("fuse_linear", lambda: _quantised(1), label="of_codes"),
-    Case("unpack_rows", lambda: _quantised(16)),
+    Case("unpack_rows", lambda: _quantised(80)),
     Case("fuse_regions", _read_twice),
     Case("fuse_chains", _chain),
     Case("fuse_experts", _experts),

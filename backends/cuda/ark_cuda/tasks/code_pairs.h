@@ -1,0 +1,60 @@
+// Converts codes of quantised matrices to operands of matrix units: from words of memory to pairs
+// of 16-bit floats, which represent each code exactly. linear_codes.h has those of fp16.
+
+template <class C>
+ARK_DEVICE ark_u32 ark_code_pair_as(const ark_f16*, const C* code, ark_u32 word, int j) {
+  return ark_code_pair(code, word, j);
+}
+
+// A code in the mantissa of the bf16 128 gives 128 plus the code; SIGN is the weight of its highest
+// bit, which is flipped.
+template <ark_u32 SIGN>
+ARK_DEVICE ark_u32 ark_whole_bf16(ark_u32 word, int j) {
+  constexpr ark_u32 BASE = 0x43004300u | SIGN * 0x00010001u;
+  const ark_bf16* type = nullptr;
+  // times one, minus 128 and the sign's weight
+  return ark_both_fma(type, (word >> 4 * j & 0x000f000fu) ^ BASE, 0x3f803f80u, BASE ^ 0x80008000u);
+}
+ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const ark_int4*, ark_u32 word, int j) {
+  return ark_whole_bf16<8>(word, j);
+}
+ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const ark_uint4*, ark_u32 word, int j) {
+  return ark_whole_bf16<0>(word, j);
+}
+// Exponent and mantissa are put where bf16 has its own; a product corrects the exponent.
+ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16* type, const ark_fp4*, ark_u32 word, int j) {
+  const ark_u32 codes = word >> 4 * j;
+  const ark_u32 floats = (codes & 0x00070007u) << 6 | (codes & 0x00080008u) << 12;
+  return ark_both_fma(type, floats, 0x7e807e80u, 0x80008000u);  // 2^126
+}
+template <int MANTISSA, ark_u32 FACTOR>
+ARK_DEVICE ark_u32 ark_small_bf16(ark_u32 word, int j) {
+  constexpr int SHIFT = MANTISSA + 1;
+  constexpr ark_u32 SIZE = 0x7f007f00u >> SHIFT & (0x7f00u >> SHIFT) * 0x10001u;
+  const ark_bf16* type = nullptr;
+  const ark_u32 codes = __byte_perm(word, 0u, j == 0 ? 0x1404u : 0x3424u);
+  const ark_u32 floats = (codes >> SHIFT & SIZE) | (codes & 0x80008000u);
+  return ark_both_fma(type, floats, FACTOR * 0x10001u, 0x80008000u);
+}
+ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const ark_e4m3*, ark_u32 word, int j) {
+  return ark_small_bf16<3, 0x7b80u>(word, j);  // 2^120
+}
+ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const ark_e5m2*, ark_u32 word, int j) {
+  return ark_small_bf16<2, 0x7780u>(word, j);  // 2^112
+}
+// A code of 8 bits in the mantissa of the fp32 2^23 gives that plus the code. The result has at
+// most 8 significant bits, so the upper half of the fp32 is its bf16.
+template <ark_u32 SIGN>
+ARK_DEVICE ark_u32 ark_byte_pair_bf16(ark_u32 word, int j) {
+  const ark_u32 codes = word ^ SIGN * 0x01010101u;
+  const float low = ark_bits_float(__byte_perm(codes, 0x4b000000u, j == 0 ? 0x7440u : 0x7442u));
+  const float high = ark_bits_float(__byte_perm(codes, 0x4b000000u, j == 0 ? 0x7441u : 0x7443u));
+  const float base = 8388608.0f + SIGN;
+  return __byte_perm(ark_float_bits(low - base), ark_float_bits(high - base), 0x7632u);
+}
+ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const signed char*, ark_u32 word, int j) {
+  return ark_byte_pair_bf16<128>(word, j);
+}
+ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const unsigned char*, ark_u32 word, int j) {
+  return ark_byte_pair_bf16<0>(word, j);
+}

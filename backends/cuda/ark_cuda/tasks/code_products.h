@@ -1,0 +1,258 @@
+// Tiles of products of at most 64 rows with a quantised matrix (ArkRow), in the variant `matrix`.
+// The loading thread copies boxes of codes and of their scales. The computing warps convert codes
+// to operands of matrix units (mma.sync m16n8k16) in registers. A warpgroup has half of a tile's
+// columns, and each of its warps one line of every stage, of 64 elements along k. Sums of the four
+// warps are added up at the tile's end; each warp then stores 16 rows, as in wgmma.h.
+//
+// A lane has 16 consecutive codes of a row of weights, and the same elements of its rows of the
+// input: the elements of k may be assigned to the instruction's k in any order that is the same for
+// both.
+
+template <typename A, typename B>
+constexpr bool ARK_SAME = false;
+template <typename A>
+inline constexpr bool ARK_SAME<A, A> = true;
+
+// A product's tiles of COLUMNS columns. HIGH: rows of the input in a stage.
+template <class DEAL, typename T_, class ROW, int COLUMNS, int HIGH>
+struct ArkCodeProduct;
+template <class DEAL, typename T_, class C_, int K, int GROUP_, class S_, bool ZEROS_, int COLUMNS,
+          int HIGH_>
+struct ArkCodeProduct<DEAL, T_, ArkRow<C_, K, GROUP_, S_, ZEROS_>, COLUMNS, HIGH_> {
+  typedef DEAL deal;
+  typedef T_ T;
+  typedef C_ C;
+  typedef S_ S;
+  typedef ArkRow<C_, K, GROUP_, S_, ZEROS_> Row;
+  static constexpr bool ZEROS = ZEROS_;
+  static constexpr int ALL = COLUMNS, WIDE = COLUMNS / 2, HIGH = HIGH_, GROUP = GROUP_;
+  static constexpr int LINE = 128, DEEP = 64, LINES = 4, BLOCKS = (HIGH + 15) / 16;
+  static_assert(LINES * 2 == ARK_WARPS && sizeof(T) == 2, "a warp has a line of half the columns");
+  // One scale for a row: sums are scaled when they are complete. Otherwise the sums of a line are
+  // scaled, or, if a line has several scales or zeros, its values.
+  static constexpr bool WHOLE = GROUP == K && !ZEROS;
+  static constexpr bool BY_LINES = !WHOLE && !ZEROS && GROUP % DEEP == 0;
+  // Bytes of a row of weights in a stage: codes, and scales in boxes of 16 bytes.
+  static constexpr int STEP = GROUP % 64 == 0 ? 64 : GROUP % 32 == 0 ? 32 : 16;
+  static constexpr int SCALES = (GROUP - STEP + DEEP * LINES - 1) / GROUP + 1;
+  static constexpr int CODE_BYTES = DEEP * LINES * ARK_CODE_BITS<C> / 8;
+  static constexpr int SCALE_BYTES =
+      WHOLE ? 0 : (SCALES * static_cast<int>(sizeof(S)) + 15) / 16 * 16;
+  // Where the parts of a stage begin.
+  static constexpr int A_BYTES = HIGH * LINE * LINES, SCALES_AT = A_BYTES + COLUMNS * CODE_BYTES;
+  static constexpr int ZEROS_AT = SCALES_AT + COLUMNS * SCALE_BYTES;
+  static constexpr int BYTES = ZEROS_AT + (ZEROS ? COLUMNS * SCALE_BYTES : 0);
+};
+
+// Scale number `group` of the stage, of a row of its weights, and zero point.
+template <class P>
+ARK_DEVICE float ark_stage_scale(const char* stage, int row, int group) {
+  return ark_get(
+      reinterpret_cast<const typename P::S*>(stage + P::SCALES_AT + row * P::SCALE_BYTES), group);
+}
+template <class P>
+ARK_DEVICE float ark_stage_zero(const char* stage, int row, int group) {
+  if constexpr (!P::ZEROS) return 0.0f;
+  return ark_get(reinterpret_cast<const typename P::S*>(stage + P::ZEROS_AT + row * P::SCALE_BYTES),
+                 group);
+}
+
+// A lane's 16 codes of a row, from `from` on, as eight pairs.
+template <class P>
+ARK_DEVICE void ark_code_operands(const char* from, ark_u32 (&pairs)[8]) {
+  constexpr int WORDS = ARK_CODE_BITS<typename P::C> / 2, EACH = 8 / WORDS;
+  const typename P::T* type = nullptr;
+  const typename P::C* code = nullptr;
+  ark_u32 words[WORDS];
+  if constexpr (WORDS == 4) {
+    const uint4 all = *reinterpret_cast<const uint4*>(from);
+    words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+  } else {
+    const uint2 all = *reinterpret_cast<const uint2*>(from);
+    words[0] = all.x, words[1] = all.y;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) pairs[i] = ark_code_pair_as(type, code, words[i / EACH], i % EACH);
+}
+
+// Makes values of pairs of codes that share a scale and a zero point.
+template <class P>
+ARK_DEVICE void ark_scale_operands(const char* stage, int row, int group, ark_u32 (&pairs)[8]) {
+  typedef typename P::T T;
+  T* type = nullptr;
+  if constexpr (!P::ZEROS && ARK_SAME<T, typename P::S>) {
+    const ark_u32 scale =
+        reinterpret_cast<const T*>(stage + P::SCALES_AT + row * P::SCALE_BYTES)[group].bits;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      pairs[i] = ark_both_fma(type, pairs[i], scale * 0x10001u, 0x80008000u);
+    }
+  } else {
+    const float scale = ark_stage_scale<P>(stage, row, group);
+    const float zero = ark_stage_zero<P>(stage, row, group);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float2 codes = ark_pair(type, pairs[i]);
+      pairs[i] = ark_pack_pair(type, (codes.x - zero) * scale, (codes.y - zero) * scale);
+    }
+  }
+}
+
+// Adds a warp's products of one line of a stage. `half`: of the columns. `k`: the stage's first
+// element along k.
+template <class P>
+ARK_DEVICE void ark_code_line(const char* stage, int line, int half, int k,
+                              float (&sum)[P::BLOCKS][P::WIDE / 8][4]) {
+  typedef typename P::T T;
+  const T* type = nullptr;
+  const int g = ark_lane() / 4, t = ark_lane() % 4;
+  // Of each block of 16 rows a lane has two, in each of which it has two pieces of 16 bytes.
+  ark_u32 a[P::BLOCKS][2][8];
+#pragma unroll
+  for (int b = 0; b < P::BLOCKS; ++b) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const char* from = stage + (line * P::HIGH + 16 * b + 8 * h + g) * P::LINE;
+#pragma unroll
+      for (int piece = 0; piece < 2; ++piece) {
+        uint4 v = make_uint4(0u, 0u, 0u, 0u);
+        if (16 * b + 8 * h < P::HIGH) {
+          v = *reinterpret_cast<const uint4*>(from + ((2 * t + piece ^ g) << 4));
+        }
+        ark_u32* to = a[b][h] + 4 * piece;
+        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+      }
+    }
+  }
+  const int first = k / P::GROUP, at = k + P::DEEP * line;
+  const char* codes =
+      stage + P::A_BYTES + (P::DEEP * line + 16 * t) * ARK_CODE_BITS<typename P::C> / 8;
+#pragma unroll
+  for (int j = 0; j < P::WIDE / 8; ++j) {
+    const int column = half * P::WIDE + 8 * j;
+    ark_u32 pairs[8];
+    ark_code_operands<P>(codes + (column + g) * P::CODE_BYTES, pairs);
+    if constexpr (!P::WHOLE && !P::BY_LINES) {
+      ark_scale_operands<P>(stage, column + g, (at + 16 * t) / P::GROUP - first, pairs);
+    }
+    float own[P::BLOCKS][4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int b = 0; b < P::BLOCKS; ++b) {
+        ark_mma(P::BY_LINES ? own[b] : sum[b][j], a[b][0][2 * i], a[b][1][2 * i],
+                a[b][0][2 * i + 1], a[b][1][2 * i + 1], pairs[2 * i], pairs[2 * i + 1], type);
+      }
+    }
+    if constexpr (P::BY_LINES) {
+      const int group = at / P::GROUP - first;
+      const float scale[2] = {ark_stage_scale<P>(stage, column + 2 * t, group),
+                              ark_stage_scale<P>(stage, column + 2 * t + 1, group)};
+#pragma unroll
+      for (int b = 0; b < P::BLOCKS; ++b) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[b][j][e] = fmaf(scale[e % 2], own[b][e], sum[b][j][e]);
+      }
+    }
+  }
+}
+
+// Adds up the sums of a warpgroup's four warps, in order. Warp w gets the totals of rows 16 w to
+// 16 w + 15. They are exchanged through the slabs, 16 sums of a thread at a time.
+template <class P>
+ARK_DEVICE void ark_code_join(ArkCtx& c, const float (&sum)[P::BLOCKS][P::WIDE / 8][4],
+                              float (&made)[P::WIDE / 2]) {
+  constexpr int ALL = P::WIDE / 2, SOME = ALL < 16 ? ALL : 16;
+  static_assert(ARK_WARPS * 32 * SOME * sizeof(float) <= ARK_MATRIX_SLABS, "sums fit the slabs");
+  float* room = reinterpret_cast<float*>(ark_matrix_slab(c, 0)) + ark_lane();
+  const int warp = ark_warp(), own = warp % 4;
+#pragma unroll
+  for (int b = 0; b < P::BLOCKS; ++b) {
+#pragma unroll
+    for (int q = 0; q < ALL; q += SOME) {
+      ark_sync();
+#pragma unroll
+      for (int i = 0; i < SOME; ++i) {
+        room[(warp * SOME + i) * 32] = sum[b][(q + i) / 4][(q + i) % 4];
+      }
+      ark_sync();
+      if (own != b) continue;
+#pragma unroll
+      for (int i = 0; i < SOME; ++i) {
+        float total = 0.0f;
+#pragma unroll
+        for (int w = 0; w < 4; ++w) total += room[((warp - own + w) * SOME + i) * 32];
+        made[q + i] = total;
+      }
+    }
+  }
+  ark_sync();
+}
+
+// The computing half. begin(i1), last(i1): the elements along k of a tile. end: see
+// ark_matrix_product. bytes: the quantised matrix, of N rows.
+template <class P, int N, class Begin, class Last, class End>
+ARK_DEVICE void ark_code_product(ArkCtx& c, const ArkTask& t, const unsigned char* bytes,
+                                 const Begin& begin, const Last& last, const End& end) {
+  const typename P::Row* rows = reinterpret_cast<const typename P::Row*>(bytes);
+  const int half = ark_warp() / 4, line = ark_warp() % 4;
+  ark_u32 full = ark_shared_address(ark_matrix.full);
+  ark_u32 empty = ark_shared_address(ark_matrix.empty);
+  ArkMatrixSlot at = ark_matrix_place_of();
+  ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
+    float sum[P::BLOCKS][P::WIDE / 8][4] = {};
+    const int left = n0 + half * P::WIDE;
+    const auto store = end(i0, i1, m0, n0, 16 * line, left);
+    float scale[P::WHOLE ? P::WIDE / 4 : 1];
+    if constexpr (P::WHOLE) {
+#pragma unroll
+      for (int i = 0; i < P::WIDE / 4; ++i) {
+        const int row = left + i / 2 * 8 + ark_lane() % 4 * 2 + i % 2;
+        scale[i] = ark_row_scale(rows[row < N ? row : N - 1], 0);
+      }
+    }
+    const int k1 = last(i1);
+    for (int k = begin(i1); k < k1; k += P::DEEP * P::LINES) {
+      ark_matrix_filled(c, full + 8u * at.slot, at.parity);
+      if (k + P::DEEP * line < k1) {
+        ark_code_line<P>(ark_matrix_stage(c, at.slot), line, half, k, sum);
+      }
+      __syncwarp();
+      if (ark_lane() == 0) ark_matrix_release_warp(empty + 8u * at.slot);
+      ark_matrix_next(at);
+    }
+    float made[P::WIDE / 2] = {};
+    ark_code_join<P>(c, sum, made);
+    if constexpr (P::WHOLE) {
+#pragma unroll
+      for (int i = 0; i < P::WIDE / 2; ++i) made[i] *= scale[i / 4 * 2 + i % 2];
+    }
+    store(made);
+    return true;
+  });
+  ark_matrix_keep_place(at);
+}
+
+// The loading half, run by one thread.
+template <class P, class Begin, class Last>
+ARK_DEVICE void ark_code_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
+                                      ark_u64 map_a, ark_u64 map_codes, ark_u64 map_scales,
+                                      const Begin& begin, const Last& last) {
+  ark_matrix_load_stages<P>(
+      c, t, load, begin, last,
+      [&](char* stage, int, int, int m0, int, int k, ark_u64* full, ark_u64) {
+        ark_box_load(stage, map_a, 0, m0, k / P::DEEP, full);
+      },
+      [&](char* stage, int, int, int, int n0, int k, ark_u64* full, ark_u64 keep) {
+        ark_box_load(stage + P::A_BYTES, map_codes, k * ARK_CODE_BITS<typename P::C> / 8, n0, full,
+                     keep);
+        const int scales = k / P::GROUP * static_cast<int>(sizeof(typename P::S));
+        if constexpr (!P::WHOLE) {
+          ark_box_load(stage + P::SCALES_AT, map_scales, P::Row::SCALES_AT + scales, n0, full,
+                       keep);
+        }
+        if constexpr (P::ZEROS) {
+          ark_box_load(stage + P::ZEROS_AT, map_scales, P::Row::ZEROS_AT + scales, n0, full, keep);
+        }
+      });
+}

@@ -1,0 +1,140 @@
+"""Products of a few rows with quantised weights: which of them read codes under the variant
+`matrix`, and how they are divided.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from ark.backend import registry
+from ark.errors import PlanError
+from ark.ir.dtype import DataType, RowType, bf16, fp8_e4m3, fp16, fp32, int4, row_type, uint4
+from ark.ir.graph import Graph
+from ark.lower.codes import code_cut_us, code_cuts, multiplies_codes
+from ark.lower.pipeline import plan
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.unpack_rows import unpack_rows
+from ark.models.build import Shape, build
+from ark.models.config import builtin_config
+from ark.models.holding import quantised_config
+from ark.plan import kind as kinds
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.tasks.matmul_codes import row_type as row_type_of
+from ark.tasks.matmul_codes import scales_bytes, served, stage_bytes
+
+H200 = registry.machine("h200")
+
+
+def decoder(
+    sequences: int,
+    quantize: str = "fp8",
+    chunk: int = 0,
+    variant: str | None = None,
+) -> Plan:
+    config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
+    config = quantised_config(config, quantize, "config.json")
+    graph = build(Shape(config, bf16, 1024, chunk, batch=sequences)).graph
+    result = plan(graph, H200, {"variant": variant} if variant else None)
+    verify([result])
+    return result
+
+
+def ops(result: Plan) -> Counter[str]:
+    return Counter(op.kind for op in result.ops)
+
+
+@pytest.mark.parametrize("quantize", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("sequences", [9, 16, 64])
+def test_many_sequences_decode_from_codes(sequences: int, quantize: str) -> None:
+    result = decoder(sequences, quantize)
+    assert (result.variant, ops(result)["row_values"]) == ("matrix", 0)
+    assert len(of_codes(result)) == 4  # projection, its output, gate and up, down
+
+
+def of_codes(result: Plan) -> list[kinds.Signature]:
+    """The signatures of products whose weights are quantised."""
+    given = (kinds.signature(result, op) for op in result.ops if op.kind == "matmul")
+    return [sig for sig in given if row_type_of(sig.operands[1]) is not None]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "chunk", "variant", "weights"),
+    [(16, 0, "block", 4), (1, 512, None, 8)],  # a chunk of a prompt has two phases
+)
+def test_weights_are_dequantised_for_other_variants_and_prompts(
+    sequences: int, chunk: int, variant: str | None, weights: int
+) -> None:
+    result = decoder(sequences, chunk=chunk, variant=variant)
+    assert ops(result)["row_values"] == weights and not of_codes(result)
+
+
+def test_weights_are_dequantised_before_collectives_among_ranks() -> None:
+    graph = product(16, row_type(fp8_e4m3, 2048, 2048, fp32, False, bf16))
+    context = Context(H200, {})
+    assert unpack_rows(graph, context) is graph
+    graph.world_size = 2
+    assert [n.type for n in unpack_rows(graph, context).nodes] == ["row_values", "matmul"]
+
+
+def product(rows: int, dtype: RowType, x: DataType = fp32, outputs: int = 512) -> Graph:
+    graph = Graph(0, 1)
+    left = graph.tensor((rows, dtype.columns), x)
+    right = graph.tensor((outputs, dtype.columns), dtype, arena="parameter")
+    out = graph.tensor((rows, outputs), fp32)
+    attributes = {"transpose_a": False, "transpose_b": True}
+    graph.add("matmul", [left, right], [out], attributes, "product")
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "x", "able"),
+    [
+        (16, row_type(fp8_e4m3, 2048, 2048, fp32, False, bf16), fp32, True),
+        (16, row_type(int4, 2048, 32, fp16, False, fp16), fp16, True),
+        (16, row_type(uint4, 2048, 16, fp32, True, bf16), bf16, True),
+        (8, row_type(fp8_e4m3, 2048, 2048, fp32, False, bf16), fp32, False),  # few rows
+        (65, row_type(fp8_e4m3, 2048, 2048, fp32, False, bf16), fp32, False),  # a prompt
+        (16, row_type(int4, 2048, 8, fp16, False, fp16), fp16, False),  # a lane has two scales
+        (16, row_type(fp8_e4m3, 2080, 2080, fp32, False, bf16), fp32, False),  # parts of lines
+        (16, row_type(fp8_e4m3, 2048, 2048, fp32, False, fp32), fp32, False),  # no fp32 units
+        (16, row_type(fp8_e4m3, 2048, 2048, fp32, False, bf16), fp16, False),
+    ],
+)
+def test_the_products_that_multiply_codes(
+    rows: int, dtype: RowType, x: DataType, able: bool
+) -> None:
+    (node,) = product(rows, dtype, x).nodes
+    assert multiplies_codes(node, H200) is able
+    assert not multiplies_codes(node, registry.machine("mi300x"))
+
+
+def test_large_tiles_are_for_few_rows_and_their_sums_fit_in_registers() -> None:
+    dtype = row_type(fp8_e4m3, 2048, 2048, fp32, False, bf16)
+    widest = {}
+    for rows in (16, 32, 33, 64):
+        (node,) = product(rows, dtype).nodes
+        cuts = code_cuts(node, H200.using("matrix"), parts=True)
+        assert {c.parts for c in cuts} == {1, 2, 3, 4, 6, 8}
+        assert all(code_cut_us(c, node, H200.using("matrix")) > 0 for c in cuts)
+        widest[rows] = max(c.columns for c in cuts)
+    assert widest == {16: 128, 32: 128, 33: 64, 64: 64}
+
+
+def test_a_stage_has_room_for_all_scales_that_it_meets() -> None:
+    """A stage begins at any multiple of 64 elements, with parts of k."""
+    for group in (16, 32, 48, 64, 96, 128, 192, 256, 512):
+        dtype = row_type(int4, 3 * 64 * group, group, fp32, False, bf16)
+        assert served(dtype)
+        met = max((k + 255) // group - k // group + 1 for k in range(0, dtype.columns - 255, 64))
+        assert 4 * met <= scales_bytes(dtype) < 4 * met + 16
+        assert stage_bytes(dtype, 16, 32) == 16 * 512 + 32 * (128 + scales_bytes(dtype))
+
+
+def test_a_machine_without_such_a_function_refuses_the_plan() -> None:
+    sig = of_codes(decoder(16))[0]
+    with pytest.raises(PlanError, match="no device function for products with weights of fp8"):
+        kinds.get("matmul").source("f", sig, registry.machine("mi300x"))
