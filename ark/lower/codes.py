@@ -21,8 +21,7 @@ from ark.machine.capability import Capability
 from ark.tasks.matmul_codes import MAX_ROWS, STAGE_DEPTH, served, stage_bytes
 
 ROWS = range(MIN_MATRIX_UNIT_ROWS, MAX_ROWS + 1)
-COLUMNS = (32, 64, 128)
-MAX_TILE_COLUMNS = 256  # of a tile, times its blocks of 16 rows: their sums are in registers
+COLUMNS = (32, 64)  # of a tile; more leave fewer stages for other products
 
 
 def multiplies_codes(node: Node, machine: Machine) -> bool:
@@ -49,15 +48,13 @@ def multiplies_codes(node: Node, machine: Machine) -> bool:
 
 def code_cuts(node: Node, machine: Machine, parts: bool) -> list[Cut]:
     """The cuts of a product of codes. parts: True if k may be cut."""
-    (x, weight), tiles = node.inputs[:2], box_tiles(machine)
+    weight, tiles = node.inputs[1], box_tiles(machine)
     counts = (1, *(tiles.parts if parts else ()))
     steps = -(-weight.shape[1] // STAGE_DEPTH)
     return [
         Cut(tiles.least_rows, columns, many)
         for columns, many in itertools.product(COLUMNS, counts)
-        if columns <= weight.shape[0]
-        and -(-x.shape[0] // 16) * columns <= MAX_TILE_COLUMNS
-        and many <= steps
+        if columns <= weight.shape[0] and many <= steps
     ]
 
 

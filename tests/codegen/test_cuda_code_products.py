@@ -116,7 +116,7 @@ static void threads(int first, int end, F f) {
 // `lines` lines. out: 64 by COLUMNS.
 template <class P, int COLUMNS>
 static void product(const char* from, int pitch, int k, int stages, int lines, float* out) {
-  struct Sums { float of[P::BLOCKS][P::WIDE / 8][4]; };
+  struct Sums { float of[P::WIDE / 16][P::BLOCKS][4]; };
   std::vector<Sums> sums(32 * ARK_WARPS, Sums{});
   for (int s = 0; s < stages; ++s) {
     for (int w = 0; w < ARK_WARPS; ++w) {

@@ -112,16 +112,15 @@ def test_the_products_that_multiply_codes(
     assert not multiplies_codes(node, registry.machine("mi300x"))
 
 
-def test_large_tiles_are_for_few_rows_and_their_sums_fit_in_registers() -> None:
-    dtype = row_type(fp8_e4m3, 2048, 2048, fp32, False, bf16)
-    widest = {}
-    for rows in (16, 32, 33, 64):
-        (node,) = product(rows, dtype).nodes
-        cuts = code_cuts(node, H200.using("matrix"), parts=True)
-        assert {c.parts for c in cuts} == {1, 2, 3, 4, 6, 8}
-        assert all(code_cut_us(c, node, H200.using("matrix")) > 0 for c in cuts)
-        widest[rows] = max(c.columns for c in cuts)
-    assert widest == {16: 128, 32: 128, 33: 64, 64: 64}
+@pytest.mark.parametrize(("outputs", "parts"), [(128256, 1), (512, 8)])
+def test_few_tiles_have_parts_of_k(outputs: int, parts: int) -> None:
+    dtype = row_type(fp8_e4m3, 8192, 8192, fp32, False, bf16)
+    (node,) = product(16, dtype, outputs=outputs).nodes
+    machine = H200.using("matrix")
+    cuts = code_cuts(node, machine, parts=True)
+    assert {c.parts for c in cuts} == {1, 2, 3, 4, 6, 8} and {c.columns for c in cuts} == {32, 64}
+    assert min(cuts, key=lambda cut: code_cut_us(cut, node, machine)).parts == parts
+    assert {c.parts for c in code_cuts(node, machine, parts=False)} == {1}
 
 
 def test_a_stage_has_room_for_all_scales_that_it_meets() -> None:

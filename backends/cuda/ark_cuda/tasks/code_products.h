@@ -26,7 +26,8 @@ struct ArkCodeProduct<DEAL, T_, ArkRow<C_, K, GROUP_, S_, ZEROS_>, COLUMNS, HIGH
   typedef ArkRow<C_, K, GROUP_, S_, ZEROS_> Row;
   static constexpr bool ZEROS = ZEROS_;
   static constexpr int ALL = COLUMNS, WIDE = COLUMNS / 2, HIGH = HIGH_, GROUP = GROUP_;
-  static constexpr int LINE = 128, DEEP = 64, LINES = 4, BLOCKS = (HIGH + 15) / 16;
+  static constexpr int LINE = 128, DEEP = 64, LINES = 4, BLOCKS = HIGH / 8;
+  static_assert(HIGH % 8 == 0, "rows of a box are whole groups of swizzled ones");
   static_assert(LINES * 2 == ARK_WARPS && sizeof(T) == 2, "a warp has a line of half the columns");
   // One scale for a row: sums are scaled when they are complete. Otherwise the sums of a line are
   // scaled, or, if a line has several scales or zeros, its values.
@@ -99,91 +100,102 @@ ARK_DEVICE void ark_scale_operands(const char* stage, int row, int group, ark_u3
 }
 
 // Adds a warp's products of one line of a stage. `half`: of the columns. `k`: the stage's first
-// element along k.
+// element along k. Weights are the instruction's rows, 16 at a time, and rows of the input its
+// columns, eight at a time: a lane then has both of a block's rows of weights that it converts in
+// registers of its choice, and rows of the input as they are loaded.
 template <class P>
 ARK_DEVICE void ark_code_line(const char* stage, int line, int half, int k,
-                              float (&sum)[P::BLOCKS][P::WIDE / 8][4]) {
+                              float (&sum)[P::WIDE / 16][P::BLOCKS][4]) {
   typedef typename P::T T;
   const T* type = nullptr;
   const int g = ark_lane() / 4, t = ark_lane() % 4;
-  // Of each block of 16 rows a lane has two, in each of which it has two pieces of 16 bytes.
-  ark_u32 a[P::BLOCKS][2][8];
+  ark_u32 x[P::BLOCKS][8];
 #pragma unroll
   for (int b = 0; b < P::BLOCKS; ++b) {
+    const char* from = stage + (line * P::HIGH + 8 * b + g) * P::LINE;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const char* from = stage + (line * P::HIGH + 16 * b + 8 * h + g) * P::LINE;
-#pragma unroll
-      for (int piece = 0; piece < 2; ++piece) {
-        uint4 v = make_uint4(0u, 0u, 0u, 0u);
-        if (16 * b + 8 * h < P::HIGH) {
-          v = *reinterpret_cast<const uint4*>(from + ((2 * t + piece ^ g) << 4));
-        }
-        ark_u32* to = a[b][h] + 4 * piece;
-        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-      }
+    for (int piece = 0; piece < 2; ++piece) {
+      const uint4 v = *reinterpret_cast<const uint4*>(from + (((2 * t + piece) ^ g) << 4));
+      ark_u32* to = x[b] + 4 * piece;
+      to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
     }
   }
   const int first = k / P::GROUP, at = k + P::DEEP * line;
   const char* codes =
       stage + P::A_BYTES + (P::DEEP * line + 16 * t) * ARK_CODE_BITS<typename P::C> / 8;
 #pragma unroll
-  for (int j = 0; j < P::WIDE / 8; ++j) {
-    const int column = half * P::WIDE + 8 * j;
-    ark_u32 pairs[8];
-    ark_code_operands<P>(codes + (column + g) * P::CODE_BYTES, pairs);
+  for (int j = 0; j < P::WIDE / 16; ++j) {
+    const int row = half * P::WIDE + 16 * j + g;
+    ark_u32 low[8], high[8];
+    ark_code_operands<P>(codes + row * P::CODE_BYTES, low);
+    ark_code_operands<P>(codes + (row + 8) * P::CODE_BYTES, high);
     if constexpr (!P::WHOLE && !P::BY_LINES) {
-      ark_scale_operands<P>(stage, column + g, (at + 16 * t) / P::GROUP - first, pairs);
+      const int group = (at + 16 * t) / P::GROUP - first;
+      ark_scale_operands<P>(stage, row, group, low);
+      ark_scale_operands<P>(stage, row + 8, group, high);
     }
     float own[P::BLOCKS][4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 8; i += 2) {
 #pragma unroll
       for (int b = 0; b < P::BLOCKS; ++b) {
-        ark_mma(P::BY_LINES ? own[b] : sum[b][j], a[b][0][2 * i], a[b][1][2 * i],
-                a[b][0][2 * i + 1], a[b][1][2 * i + 1], pairs[2 * i], pairs[2 * i + 1], type);
+        ark_mma(P::BY_LINES ? own[b] : sum[j][b], low[i], high[i], low[i + 1], high[i + 1], x[b][i],
+                x[b][i + 1], type);
       }
     }
     if constexpr (P::BY_LINES) {
       const int group = at / P::GROUP - first;
-      const float scale[2] = {ark_stage_scale<P>(stage, column + 2 * t, group),
-                              ark_stage_scale<P>(stage, column + 2 * t + 1, group)};
+      const float scale[2] = {ark_stage_scale<P>(stage, row, group),
+                              ark_stage_scale<P>(stage, row + 8, group)};
 #pragma unroll
       for (int b = 0; b < P::BLOCKS; ++b) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sum[b][j][e] = fmaf(scale[e % 2], own[b][e], sum[b][j][e]);
+        for (int e = 0; e < 4; ++e) sum[j][b][e] = fmaf(scale[e / 2], own[b][e], sum[j][b][e]);
       }
     }
   }
 }
 
-// Adds up the sums of a warpgroup's four warps, in order. Warp w gets the totals of rows 16 w to
-// 16 w + 15. They are exchanged through the slabs, 16 sums of a thread at a time.
+// The place of a sum among those of 16 rows of the input: pieces of eight columns change places
+// with the row, so that lanes store to different banks.
+template <int WIDE>
+ARK_DEVICE int ark_code_place(int row, int column) {
+  return row * WIDE + (column ^ (row / 2 * 8 & (WIDE - 1)));
+}
+
+// Adds up the sums of a warpgroup's four warps, in order, and turns them: warp w gets the totals of
+// rows 16 w to 16 w + 15 of the input in the layout of wgmma's sums. They are exchanged through the
+// slabs, 32 columns at a time.
 template <class P>
-ARK_DEVICE void ark_code_join(ArkCtx& c, const float (&sum)[P::BLOCKS][P::WIDE / 8][4],
+ARK_DEVICE void ark_code_join(ArkCtx& c, const float (&sum)[P::WIDE / 16][P::BLOCKS][4],
                               float (&made)[P::WIDE / 2]) {
-  constexpr int ALL = P::WIDE / 2, SOME = ALL < 16 ? ALL : 16;
-  static_assert(ARK_WARPS * 32 * SOME * sizeof(float) <= ARK_MATRIX_SLABS, "sums fit the slabs");
-  float* room = reinterpret_cast<float*>(ark_matrix_slab(c, 0)) + ark_lane();
-  const int warp = ark_warp(), own = warp % 4;
+  constexpr int WIDE = P::WIDE, SIZE = 16 * WIDE;
+  static_assert(ARK_WARPS * SIZE * sizeof(float) <= ARK_MATRIX_SLABS, "sums fit the slabs");
+  float* room = reinterpret_cast<float*>(ark_matrix_slab(c, 0));
+  const int warp = ark_warp(), own = warp % 4, g = ark_lane() / 4, t = ark_lane() % 4;
 #pragma unroll
-  for (int b = 0; b < P::BLOCKS; ++b) {
+  for (int b = 0; b < P::BLOCKS; b += 2) {
+    ark_sync();
 #pragma unroll
-    for (int q = 0; q < ALL; q += SOME) {
-      ark_sync();
+    for (int j = 0; j < WIDE / 16; ++j) {
 #pragma unroll
-      for (int i = 0; i < SOME; ++i) {
-        room[(warp * SOME + i) * 32] = sum[b][(q + i) / 4][(q + i) % 4];
+      for (int e = 0; e < 8; ++e) {
+        const int row = e / 4 * 8 + 2 * t + e % 2, column = 16 * j + e % 4 / 2 * 8 + g;
+        if (b + e / 4 >= P::BLOCKS) continue;
+        room[warp * SIZE + ark_code_place<WIDE>(row, column)] = sum[j][b + e / 4][e % 4];
       }
-      ark_sync();
-      if (own != b) continue;
+    }
+    ark_sync();
+    if (own != b / 2) continue;
 #pragma unroll
-      for (int i = 0; i < SOME; ++i) {
-        float total = 0.0f;
+    for (int i = 0; i < WIDE / 2; ++i) {
+      const int row = i % 4 / 2 * 8 + g, column = i / 4 * 8 + 2 * t + i % 2;
+      float total = 0.0f;
 #pragma unroll
-        for (int w = 0; w < 4; ++w) total += room[((warp - own + w) * SOME + i) * 32];
-        made[q + i] = total;
+      for (int w = 0; w < 4; ++w) {
+        total += room[(warp - own + w) * SIZE + ark_code_place<WIDE>(row, column)];
       }
+      made[i] = total;
     }
   }
   ark_sync();
@@ -200,7 +212,7 @@ ARK_DEVICE void ark_code_product(ArkCtx& c, const ArkTask& t, const unsigned cha
   ark_u32 empty = ark_shared_address(ark_matrix.empty);
   ArkMatrixSlot at = ark_matrix_place_of();
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
-    float sum[P::BLOCKS][P::WIDE / 8][4] = {};
+    float sum[P::WIDE / 16][P::BLOCKS][4] = {};
     const int left = n0 + half * P::WIDE;
     const auto store = end(i0, i1, m0, n0, 16 * line, left);
     float scale[P::WHOLE ? P::WIDE / 4 : 1];

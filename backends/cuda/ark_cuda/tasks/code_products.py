@@ -26,7 +26,7 @@ from ark.tasks.matmul_form import deal, dims
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.row_values import bytes_of
 
-WIDTHS = (32, 64, 128)
+WIDTHS = (32, 64)
 STAGE_ALIGNMENT_BYTES = 1024  # stages begin where swizzled boxes must
 PLAIN_BYTES = "byte"  # the type of boxes of bytes that are not swizzled
 
