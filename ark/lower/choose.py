@@ -32,6 +32,7 @@ from ark.tasks.linear_form import (
 
 BY_TIME = "its products and attention are predicted to take less time"
 ROUNDED = "its products are predicted to take less time with inputs rounded to the weights' type"
+MAX_EXPERT_SHARE = 0.25  # bytes of weights of experts, over those of products
 MAX_ROW_SUM_BYTES = 1024  # shared memory for the sums of a layer of one row; reserved in any case
 
 
@@ -97,9 +98,11 @@ def _prompt_text(machine: Machine) -> str:
 
 def _faster_rounded(graph: Graph, context: Context, target: Machine) -> bool:
     """True where a phase, given alone, decodes more rows than linear layers of few rows take, all
-    of its products have that number of rows and weights of 16 bits, and they are predicted to take
-    less time under the variant for warpgroups, which rounds their inputs, than under the machine's
-    first variant. Products without attention over a cache are not rounded for speed.
+    of its products have that number of rows and weights of 16 bits or quantised ones, and they are
+    predicted to take less time under the variant for warpgroups, which rounds their inputs, than
+    under the machine's first variant. Layers of experts, which have no warpgroups, may read only
+    little beside, as those of adapters do. Products without attention over a cache are not rounded
+    for speed.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
     if not any(n.type in ("attention", "paged_attention") for n in nodes):
@@ -108,10 +111,25 @@ def _faster_rounded(graph: Graph, context: Context, target: Machine) -> bool:
     rows = {n.inputs[0].shape[0] for n in products}
     if len(rows) != 1 or min(rows) <= MAX_UNIT_INPUT_ROWS or not _of_weights(nodes, products):
         return False
+    read = sum(n.inputs[1].nbytes for n in products)
+    if _expert_bytes(nodes) > MAX_EXPERT_SHARE * read:
+        return False
     rounded = narrow_inputs(graph, dataclasses.replace(context, machine=target))
     pairs = product_times([n for n in rounded.nodes if not n.virtual], context.machine)
     first = product_times(nodes, context.machine)
     return sum(t for _, t, _ in pairs) < sum(t for _, _, t in first)
+
+
+def _expert_bytes(nodes: Sequence[Node]) -> int:
+    """The most bytes of weights that layers of experts read: those of all rows' experts, but no
+    byte twice.
+    """
+    layers = [n for n in nodes if n.type == "expert_linear"]
+    chosen = (n.outputs[0].elements * n.inputs[1].shape[-1] for n in layers)
+    return sum(
+        min(n.inputs[1].nbytes, n.inputs[1].dtype.nbytes(elements))
+        for n, elements in zip(layers, chosen, strict=True)
+    )
 
 
 def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
@@ -120,8 +138,13 @@ def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
     """
     products = [n for n in nodes if n.type == "matmul" and n.inputs[0].shape[0] != 1]
     rows, columns = machine.large_product
-    return _of_weights(nodes, products) and all(
-        n.inputs[0].shape[0] >= rows and n.outputs[0].shape[-1] >= columns for n in products
+    experts = any(n.type == "expert_linear" for n in nodes)
+    return (
+        not experts
+        and _of_weights(nodes, products)
+        and all(
+            n.inputs[0].shape[0] >= rows and n.outputs[0].shape[-1] >= columns for n in products
+        )
     )
 
 
@@ -129,7 +152,7 @@ def _of_weights(nodes: Sequence[Node], products: Sequence[Node]) -> bool:
     """True where there are products, and box copies can load their 16-bit weights."""
     return (
         bool(products)
-        and not any(n.hints or n.type == "expert_linear" for n in nodes)
+        and not any(n.hints for n in nodes)
         and all(
             len(n.inputs[1].shape) == 2
             and value_type(n.inputs[1].dtype) in (bf16, fp16)

@@ -176,3 +176,19 @@ def test_inputs_of_a_product_alone_are_not_rounded(rows: int) -> None:
     graph.add("matmul", [x, w], [out], attributes, "product")
     (machine,) = choose(graph, Context(registry.machine("h200"), {"packets": False}))
     assert machine.variant.name == "block"
+
+
+@pytest.mark.parametrize(("experts", "variant"), [(8, "matrix"), (2048, "block")])
+def test_many_rows_with_little_work_of_experts_decode_on_warpgroups(
+    experts: int, variant: str
+) -> None:
+    """Adapters are experts of a low rank. Larger layers of experts keep the first variant."""
+    few = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
+    graph = build(Shape(few, by_name("bf16"), 64, 0, batch=16)).graph
+    x = graph.tensor((16, 2048), by_name("fp32"), name="x")
+    w = graph.tensor((experts, 1024, 2048), by_name("bf16"), arena="parameter", name="experts")
+    chosen = graph.tensor((16, experts // 4), by_name("int32"), name="chosen")
+    out = graph.tensor((16, experts // 4, 1024), by_name("fp32"), name="out")
+    graph.add("expert_linear", [x, w, chosen], [out], {}, "experts")
+    (machine,) = choose(graph, Context(registry.machine("h200"), {}))
+    assert machine.variant.name == variant
