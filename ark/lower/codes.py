@@ -21,7 +21,6 @@ from ark.machine.capability import Capability
 from ark.tasks.matmul_codes import MAX_ROWS, STAGE_DEPTH, served, stage_bytes
 
 ROWS = range(MIN_MATRIX_UNIT_ROWS, MAX_ROWS + 1)
-COLUMNS = (32, 64)  # of a tile; more leave fewer stages for other products
 
 
 def multiplies_codes(node: Node, machine: Machine) -> bool:
@@ -41,7 +40,7 @@ def multiplies_codes(node: Node, machine: Machine) -> bool:
         and x.dtype in (fp32, dtype.values)
         and dtype.values in (bf16, fp16)
         and weight.dense
-        and weight.shape[0] >= COLUMNS[0]
+        and any(columns <= weight.shape[0] for _, columns in box_tiles(machine).codes)
         and served(dtype)
     )
 
@@ -52,9 +51,9 @@ def code_cuts(node: Node, machine: Machine, parts: bool) -> list[Cut]:
     counts = (1, *(tiles.parts if parts else ()))
     steps = -(-weight.shape[1] // STAGE_DEPTH)
     return [
-        Cut(tiles.least_rows, columns, many)
-        for columns, many in itertools.product(COLUMNS, counts)
-        if columns <= weight.shape[0] and many <= steps
+        Cut(*tile, many)
+        for tile, many in itertools.product(tiles.codes, counts)
+        if tile[1] <= weight.shape[0] and many <= steps
     ]
 
 

@@ -17,13 +17,13 @@ class BoxTiles:
         predicted time.
     narrow: the sizes of `tiles` that are used only for products of few rows whose right operand is
         contiguous along k.
-    plain: the sizes of `tiles` that are used only if the right operand is contiguous along k and
-        results are stored one by one, not as pairs or heads.
-    shallow: the sizes of `tiles` that are not used for convolution windows, because the ring would
-        have too few stages.
-    parts: the numbers of parts into which the planner may cut k.
-    normed_parts: the largest number of parts of k if a norm adds the partial sums.
-    attention_rows: the number of queries of an attention tile.
+    plain: those that are used only if the right operand is contiguous along k and sums are stored
+        one by one.
+    shallow: those that are not used for windows, because they leave too few stages.
+    parts: the numbers of parts of k to try.
+    normed_parts: the most parts of k if a norm adds them up.
+    attention_rows: queries of an attention tile.
+    codes: those of products of few rows whose weights are read as codes.
     """
 
     tiles: tuple[tuple[Count, Count], ...]
@@ -33,6 +33,7 @@ class BoxTiles:
     parts: tuple[Count, ...]
     normed_parts: Count
     attention_rows: Count
+    codes: tuple[tuple[Count, Count], ...] = ()
 
     @property
     def least_rows(self) -> int:

@@ -77,6 +77,7 @@ BOX_TILES = BoxTiles(
     parts=(2, 3, 4, 6, 8),
     normed_parts=2,
     attention_rows=128,
+    codes=((64, 32), (64, 64)),  # wider ones leave fewer stages for other products
 )
 
 

@@ -18,13 +18,12 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMPUTE, LOAD, MOVE
 from ark.plan.kind import OperandType, Signature
-from ark.tasks import matmul_form, text
 from ark.tasks import matmul_vectors as vectors
-from ark.tasks.matmul_form import deal, dims, k_range, part_of_k, place_names, rotates
+from ark.tasks import text
+from ark.tasks.matmul_form import deal, dims, k_range, part_of_k, rotates
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
-from ark.tasks.rotary import rope
-from ark_cuda.tasks import code_products, pairs, windows
+from ark_cuda.tasks import code_products, pairs, product_store, windows
 from ark_cuda.tasks.inline import header
 from ark_cuda.tasks.pairs import MIN_TILE_COLUMNS, tile_columns
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
@@ -298,18 +297,11 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
   (void)i0; (void)i1; (void)n0;
 {"" if pairs_form is None else pairs_form.prepared}  return [=, &c, &t]({sums}) {{
   (void)t;
-{_store(sig) if pairs_form is None else _store_pairs(sig, pairs_form)}  }};
+{product_store.store(sig, _wide(sig), pairs_form)}  }};
       }});
 }}
 """
     )
-
-
-def _store_pairs(sig: Signature, form: pairs.Store) -> str:
-    """Stores the results of an expression. Separate code handles operands that are not aligned."""
-    if not form.aligned:
-        return form.stored
-    return f"  if ({form.aligned}) {{\n{form.stored}  }} else {{\n{_store(sig)}  }}\n"
 
 
 # Stages overlap up to this many bytes of both operands. On an H100 this makes 4096^3 2.5% faster,
@@ -338,55 +330,6 @@ def _steps(sig: Signature) -> str:
     if k0 == "0":
         return f"{-(-int(k1) // deep)}u"
     return f"static_cast<ark_u32>(({k1} - {k0} + {deep - 1}) / {deep})"
-
-
-def _store(sig: Signature) -> str:
-    """The source that stores a tile's sums, or the results of the expression for them."""
-    params = sig.read(MatmulParams)
-    m, n, _ = dims(sig)
-    if params.gated:
-        return _store_gated(sig)
-    if rotates(sig):
-        angles = rope(sig, 2, matmul_form.POSITION_OPERAND)
-        return (
-            f"  ark_matrix_store_rope<{_wide(sig)}>(\n"
-            f"      c, d, {angles}, m0, left0, top, {m} - m0);\n"
-        )
-    wide, out = _wide(sig), sig.operands[2]
-    start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
-    if params.expr is None and out.dtype in ("fp32", "int32"):
-        return (
-            f"  ark_matrix_store_whole<{wide}>(\n"
-            f"      d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
-        )
-    if params.expr is None:
-        return (
-            f"  ark_matrix_store<{out.ctype}, {wide}>(\n"
-            f"      c, d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
-        )
-    residual = vectors.residual(sig)
-    if residual is not None:
-        return (
-            f"  const auto ahead = {vectors.ahead(sig, residual, 'm0', 'left0')};\n"
-            f"  const auto eight = {vectors.several(sig, 'm0', 'left0', residual)};\n"
-            f"  ark_matrix_each_residual<{wide}>(\n"
-            f"      c, d, top, {m} - m0, {n} - left0, ahead, eight);\n"
-        )
-    return (
-        f"  const auto eight = {vectors.several(sig, 'm0', 'left0')};\n"
-        f"  ark_matrix_each<{wide}>(c, d, top, {m} - m0, {n} - left0, eight);\n"
-    )
-
-
-def _store_gated(sig: Signature) -> str:
-    """The source that stores the gated results of adjacent columns (gate and up)."""
-    m, n, _ = dims(sig)
-    pitch = sig.operands[2].strides[-2]
-    return (
-        f"  ark_matrix_store_gated<{_wide(sig) // 2}>(\n"
-        f"      c, d, po + static_cast<ark_i64>(m0) * {pitch} + left0 / 2, {pitch}, top, "
-        f"{m} - m0, ({n} - left0) / 2);\n"
-    )
 
 
 def load(name: str, sig: Signature, machine: Machine) -> str | None:
