@@ -18,7 +18,7 @@ from ark.lower.boxed import MIN_MATRIX_UNIT_ROWS
 from ark.lower.cuts import Cut, box_costs, box_tiles
 from ark.machine import Machine
 from ark.machine.capability import Capability
-from ark.tasks.matmul_codes import MAX_ROWS, STAGE_DEPTH, served, stage_bytes
+from ark.tasks.matmul_codes import MAX_ROWS, STAGE_DEPTH, part_fits, served, stage_bytes
 
 ROWS = range(MIN_MATRIX_UNIT_ROWS, MAX_ROWS + 1)
 
@@ -53,7 +53,7 @@ def code_cuts(node: Node, machine: Machine, parts: bool) -> list[Cut]:
     return [
         Cut(*tile, many)
         for tile, many in itertools.product(tiles.codes, counts)
-        if tile[1] <= weight.shape[0] and many <= steps
+        if tile[1] <= weight.shape[0] and many <= steps and part_fits(weight.shape[1], many)
     ]
 
 

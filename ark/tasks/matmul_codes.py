@@ -13,7 +13,7 @@ MAX_ROWS = 64  # rows of the left operand
 LINE_DEPTH = 64  # elements along k that a warp multiplies at once
 STAGE_DEPTH = 256  # elements along k in a stage of shared memory
 LANE_DEPTH = 16  # consecutive codes of a row that a lane converts at once
-BOX_BYTES = 16  # a box's rows are a multiple of this many bytes
+BOX_BYTES = 16  # rows of a box begin and end at multiples of this many bytes
 
 
 def row_type(operand: OperandType) -> RowType | None:
@@ -38,12 +38,25 @@ def codes_bytes(dtype: RowType) -> int:
 
 
 def scales_bytes(dtype: RowType) -> int:
-    """Bytes of the scales of a row in a stage, or of its zero points; 0 if a stage has none."""
+    """Bytes of the box of a stage that has a row's scales, or of the one that has its zero points.
+    They are 0 if a stage has none. Boxes begin and end at multiples of BOX_BYTES in a row.
+    """
     if whole(dtype):
         return 0
-    step = math.gcd(LINE_DEPTH, dtype.group)  # stages begin at multiples of it within a group
-    count = (dtype.group - step + STAGE_DEPTH - 1) // dtype.group + 1
-    return -(-dtype.scales.nbytes(count) // BOX_BYTES) * BOX_BYTES
+    size, group = dtype.scales.itemsize, dtype.group
+    step = math.gcd(STAGE_DEPTH, group)  # stages begin at multiples of it within a group
+    count = (group - step + STAGE_DEPTH - 1) // group + 1
+    apart = STAGE_DEPTH // group * size if STAGE_DEPTH % group == 0 else size
+    aligned = math.gcd(BOX_BYTES, apart, dtype.scales_at)
+    if dtype.zeros:
+        aligned = math.gcd(aligned, dtype.zeros_at)
+    return -(-(BOX_BYTES - aligned + count * size) // BOX_BYTES) * BOX_BYTES
+
+
+def part_fits(k: int, parts: int) -> bool:
+    """True if all parts of k begin at multiples of a stage's depth."""
+    lines = -(-k // LINE_DEPTH)
+    return parts == 1 or -(-lines // parts) % (STAGE_DEPTH // LINE_DEPTH) == 0
 
 
 def stage_bytes(dtype: RowType, rows: int, columns: int) -> int:

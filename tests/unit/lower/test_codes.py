@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 
 import pytest
@@ -23,8 +24,8 @@ from ark.models.holding import quantised_config
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from ark.tasks.matmul_codes import part_fits, scales_bytes, served, stage_bytes
 from ark.tasks.matmul_codes import row_type as row_type_of
-from ark.tasks.matmul_codes import scales_bytes, served, stage_bytes
 
 H200 = registry.machine("h200")
 
@@ -118,19 +119,31 @@ def test_few_tiles_have_parts_of_k(outputs: int, parts: int) -> None:
     (node,) = product(16, dtype, outputs=outputs).nodes
     machine = H200.using("matrix")
     cuts = code_cuts(node, machine, parts=True)
-    assert {c.parts for c in cuts} == {1, 2, 3, 4, 6, 8} and {c.columns for c in cuts} == {32, 64}
+    assert {c.parts for c in cuts} == {1, 2, 4, 8} and {c.columns for c in cuts} == {32, 64}
     assert min(cuts, key=lambda cut: code_cut_us(cut, node, machine)).parts == parts
     assert {c.parts for c in code_cuts(node, machine, parts=False)} == {1}
 
 
 def test_a_stage_has_room_for_all_scales_that_it_meets() -> None:
-    """A stage begins at any multiple of 64 elements, with parts of k."""
-    for group in (16, 32, 48, 64, 96, 128, 192, 256, 512):
-        dtype = row_type(int4, 3 * 64 * group, group, fp32, False, bf16)
+    """Boxes begin at multiples of 16 bytes of a row: the device refuses other places."""
+    for group, scales, zeros in itertools.product(
+        (16, 32, 48, 64, 96, 128, 192, 256, 512), (fp32, bf16), (False, True)
+    ):
+        dtype = row_type(uint4, 3 * 64 * group, group, scales, zeros, bf16)
         assert served(dtype)
-        met = max((k + 255) // group - k // group + 1 for k in range(0, dtype.columns - 255, 64))
-        assert 4 * met <= scales_bytes(dtype) < 4 * met + 16
-        assert stage_bytes(dtype, 16, 32) == 16 * 512 + 32 * (128 + scales_bytes(dtype))
+        size, room = dtype.scales.itemsize, scales_bytes(dtype)
+        assert room % 16 == 0
+        for begin in (dtype.scales_at, dtype.zeros_at) if zeros else (dtype.scales_at,):
+            for k in range(0, dtype.columns - 255, 256):
+                first, last = begin + k // group * size, begin + (k + 255) // group * size + size
+                assert last - first // 16 * 16 <= room
+        both = (2 if zeros else 1) * room
+        assert stage_bytes(dtype, 16, 32) == 16 * 512 + 32 * (128 + both)
+
+
+def test_parts_of_k_begin_at_stages() -> None:
+    assert [part_fits(8192, n) for n in (1, 2, 3, 4, 8)] == [True, True, False, True, True]
+    assert [part_fits(2304, n) for n in (1, 2, 3, 4)] == [True, False, True, False]
 
 
 def test_a_machine_without_such_a_function_refuses_the_plan() -> None:

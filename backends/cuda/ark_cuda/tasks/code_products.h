@@ -13,12 +13,13 @@ constexpr bool ARK_SAME = false;
 template <typename A>
 inline constexpr bool ARK_SAME<A, A> = true;
 
-// A product's tiles of COLUMNS columns. HIGH: rows of the input in a stage.
-template <class DEAL, typename T_, class ROW, int COLUMNS, int HIGH>
+// A product's tiles of COLUMNS columns. HIGH: rows of the input in a stage. SCALE_BYTES: of the box
+// of a row's scales in a stage, 0 if stages have none, and of the box of its zero points.
+template <class DEAL, typename T_, class ROW, int COLUMNS, int HIGH, int SCALE_BYTES>
 struct ArkCodeProduct;
 template <class DEAL, typename T_, class C_, int K, int GROUP_, class S_, bool ZEROS_, int COLUMNS,
-          int HIGH_>
-struct ArkCodeProduct<DEAL, T_, ArkRow<C_, K, GROUP_, S_, ZEROS_>, COLUMNS, HIGH_> {
+          int HIGH_, int SCALE_BYTES_>
+struct ArkCodeProduct<DEAL, T_, ArkRow<C_, K, GROUP_, S_, ZEROS_>, COLUMNS, HIGH_, SCALE_BYTES_> {
   typedef DEAL deal;
   typedef T_ T;
   typedef C_ C;
@@ -33,29 +34,35 @@ struct ArkCodeProduct<DEAL, T_, ArkRow<C_, K, GROUP_, S_, ZEROS_>, COLUMNS, HIGH
   // scaled, or, if a line has several scales or zeros, its values.
   static constexpr bool WHOLE = GROUP == K && !ZEROS;
   static constexpr bool BY_LINES = !WHOLE && !ZEROS && GROUP % DEEP == 0;
-  // Bytes of a row of weights in a stage: codes, and scales in boxes of 16 bytes.
-  static constexpr int STEP = GROUP % 64 == 0 ? 64 : GROUP % 32 == 0 ? 32 : 16;
-  static constexpr int SCALES = (GROUP - STEP + DEEP * LINES - 1) / GROUP + 1;
-  static constexpr int CODE_BYTES = DEEP * LINES * ARK_CODE_BITS<C> / 8;
-  static constexpr int SCALE_BYTES =
-      WHOLE ? 0 : (SCALES * static_cast<int>(sizeof(S)) + 15) / 16 * 16;
+  static constexpr int CODE_BYTES = DEEP * LINES * ARK_CODE_BITS<C> / 8, SCALE_BYTES = SCALE_BYTES_;
   // Where the parts of a stage begin.
   static constexpr int A_BYTES = HIGH * LINE * LINES, SCALES_AT = A_BYTES + COLUMNS * CODE_BYTES;
   static constexpr int ZEROS_AT = SCALES_AT + COLUMNS * SCALE_BYTES;
   static constexpr int BYTES = ZEROS_AT + (ZEROS ? COLUMNS * SCALE_BYTES : 0);
 };
 
-// Scale number `group` of the stage, of a row of its weights, and zero point.
+// The byte of a row at which a stage's box of its scales, or of its zero points, begins. A box
+// begins at a multiple of 16 bytes. at: the byte of the first scale, or zero point. k: the stage's
+// first element along k.
 template <class P>
-ARK_DEVICE float ark_stage_scale(const char* stage, int row, int group) {
-  return ark_get(
-      reinterpret_cast<const typename P::S*>(stage + P::SCALES_AT + row * P::SCALE_BYTES), group);
+ARK_DEVICE int ark_scales_begin(int at, int k) {
+  return (at + k / P::GROUP * static_cast<int>(sizeof(typename P::S))) & ~15;
+}
+// The row's scale, or zero point, number `group` in a stage. from: the stage's boxes of them.
+template <class P>
+ARK_DEVICE const typename P::S* ark_scale_of(const char* from, int at, int k, int row, int group) {
+  const int byte =
+      at + group * static_cast<int>(sizeof(typename P::S)) - ark_scales_begin<P>(at, k);
+  return reinterpret_cast<const typename P::S*>(from + row * P::SCALE_BYTES + byte);
 }
 template <class P>
-ARK_DEVICE float ark_stage_zero(const char* stage, int row, int group) {
+ARK_DEVICE const typename P::S* ark_stage_scale(const char* stage, int k, int row, int group) {
+  return ark_scale_of<P>(stage + P::SCALES_AT, P::Row::SCALES_AT, k, row, group);
+}
+template <class P>
+ARK_DEVICE float ark_stage_zero(const char* stage, int k, int row, int group) {
   if constexpr (!P::ZEROS) return 0.0f;
-  return ark_get(reinterpret_cast<const typename P::S*>(stage + P::ZEROS_AT + row * P::SCALE_BYTES),
-                 group);
+  return ark_get(ark_scale_of<P>(stage + P::ZEROS_AT, P::Row::ZEROS_AT, k, row, group), 0);
 }
 
 // A lane's 16 codes of a row, from `from` on, as eight pairs.
@@ -78,19 +85,16 @@ ARK_DEVICE void ark_code_operands(const char* from, ark_u32 (&pairs)[8]) {
 
 // Makes values of pairs of codes that share a scale and a zero point.
 template <class P>
-ARK_DEVICE void ark_scale_operands(const char* stage, int row, int group, ark_u32 (&pairs)[8]) {
-  typedef typename P::T T;
-  T* type = nullptr;
-  if constexpr (!P::ZEROS && ARK_SAME<T, typename P::S>) {
-    const ark_u32 scale =
-        reinterpret_cast<const T*>(stage + P::SCALES_AT + row * P::SCALE_BYTES)[group].bits;
+ARK_DEVICE void ark_scale_operands(const char* stage, int k, int row, int group,
+                                   ark_u32 (&pairs)[8]) {
+  typename P::T* type = nullptr;
+  const typename P::S* from = ark_stage_scale<P>(stage, k, row, group);
+  if constexpr (!P::ZEROS && ARK_SAME<typename P::T, typename P::S>) {
+    const ark_u32 scale = from->bits * 0x10001u;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      pairs[i] = ark_both_fma(type, pairs[i], scale * 0x10001u, 0x80008000u);
-    }
+    for (int i = 0; i < 8; ++i) pairs[i] = ark_both_fma(type, pairs[i], scale, 0x80008000u);
   } else {
-    const float scale = ark_stage_scale<P>(stage, row, group);
-    const float zero = ark_stage_zero<P>(stage, row, group);
+    const float scale = ark_get(from, 0), zero = ark_stage_zero<P>(stage, k, row, group);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float2 codes = ark_pair(type, pairs[i]);
@@ -120,7 +124,7 @@ ARK_DEVICE void ark_code_line(const char* stage, int line, int half, int k,
       to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
     }
   }
-  const int first = k / P::GROUP, at = k + P::DEEP * line;
+  const int at = k + P::DEEP * line;
   const char* codes =
       stage + P::A_BYTES + (P::DEEP * line + 16 * t) * ARK_CODE_BITS<typename P::C> / 8;
 #pragma unroll
@@ -130,9 +134,9 @@ ARK_DEVICE void ark_code_line(const char* stage, int line, int half, int k,
     ark_code_operands<P>(codes + row * P::CODE_BYTES, low);
     ark_code_operands<P>(codes + (row + 8) * P::CODE_BYTES, high);
     if constexpr (!P::WHOLE && !P::BY_LINES) {
-      const int group = (at + 16 * t) / P::GROUP - first;
-      ark_scale_operands<P>(stage, row, group, low);
-      ark_scale_operands<P>(stage, row + 8, group, high);
+      const int group = (at + 16 * t) / P::GROUP;
+      ark_scale_operands<P>(stage, k, row, group, low);
+      ark_scale_operands<P>(stage, k, row + 8, group, high);
     }
     float own[P::BLOCKS][4] = {};
 #pragma unroll
@@ -144,9 +148,9 @@ ARK_DEVICE void ark_code_line(const char* stage, int line, int half, int k,
       }
     }
     if constexpr (P::BY_LINES) {
-      const int group = at / P::GROUP - first;
-      const float scale[2] = {ark_stage_scale<P>(stage, row, group),
-                              ark_stage_scale<P>(stage, row + 8, group)};
+      const int group = at / P::GROUP;
+      const float scale[2] = {ark_get(ark_stage_scale<P>(stage, k, row, group), 0),
+                              ark_get(ark_stage_scale<P>(stage, k, row + 8, group), 0)};
 #pragma unroll
       for (int b = 0; b < P::BLOCKS; ++b) {
 #pragma unroll
@@ -258,13 +262,13 @@ ARK_DEVICE void ark_code_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad
       [&](char* stage, int, int, int, int n0, int k, ark_u64* full, ark_u64 keep) {
         ark_box_load(stage + P::A_BYTES, map_codes, k * ARK_CODE_BITS<typename P::C> / 8, n0, full,
                      keep);
-        const int scales = k / P::GROUP * static_cast<int>(sizeof(typename P::S));
         if constexpr (!P::WHOLE) {
-          ark_box_load(stage + P::SCALES_AT, map_scales, P::Row::SCALES_AT + scales, n0, full,
-                       keep);
+          const int scales = ark_scales_begin<P>(P::Row::SCALES_AT, k);
+          ark_box_load(stage + P::SCALES_AT, map_scales, scales, n0, full, keep);
         }
         if constexpr (P::ZEROS) {
-          ark_box_load(stage + P::ZEROS_AT, map_scales, P::Row::ZEROS_AT + scales, n0, full, keep);
+          const int zeros = ark_scales_begin<P>(P::Row::ZEROS_AT, k);
+          ark_box_load(stage + P::ZEROS_AT, map_scales, zeros, n0, full, keep);
         }
       });
 }

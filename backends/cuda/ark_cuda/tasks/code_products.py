@@ -17,6 +17,7 @@ from ark.tasks.matmul_codes import (
     MAX_ROWS,
     STAGE_DEPTH,
     codes_bytes,
+    part_fits,
     row_type,
     scales_bytes,
     stage_bytes,
@@ -45,6 +46,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
         machine.has(Capability.CODE_BOXES)
         and rows == dims(sig)[0] <= MAX_ROWS
         and columns in WIDTHS
+        and part_fits(dims(sig)[2], sig.read(MatmulParams).splits)
         and sig.operands[0].strides[-1] == 1
         and sig.operands[0].strides[-2] * sig.operands[0].itemsize % 16 == 0
     )
@@ -76,7 +78,10 @@ def product(sig: Signature) -> str:
     """The type that describes a product to both halves."""
     left, weights = sig.operands[:2]
     high, columns = -(-dims(sig)[0] // 8) * 8, sig.read(MatmulParams).tile[1]
-    return f"ArkCodeProduct<{deal(sig)}, {left.ctype}, {weights.ctype}, {columns}, {high}>"
+    dtype = row_type(weights)
+    assert dtype is not None
+    numbers = f"{columns}, {high}, {scales_bytes(dtype)}"
+    return f"ArkCodeProduct<{deal(sig)}, {left.ctype}, {weights.ctype}, {numbers}>"
 
 
 def compute(sig: Signature, k_range: tuple[str, str]) -> str:
