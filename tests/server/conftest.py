@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "jinja2", "httpx", "openai")
 MISSING = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 collect_ignore_glob = ["test_*.py"] if MISSING else []
+
+
+@pytest.fixture(scope="package", autouse=True)
+def no_certificates() -> Iterator[None]:
+    """Names a folder without certificates. Each client of these servers, none of which uses TLS,
+    would otherwise read all certificates of the system.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SSL_CERT_FILE", raising=False)
+        patch.setenv("SSL_CERT_DIR", str(Path(__file__).parent))
+        yield
 
 
 @pytest.fixture
