@@ -24,6 +24,10 @@ from ark.errors import SystemError
 from ark_cpu import machines, workers
 from ark_cpu.memory import available_bytes, memory_bytes
 
+# The free memory is read once per this number of allocated bytes. Reading takes half a millisecond,
+# longer than a small allocation.
+_READ_EVERY_BYTES = 1 << 20
+
 _LOOK = ctypes.CFUNCTYPE(None)
 _NO_LOOK = _LOOK()  # no callback for a kernel that waits
 
@@ -141,15 +145,11 @@ class CpuDevice:
         self._maps: dict[int, tuple[mmap.mmap, int | None]] = {}
         self._libraries: dict[int, int | None] = {}
         self._launches: WeakSet[CpuLaunch] = WeakSet()
+        self._unread = 0
 
     def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
         size = max(nbytes, mmap.PAGESIZE)
-        free = available_bytes()
-        if free and size > free:
-            raise SystemError(
-                f"{size / 1e6:.0f} MB of memory are needed, but only {free / 1e6:.0f} MB are "
-                "free; use a smaller model or context, or free memory"
-            )
+        self._check_free(size)
         try:
             handle = self._shared_file(size) if kind == "symmetric" else None
             mapping = _private(size) if handle is None else mmap.mmap(handle, size)
@@ -158,6 +158,18 @@ class CpuDevice:
                 f"{size / 1e6:.0f} MB of memory could not be mapped: {error}"
             ) from error
         return self._memory(mapping, handle, nbytes, kind, owned=True)
+
+    def _check_free(self, size: int) -> None:
+        self._unread += size
+        if self._unread < _READ_EVERY_BYTES:
+            return
+        self._unread = 0
+        free = available_bytes()
+        if free and size > free:
+            raise SystemError(
+                f"{size / 1e6:.0f} MB of memory are needed, but only {free / 1e6:.0f} MB are "
+                "free; use a smaller model or context, or free memory"
+            )
 
     def _shared_file(self, size: int) -> int:
         """Opens an unnamed file, so that no file is left when the process ends."""

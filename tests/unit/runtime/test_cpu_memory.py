@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from ark_cpu import device as cpu
 from ark_cpu.device import CpuDevice
+
+from ark.errors import SystemError
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -30,4 +34,16 @@ def test_device_memory_asks_for_huge_pages() -> None:
     flags = _flags(memory.address)
     assert "hg" in flags and "sh" not in flags
     device.free(memory)
+    device.close()
+
+
+def test_memory_that_is_not_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small allocations are compared with the free memory when they have reached 1 MiB together."""
+    device, free = CpuDevice(0), Mock(return_value=1 << 30)
+    monkeypatch.setattr(cpu, "available_bytes", free)
+    for _ in range(8 * 4):
+        device.alloc(1 << 18, "device")
+    assert free.call_count == 8
+    with pytest.raises(SystemError, match=r"1075 MB of memory are needed, but only 1074 MB"):
+        device.alloc((1 << 30) + (1 << 20), "device")
     device.close()
