@@ -26,8 +26,6 @@ from tests.checkpoints import make_checkpoint, reference
 from tests.server.running import running
 from tests.serving.requests import MAX_POSITIONS, Listener, settled
 
-peft = pytest.importorskip("peft")
-
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 KINDS: dict[str, dict[str, Any]] = {
     "attention": {"r": 4, "lora_alpha": 16, "target_modules": ALL[:4]},
@@ -47,6 +45,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 @pytest.fixture(scope="module")
 def adapters(small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Returns an adapter of each kind with random matrices, as saved by peft."""
+    peft = pytest.importorskip("peft")  # takes 3 s to import, so not at collection
     where = {}
     for seed, (name, fields) in enumerate(KINDS.items()):
         torch.manual_seed(seed)
@@ -70,7 +69,7 @@ def theirs(small: Checkpoint, where: Path | None, prompt: tuple[int, ...], count
     """Returns the greedy text of transformers' model with peft's adapter."""
     model = reference(small.directory)
     if where is not None:
-        model = peft.PeftModel.from_pretrained(model, where).eval()
+        model = pytest.importorskip("peft").PeftModel.from_pretrained(model, where).eval()
     tokens = list(prompt)
     with torch.no_grad():
         for _ in range(count):
