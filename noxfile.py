@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "types", "tests"]
+nox.options.sessions = ["lint", "types", "tests", "long_tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 BUILD_EMULATOR = """
@@ -43,6 +44,9 @@ BESIDE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEB
 # CPU kernels that tests run once are compiled in a quarter of the time; tests/backend/conftest.py
 # names those that keep ark's own flags, and the slow session uses no others.
 QUICK = {**BESIDE, "ARK_CPU_FLAGS": "-Og"}
+
+# The arguments with which the session `tests` runs the long tests (tests/long.py).
+LONG = ("--part", "long")
 
 MATRIX = nox.project.load_toml("ci/matrix.toml")
 
@@ -98,19 +102,28 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The default test run: no GPU needed.
+    """The default test run: no GPU needed. The session `long_tests` runs the other tests.
 
-    Meanwhile the backend tests run once more on emulated AMD devices: most of them on gfx942, ops
-    and faults on gfx1100, and what synchronises with more seeds of the emulator's scheduler and all
-    its checks.
+    Beside the long tests, the backend tests run once more on emulated AMD devices: most of them on
+    gfx942, ops and faults on gfx1100, and what synchronises with more seeds of the emulator's
+    scheduler and all its checks.
     """
     session.install("-e", ".[dev]")
     session.run("python", "-c", BUILD_EMULATOR, env=BESIDE)
-    if session.posargs:
+    if tuple(session.posargs) == LONG:
+        runs = [run for run in MATRIX["emulated"] if run.get("session") != "slow"]
+        _emulate(session, runs, "pytest", *BESIDE_DEVICES, *LONG)
+    elif session.posargs:
         session.run("pytest", *session.posargs)
-        return
-    runs = [run for run in MATRIX["emulated"] if run.get("session") != "slow"]
-    _emulate(session, runs, "pytest", *BESIDE_DEVICES)
+    else:
+        session.run("pytest", *WORKERS, env=QUICK)
+
+
+@nox.session(python=False)
+def long_tests(session: nox.Session) -> None:
+    """The long tests (tests/long.py), in the environment of the session `tests`."""
+    folder = str(session.cache_dir.parent)
+    session.run(sys.executable, "-m", "nox", "--envdir", folder, "-s", "tests", "--", *LONG)
 
 
 def _emulate(session: nox.Session, runs: list[dict], *meanwhile: str) -> None:
@@ -179,10 +192,10 @@ def second_clang(session: nox.Session) -> None:
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """What the default run leaves out because it is slow and rarely fails: the tests marked slow
+    """What `nox` leaves out because it is slow and rarely fails: the tests marked slow
     (tests/slow.py), alone those of processes that are stopped and of slow networks, whose times a
-    busy machine does not keep; all random cases and all types for every architecture, of which the
-    default run has a part; CPU kernels with all optimisation; and more backend tests on emulated
+    busy machine does not keep; all random cases and all types for every architecture, of which
+    `nox` runs a part; CPU kernels with all optimisation; and more backend tests on emulated
     architectures.
     """
     session.install("-e", ".[dev]")
@@ -245,7 +258,7 @@ def training(session: nox.Session) -> None:
 
 @nox.session
 def plan_fuzz(session: nox.Session) -> None:
-    """10,800 mutated plans against the verifier (the default run has 900), and 12 times as many
+    """10,800 mutated plans against the verifier (`nox` has 900), and 12 times as many
     random graphs for planner, verifier and the brute-force second opinion.
     """
     session.install("-e", ".[dev]")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 from ark.errors import SystemError
-from tests import cells
+from tests import cells, long
 
 pytest.register_assert_rewrite("tests.cases")
 
@@ -17,6 +18,37 @@ pytest.register_assert_rewrite("tests.cases")
 # collection, and the numbers of collections before older objects are examined. With Python's
 # defaults (700, 10, 10), it took an eighth of the CPU time of tests of plans and programs.
 COLLECTED_AFTER = (20_000, 50, 50)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "tests to run (tests/long.py); default: all with paths, `default` without paths"
+    parser.addoption("--part", choices=long.PARTS, help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses the part, which xdist gives to its workers."""
+    if config.option.part is None:
+        paths = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+        config.option.part = long.ALL if paths else long.DEFAULT
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"part: {config.option.part} (tests/long.py)"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Does not import files without long tests to run the long ones."""
+    if config.option.part != long.LONG or collection_path.suffix != ".py":
+        return None
+    return collection_path.relative_to(long.ROOT).as_posix() not in long.files() or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the tests of the other part."""
+    left = [item for item in items if not long.runs(config.option.part, item.nodeid)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if long.runs(config.option.part, item.nodeid)]
 
 
 @pytest.hookimpl(wrapper=True)
