@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-# The default run includes these files with all checks, so they are not run again without checks.
+# `nox` includes these files with all checks, so they are not run again without checks.
 CHECKED = ("tests/backend/test_faults.py", "tests/backend/test_programs.py")
 # Files in which all tests belong to the slow session (tests/emulated.py) are not imported.
 SLOW = 'pytestmark = pytest.mark.emulated("slow")\n'
@@ -49,7 +49,7 @@ def environment(run: dict[str, Any]) -> dict[str, str]:
         "ARK_ROCM_EMULATOR_CHECKS": str(int(run["checks"])),
         "ARK_ROCM_EMULATOR_IMPLICIT_SYNC": "0",  # a test that frees memory under a kernel fails
         "ARK_REQUIRE": "rocm:1",
-        # The default run includes some of these tests, which tests/backend/conftest.py selects by
+        # `nox` includes some of these tests, which tests/backend/conftest.py selects by
         # marks.
         "ARK_EMULATED_PART": "" if "session" in run else run["arch"],
     }

@@ -75,16 +75,16 @@ def prove(
     if "simulated" in row:
         return "simulated", row["simulated"]
     if row["runner"][0] != "self-hosted":
-        return "executed", "the default test run, in every change"
+        return "executed", "`nox`, in every change"
     compiled = "every task kind compiled"
     mine = [e for e in emulated if e["arch"] == row["arch"]]
     runs = dict.fromkeys(TESTS[e["tests"]] for e in mine if "session" not in e)
     later = (f"{TESTS[e['tests']]} in `nox -s {e['session']}`; " for e in mine if "session" in e)
     more = "".join(dict.fromkeys(later))
-    default = f"{'; '.join(runs)} in the default test run; " if runs else ""
+    default = f"{'; '.join(runs)} in `nox`; " if runs else ""
     if mine:
         return "emulated", f"{default}{more}{compiled}"
-    return "compiled", f"{compiled} in the default test run or `nox -s slow`"
+    return "compiled", f"{compiled} in `nox` or `nox -s slow`"
 
 
 def coverage(matrix: list[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Selects which tests of tests/backend the default run executes on emulated devices
+"""Selects which tests of tests/backend `nox` executes on emulated devices
 (ci/emulated.py), by marks at tests.
 
 Tests with `emulated("slow")` run only in `nox -s slow`. Among tests that generate with a model,
@@ -35,7 +35,7 @@ def places(item: pytest.Item) -> list[str]:
 
 
 def few_emulated(cases: Iterable[Any], *kept: Any) -> list[ParameterSet]:
-    """The cases for `parametrize`. On emulated devices the default run uses only the named ones."""
+    """The cases for `parametrize`. On emulated devices `nox` uses only the named ones."""
     return [
         pytest.param(case, marks=() if case in kept else pytest.mark.emulated("slow"))
         for case in cases

@@ -1,9 +1,9 @@
-"""Selects the tests and cases that the default run omits because they are slow and rarely fail.
+"""Selects the tests and cases that `nox` omits because they are slow and rarely fail.
 
 `slow` marks a test that only `nox -s slow` runs (`pytest -m slow`). `few` marks all but a few cases
 of a list. `in_turns` marks all pairs of a case and an architecture except one per case (or except
 one for some of the cases). `examples` is the number of random cases of a test: all of them in the
-slow session, a fifth in the default run.
+slow session, a fifth in others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ slow = pytest.mark.slow
 
 def examples(count: int) -> int:
     """The number of random cases: the given number in the slow session, a fifth of it in the
-    default run.
+    other sessions.
     """
     return count if SLOW else -(-count // 5)
 
@@ -46,8 +46,8 @@ def few(count: int, cases: Iterable[Any]) -> list[ParameterSet]:
 def in_turns(
     archs: Sequence[Any], cases: Iterable[tuple[Any, ...]], count: int | None = None
 ) -> list[ParameterSet]:
-    """Every case for every architecture. In the default run each case has one architecture, in
-    turn. If `count` is given, only that many cases run, evenly spaced.
+    """Every case for every architecture. Outside of the slow session each case has one
+    architecture, in turn. If `count` is given, only that many cases run, evenly spaced.
     """
     listed = list(cases)
     kept = _spaced(count or len(listed), len(listed))

@@ -2,7 +2,7 @@
 
 A backend without a device is skipped with the probe's reason, unless ARK_REQUIRE promises one:
 ARK_REQUIRE=cuda:1 (several separated by commas) turns the skip into a failure. Simulated backends
-run these tests only if ARK_REQUIRE names them; test_mesh.py covers one in the default run. A test
+run these tests only if ARK_REQUIRE names them; test_mesh.py covers one in `nox`. A test
 whose program such a backend refuses, naming itself, is skipped with the message.
 """
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.emulated("slow")
 
 SEED = np.random.default_rng(5)
 TILES = [[1, 1], [1, 7], [3, 40], [5, 64], [16, 96], [40, 96]]
-FEW = [[3, 40], [16, 96]]  # the default run's tiles
+FEW = [[3, 40], [16, 96]]  # the tiles of `nox`
 
 
 def random_input(*shape: int) -> tuple[ark.Tensor, np.ndarray]:

@@ -154,7 +154,7 @@ PROGRAMS = (
     twice,
     messages,
 )
-# On emulated AMD devices the default run executes these only with links that support stores only
+# On emulated AMD devices `nox` executes these only with links that support stores only
 # (test_stored_signals): a signal after a put, a signal before a get, signals in both directions,
 # and packets.
 BY_STORES = (put_then_signal, get, twice, messages)

@@ -44,7 +44,7 @@ def model_of(arch: str) -> Machine:
     return next(m for m in machines.MODELS.values() if m.arch == arch)
 
 
-# The default run compiles for one architecture; features that only other architectures have are
+# `nox` compiles for one architecture; features that only other architectures have are
 # tested separately.
 @pytest.mark.parametrize(
     "arch", [pytest.param(a, marks=[slow] * (a != "sm_90a")) for a in backend.archs()]

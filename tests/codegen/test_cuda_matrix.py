@@ -48,7 +48,7 @@ H100 = machines.MODELS["h100"]
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
 
-# The default run compiles each order of operands once, several products together, and few rows.
+# `nox` compiles each order of operands once, several products together, and few rows.
 @pytest.mark.parametrize(
     ("left", "right", "m", "n", "k", "transposes", "dtype"),
     [
@@ -340,7 +340,7 @@ def test_products_with_epilogues_equal_numpy(m, n, k, dtype, result) -> None:
     assert (np.abs(c - exact) <= 2.0**-22 * np.sqrt(k) * scale + rounding * np.abs(exact)).all()
 
 
-# The default run compiles both forms of 8-bit floats, integers, and tf32.
+# `nox` compiles both forms of 8-bit floats, integers, and tf32.
 @pytest.mark.parametrize(
     ("m", "n", "k", "types", "scaled", "instruction"),
     [pytest.param(*case, marks=[slow] * (i % 2 == 0)) for i, case in enumerate(FEW_BITS)],

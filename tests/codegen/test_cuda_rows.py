@@ -72,7 +72,7 @@ def planned(machine: ark.Machine, *sizes: object) -> Plan:
     return task_plan
 
 
-# The default run compiles the largest case and the fp16 case.
+# `nox` compiles the largest case and the fp16 case.
 @pytest.mark.parametrize(
     "sizes", [pytest.param(s, marks=[slow] * (i not in (2, 3))) for i, s in enumerate(SIZES)]
 )

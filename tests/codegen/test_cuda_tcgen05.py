@@ -58,7 +58,7 @@ def check(plan: Plan, kind: str) -> None:
     assert not any(spilled)
 
 
-# The default run compiles every third case.
+# `nox` compiles every third case.
 @pytest.mark.parametrize(
     ("left", "right", "m", "n", "k", "transposes", "dtype"),
     [pytest.param(*case, marks=[slow] * (i % 3 > 0)) for i, case in enumerate(CASES)],

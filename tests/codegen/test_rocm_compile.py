@@ -225,7 +225,7 @@ def test_other_matmuls_keep_to_the_common_body(dtype: str, shape: tuple[int, int
     assert "mfma" not in assembly(emitted.source, "gfx942")
 
 
-# The default run executes code for gfx942 and gfx1100 instead (ci/matrix.toml).
+# `nox` executes code for gfx942 and gfx1100 instead (ci/matrix.toml).
 @slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_task_kind_compiles(arch: str) -> None:

@@ -70,7 +70,7 @@ def findings_of(
     return lint(text, TARGETS[arch], expected)
 
 
-# The default run checks one architecture of each family.
+# `nox` checks one architecture of each family.
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("arch", [pytest.param(a, marks=[slow] * (a != "gfx942")) for a in ARCHS])
 def test_loop_kernels_are_clean(arch: str, name: str) -> None:

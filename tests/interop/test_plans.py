@@ -43,7 +43,7 @@ def built(name: str) -> Built:
     return result
 
 
-# The default run plans each of the smaller networks for one machine, in turn.
+# `nox` plans each of the smaller networks for one machine, in turn.
 @pytest.mark.parametrize(("machine", "name"), [
     *in_turns(MACHINES, [(m,) for m in models.MODELS if m not in LARGE]),
     *(pytest.param(machine, m, marks=slow) for m in LARGE for machine in MACHINES),

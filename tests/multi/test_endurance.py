@@ -1,5 +1,5 @@
 """Long runs of collectives, and ranks killed at any moment: nothing leaks, and the remaining ranks
-end with the reason. The default run does a part; ARK_ENDURANCE=1 does 100,000 collectives and 50
+end with the reason. `nox` does a part; ARK_ENDURANCE=1 does 100,000 collectives and 50
 kills.
 """
 

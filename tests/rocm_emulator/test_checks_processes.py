@@ -14,7 +14,7 @@ from two_processes import exchange
 from tests.slow import slow
 
 
-# The default run has one architecture of each family.
+# `nox` has one architecture of each family.
 @pytest.mark.parametrize(
     "arch",
     [pytest.param(a, marks=[slow] * (a not in ("gfx942", "gfx1100"))) for a in kernel_cases.ALL],

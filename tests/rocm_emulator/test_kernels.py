@@ -1,6 +1,6 @@
 """The kernel suite on the emulator, through hip-python: results are right at -O0 and -O3.
 
-The default run tests every kernel at -O3 and -O0 on gfx942 (or the first architecture that supports
+`nox` tests every kernel at -O3 and -O0 on gfx942 (or the first architecture that supports
 it) and at -O3 on gfx1100. Kernels that synchronise run with four seeds, and also on gfx90a and
 gfx950, as do the matrix instructions. ARK_EMULATOR_SWEEP=1 (the nox session `emulator_sweep`) tests
 everything on all architectures with ten seeds.

@@ -116,7 +116,7 @@ def test_slots_of_a_loop_are_counted_by_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    # The default run covers gfx942 in the test below.
+    # `nox` covers gfx942 in the test below.
     "arch",
     ["gfx1100", *(pytest.param(a, marks=slow) for a in ("gfx942", "gfx90a", "gfx950"))],
 )

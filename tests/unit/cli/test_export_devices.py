@@ -1,6 +1,6 @@
 """`ark export` for GPUs: the program is C11 without extensions that gcc and zig compile under
 -Werror. Tested are the message if there is no driver and the shipped model's tokens on an emulated
-AMD device; for NVIDIA GPUs the program is only compiled. The default run exports a network with a
+AMD device; for NVIDIA GPUs the program is only compiled. `nox` exports a network with a
 small kernel; test_export.py covers the other parts of a decoder's program on the CPU.
 """
 

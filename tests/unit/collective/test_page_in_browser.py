@@ -1,5 +1,5 @@
 """The page of 128 ranks in headless Chromium, in both themes: small, drawn completely, without
-errors. The slow session draws it; the default run draws smaller pages (tests/unit/parallel).
+errors. The slow session draws it; `nox` draws smaller pages (tests/unit/parallel).
 """
 
 import re

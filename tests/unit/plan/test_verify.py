@@ -99,7 +99,7 @@ def test_the_oracle_sees_a_dropped_wait() -> None:
     assert any(faults(changed, n) for n in range(len(plan.phases)))
 
 
-# The default run has each pair of a number of processors and a chunk once, with or without packets.
+# `nox` has each pair of a number of processors and a chunk once, with or without packets.
 @pytest.mark.parametrize(
     ("processors", "chunk", "packets"),
     [
