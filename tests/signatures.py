@@ -213,6 +213,14 @@ def _indexing(dtype: DataType) -> None:
             ark.quantized_linear(ark.tensor([2, 64], dtype), ark.tensor([40, 64], packed), scales)
 
 
+def _depthwise(dtype: DataType) -> None:
+    """Builds a depthwise convolution between others, which keep channels last."""
+    x = ark.conv(ark.tensor([2, 32, 12, 12], dtype), ark.tensor([32, 32, 1, 1], dtype))
+    for size in (3, 7):
+        x = ark.conv(x, ark.tensor([32, 1, size, size], dtype), padding=size // 2, groups=32)
+        x = ark.conv(ark.relu(x), ark.tensor([32, 32, 1, 1], dtype))
+
+
 def _quantised(dtype: DataType) -> None:
     """Builds products with weights of quantised rows, for one, several and many input rows."""
     for codes in CODES:
@@ -252,6 +260,7 @@ def _custom(dtype: DataType) -> None:
 _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...] = (
     ("elementwise", _elementwise, (fp32, fp16, bf16, int32)),
     ("quantised", _quantised, (fp32, fp16, bf16)),
+    ("depthwise", _depthwise, (fp16, bf16)),
     ("regions", _regions, (fp32, fp16, bf16)),
     ("matmul", _matmuls, FLOATS),
     ("rows", _rows, FLOATS),

@@ -2,13 +2,12 @@
 
 A node holds its attributes as plain values, which can be printed and compared. `Node.read` returns
 them as the op's struct, so that mypy reports a misspelt name. The user's function makes the struct
-and gives its `to_node()` to the graph. ATTRIBUTES maps each op to its struct.
+and gives its `to_node()` to the graph. ark.ir.attribute_table maps each op to its struct.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import structs
@@ -362,57 +361,3 @@ class ChooseEachAttributes(Attributes, frozen=True):
     """The choice for several sequences. tiles: each tile has found one candidate per sequence."""
 
     tiles: int
-
-
-ATTRIBUTES: Mapping[str, type[Attributes]] = {
-    "send": MessageAttributes,
-    "recv": MessageAttributes,
-    **dict.fromkeys(
-        (
-            f"channel_{word}"
-            for word in ["put", "get", "reduce", "signal", "wait", "flush", "send", "recv"]
-        ),
-        ChannelAttributes,
-    ),
-    "custom": CustomAttributes,
-    "channel_custom": CustomAttributes,
-    "fusion": FusionAttributes,
-    "quantized_linear": GroupAttributes,
-    "reshape": ShapeAttributes,
-    "kv_append": AppendAttributes,
-    "paged_append": PagedAppendAttributes,
-    "gather": AxisAttributes,
-    "gather_elements": AxisAttributes,
-    "scatter_elements": ScatterAttributes,
-    "scan": ScanAttributes,
-    "rotary_embedding": RotaryAttributes,
-    "rope_kv": ProjectionAttributes,
-    "attention": AttentionAttributes,
-    "paged_attention": AttentionAttributes,
-    "matmul": MatmulAttributes,
-    "matmul_all_reduce": OverlappedAttributes,
-    "matmul_reduce_scatter": OverlappedAttributes,
-    "all_gather_matmul": OverlappedAttributes,
-    "add_parts": AddPartsAttributes,
-    "add_parts_norm": NormAttributes,
-    "linear": LinearAttributes,
-    "layernorm": NormAttributes,
-    "rmsnorm": NormAttributes,
-    "rounded_rmsnorm": NormAttributes,
-    "all_reduce_norm": SumNormAttributes,
-    **dict.fromkeys(
-        ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod"), ReduceAttributes
-    ),
-    "concat": AxisAttributes,
-    **dict.fromkeys(("convolution", "depthwise"), ConvolutionAttributes),
-    "pool": PoolAttributes,
-    "remap": RemapAttributes,
-    "transpose": TransposeAttributes,
-    "topk": TopKAttributes,
-    "expert_linear": ExpertLinearAttributes,
-    "embed": RowsAttributes,
-    "advance": RowsAttributes,
-    "sample": SampleAttributes,
-    "choose": ChooseAttributes,
-    "choose_each": ChooseEachAttributes,
-}

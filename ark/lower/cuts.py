@@ -60,8 +60,10 @@ def candidates(
     counts = (1, *(p for p in given.parts if several))
     # A product of few rows is bound by memory bandwidth, so further tile widths would not help.
     between = narrow and plain and not windows and shape[2] > given.least_rows
-    # The narrowest tiles may be wider than a result of many rows that consist of whole vectors.
-    vectors = between and shape[3] * itemsize % BOX_ALIGNMENT_BYTES == 0
+    # The narrowest tiles may be wider than the result if its rows consist of whole vectors and are
+    # so many that most processors have a tile.
+    many_rows = 2 * shape[2] >= given.least_rows * machine.processors
+    vectors = between and many_rows and shape[3] * itemsize % BOX_ALIGNMENT_BYTES == 0
     return [
         Cut(tile[0], min(tile[1], shape[3]), many)
         for tile, many in itertools.product(given.tiles, counts)

@@ -89,15 +89,16 @@ class Pass:
 
 
 def channels_last(graph: Graph, context: Context) -> Graph:
-    """The graph with the channels of convolutions as the last dimension. Images with few channels
-    are padded to more channels only if the kernel variant that is chosen for the resulting graph
-    loads their windows by box copies.
+    """The graph with the channels of convolutions as the last dimension. Depthwise convolutions and
+    images with few channels are included only if the kernel variant that is chosen for the
+    resulting graph loads windows by box copies.
     """
+    if not context.machine.has(Capability.WINDOW_BOXES):
+        return turn_channels(graph, context, boxed=False)
     turned = turn_channels(graph, context)
-    if turned is graph or not context.machine.has(Capability.WINDOW_BOXES):
+    if turned is graph or all(m.variant.name == "matrix" for m in choose(turned, context)):
         return turned
-    boxed = all(m.variant.name == "matrix" for m in choose(turned, context))
-    return turned if boxed else turn_channels(graph, context, few=False)
+    return turn_channels(graph, context, boxed=False)
 
 
 def fuse_unit_attention(graph: Graph, context: Context) -> Graph:

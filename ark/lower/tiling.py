@@ -333,7 +333,7 @@ def attends(node: Node, machine: Machine) -> bool:
     rows, given = node.inputs[0].shape[-2], node.read(AttentionAttributes)
     batch = node.inputs[0].shape[0] if len(node.inputs[0].shape) == 3 else 1
     tiles = batch * given.heads * -(-rows // MIN_ATTENTION_ROWS)
-    filled = rows >= MIN_ATTENTION_ROWS and tiles >= machine.processors
+    filled = machine.cooperative and rows >= MIN_ATTENTION_ROWS and tiles >= machine.processors
     return (rows >= machine.large_product[0] or filled) and attends_in_units(node)
 
 

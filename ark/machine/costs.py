@@ -227,6 +227,7 @@ class Costs:
     start_work_us: Rate = 300.0
     op_us: Rate = 4.0
     product_tile_us: Rate = 1.5
+    long_row_bytes: Bytes = 128 << 10
     combine_rate: Rate = 6e3
     put_bytes: Bytes = 128 << 10
     part_bytes: Bytes = 128 << 10

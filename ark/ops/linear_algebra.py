@@ -11,7 +11,8 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.attributes import ATTRIBUTES, LinearAttributes, MatmulAttributes
+from ark.ir.attribute_table import ATTRIBUTES
+from ark.ir.attributes import LinearAttributes, MatmulAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, RowType, bf16, fp32, int32
 from ark.ir.epilogues import EPILOGUES
 from ark.lower.ops.linear_algebra import lower_linear

@@ -214,7 +214,7 @@ def mod(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The remainder of input / other with the sign of `other` (Python's %). Integers % 0 gives 0.
+    """The remainder of input / other with the sign of `other` (Python's %); 0 for integers by 0.
 
     Examples:
         >>> ark.mod(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()

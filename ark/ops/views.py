@@ -253,8 +253,7 @@ def reshape(
 
 
 def identity(input: TensorLike, deps: Sequence[TensorLike] = (), name: str = "") -> Tensor:
-    """A view of the whole tensor; ops that use the view run after all tensors of `deps` are
-    written.
+    """A view of the whole tensor, whose readers run after all tensors of `deps` are written.
 
     Any shape and type.
 

@@ -25,6 +25,9 @@ ARK_DEVICE void ark_depthwise(ArkCtx&, const ArkTask& t, const Weight& weight, c
   constexpr int LOADS = WINDOW::down * (SPAN + WINDOW::across);
   constexpr int TOGETHER = LOADS <= 32 ? WINDOW::down : 1;  // rows of a window
   const int last = t.coord[2] + COLUMNS < TILE::size[2] ? t.coord[2] + COLUMNS : TILE::size[2];
+  // The last column that the tile's results read. Results past the tile's end read no other.
+  const int end = (last - 1) * WINDOW::step_across - WINDOW::before_across +
+                  (WINDOW::across - 1) * WINDOW::apart_across;
   for (int unit = ark_tid(); unit < IMAGES * ROWS * BANDS * PACKS; unit += ARK_THREADS) {
     const int c = t.coord[3] + unit % PACKS * PACK;
     const int first = t.coord[2] + unit / PACKS % BANDS * W;
@@ -47,7 +50,8 @@ ARK_DEVICE void ark_depthwise(ArkCtx&, const ArkTask& t, const Weight& weight, c
 #pragma unroll
       for (int i = 0; i < SPAN; ++i) {
         if (ark_depthwise_reads<WINDOW, W>(i)) {
-          loaded[i] = ark_load_pack<PACK>(source(n, near, ark_edge(left + i, WINDOW::width), c));
+          const int column = ark_edge(left + i < end ? left + i : end, WINDOW::width);
+          loaded[i] = ark_load_pack<PACK>(source(n, near, column, c));
         }
       }
 #pragma unroll

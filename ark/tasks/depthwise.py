@@ -81,7 +81,7 @@ class Depthwise(TaskKind):
         return 2.0 * elements * sig.operands[0].shape[0], super().cost(sig, coord)[1]
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("convolution.h"), text.header("depthwise.h"))
+        return tuple(map(text.header, ("box.h", "convolution.h", "depthwise.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         pack = _pack(sig)

@@ -12,7 +12,8 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.lower.rewrite import convolutions
+from ark.lower import passes
+from ark.lower.rewrite import channels_last, convolutions
 from tests.opcheck import Case, check
 
 pytestmark = pytest.mark.emulated("slow")
@@ -54,6 +55,13 @@ def test_convolutions_of_turned_channels(backend: str, monkeypatch: pytest.Monke
     check(cases)
 
 
+def keep_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans small convolutions and depthwise ones with channels last, on every GPU."""
+    monkeypatch.setattr(convolutions, "least_work", lambda _: 1.0)
+    always = channels_last.channels_last
+    monkeypatch.setattr(passes, "turn_channels", lambda graph, context, **_: always(graph, context))
+
+
 def scaled(rng: np.random.Generator, shapes: list[Any]) -> list[np.ndarray]:
     """An image, and weights for which results are about as large as the image."""
     image, *weights = shapes
@@ -81,7 +89,7 @@ def test_depthwise_convolutions_of_turned_channels(
     with contextlib.closing(registry.get(backend).open(0)) as device:
         if not device.machine.cooperative:
             pytest.skip("the processors have one thread each")
-    monkeypatch.setattr(convolutions, "least_work", lambda _: 1.0)
+    keep_channels_last(monkeypatch)
     ark.init(backend=backend)
     rng = np.random.default_rng(5)
     conv2d, cases = torch.nn.functional.conv2d, []
@@ -121,7 +129,7 @@ def test_norms_and_layers_between_depthwise_convolutions(
     with contextlib.closing(registry.get(backend).open(0)) as device:
         if not device.machine.cooperative:
             pytest.skip("the processors have one thread each")
-    monkeypatch.setattr(convolutions, "least_work", lambda _: 1.0)
+    keep_channels_last(monkeypatch)
     ark.init(backend=backend)
     rng = np.random.default_rng(6)
     shapes = [(2, 16, 6, 5), (16, 1, 3, 3), (48, 16), (16, 48), (16, 1, 1), (16, 16, 2, 2)]

@@ -38,16 +38,16 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 from ark.tasks import expression
 
 
-def channels_last(graph: Graph, context: Context, few: bool = True) -> Graph:
+def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
     """A copy of the graph in which convolutions, and the ops between them, have channels as the
-    last dimension. few: True to include convolutions with too few channels for a vector access;
-    they pay off only if box copies load their windows.
+    last dimension. boxed: True to include depthwise convolutions and convolutions with too few
+    channels for a vector access, which pay off only if box copies load windows.
     """
     machine, kept = context.machine, context.kept
     if not machine.coalesces:
         return graph
     listed = convolutions(graph, kept, machine)
-    chosen = {number: c for number, c in listed.items() if few or c.padded is None}
+    chosen = {number: c for number, c in listed.items() if boxed or not (c.padded or c.depthwise)}
     if all(c.depthwise for c in chosen.values()):  # alone they do not pay for transposes
         return graph
     writer = _Turned(graph, kept, *images_with_channels_last(graph, chosen, kept))

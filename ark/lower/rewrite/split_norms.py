@@ -22,8 +22,6 @@ from ark.lower.rewrite.context import Context
 from ark.machine import Machine
 from ark.tasks import expression
 
-MIN_ROW_BYTES = 128 << 10  # shorter rows take less time than handing over the results of five ops
-
 
 def split_norms(graph: Graph, context: Context) -> Graph:
     """A copy of the graph in which norms of few long rows are computed by all processors."""
@@ -44,7 +42,7 @@ def _splits(node: Node, machine: Machine) -> bool:
     source = node.inputs[0]
     size = source.shape[-1] * source.dtype.itemsize
     few = 2 * source.elements // source.shape[-1] <= machine.processors
-    return machine.cooperative and few and size >= MIN_ROW_BYTES
+    return machine.cooperative and few and size >= machine.costs.long_row_bytes
 
 
 def _parts(graph: Graph, node: Node, numbers: Iterator[int]) -> list[Node]:

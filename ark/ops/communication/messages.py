@@ -87,7 +87,7 @@ def send_done(
 ) -> Tensor:
     """Does nothing and returns `input`, because a send is complete when its task ends.
 
-    It exists for compatibility with ARK; the form of ARK 0.5, send_done(input, id, dst_rank), is
+    Any type. It exists for compatibility with ARK; the form of ARK 0.5, send_done(input, id, dst_rank), is
     also accepted.
 
     Examples:

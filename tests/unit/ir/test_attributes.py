@@ -7,7 +7,8 @@ import pytest
 
 import ark
 from ark.frontend.model import Model, use_model
-from ark.ir.attributes import ATTRIBUTES, AttentionAttributes, ScanAttributes, TopKAttributes
+from ark.ir.attribute_table import ATTRIBUTES
+from ark.ir.attributes import AttentionAttributes, ScanAttributes, TopKAttributes
 from ark.ir.graph import Node
 from ark.lower import registry
 

@@ -137,8 +137,8 @@ def test_a_stage_has_room_for_all_scales_that_it_meets() -> None:
             for k in range(0, dtype.columns - 255, 256):
                 first, last = begin + k // group * size, begin + (k + 255) // group * size + size
                 assert last - first // 16 * 16 <= room
-        both = (2 if zeros else 1) * room
-        assert stage_bytes(dtype, 16, 32) == 16 * 512 + 32 * (128 + both)
+        scale_bytes = (2 if zeros else 1) * room
+        assert stage_bytes(dtype, 16, 32) == 16 * 512 + 32 * (128 + scale_bytes)
 
 
 def test_parts_of_k_begin_at_stages() -> None:
