@@ -87,8 +87,8 @@ def send_done(
 ) -> Tensor:
     """Does nothing and returns `input`, because a send is complete when its task ends.
 
-    Any type. It exists for compatibility with ARK; the form of ARK 0.5, send_done(input, id, dst_rank), is
-    also accepted.
+    Any type. It exists for compatibility with ARK; the form of ARK 0.5, send_done(input, id,
+    dst_rank), is also accepted.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 2)):
