@@ -78,7 +78,7 @@ _ERRORS = (
     "PlanError",
     "UnsupportedError",
 )
-# ARK's names for types, and an op whose name is also that of an alias.
+# ARK's names for types, and the op `tensor`: ark.tensor is also a module path of ARK (_ALIASES).
 _MODULES |= {
     "FP8_E4M3": ("ark.ir.dtype", "fp8_e4m3"),
     "FP8_E5M2": ("ark.ir.dtype", "fp8_e5m2"),

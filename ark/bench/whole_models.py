@@ -113,7 +113,14 @@ def _detr() -> Example:
     """DETR, a detection model: a convolutional network, and an encoder and a decoder over its
     features.
     """
-    sizes = {"use_timm_backbone": False, "use_pretrained_backbone": False}
+    from transformers import ResNetConfig
+
+    sizes = {
+        "use_timm_backbone": False,
+        "use_pretrained_backbone": False,
+        "backbone": None,
+        "backbone_config": ResNetConfig(out_features=["stage4"]),
+    }
     model = _model("transformers", "DetrConfig", "DetrForObjectDetection", sizes)
     return model, (_float("bfloat16", 1, 3, 512, 512),)
 

@@ -38,8 +38,8 @@ def chained(chain: int, fingerprint: int) -> int:
 
 
 def word_of(number: int, chain: int) -> int:
-    """The word on the board for a call. It is below 2^64, and not 0, because memory holds 0 before
-    the first call.
+    """The 64-bit number that a rank stores in shared memory for a call: the call's number and a
+    hash of all calls so far. It is not 0, which the memory holds before the first call.
     """
     return (number & _TAG) << CHAIN_BITS | chain
 

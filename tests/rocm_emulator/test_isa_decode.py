@@ -19,7 +19,8 @@ from isa_encodings import samples
 
 # The number of opcodes that must be tested in this way, by architecture.
 PROVEN = {"gfx90a": 1300, "gfx942": 1350, "gfx950": 1450, "gfx1100": 1515}
-# Names the assembler has no such text for, or whose every operand the sampler cannot hit.
+# Opcodes that the assembler cannot write in this form, or some of whose operands the sampler does
+# not draw.
 UNPROVABLE = re.compile(
     r"v_(swap|fma(mk|ak)_f16|fma(mk|ak)_f32|mad(mk|ak)_f(16|32))|s_waitcnt_\w+|ds_nop|s_setpc"
     r"|v_(readfirstlane|accvgpr_mov|dot2acc|permlane64).*_e64|flat_atomic_csub_u32"

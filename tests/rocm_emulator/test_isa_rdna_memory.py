@@ -119,7 +119,7 @@ def _cases() -> dict[str, Case]:
         3,
         2,
     )
-    # The global one holds {new, expected} in a register pair.
+    # The compare-and-swap in global memory takes {new, expected} from a register pair.
     cases["global_cmpswap"] = Case(
         "v_mov_b32 v64, v11\nv_mov_b32 v65, v12\nglobal_store_b32 v0, v10, s[6:7] offset:512\n"
         "s_waitcnt_vscnt null, 0x0\n"

@@ -77,8 +77,8 @@ def test_figures_worse_by_three_percent_are_reported() -> None:
     old = figure_file.Figures("cuda-h100", False, [results(row("a"), row("b"), row("c"))])
     now = [results(row("a", 10.2), row("b", 10.4, 30.0), row("d", 99.0))]
     assert [f.figure for f, _ in figures.worse(old, now, noisy=False)] == ["b"]
-    # On a machine that others use, only the ratio to the peer counts: b's is better, a's is within
-    # 3%.
+    # On a machine that others use, only the ratio to torch's time counts: that of the figure b is
+    # better, that of a is within 3%.
     assert figures.worse(old, now, noisy=True) == []
     slow_ratio = [results(row("a", 5.0, 9.0))]
     assert [f.figure for f, _ in figures.worse(old, slow_ratio, noisy=True)] == ["a"]

@@ -59,8 +59,9 @@ class Optimum:
 def optimal(
     topology: Topology, k: int | None = None, roots: Mapping[str, int] | None = None
 ) -> Optimum:
-    """Returns 1/x* with its proof, and the least number of trees that attains it. If k is given,
-    returns the best rate of k trees.
+    """Returns the least time per unit of data (1/x* of the paper), the cut of the topology that
+    proves it, and the least number of trees that attains it. If k is given, returns the best rate
+    of k trees.
 
     `roots` maps rank ids to the amount that each sends (all ranks 1 by default: all-gather).
     """

@@ -130,9 +130,11 @@ _READ = {"TreeEnsemble": _ensemble, "TreeEnsembleRegressor": _regressor}
 def _checked(op: str, attributes: Attributes) -> _Trees:
     trees = _READ[op](attributes)
     if trees.aggregate in ("MIN", "MAX") and trees.weights.shape[1] > 1:
-        raise refuse(f"an ensemble of trees of several targets by {trees.aggregate}")
+        raise refuse(
+            f"an ensemble of trees with several targets and aggregate_function {trees.aggregate}"
+        )
     if not 0 <= trees.modes.min(initial=0) <= trees.modes.max(initial=0) < len(_MODES):
-        raise refuse("an ensemble of trees with sets of values")
+        raise refuse("an ensemble of trees with nodes of the mode BRANCH_MEMBER")
     return trees
 
 

@@ -116,8 +116,8 @@ class Run:
         awaited: Sequence[Awaited],
         executed: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ) -> None:
-        """Adds an event for each set of packets that tasks wait for. executed: a function that
-        returns the executed nodes (tasks of checked ranks) in place of given ranks and nodes.
+        """Adds an event for each set of packets that tasks wait for. executed: a function
+        from arrays of ranks and of their tasks to the tasks of the checked ranks that run for them.
         """
         if not awaited:
             return
