@@ -11,8 +11,6 @@ from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 
-NARROW_COLUMNS = 64
-
 # (batches of a and b, m, n, k, transposes, type)
 CASES = [
     ((), (), 512, 512, 1024, (False, True), bf16),
@@ -48,10 +46,9 @@ def product(
     k: int,
     transposes: tuple[bool, bool],
     dtype: DataType,
+    variant: str | None = None,
 ) -> Plan:
-    """Returns a plan of c = a b and e = relu(c), where relu waits for c's tiles. Narrow results alone
-    would be planned for another variant.
-    """
+    """Returns a plan of c = a b and e = relu(c), where relu waits for c's tiles."""
     ta, tb = transposes
     graph = Graph()
     a = graph.tensor((*left, *((k, m) if ta else (m, k))), dtype, arena="state", name="a")
@@ -61,7 +58,7 @@ def product(
     e = graph.tensor(shape, dtype, arena="state", name="e")
     graph.add("matmul", [a, b], [c], {"transpose_a": ta, "transpose_b": tb}, "product")
     graph.add("relu", [c], [e], {}, "after")
-    result = plan(graph, machine, {"variant": "matrix"} if n < NARROW_COLUMNS else None)
+    result = plan(graph, machine, {"variant": variant})
     verify([result])
     return result
 

@@ -59,7 +59,7 @@ ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 def test_the_compiler_does_not_wait_between_instructions(
     left, right, m, n, k, transposes, dtype
 ) -> None:
-    planned = product(H100, left, right, m, n, k, transposes, dtype)
+    planned = product(H100, left, right, m, n, k, transposes, dtype, "matrix")
     assert planned.variant == "matrix"
     machine = machine_of(planned)
     emitted = write(planned, machine, backend.dialect("sm_90a"))
@@ -134,7 +134,7 @@ def test_products_are_numpys(left, right, m, n, k, transposes, dtype) -> None:
     device = backend.open(0)
     rng = np.random.default_rng(3)
     with contextlib.closing(device):
-        planned = product(device.machine, left, right, m, n, k, transposes, dtype)
+        planned = product(device.machine, left, right, m, n, k, transposes, dtype, "matrix")
         with Executor(planned, backend, device) as executor:
             arrays = {}
             for tensor in ("a", "b"):

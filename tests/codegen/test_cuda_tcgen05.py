@@ -64,7 +64,7 @@ def check(plan: Plan, kind: str) -> None:
     [pytest.param(*case, marks=[slow] * (i % 3 > 0)) for i, case in enumerate(CASES)],
 )
 def test_products_are_started_a_stage_at_a_time(left, right, m, n, k, transposes, dtype) -> None:
-    check(product(B200, left, right, m, n, k, transposes, dtype), "f16")
+    check(product(B200, left, right, m, n, k, transposes, dtype, "matrix"), "f16")
 
 
 @pytest.mark.parametrize(
