@@ -115,11 +115,12 @@ def _detr() -> Example:
     """
     from transformers import ResNetConfig
 
+    stages: dict[str, Any] = {"out_features": ["stage4"]}
     sizes = {
         "use_timm_backbone": False,
         "use_pretrained_backbone": False,
         "backbone": None,
-        "backbone_config": ResNetConfig(out_features=["stage4"]),
+        "backbone_config": ResNetConfig(**stages),
     }
     model = _model("transformers", "DetrConfig", "DetrForObjectDetection", sizes)
     return model, (_float("bfloat16", 1, 3, 512, 512),)

@@ -75,7 +75,7 @@ def _beside_decoding(
     machine, name = context.machine, choice.machine.variant.name
     nodes = decoding(graph, context, choice.machine, phase)[1]
     layers = [n for n in nodes if n.type == "linear"]
-    if boxed(other):
+    if boxed(other) and layers:
         return f"{layers[0].name} is a linear layer of few rows, whose weights it does not stream"
     streamed = sum(n.inputs[1].nbytes for n in layers)
     us = streamed / (machine.bandwidth_gbps * 1e3)

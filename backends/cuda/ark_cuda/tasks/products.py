@@ -287,7 +287,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
             f"      c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},"
         )
         if not machine.has(Capability.TCGEN05):
-            own += multiply(params.tile[1], sides, across)
+            own += multiply(tile_columns(sig), sides, across)
     # Inlined, because in a called function the compiler would wait for each instruction.
     return (
         own
