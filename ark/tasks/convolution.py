@@ -48,17 +48,8 @@ class Convolution(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        p, others = sig.read(ConvolutionParams), sig.operands[3:]
-        need(len(sig.operands) >= 3, "it has no output")
-        need(p.expr is not None or not others, "it has additional operands but no expression")
-        if p.expr is not None:
-            expression.check(p.expr, ["fp32", *(o.dtype for o in others)])
-            need(
-                not expression.places(p.expr),
-                "its expression uses an element's index, which this kind does not provide",
-            )
-        for index in range(3, len(sig.operands)):
-            broadcasts(sig, index, 2)
+        check_expression(sig)
+        p = sig.read(ConvolutionParams)
         weight, source, out = (typed(sig, index).shape for index in range(3))
         spatial = len(source) - 2
         numbers = (*window_sizes(p), p.sizes)
@@ -139,6 +130,23 @@ class Convolution(TaskKind):
         )
         body += f"  {text.called('ark_convolution', constants, arguments)};\n"
         return text.function(name, body)
+
+
+def check_expression(sig: Signature) -> None:
+    """Raises PlanError unless the expression of a convolution reads the operands from number 3 on,
+    which broadcast to the output, operand 2.
+    """
+    expr, others = sig.read(ConvolutionParams).expr, sig.operands[3:]
+    need(len(sig.operands) >= 3, "it has no output")
+    need(expr is not None or not others, "it has additional operands but no expression")
+    if expr is not None:
+        expression.check(expr, ["fp32", *(o.dtype for o in others)])
+        need(
+            not expression.places(expr),
+            "its expression uses an element's index, which this kind does not provide",
+        )
+    for index in range(3, len(sig.operands)):
+        broadcasts(sig, index, 2)
 
 
 def column_rows(sig: Signature, machine: Machine) -> int:

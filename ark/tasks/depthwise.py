@@ -20,8 +20,8 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Places, box, covers, need, shaped, typed
 from ark.tasks import expression, text
 from ark.tasks.box_text import NAMES, tile_type
-from ark.tasks.convolution import ConvolutionParams
-from ark.tasks.elementwise import broadcast_access, broadcasts, tile_box
+from ark.tasks.convolution import ConvolutionParams, check_expression
+from ark.tasks.elementwise import broadcast_access, tile_box
 from ark.tasks.matmul_text import outputs
 from ark.tasks.windows import reached, window_sizes
 
@@ -36,17 +36,8 @@ class Depthwise(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        p, others = sig.read(ConvolutionParams), sig.operands[3:]
-        need(len(sig.operands) >= 3, "it has no output")
-        need(p.expr is not None or not others, "it has additional operands but no expression")
-        if p.expr is not None:
-            expression.check(p.expr, ["fp32", *(o.dtype for o in others)])
-            need(
-                not expression.places(p.expr),
-                "its expression uses an element's index, which this kind does not provide",
-            )
-        for index in range(3, len(sig.operands)):
-            broadcasts(sig, index, 2)
+        check_expression(sig)
+        p = sig.read(ConvolutionParams)
         _, source, out = (typed(sig, index).shape for index in range(3))
         need(
             all(len(n) == 2 for n in (*window_sizes(p), p.sizes)),
