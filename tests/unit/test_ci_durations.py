@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -34,7 +35,8 @@ def names_in(file: str) -> set[str]:
 def collected(*words: str) -> list[str]:
     """The tests that a run has, as pytest finds them."""
     command = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
-    done = subprocess.run([*command, *words], capture_output=True, text=True, cwd=ROOT)
+    given = {**os.environ, "PYTEST_ADDOPTS": ""}  # -v there would list the tests in another form
+    done = subprocess.run([*command, *words], capture_output=True, text=True, cwd=ROOT, env=given)
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted(line for line in done.stdout.splitlines() if "::" in line)
 
