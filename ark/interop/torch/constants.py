@@ -28,7 +28,7 @@ def fold_constants(module: fx.GraphModule) -> None:
     module holds. Single numbers and results of more than MAX_BYTES stay.
     """
     known: dict[fx.Node, torch.Tensor] = {}
-    filled: list[fx.Node] = []
+    filled: dict[fx.Node, torch.Tensor] = {}
     with unset_fake_temporarily(), torch.no_grad():
         known.update(held(module))
         for node in module.graph.nodes:
@@ -36,12 +36,13 @@ def fold_constants(module: fx.GraphModule) -> None:
                 value = _filled(node)
                 if value is None and _depends_on(node, known):
                     value = _value(node, known)
-                    filled += [node] if _is_filled(node, filled) else []
+                    if _is_filled(node, filled):
+                        filled[node] = value
                 if value is not None:
                     known[node] = value
-        ends = [n for n in filled if known[n].dim() and _is_read(n, known)]
+        ends = [n for n, value in filled.items() if value.dim() and _is_read(n, known)]
         for node in ends:
-            _hold(module, node, known[node].contiguous())
+            _hold(module, node, filled[node].contiguous())
     if ends:
         module.graph.eliminate_dead_code()
         module.recompile()
@@ -71,7 +72,7 @@ def _depends_on(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:
     return not random and all(n in known for n in node.all_input_nodes)
 
 
-def _is_filled(node: fx.Node, filled: list[fx.Node]) -> bool:
+def _is_filled(node: fx.Node, filled: dict[fx.Node, torch.Tensor]) -> bool:
     """True if the node or one that it depends on writes a part of a tensor."""
     writes = name_of(node.target).partition(".")[0] in WRITES
     return writes or any(n in filled for n in node.all_input_nodes)
