@@ -115,14 +115,6 @@ class Capability(Enum):
         "single_thread",
         "a processor runs a task in one thread, so bodies are loops that the compiler vectorises",
     )
-    BIASED_SUMS = (
-        "biased_sums",
-        "layers of few rows add a bias to their sums before the epilogue",
-    )
-    FUSED_EXPERTS = (
-        "fused_experts",
-        "products of experts add biases, apply gates and sum what a row's experts give",
-    )
     ONE_PRODUCT_BODY = (
         "one_product_body",
         "products and attention of every type and shape have one body at one rate, which "

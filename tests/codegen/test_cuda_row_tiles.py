@@ -38,37 +38,53 @@ CASES: list[tuple[str, int, int, Any, int]] = [
     ("fp4", 512, 32, bf16, 8),
     ("int8", 1024, 1024, fp32, 4),
     ("int8", 1024, 32, fp16, 2),
+    ("int8", 256, 32, fp16, 2),
     ("uint8", 512, 128, fp32, 16),
     ("fp8_e4m3", 2048, 2048, fp32, 2),
     ("fp8_e4m3", 2048, 128, fp32, 4),
     ("fp8_e5m2", 768, 768, fp32, 1),
 ]
+# Rows that matrix units do not support: 96 columns in eight parts hold no whole groups.
+NARROW = row_type(NAMES["int8"], 96, 32, fp16, False, fp16)
 CALLS = r"""
+static void ark_narrow(ark_f16* to, float a, float b) {
+  to[0] = ark_f16{rounded(a)}, to[1] = ark_f16{rounded(b)};
+}
+// Stores the input as a warp of a task does.
+template <class Tile, int K>
+static void store(const float* given, ark_f16* x, float* blocks) {
+  for (int first = 4 * lane; first < K + 4 * lane; first += ARK_INPUT_BLOCK) {
+    float v[4] = {};
+    for (int e = 0; e < 4; ++e) v[e] = first + e < K ? given[first + e] : 0.0f;
+    ark_store_block<Tile, K>(x, blocks, first, first + 2, v);
+  }
+  together.arrive_and_wait();
+}
+template <class F>
+static void warp(F work) {
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < 32; ++i) lanes.emplace_back([&, i] { lane = i, work(); });
+  for (auto& each : lanes) each.join();
+}
 template <class ROW, int R>
-static void warp(const void* w, const float* given, float* out) {
+static void products(const void* w, const float* given, float* out) {
   typedef ArkRowTile<ROW, R, Half> Tile;
   static_assert(!Tile::NONE);
   std::vector<ark_f16> x(Tile::SIZE);
   std::vector<float> blocks((ROW::COLUMNS + ARK_INPUT_BLOCK - 1) / ARK_INPUT_BLOCK);
-  for (int k = 0; k < ROW::COLUMNS; ++k) {
-    float most = 0.0f;
-    const int begin = k / ARK_INPUT_BLOCK * ARK_INPUT_BLOCK;
-    for (int i = begin; i < begin + ARK_INPUT_BLOCK && i < ROW::COLUMNS; ++i) {
-      most = std::max(most, std::fabs(given[i]));
-    }
-    const float by = ark_block_factor(most, blocks[k / ARK_INPUT_BLOCK]);
-    x[Tile::place(k)] = ark_f16{rounded(given[k] * by)};
-  }
-  std::vector<std::thread> lanes;
-  for (int i = 0; i < 32; ++i) {
-    lanes.emplace_back([&, i] {
-      lane = i;
-      const ROW* rows = static_cast<const ROW*>(w);
-      const float sum = ark_tile_products<R, Tile>(rows, x.data(), blocks.data());
-      if (lane % (32 / R) == 0) out[lane / (32 / R)] = sum;
-    });
-  }
-  for (auto& each : lanes) each.join();
+  warp([&] {
+    store<Tile, ROW::COLUMNS>(given, x.data(), blocks.data());
+    const ROW* rows = static_cast<const ROW*>(w);
+    const float sum = ark_tile_products<R, Tile>(rows, x.data(), blocks.data());
+    if (lane % (32 / R) == 0) out[lane / (32 / R)] = sum;
+  });
+}
+template <class ROW, int R>
+static void unscaled(const float* given, uint16_t* out) {
+  typedef ArkRowTile<ROW, R, ark_f16> Tile;
+  static_assert(Tile::NONE);
+  float blocks[1];
+  warp([&] { store<Tile, ROW::COLUMNS>(given, reinterpret_cast<ark_f16*>(out), blocks); });
 }
 template <class C>
 static void pairs(ark_u32 code, uint16_t* out) {
@@ -94,7 +110,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("rows")
     source, library = folder / "rows.cpp", folder / "rows.so"
     runs = "".join(
-        f"  if (n == {n}) warp<{dtype.storage}, {rows}>(w, x, out);\n"
+        f"  if (n == {n}) products<{dtype.storage}, {rows}>(w, x, out);\n"
         for n, (dtype, rows) in enumerate(kinds())
     )
     codes = "".join(
@@ -102,6 +118,8 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     )
     calls = (
         f'extern "C" void run(int n, const void* w, const float* x, float* out) {{\n{runs}}}\n'
+        f'extern "C" void store(const float* x, uint16_t* out) {{\n'
+        f"  unscaled<{NARROW.storage}, 2>(x, out);\n}}\n"
         f'extern "C" void codes(int n, ark_u32 code, uint16_t* out) {{\n{codes}}}\n'
     )
     elements = "".join(map(device_text, ("small_floats.h", "pack.h")))
@@ -155,3 +173,10 @@ def test_a_stage_of_rows_agrees_with_numpy(device: ctypes.CDLL, number: int) -> 
     values, wide = row_values(dtype, stored).astype(np.float64), x.astype(np.float64)
     most = np.abs(values) @ np.abs(wide)
     np.testing.assert_array_less(np.abs(out - values @ wide), 3e-4 * most)
+
+
+def test_rows_without_matrix_units_store_their_input_unscaled(device: ctypes.CDLL) -> None:
+    x = np.random.default_rng(0).standard_normal(NARROW.columns).astype(np.float32)
+    out = np.zeros(NARROW.columns, np.uint16)
+    device.store(*(a.ctypes.data_as(ctypes.c_void_p) for a in (x, out)))
+    np.testing.assert_array_equal(out.view(np.float16), x.astype(np.float16))

@@ -27,7 +27,6 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
 from ark.machine import Machine
-from ark.machine.capability import Capability
 from ark.tasks import expression
 from ark.tasks.expert_epilogue import MAX_SLOTS
 from ark.tasks.experts import takes_softmax
@@ -36,11 +35,7 @@ MOST_EACH = 4  # tables, and scores, of an epilogue
 
 
 def fuse_experts(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with elementwise nodes and sums fused into experts' products, if the
-    machine's products of experts compute them.
-    """
-    if not context.machine.has(Capability.FUSED_EXPERTS):
-        return graph
+    """A copy of the graph with elementwise nodes and sums fused into experts' products."""
     private = read_once(graph, context.kept)
     fusible: dict[int, tuple[int, Node]] = {}  # by buffer: index and node of a fusible result
     written = WritesSoFar()

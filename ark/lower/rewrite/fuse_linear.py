@@ -23,7 +23,6 @@ from ark.lower.rewrite.pack_weights import writes
 from ark.lower.rewrite.unpack_rows import unpacked
 from ark.lower.tiling import row_bytes, split_k
 from ark.machine import Machine
-from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE
 from ark.plan.types import BOX_ALIGNMENT_BYTES, MAX_OPERANDS
 from ark.tasks.linear_form import most_of_codes, narrow_bytes, narrow_rows, on_units
@@ -77,8 +76,8 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
             norm = None
         weight, product = node.inputs[1], node.outputs[0]
         last = next(iter(readers.get(product.id, ())), None)
-        bias, adds = None, machine.has(Capability.BIASED_SUMS)
-        if adds and last and product.buffer.id not in kept and _adds_bias(last, product, uses):
+        bias = None
+        if last is not None and product.buffer.id not in kept and _adds_bias(last, product, uses):
             bias, product = last, last.outputs[0]
             last = next(iter(readers.get(product.id, ())), None)
         if last is not None and (

@@ -30,7 +30,6 @@ from ark.ir.graph import Graph, Node
 from ark.ir.packing import Packing, Part
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.machine.capability import Capability
 
 
 @dataclass
@@ -67,11 +66,11 @@ class _Match:
 
 class _Finder:
     """Finds the nodes whose weights can be packed. kept: ids of buffers that are accessed from
-    outside of the graph. biases: True if biases are packed, too.
+    outside of the graph.
     """
 
-    def __init__(self, graph: Graph, kept: frozenset[int], biases: bool) -> None:
-        self.graph, self.kept, self.biases = graph, kept, biases
+    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
+        self.graph, self.kept = graph, kept
         self.uses, self.makers = graph.view.uses, graph.view.makers
         self.written = {b for n in graph.nodes for b in writes(n)}
 
@@ -107,7 +106,7 @@ class _Finder:
         """
         adds, sums, biases = [self.maker("add", t) for t in tensors], [], []
         for add in adds:
-            if not self.biases or add is None or len(add.inputs) != 2:
+            if add is None or len(add.inputs) != 2:
                 return list(tensors), [], []
             given = sorted(add.inputs, key=lambda t: len(t.shape))
             bias, summed = given
@@ -235,7 +234,7 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
     each packed weight is put together from the model's parameters.
     """
     kept = context.kept
-    finder = _Finder(graph, kept, context.machine.has(Capability.BIASED_SUMS))
+    finder = _Finder(graph, kept)
     matches: dict[tuple[object, ...], list[_Match]] = {}
     readers = graph.view.reading
     for node in graph.nodes:

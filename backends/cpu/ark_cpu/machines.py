@@ -43,8 +43,6 @@ def model(processors: int, memory_bytes: int = 0) -> Machine:
         costs=Costs(signal_us=0.3, cache_rate=12e3 * processors, scalar_rate=50e3, exact_rate=50e3),
         capabilities=(
             Capability.SINGLE_THREAD,
-            Capability.BIASED_SUMS,
-            Capability.FUSED_EXPERTS,
             Capability.ONE_PRODUCT_BODY,
             Capability.STARTS_PROCESSORS,
             Capability.HOST_MEMORY,

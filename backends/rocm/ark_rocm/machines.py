@@ -62,8 +62,6 @@ class Arch:
         return (
             self.unit,
             *CAPABILITIES,
-            Capability.BIASED_SUMS,
-            Capability.FUSED_EXPERTS,
             *(Capability.ASKS_AHEAD, Capability.ROWS_ON_UNITS) * asks,
             *(Capability.PEER_BULK,) * self.to_lds,
             *(Capability.ATTENTION_UNITS, Capability.ATTENTION_PARTS) * (not self.flushes),

@@ -36,27 +36,6 @@ ARK_DEVICE void ark_block_factors(const T* norm, float (&factor)[2 * ARK_BLOCK_P
   }
 }
 
-// Writes this lane's four elements of a block, at columns first and second with their neighbours,
-// to their positions in xs (Tile), and the block's factor to `blocks`. Elements beyond K are 0.
-template <class Tile, int K>
-ARK_DEVICE void ark_store_block(ark_f16* xs, float* blocks, int first, int second,
-                                const float (&v)[4]) {
-  float most = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, ark_shfl_xor(most, mask));
-  float back;
-  const float by = ark_block_factor(most, back);
-  if (ark_lane() == 0) blocks[first / ARK_INPUT_BLOCK] = back;
-  if (first < K) ark_narrow(xs + Tile::place(first), v[0] * by, v[1] * by);
-  if (second < K) ark_narrow(xs + Tile::place(second), v[2] * by, v[3] * by);
-}
-// Without matrix units the elements are not scaled.
-template <class Tile, int K, typename T>
-ARK_DEVICE void ark_store_block(T* xs, float*, int first, int second, const float (&v)[4]) {
-  if (first < K) ark_narrow(xs + first, v[0], v[1]);
-  if (second < K) ark_narrow(xs + second, v[2], v[3]);
-}
-
 // Loads a row of K elements to xs, times `factor` if NORM. The row is the sum of S shares, added up
 // cyclically from share FIRST on. Returns the sum of this thread's squares.
 template <class Tile, int K, int S, int FIRST, bool NORM, typename P, typename T, int F>

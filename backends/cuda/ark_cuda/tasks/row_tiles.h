@@ -54,6 +54,24 @@ ARK_DEVICE float ark_block_factor(float most, float& back) {
   return ark_bits_float((268u - known) << 23);
 }
 
+// Writes this lane's four elements of a block, at columns first and second with their neighbours,
+// to their positions in xs (Tile), and the block's factor to `blocks`. Without matrix units
+// (Tile::NONE) the elements are not scaled. Elements beyond K are 0.
+template <class Tile, int K, typename T>
+ARK_DEVICE void ark_store_block(T* xs, float* blocks, int first, int second, const float (&v)[4]) {
+  float by = 1.0f;
+  if constexpr (!Tile::NONE) {
+    float most = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, ark_shfl_xor(most, mask));
+    float back;
+    by = ark_block_factor(most, back);
+    if (ark_lane() == 0) blocks[first / ARK_INPUT_BLOCK] = back;
+  }
+  if (first < K) ark_narrow(xs + Tile::place(first), v[0] * by, v[1] * by);
+  if (second < K) ark_narrow(xs + Tile::place(second), v[2] * by, v[3] * by);
+}
+
 // Loads BYTES of shared memory as words.
 template <int BYTES>
 ARK_DEVICE void ark_load_words(ark_u32 (&to)[BYTES / 4], const unsigned char* p) {

@@ -267,7 +267,7 @@ CASES = (
     Case("unpack_rows", lambda: _quantised(80)),
     Case("fuse_regions", _read_twice),
     Case("fuse_chains", _chain),
-    Case("fuse_experts", _experts, machine="mi300x"),
+    Case("fuse_experts", _experts),
     Case("narrow_inputs", _rounded),
     Case("hoist_gathers", _rows_of),
     Case("fuse_norm_scales", _scaled_norm),
