@@ -25,7 +25,7 @@ from ark.ir.dtype import FLOATS as FLOAT_TYPES
 from ark.ir.dtype import INTEGERS as INTEGER_TYPES
 from ark.ir.dtype import SMALL_FLOATS, by_name
 from ark.tasks.functions import FUNCTIONS
-from ark.tasks.gelu import gelu_argument
+from ark.tasks.gelu import gelu_of
 
 Tree = Sequence[Any]
 
@@ -58,6 +58,15 @@ def index(dimension: int) -> list[Any]:
 def size(tree: Tree) -> int:
     """The number of nodes of a checked tree."""
     return 1 + sum(size(part) for part in _children(tree))
+
+
+def written_size(tree: Tree) -> int:
+    """The number of operands, numbers and functions that a Writer writes for a checked tree. GELU
+    that is written out counts as one function.
+    """
+    gelu = gelu_of(tree)
+    parts = _children(tree) if gelu is None else (gelu.argument,)
+    return 1 + sum(written_size(part) for part in parts)
 
 
 def places(tree: Tree) -> bool:
@@ -285,9 +294,10 @@ class Writer:
             return self._number(tree[1])
         if tree[0] == "index":
             return f"static_cast<ark_i32>({self._indices[tree[1]]})", "ark_i32"
-        argument = gelu_argument(tree)
-        if argument is not None:
-            return self.let("float", f"ark_gelu_erf({_as(self.write(argument), 'float')})"), "float"
+        gelu = gelu_of(tree)
+        if gelu is not None:
+            argument = _as(self.write(gelu.argument), "float")
+            return self.let("float", f"{gelu.function}({argument})"), "float"
         values = [self.write(part) for part in _children(tree)]
         if tree[0] == "cast":
             return self._cast(values[0], tree[1])

@@ -1,5 +1,6 @@
-"""Recognises the definition of GELU in an expression. The device computes it as one function, with
-a third of the instructions. Called by the writer of expressions.
+"""Recognises GELU in an expression, written out by its definition or by its approximation with
+tanh. The device computes it as one function, with a third of the instructions or fewer. Called by
+the writer of expressions.
 """
 
 from __future__ import annotations
@@ -7,31 +8,41 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Tree = Sequence[Any]
 NUMBER_TOLERANCE = 1e-6  # relative tolerance: constants may have been rounded to fp32
+CUBIC_COEFFICIENT = 0.044715  # of x^3 in the approximation with tanh
 
 
-def gelu_argument(tree: Tree) -> Tree | None:
-    """If a checked tree is x / 2 * (1 + erf(x / sqrt(2))), with the factors in any order, its part
-    x; otherwise None.
+@dataclass(frozen=True)
+class Gelu:
+    """GELU of the tree `argument`. function: its name on the device."""
+
+    function: str
+    argument: Tree
+
+
+def gelu_of(tree: Tree) -> Gelu | None:
+    """The GELU that a checked tree computes: x / 2 * (1 + erf(x / sqrt(2))), or x / 2 * (1 +
+    tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), with the factors in any order. None for other trees.
     """
     if tree[0] != "mul":
         return None
     for first, second in _orders(tree):
-        argument = _twice_normal(second)
-        if argument is not None and _is_half_of(first, argument):
-            return argument
+        gelu = _twice_normal(second)
+        if gelu is not None and _is_half_of(first, gelu.argument):
+            return gelu
         if second[0] != "mul":
             continue
         for third, fourth in _orders(second):
-            argument = _twice_normal(fourth)
-            if argument is None:
+            gelu = _twice_normal(fourth)
+            if gelu is None:
                 continue
             halves = itertools.permutations((first, third))
-            if any(_is(a, 0.5) and b == argument for a, b in halves):
-                return argument
+            if any(_is(a, 0.5) and b == gelu.argument for a, b in halves):
+                return gelu
     return None
 
 
@@ -50,17 +61,76 @@ def _is_half_of(tree: Tree, whole: Tree) -> bool:
     return tree[0] == "mul" and any(_is(a, 0.5) and b == whole for a, b in _orders(tree))
 
 
-def _twice_normal(tree: Tree) -> Tree | None:
-    """If the tree is 1 + erf(x / sqrt(2)), its part x; otherwise None."""
+def _twice_normal(tree: Tree) -> Gelu | None:
+    """If the tree is 1 + erf(x / sqrt(2)) or its approximation with tanh, the GELU of x."""
     if tree[0] != "add":
         return None
-    for one, error in _orders(tree):
-        if not _is(one, 1.0) or error[0] != "erf":
+    for one, rest in _orders(tree):
+        if not _is(one, 1.0) or rest[0] not in ("erf", "tanh"):
             continue
-        inner: Tree = error[1]
-        if inner[0] == "div" and _is(inner[2], math.sqrt(2.0)):
-            argument: Tree = inner[1]
-            return argument
-        if inner[0] == "mul":
-            return next((b for a, b in _orders(inner) if _is(a, math.sqrt(0.5))), None)
+        argument = (_over_root if rest[0] == "erf" else _over_cubic)(rest[1])
+        if argument is not None:
+            return Gelu("ark_gelu_erf" if rest[0] == "erf" else "ark_gelu", argument)
     return None
+
+
+def _over_root(inner: Tree) -> Tree | None:
+    """If the tree is x / sqrt(2), its part x."""
+    if inner[0] == "div" and _is(inner[2], math.sqrt(2.0)):
+        argument: Tree = inner[1]
+        return argument
+    if inner[0] == "mul":
+        return next((b for a, b in _orders(inner) if _is(a, math.sqrt(0.5))), None)
+    return None
+
+
+def _over_cubic(inner: Tree) -> Tree | None:
+    """If the tree is sqrt(2 / pi) * (x + 0.044715 x^3) or sqrt(2 / pi) * x * (1 + 0.044715 x^2),
+    its part x.
+    """
+    sums = [part for part in _factors(inner) if part[0] == "add"]
+    scale = math.sqrt(2.0 / math.pi)
+    for total in sums:
+        for first, second in _orders(total):
+            if _is_power(second, first, CUBIC_COEFFICIENT, 3) and _is_power(inner, total, scale, 1):
+                return first
+            others = [p for p in _factors(inner) if p is not total and p[0] != "number"]
+            if not _is(first, 1.0) or len(others) != 1:
+                continue
+            (x,) = others
+            if _is_power(second, x, CUBIC_COEFFICIENT, 2) and _is_product(inner, scale, [x, total]):
+                return x
+    return None
+
+
+def _is_power(tree: Tree, x: Tree, scale: float, exponent: int) -> bool:
+    """True for scale * x^exponent."""
+    return _is_product(tree, scale, [x] * exponent)
+
+
+def _is_product(tree: Tree, scale: float, parts: list[Tree]) -> bool:
+    """True if the tree is the product of one number `scale` and of these parts."""
+    factors = list(_factors(tree, parts))
+    numbers = [f for f in factors if _is(f, scale)]
+    rest = [f for f in factors if not _is(f, scale)]
+    return (
+        len(numbers) == 1
+        and len(rest) == len(parts)
+        and all(rest.count(part) == parts.count(part) for part in parts)
+    )
+
+
+def _factors(tree: Tree, whole: Sequence[Tree] = ()) -> Iterator[Tree]:
+    """The factors of nested products. Powers of 2 and 3 are several factors. The trees in `whole`
+    are not divided.
+    """
+    if tree[0] == "mul" and tree not in whole:
+        yield from itertools.chain(_factors(tree[1], whole), _factors(tree[2], whole))
+        return
+    if tree[0] == "pow" and tree not in whole:
+        for exponent in (2, 3):
+            if _is(tree[2], float(exponent)):
+                for _ in range(exponent):
+                    yield from _factors(tree[1], whole)
+                return
+    yield tree

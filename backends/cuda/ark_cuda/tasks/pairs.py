@@ -65,7 +65,7 @@ def store(sig: Signature, wide: int) -> Store | None:
     place = f"top, {m} - m0, {n} - left0"
     some = _together(wide, out)
     shape = f"{some}, {str(rest is not None).lower()}"
-    rounds = MOST_ROUNDS if expression.size(params.expr) <= MOST_UNROLLED else 1
+    rounds = MOST_ROUNDS if expression.written_size(params.expr) <= MOST_UNROLLED else 1
     prepared = (
         f"  const bool fits = ark_aligned({bits});\n"
         f"  const auto beside = {_beside(sig, beside, wide, some)};\n"
