@@ -124,10 +124,10 @@ ARK_DEVICE float ark_log1p(float v) {
 ARK_DEVICE float ark_power_of_two(float v) { return ark_exp(0.693147181f * v); }
 #endif
 // GELU with tanh (Hendrycks and Gimpel 2016). v / 2 (1 + tanh(u)) is computed as v / (1 + 2^(-2 u /
-// ln 2)), which is accurate for small results of negative v.
+// ln 2)), which is accurate for small results of negative v, down to 1e-37.
 ARK_DEVICE float ark_gelu(float v) {
   const float power = ark_power_of_two(v * (-2.30220820f - 0.102943240f * (v * v)));
-  return v * ark_reciprocal(1.0f + power);
+  return v * ark_reciprocal_flushed(1.0f + power);
 }
 // GELU by its definition. Errors: 4e-7 absolute; for negative v relative to the result 2e-5 down to
 // -4 and 4e-5 down to -6. It is max(v, 0) - |v| Q, where Q is the normal distribution's tail beyond

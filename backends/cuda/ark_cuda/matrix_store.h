@@ -142,11 +142,11 @@ ARK_DEVICE void ark_matrix_store_all(ArkCtx& c, const float* d, T* out, ark_i64 
                                      int rows) {
   ark_matrix_store<T, COLUMNS>(c, d, out, pitch, first, rows, COLUMNS);
 }
-// v / (1 + e^-v), accurate to a few units in fp32's last place.
+// v / (1 + e^-v), accurate to a few units in fp32's last place. It is 0 for v below -87.
 ARK_DEVICE float ark_matrix_gate(float v) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * -1.44269504f));
-  return v * ark_reciprocal(1.0f + power);
+  return v * ark_reciprocal_flushed(1.0f + power);
 }
 // The same for a product with interleaved columns of gates and gated values: a lane has both.
 // COLUMNS, columns: columns of the result.

@@ -218,6 +218,12 @@ ARK_DEVICE float ark_reciprocal(float v) {
   asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(v));
   return result;
 }
+#define ARK_HAS_RECIPROCAL_FLUSHED 1
+ARK_DEVICE float ark_reciprocal_flushed(float v) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+  return result;
+}
 #define ARK_HAS_POWER_OF_TWO 1
 ARK_DEVICE float ark_power_of_two(float v) {
   float result;

@@ -63,7 +63,7 @@ ARK_DEVICE void ark_attention_values(ArkAttentionSums<U>& sums, const ark_u32 (&
 // cap * tanh(v) for scores that become powers, accurate to a few units in cap's last place.
 ARK_DEVICE float ark_attention_capped(float v, float cap) {
   const float power = ark_attention_power(v * 2.88539008f);  // e^2v
-  return cap - 2.0f * cap * ark_reciprocal(1.0f + power);
+  return cap - 2.0f * cap * ark_reciprocal_flushed(1.0f + power);
 }
 
 template <class U>
