@@ -59,11 +59,17 @@ def candidates(
     several = parts and shape[0] == shape[1] == 1
     counts = (1, *(p for p in given.parts if several))
     # A product of few rows is bound by memory bandwidth, so further tile widths would not help.
-    between = narrow and plain and not windows and shape[2] > given.least_rows
+    between = plain and not windows and shape[2] > given.least_rows
+    # A box of a right operand with contiguous columns has whole lines of them.
+    between_tiles = {
+        tile
+        for tile in given.plain
+        if between and (narrow or tile[1] * itemsize % K_PART_ALIGNMENT_BYTES == 0)
+    }
     # The narrowest tiles may be wider than the result if its rows consist of whole vectors and are
     # so many that most processors have a tile.
     many_rows = 2 * shape[2] >= given.least_rows * machine.processors
-    vectors = between and many_rows and shape[3] * itemsize % BOX_ALIGNMENT_BYTES == 0
+    vectors = narrow and between and many_rows and shape[3] * itemsize % BOX_ALIGNMENT_BYTES == 0
     return [
         Cut(tile[0], min(tile[1], shape[3]), many)
         for tile, many in itertools.product(given.tiles, counts)
@@ -71,7 +77,7 @@ def candidates(
         and not (windows and tile in given.shallow)
         and (tile[1] <= shape[3] or (tile in given.narrow and vectors))
         and (tile not in given.narrow or (narrow and low))
-        and (tile not in given.plain or between)
+        and (tile not in given.plain or tile in between_tiles)
         and (tile[0] == given.least_rows or shape[2] > given.least_rows)
     ]
 

@@ -17,8 +17,8 @@ class BoxTiles:
         predicted time.
     narrow: the sizes of `tiles` that are used only for products of few rows whose right operand is
         contiguous along k.
-    plain: those that are used only if the right operand is contiguous along k and sums are stored
-        one by one.
+    plain: those that are used only if sums are stored one by one and the right operand is
+        contiguous along k, or a tile's columns in it are whole lines of 128 bytes.
     shallow: those that are not used for windows, because they leave too few stages.
     parts: the numbers of parts of k to try.
     normed_parts: the most parts of k if a norm adds them up.

@@ -34,6 +34,7 @@ CASES = [
     ((), (), 5000, 24, 72, (False, True), bf16),  # and than all tiles
     ((), (), 30001, 16, 16, (False, True), fp16),
     ((), (), 6000, 8, 264, (False, True), bf16),
+    ((), (), 2048, 2304, 768, (False, False), bf16),  # tiles of 192 columns
 ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 
@@ -28,6 +29,7 @@ from ark.plan.verify import verify
 from ark.runtime.cells import cells, map_cells
 from ark.runtime.executor import Executor
 from ark.runtime.tables import ALL, RIGHT, build
+from ark.tasks.expression import leaf, number
 from tests import kept
 from tests.codegen.machine_code import section
 from tests.slow import few, slow
@@ -311,6 +313,31 @@ def test_epilogues_are_compiled_into_the_product(m, n, k, dtype, result) -> None
         ahead = "ark_matrix_pairs<"
     called = "ark_matrix_store_whole<" if parts else ahead
     assert called in emitted.source.text.split("task_0_matmul(ArkCtx")[1]
+    assert "serialized" not in binary.log
+    assert not re.search(r"[1-9]\d* bytes spill", binary.log)
+
+
+def test_an_epilogue_with_written_gelu_is_short_and_unrolled() -> None:
+    """As transformers' GPT-2 writes it, with weights of contiguous columns."""
+    graph = Graph()
+    shapes = {"a": (2048, 768), "b": (768, 3072), "bias": (3072,)}
+    a, b, bias = (graph.tensor(s, bf16, arena="state", name=n) for n, s in shapes.items())
+    c = graph.tensor((2048, 3072), bf16, arena="state", name="c")
+    product, x = (graph.tensor(c.shape, bf16) for _ in range(2))
+    graph.add("matmul", [a, b], [product], {"transpose_a": False, "transpose_b": False})
+    graph.add("add", [product, bias], [x], {})
+    tree = ["add", leaf(0), ["mul", ["mul", ["mul", leaf(0), leaf(0)], leaf(0)], number(0.044715)]]
+    tanh = ["tanh", ["mul", tree, number(math.sqrt(2 / math.pi))]]
+    written = ["mul", ["mul", leaf(0), number(0.5)], ["add", tanh, number(1.0)]]
+    graph.add("elementwise", [x], [c], {"expr": written})
+    planned = plan(graph, H100)
+    assert [op.params["tile"] for op in planned.ops] == [[128, 192]]
+    machine = machine_of(planned)
+    emitted = write(planned, machine, backend.dialect("sm_90a"))
+    body = emitted.source.text.split("task_0_matmul(ArkCtx")[1]
+    assert "ark_matrix_pairs<192, 64, false, 4>" in body
+    assert "ark_gelu(" in body and "ark_tanh(" not in body
+    binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert "serialized" not in binary.log
     assert not re.search(r"[1-9]\d* bytes spill", binary.log)
 

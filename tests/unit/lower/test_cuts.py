@@ -88,6 +88,19 @@ def test_tiles_fill_the_processors_where_sums_are_stored_one_by_one(
     assert choose_cut(whole, depth, 2, machine, True, {}, plain=True).columns % 64 == 0
 
 
+@pytest.mark.parametrize("shape", [(2048, 3072, 768), (2048, 2304, 768)])
+def test_tiles_of_whole_boxes_fill_the_processors_for_any_weights(
+    shape: tuple[int, int, int],
+) -> None:
+    """If k is not contiguous in the right side, a tile has a multiple of 64 columns of 16 bits."""
+    rows, columns, depth = shape
+    whole, machine = (1, 1, rows, columns), registry.machine("h200")
+    cut = choose_cut(whole, depth, 2, machine, True, {}, plain=True)
+    assert (cut.rows, cut.columns, cut.parts) == (128, 192, 1)
+    able = candidates(whole, depth, 2, machine, True, plain=True)
+    assert {c.columns for c in able} == {64, 128, 192, 256}
+
+
 @pytest.mark.parametrize(
     ("processors", "rows", "columns", "tile"),
     [
