@@ -33,9 +33,11 @@ static void ark_store_pack(T* to, const ArkPack<T, N>& pack) {
 }
 """
 RUN = r"""
-template <typename T>
+// CARRIED: the pieces at which two slabs of a row meet are stored as one.
+template <bool CARRIED, typename T>
 static void store(const T* values, T* out, int pitch, int rows, int columns) {
   constexpr int WIDE = 128 / sizeof(T), PIECE = 16 / sizeof(T);
+  static ArkMatrixRest rests[32];
   for (int q = 0; q < 2 * WIDE; q += WIDE) {
     alignas(128) char slab[2048];
     for (int i = 0; i < 16 * WIDE; ++i) {
@@ -44,15 +46,28 @@ static void store(const T* values, T* out, int pitch, int rows, int columns) {
       *reinterpret_cast<T*>(to) = values[row * 2 * WIDE + q + at];
     }
     for (lane = 0; lane < 32; ++lane) {
-      ark_matrix_slab_store<2 * WIDE>(slab, out, pitch, 0, q, rows, columns);
+      if (!CARRIED) {
+        ark_matrix_slab_store<2 * WIDE>(slab, out, pitch, 0, q, rows, columns);
+      } else if (q == 0) {
+        ark_matrix_slab_scatter<true, false>(slab, out, pitch, rows, columns, rests[lane]);
+      } else {
+        ark_matrix_slab_scatter<false, true>(
+            slab, out + q, pitch, rows, columns - q, rests[lane]);
+      }
     }
   }
 }
 extern "C" void store2(const uint16_t* v, uint16_t* out, int pitch, int rows, int columns) {
-  store(v, out, pitch, rows, columns);
+  store<false>(v, out, pitch, rows, columns);
 }
 extern "C" void store4(const float* v, float* out, int pitch, int rows, int columns) {
-  store(v, out, pitch, rows, columns);
+  store<false>(v, out, pitch, rows, columns);
+}
+extern "C" void carry2(const uint16_t* v, uint16_t* out, int pitch, int rows, int columns) {
+  store<true>(v, out, pitch, rows, columns);
+}
+extern "C" void carry4(const float* v, float* out, int pitch, int rows, int columns) {
+  store<true>(v, out, pitch, rows, columns);
 }
 """
 
@@ -70,10 +85,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(built))
 
 
+@pytest.mark.parametrize("function", ["store", "carry"])
 @pytest.mark.parametrize("dtype", [np.uint16, np.float32])
-def test_each_element_is_stored_once_where_it_belongs(library: ctypes.CDLL, dtype: type) -> None:
+def test_each_element_is_stored_once_where_it_belongs(
+    library: ctypes.CDLL, dtype: type, function: str
+) -> None:
     size = np.dtype(dtype).itemsize
-    store, wide = getattr(library, f"store{size}"), 256 // size
+    store, wide = getattr(library, f"{function}{size}"), 256 // size
     rng = np.random.default_rng(size)
     values = rng.integers(1, 60000, (16, wide)).astype(dtype)
     for pitch in range(wide, wide + 9):

@@ -48,49 +48,71 @@ ARK_DEVICE ArkPack<ark_u32, 4> ark_matrix_shifted(const ArkPack<ark_u32, 4>& low
 #pragma unroll
   for (int i = 0; i < 6; ++i) v[i] = (bytes & 4) == 0 ? v[i] : v[i + 1];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = (bytes & 2) == 0 ? v[i] : v[i] >> 16 | v[i + 1] << 16;
+  for (int i = 0; i < 4; ++i) {
+    const ark_u64 two = static_cast<ark_u64>(v[i + 1]) << 32 | v[i];
+    v[i] = static_cast<ark_u32>(two >> (bytes & 2) * 8);
+  }
   return ArkPack<ark_u32, 4>{{v[0], v[1], v[2], v[3]}};
 }
-// As the function below, for rows whose length is not a multiple of 16 bytes. Parts that begin at
-// multiples of 16 bytes in memory are stored as packs, each assembled from two pieces of the slab.
-// The rest of each row is stored element by element.
-template <int COLUMNS, typename T>
-ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch, int first, int q,
-                                        int rows, int columns) {
-  constexpr int SIZE = sizeof(T), PIECE = 16 / SIZE, WIDE = 128 / SIZE;
-  int end = (columns < COLUMNS ? columns : COLUMNS) - q;
-  if (end > WIDE) end = WIDE;
-  const auto piece = [&](int local, int number) {
-    return slab + local * 128 + ((number ^ (local & 7)) << 4);
-  };
-  // The number of elements of a row before the first multiple of 16 bytes.
-  const auto before = [&](int local) {
-    const ark_u64 address = reinterpret_cast<ark_u64>(out + (first + local) * pitch + q);
-    return static_cast<int>(0u - static_cast<ark_u32>(address) / SIZE) & (PIECE - 1);
-  };
+// Stores the first `count` elements of a pack; all of them as one vector.
+template <typename T>
+ARK_DEVICE void ark_matrix_store_some(T* to, const ArkPack<ark_u32, 4>& pack, int count) {
+  constexpr int SIZE = sizeof(T), PIECE = 16 / SIZE;
+  if (count >= PIECE) {
+    ark_store_pack<4>(reinterpret_cast<ark_u32*>(to), pack);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < PIECE - 1; ++j) {
+    const ArkPack<ark_u32, 1> word{{pack.v[j * SIZE / 4] >> j * SIZE % 4 * 8}};
+    if (j < count) to[j] = *reinterpret_cast<const T*>(&word);
+  }
+}
+// The pieces of 16 bytes with which the next columns of a lane's rows begin.
+struct ArkMatrixRest {
+  ArkPack<ark_u32, 4> pieces[4];
+};
+// Stores 16 rows of 128 bytes of a slab whose length in memory is not a multiple of 16 bytes. Parts
+// that begin at multiples of 16 bytes in memory are stored as vectors, each assembled from two
+// pieces of the slab. The first and the last part of a row are stored element by element. out: the
+// element of the slab's first row and column; rows, columns: their number from there to the end.
+// rest: the last pieces of the columns before, if they are the same warp's (BEGINS is false); set
+// for the columns that follow (ENDS is false).
+template <bool BEGINS, bool ENDS, typename T>
+ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch, int rows,
+                                        int columns, ArkMatrixRest& rest) {
+  constexpr int SIZE = sizeof(T), PIECE = 16 / SIZE;
+  const int number = (ark_lane() + 1) % 8;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int local = 4 * i + ark_lane() / 8, number = ark_lane() % 8, head = before(local);
-    const int column = PIECE * number + head;
-    if (first + local >= rows || column + PIECE > end) continue;
-    const auto low = *reinterpret_cast<const ArkPack<ark_u32, 4>*>(piece(local, number));
-    const auto high =
-        head == 0 ? low : *reinterpret_cast<const ArkPack<ark_u32, 4>*>(piece(local, number + 1));
-    const auto pack = head == 0 ? low : ark_matrix_shifted(low, high, head * SIZE);
-    T* to = out + (first + local) * pitch + q + column;
-    ark_store_pack<4>(reinterpret_cast<ark_u32*>(to), pack);
-  }
-  // In a complete row, the first and the last elements together are as many as a piece has.
-  const int slots = end == WIDE ? 1 : 2;
-#pragma unroll 1
-  for (int i = ark_lane(); i < 16 * PIECE * slots; i += 32) {
-    const int local = i / PIECE % 16, number = i % PIECE + i / (16 * PIECE) * PIECE;
-    const int head = before(local), row = first + local;
-    const int tail = head + (end - head) / PIECE * PIECE;
-    const int column = number < head ? number : tail + number - head;
-    if (row >= rows || column >= end) continue;
-    out[row * pitch + q + column] =
-        *reinterpret_cast<const T*>(piece(local, column / PIECE) + column % PIECE * SIZE);
+    const int local = 4 * i + ark_lane() / 8;
+    const auto piece = [&](int at) {
+      return *reinterpret_cast<const ArkPack<ark_u32, 4>*>(slab + local * 128 +
+                                                           ((at ^ (local & 7)) << 4));
+    };
+    T* row = out + local * pitch;
+    // The number of elements before the first multiple of 16 bytes.
+    const int head =
+        static_cast<int>(0u - static_cast<ark_u32>(reinterpret_cast<ark_u64>(row)) / SIZE) &
+        (PIECE - 1);
+    // In rows that begin at a multiple of 16 bytes a part is one piece.
+    const auto high = piece(number), loaded = piece(head == 0 ? number : (number + 7) % 8);
+    const auto low = !BEGINS && number == 0 && head > 0 ? rest.pieces[i] : loaded;
+    rest.pieces[i] = loaded;
+    if (local >= rows) continue;
+    auto pack = ark_matrix_shifted(low, high, head * SIZE);
+    int column = PIECE * (head == 0 ? number : number - 1) + head, count = columns - column;
+    if (BEGINS && column < 0) {
+      pack = high;
+      column = 0;
+      count = columns < head ? columns : head;
+    }
+    ark_matrix_store_some(row + column, pack, count);
+    if (ENDS && number == 0 && head > 0) {
+      const int last = 7 * PIECE + head;
+      const auto end = ark_matrix_shifted(loaded, loaded, head * SIZE);
+      ark_matrix_store_some(row + last, end, columns - last);
+    }
   }
 }
 // Stores a warp's slab: 16 rows from `first` on, 128 bytes of columns from q on. out, rows,
@@ -100,7 +122,10 @@ ARK_DEVICE void ark_matrix_slab_store(const char* slab, T* out, ark_i64 pitch, i
                                       int rows, int columns) {
   constexpr int PIECE = 16 / sizeof(T);
   if (!ark_aligned(reinterpret_cast<ark_u64>(out)) || pitch % PIECE != 0) {
-    ark_matrix_slab_scatter<COLUMNS>(slab, out, pitch, first, q, rows, columns);
+    const int end = (columns < COLUMNS ? columns : COLUMNS) - q;
+    ArkMatrixRest rest = {};
+    ark_matrix_slab_scatter<true, true>(slab, out + first * pitch + q, pitch, rows - first,
+                                        end < 8 * PIECE ? end : 8 * PIECE, rest);
     return;
   }
 #pragma unroll
@@ -122,19 +147,31 @@ ARK_DEVICE void ark_matrix_slab_store(const char* slab, T* out, ark_i64 pitch, i
 }
 // Stores COLUMNS columns of a tile from Q on. Each warp stores its 16 rows from `first` on as whole
 // lines, without a barrier. out: the tile's first element; rows, columns: the size of the result
-// from that element to its end.
-template <typename T, int COLUMNS, int Q = 0>
-ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
-                                 int rows, int columns) {
+// from that element to its end. rest: see ark_matrix_slab_scatter.
+template <typename T, int COLUMNS, int Q>
+ARK_DEVICE void ark_matrix_store_from(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
+                                      int rows, int columns, ArkMatrixRest& rest) {
   constexpr int SOME = COLUMNS - Q < 64 ? COLUMNS - Q : 64;
   char* slab = ark_matrix_slab(c, ark_warp());
   __syncwarp();
   ark_matrix_slab_fill<T, SOME>(slab, d + Q / 2);
   __syncwarp();
-  ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, Q, rows, columns);
-  if constexpr (Q + SOME < COLUMNS) {
-    ark_matrix_store<T, COLUMNS, Q + SOME>(c, d, out, pitch, first, rows, columns);
+  if (pitch % (16 / static_cast<int>(sizeof(T))) == 0) {
+    ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, Q, rows, columns);
+  } else {
+    const int end = columns < COLUMNS ? columns : COLUMNS;
+    ark_matrix_slab_scatter<Q == 0, Q + SOME == COLUMNS>(slab, out + first * pitch + Q, pitch,
+                                                         rows - first, end - Q, rest);
   }
+  if constexpr (Q + SOME < COLUMNS) {
+    ark_matrix_store_from<T, COLUMNS, Q + SOME>(c, d, out, pitch, first, rows, columns, rest);
+  }
+}
+template <typename T, int COLUMNS>
+ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
+                                 int rows, int columns) {
+  ArkMatrixRest rest = {};
+  ark_matrix_store_from<T, COLUMNS, 0>(c, d, out, pitch, first, rows, columns, rest);
 }
 // The same for a result in which all of the tile's columns exist.
 template <int COLUMNS, typename T>
