@@ -32,10 +32,11 @@ DTYPES = (*FLOATS, *FLOATS, *INTEGERS, "bool")
 MOST = 1 << 16  # limit of elements of a tensor in programs that are run
 EPSILON = {"fp32": 2.0**-21, "fp16": 2.0**-9, "bf16": 2.0**-6}
 TINY = {"fp32": 1e-36, "fp16": 3e-7, "bf16": 1e-36}
-REFERENCE_VARIANTS = 12  # runs of the reference
+REFERENCE_VARIANTS = 16  # runs of the reference
 # What undefined elements are filled with, one value per run of the reference. The values differ in
 # class (zero, finite, infinite, NaN) and in comparisons, so a result that depends on an undefined
-# element changes. None: keep the result computed in float64.
+# element changes. None: keep the result computed in float64. Further runs draw each element, so
+# that the order of undefined elements changes too.
 UNDEFINED = (None, 0.0, np.inf, -np.inf, np.nan, 1e30, -1e30)
 KINDS = ("small", "small", "plain", "special", "wide", "ones")
 HUGE = ("cpu-2", "h100", "mi300x")
@@ -224,12 +225,20 @@ def reference(
                     numbers = dtype in FLOATS and array.dtype.kind != "b"
                     if dtype in INTEGERS and array.mask.any():
                         raise Unknown
-                    fill = UNDEFINED[variant % len(UNDEFINED)] if numbers else variant
-                    array = array.data if fill is None else array.filled(fill)
+                    array = _filled(array, variant, noise) if numbers else array.filled(variant)
                 odd = dtype in FLOATS and variant % 2
                 kept = rounded(array, "fp32" if odd else dtype)
                 values.append(_other_zeros(kept, variant, noise) if odd else kept)
     return values
+
+
+def _filled(array: np.ma.MaskedArray, variant: int, noise: np.random.Generator) -> np.ndarray:
+    """Returns floats whose undefined elements have the values of a run of the reference."""
+    if variant >= len(UNDEFINED):
+        drawn = noise.standard_normal(array.shape)
+        return np.where(np.ma.getmaskarray(array), drawn, array.data)
+    fill = UNDEFINED[variant]
+    return array.data if fill is None else array.filled(fill)
 
 
 def _other_zeros(array: np.ndarray, variant: int, noise: np.random.Generator) -> np.ndarray:
