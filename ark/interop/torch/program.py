@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 import ark
 from ark.errors import InvalidUsageError
 from ark.frontend.foreign import check_memory, dense, is_literal
+from ark.interop.torch import last_calls
 from ark.interop.torch.calls import Fixed, kinds, maker
 from ark.interop.torch.graph import build, held
 from ark.interop.torch.look import Look, looker, nothing
@@ -167,7 +168,7 @@ class Program:
             return self._run(inputs, iterations)
 
     def _run(self, inputs: list[Any], iterations: int) -> list[Any]:
-        where = self._look(inputs)
+        moving, where = inputs, self._look(inputs)
         if where is None or (self._step > 1 and any(a % self._step for a in where)):
             moving = self._seen(inputs)  # keeps possible copies alive until the launch
             where = tuple([t.data_ptr() for t in moving])
@@ -177,6 +178,8 @@ class Program:
             self._here(self._placed(addresses), iterations)
         else:
             self._on_stream(addresses, iterations)
+        if last_calls.calls is not None:
+            last_calls.calls[self] = moving, outputs
         return outputs if self._results is None else self._results.of(outputs)
 
     def _here(self, executor: Runner, iterations: int) -> None:
@@ -329,14 +332,10 @@ class Program:
 
     def iteration_seconds(self, iterations: int = 200) -> float:
         """Measures the seconds per iteration, with many iterations in one launch, on the tensors of
-        the last call, which must still exist.
+        the last call. Raises InvalidUsageError unless `kept_tensors` keeps them.
         """
         assert self._executor is not None
-        if isinstance(self._executor, Executor):
-            self._executor.wait_idle()
-        run = self._executor.resume(iterations)
-        run.wait()
-        return run.elapsed_ms() / 1e3 / iterations
+        return last_calls.iteration_seconds(self, self._executor, iterations)
 
     def memory_bytes(self) -> int:
         """The bytes of the kernel's own memory, without inputs and results."""
