@@ -4,6 +4,7 @@ each may take. Called by ci/figures.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from ark.bench.whole_models import STANDARD
 LSTM = "lstm-10x100-h256-bf16"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 SIZES = (16 << 10, 1 << 20, 64 << 20)
+OPS_OF_PIECE = 16
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Piece:
     """One call of `ark bench`. words: its arguments, followed by those of `names` that have no
     figure yet. figures: prefixes of the names of its figures, one for each of `names` if there are
     any. peer: the argument of --vs. kept: the peer is slow, so its times are kept with its
-    versions, and measured again only if these change. seconds: the time limit.
+    versions, and measured again only if these change. alone: arguments that replace --vs in a run
+    that does not measure the peer. seconds: the time limit.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Piece:
     seconds: float
     names: tuple[str, ...] = ()
     kept: bool = False
+    alone: tuple[str, ...] = ()
 
 
 def _ops(names: tuple[str, ...], seconds: float, name: str = "ops", repeats: int = 5) -> Piece:
@@ -48,15 +52,25 @@ def _decode(config: str, seconds: float, *, batch: int = 1, ranks: int = 1) -> P
     if ranks > 1:
         words += ("--ranks", str(ranks))
         figure += f"-{ranks}-ranks"
-    peer = "torch" if ranks == 1 else ""
-    return Piece(figure.replace("/", " "), words, (f"{figure}-at-512",), peer, seconds)
+    name, figures = figure.replace("/", " "), (f"{figure}-at-512",)
+    if ranks > 1:
+        return Piece(name, words, figures, "", seconds)
+    return Piece(name, words, figures, "torch", seconds, kept=True, alone=("--check",))
 
 
 def _prompt(config: str, length: int, seconds: float) -> Piece:
     words = ("decode", "--config", config, "--context", "512", "--tokens", "8", "--repeats", "3")
     words += ("--prompt", str(length))
     figure = f"decode/{config}-prompt-{length}"
-    return Piece(figure.replace("/", " "), words, (figure,), "torch", seconds)
+    name = figure.replace("/", " ")
+    return Piece(name, words, (figure,), "torch", seconds, kept=True, alone=("--check",))
+
+
+def _parts(names: Sequence[str], name: str, repeats: int) -> list[Piece]:
+    """Pieces of a few ops each, which run side by side."""
+    begins = range(0, len(names), OPS_OF_PIECE)
+    parts = [tuple(names[begin : begin + OPS_OF_PIECE]) for begin in begins]
+    return [_ops(part, 150, f"{name} {i}", repeats) for i, part in enumerate(parts, 1)]
 
 
 def _models(seconds: float) -> list[Piece]:
@@ -92,12 +106,17 @@ def _serve(requests: int, seconds: float) -> Piece:
     return Piece("serve noah", words, figures, "", seconds)
 
 
+def devices_of(row: dict[str, Any]) -> int:
+    """The number of devices that a row of ci/matrix.toml needs."""
+    return int(row["require"].split(":")[1])
+
+
 def on_accelerator(devices: int) -> list[Piece]:
     """The set of a GPU, or of several of one host, the most important first."""
     if devices > 1:
         shapes = [_decode(c, 100, ranks=devices) for c in ("llama-3.2-1b", "llama-3.1-8b")]
         return [*shapes, *_comm(devices, SIZES, "nccl", 60)]
-    table = tuple(c.name for c in cases() if not c.name.startswith(SWEEP) and c.name != LSTM)
+    table = [c.name for c in cases() if not c.name.startswith(SWEEP) and c.name != LSTM]
     return [
         _ops((LSTM,), 90, "LSTM"),
         _decode("llama-3.2-1b", 90),
@@ -105,7 +124,7 @@ def on_accelerator(devices: int) -> list[Piece]:
         _prompt("llama-3.2-1b", 512, 90),
         _decode("llama-3.1-8b", 150),
         *_models(150),
-        _ops(table, 300),
+        *_parts(table, "ops", 5),
         _serve(64, 120),
     ]
 
@@ -131,7 +150,12 @@ def on_cpu(tiny: bool) -> list[Piece]:
     ]
 
 
+def sweep() -> list[Piece]:
+    """Common torch ops in many shapes, which run apart from the standard set."""
+    return _parts([c.name for c in cases() if c.name.startswith(SWEEP)], "sweep", 3)
+
+
 def pieces(row: dict[str, Any], tiny: bool) -> list[Piece]:
     """The standard set of a row of ci/matrix.toml, in order."""
-    devices = int(row["require"].split(":")[1])
+    devices = devices_of(row)
     return on_cpu(tiny) if row["backend"] == "cpu" else on_accelerator(devices)

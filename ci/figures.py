@@ -5,7 +5,9 @@ and writes ci/results/figures/cuda-h200.json, from which ci/generate.py makes th
 docs/performance.md. It prints the figures that are worse by 3% than the previous file's. It stops
 after --budget seconds; results so far are kept in --work, and the next run continues from there if
 ark's source is the same. Rows that were not measured again keep the previous figures. The exit code
-is 1 if a figure is missing or worse.
+is 1 if a figure is missing or worse. On one GPU --lanes benches run side by side: they plan and
+compile at the same time, and use the GPU in turns. --sweep measures `ark bench ops "sweep-*"`
+instead of the standard set.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 from evidence import installed, tree_digest
 from figure_file import FOLDER, Figures, merged, read_figures, write_figures
-from figure_pieces import Piece, pieces
+from figure_pieces import Piece, devices_of, pieces, sweep
 
 from ark.bench.results import Figure, Results, read
 
@@ -44,6 +48,8 @@ BACKENDS = {"cpu": "ark_cpu", "cuda": "ark_cuda", "rocm": "ark_rocm", "mesh": "a
 MAX_TIME_RATIO = 1.03
 CUT = "no end in"
 MIN_PIECE_SECONDS = 15.0  # seconds that must be left for another piece to begin
+CORES_OF_LANE = 4  # cores that a compilation uses
+MAX_LANES = 4
 
 
 def say(text: str) -> None:
@@ -69,7 +75,7 @@ def environment(row: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 @dataclass
 class Run:
     """A run of a row. runs: all measurements, including those of a resumed run. failed: for each
-    figure how its process ended.
+    figure how its process ended. lanes: the number of benches that run side by side.
     """
 
     row: dict[str, Any]
@@ -78,10 +84,13 @@ class Run:
     ends: float
     runs: list[Results]
     failed: dict[str, str] = field(default_factory=dict)
+    lanes: int = 1
+    stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def done(self) -> set[str]:
-        return {f.figure for run in self.runs for f in run.figures}
+        return {f.figure for run in tuple(self.runs) for f in run.figures}
 
     def missing(self, piece: Piece) -> list[str]:
         """The piece's prefixes of figure names that have no figure yet and did not fail."""
@@ -91,12 +100,13 @@ class Run:
 
     def left(self) -> float:
         """Seconds of the budget."""
-        return self.ends - time.monotonic()
+        return 0.0 if self.stop.is_set() else self.ends - time.monotonic()
 
     def keep(self, run: Results) -> None:
         """Adds figures, and stores the state so that a later run can continue."""
-        self.runs.append(run)
-        write_figures(self.work, Figures(self.row["name"], self.before.noisy, self.runs))
+        with self._lock:
+            self.runs.append(run)
+            write_figures(self.work, Figures(self.row["name"], self.before.noisy, self.runs))
 
 
 def _is(name: str, begins: str) -> bool:
@@ -109,7 +119,7 @@ def measure(run: Run, piece: Piece, variables: dict[str, str]) -> None:
     """Runs a piece until it has all figures or its time is over."""
     began = time.monotonic()
     while missing := run.missing(piece):
-        seconds = min(began + piece.seconds - time.monotonic(), run.left())
+        seconds = min(began + piece.seconds * run.lanes - time.monotonic(), run.left())
         if seconds < MIN_PIECE_SECONDS:
             say(f"  {piece.name}: {len(missing)} figures are missing after its time limit")
             return
@@ -138,7 +148,11 @@ def call(
         words += ["--backend", run.row["backend"]]
         if piece.peer and not all(f in peers for f in missing):
             words += ["--vs", piece.peer]
-        how = ended(words, seconds, variables)
+        else:
+            words += piece.alone
+        if run.lanes > 1:
+            words += ["--turn", str(run.work.with_suffix(".turn"))]
+        how = ended(words, seconds, variables, run.stop)
         if not file.is_file():
             return how or "it wrote no figures"
         try:
@@ -153,17 +167,21 @@ def call(
     return how
 
 
-def ended(words: Sequence[str], seconds: float, variables: dict[str, str]) -> str:
-    """Runs a command and its children for at most the given number of seconds. Returns a
-    description of the failure, or an empty string.
+def ended(
+    words: Sequence[str], seconds: float, variables: dict[str, str], stop: threading.Event
+) -> str:
+    """Runs a command and its children for at most the given number of seconds, or until `stop` is
+    set. Returns a description of the failure, or an empty string.
     """
     process = subprocess.Popen(
         words, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL, start_new_session=True
     )
+    ends = time.monotonic() + seconds
     try:
-        code = process.wait(seconds)
-        return f"exit code {code}" if code else ""
-    except subprocess.TimeoutExpired:
+        while not stop.is_set() and (left := ends - time.monotonic()) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(min(left, 1.0))
+                return f"exit code {code}" if code else ""
         return f"{CUT} {seconds:.0f} s"
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -171,6 +189,42 @@ def ended(words: Sequence[str], seconds: float, variables: dict[str, str]) -> st
                 os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(5)
+
+
+def measure_all(run: Run, asked: Sequence[Piece], variables: dict[str, str]) -> None:
+    """Measures the pieces in order, `run.lanes` of them side by side."""
+    numbered = iter(enumerate(asked, 1))
+    lock = threading.Lock()
+
+    def lane(_: int) -> None:
+        while True:
+            with lock:
+                number, piece = next(numbered, (0, None))
+            if piece is None:
+                return
+            if not run.missing(piece):
+                continue
+            if run.left() < MIN_PIECE_SECONDS:
+                say(f"the budget is spent before {piece.name}")
+                return
+            say(f"[{number}/{len(asked)}] {piece.name}, {run.left():.0f} s left")
+            measure(run, piece, variables)
+
+    with ThreadPoolExecutor(run.lanes) as pool:
+        try:
+            list(pool.map(lane, range(run.lanes)))
+        except BaseException:
+            run.stop.set()  # the benches end, and their figures so far are kept
+            raise
+
+
+def lanes_of(row: Mapping[str, Any]) -> int:
+    """The number of benches that run side by side: one where the CPU or several GPUs are
+    measured.
+    """
+    if row["backend"] == "cpu" or devices_of(dict(row)) > 1:
+        return 1
+    return max(1, min(MAX_LANES, (os.cpu_count() or 1) // CORES_OF_LANE))
 
 
 def known_peers(before: Figures, runs: Iterable[Results]) -> dict[str, tuple[Figure, Results]]:
@@ -268,6 +322,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, default=FOLDER, help="the folder for ROW.json")
     parser.add_argument("--work", type=Path, default=ROOT / "build/figures")
     parser.add_argument("--only", nargs="+", help="pieces, by how their names begin")
+    parser.add_argument("--sweep", action="store_true", help="the sweep of ops, not the set")
+    parser.add_argument("--lanes", type=int, help="benches side by side (of one GPU: up to 4)")
     parser.add_argument("--again", action="store_true", help="measure everything anew")
     parser.add_argument("--noisy", action="store_true", help="others use the machine meanwhile")
     parser.add_argument("--tiny", action="store_true", help="few figures, to try a CPU's run")
@@ -284,23 +340,17 @@ def main(argv: Sequence[str]) -> int:
     if args.again:
         work.unlink(missing_ok=True)
     ends = time.monotonic() + args.budget
-    run = Run(row, before, work, ends, resumed(work, args.row))
+    lanes = args.lanes or lanes_of(row)
+    run = Run(row, before, work, ends, resumed(work, args.row), lanes=lanes)
     asked = [
         p
-        for p in pieces(row, args.tiny)
+        for p in (sweep() if args.sweep else pieces(row, args.tiny))
         if not args.only or any(p.name.startswith(word) for word in args.only)
     ]
     if run.runs:
         say(f"{len(run.done)} figures of a run that was cut are kept")
     with environment(row) as variables:
-        for number, piece in enumerate(asked, 1):
-            if not run.missing(piece):
-                continue
-            if run.left() < MIN_PIECE_SECONDS:
-                say(f"the budget of {args.budget:.0f} s is spent before {piece.name}")
-                break
-            say(f"[{number}/{len(asked)}] {piece.name}, {run.left():.0f} s left")
-            measure(run, piece, variables)
+        measure_all(run, asked, variables)
     code = report(run, asked, noisy)
     figures = merged(before, run.runs, noisy, args.commit)
     args.output.mkdir(parents=True, exist_ok=True)

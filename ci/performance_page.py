@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ else:
     import tomli as tomllib
 
 from ark.bench.results import Figure, Results
+from ark.bench.sweep.cases import SWEEP
 
 HEAD = """# Performance
 
@@ -32,6 +34,7 @@ What was measured before there were files, with machine, date and command, is in
 """
 KINDS = {
     "ops": "Single ops, a call (`ark bench ops --vs torch`)",
+    "sweep": 'Common ops of torch in many shapes, a call (`ark bench ops "sweep-*" --vs torch`)',
     "decode": "A token of each sequence, and prompts to the first token (`ark bench decode`)",
     "torch": "`torch.compile`, a call (`ark bench torch --vs inductor`)",
     "comm": "Collectives (`ark bench comm`)",
@@ -48,7 +51,8 @@ NOISY = (
 
 def page(matrix: Sequence[dict[str, Any]], folder: Path = FOLDER) -> str:
     """The whole page. Raises ValueError for an invalid file, a file of an unknown row, or a ratio
-    below MIN_RATIO without a reason in the file of reasons.
+    below MIN_RATIO without a reason in the file of reasons. A reason's name may have * for figures
+    that share it.
     """
     names = [row["name"] for row in matrix]
     files = {path.stem: path for path in sorted(folder.glob("*.json"))}
@@ -71,8 +75,10 @@ def page(matrix: Sequence[dict[str, Any]], folder: Path = FOLDER) -> str:
     known = _read_reasons(reasons)
     slow = {row["name"]: _slow(figures) for row, figures in named}
     for name, figures_of in sorted({**{name: set() for name in known}, **slow}.items()):
-        given = set(known.get(name, ()))
-        wrong = {"lacks": figures_of - given, "need not have": given - figures_of}
+        given = known.get(name, {})
+        needless = {n for n in given if not any(fnmatchcase(f, n) for f in figures_of)}
+        lacking = {f for f in figures_of if not _reasons_of(f, given)}
+        wrong = {"lacks": lacking, "need not have": needless}
         for verb, listed in wrong.items():
             if listed:
                 raise ValueError(
@@ -87,6 +93,17 @@ def page(matrix: Sequence[dict[str, Any]], folder: Path = FOLDER) -> str:
         ),
     ]
     return "\n".join(parts)
+
+
+def _reasons_of(figure: str, known: Mapping[str, str]) -> list[str]:
+    """The reasons whose names fit a figure."""
+    return [reason for name, reason in known.items() if fnmatchcase(figure, name)]
+
+
+def _kind(figure: str) -> str:
+    """The table of KINDS that a figure belongs to."""
+    kind, name = figure.split("/", 1)
+    return "sweep" if kind == "ops" and name.startswith(SWEEP) else kind
 
 
 def _read_reasons(path: Path) -> dict[str, dict[str, str]]:
@@ -114,15 +131,25 @@ def _section(row: dict[str, Any], figures: Figures, reasons: Mapping[str, str]) 
     for run in {_where(run): run for run in figures.runs}.values():
         yield f"- {_where(run)}"
     for kind, title in KINDS.items():
-        rows = [f for run in figures.runs for f in run.figures if f.figure.split("/")[0] == kind]
+        rows = [f for run in figures.runs for f in run.figures if _kind(f.figure) == kind]
         if rows:
             yield f"\n### {title}\n"
             yield "| figure | ark us | peer | peer us | ratio |\n|---|---|---|---|---|"
             yield from (_line(f) for f in sorted(rows, key=lambda f: (f.figure, f.peer)))
-            slow = sorted({f.figure for f in rows} & set(reasons))
+            slow = sorted({f.figure for f in rows} & _slow(figures))
             if slow:
                 yield f"\nBelow {MIN_RATIO}:\n"
-                yield from (f"- {name.split('/', 1)[1]}: {reasons[name]}" for name in slow)
+                yield from _because(slow, reasons)
+
+
+def _because(slow: Sequence[str], reasons: Mapping[str, str]) -> Iterator[str]:
+    """A line for each reason, with the figures that it explains."""
+    explained: dict[str, list[str]] = {}
+    for figure in slow:
+        for reason in _reasons_of(figure, reasons):
+            explained.setdefault(reason, []).append(figure.split("/", 1)[1])
+    for reason, names in explained.items():
+        yield f"- {', '.join(names)}: {reason}"
 
 
 def _where(run: Results) -> str:

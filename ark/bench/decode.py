@@ -22,6 +22,7 @@ from ark.backend.registry import FALLBACK
 from ark.bench.ceiling import read_bandwidth
 from ark.bench.fidelity import GREEDY_STEPS, Fidelity, compare, greedy
 from ark.bench.peer import TorchDecoder, import_torch, torch_device
+from ark.bench.turn import Turn
 from ark.ir.dtype import RowType
 from ark.ir.dtype import by_name as dtype_by_name
 from ark.ir.rows import row_bytes
@@ -147,9 +148,11 @@ def decode(
     machine: Machine | None = None,
     ranks: Ranks | None = None,
     peers: tuple[str, ...] = (),
+    check: bool = False,
     options: dict[str, Any] | None = None,
     warm_up: int = 1,
     beside_one: bool = False,
+    turn: Turn | None = None,
 ) -> Figures:
     """Decodes `tokens` tokens from each of `contexts` on, `repeats` times after `warm_up` runs; the
     median is reported. beside_one: if there are several tokens, a launch of one token is measured
@@ -157,40 +160,46 @@ def decode(
 
     shape: the model's shape, or one rank's share of it. It has room for those positions, and a
     chunk if `prompts` (lengths) are measured too. peers: "eager", "compiled"; they run the whole
-    model, and the read ceiling and the fidelity are measured with them. Sizes are this rank's.
-    Raises the errors of the executor.
+    model, and the read ceiling and the fidelity are measured with them. check: True if the fidelity
+    is measured without peers. turn: held while the device is used. Sizes are this rank's. Raises
+    the errors of the executor.
     """
-    target = machine or device.machine
+    target, turn = machine or device.machine, turn or Turn()
     start = time.perf_counter()
     measured = tuned_collectives.options(target, shape.world_size, ranks)
     plan = plans(shape, target, {**measured, **(options or {})} or None)[shape.rank]
     planned = time.perf_counter()
+    compiled = turn.compile(plan, backend, device)
+    build_s = time.perf_counter() - planned
     accelerated = backend.name != FALLBACK
-    ceiling = read_bandwidth(accelerated) if peers else None
-    with Executor(plan, backend, device, ranks=ranks) as executor:
-        figures = Figures(
-            variant=executor.machine.variant.name,
-            batch=shape.batch,
-            plan_s=planned - start,
-            build_s=time.perf_counter() - planned,
-            cached=executor.program.cached,
-            weight_bytes=streamed_bytes(plan),
-            device_bytes=executor.device_bytes(),
-            needed_bytes=plan.arenas["parameter"] + plan.arenas["state"],
-            read_bandwidth=ceiling,
-        )
-        beside = _load(executor, plan, shape, checkpoint, accelerated if peers else None)
-        fill_caches(executor, plan)
-        for context in contexts:
-            row = _measure(executor, shape, context, tokens, repeats, warm_up)
-            if beside_one and tokens > 1:
-                one, _ = _run(executor, shape, _text(context + 1), 1)
-                row.further = (row.per_token * tokens - one) / (tokens - 1)
-            figures.contexts.append(row)
-        for length in prompts:
-            figures.prompts.append(_measure_prompt(executor, shape, length, repeats, warm_up))
-        if beside is not None:
-            _compare(figures, executor, shape, beside, tokens, peers, accelerated)
+    with turn:
+        ceiling = read_bandwidth(accelerated) if peers else None
+        ready = time.perf_counter()
+        with Executor(plan, backend, device, ranks=ranks) as executor:
+            figures = Figures(
+                variant=executor.machine.variant.name,
+                batch=shape.batch,
+                plan_s=planned - start,
+                build_s=build_s + time.perf_counter() - ready,
+                cached=executor.program.cached and not compiled,
+                weight_bytes=streamed_bytes(plan),
+                device_bytes=executor.device_bytes(),
+                needed_bytes=plan.arenas["parameter"] + plan.arenas["state"],
+                read_bandwidth=ceiling,
+            )
+            compares = bool(peers) or check
+            beside = _load(executor, plan, shape, checkpoint, accelerated if compares else None)
+            fill_caches(executor, plan)
+            for context in contexts:
+                row = _measure(executor, shape, context, tokens, repeats, warm_up)
+                if beside_one and tokens > 1:
+                    one, _ = _run(executor, shape, _text(context + 1), 1)
+                    row.further = (row.per_token * tokens - one) / (tokens - 1)
+                figures.contexts.append(row)
+            for length in prompts:
+                figures.prompts.append(_measure_prompt(executor, shape, length, repeats, warm_up))
+            if beside is not None:
+                _compare(figures, executor, shape, beside, tokens, peers, accelerated)
     return figures
 
 
@@ -316,7 +325,7 @@ def _compare(
             first = _text(row.context + 1)[-1:] * shape.batch
             row.peer_s[peer] = decoder.run(first, row.context, tokens, peer == "compiled")
         row.fidelity = _fidelity(executor, shape, decoder, row.context)
-    for prompt in figures.prompts:
+    for prompt in figures.prompts if peers else ():
         decoder = TorchDecoder(shape.config, torch_weights, prompt.length, place)
         name = "graph" if accelerated else "eager"
         prompt.peer_s[name] = decoder.prompt(prompt.length, accelerated)

@@ -23,6 +23,7 @@ import torch
 
 from ark.bench.networks import network
 from ark.bench.peer import waiting
+from ark.bench.turn import Turn
 from ark.interop.torch import backend
 from ark.interop.torch.last_calls import kept_tensors
 from ark.interop.torch.program import LEFT, PROGRAMS
@@ -58,8 +59,13 @@ class ModuleFigures:
     peer_error: str = ""
 
 
-def measure(name: str, place: str, repeats: int = 5, peer: str = "") -> ModuleFigures:
-    """Measures one of the networks on torch's device `place`. peer: one of PEERS, or empty."""
+def measure(
+    name: str, place: str, repeats: int = 5, peer: str = "", turn: Turn | None = None
+) -> ModuleFigures:
+    """Measures one of the networks on torch's device `place`. peer: one of PEERS, or empty. turn:
+    held while calls are timed; the first compiled call, which compiles, is outside of it.
+    """
+    turn = turn or Turn()
     try:
         module, examples = network(name)
     except ImportError as error:
@@ -68,11 +74,12 @@ def measure(name: str, place: str, repeats: int = 5, peer: str = "") -> ModuleFi
         return ModuleFigures(
             name, error=f"{line_of(error)}; the installed package builds no {name}"
         )
-    module, examples = module.to(place), tuple(t.to(place) for t in examples)
     figures: dict[str, Any] = {}
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
-        want = module(*examples)
-        figures["eager"], _, _ = times(lambda: module(*examples), place, repeats)
+        with turn:
+            module, examples = module.to(place), tuple(t.to(place) for t in examples)
+            want = module(*examples)
+            figures["eager"], _, _ = times(lambda: module(*examples), place, repeats)
         before = set(PROGRAMS)
         LEFT.clear()
         start = time.perf_counter()
@@ -84,19 +91,21 @@ def measure(name: str, place: str, repeats: int = 5, peer: str = "") -> ModuleFi
             return ModuleFigures(name, eager=figures["eager"], error=line_of(error))
         figures["build"] = time.perf_counter() - start
         figures["left"] = tuple(LEFT)
-        figures["distance"] = float(((got - want).abs() / (1 + want.abs())).max())
-        call = times(lambda: compiled(*examples), place, repeats)
-        figures["call"], figures["latency"], figures["host"] = call
-        programs = set(PROGRAMS) - before
-        figures["kernels"] = len(programs)
-        with kept_tensors():
-            compiled(*examples)
-            figures["kernel"] = sum(p.iteration_seconds() for p in programs)
-        figures["memory"] = sum(p.memory_bytes() for p in programs)
+        with turn:
+            figures["distance"] = float(((got - want).abs() / (1 + want.abs())).max())
+            call = times(lambda: compiled(*examples), place, repeats)
+            figures["call"], figures["latency"], figures["host"] = call
+            programs = set(PROGRAMS) - before
+            figures["kernels"] = len(programs)
+            with kept_tensors():
+                compiled(*examples)
+                figures["kernel"] = sum(p.iteration_seconds() for p in programs)
+            figures["memory"] = sum(p.memory_bytes() for p in programs)
     if peer == "eager":
         figures["peer"] = figures["eager"]
     elif peer:
-        figures |= PEERS[peer](module, examples, place, repeats)
+        with turn:
+            figures |= PEERS[peer](module, examples, place, repeats)
     return ModuleFigures(name, **figures)
 
 

@@ -22,6 +22,7 @@ from ark.backend.registry import FALLBACK
 from ark.bench.case import OpCase
 from ark.bench.ceiling import copy_seconds
 from ark.bench.peer import import_torch, repeated, torch_device
+from ark.bench.turn import Turn
 from ark.codegen.writer import write
 from ark.errors import BaseError, InvalidUsageError
 from ark.frontend.model import Model, use_model
@@ -191,21 +192,49 @@ def measure(
     *,
     repeats: int = 5,
     peer: bool = False,
+    turn: Turn | None = None,
 ) -> OpFigures:
-    """Measures one case. If ark raises an error, the row has the error instead of figures."""
+    """Measures one case. If ark raises an error, the row has the error instead of figures. turn:
+    held while the device is used.
+    """
     try:
-        return _measure(case, backend, device, machine, repeats, peer)
+        return _measure(case, backend, device, machine, repeats, peer, turn or Turn())
     except BaseError as error:
         return OpFigures(case.name, error=str(error))
 
 
 def _measure(
-    case: OpCase, backend: Backend, device: Device, machine: Machine, repeats: int, peer: bool
+    case: OpCase,
+    backend: Backend,
+    device: Device,
+    machine: Machine,
+    repeats: int,
+    peer: bool,
+    turn: Turn,
 ) -> OpFigures:
     start = time.perf_counter()
     plan, result = planned(case, machine)
     plan_s = time.perf_counter() - start
     arrays = _inputs(case)
+    start = time.perf_counter()
+    turn.compile(plan, backend, device)
+    build_s = time.perf_counter() - start
+    with turn:
+        measured = _run(case, plan, result, arrays, backend, device, repeats, peer)
+    return dataclasses.replace(measured, plan_s=plan_s, build_s=build_s + measured.build_s)
+
+
+def _run(
+    case: OpCase,
+    plan: Plan,
+    result: str,
+    arrays: list[np.ndarray],
+    backend: Backend,
+    device: Device,
+    repeats: int,
+    peer: bool,
+) -> OpFigures:
+    """Measures a plan, whose result has the name `result`, and the peers."""
     start = time.perf_counter()
     with Executor(plan, backend, device) as executor:
         build_s = time.perf_counter() - start
@@ -225,7 +254,7 @@ def _measure(
     for name, call in (("", case.peer), *case.others) if peer else ():
         try:
             peer_seconds, answer = _torch(
-                case, call, arrays, machine, repeats, backend.name != FALLBACK
+                case, call, arrays, executor.machine, repeats, backend.name != FALLBACK
             )
         except BaseError:
             raise
@@ -243,14 +272,13 @@ def _measure(
     return OpFigures(
         case.name,
         seconds,
-        plan_s,
-        build_s,
-        case.flops,
-        case.nbytes,
-        plan.variant,
-        theirs,
-        distance,
-        copy_seconds(int(case.nbytes), backend.name != FALLBACK) if moves else None,
+        build_s=build_s,
+        flops=case.flops,
+        nbytes=case.nbytes,
+        variant=plan.variant,
+        peer_seconds=theirs,
+        distance=distance,
+        copy_seconds=copy_seconds(int(case.nbytes), backend.name != FALLBACK) if moves else None,
         others=others,
         peer_errors=peer_errors,
     )

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ark.errors import SystemError
+from ark.errors import InvalidUsageError, SystemError
 from ark.models.config import LlamaConfig, rope_inverse_frequencies
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")  # of models that TorchDecoder computes
 
 
 def import_torch() -> Any:
@@ -28,6 +30,19 @@ def import_torch() -> Any:
             "the comparison needs torch; install it with `pip install 'ark-gpu[torch]'`"
         ) from error
     return torch
+
+
+def check_peer(config: LlamaConfig, world: int) -> None:
+    """Raises InvalidUsageError if TorchDecoder does not compute the model of a comparison."""
+    if world > 1:
+        raise InvalidUsageError(
+            "--vs and --check need one device; omit them to measure several ranks"
+        )
+    if config.architecture not in ARCHITECTURES:
+        raise InvalidUsageError(
+            f"--vs torch and --check compare {' and '.join(ARCHITECTURES)}, but this is "
+            f"{config.architecture}; omit them"
+        )
 
 
 def functional() -> Any:

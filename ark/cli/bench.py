@@ -15,8 +15,10 @@ from ark.backend import registry
 from ark.backend.protocol import PredictingBackend
 from ark.bench.decode import ContextFigures, Figures, PromptFigures, decode
 from ark.bench.fidelity import GREEDY_STEPS, TOLERANCE
+from ark.bench.peer import check_peer
 from ark.bench.results import Figure, figure, results
 from ark.bench.scaled import scaled
+from ark.bench.turn import Turn
 from ark.cli import (
     bench_comm,
     bench_fidelity,
@@ -37,13 +39,14 @@ from ark.cli.parser import (
     add_figures,
     add_quantize,
     add_repeats,
+    add_turn,
     positive,
 )
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
-from ark.models.config import LlamaConfig, builtin_config
+from ark.models.config import builtin_config
 from ark.models.gguf_file import is_gguf
 from ark.models.holding import quantised_config
 from ark.models.plans import usual_chunk
@@ -51,7 +54,6 @@ from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 
-PEERS = ("LlamaForCausalLM", "MistralForCausalLM")
 NAMES = {
     "compiled": "torch.compile + graph replay",
     "graph": "torch + graph replay",
@@ -127,6 +129,11 @@ def register(subparsers: Subparsers) -> None:
         "(default: no)",
     )
     d.add_argument(
+        "--check",
+        action="store_true",
+        help="check the logits as --vs does, without the times of torch (default: no)",
+    )
+    d.add_argument(
         "--model",
         metavar="NAME",
         help="predict for this product by the backend's timing model (default: measure)",
@@ -138,6 +145,7 @@ def register(subparsers: Subparsers) -> None:
         help="with --model: predict these two numbers of layers, and scale (default: all layers)",
     )
     add_figures(d)
+    add_turn(d)
     d.set_defaults(func=run)
 
 
@@ -154,10 +162,10 @@ def cut(shape: Shape, layers: list[int] | None, args: argparse.Namespace) -> lis
             f"--layers {','.join(map(str, layers))}: expected two different numbers of layers, the "
             f"smaller one first, of the model's {most}; write --layers 1,3"
         )
-    if not args.model or args.prompt or args.vs or "/" in args.config:
+    if not args.model or args.prompt or args.vs or args.check or "/" in args.config:
         raise InvalidUsageError(
-            "--layers scales a prediction of a built-in shape: give --model, and omit --prompt "
-            "and --vs"
+            "--layers scales a prediction of a built-in shape: give --model, and omit --prompt, "
+            "--vs and --check"
         )
     configs = [dataclasses.replace(shape.config, num_hidden_layers=n) for n in layers]
     return [dataclasses.replace(shape, config=c) for c in configs]
@@ -172,13 +180,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         config, dtype = builtin_config(args.config), by_name("bf16")
         config = quantised_config(config, args.quantize, args.config)
-    if args.vs and config.layouts:
+    compares = args.vs or args.check
+    if compares and config.layouts:
         raise InvalidUsageError(
-            "--vs torch compares with weights that are not quantised; omit --quantize, or --vs"
+            "torch's weights are not quantised; omit --quantize, or --vs and --check"
         )
     contexts, tokens = places(args, config.max_position_embeddings)
     world = max(args.ranks, rank_info.world_size)
-    after = max(tokens, GREEDY_STEPS if args.vs else 0)
+    after = max(tokens, GREEDY_STEPS if compares else 0)
     context = max(*(c + after + 1 for c in contexts), *(n + 1 for n in args.prompt), 0)
     shape = Shape(config, dtype, context, 0, rank_info.rank, world)
     whole = config.num_hidden_layers
@@ -186,7 +195,7 @@ def run(args: argparse.Namespace) -> int:
     batches = [dataclasses.replace(one, batch=n) for n in args.batch for one in cuts]
     if args.batch != [1] and args.prompt:
         raise InvalidUsageError("--batch measures decoding alone; omit --prompt")
-    if args.vs:
+    if compares:
         check_peer(config, world)
     if args.model:
         predict(args.backend, args.model)
@@ -220,6 +229,8 @@ def run(args: argparse.Namespace) -> int:
                     machine=machine,
                     ranks=ranks,
                     peers=peers,
+                    check=args.check,
+                    turn=Turn(args.turn),
                     # In a prediction each launch begins with empty caches.
                     warm_up=0 if args.model else 1,
                     beside_one=bool(args.model),
@@ -304,7 +315,7 @@ def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
     InvalidUsageError if the model has too few positions.
     """
     tokens = min(args.tokens, max(1, limit - 2))
-    room = limit - 1 - max(tokens, GREEDY_STEPS if args.vs else 0)
+    room = limit - 1 - max(tokens, GREEDY_STEPS if args.vs or args.check else 0)
     contexts = args.context or [min(512, room)]
     for subject, number, most in (
         *(("a context", c, room) for c in contexts),
@@ -317,17 +328,6 @@ def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
                 f"most {most} are left for it; ask for fewer"
             )
     return contexts, tokens
-
-
-def check_peer(config: LlamaConfig, world: int) -> None:
-    """Raises InvalidUsageError if torch cannot compute the same model for the comparison."""
-    if world > 1:
-        raise InvalidUsageError("--vs measures a peer on one device; omit --vs or --ranks")
-    if config.architecture not in PEERS:
-        raise InvalidUsageError(
-            f"--vs torch compares {' and '.join(PEERS)}, but this is {config.architecture}; omit "
-            "--vs"
-        )
 
 
 def show(figures: Figures, name: str, notes: tuple[str, ...]) -> None:

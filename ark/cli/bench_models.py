@@ -14,6 +14,7 @@ from rich.table import Table
 from ark.bench.onnx_files import FILES
 from ark.bench.peer import import_torch
 from ark.bench.results import Figure
+from ark.bench.turn import Turn
 from ark.bench.whole_models import MODELS
 from ark.cli.bench_torch import add_networks, check_names, measure_each
 from ark.cli.common import output
@@ -43,8 +44,12 @@ def run(args: argparse.Namespace) -> int:
     if args.resume and args.json in (None, "-"):
         raise InvalidUsageError("--resume continues a file of figures; add --json FILE")
     import_torch()
+    turn = Turn(args.turn)
     measured = measure_each(
-        args, NAMES, lambda n, place: _measure(n, place, args.repeats, args.vs or ""), args.resume
+        args,
+        NAMES,
+        lambda n, place: _measure(n, place, args.repeats, args.vs or "", turn),
+        args.resume,
     )
     if args.json == "-":
         return 0
@@ -57,12 +62,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(name: str, place: str, repeats: int, peer: str) -> ModuleFigures:
+def _measure(name: str, place: str, repeats: int, peer: str, turn: Turn) -> ModuleFigures:
     from ark.bench import modules, onnx_models
 
     if name in MODELS:
-        return modules.measure(name, place, repeats, peer)
-    return onnx_models.measure(name, repeats, peer)
+        return modules.measure(name, place, repeats, peer, turn)
+    with turn:
+        return onnx_models.measure(name, repeats, peer)
 
 
 def table(title: str, peer: str, rows: Sequence[Figure]) -> Table:

@@ -20,8 +20,17 @@ from ark.bench.chart import bars
 from ark.bench.ops import OpFigures, inspected, measure
 from ark.bench.results import Figure, figure, results
 from ark.bench.sweep.cases import SWEEP
+from ark.bench.turn import Turn
 from ark.cli.common import output, write_file, write_results
-from ark.cli.parser import SVG, Subparsers, add_backend, add_device, add_figures, add_repeats
+from ark.cli.parser import (
+    SVG,
+    Subparsers,
+    add_backend,
+    add_device,
+    add_figures,
+    add_repeats,
+    add_turn,
+)
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
 
@@ -37,6 +46,7 @@ def register(kinds: Subparsers) -> None:
     add_backend(p)
     add_device(p)
     add_figures(p)
+    add_turn(p)
     p.add_argument(
         "--isa",
         metavar="ARCH",
@@ -81,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
             f"device {args.device} does not exist; {backend.name} has {len(probe.devices)}"
         )
     rows: list[OpFigures] = []
+    turn, peer = Turn(args.turn), bool(args.vs)
     device = backend.open(args.device)
     try:
         machine = device.machine
@@ -88,12 +99,13 @@ def run(args: argparse.Namespace) -> int:
         for number, case in enumerate(wanted, 1):
             print(f"{number} of {len(wanted)}: {case.name}", file=sys.stderr, flush=True)
             figures = measure(
-                case, backend, device, machine, repeats=args.repeats, peer=bool(args.vs)
+                case, backend, device, machine, repeats=args.repeats, peer=peer, turn=turn
             )
             rows.append(figures)
             write_results(args.json, empty.holding(_figures(rows, args.vs)), done=False)
         copied = any(r.copy_seconds for r in rows)
-        most = copy_bandwidth(backend.name != registry.FALLBACK) if copied else None
+        with turn:
+            most = copy_bandwidth(backend.name != registry.FALLBACK) if copied else None
     finally:
         device.close()
     name = probe.devices[args.device].name

@@ -18,8 +18,9 @@ from ark.bench.own_server import own_server
 from ark.bench.results import Figure, Place, figure, results_at
 from ark.bench.serve import Summary, Target, asks, first_model, load, summary
 from ark.bench.serve_chart import curves
+from ark.bench.turn import Turn
 from ark.cli.common import errors, output, visible, write_file, write_results
-from ark.cli.parser import Subparsers, add_backend, add_figures, positive
+from ark.cli.parser import Subparsers, add_backend, add_figures, add_turn, positive
 from ark.errors import InvalidUsageError
 
 MEASURED = {
@@ -93,6 +94,7 @@ def register(kinds: Subparsers) -> None:
     )
     add_backend(p)
     add_figures(p)
+    add_turn(p)
     p.set_defaults(func=run)
 
 
@@ -119,6 +121,11 @@ def milliseconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
+    with Turn(args.turn):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     if args.directory is None:
         return _measure(args, args.url or "http://127.0.0.1:8000")
     if args.url is not None:

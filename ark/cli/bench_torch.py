@@ -17,8 +17,9 @@ import ark
 from ark.backend import registry
 from ark.bench.peer import import_torch, torch_device
 from ark.bench.results import Figure, Results, figure, read, results
+from ark.bench.turn import Turn
 from ark.cli.common import output, write_results
-from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats
+from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats, add_turn
 from ark.errors import InvalidUsageError
 from ark.runtime import session
 
@@ -49,6 +50,7 @@ def add_networks(
     add_backend(p)
     add_device(p)
     add_figures(p)
+    add_turn(p)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,8 +58,9 @@ def run(args: argparse.Namespace) -> int:
     import_torch()
     from ark.bench.modules import measure
 
+    peer, turn = args.vs or "", Turn(args.turn)
     measured = measure_each(
-        args, NAMES, lambda name, place: measure(name, place, args.repeats, args.vs or "")
+        args, NAMES, lambda name, place: measure(name, place, args.repeats, peer, turn)
     )
     if args.json == "-":
         return 0

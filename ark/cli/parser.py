@@ -135,6 +135,16 @@ def add_figures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help=FIGURES)
 
 
+def add_turn(parser: argparse.ArgumentParser) -> None:
+    """Adds `--turn`, for benches that run side by side."""
+    parser.add_argument(
+        "--turn",
+        metavar="FILE",
+        help="use the device only while no other bench with this FILE does, and compile before "
+        "(default: use it at once)",
+    )
+
+
 def add_repeats(parser: argparse.ArgumentParser, default: int = 5) -> None:
     """Adds `--repeats`."""
     parser.add_argument(

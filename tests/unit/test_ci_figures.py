@@ -5,7 +5,9 @@ figures are reported.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,88 @@ def test_a_peer_s_time_is_kept_by_versions() -> None:
     assert not figures.known_peers(figure_file.Figures("x", False, [results(kept)]), [])
 
 
+def test_a_decoder_is_checked_where_the_peer_s_time_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = figure_pieces.pieces(ROWS["cuda-h100"], False)
+    (piece,) = (p for p in pieces if p.figures == ("decode/llama-3.2-1b-at-512",))
+    asked: list[list[str]] = []
+
+    def bench(words: list[str], *_: Any) -> str:
+        asked.append(words)
+        return "no device"
+
+    monkeypatch.setattr(figures, "ended", bench)
+    for before in ((), (results(row(piece.figures[0])),)):
+        figures.measure(a_run(tmp_path, *before), piece, {})
+    first, second = asked
+    assert first[-2:] == ["--vs", "torch"] and "--check" not in first
+    assert "--check" in second and "--vs" not in second
+
+
+def test_pieces_run_side_by_side_and_use_the_device_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path)
+    run.lanes = 2
+    meeting = threading.Barrier(2, timeout=20)
+    pieces = [figure_pieces.Piece(n, ("ops",), (f"ops/{n}",), "", 60, (n,)) for n in "abcd"]
+
+    def bench(words: list[str], *_: Any) -> str:
+        meeting.wait()  # the other piece runs meanwhile
+        assert words[words.index("--turn") + 1] == str(run.work.with_suffix(".turn"))
+        file = Path(words[words.index("--json") + 1])
+        file.write_bytes(msgspec.json.encode(results(row(f"ops/{words[4]}"))))
+        return ""
+
+    monkeypatch.setattr(figures, "ended", lambda words, *more: bench(words[1:], *more))
+    figures.measure_all(run, pieces, {})
+    assert run.done == {f"ops/{n}" for n in "abcd"}
+
+
+def test_the_first_of_two_turns_ends_before_the_second(tmp_path: Path) -> None:
+    file, log = str(tmp_path / "turn"), tmp_path / "log"
+    text = (
+        "import sys, time\nfrom ark.bench.turn import Turn\nfile, log = sys.argv[1:]\n"
+        "def say(word):\n    open(log, 'a').write(word + ' ')\n"
+        "for _ in range(3):\n"
+        "    with Turn(file):\n        say('begin')\n        time.sleep(0.2)\n        say('end')\n"
+    )
+    words = [sys.executable, "-c", text, file, str(log)]
+    for process in [subprocess.Popen(words) for _ in range(2)]:
+        assert process.wait(120) == 0
+    assert log.read_text().split() == ["begin", "end"] * 6
+
+
+def test_an_interrupt_ends_the_benches_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, ended = a_run(tmp_path), figures.ended
+    piece = figure_pieces.Piece("ops", ("ops",), ("ops/a",), "", 60, ("a",))
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(figures, "ended", lambda words, *more: ended(sleeps, *more))
+    threading.Timer(0.5, run.stop.set).start()
+    begin = time.monotonic()
+    figures.measure_all(run, [piece, piece], {})
+    assert time.monotonic() - begin < 20 and run.missing(piece) == ["ops/a"] and not run.failed
+
+
+def test_the_sweep_is_a_set_of_its_own() -> None:
+    names = [f for piece in figure_pieces.sweep() for f in piece.figures]
+    assert len(set(names)) == len(names) > 300
+    assert all(n.startswith("ops/sweep-") for n in names)
+    for row in ROWS.values():
+        begins = [f for piece in figure_pieces.pieces(row, False) for f in piece.figures]
+        assert not set(begins) & set(names)
+
+
+def test_one_gpu_has_lanes_by_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, lanes in ((2, 1), (8, 2), (16, 4), (128, 4)):
+        monkeypatch.setattr(figures.os, "cpu_count", lambda n=cores: n)
+        assert figures.lanes_of(ROWS["cuda-h200"]) == lanes
+        assert figures.lanes_of(ROWS["cuda-h200-x2"]) == figures.lanes_of(ROWS["cpu"]) == 1
+
+
 def test_the_set_of_every_row_names_figures_once() -> None:
     for name, matrix_row in ROWS.items():
         for tiny in (False, True) if name == "cpu" else (False,):
@@ -115,7 +199,7 @@ def test_a_figure_that_ends_its_process_does_not_keep_others(
     run, asked = a_run(tmp_path), []
     piece = figure_pieces.Piece("ops", ("ops",), ("ops/a", "ops/b", "ops/c"), "", 90, tuple("abc"))
 
-    def bench(words: list[str], seconds: float, variables: dict[str, str]) -> str:
+    def bench(words: list[str], *_: Any) -> str:
         names, file = words[5 : words.index("--json")], Path(words[words.index("--json") + 1])
         asked.append(names)
         done = names[: names.index("b")] if "b" in names else names
@@ -136,7 +220,7 @@ def test_a_piece_whose_time_is_over_has_missing_figures(
     run = a_run(tmp_path)
     piece = figure_pieces.Piece("ops", ("ops",), ("ops/a", "ops/b"), "", 20, ("a", "b"))
 
-    def bench(words: list[str], seconds: float, variables: dict[str, str]) -> str:
+    def bench(words: list[str], *_: Any) -> str:
         file = Path(words[words.index("--json") + 1])
         file.write_bytes(msgspec.json.encode(results(row("ops/a"))))
         monkeypatch.setattr(figures, "MIN_PIECE_SECONDS", 1e9)
@@ -160,9 +244,11 @@ def test_a_command_and_its_children_end_in_time(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     child = f"import time; time.sleep(6); open({str(mark)!r}, 'w')"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    assert "no end" in figures.ended([sys.executable, "-c", parent], 1.0, {})
-    assert figures.ended([sys.executable, "-c", "raise SystemExit(3)"], 60, {}) == "exit code 3"
-    assert figures.ended([sys.executable, "-c", ""], 60, {}) == ""
+    stop = threading.Event()
+    assert "no end" in figures.ended([sys.executable, "-c", parent], 1.0, {}, stop)
+    wrong = [sys.executable, "-c", "raise SystemExit(3)"]
+    assert figures.ended(wrong, 60, {}, stop) == "exit code 3"
+    assert figures.ended([sys.executable, "-c", ""], 60, {}, stop) == ""
     time.sleep(6)
     assert not mark.exists()
 
@@ -219,6 +305,17 @@ def test_a_slow_figure_needs_a_reason_and_others_have_none(tmp_path: Path) -> No
     assert "\nBelow 0.9:\n\n- add: it waits\n" in page.page(list(ROWS.values()), folder)
     reasons.write_text('[cuda-h100]\n"ops/add" = "it waits"\n"ops/sub" = "it waits too"\n')
     with pytest.raises(ValueError, match="need not have a reason for cuda-h100: ops/sub;"):
+        page.page(list(ROWS.values()), folder)
+    products = results(row("ops/sweep-mul-1", 10.0, 5.0), row("ops/sweep-mul-2", 10.0, 6.0))
+    file = figure_file.Figures("cuda-h100", False, [h100, products])
+    figure_file.write_figures(folder / "cuda-h100.json", file)
+    known = '[cuda-h100]\n"ops/add" = "it waits"\n"ops/sweep-mul-*" = "short"\n'
+    reasons.write_text(known)
+    text = page.page(list(ROWS.values()), folder)
+    assert "\n- add: it waits\n" in text and "\n- sweep-mul-1, sweep-mul-2: short\n" in text
+    assert text.index("| add |") < text.index("in many shapes") < text.index("| sweep-mul-1 |")
+    reasons.write_text(known + '"ops/sweep-div-*" = "short"\n')
+    with pytest.raises(ValueError, match=r"need not have a reason for cuda-h100: ops/sweep-div-"):
         page.page(list(ROWS.values()), folder)
     reasons.write_text("[cuda-h100]\n'ops/add' = 3\n")
     with pytest.raises(ValueError, match="is not a file of reasons"):

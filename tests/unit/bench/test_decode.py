@@ -55,6 +55,19 @@ def test_contexts_and_prompts_of_one_plan(capsys: pytest.CaptureFixture[str]) ->
     assert output["prompts"][0]["length"] == 40 and output["prompts"][0]["seconds"] > 0
 
 
+def test_logits_are_checked_without_times_of_a_peer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    words = ("--context", "16", "--tokens", "2", "--prompt", "20", "--check")
+    for turn in ((), ("--turn", str(tmp_path / "turn"))):
+        output = figures(capsys, *words, *turn)
+        (row,), (prompt,) = output["contexts"], output["prompts"]
+        assert row["fidelity"]["ark"]["rows"] == GREEDY_STEPS
+        assert row["fidelity"]["ark"]["distance"] < TOLERANCE["bf16"]
+        assert row["peer_s"] == prompt["peer_s"] == {} and output["build_s"] > 0
+
+
 @pytest.mark.parametrize("words", [(), ("--model", "any")])
 def test_a_prediction_needs_no_warm_up(
     words: tuple[str, ...],

@@ -385,7 +385,7 @@ def test_cache_clear(
         (["info", "--json", "--require", "cpu:x"], "not a requirement"),
         (["bench", "decode", "--set", "name=3", "--backend", "cpu"], "--set name=3"),
         (["bench", "decode", "--config", NOAH, "--ranks", "3"], "not divisible by 3 ranks"),
-        (["bench", "decode", "--ranks", "2", "--vs", "torch"], "omit --vs or --ranks"),
+        (["bench", "decode", "--ranks", "2", "--vs", "torch"], "--check need one device"),
     ],
 )
 def test_bad_calls_are_one_paragraph(
