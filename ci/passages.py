@@ -1,14 +1,19 @@
 """Prints fifty passages drawn at random, to test that they are understood at first reading.
 
-`python ci/passages.py SEED` draws from docstrings, comments and error messages of the Python files
-and from paragraphs of docs/. The same seed and tree give the same passages.
+`python ci/passages.py SEED` draws from docstrings, comments and error messages of the Python files,
+from comments of the C++ files and from paragraphs of docs/. Each passage is printed with what a
+reader of the file sees around it: the definition that a docstring belongs to, the code after a
+comment, the condition before an error, the headings above a paragraph. The same seed and tree give
+the same passages.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import random
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -18,40 +23,137 @@ import words
 PASSAGES_PER_SEED = 50
 MIN_WORDS = 6
 KINDS = ("docstring", "comment", "error", "page")
+CPP_ENDINGS = (".h", ".hpp", ".cpp", ".cu")
+CODE_LINES_AFTER_COMMENT = 4
+CODE_LINES_BEFORE_ERROR = 3
 
 
-def passages(root: Path = words.ROOT) -> dict[str, list[tuple[str, str]]]:
-    """The location and text of every passage, by kind."""
-    by_kind: dict[str, list[tuple[str, str]]] = {kind: [] for kind in KINDS}
-    for path in words.python_files(root):
+@dataclass(frozen=True)
+class Passage:
+    """A text to read. place: path and line. context: the lines of the file that a reader needs with
+    it, such as the signature of the function that the docstring describes.
+    """
+
+    kind: str
+    place: str
+    text: str
+    context: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shown = "".join(f"   | {line}\n" for line in self.context)
+        return f"{self.kind}, {self.place}\n{shown}   {' '.join(self.text.split())}\n"
+
+
+def _definition(tree: ast.Module, line: int) -> list[str]:
+    """The names of the classes and functions around a line, outermost first, without bodies."""
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return [ast.unparse(_header(node)).splitlines()[0] for node in around]
+
+
+def _header(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
+    if isinstance(node, ast.ClassDef):
+        return ast.ClassDef(node.name, node.bases, node.keywords, [ast.Pass()], [])
+    return type(node)(node.name, node.args, [ast.Pass()], [], node.returns, lineno=node.lineno)
+
+
+def _python_passages(name: str, source: str) -> list[Passage]:
+    tree, lines = ast.parse(source), source.splitlines()
+    result = []
+    for kind, line, text in words.texts(source):
+        if kind not in KINDS:
+            continue
+        context = _definition(tree, line)
+        if kind == "comment":
+            first = line - 1 + _comment_lines(lines[line - 1 :], "# ")
+            context += lines[first : first + CODE_LINES_AFTER_COMMENT]
+        elif kind == "error":
+            context += lines[max(0, line - 1 - CODE_LINES_BEFORE_ERROR) : line]
+        else:
+            context += _assignment_before(tree, line)
+        result.append(Passage(kind, f"{name}:{line}", text, tuple(context)))
+    return result
+
+
+def _assignment_before(tree: ast.Module, line: int) -> list[str]:
+    """The assignment that ends on the line before, which a string after it documents."""
+    return [
+        ast.unparse(node).splitlines()[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.end_lineno == line - 1
+    ]
+
+
+def _comment_lines(lines: list[str], mark: str) -> int:
+    """The number of lines at the start that are comments."""
+    return next((n for n, line in enumerate(lines) if not line.lstrip().startswith(mark)), 0)
+
+
+def _cpp_passages(name: str, source: str) -> list[Passage]:
+    lines = source.splitlines()
+    result, at = [], 0
+    while at < len(lines):
+        count = _comment_lines(lines[at:], "//")
+        if count:
+            text = " ".join(line.strip().lstrip("/").strip() for line in lines[at : at + count])
+            after = lines[at + count : at + count + CODE_LINES_AFTER_COMMENT]
+            result.append(Passage("comment", f"{name}:{at + 1}", text, tuple(after)))
+        at += max(count, 1)
+    return result
+
+
+def _page_passages(name: str, source: str) -> list[Passage]:
+    result: list[Passage] = []
+    headings: list[str] = []
+    fenced = False
+    for paragraph in source.split("\n\n"):
+        code = fenced or paragraph.startswith("```")
+        fenced ^= sum(line.startswith("```") for line in paragraph.splitlines()) % 2 == 1
+        if code or paragraph.startswith("|"):
+            continue
+        if paragraph.startswith("#"):
+            depth = len(paragraph) - len(paragraph.lstrip("#"))
+            headings = [*headings[: depth - 1], paragraph.splitlines()[0]]
+        else:
+            result.append(Passage("page", name, paragraph, tuple(headings)))
+    return result
+
+
+def passages(root: Path = words.ROOT) -> dict[str, list[Passage]]:
+    """Every passage, by kind."""
+    readers = [(path, _python_passages) for path in words.python_files(root)]
+    readers += [
+        (path, _cpp_passages)
+        for folder in ("ark", "backends")
+        for path in sorted((root / folder).rglob("*"))
+        if path.suffix in CPP_ENDINGS and "build" not in path.relative_to(root).parts
+    ]
+    readers += [(path, _page_passages) for path in sorted((root / "docs").glob("*.md"))]
+    by_kind: dict[str, list[Passage]] = {kind: [] for kind in KINDS}
+    for path, read in readers:
         name = path.relative_to(root).as_posix()
-        for scope, line, text in words.texts(path.read_text(encoding="utf-8")):
-            if scope in by_kind:
-                by_kind[scope].append((f"{name}:{line}", text))
-    for path in sorted((root / "docs").glob("*.md")):
-        paragraphs = path.read_text(encoding="utf-8").split("\n\n")
-        name = path.relative_to(root).as_posix()
-        by_kind["page"] += [(name, p) for p in paragraphs if not p.startswith(("#", "|", "```"))]
-    return {
-        kind: [(place, text) for place, text in entries if len(text.split()) >= MIN_WORDS]
-        for kind, entries in by_kind.items()
-    }
+        for passage in read(name, path.read_text(encoding="utf-8")):
+            if len(passage.text.split()) >= MIN_WORDS:
+                by_kind[passage.kind].append(passage)
+    return by_kind
 
 
-def draw(seed: int, root: Path = words.ROOT) -> list[tuple[str, str, str]]:
-    """The kind, location and text of PASSAGES_PER_SEED passages, with the kinds in turn."""
+def draw(seed: int, root: Path = words.ROOT) -> list[Passage]:
+    """PASSAGES_PER_SEED passages, with the kinds in turn."""
     chosen = random.Random(seed)
     by_kind = passages(root)
-    return [
-        (k, *chosen.choice(by_kind[k])) for k in (KINDS[n % 4] for n in range(PASSAGES_PER_SEED))
-    ]
+    return [chosen.choice(by_kind[KINDS[n % 4]]) for n in range(PASSAGES_PER_SEED)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int)
-    for number, (kind, place, text) in enumerate(draw(parser.parse_args().seed), 1):
-        print(f"{number}. {kind}, {place}\n   {' '.join(text.split())}\n")
+    for number, passage in enumerate(draw(parser.parse_args().seed), 1):
+        print(f"{number}. {passage}")
 
 
 if __name__ == "__main__":
