@@ -1,4 +1,4 @@
-// Functions of elements that are the same for every vendor. They use the device ABI's math.
+// Elementwise functions that are the same for every vendor. They use the device ABI's math.
 
 // Sums and products that no compiler may reassociate with others. So an expression is evaluated in
 // the order in which it is written, overflows and rounds as written, and has equal results on all

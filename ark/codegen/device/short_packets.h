@@ -33,7 +33,7 @@ ARK_DEVICE float ark_short_value(const ArkShort<ark_f16>*, ark_u32 seen) {
 ARK_DEVICE ark_u32 ark_short_bits(const ArkShort<ark_bf16>*, float v) { return ark_bfloat(v).bits; }
 ARK_DEVICE ark_u32 ark_short_bits(const ArkShort<ark_f16>*, float v) { return ark_half(v).bits; }
 
-// Reads one packet: the load is the wait.
+// Reads one packet: repeats the load until the packet's epoch is the current one.
 template <typename T>
 ARK_DEVICE float ark_wait_packet(ArkCtx& c, const ArkShort<T>* packet, bool system) {
   const ark_u32 epoch = ark_short_epoch(c);

@@ -200,7 +200,7 @@ ARK_DEVICE bool ark_packet_ready(const ArkCtx& c, ark_u64 seen) {
   return static_cast<ark_u32>(seen >> 32) == c.iteration + 1u;
 }
 
-// A packet that is late, or may be.
+// Reads a packet that had not arrived at the first poll, or that was not polled yet.
 ARK_COLD float ark_late_packet(ArkCtx& given, const ark_u64* packet, bool system) {
   ArkCtx& c = ARK_GIVEN(given);
   ArkSpin spin{0u, 0u};
@@ -222,7 +222,7 @@ ARK_COLD float ark_late_packet(ArkCtx& given, const ark_u64* packet, bool system
   }
   return 0.0f;
 }
-// Reads one packet: the load is the wait.
+// Reads one packet: repeats the load until the packet's epoch is the current one.
 ARK_DEVICE float ark_wait_packet(ArkCtx& c, const ark_u64* packet, bool system) {
   if (ARK_CALLS_WAIT) {
     const ark_u64 seen = ark_packet_load(packet, system);

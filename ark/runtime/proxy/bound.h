@@ -12,7 +12,7 @@ namespace ark {
 class Bound {
  public:
   virtual ~Bound() = default;
-  // True if it was compiled with UCX. Without UCX, network and connect fail.
+  // True if the proxy was compiled with UCX. Without UCX, network and connect fail.
   virtual bool has_network() = 0;
   // Registers memory for peers on other hosts. Returns this worker's address and the memory's key.
   virtual std::pair<std::string, std::string> network(uint64_t begin, uint64_t nbytes) = 0;

@@ -93,7 +93,7 @@ class Proxy {
     if (thread_.joinable()) thread_.join();
   }
 
-  // Something will be asked for soon.
+  // Announces that triggers follow soon: ends the thread's sleep.
   void wake() {
     hurry_ = true;
     engine_.wake();
@@ -116,7 +116,8 @@ class Proxy {
         std::lock_guard<std::mutex> hold(lock_);
         error_ = error.what();
       }
-      // The device sees it like any other abort. This thread waits for nothing any more.
+      // The device treats this word like any other abort. The thread does not wait for further
+      // operations.
       if (abort_ != nullptr) __atomic_store_n(abort_, 1u, __ATOMIC_RELEASE);
     }
     engine_.close();
@@ -143,7 +144,8 @@ class Proxy {
       if (engine_.stirred() || hurry_.exchange(false)) idle = 0;
       if (idle == 0) last = std::chrono::steady_clock::now();
       if (stopping_) {
-        // The longest wait for answers, because a peer may have ended.
+        // Stops waiting for operations that do not end within this time, because a peer may have
+        // ended.
         if (taken == done || std::chrono::steady_clock::now() - last > std::chrono::seconds(2)) {
           return;
         }

@@ -51,11 +51,11 @@ typedef struct {
   uint32_t threads, shared_bytes, last_phase;
 } ark_kernel;
 
-// A matrix as a device that copies boxes needs it: its address in a table's encoding; its type; the
-// sizes of its dimensions, innermost first; the strides in bytes of dimensions 1 and higher; the
-// size of a box. For windows of an image (steps[0] is not 0): the channels and places of a copy,
-// the places before which windows begin and end (across, down), and the steps between them. Last,
-// the number of bytes that are loaded to the cache at a time.
+// A matrix whose boxes a device copies: its address in a table's encoding; its type; the sizes of
+// its dimensions, innermost first; the strides in bytes of dimensions 1 and higher; the size of a
+// box. For windows of an image (steps[0] is not 0): the channels and positions that one copy loads,
+// the positions before which windows begin and end (across, down), and the steps between windows.
+// Last, the number of bytes that are loaded into the cache at a time.
 typedef struct {
   uint64_t address;
   const char* dtype;
