@@ -93,7 +93,7 @@ ARK_DEVICE void ark_adjust_logits(ArkCtx& c, const ArkTask& t, L logits, O optio
   ark_sampled(c, sampler, candidates, tile, red);
 }
 
-// Adds each bin over the block. red: ARK_BINS * ARK_WARPS words.
+// Replaces each bin by its sum over the block's threads. red: ARK_BINS * ARK_WARPS words.
 ARK_DEVICE void ark_sum_bins(float (&bins)[ARK_BINS], float* red) {
 #pragma unroll
   for (int b = 0; b < ARK_BINS; ++b) bins[b] = ark_warp_sum(bins[b]);

@@ -1,7 +1,7 @@
 // Products with the quantised weights of chosen experts. experts.py describes operands and tasks.
 
-// As ark_expert_linear of experts.h, with weights of N rows an expert, from `first` and `second`
-// on.
+// The same as ark_expert_linear of experts.h for quantised weights of N rows per expert. first,
+// second: the addresses of the first weight and, if there is one, of the second.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
           class X, class E, class F>
 ARK_DEVICE void ark_expert_rows(ArkCtx& c, const ArkTask& t, X x, const unsigned char* first,

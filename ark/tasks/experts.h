@@ -7,8 +7,8 @@ ARK_DEVICE bool ark_before(float a, float b) {
   return LEAST ? a > b || (a == a && b != b) : ark_above(a, b);
 }
 
-// coord: row. By one thread: the best K so far in order, of which most elements are less than the
-// last.
+// coord: row. Computes a row by one thread, which keeps the best K elements so far in order. Most
+// elements are below the last of these, so they need one comparison.
 template <int N, int K, bool LEAST, bool SOFTMAX, class X, class V, class I>
 ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   float best[K];
@@ -81,9 +81,10 @@ ARK_DEVICE void ark_topk_rounds(int r, float* red, const In& in, const Finish& f
   }
 }
 
-// Rows by a warp each: the best so far are in order in its lanes, and of U packs of V neighbours a
-// lane those that belong to the K best go in one after the other, the best first. The next packs
-// are on their way. Rows with NaN are looked through once more.
+// Computes rows, one per warp. The warp's lanes hold the K best elements so far, in order. A lane
+// loads U packs of V neighbouring elements while it processes the preceding ones. Elements that
+// belong to the K best are inserted one after the other, the best first. Rows with NaN are read a
+// second time.
 template <int N, int K, int V, bool LEAST, bool SOFTMAX, class In, class Finish>
 ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
   constexpr int U = 16 / V, WIDTH = ARK_LANES * V, piece = U * WIDTH;
@@ -231,9 +232,9 @@ ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Fin
   }
 }
 
-// coord: first row, of ROWS of LIMIT. A row is a warp's (WARP, in packs of V), or it is put in
-// order in shared memory of P numbers, or, where P is 0, each round of the block takes the best of
-// what comes behind the one before.
+// coord: first row. A task has ROWS of the LIMIT rows. WARP: a warp computes a row, in packs of V.
+// Otherwise the block computes a row. It sorts the row as P keys in shared memory or, if P is 0,
+// finds one result per round: the best of the elements that come after the preceding result.
 template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, int P, int S, bool LEAST,
           bool SOFTMAX, class X, class O, class I>
 ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, ark_u64 address) {
@@ -283,9 +284,9 @@ ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const 
   return expert - FIRST;
 }
 
-// What is done to the sums of an output (expert_epilogue.py): `ahead` loads EXTRA numbers, `term`
-// computes the value of a slot from the sums and these, `left` loads what is added to a row's
-// total, and `store` stores.
+// The epilogue of an output of the experts (expert_epilogue.py). `ahead` loads the EXTRA numbers
+// that it needs, `term` computes a slot's value from the sums and these numbers, `left` loads the
+// number that is added to a row's total, and `store` stores the result.
 template <int COUNT, class A, class T, class L, class S>
 struct ArkExpertFinish {
   static constexpr int EXTRA = COUNT;
@@ -302,10 +303,10 @@ ARK_DEVICE ArkExpertFinish<COUNT, A, T, L, S> ark_expert_finish(const A& ahead, 
 
 constexpr int ARK_EXPERT_TOTALS = 256;  // outputs whose totals shared memory holds
 
-// coord: row, slot, first and last+1 output. The input has a row a slot (SLOTS) or one for all. The
-// WEIGHTS weights have EXPERTS experts from FIRST on, of OF; the results of the others are zeros.
-// TOTAL: the slots that a task adds up, or 0. dot(weight, expert, output, xs): a lane's part of a
-// product.
+// coord: row, slot, first output, and last output + 1. SLOTS: each slot has its own row of the
+// input; otherwise all slots of a row read the same one. The weights (WEIGHTS of them) have EXPERTS
+// of the OF experts, from FIRST on; the results of other experts are zero. TOTAL: the number of
+// slots that a task adds up, or 0. dot(weight, expert, output, xs): a lane's part of a dot product.
 template <int EXPERTS, int K, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL, class X,
           class E, class D, class F>
 ARK_DEVICE void ark_expert_products(ArkCtx& c, const ArkTask& t, const X& x, const E& experts,
@@ -343,7 +344,7 @@ ARK_DEVICE void ark_expert_products(ArkCtx& c, const ArkTask& t, const X& x, con
   }
 }
 
-// The same of weights (EXPERTS, N, K) of floats.
+// The same for weights (EXPERTS, N, K) of floating-point types.
 template <int EXPERTS, int N, int K, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL, class X,
           class W, class E, class F>
 ARK_DEVICE void ark_expert_linear(ArkCtx& c, const ArkTask& t, X x, W first, W second, E experts,

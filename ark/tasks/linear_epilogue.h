@@ -31,7 +31,7 @@ ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, M, A>& x, int i2, in
   return squares;
 }
 
-// An operand that must be waited for, and whose value is replaced by zero unless `counts`.
+// An operand that must be waited for, and whose value is replaced by zero unless `counts` is true.
 template <class A>
 struct ArkAwaited {
   static constexpr bool packets = A::packets;
@@ -87,8 +87,9 @@ struct ArkSwigluSums {
   static constexpr bool WAITS = false;
   O output;
 };
-// R: rows of a stage. The TILES tasks share STAGES stages. SHARED: true if the token of the first
-// row is the rank's own number; otherwise it is 0.
+// R: rows of a stage. The TILES tasks share STAGES stages. SHARED: true if each rank computes a
+// share of the logits. Then the token of the first row is read from the task (ark_token_of);
+// otherwise it is 0.
 template <int R, int TILES, int STAGES, bool SHARED, class O, class C>
 struct ArkSampleSums {
   static constexpr int WIDTH = 1;
@@ -104,7 +105,7 @@ struct ArkRopeSums {
   static constexpr bool WAITS = false;
   R rope;
 };
-// Another epilogue, of sums to which a bias is added first.
+// The epilogue E, applied to sums to which a bias was added.
 template <class E, class B>
 struct ArkBiasedSums {
   static constexpr int WIDTH = E::WIDTH;
@@ -217,7 +218,7 @@ ARK_DEVICE void ark_sums_finish(ArkCtx& c, const ArkTask& t,
               red);
 }
 
-// The operands of the other epilogue are loaded ahead, the bias with the sums.
+// Loads the operands of the epilogue E ahead. The bias is loaded when the sums are complete.
 template <class E, class B, int M, int R>
 ARK_DEVICE void ark_sums_ahead(ArkCtx& c, const ArkBiasedSums<E, B>& e, int first, int n, int rows,
                                float (&ahead)[M][R]) {

@@ -39,8 +39,8 @@ class Thin:
 
 
 def thin(sig: Signature, machine: Machine) -> Thin | None:
-    """How a product with few rows or columns is computed, whatever its tile; None if it
-    has more.
+    """How a product with few rows or columns is computed, independently of its tile. None if it has
+    too many rows and columns.
     """
     if not machine.cooperative or paired(sig) or sig.read(MatmulParams).windows:
         return None
@@ -70,7 +70,9 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
 
 
 def _most_rows(sig: Signature) -> int:
-    """The most rows of a narrow left operand; for fp32 as many as columns."""
+    """The most rows of a narrow left operand. For fp32 it is the same number as the most columns of
+    a narrow right operand.
+    """
     fp32 = all(sig.operands[i].dtype == "fp32" for i in (0, 1))
     return MOST_COLUMNS if fp32 and not sig.read(MatmulParams).tf32 else MOST_ROWS
 
@@ -90,8 +92,8 @@ def _batches(sig: Signature, index: int) -> tuple[int, ...]:
 
 
 def served(sig: Signature, machine: Machine) -> Thin | None:
-    """The same for a product whose tile contains all of these few rows or columns; None for other
-    products and other tiles.
+    """The same as `thin` for a product whose tile contains all of the few rows or columns; None for
+    other products and tiles.
     """
     form = thin(sig, machine)
     if form is None:

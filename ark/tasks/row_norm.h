@@ -1,9 +1,10 @@
 // Softmax and norms of rows.
 
 // The ops on rows. Each consists of a first statistic (the row's maximum or mean), a term for every
-// element, which is summed and may replace the element, and a factor and value computed from these.
+// element (the terms are summed, and a term may replace its element), and a factor and a result
+// computed from these.
 struct ArkSoftmax {
-  // NaN need not be found here, because its term makes the sum NaN.
+  // The maximum may ignore NaN, because the term of a NaN makes the sum NaN.
   struct First : ArkMaxFold {
     ARK_DEVICE float join(float a, float b) { return b > a ? b : a; }
   };
@@ -52,7 +53,7 @@ struct ArkRmsNorm {
 
 // A missing weight.
 struct ArkOnes {};
-// A weight and what is added behind it.
+// A weight, and a bias that is added to the weighted value.
 template <typename W, typename B>
 struct ArkAffine {
   const W* weight;
@@ -155,9 +156,9 @@ struct ArkScales<V, E, ArkAffine<W, B>, true> {
 };
 
 // The sequence of a team's rounds, in a fixed order. A round is identified by the number of its
-// first row. (row_norm_claimed.h has rounds that are claimed at run time.) ask and tell are called
-// by all threads before and after the first sums of a round. Afterwards told() returns the round
-// that follows `next`.
+// first row. (row_norm_claimed.h has rounds that are claimed at run time.) All threads call ask and
+// tell, before and after the first sums of a round, to obtain the number of a later round.
+// Afterwards told() returns the round that follows `next`.
 struct ArkRounds {
   int first, step;
   ARK_DEVICE void ask(ArkRounds&) {}
@@ -328,10 +329,10 @@ ARK_DEVICE void ark_row_norm_any(const In& in, const Out& out, Weight weight, in
   }
 }
 
-// A task with ROWS of the COUNT rows, from coord[2] on. K: elements of a row. V: elements of a
-// pack, if rows are held in registers, as E packs per thread and R rows at a time for each team of
-// TEAM warps or PART lanes; otherwise 0. SIDE: the number of a thread's sums otherwise. FOLDS:
-// bytes of shared memory for sums, which precede those of a row that is kept.
+// A task with ROWS of the COUNT rows, from coord[2] on. K: elements of a row. V: elements of a pack
+// if rows are held in registers, otherwise 0. Then each team of TEAM warps, or of PART lanes,
+// processes R rows at a time, with E packs of a row per thread. SIDE: the number of a thread's sums
+// if V is 0. FOLDS: bytes of shared memory for sums, which precede those of a row that is kept.
 template <class OP, int ROWS, int COUNT, int K, int SIDE, bool KEEP, int FOLDS, int V, int E, int R,
           int TEAM, int PART, class In, class Out, class Weight>
 ARK_DEVICE void ark_row_norm(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,

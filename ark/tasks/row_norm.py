@@ -160,8 +160,8 @@ def _at_once(held: tuple[int, int, int, int, int], machine: Machine) -> int:
 def _together(
     held: tuple[int, int, int, int, int], rows: int, machine: Machine
 ) -> tuple[int, int, int, int, int]:
-    """The layout `held` for a task with `rows` rows; on machines with many registers, with more
-    rows at once.
+    """The layout `held` of rows in registers, adapted to a task of `rows` rows: on machines with
+    many registers, more rows are held at once.
     """
     pack, each, at_once, team, part = held
     if machine.variant.registers(COMPUTE) < MANY_REGISTERS:

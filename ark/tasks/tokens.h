@@ -164,7 +164,8 @@ ARK_DEVICE void ark_choice_ends(ArkCtx& c, const ArkChoice& x, bool stopped, P p
   ark_post_later(c, 0, reinterpret_cast<ark_u32*>(host.p) + next, x.sampler.token);
 }
 
-// Joins the candidates of TILES tiles.
+// Chooses the next token among the candidates of TILES tiles of logits, or among the largest logits
+// (ark_ranks), and advances the position.
 template <int VOCABULARY, bool SHARED, int TILES, int CONTEXT, int STOPS, class L, class S, class P,
           class C, class T, class H, class E>
 ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask& t, L logits, S settings, P position_at,
