@@ -97,12 +97,12 @@ def _prompt_text(machine: Machine) -> str:
 
 
 def _faster_rounded(graph: Graph, context: Context, target: Machine) -> bool:
-    """True where a phase, given alone, decodes more rows than linear layers of few rows take, all
-    of its products have that number of rows and weights of 16 bits or quantised ones, and they are
-    predicted to take less time under the variant for warpgroups, which rounds their inputs, than
-    under the machine's first variant. Layers of experts, which have no warpgroups, may read only
-    little beside, as those of adapters do. Products without attention over a cache are not rounded
-    for speed.
+    """True where a phase decodes more rows than linear layers of few rows support, and its products
+    are predicted to take less time under the variant for warpgroups, which rounds their inputs,
+    than under the machine's first variant. All products must have that number of rows and have
+    weights of 16 bits or quantised weights. Layers of experts are not computed by warpgroups, so
+    products beside them must read little, as those of adapters do. Products without attention over
+    a cache are not rounded for speed. The phase is judged as if it were the only one.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
     if not any(n.type in ("attention", "paged_attention") for n in nodes):
@@ -134,7 +134,7 @@ def _expert_bytes(nodes: Sequence[Node]) -> int:
 
 def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
     """True where all products have many rows and 16-bit weights, and box copies can load them.
-    Products of a single row, as of a language model's head, are ignored.
+    Products of a single row, such as the last layer of a language model, are ignored.
     """
     products = [n for n in nodes if n.type == "matmul" and n.inputs[0].shape[0] != 1]
     rows, columns = machine.large_product
@@ -149,7 +149,9 @@ def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
 
 
 def _of_weights(nodes: Sequence[Node], products: Sequence[Node]) -> bool:
-    """True where there are products, and box copies can load their 16-bit weights."""
+    """True where the phase has products, and box copies can load the 16-bit weights of all of
+    them.
+    """
     return (
         bool(products)
         and not any(n.hints for n in nodes)

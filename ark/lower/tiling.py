@@ -327,8 +327,8 @@ MIN_ATTENTION_ROWS = 32  # the rows of the smallest tile of queries
 
 
 def attends(node: Node, machine: Machine) -> bool:
-    """True for attention of many rows that matrix units support. Of few rows there must be a tile
-    for each processor, from all heads of all sequences.
+    """True for attention of many rows that matrix units support. Attention of few rows is included
+    if all heads of all sequences together give a tile for each processor.
     """
     rows, given = node.inputs[0].shape[-2], node.read(AttentionAttributes)
     batch = node.inputs[0].shape[0] if len(node.inputs[0].shape) == 3 else 1

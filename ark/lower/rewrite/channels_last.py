@@ -80,7 +80,8 @@ class _Turned(ImageNodes):
         # Ids of tensors that are not views. The user may read them by name, so their shapes stay.
         firsts = {t.buffer.id: t.id for t in reversed(graph.tensors)}
         self.own = frozenset(firsts.values())
-        # For each buffer id, the image's rows of channels and the placement of their writer.
+        # For each buffer id, the image as rows of channels (one row per pixel), and the placement
+        # (phase, processors) of the node that writes it.
         self.turned: dict[int, tuple[Tensor, Any]] = {}
         self.back: set[int] = set()  # ids of transposes back to channels first
         # By id of a buffer whose transpose was removed, the tensor with the same elements.
@@ -203,7 +204,9 @@ class _Turned(ImageNodes):
         return rows
 
     def _depthwise(self, one: Convolution) -> None:
-        """Adds a depthwise convolution of rows of channels."""
+        """Adds the depthwise convolution, which reads and writes images as rows of channels (one
+        row per pixel).
+        """
         product, out = one.product, one.product.outputs[0]
         rows = self._source_rows(one)
         if rows is None:
@@ -351,8 +354,9 @@ class _Turned(ImageNodes):
     ) -> Tensor | None:
         """An elementwise op's operand in a form that broadcasts to rows of channels. `shape` is the
         form of these rows, with the images as a dimension of their own if an operand has other
-        elements for each image. None if the operand is neither an image with channels last, nor has
-        one element for each channel, or for each channel of each image, or in all.
+        elements for each image. None if the operand has another form than these: an image with
+        channels last, one element for each channel, one element for each channel of each image, or
+        a single element.
         """
         if tensor.shape == out.shape:
             rows = self.rows(tensor, node)

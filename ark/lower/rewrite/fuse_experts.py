@@ -184,8 +184,8 @@ def _fused(
     given: ExpertLinearAttributes,
     makers: Sequence[Node],
 ) -> Node | None:
-    """The product at the node's position, with its result. None if that would overwrite an
-    operand.
+    """The fused product, which is added at the node's position and writes the node's result. None
+    if it would overwrite an operand.
     """
     if node.outputs[0].buffer.id in {t.buffer.id for t in inputs}:
         return None

@@ -31,7 +31,7 @@ EPILOGUE_OF = {form.op: name for name, form in EPILOGUES.items() if form.op}
 """The ops that can become the epilogue of a linear node, and the name of each as an epilogue."""
 MAX_COPIED_ROWS = 512
 """Layers of at most this many weight rows, such as a router's, compute a norm themselves even if
-others also read its result: their time is that of hand-overs.
+others also read its result: they take little more time than handing data from one op to the next.
 """
 FROM_MEMORY = ("attention", *GATED_PAIRS.values())
 """Ops whose result may be too large for packets. Readers then read it from memory in pieces instead
