@@ -61,7 +61,8 @@ struct ArkMatrixRing {
 #define ark_matrix (ark_static_at<ArkMatrixRing, 192, 512>())
 
 // The address is computed from an offset, so that the compiler knows that it is shared memory. The
-// slabs come first: a task's other bodies need little space and do not reach the stages.
+// slabs are the first part of a task's memory. Other bodies of a task need so little memory that
+// they do not reach the stages behind it.
 constexpr ark_u32 ARK_MATRIX_BASE =
     (ARK_RING_BYTES + ARK_LOOP_BYTES + ARK_SHARED_ALIGNMENT - 1u) & ~(ARK_SHARED_ALIGNMENT - 1u);
 ARK_DEVICE char* ark_matrix_slab(ArkCtx&, int warp) {
@@ -360,7 +361,8 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
       load.stopped = load.stopped || !fine;
     }
   }
-  // After that, no stage is partly loaded.
+  // Announces 0 bytes for the rest of each stage that was begun, so that no stage stays partly
+  // loaded.
   for (; load.begun > 0u; --load.begun) {
     ark_matrix_expect(&ark_matrix.full[load.at.slot], 0u);
     ark_matrix_issued(load);

@@ -79,8 +79,8 @@ ARK_DEVICE ark_u32 ark_part_stored(ark_u64* barrier, ark_u32* counts) {
   if (ark_lane() == 0) ark_barrier_arrive(barrier, 1u);
   return count;
 }
-// The same for an input and the sums of its squares. Work that needs only the warp's own part goes
-// between the two calls.
+// The same for an input and the sums of its squares. Work that needs only the warp's own part comes
+// between this call and ark_handshake_wait.
 ARK_DEVICE ark_u32 ark_gather_stored() {
   return ark_part_stored(&ark_handshake.gathered, ark_handshake.gathers);
 }
@@ -202,8 +202,8 @@ ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there
 }
 
 // The lead warp's wait beside the waits for a task's counters. It polls one packet of the task's
-// input, or one of each of SHARES shares that are `apart`, one per lane. Polling them in sequence
-// would take one memory latency each.
+// input, or one per share if the input is a sum of SHARES shares, one per lane; `apart` is the
+// distance of two shares. Polling them in sequence would take one memory latency each.
 template <int SHARES = 1>
 ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ark_u64* packet, bool system, int apart = 0) {
   if (ark_lane() < SHARES) ark_wait_packet(c, packet + ark_lane() * apart, system);

@@ -44,7 +44,8 @@ ARK_DEVICE void ark_sums_load(ark_u32 place, ark_u32 (&v)[8]) {
                : "memory");
 }
 ARK_DEVICE void ark_sums_loaded() { asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory"); }
-// Elects the same lane of a warp each time; the compiler knows that it is a single lane.
+// Elects the same lane of a warp each time; the compiler recognises that only one lane runs the
+// code.
 ARK_DEVICE bool ark_one_lane() {
   ark_u32 one;
   asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}"

@@ -224,7 +224,8 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
     }
     if constexpr (!AHEAD) next(v, values);
   }
-  // All rows of a warp use the same maximum, so their parts are simply added up.
+  // All rows of a warp use the same maximum, so their parts of the sums are added without
+  // rescaling.
 #pragma unroll
   for (int g = 0; g < G; ++g) {
 #pragma unroll

@@ -66,8 +66,8 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
     for (int i = 0; i < E; ++i) o[g][i] = 0.0f;
   }
   for (int first = begin; ark_warp() < W && first < end; first += U * STEP) {
-    // The next rows are asked for before any of these is used (attention.h), and the numbers of the
-    // pages behind them.
+    // The loads of the next rows, and of the page numbers of the rows after those, are issued
+    // before any of these rows is used (attention.h).
     uint4 key[U], value[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) key[u] = k[u], value[u] = v[u];
@@ -125,7 +125,8 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
       }
     }
   }
-  // All rows of a warp use the same maximum, so their parts are simply added up.
+  // All rows of a warp use the same maximum, so their parts of the sums are added without
+  // rescaling.
 #pragma unroll
   for (int g = 0; g < G; ++g) {
 #pragma unroll

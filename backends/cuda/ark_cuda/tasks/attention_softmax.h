@@ -1,6 +1,7 @@
-// A running softmax of scores that are sums of matrix units. Each warp has 16 rows of scores. A
-// lane has two of these rows, lane / 4 and the one eight further, and in each of them two
-// neighbours of every eight columns of a tile.
+// A running softmax of scores that matrix units have computed. The power of a score is 2 to (score
+// - running maximum), the softmax's numerator. Each warp has 16 rows of scores. A lane has two of
+// these rows, lane / 4 and the one eight further, and in each of them two neighbours of every eight
+// columns of a tile.
 
 constexpr float ARK_ATTENTION_LOG2E = 1.44269504f;
 

@@ -32,8 +32,8 @@ ARK_DEVICE void ark_split_pair(const T*, float a, float b, ark_u32& high, ark_u3
   low = *reinterpret_cast<const ark_u32*>(pair);
 }
 
-// Shared memory of a task. own: by warp, first the powers of its positions, later its part: sum,
-// maximum and denominator of each query head.
+// Shared memory of a task. own: for each warp, first the powers (2 to score - maximum) of its
+// positions, later its part of the result: sum, maximum and denominator of each query head.
 template <int G, int D>
 struct ArkStagedAttention {
   float query[G * D];
@@ -244,8 +244,8 @@ ARK_DEVICE void ark_staged_join(ArkCtx& c, const ArkTask& t, const ArkStagedAtte
   }
 }
 
-// This warp's share of the positions from `begin` to `end` is processed in stages that SHARERS
-// warps share. Returns the number of warps that had positions.
+// Processes this warp's share of the positions from `begin` to `end`, in stages that SHARERS warps
+// share. Returns the number of warps that had positions.
 template <int SHARERS, int G, int D, int STEP, typename T>
 ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<G, D>& s, int begin,
                                 int end, int newest, const uint4 (&a)[D / 32][2],

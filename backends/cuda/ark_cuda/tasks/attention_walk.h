@@ -1,7 +1,7 @@
 // Attention of tiles of queries on mma.sync: the loop over blocks of keys with its prologue and
 // epilogue. attention_units.h describes how a block's warps share a tile.
 
-// Masks the scores of a group's nth block. mask: a function from a task to the mask operand.
+// Masks the scores of a group's nth block. mask(task): the mask operand.
 template <class U, class S, class M>
 ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttentionStrip& strip,
                                      int n, float scale, const M& mask) {
@@ -20,8 +20,7 @@ ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttenti
   }
 }
 
-// Processes a warp's share of its group's blocks. keys, values: functions from a task to the
-// operand.
+// Processes a warp's share of its group's blocks. keys(task), values(task): the operands.
 template <class U, class S, class K, class V, class M>
 ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip, float scale,
                                    float cap, const K& keys, const V& values, const M& mask,
@@ -167,8 +166,8 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
                              ark_at(operand, 0, 0, 1, 0));
 }
 
-// Runs the task. query, keys, values, output, position, sinks, mask: functions from a task to its
-// operand.
+// Runs the task. query, keys, values, output, position, sinks, mask: functions that return this
+// operand of a task.
 template <class U, class S, class Q, class K, class V, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, float cap,
                                     const Q& query, const K& keys, const V& values, const O& output,

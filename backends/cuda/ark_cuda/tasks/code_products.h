@@ -83,7 +83,7 @@ ARK_DEVICE void ark_code_operands(const char* from, ark_u32 (&pairs)[8]) {
   for (int i = 0; i < 8; ++i) pairs[i] = ark_code_pair_as(type, code, words[i / EACH], i % EACH);
 }
 
-// Makes values of pairs of codes that share a scale and a zero point.
+// Converts pairs of codes that share a scale and a zero point to values.
 template <class P>
 ARK_DEVICE void ark_scale_operands(const char* stage, int k, int row, int group,
                                    ark_u32 (&pairs)[8]) {
@@ -103,10 +103,10 @@ ARK_DEVICE void ark_scale_operands(const char* stage, int k, int row, int group,
   }
 }
 
-// Adds a warp's products of one line of a stage. `half`: of the columns. `k`: the stage's first
-// element along k. Weights are the instruction's rows, 16 at a time, and rows of the input its
-// columns, eight at a time: a lane then has both of a block's rows of weights that it converts in
-// registers of its choice, and rows of the input as they are loaded.
+// Adds a warp's products for one line of a stage. half: of the tile's columns. k: the stage's first
+// element along k. Rows of weights are the instruction's rows, 16 at a time, and rows of the input
+// are its columns, eight at a time. So a lane converts only codes of the two rows of weights that
+// it holds, and loads rows of the input without a conversion.
 template <class P>
 ARK_DEVICE void ark_code_line(const char* stage, int line, int half, int k,
                               float (&sum)[P::WIDE / 16][P::BLOCKS][4]) {
@@ -160,16 +160,16 @@ ARK_DEVICE void ark_code_line(const char* stage, int line, int half, int k,
   }
 }
 
-// The place of a sum among those of 16 rows of the input: pieces of eight columns change places
-// with the row, so that lanes store to different banks.
+// The index of a sum among those of 16 rows of the input. Pieces of eight columns are permuted by
+// the row's number (swizzled), so that lanes store to different banks.
 template <int WIDE>
 ARK_DEVICE int ark_code_place(int row, int column) {
   return row * WIDE + (column ^ (row / 2 * 8 & (WIDE - 1)));
 }
 
-// Adds up the sums of a warpgroup's four warps, in order, and turns them: warp w gets the totals of
-// rows 16 w to 16 w + 15 of the input in the layout of wgmma's sums. They are exchanged through the
-// slabs, 32 columns at a time.
+// Adds up the sums of a warpgroup's four warps, in order, and transposes them: warp w gets the
+// totals of rows 16 w to 16 w + 15 of the input in the layout of wgmma's sums. They are exchanged
+// through the slabs, 32 columns at a time.
 template <class P>
 ARK_DEVICE void ark_code_join(ArkCtx& c, const float (&sum)[P::WIDE / 16][P::BLOCKS][4],
                               float (&made)[P::WIDE / 2]) {

@@ -1,9 +1,9 @@
 // A tile of an fp32 matrix product in full fp32 precision, by ordinary instructions. Both sides go
 // through shared memory by asynchronous copies, several stages of k ahead. They are stored by k, so
-// that a thread reads its operands in packs of four. A thread computes TM rows by 8 columns, in
-// groups of four. If a tile has fewer such units than there are threads, several threads share a
-// unit's k: slice s takes every SLICES-th k of a stage, and the slices' sums are added up as a
-// fixed tree.
+// that a thread reads its operands in packs of four. A thread computes a unit of TM rows by 8
+// columns, in groups of four columns. If a tile has fewer units than there are threads, several
+// threads divide the k of a unit: slice s takes every SLICES-th k of a stage, and the slices' sums
+// are added up as a fixed tree.
 
 // One side of a tile of HIGH rows, of which `rows` exist (all, if WHOLE). Element (row, k) is at
 // at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: true if memory is contiguous along k, or along

@@ -1,8 +1,8 @@
 // Operations on the two values of a word, fp16 or bf16.
 
-// A constant that stays in a register. The compiler does not know it, because it depends on the
-// block's z index, which is always 0. An instruction has space for one immediate constant; further
-// ones would be moved to a register each time.
+// Hides a constant from the compiler, so that it stays in a register: the result also depends on
+// the block's z index, which is always 0. An instruction has space for one immediate constant;
+// further ones would be moved to a register each time.
 ARK_DEVICE ark_u32 ark_kept(ark_u32 v) { return v * gridDim.z; }
 ARK_DEVICE ark_u32 ark_pair_sum(ark_u32 a, ark_u32 b) {
   ark_u32 sum;

@@ -29,9 +29,9 @@ ARK_DEVICE uint4 ark_either(bool first, const uint4& a, const uint4& b) {
   return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
 }
 
-// Multiplies M input rows by R rows of weights, each at most 8, of K elements in shared memory.
-// Input rows are PITCH elements apart, rows of weights K. The input is the left operand of the
-// instruction; the other eight of its sixteen rows are zero. To hide latency, DEEP pieces of 32
+// Multiplies M input rows by R rows of weights, each at most 8 rows, of K elements in shared
+// memory. Input rows are PITCH elements apart, rows of weights K. The input is the left operand of
+// the instruction; the other eight of its sixteen rows are zero. To hide latency, DEEP pieces of 32
 // elements of k are loaded while the previous DEEP pieces are multiplied, and each of the DEEP
 // pieces has its own sums.
 template <int M, int R, int K, int PITCH, typename T>

@@ -31,8 +31,8 @@ ARK_DEVICE uint4 ark_load_far(const T* p) {
   return v;
 }
 
-// Two products of a 16-bit type at once, equal to the rounded products of floats, which represent
-// them exactly.
+// Multiplies two pairs of 16-bit values at once. The results equal products in float rounded to the
+// type, because a float represents each product exactly.
 ARK_DEVICE ark_u32 ark_multiply_pair(const ark_bf16*, ark_u32 a, ark_u32 b) {
   ark_u32 made;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(made) : "r"(a), "r"(b));
@@ -50,7 +50,7 @@ constexpr bool ARK_ROUNDED = false;
 template <typename W>
 inline constexpr bool ARK_ROUNDED<const W*, W> = true;
 
-// Eights of a row's elements (groups of eight) that a thread has.
+// The number of groups of eight elements of a row that a thread has.
 template <int K>
 constexpr int ARK_ROW_EIGHTS = (K / 8 + ARK_THREADS - 1) / ARK_THREADS;
 

@@ -3,8 +3,8 @@
 
 // A lane's part of the products of R rows of weights with M rows of the input: two neighbouring
 // rows of weights from row() on, with COLUMNS input rows from column() on. Element e has row e /
-// COLUMNS and column e % COLUMNS. TALL: true if weights are the 16 rows of the matrix units' tile,
-// false if they are its 8 columns.
+// COLUMNS and column e % COLUMNS. TALL: true if rows of weights are the 16 rows of the matrix
+// units' tile, false if they are its 8 columns.
 template <bool TALL, int R, int M>
 struct ArkRowsTile {
   static constexpr int COLUMNS = TALL ? 2 : 1, ALL = 2 * COLUMNS;
@@ -12,7 +12,7 @@ struct ArkRowsTile {
   static constexpr int FIRST_ROW = TALL ? 4 : 1, LAST_ROW = TALL ? 32 : 4;
   ARK_DEVICE int row() { return (TALL ? ark_lane() / 4 : ark_lane() % 4) * 2; }
   ARK_DEVICE int column() { return TALL ? ark_lane() % 4 * 2 : ark_lane() / 4; }
-  // The index of element e in the R by M matrix, or -1 if it is outside.
+  // The index of element e in the matrix of R rows by M columns, or -1 if it is outside.
   ARK_DEVICE int at(int e) {
     const int own = row() + e / COLUMNS, other = column() + e % COLUMNS;
     return own < R && other < M ? own * M + other : -1;

@@ -62,8 +62,8 @@ ARK_DEVICE void ark_stage_products(const T* w, const T* x, float (&sum)[R]) {
   }
 }
 
-// For two rows of x, PITCH apart, and four rows of weights: each row of x uses four of the columns.
-// The layout of a lane's sums, in the form of ArkRowsTile. Lanes whose numbers differ only in bits
+// The layout of a lane's sums (see ArkRowsTile) for two rows of x, PITCH apart, and four rows of
+// weights. Each row of x uses four of the tile's columns. Lanes whose numbers differ only in bits
 // 0, 2 and 3 have the same sums; the lowest of them stores.
 struct ArkUnitsTile {
   static constexpr int COLUMNS = 1, ALL = 2;
@@ -91,7 +91,8 @@ ARK_DEVICE void ark_pair_products(const T* w, const T* x, float (&sum)[2]) {
   const T* lower = w + row / S * 2 * K + own;  // two neighbours belong to one lane
   float all[4];
   ark_units_sums<4, K>(lower, lower + K, x + row / S * PITCH + own, all);
-  // A lane has two columns; at most one of them is the part of its rows.
+  // A lane has two columns of the product. At most one of them multiplies the same part of k as the
+  // lane's rows.
   const bool mine = ark_lane() % 2 == segment / 2, odd = segment % 2 != 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

@@ -70,7 +70,8 @@ struct ArkEight<float> {
   }
 };
 
-// MB blocks of 16 rows; NB blocks of 8 columns for each of WN warps; chunks of 32 KS along k.
+// Computes a tile of MB blocks of 16 rows; NB blocks of 8 columns for each of WN warps; chunks of
+// 32 KS along k.
 template <int MB, int NB, int WN, int KS, bool ALONG_K, typename TA, typename TB, typename TO>
 ARK_DEVICE void ark_matrix_tile(char* scratch, const ArkSide<TA>& a, const ArkSide<TB>& b, TO* out,
                                 ark_i64 out_row, ark_i64 out_column) {
@@ -129,7 +130,8 @@ ARK_DEVICE void ark_matrix_tile(char* scratch, const ArkSide<TA>& a, const ArkSi
       }
     }
   }
-  // The slices' sums are stored side by side; then each thread adds up those of one element.
+  // The sums of all parts of k are stored next to each other; then each thread adds up those of one
+  // element.
   constexpr int COLUMNS = WN * NB * 8;
   float* sums = reinterpret_cast<float*>(scratch);
   ark_sync();

@@ -35,7 +35,7 @@ ARK_DEVICE T ark_move_join(const T (&v)[SHARES]) {
   return made;
 }
 
-// Processes a thread's BATCH chunks, STEP elements apart.
+// Processes BATCH chunks of 16 bytes by one thread, STEP elements apart.
 template <typename T, typename JOIN, int DIVIDE, int BATCH, int STEP, int SHARES, int OUTPUTS>
 ARK_DEVICE void ark_move_chunks(const ArkMoved<T, SHARES, OUTPUTS>& at, ark_i64 first) {
   ArkMovedChunk<T> held[SHARES][BATCH];
@@ -78,7 +78,8 @@ template <typename T, typename JOIN, int UNIT, int DIVIDE, int SHARES, int OUTPU
 ARK_DEVICE void ark_move(const ArkTask& t, bool aligned, const ArkMoved<T, SHARES, OUTPUTS>& at) {
   constexpr int BATCH = SHARES < 4 ? 4 / SHARES : 1, MANY = 16 / sizeof(T);
   constexpr int STEP = ARK_MOVE_THREADS * MANY;
-  // A copy goes to a peer. A sum goes to this rank, and further results to peers.
+  // A copy writes to a peer. A sum is written to this rank and, if there are more results, to
+  // peers.
   constexpr ark_u32 FAR = SHARES == 1 ? 1u : OUTPUTS - 1u;
   constexpr ark_u32 BYTES = 16u * BATCH * ARK_MOVE_THREADS * FAR;
   constexpr ark_u32 CYCLES = ARK_MOVE_CYCLES * BYTES / ARK_MOVE_BYTES;

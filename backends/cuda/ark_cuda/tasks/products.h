@@ -90,8 +90,8 @@ template <class P, class Begin, class End, class Left, class Right>
 ARK_DEVICE void ark_matrix_load_stages(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                        const Begin& begin, const End& end, const Left& left,
                                        const Right& right) {
-  // Weights that meet a computed left side are read once and may leave L2, where code and sums
-  // stay.
+  // Weights that are multiplied with a computed left side are read once. They may be evicted from
+  // L2 first, so that code and sums stay there.
   const bool leaves = P::deal::once && t.growth == ARK_LOADS_RIGHT;
   const ark_u64 keep = leaves ? ARK_BOX_LEAVES : ARK_BOX_STAYS;
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {

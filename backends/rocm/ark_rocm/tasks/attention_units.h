@@ -15,8 +15,8 @@ typedef ark_u16x8 ark_unit_part;  // a lane's part of a block's 16 elements alon
 // directions.
 ARK_DEVICE constexpr int ark_unit_order(int lane) { return lane; }
 ARK_DEVICE constexpr int ark_unit_slot(int row) { return row; }
-// The pieces of 8 elements along k that a lane holds, one or both of a pair, `apart` bytes from one
-// to the next.
+// Joins the pieces of 8 elements along k that a lane holds to an operand: one piece, or both of a
+// pair. The second is `apart` bytes after the first.
 ARK_DEVICE int ark_unit_piece() { return ark_lane() / ARK_UNIT; }
 ARK_DEVICE ark_unit_part ark_unit_joined(ark_u32x4 first, ark_u32x4) {
   return __builtin_bit_cast(ark_unit_part, first);

@@ -91,7 +91,8 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
   ark_unit_sums s[U::OWN], ahead[U::OWN];
   ArkAttentionParts<U> p[U::KEYS / 16];
   float keep = 1.0f;
-  // Some powers are computed while the next block's scores are, the others while values are added.
+  // Some powers are computed while the matrix units multiply for the next block's scores, the
+  // others while they add values.
   constexpr int BESIDE = U::AHEAD || U::PARTS > 1 ? U::KEYS / 32 : U::KEYS / 16;
   const auto weigh = [&](int from, int to) __attribute__((always_inline)) {
 #pragma unroll

@@ -65,9 +65,9 @@ ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsig
 
 // The same on vector units: a wave has one part of each row, and its elements of the input in
 // registers. The rows of all weights and slots are runs, one after the other. The first loads of
-// AHEAD_RUNS runs are in flight at once. PARTS: of a row, a load of a wave each; they divide the
-// waves. AHEAD: loads of a run in flight. ROWS: outputs whose sums shared memory holds at once.
-// WEIGHTS, TOTAL: see experts.h.
+// AHEAD_RUNS runs are in flight at once. PARTS: the number of parts of a row, of which a wave loads
+// one at a time; it divides the number of waves. AHEAD: loads of a run in flight. ROWS: outputs
+// whose sums shared memory holds at once. WEIGHTS, TOTAL: see experts.h.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
           int PARTS, int AHEAD, int ROWS, class X, class E, class F>
 ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,

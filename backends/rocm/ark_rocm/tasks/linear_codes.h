@@ -4,7 +4,7 @@
 // The factor by which the hardware's conversion to floats makes codes smaller (codes.h).
 template <class C>
 constexpr float ARK_CODE_UNIT = 1.0f;
-// The order of eight codes in their pairs.
+// The order of eight codes in their pairs:
 template <class C>
 constexpr bool ARK_PAIRS_APART = false;  // 0 and 2, 4 and 6, 1 and 3, 5 and 7: bytes of fp4
 

@@ -127,8 +127,9 @@ ARK_DEVICE float ark_mfma_fold(const ark_mfma_sums& v) {
   return low + ark_row_move<0x128>(high);  // row_ror 8: the block after the next
 }
 
-// Sums over the wave of COUNT such: lane l has that of fold[l % 4], row l / 4. A product with ones
-// adds the wave's four rows of 16 lanes, which shuffles would do by two trips to shared memory.
+// Sums COUNT such values over the wave: lane l gets the sum of fold[l % 4], row l / 4. A product
+// with ones adds the wave's four rows of 16 lanes, which shuffles would do by two trips to shared
+// memory.
 template <int COUNT>
 ARK_DEVICE float ark_mfma_totals(const float (&fold)[4], int lane) {
   const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
@@ -195,7 +196,8 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   ark_u32x4 input[PIECES];
   float own = 0.0f;  // squares, of a lane
   {
-    // If the first loads fill the memory's queue, further requests wait behind them.
+    // Further loads are issued later: if the first loads fill the memory's queue, they would wait
+    // there.
     part.take(c, ROWS * K * 2 <= 65536 ? 1 : 4);
     float (&v)[EACH] = part.v;
     if constexpr (P::norm) {

@@ -102,8 +102,8 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
   }
 };
 
-// Copies the input row to its positions in shared memory, times the norm's weights if there are
-// any. Returns the norm's scale.
+// Copies the input row to its positions in shared memory, multiplied by the norm's weights if there
+// are any. Returns the norm's scale.
 template <class SPLIT, int K, class X, class P>
 ARK_DEVICE float ark_split_places(ArkCtx& c, X x, const P& prologue, float* xs, float* red) {
   constexpr int EACH = (K + ARK_THREADS - 1) / ARK_THREADS;
@@ -133,8 +133,8 @@ ARK_DEVICE float ark_split_places(ArkCtx& c, X x, const P& prologue, float* xs, 
   }
 }
 
-// The products of all parts of a task's rows, by a wave each. ring: a wave's first loads. input: in
-// shared memory, or in registers.
+// Computes the products of all parts of a task's rows; each part is computed by one wave. ring: a
+// wave's first loads. input: the input row, in shared memory or in registers.
 template <class SPLIT, class INPUT>
 ARK_DEVICE void ark_split_sums(const SPLIT& split, typename SPLIT::Piece (&ring)[4],
                                const INPUT& input, float* sums) {

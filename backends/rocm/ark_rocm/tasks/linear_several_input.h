@@ -17,9 +17,9 @@ ARK_DEVICE ark_u32 ark_upper_pair(float low, float high) {
   return __builtin_amdgcn_perm(ark_float_bits(high), ark_float_bits(low), 0x07060302u);
 }
 
-// Converts a lane's floats of the input to operands of the products, in their parts of 8 bits. The
-// lane eight lanes away has the other four of eight floats. INFINITE: true if some may be infinite
-// or NaN; these have one part only.
+// Splits a lane's floats of the input into parts of 8 bits, as operands of the products. Of each
+// eight floats a lane has four, and the lane eight lanes away the other four. INFINITE: true if
+// some may be infinite or NaN; these have one part only.
 template <class W, bool INFINITE, int PARTS, int EACH>
 ARK_DEVICE void ark_several_parts(const float (&v)[EACH], ark_u32x4 (&to)[PARTS]) {
   float rest[EACH];
