@@ -27,8 +27,8 @@ namespace {
               lane, address};
 }
 
-// Calls f once per region that contains active lanes' bytes. In the common case all lanes are in
-// one region.
+// Calls f once for each region of memory that an active lane accesses. In the common case all lanes
+// are in one region.
 const RegionEntry* check_global_range(Wave& w, const Inst& i, const Addresses& a, int bytes) {
   uint64_t low = ~0ull, high = 0;
   if (a.active == w.full) {
@@ -108,7 +108,7 @@ void store_scratch(Wave& w, const Inst& i, const Addresses& a, int bytes, const 
   }
 }
 
-// The base from which the lanes' offsets or addresses count.
+// The host address to which the lanes' offsets or addresses are added.
 uint8_t* base_of(Wave& w, const Addresses& a) {
   return a.space == Space::Lds ? w.group->lds.data() : nullptr;
 }
@@ -202,7 +202,7 @@ uint64_t modify(uint8_t* cell, AtomicOp op, uint64_t data, uint64_t data2, bool&
   }
 }
 
-// A link over PCIe may support loads and stores only.
+// Reports atomics over a PCIe link that supports loads and stores only.
 void check_link(Wave& w, const Inst& i, const Addresses& a) {
   for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);

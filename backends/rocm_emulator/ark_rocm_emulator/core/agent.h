@@ -13,8 +13,8 @@ namespace ark_emu {
 class Agent {
  public:
   virtual ~Agent() = default;
-  // The engine has read a word that signals it. It is ordered after everything that the word's
-  // writers had released.
+  // Called when the engine has read a word that signals it. Orders the engine after everything that
+  // the word's writers had released.
   virtual void acquire(uint64_t address, uint64_t size) = 0;
   // Called before the engine reads or writes bytes. Returns the error of that access, if any.
   virtual std::string read(uint64_t address, uint64_t size) = 0;

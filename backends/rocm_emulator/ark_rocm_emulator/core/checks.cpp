@@ -166,7 +166,8 @@ void note_release(Wave& w) {
   WaveChecks& c = *w.checks;
   const Arch arch = w.grid->program->arch();
   const uint32_t complete = complete_global(c);
-  // A completed store is visible if no cache between writer and reader holds it back.
+  // A wave sees its own completed stores. Others see them too if no cache between writer and reader
+  // holds them back.
   const auto publish = [&](Published& to, bool through) {
     if (through) to.seen = c.seen;
     if (through || c.last_store <= to.own) to.own = std::max(to.own, complete);
@@ -195,8 +196,8 @@ const ReleaseRecord* record_of(Contributor from) {
   const auto& records = history.records;
   const auto next = std::upper_bound(records.begin(), records.end(), from.epoch,
                                      [](uint32_t e, const ReleaseRecord& r) { return e < r.time; });
-  // The epoch is older than the oldest record. The oldest record claims too much order, so a race
-  // may be missed.
+  // The epoch is older than the oldest record. The oldest record is used, which orders more than is
+  // true, so a race may be missed.
   return next == records.begin() ? &records.front() : &*(next - 1);
 }
 

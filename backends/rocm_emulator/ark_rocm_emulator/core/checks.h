@@ -1,5 +1,5 @@
-// The optional checks: initialised memory, waits before registers are used, happens-before between
-// waves, and lines that a scalar cache holds too long. All state is reached through ShadowPages
+// The optional checks: initialised memory, waits before registers are used, the happens-before
+// order between waves, and stale lines in scalar caches. All state is reached through ShadowPages
 // (per region), GridChecks and WaveChecks. With checks off, none of it exists and none of these
 // functions is called.
 #pragma once

@@ -1,5 +1,5 @@
 // Checks that need only one access: alignment, uninitialised bytes, the end of the kernel
-// arguments, and lanes that contradict each other.
+// arguments, and lanes of one store that write different bytes to one address.
 #include <algorithm>
 #include <bit>
 
@@ -30,7 +30,7 @@ void check_alignment(const Access& x, uint64_t address, int bytes, int lane) {
 }
 
 // Checks a dword at a time. Clang loads three dwords as four if they begin at a multiple of 8 and
-// does not use the last one, so a wide scalar load may exceed the end by that much.
+// does not use the last one, so a wide scalar load may exceed the end by one dword.
 void check_arguments(const Access& x, uint64_t address, int bytes, int lane) {
   const Grid& grid = *x.w.grid;
   if (!grid.beyond_arguments(address, bytes)) return;

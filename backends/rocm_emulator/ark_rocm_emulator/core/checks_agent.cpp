@@ -95,7 +95,7 @@ class CheckedAgent final : public Agent {
     return {slot_, history().epoch, 0, bytes, stamp, 0};
   }
 
-  // A new epoch, which publishes what came before it.
+  // Begins a new epoch. The preceding one, with everything before it, is published.
   void note(bool done) {
     SlotHistory& mine = history();
     const Published all{mine.epoch, seen_};

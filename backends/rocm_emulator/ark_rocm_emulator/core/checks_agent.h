@@ -15,8 +15,8 @@ constexpr int kEngine = -1;              // SlotHistory::device of an engine: fa
 
 std::unique_ptr<Agent> checked_agent(std::shared_ptr<Memory> memory);
 
-// The state that a wave had released when it made that access. Null if the wave has ended, which
-// orders everything that it did.
+// The state that a wave had released when it made that access. Null if the wave has ended: then
+// everything that it did is ordered before.
 const ReleaseRecord* record_of(Contributor from);
 
 }  // namespace ark_emu

@@ -20,7 +20,7 @@ bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// Passes of four cycles until the result is written.
+// The number of passes (of four cycles each) until the result is written.
 uint8_t passes_of(std::string_view name, const Inst& i, Arch arch) {
   const bool large = has(name, "_32x32x"), small = has(name, "_4x4x");
   if (name.ends_with("f64")) {
@@ -66,10 +66,11 @@ MatrixRole role_of(const Inst& i, Arch arch) {
   return role;
 }
 
-// Additional requirements of gfx950 over gfx942.
+// Wait states that gfx950 requires in addition to those of gfx942.
 int more(const MatrixRole& from, Arch arch) { return arch == Arch::gfx950 && from.passes != 2; }
 
-// Wait states between a matrix instruction that writes a register and one that reads it as C.
+// Wait states between a matrix instruction that writes a register and one that reads it as the
+// operand C (the sums).
 int before_c(const MatrixRole& from, const MatrixRole& to, Arch arch, bool same, bool same_name) {
   if (arch == Arch::gfx90a && from.f64 && !to.f64) return 0;
   if (same) {   // results are handed on inside the unit
@@ -109,7 +110,7 @@ class Checker {
     if (role_.sparse) {
       each(i_.dst[0], [&](unsigned reg) { read(reg, i_.dst[0], Touch::ReadC); });
     }
-    // A matrix instruction's own results keep their order.
+    // Two matrix instructions that write one register keep their order without wait states.
     if (!role_.matrix) each(i_.dst[0], [&](unsigned reg) { write(reg); });
     if (role_.matrix) need(4, c_.exec, "EXEC", "written by");
     if (role_.fma64) need(2, c_.f64, "the f64 units", "used by");

@@ -54,9 +54,9 @@ bool writes_register(const Inst& inst, unsigned reg) {
 }
 
 // The instruction at which the load at `pc` polls. If the load is the test of a small loop without
-// stores or barriers, this is the load itself. Compilers peel the first iteration: for the same
-// load before the loop, it is the loop's test. Otherwise it is kNoPoll. On LDS, where no bit marks
-// an atomic load, this distinguishes a poll from a read.
+// stores or barriers, this is the load itself. Compilers peel the first iteration of such a loop:
+// for that copy of the load, the loop's test is returned. For other loads it is kNoPoll. On LDS,
+// where no bit marks an atomic load, this distinguishes a poll from a read.
 constexpr uint32_t kNoPoll = ~0u;
 uint32_t poll_at(const Wave& w, uint32_t pc) {
   constexpr int kWindow = 160;
@@ -155,7 +155,7 @@ void remember(std::vector<Record>& records, const Record& fresh, bool replace_al
   records.push_back(fresh);
 }
 
-// A load that has seen a flag learns everything that the flag's writers had released.
+// A load that has read a flag is ordered after everything that the flag's writers had released.
 void acquire(const Access& x, ShadowPages& shadow, uint64_t index, const CellState& cell) {
   Wave& w = x.w;
   WaveChecks& c = *w.checks;
@@ -216,7 +216,8 @@ void contribute(const Access& x, ShadowPages& shadow, uint64_t index, const Cell
   if (sync != shadow.syncs.end()) sync->second.assign(1, mine);
 }
 
-// Two waves that store the value that is already there may both intend an atomic store.
+// Two waves that store the value which the memory already has may both mean an atomic store, so
+// this is not yet an error.
 bool same_value(const Access& x, int lane, uint64_t element, uint64_t address, uint8_t bytes) {
   const uint32_t* rows = x.w.checks->storing;
   const bool may_be_atomic = x.lds ? x.i.format == Format::DS : x.stamp == Stamp::MaybeAtomic;

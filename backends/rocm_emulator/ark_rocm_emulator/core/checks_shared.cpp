@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint32_t kSlots = 16384, kKnown = 4096, kLog = 8192;
 
-// A process's ledger of its waves, as other processes see it. The file is sparse: most of it is
+// A process's ledger of its waves, which other processes read. The file is sparse: most of it is
 // never touched.
 struct Ledger {
   struct Slot {
@@ -113,7 +113,7 @@ Own& own() {
   return mine;
 }
 
-// The ledger of another process, or null if that process has ended.
+// Returns the ledger of a process, or null if that process has ended.
 const Ledger* ledger_of(uint32_t process, int32_t fd) {
   if (process == own().process) return own().ledger;
   static std::map<uint32_t, const Ledger*> opened;
@@ -162,8 +162,8 @@ const Ledger::Entry* entry_of(const SharedRecord& record) {
   return entry.number == record.release ? &entry : nullptr;
 }
 
-// The state that the writer of a record had released becomes a release of the slot that represents
-// it.
+// When the slot that stands for the record's writer releases, it releases what the writer had
+// released.
 void import_release(const SharedRecord& record, uint32_t slot) {
   auto& records = World::get().slots[slot].records;
   const auto later = std::upper_bound(
@@ -205,7 +205,7 @@ Record imported(const SharedRecord& record) {
 }
 
 // Records what the wave has released to all devices. If the flag is updated by a read-modify-write,
-// what the flag carried before is included.
+// this includes what earlier writers of the flag had released.
 uint32_t publish(WaveChecks& c, const SharedRecord* before) {
   Ledger& ledger = *own().ledger;
   const Published& what = c.released_system;

@@ -1,6 +1,6 @@
-// How the checks of several processes exchange information about memory that they share. Beside the
-// memory there is a segment of cells, one for four bytes, which record accesses. Each process has a
-// ledger of its waves and of what they had released. See README.md, "Checks".
+// How the checks of several processes exchange information about memory that they share. Shared
+// memory has a second segment, of cells that record accesses; a cell stands for four bytes. Each
+// process has a ledger of its waves and of what they had released. See README.md, "Checks".
 #pragma once
 
 #include <cstdint>
@@ -39,8 +39,8 @@ class SharedLock {
 };
 bool sharing();                          // some memory of this process is shared
 
-// Called under the lock. The first copies what other processes did from the shared cells of these
-// bytes; the second records this process's access in a shared cell.
+// Called under the lock. import_cell copies the accesses of other processes from the shared cells
+// of these bytes. export_cell records this process's access in a shared cell.
 void import_cells(ShadowPages& shadow, uint64_t offset, uint64_t bytes);
 void export_cell(Wave& w, ShadowPages& shadow, uint64_t index, const CellState& cell,
                  const Record& mine, AccessKind kind);

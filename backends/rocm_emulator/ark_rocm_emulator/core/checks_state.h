@@ -29,8 +29,8 @@ struct Published {
   SharedClock seen;
 };
 
-// Flags that the wave writes from epoch `time` on publish these states, one for each distance of
-// the reader.
+// The states that the wave's flags publish, one for each distance of the reader: valid for flags
+// written from epoch `time` on.
 struct ReleaseRecord {
   uint32_t time = 0;
   Published group, agent, system, lds;
@@ -91,7 +91,8 @@ struct Contributor {
   uint32_t slot, epoch;
 };
 
-// Two stores to a cell that may turn out to be a flag; the stores may be atomic.
+// Two unordered stores to a cell. They are correct if the cell turns out to be a flag and the
+// stores to be atomic.
 struct Doubt {
   ShadowPages* shadow;
   uint64_t index;
@@ -183,7 +184,7 @@ struct WaveChecks {
   std::unordered_map<uint32_t, uint32_t> passed;   // slot -> epoch that `past` has taken in
   std::deque<Outstanding> vm, vs, lgkm;
   uint32_t next_sequence = 1, vm_done = 0, lgkm_done = 0;
-  // The state that this device, or every device, would see if the wave signalled now.
+  // The state that this device, or every device, would see if the wave set a flag now.
   Published released_agent, released_system;
   // The state that was last published to other processes, with its number.
   Published told, told_past;
@@ -265,7 +266,7 @@ void join_release(Wave& w, Contributor from, Scope relation);
 // Processes flags whose values have arrived: the loads of their writers are in the past.
 void pass_flags(WaveChecks& c);
 Scope relation_to(const Wave& w, const WaveChecks& c, uint32_t slot);
-// Merges all entries of `from` except that of slot `except`.
+// Raises the entries of `into` to those of `from`, except that of slot `except`.
 constexpr uint32_t kNoSlot = ~0u;
 void join_clock(SharedClock& into, const Clock& from, uint32_t except = kNoSlot);
 void raise_clock(SharedClock& into, uint32_t slot, uint32_t epoch);

@@ -132,8 +132,8 @@ Scope scope_of(const Inst& i) {
   return Scope::Group;
 }
 
-// Pending acquires take effect if their load has completed and the invalidation covers their
-// distance.
+// A pending acquire takes effect if its load has completed and the invalidation covers the caches
+// between the two waves.
 void invalidate(Wave& w, Scope reach) {
   WaveChecks& c = *w.checks;
   std::erase_if(c.acquires, [&](const PendingAcquire& p) {

@@ -21,7 +21,7 @@ class CodeObjectImpl : public CodeObject {
   std::string disassemble(std::string_view function) const override;
   const ElfFile& elf() const { return elf_; }
   Program& program() const { return *program_; }
-  // "function+0x1c" for an offset in the image.
+  // The text "function+0x1c" for an offset in the image.
   std::string describe(uint64_t offset) const;
 
  private:

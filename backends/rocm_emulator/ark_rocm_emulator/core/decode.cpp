@@ -108,7 +108,7 @@ bool Decoder::lookup(Inst& inst, Format format, unsigned opcode) const {
   inst.opcode = static_cast<uint16_t>(opcode);
   const auto typed = [this](Operand& operand, Ty ty) {
     operand.ty = ty;
-    // A lane mask is one register in a wave of 32.
+    // In a wave of 32 lanes a lane mask is one register.
     const bool narrow = ty == Ty::Mask && arch_ == Arch::gfx1100;
     operand.dwords = static_cast<uint8_t>(narrow ? 1 : ty_dwords(ty));
   };

@@ -55,7 +55,8 @@ class Decoder {
   static void set_vgpr(Operand& operand, unsigned reg, bool agpr = false);
   void set_sgpr(Operand& operand, unsigned reg) const;   // destinations too; null -> None
   static void set_literal(Operand& operand, uint32_t word);
-  // Implicit operands of VOP1/VOP2/VOPC in 32-bit form (VCC), Tied sources.
+  // Sets the implicit operands of VOP1, VOP2 and VOPC in their 32-bit form (VCC), and the sources
+  // that are tied to the destination.
   void implicit(Inst& inst) const;
   static void finish_valu(Inst& inst);                   // plain_src, plain_dst
   // The handler that executes the operation on these operands while all lanes are active.

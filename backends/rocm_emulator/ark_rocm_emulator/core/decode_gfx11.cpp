@@ -44,8 +44,8 @@ class Gfx11Decoder : public Decoder {
   }
 
  private:
-  // Sets implied operands and the fast-path flags. A tied 16-bit source is the half that is
-  // written.
+  // Sets implied operands and the fast-path flags. A 16-bit source that is tied to the destination
+  // is the half that the instruction writes.
   void finish_operands(Inst& inst) const {
     implicit(inst);
     for (int k = 0; k < inst.op->src_count; k++) {

@@ -7,8 +7,8 @@
 namespace ark_emu {
 namespace {
 
-// VOP3P: the first half of a product with scales, and the base of such products' numbers in the
-// tables.
+// VOP3P: the opcode of the first half of a matrix product with scales, and the number that is added
+// to such products' opcodes in the tables.
 constexpr unsigned kLoadScale = 44, kScaled = 128;
 
 std::vector<OpcodeText> tables_for(Arch arch) {

@@ -41,7 +41,7 @@ struct Printer {
 };
 
 std::string hex(uint32_t value);
-// "a, b, c" without the empty ones.
+// Joins the parts that are not empty: "a, b, c".
 std::string listed(std::initializer_list<std::string> parts);
 
 }  // namespace ark_emu

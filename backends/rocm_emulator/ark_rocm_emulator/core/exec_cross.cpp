@@ -25,7 +25,7 @@ void writelane(Wave& w, const Inst& i) {   // ignores EXEC
   w.row(i.dst[0].reg)[lane] = w.scalar32(i.src[0]);
 }
 
-// ds_permute: each active lane sends its data to the lane its address names.
+// A copy of the row with zeros for inactive lanes.
 void permute(Wave& w, const Inst& i) {
   const uint32_t *address = w.row(i.src[0].reg), *data = w.row(i.src[1].reg);
   alignas(64) Row out = {};

@@ -38,7 +38,7 @@ const U32* raw_rows(Wave& w, const Inst& i, int k, U32* tmp) {
   return tmp;
 }
 
-// Element e of a lane: one to a row, or two.
+// Element e of a lane. A row holds one or two elements of each lane.
 template <Large kFrom>
 double wide_element(const U32* rows, int e, int lane) {
   if (kFrom == Large::F32) return as_float(rows[e * kLanes + lane]);

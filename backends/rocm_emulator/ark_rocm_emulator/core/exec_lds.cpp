@@ -41,7 +41,8 @@ void write(Wave& w, const Inst& i) {
   store_lanes(w, i, lds_addresses(w, i, offset16(i)), Bytes, rows);
 }
 
-// Two elements at offsets counted in elements, or in 64 elements.
+// For operations on two elements: the offset of one of them, counted in elements or in units of 64
+// elements.
 uint64_t pair_offset(const Inst& i, int which, int scale) {
   return ((static_cast<uint32_t>(i.imm) >> (8 * which)) & 0xff) * static_cast<uint64_t>(scale);
 }
@@ -113,8 +114,8 @@ void exchange2(Wave& w, const Inst& i) {
   exchange_pair<Bytes>(w, i, Stride);
 }
 
-// Elements that are read in columns: 16 lanes read rows of 16 elements, one to four lanes a row,
-// and each of them gets a column (CDNA4 document, section "MFMA transpose load from LDS").
+// Loads that transpose: 16 lanes read rows of 16 elements, one to four lanes per row, and each lane
+// gets a column (CDNA4 document, section "MFMA transpose load from LDS").
 template <int kBits>
 void read_transposed(Wave& w, const Inst& i) {
   constexpr int kBytes = kBits == 6 ? 12 : 8, kDwords = kBytes / 4;
@@ -187,7 +188,8 @@ Addresses thread_addresses(Wave& w, const Inst& i) {
 
 constexpr uint32_t kFlags = kMemory | kLdsOp;
 
-// "ds_add_u32" and "ds_add_rtn_u32"; two data operands where `two`.
+// Registers an atomic with and without a returned value, such as "ds_add_u32" and "ds_add_rtn_u32".
+// two: true if it has two data operands.
 [[gnu::noinline]] void add_both(Ops& ops, const char* name, const char* type, bool two,
                                 const char* width, Handler run) {
   const std::string data = width;

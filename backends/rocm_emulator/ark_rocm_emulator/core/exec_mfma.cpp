@@ -27,7 +27,8 @@ struct Shape {
   int depth, blocks;
 };
 
-// A or B: row `block * depth + k` holds that k of all lines.
+// Memory for a widened A or B. Row `block * depth + k` holds index k of all lines (rows of A or
+// columns of B) of a block.
 template <int kSize, class T>
 struct Tiles {
   static constexpr int kElements = std::is_same_v<T, double> ? 512 : 1024;   // the most there are

@@ -16,7 +16,7 @@ uint64_t scalar_address(const Wave& w, const Inst& i) {
   return (base + offset) & ~3ull;
 }
 
-// One "lane" at a scalar address.
+// The address of a scalar load, as that of a single lane.
 Addresses single(uint64_t address) {
   Addresses a;
   a.active = 1;
@@ -36,7 +36,7 @@ void load(Wave& w, const Inst& i) {
   for (int d = 0; d < Dwords; d++) w.s[i.dst[0].reg + d] = values[d];
 }
 
-// Through a resource descriptor: dwords beyond num_records read as 0.
+// Loads through a resource descriptor. Dwords beyond num_records read as 0.
 template <int Dwords>
 void buffer_load(Wave& w, const Inst& i) {
   const uint32_t* s = &w.s[i.src[0].reg];

@@ -101,8 +101,9 @@ void mad_u64_u32(Wave& w, const Inst& i) {
     const Words even = product(x, y), odd = product(high_words(x), high_words(y));
     const Words low = even_odd(even, to_high(odd)), high = even_odd(high_words(even), odd);
     const Words sum_low = sum(low, addend_low);
-    // One more where the low halves carried: one more everywhere, and ~0 is one less. A product's
-    // high half is 2^32 - 2 at most, so that this does not carry.
+    // Adds the carries of the low halves: one in all lanes, and then the mask, which is minus one
+    // where there was no carry. A product's high half is at most 2^32 - 2, so adding one does not
+    // overflow.
     const Words with_carry = sum(sum(high, one), not_carried(low, sum_low));
     const Words sum_high = sum(with_carry, addend_high);
     store_words(to + l, sum_low);

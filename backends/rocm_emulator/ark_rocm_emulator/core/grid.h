@@ -73,7 +73,8 @@ struct Grid {
   void finish(const Fault& fault, const Wave* wave, uint32_t pc);
   WaveWhere where(const Wave& wave, uint32_t pc) const;
   uint64_t waves_expected() const { return uint64_t{waves_per_group} * desc.grid.count(); }
-  // In the region of the arguments, but in neither the segment nor the dispatch packet.
+  // True if the address is in the region of the kernel arguments, but in neither their segment nor
+  // the dispatch packet.
   bool beyond_arguments(uint64_t address, int bytes) const;
   uint64_t pc_address(uint32_t pc) const { return code_base + uint64_t(pc) * 4; }
 

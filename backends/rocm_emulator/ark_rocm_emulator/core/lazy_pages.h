@@ -1,4 +1,4 @@
-// Anonymous memory that is only paid for where it is touched.
+// Anonymous memory whose pages are allocated when they are first touched.
 #pragma once
 
 #include <cstddef>

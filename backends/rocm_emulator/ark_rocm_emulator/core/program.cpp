@@ -20,7 +20,8 @@ bool writes_exec(const Inst& inst) {
   });
 }
 
-// True if a row of steps ends with this instruction.
+// True if this instruction ends a row: a sequence of instructions that execute without checks in
+// between.
 bool ends_row(const Inst& inst) {
   if (inst.op == nullptr || (inst.op->flags & (kBranch | kSync)) != 0) return true;
   const std::string_view name = inst.op->name;

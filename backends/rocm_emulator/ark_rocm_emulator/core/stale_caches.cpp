@@ -17,7 +17,7 @@ constexpr uint32_t kInnerLines = 32768, kOuterLines = 65536;
 constexpr uint64_t kForgets = 64;   // one hit of so many finds that the line has just gone
 constexpr ByteMask kAll = ~ByteMask{0};
 
-// A number of bytes, at least 1.
+// The mask of `bytes` bytes (at least 1) from `offset` on.
 ByteMask bytes_mask(uint64_t offset, int bytes) {
   return (kAll >> (static_cast<int>(kStaleLine) - bytes)) << offset;
 }

@@ -38,8 +38,8 @@ uint8_t access_bytes(std::string_view name) {
   return 4;
 }
 
-// The multiplications and additions of v_mfma_f32_32x32x8_2b_..., scaled by the rate of its
-// operands relative to 16-bit ones.
+// The number of multiplications and additions of v_mfma_f32_32x32x8_2b_..., scaled by the rate of
+// its operands relative to 16-bit ones.
 double matrix_work(std::string_view name) {
   double shape[4] = {1, 1, 1, 1};
   const size_t x = name.find('x');

@@ -125,7 +125,7 @@ struct Wave {
   void put32(const Inst& inst, uint32_t* out);
   void put64(const Inst& inst, uint32_t* out);
   void put16(const Inst& inst, uint32_t* out);       // low half of each lane of `out`
-  // dst[which] of Ty::Mask; lanes outside EXEC get 0.
+  // Writes dst[which], a lane mask. Lanes outside EXEC get 0.
   void put_mask(const Inst& inst, int which, uint64_t bits);
   // The lanes in `bits` get `from`.
   void blend(uint32_t* to, const uint32_t* from, uint64_t bits);

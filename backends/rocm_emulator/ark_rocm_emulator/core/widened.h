@@ -62,9 +62,9 @@ struct Widened {
   alignas(64) double at[kDoubles];
 };
 
-// Left sides (k = 0) and right sides have separate places, so that neither evicts the other while
-// both are used. Places are chosen by register, for all waves: consecutive waves often multiply the
-// same tile.
+// Left sides (k = 0) and right sides have separate entries, so that neither evicts the other while
+// both are used. Entries are chosen by register, for all waves, because consecutive waves often
+// multiply the same tile.
 struct WidenedOperands {
   Widened& of(int k, unsigned reg, int rows) {
     auto& some = places[static_cast<size_t>(k)];

@@ -186,8 +186,8 @@ void wait_device(Runtime& rt, int device);
 bool quiet(Runtime& rt, int device, const char* call);
 hipError_t sticky_error(Runtime& rt, int device);
 
-// memory.cpp
-// Whether the process can read every byte: what lies outside HIP's memory must be somebody's.
+// memory.cpp True if the process can read every byte. Memory outside of HIP's allocations must be
+// mapped by the process.
 bool readable(const void* address, uint64_t size);
 const Allocation* find_allocation(Runtime& rt, uint64_t address);  // under rt.lock
 hipError_t give_memory(Runtime& rt, int device, ark_emu::MemKind kind, uint64_t size,

@@ -213,7 +213,7 @@ class Coherence:
             explicit = scope == "system" or (kind == "store" and scope == "agent")
             if exact and explicit and not self._expected.marked:
                 asked.add(scope)
-            # The write-back belongs to whatever comes next, so no bits are needed to tell.
+            # The next publication of any kind needs the write-back, so its bits are not compared.
             if "write-back-out" in facts:
                 yield self._finding(
                     "release-write-back-wait",
