@@ -65,7 +65,7 @@ def plans(
             mark_verified(cached)
             log.debug(f"the plans for {machine.name} are in the cache")
             return cached
-        # The entry was not written by `_texts`.
+        # The entry has another form than the one that `_texts` writes.
         except (PlanError, ValueError, TypeError, IndexError):
             cache.drop(cache.PLANS, name)
     new_plans = make_plans(shape, machine, options, drafted, graphs)

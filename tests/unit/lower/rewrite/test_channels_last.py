@@ -181,5 +181,6 @@ def test_transposes_around_layers_over_channels_are_not_made() -> None:
     verify([task_plan])
     images = [op for op in task_plan.ops if op.kind == "transpose"]
     sizes = [task_plan.tensors[op.operands[0]].shape[0] for op in images]
-    # The image, and at most the result, whose places fill no pack. The others are of weights.
+    # The transposes with two dimensions are that of the image and at most that of the result, whose
+    # rows do not consist of whole packs. All others are transposes of weights.
     assert sizes.count(2) <= 2

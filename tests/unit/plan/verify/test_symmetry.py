@@ -111,7 +111,7 @@ def test_written_tensors_do_not_move_between_ranks() -> None:
         steps = (0,) * len(plans.first.tensors[other].shape)
         with pytest.raises(PlanError, match="expected local parameters that no task writes"):
             verify(Rotated(plans.first, {**plans.moved, other: steps}))
-    # The same memory as another buffer, which a task writes.
+    # Adds a second buffer for the tensor's memory, which a task writes.
     (tensor,) = plans.moved
     head = plans.first.tensors[tensor]
     at = plans.first.buffers[head.buffer].offset
