@@ -98,7 +98,7 @@ def _cpp_passages(name: str, source: str) -> list[Passage]:
     result, at = [], 0
     while at < len(lines):
         count = _comment_lines(lines[at:], "//")
-        if count:
+        if count and not _continues(lines, at):
             text = " ".join(line.strip().lstrip("/").strip() for line in lines[at : at + count])
             after = lines[at + count : at + count + CODE_LINES_AFTER_COMMENT]
             result.append(Passage("comment", f"{name}:{at + 1}", text, tuple(after)))
@@ -106,20 +106,30 @@ def _cpp_passages(name: str, source: str) -> list[Passage]:
     return result
 
 
+def _continues(lines: list[str], at: int) -> bool:
+    """True if the comment at a line continues one that stands after code."""
+    before = lines[at - 1] if at else ""
+    return "//" in before and not before.lstrip().startswith("//")
+
+
 def _page_passages(name: str, source: str) -> list[Passage]:
     result: list[Passage] = []
     headings: list[str] = []
-    fenced = False
+    fenced, before = False, ""
     for paragraph in source.split("\n\n"):
         code = fenced or paragraph.startswith("```")
         fenced ^= sum(line.startswith("```") for line in paragraph.splitlines()) % 2 == 1
         if code or paragraph.startswith("|"):
+            before = paragraph
             continue
         if paragraph.startswith("#"):
             depth = len(paragraph) - len(paragraph.lstrip("#"))
             headings = [*headings[: depth - 1], paragraph.splitlines()[0]]
         else:
-            result.append(Passage("page", name, paragraph, tuple(headings)))
+            # A paragraph that goes on after a block of code or in a list is read with its beginning.
+            lead = () if paragraph[0].isupper() else tuple(before.splitlines()[-3:])
+            result.append(Passage("page", name, paragraph, (*headings, *lead)))
+        before = paragraph
     return result
 
 

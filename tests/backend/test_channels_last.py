@@ -161,7 +161,9 @@ def test_norms_and_layers_between_depthwise_convolutions(
 
 
 def test_norms_of_few_long_rows(backend: str) -> None:
-    """As of groups of channels in large images. The mean is large beside the differences."""
+    """Norms of few long rows, such as those of group norms over large images. The mean is large
+    compared with the differences from it.
+    """
     torch = pytest.importorskip("torch")
     ark.init(backend=backend)
     rng = np.random.default_rng(7)

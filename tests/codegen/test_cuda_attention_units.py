@@ -1,6 +1,4 @@
-"""Attention of many rows on mma.sync: whole blocks run on the host and compared with torch; the
-compiler's output for every architecture; and runs on a GPU, in the variant `block`, with all masks.
-"""
+"""Returns the attention (heads, width) of one row over keys and values (kv_heads, rows, width)."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ def accesses(name: str, statement: str, far: bool) -> bytes:
 
 
 def policy(file: str, name: str) -> list[int]:
-    """The upper words of the policies that a header names so; the lower ones are zero."""
+    """Returns the upper words of the eviction policies with these names in a header; the lower
+    words are zero.
+    """
     text = resources.files("ark_cuda").joinpath(file).read_text()
     (expression,) = re.findall(rf"constexpr ark_u64 {name} =([^;]*);", text)
     matches = [int(word, 16) for word in re.findall(r"0x[0-9a-f]{16}", expression)]

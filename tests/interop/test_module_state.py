@@ -131,7 +131,9 @@ def other_data(body: Any) -> None:
     ],
 )
 def test_replaced_tensors_are_found(kernel: Callable[[Any], Any], change: Any) -> None:
-    """What a module holds is replaced after the kernel was compiled."""
+    """A kernel uses the new tensors if tensors that a module holds are replaced after the kernel
+    was compiled.
+    """
     body = normed().eval().requires_grad_(False)
     run = kernel(body)
     x = torch.randn(4, 5)
@@ -172,7 +174,9 @@ def test_replaced_parameters_of_an_optimizer_are_refused() -> None:
     "kernel", [lambda m: ark.from_torch(m, (torch.ones(2, 4),)), lambda m: ark.inference_model(m)]
 )
 def test_a_parameter_that_is_turned_in_place_is_refused(kernel: Callable[[Any], Any]) -> None:
-    """The address and the shape stay; the strides change."""
+    """A parameter that is transposed in place keeps its address and its shape, but not its strides.
+    The next call is refused.
+    """
     body = torch.nn.Linear(4, 4).requires_grad_(False).eval()
     run = kernel(body)
     run(torch.ones(2, 4))
@@ -182,7 +186,7 @@ def test_a_parameter_that_is_turned_in_place_is_refused(kernel: Callable[[Any], 
 
 
 class Unused(torch.nn.Module):
-    """One of two layers is read."""
+    """A module of two layers that reads only one of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +197,9 @@ class Unused(torch.nn.Module):
 
 
 def test_parameters_without_a_gradient_stay() -> None:
-    """A zero gradient would add the weight decay."""
+    """Parameters without a gradient are not updated. With a gradient of zero, weight decay would
+    change them.
+    """
     steps_equal(Learner(Unused()), sgd)
 
 

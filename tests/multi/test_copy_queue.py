@@ -208,8 +208,9 @@ def test_a_packet_that_is_none_stops_the_engine(
 def test_a_missing_order_is_found(
     monkeypatch: pytest.MonkeyPatch, two: tuple, file: str, old: str, new: str, expected_words: str
 ) -> None:
-    """The engine has its own order: it sees writes released before the doorbell, and others see its
-    writes after its fence.
+    """The emulator reports a missing release before the doorbell and a missing wait after the
+    engine's fence. The engine sees only writes that were released before the doorbell, and others
+    see its writes only after its fence.
     """
     opened, machine = two
     texts = {"queue.h": dialect._text, "transfer.h": transfer.device_text}

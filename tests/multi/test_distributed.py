@@ -231,7 +231,9 @@ def beside_gloo() -> None:
 
 
 def test_a_receive_takes_the_first_message_that_fits() -> None:
-    """When the peer is gone, all waiting receives get the error."""
+    """A receive gets the first message that matches it. When the peer is gone, all waiting receives
+    get the error.
+    """
     sent: queue.Queue[Message] = queue.Queue()
 
     def next_message() -> Message:

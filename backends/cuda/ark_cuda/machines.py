@@ -181,8 +181,8 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
     variants = (block(BLOCK_WARPS, 1, **ring),)
     if slots < ROLE_WARPS:
         return (*variants, *matrix)
-    # With a single wide row there is no shared memory for the last slot of the ring. Waiting is also
-    # a smaller part of the time per token.
+    # With a single wide row shared memory has no space for the ring's last slot. Waiting is also a
+    # smaller part of the time per token.
     wide = _roles(ROLE_WARPS, min(in_flight + 1, 3))
     several = tuple(_roles(warps, in_flight) for warps in SEVERAL_WARPS)
     rows = tuple(_roles(warps, under_way, *ring) for warps, *ring, under_way in ROW_STAGES)

@@ -65,7 +65,7 @@ def prepare() -> tuple[str, ...]:
 
 
 def _look(versions: dict[str, str], notes: tuple[str, ...]) -> Probe:
-    """notes: notes on emulated devices; empty if the devices are real."""
+    """Looks for devices. notes: notes on emulated devices; empty if the devices are real."""
     hip, emulated = driver.module(), bool(notes)
     try:
         major, minor = driver.runtime_version(hip)

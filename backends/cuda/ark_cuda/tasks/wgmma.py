@@ -24,7 +24,7 @@ def multiply(
     columns: int, sides: tuple[OperandType, OperandType], transposes: tuple[int, int]
 ) -> str:
     """The definition of one instruction: 64 rows, `columns` columns, 32 bytes deep. The other
-    arguments tell which operands' k is across.
+    arguments select the operands in which k is not contiguous.
     """
     count = columns // 2
     left, right = sides
@@ -59,5 +59,7 @@ def sums(count: int, kind: str) -> str:
 
 
 def once(guard: str, text: str) -> str:
-    """Several bodies of a kernel may need the same instruction; the first of them defines it."""
+    """The text, guarded by the macro `guard`, because several bodies of a kernel may define the
+    same instruction.
+    """
     return f"#ifndef {guard}\n#define {guard}\n{text}\n#endif\n"

@@ -1,9 +1,9 @@
-"""Products with the quantised weights of chosen experts, one row of input each: by vector units, as
-linear layers of one row, where the codes of a load share a scale and each wave has the same part of
-all rows; else by matrix units, as linear layers of several rows.
+"""Products with the quantised weights of chosen experts, one row of input each. If the codes of a
+load share a scale and each wave has the same part of all rows, vector units multiply, as in linear
+layers of one row. Otherwise matrix units multiply, as in linear layers of several rows.
 
-Serves weights that such layers take, in the variant `block` on machines with MFMA; everything else
-is the common body's. Called by the writer through the dialect.
+Used in the variant `block` on machines with MFMA, for weights that such layers support. The common
+body computes all other cases. Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MOST_SUMS = 6144  # sums in shared memory at once
 
 
 def _runs(sig: Signature) -> tuple[int, int]:
-    """The number of weights and slots whose rows a task multiplies one after the other, and of its
-    inputs.
+    """The number of runs, which are pairs of a weight and a slot whose rows a task multiplies, and
+    the number of its input rows.
     """
     weights, slots = constants(sig)
     return weights * max(1, slots), max(1, slots) if len(sig.operands[0].shape) == 3 else 1
@@ -48,8 +48,8 @@ def _rows(sig: Signature, machine: Machine) -> int:
 
 
 def _ahead(sig: Signature, machine: Machine) -> int:
-    """The loads of a run that a wave has in flight, so that the last round has few loads of rows
-    that are not there.
+    """The number of loads of a run that a wave has in flight. It is chosen so that few loads of the
+    last round are past the last row.
     """
     rows, slots = sig.operands[2].shape
     shares = rows * (1 if constants(sig)[1] else slots)

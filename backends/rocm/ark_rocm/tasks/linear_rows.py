@@ -51,8 +51,8 @@ def parts_of(dtype: RowType, machine: Machine) -> int:
 
 
 def split_bytes(dtype: RowType, rows: int, machine: Machine, runs: int = 1, inputs: int = 1) -> int:
-    """Input rows, and for each run the sums of the parts of so many rows; the last round may exceed
-    them.
+    """Bytes of shared memory for `inputs` input rows, and for each run the sums of the parts of
+    `rows` weight rows. The loads of the last round may be past the last row and have sums too.
     """
     parts = parts_of(dtype, machine)
     held = parts * _load_codes(dtype) * machine.lanes
