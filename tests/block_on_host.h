@@ -244,6 +244,12 @@ static void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float& d0, float& 
 
 static void ex2_approx_ftz_f32(float& to, float v) { to = std::exp2(v); }
 static void rcp_approx_f32(float& to, float v) { to = 1.0f / v; }
+static void rcp_approx_ftz_f32(float& to, float v) {
+  const float made = 1.0f / v;
+  to = std::fabs(v) < 1.17549435e-38f      ? std::copysign(INFINITY, v)
+       : std::fabs(made) < 1.17549435e-38f ? std::copysign(0.0f, v)
+                                           : made;
+}
 static void cvt_rn_bf16x2_f32(unsigned& to, float high, float low) {
   to = host_narrow_bf16(low) | host_narrow_bf16(high) << 16;
 }
