@@ -47,8 +47,8 @@ def attention(
     per head that enters the softmax but has no value (GPT-OSS).
 
     mask: bool, True for visible keys, or floats that are added to scores; it broadcasts to (batch,
-    heads, rows, context). A row without a visible key gives zeros. Masked keys and values must be
-    finite numbers.
+    heads, rows, context), or repeats after a divisor of the batch. A row without a visible key
+    gives zeros. Masked keys and values must be finite numbers.
 
     With `position` of shape (rows,) each row of a query (rows, heads * width) belongs to another
     sequence. Keys and values are then (rows * kv_heads, context, width), the heads of all sequences
@@ -129,10 +129,13 @@ def check_mask(op: str, window: int, softcap: float, causal: bool = True) -> Non
 
 def _mask(given: Tensor, sizes: Sequence[int], sequences: int) -> Tensor:
     """The mask, viewed with four dimensions. Raises ModelError unless it broadcasts to `sizes`:
-    (batch, heads, rows, context).
+    (batch, heads, rows, context), or has a divisor of the batch.
     """
     aligned = (1,) * (4 - len(given.ir.shape)) + given.ir.shape
-    fits = len(aligned) == 4 and all(n in (1, size) for n, size in zip(aligned, sizes, strict=True))
+    fits = len(aligned) == 4 and all(
+        n in (1, size) or (d == 0 and n > 0 and size % n == 0)
+        for d, (n, size) in enumerate(zip(aligned, sizes, strict=True))
+    )
     if not fits or sequences > 1 or given.ir.dtype not in (bool_, *FLOATS):
         raise ModelError(
             f"attention: the mask is {given.ir.dtype.name} {list(given.ir.shape)} of {sequences} "

@@ -97,18 +97,19 @@ ARK_DEVICE int ark_attention_end(int place) {
 }
 
 // The meanings of a mask (batch, heads, rows, keys). SEEN: true for visible keys. HIDDEN: true for
-// hidden keys, whose score becomes `fill`. ADDED: numbers that are added to the scores.
+// hidden keys, whose score becomes `fill`. ADDED: numbers that are added to the scores. BATCHES:
+// the number of batches after which the masks repeat; 0 if they do not.
 enum { ARK_MASK_SEEN, ARK_MASK_HIDDEN, ARK_MASK_ADDED };
 constexpr float ARK_ATTENTION_LEAST = -1e28f;  // lower finite scores are replaced by this
-template <int FORM_, class X>
+template <int FORM_, int BATCHES_, class X>
 struct ArkAttentionMask {
   static constexpr bool given = true;
-  static constexpr int FORM = FORM_;
+  static constexpr int FORM = FORM_, BATCHES = BATCHES_;
   X operand;
   float fill;
 };
-template <int FORM, class X>
-ARK_DEVICE ArkAttentionMask<FORM, X> ark_attention_mask_of(X operand, float fill) {
+template <int FORM, int BATCHES = 0, class X>
+ARK_DEVICE ArkAttentionMask<FORM, BATCHES, X> ark_attention_mask_of(X operand, float fill) {
   return {operand, fill};
 }
 
@@ -119,7 +120,9 @@ ARK_DEVICE float ark_attention_masked(const M& mask, const ArkAttentionTile& til
   if constexpr (M::given) {
     row = tile.row + row < S::M ? tile.row + row : S::M - 1;
     key = key < S::CONTEXT ? key : S::CONTEXT - 1;
-    const auto* at = ark_address(mask.operand, tile.batch, tile.head, row, key);
+    int batch = tile.batch;
+    if constexpr (M::BATCHES > 0) batch %= M::BATCHES;
+    const auto* at = ark_address(mask.operand, batch, tile.head, row, key);
     if constexpr (M::FORM == ARK_MASK_ADDED) {
       const float v = ark_get(at, 0);
       score += v < ARK_ATTENTION_LEAST && v > -ark_inf() ? ARK_ATTENTION_LEAST : v;

@@ -7,14 +7,14 @@ softcap, placed, sinks, by_rows, paged, tasks, group, mask, fill, strict.
 
 operands: q ([batch,] m, heads * head_dim), keys and values, output, [position (1,) if placed], [the
 page numbers (1, most) if paged; ark.tasks.paged], [sinks (heads,) fp32 if sinks], [mask (batch,
-heads, m, context) if mask, each dimension full or 1]. Keys and values are dense ([batch,] kv_heads,
-context, head_dim); if by_rows ([batch,] context, kv_heads * head_dim), the layout of the queries;
-if paged (pool, kv_heads, page, head_dim). Row r is at position + r (at r if not placed). If causal,
-it sees the keys up to its own position, otherwise all; with a window, only the last `window` of
-these. The scores are q k scale; if softcap is not 0, they become softcap * tanh(score / softcap). A
-sink is a further score of a head, without a value. A mask is added to the scores, or is true for
-visible keys, or is true for hidden keys, whose score is `fill`. Scores of -inf have weight 0. A row
-that has only such scores gives zeros, or NaN if strict.
+heads, m, context) if mask, each dimension full or 1; of fewer batches, it repeats]. Keys and values
+are dense ([batch,] kv_heads, context, head_dim); if by_rows ([batch,] context, kv_heads *
+head_dim), the layout of the queries; if paged (pool, kv_heads, page, head_dim). Row r is at
+position + r (at r if not placed). If causal, it sees the keys up to its own position, otherwise
+all; with a window, only the last `window` of these. The scores are q k scale; if softcap is not 0,
+they become softcap * tanh(score / softcap). A sink is a further score of a head, without a value. A
+mask is added to the scores, or is true for visible keys, or is true for hidden keys, whose score is
+`fill`. Scores of -inf have weight 0. A row that has only such scores gives zeros, or NaN if strict.
 
 coord: batch, head, first row. If `tasks` is not 0, a task has several tiles, and coord is its
 number. Tiles are numbered by sections of `group` heads, whose keys share the L2 cache. The last
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
@@ -132,10 +133,15 @@ class AttentionTiles(TaskKind):
             kinds = FLOAT_NAMES if p.mask == "added" else ("bool",)
             mask = typed(sig, len(sig.operands) - 1, *kinds)
             full = (_batch(sig), heads, query.shape[-2], context_of(sig))
-            fits = len(mask.shape) == 4 and all(
-                n in (1, size) for n, size in zip(mask.shape, full, strict=True)
+            fits = len(mask.shape) == 4 and full[0] % mask.shape[0] == 0
+            fits = fits and all(
+                n in (1, size) for n, size in zip(mask.shape[1:], full[1:], strict=True)
             )
-            need(fits, f"the mask has shape {list(mask.shape)}; expected {full} or 1 for each")
+            need(
+                fits,
+                f"the mask has shape {list(mask.shape)}; expected {full} or 1 for each, or a "
+                "divisor of the batch",
+            )
             need(
                 not paged and p.fill < math.inf, "keys in pages with such a mask are not supported"
             )
@@ -182,7 +188,14 @@ class AttentionTiles(TaskKind):
             Access(2, *cache),
             Access(3, *box, write=True),
         ]
-        return [*accesses, *(whole(i, sig.operands[i]) for i in range(4, len(sig.operands)))]
+        last = len(sig.operands) - bool(p.mask)
+        accesses += [whole(i, sig.operands[i]) for i in range(4, last)]
+        if p.mask:
+            shape = sig.operands[last].shape
+            begins = (batch % shape[0], head if shape[1] > 1 else 0, row if shape[2] > 1 else 0, 0)
+            sizes = (1, 1, end - row if shape[2] > 1 else 1, shape[3])
+            accesses.append(Access(last, begins, tuple(map(operator.add, begins, sizes))))
+        return accesses
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         p, context = sig.read(AttentionTilesParams), context_of(sig)
@@ -271,8 +284,9 @@ def _mask(sig: Signature) -> str:
         return "ArkNoOperand{}"
     operand = text.given(sig, len(sig.operands) - 1)
     fill = p.fill if p.fill == -math.inf else max(p.fill, LEAST_SCORE)
-    form = f"ARK_MASK_{p.mask.upper()}"
-    return f"ark_attention_mask_of<{form}>({operand}, {text.literal(fill)})"
+    form, count = f"ARK_MASK_{p.mask.upper()}", sig.operands[-1].shape[0]
+    repeats = f", {count}" if 1 < count < _batch(sig) else ""
+    return f"ark_attention_mask_of<{form}{repeats}>({operand}, {text.literal(fill)})"
 
 
 def where_aligned(name: str, sig: Signature, machine: Machine, call: str) -> str:

@@ -186,7 +186,7 @@ def few_rows(x: Any) -> Any:
         (given_mask, 1),
         (scaled_sum, 0),
         (mask_changes, 0),
-        (two_masks, 0),
+        (two_masks, 1),
         (weights_read, 0),
         (queries_change, 0),
         (few_rows, 0),

@@ -90,14 +90,22 @@ def lower_left(kind: str, dtype: Any = bf16) -> Any:
     )
 
 
-INPUT_MASKS = ("keys", "no keys", "low", "bias")
+INPUT_MASKS = ("keys", "no keys", "low", "bias", "windows")
 
 
 def under_input(kind: str, scores: Any, x: Any) -> Any:
     """Returns scores under a mask computed from the input (batch, rows, columns). kind: `keys`
     hides some keys, `no keys` hides all keys of some rows, `low` gives them the score -1e30 instead
-    of -inf, `bias` adds to the scores.
+    of -inf, `bias` adds to the scores, `windows` adds a bias by head and then a mask by window, as
+    Swin (Liu et al. 2021) does; the windows are the batch.
     """
+    if kind == "windows":
+        bias = ark.reshape(x[:1, :, :ROWS], [1, 1, ROWS, ROWS])
+        number = ark.cast(ark.iota((1, HEADS, 1, 1), 1, ark.int32), x.dtype())
+        biased = ark.add(scores, ark.mul(bias, number))
+        mask = ark.reshape(x[:, :, ROWS - 1 : ROWS], [1, BATCH, 1, 1, ROWS])
+        each = ark.reshape(biased, [1, BATCH, HEADS, ROWS, ROWS])
+        return ark.reshape(ark.add(each, mask), [BATCH, HEADS, ROWS, ROWS])
     if kind == "bias":
         return ark.add(scores, ark.reshape(x[:, :, :ROWS], [BATCH, 1, ROWS, ROWS]))
     high = ark.greater(ark.reshape(x[:, :, 1:2], [BATCH, ROWS]), 0.5)
@@ -113,6 +121,9 @@ def attention(form: Form, x: Any) -> Any:
     scale = WIDTH**-0.5
     if form.scores == "scaled queries":
         scores = ark.matmul(ark.mul(q, scale), k, transpose_other=True)
+    elif form.scores == "scaled queries, turned keys":
+        scaled = ark.mul(q, scale)
+        scores = ark.matmul(scaled, ark.transpose(k, [0, 1, 3, 2]))
     elif form.scores == "turned keys":
         scores = ark.div(ark.matmul(q, ark.transpose(k, [0, 1, 3, 2])), WIDTH**0.5)
     else:
@@ -144,6 +155,9 @@ FORMS = {
     "columns, bias": Form(COLUMNS, by_columns, "turned keys", "bias"),
     "columns, by heads": Form(COLUMNS, by_columns, back=None, copies=1),
     "permutation": Form(COLUMNS, by_permutation, "scaled queries"),
+    "permutation, bias and mask": Form(
+        COLUMNS, by_permutation, "scaled queries, turned keys", "windows"
+    ),
     "rows first": Form((ROWS, BATCH, COLUMNS[2]), rows_first, back=(2, 0, 1, 3), copies=1),
     "grouped": Form((BATCH, ROWS, 10 * WIDTH), grouped, mask="where"),
     "apart": Form((3, BATCH, HEADS, ROWS, WIDTH), apart, mask="where", back=None),
@@ -168,6 +182,9 @@ def by_torch(form: Form, x: np.ndarray) -> np.ndarray:
         scores, high = q @ k.mT * WIDTH**-0.5, given[:, :, 1] > 0.5
         if form.mask == "bias":
             scores = scores + given[:, None, :, :ROWS]
+        elif form.mask == "windows":
+            bias = given[0, :, :ROWS] * torch.arange(HEADS)[:, None, None]
+            scores = scores + bias + given[:, None, None, :, ROWS - 1]
         elif form.mask == "keys":
             scores = scores.masked_fill(~high[:, None, None], -torch.inf)
         else:

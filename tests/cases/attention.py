@@ -16,7 +16,8 @@ from tests.opcheck import Case
 @dataclass(frozen=True)
 class Shape:
     """The arguments of a call of attention. position: None if there is no position operand. batch:
-    0 if there is no batch dimension. mask: its shape; the first of several rows hides all keys.
+    0 if there is no batch dimension. mask: its shape; the first of several rows hides all keys; of
+    fewer batches it repeats.
     added: the mask holds numbers that are added to scores, otherwise bool.
     """
 
@@ -47,6 +48,7 @@ SHAPES = (
     Shape(33, 70, 4, 2, 16, batch=3, causal=False, mask=(3, 1, 1, 70)),
     Shape(20, 45, 2, 2, 24, batch=2, causal=False, mask=(1, 2, 20, 45), added=True),
     Shape(18, 40, 2, 1, 32, position=15, softcap=4.0, mask=(18, 40)),
+    Shape(49, 49, 3, 3, 32, batch=4, causal=False, mask=(2, 3, 49, 49), added=True),
 )
 TILES = (
     Shape(200, 333, 4, 2, 64, position=100),
@@ -80,6 +82,8 @@ def by_torch(s: Shape, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: Any) 
         seen = seen & (columns > rows - s.window)
     seen = seen.double().log()  # log of True and False: 0 and -inf
     if mask is not None:
+        if mask.ndim == 4 and 1 < len(mask) < batch:
+            mask = mask.repeat(batch // len(mask), 1, 1, 1)
         seen = seen + (mask if s.added else mask.double().log())
     if s.softcap or s.sinks:
         scale = s.width**-0.5 if s.scale is None else s.scale

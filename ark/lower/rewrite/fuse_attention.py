@@ -7,25 +7,28 @@ The new op reads queries, keys and values from the tensors from which they were 
 It also reads keys and values from before their heads were repeated for groups of query heads.
 Results are written in the layout that the next product reads. A mask that depends on constants only
 is recognised as causal, or as masking nothing. Any other mask becomes an operand of the attention:
-it is added to the scores or selects the visible keys. The ops stay as they are if another op reads
-scores or weights, or if matrix units do not support the attention. Listed in ark.lower.passes.
+it is added to the scores or selects the visible keys. Several masks that are added, as a bias by
+head and a mask by window, are summed first. The ops stay as they are if another op reads scores or
+weights, or if matrix units do not support the attention. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ark.ir.attributes import AttentionAttributes, MatmulAttributes
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
-from ark.ir.values import Tensor, dense_view
+from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.copies import read_in_place, without_unread
 from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.makers import only_makers
-from ark.lower.rewrite.masks import Mask, Masks
+from ark.lower.rewrite.masks import Mask, Masks, broadcast
 from ark.lower.rewrite.strided import (
     Place,
     Rows,
@@ -47,7 +50,8 @@ MAX_HEADS = 1 << 12
 class _Found:
     """An attention that was recognised in the graph. query, key: the operands of the product that
     computes the scores. scale: the factor of the scores. weights: the ops between the scores and
-    the second product. taken: ids of the nodes that the new op replaces.
+    the second product. taken: ids of the nodes that the new op replaces. read: indices of the first
+    op that reads the queries, and of the first that reads the keys.
     """
 
     query: Tensor
@@ -55,21 +59,20 @@ class _Found:
     flipped: bool  # True if the keys are (width, context)
     scale: float
     weights: _Weights
-    taken: list[int] = field(default_factory=list)
-    read: int = 0  # index of the first op that reads queries or keys
+    taken: list[int]
+    read: tuple[int, ...]
 
 
 @dataclass
 class _Weights:
     """The ops that turn scores into attention weights: scale, masks and softmax. strict: True for a
-    softmax that gives NaN if all keys are masked. masked: index of the op that reads the mask.
+    softmax that gives NaN if all keys are masked. masks: several only if all are added.
     """
 
     scale: float = 1.0
     causal: bool = False
     strict: bool = False
-    mask: Mask | None = None
-    masked: int = 0
+    masks: list[Mask] = field(default_factory=list)
 
 
 def fuse_attention(graph: Graph, context: Context) -> Graph:
@@ -162,11 +165,13 @@ class _Finder:
         if not weights.causal and (known := self.masks.masked(node, weights.scale)) is not None:
             scores, weights.causal = known
             return scores
-        read = self.masks.read(node, weights.scale) if weights.mask is None else None
+        read = self.masks.read(node, weights.scale)
         if read is None:
             return None
-        scores, weights.mask = read
-        weights.masked = self.places[weights.mask.reader.id]
+        scores, mask = read
+        if weights.masks and {m.form for m in (mask, *weights.masks)} != {"added"}:
+            return None
+        weights.masks.append(mask)
         return scores
 
     def _product(self, node: Node, weights: _Weights, taken: list[int]) -> _Found | None:
@@ -177,20 +182,23 @@ class _Finder:
         given, scale = node.read(MatmulAttributes), weights.scale
         if given.finish or given.transpose_a:
             return None
-        sides, first = [], self.places[node.id]
+        sides, read = [], []
         for side in node.inputs:
+            read.append(self.places[node.id])
             maker = self.maker(side)
             if maker is not None and maker.type == "mul" and len(maker.inputs) == 1:
-                start = maker.inputs[0]
-                if start.shape == side.shape or whole(start):
+                (start,) = maker.inputs
+                same = start.shape == side.shape
+                seen = start if same else in_shape(start, side.shape, named=True)
+                if seen is not None:
                     scale *= float(maker.elementwise.scalar or 0.0)
-                    first = min(first, self.places[maker.id])
-                    side = start if start.shape == side.shape else _seen(start, side)
+                    read[-1] = self.places[maker.id]
+                    side = seen
             sides.append(side)
         if not 0.0 < scale < math.inf:
             return None
         flipped = not given.transpose_b
-        return _Found(sides[0], sides[1], flipped, scale, weights, taken, first)
+        return _Found(sides[0], sides[1], flipped, scale, weights, taken, tuple(read))
 
     def _built(
         self, product: Node, scores: _Found, writes: Writes
@@ -199,12 +207,13 @@ class _Finder:
         tensors = (scores.query, scores.key, value)
         rank, width = len(out.shape), out.shape[-1]
         leads = {t.shape[:-2] for t in (*tensors, out)}
-        written = (writes.last.get(t.buffer.id, (-1, None))[0] for t in tensors[:2])
-        if any(place >= scores.read for place in written):
-            return None
-        mask, masked = scores.weights.mask, scores.weights.masked
-        if mask and writes.last.get(mask.tensor.buffer.id, (-1, None))[0] >= masked:
-            return None
+        for tensor, read in zip(tensors[:2], scores.read, strict=True):
+            if writes.last.get(tensor.buffer.id, (-1, None))[0] >= read:
+                return None
+        for mask in scores.weights.masks:
+            last = writes.last.get(mask.tensor.buffer.id, (-1, None))[0]
+            if last >= self.places[mask.reader.id]:
+                return None
         if rank < 2 or len(leads) != 1 or len({t.dtype for t in (*tensors, out)}) != 1:
             return None
         lead = tuple(range(rank - 2))
@@ -289,32 +298,40 @@ class _Finder:
             name=tensor.name,
         )
 
-    def _by_head(self, mask: Mask, batch: int, heads: int) -> Tensor | None:
-        """The mask viewed as (batch, heads, rows, keys), where a size may be 1 instead (the mask is
-        then the same for all indices). None if its layout does not allow this view.
+    def _mask(
+        self, product: Node, masks: Sequence[Mask], batch: int, heads: int
+    ) -> tuple[list[Tensor], list[Node]] | None:
+        """The attention's operand for the masks, in a list that is empty if there is no mask, and
+        the nodes that add several masks. None if their layouts do not allow that.
         """
-        tensor, shape = mask.tensor, mask.by_head(batch, heads)
-        view = dense_view(tensor, shape) if shape else None
-        if shape is None or view is None:
-            return None
-        extents, offsets = view
-        return self.graph.tensor(
-            shape,
-            tensor.dtype,
-            buffer=tensor.buffer,
-            extents=extents,
-            offsets=offsets,
-            name=tensor.name,
-        )
+        total: list[Tensor] = []
+        nodes: list[Node] = []
+        for mask in masks:
+            view = mask.by_head(batch, heads)
+            if view is None:
+                return None
+            if total:
+                shape = broadcast(total[0].shape, view.shape)
+                if shape is None:
+                    return None
+                result = self.graph.tensor(shape, mask.scores, name="attention.mask")
+                inputs = (total[0], view)
+                nodes.append(self._placed(product, "add", "attention.mask", inputs, result, {}))
+                view = result
+            total = [view]
+        return total, nodes
 
     def _node(
         self, product: Node, scores: _Found, operands: list[Tensor], heads: int
     ) -> list[Node] | None:
         out, width = product.outputs[0], product.outputs[0].shape[-1]
         query, weights = operands[0], scores.weights
-        mask = self._by_head(weights.mask, query.shape[0], heads) if weights.mask else None
-        if weights.mask and mask is None:
+        batch, rows = query.shape[:2]
+        masked = self._mask(product, weights.masks, batch, heads)
+        if masked is None or not whole(out):
             return None
+        mask, before = masked
+        first = weights.masks[0] if weights.masks else None
         attrs = AttentionAttributes(
             heads=heads,
             head_dim=width,
@@ -322,13 +339,10 @@ class _Finder:
             causal=weights.causal,
             placed=False,
             by_rows=True,
-            mask=weights.mask.form if weights.mask else "",
-            fill=weights.mask.fill if weights.mask else -math.inf,
-            strict=weights.strict and mask is not None,
+            mask=first.form if first else "",
+            fill=first.fill if first else -math.inf,
+            strict=weights.strict and bool(mask),
         )
-        batch, rows = query.shape[:2]
-        if not whole(out):
-            return None
         behind: list[Node] = []
         if heads == 1:
             result = self.graph.tensor(query.shape, out.dtype, buffer=out.buffer, name=out.name)
@@ -337,34 +351,34 @@ class _Finder:
             by_row, by_head = (batch, rows, heads, width), (batch, heads, rows, width)
             source = self.graph.tensor(by_row, out.dtype, buffer=result.buffer, name=out.name)
             target = self.graph.tensor(by_head, out.dtype, buffer=out.buffer, name=out.name)
-            self.number += 1
-            turned = dataclasses.replace(
-                product,
-                id=self.number,
-                type="transpose",
-                name="attention.transpose",
-                inputs=(source,),
-                outputs=(target,),
-                attrs={"perm": [0, 2, 1, 3]},
-                after=(),
-            )
-            behind.append(turned)
+            turn = {"perm": [0, 2, 1, 3]}
+            name = "attention.transpose"
+            behind = [self._placed(product, "transpose", name, (source,), target, turn)]
+        inputs = (*operands, *mask)
+        attention = self._placed(product, "attention", "", inputs, result, attrs.to_node())
+        attention = dataclasses.replace(attention, after=product.after)
+        return [*before, attention, *behind] if attends(attention, self.machine) else None
+
+    def _placed(
+        self,
+        product: Node,
+        kind: str,
+        name: str,
+        inputs: tuple[Tensor, ...],
+        output: Tensor,
+        attrs: Mapping[str, Any],
+    ) -> Node:
+        """A new node that runs in the phase and on the processors of the attention's last product.
+        kind: its type. name: "" for the type's name.
+        """
         self.number += 1
-        attention = dataclasses.replace(
+        return dataclasses.replace(
             product,
             id=self.number,
-            type="attention",
-            name="attention",
-            inputs=(*operands, *([mask] if mask else [])),
-            outputs=(result,),
-            attrs=attrs.to_node(),
+            type=kind,
+            name=name or kind,
+            inputs=inputs,
+            outputs=(output,),
+            attrs=attrs,
+            after=(),
         )
-        return [attention, *behind] if attends(attention, self.machine) else None
-
-
-def _seen(source: Tensor, like: Tensor) -> Tensor:
-    """The tensor `source`, which fills its buffer, viewed in the shape of `like`."""
-    zeros = (0,) * len(like.shape)
-    return dataclasses.replace(
-        source, shape=like.shape, extents=like.shape, offsets=zeros, padded=like.shape
-    )

@@ -6,18 +6,18 @@ attention reads. Called by ark.lower.rewrite.fuse_attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ark.ir.attributes import MaskForm
-from ark.ir.dtype import FLOATS, bool_
+from ark.ir.dtype import FLOATS, DataType, bool_
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.lower.registry import get
-from ark.lower.rewrite.views import same_elements, whole
+from ark.lower.rewrite.views import in_shape, same_elements, whole
 
 MAX_MASKED_SCORE = -6e4  # a score of at most this has the weight 0 in every type
 MAX_COMPUTED_MASK_ELEMENTS = 1 << 24  # elements of a mask that is computed while planning
@@ -27,7 +27,7 @@ MAX_COMPUTED_MASK_ELEMENTS = 1 << 24  # elements of a mask that is computed whil
 class Mask:
     """A mask that attention reads as a tensor. reader: the node that reads it in the original
     graph. form, fill: see ark.ir.attributes.AttentionAttributes. leads: the sizes of the scores'
-    leading dimensions, without the last two (rows and keys).
+    leading dimensions, without the last two (rows and keys). scores: the type of the scores.
     """
 
     tensor: Tensor
@@ -35,10 +35,12 @@ class Mask:
     form: MaskForm
     fill: float
     leads: tuple[int, ...]
+    scores: DataType
 
-    def by_head(self, batch: int, heads: int) -> tuple[int, ...] | None:
-        """The shape (batch, heads, rows, keys) in which attention can view the mask. A size is 1
-        where the mask is the same for all indices. None if the mask has no such view.
+    def by_head(self, batch: int, heads: int) -> Tensor | None:
+        """The mask viewed as (batch, heads, rows, keys). A size is 1 where the mask is the same for
+        all indices. The batch is a divisor of `batch` if the same masks repeat, as those of an
+        image's windows do. None if the mask has no such view.
         """
         shape = (1,) * (len(self.leads) + 2 - len(self.tensor.shape)) + self.tensor.shape
         lead, count = shape[:-2], math.prod(shape[:-2])
@@ -46,8 +48,18 @@ class Mask:
         for k in range(len(lead) + 1):
             if (math.prod(self.leads[:k]), math.prod(self.leads[k:])) == (batch, heads):
                 sizes = (math.prod(lead[:k]), math.prod(lead[k:]))
-        fits = sizes[0] in (1, batch) and sizes[1] in (1, heads) and math.prod(sizes) == count
-        return (*sizes, *shape[-2:]) if fits else None
+                ones = next((d for d in range(k) if lead[d] > 1), k)
+                if lead[ones:k] != self.leads[ones:k]:
+                    return None  # the batch's indices do not repeat
+        fits = batch % sizes[0] == 0 and sizes[1] in (1, heads) and math.prod(sizes) == count
+        return in_shape(self.tensor, (*sizes, *shape[-2:]), named=True) if fits else None
+
+
+def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape of the sum of two tensors of equal rank; None if they do not broadcast."""
+    sizes = tuple(max(n, m) for n, m in zip(a, b, strict=True))
+    fits = all({n, m} <= {1, size} for n, m, size in zip(a, b, sizes, strict=True))
+    return sizes if fits else None
 
 
 class Masks:
@@ -95,7 +107,8 @@ class Masks:
             if node.type == "add":
                 if scale == 1.0 and mask.dtype in FLOATS and node.elementwise.expr is None:
                     source, reader = self._before_cast(mask, node)
-                    return scores, Mask(source, reader, "added", -math.inf, out.shape[:-2])
+                    given = out.shape[:-2], scores.dtype
+                    return scores, Mask(source, reader, "added", -math.inf, *given)
                 continue
             kept, tree = ["input", i], node.elementwise.expr
             if mask.dtype != bool_ or not isinstance(tree, list) or len(tree) != 4:
@@ -103,7 +116,8 @@ class Masks:
             low = next((t for t in tree[2:] if t[0] == "number" and t[1] < math.inf), None)
             if tree[:2] == ["where", ["input", 1 - i]] and low is not None and kept in tree[2:]:
                 form: MaskForm = "seen" if tree[2] == kept else "hidden"
-                return scores, Mask(mask, node, form, float(low[1]) * scale, out.shape[:-2])
+                fill = float(low[1]) * scale
+                return scores, Mask(mask, node, form, fill, out.shape[:-2], scores.dtype)
         return None
 
     def _before_cast(self, mask: Tensor, reader: Node) -> tuple[Tensor, Node]:

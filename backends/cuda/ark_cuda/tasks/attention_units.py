@@ -14,7 +14,13 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.attention_tiles import AttentionTilesParams, given, shape, where_aligned
+from ark.tasks.attention_tiles import (
+    AttentionTilesParams,
+    context_of,
+    given,
+    shape,
+    where_aligned,
+)
 from ark_cuda.tasks import inline
 
 TYPES = ("bf16", "fp16")
@@ -96,7 +102,8 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     registers = _registers(machine)
     layouts = _layouts(width, -(-rows // SLAB_ROWS), machine.warps)
     fits = (x for x in layouts if x.nbytes <= room and x.registers() <= registers)
-    return max(fits, key=lambda x: _worth(x, rows), default=None)
+    context = context_of(sig)
+    return max(fits, key=lambda x: _worth(x, rows, context), default=None)
 
 
 def _layouts(width: int, most: int, warps: int) -> Iterator[Layout]:
@@ -112,15 +119,18 @@ def _layouts(width: int, most: int, warps: int) -> Iterator[Layout]:
                     yield Layout(width, slabs, team, groups, keys, slots, held)
 
 
-def _worth(layout: Layout, rows: int) -> tuple[float, ...]:
+def _worth(layout: Layout, rows: int, context: int) -> tuple[float, ...]:
     """The sort key of layouts; greater is better. First the number of warps, reduced by the
-    fraction of slab rows that have no query; then sizes that mean fewer reads of shared memory;
-    then those that mean fewer waits. rows: query rows of a tile.
+    fraction of slab rows that have no query and, if there are fewer keys than the largest blocks of
+    all groups have, by the fraction without a key; then sizes that mean fewer reads of shared
+    memory; then those that mean fewer waits. rows: query rows of a tile. context: the number of
+    keys.
     """
     high = SLAB_ROWS * layout.slabs
     share = rows / (-(-rows // high) * high)
+    seen = min(1.0, context / (layout.groups * max(KEYS)))
     return (
-        layout.warps * share,
+        layout.warps * share * seen,
         layout.slabs,
         min(layout.keys, FEW_KEYS),
         -layout.team,
