@@ -17,6 +17,7 @@ from ark.lower.choose import choose
 from ark.lower.rewrite.align_operands import align_operands
 from ark.lower.rewrite.cancel_transposes import cancel_transposes
 from ark.lower.rewrite.channels_last import channels_last as turn_channels
+from ark.lower.rewrite.compose_remaps import compose_remaps
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.cut_products import cut_products
 from ark.lower.rewrite.fold_transposes import fold_transposes
@@ -38,6 +39,7 @@ from ark.lower.rewrite.group_products import group_products
 from ark.lower.rewrite.hoist_factors import hoist_factors
 from ark.lower.rewrite.hoist_gathers import hoist_gathers
 from ark.lower.rewrite.inline_all_reduce import inline_all_reduce
+from ark.lower.rewrite.keep_row_order import keep_row_order
 from ark.lower.rewrite.narrow_inputs import narrow_inputs
 from ark.lower.rewrite.overlap_collectives import overlap_collectives
 from ark.lower.rewrite.pack_weights import pack_weights
@@ -161,6 +163,18 @@ PASSES: tuple[Pass, ...] = (
         Stage.GRAPH,
         "softmax(q k^T) v becomes one node, whose scores never reach memory.",
         needs=("pack_weights",),
+    ),
+    Pass(
+        keep_row_order,
+        Stage.GRAPH,
+        "Rows that a block permutes to windows stay in this order up to the next block.",
+        needs=("fuse_unit_attention",),
+    ),
+    Pass(
+        compose_remaps,
+        Stage.GRAPH,
+        "Shifts, slices and transposes of an image that follow each other become one copy.",
+        needs=("keep_row_order",),
     ),
     Pass(
         unpack_rows,

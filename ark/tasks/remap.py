@@ -126,6 +126,16 @@ class Remap(TaskKind):
             high.append(min(max(last, 0), n - 1) + 1)
         return [Access(0, tuple(low), tuple(high)), Access(1, lo, hi, write=True)]
 
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        """The operations and bytes of a task. Of the source, at most one element per element of the
+        output is counted: indices that wrap around reach all of a dimension.
+        """
+        out = sig.operands[1]
+        lo, hi = tile_box(out.shape, coord, sig.read(RemapParams).tile)
+        elements = math.prod(h - n for n, h in zip(lo, hi, strict=True))
+        work, moved = super().cost(sig, coord)
+        return work, min(moved, float(2 * elements * out.itemsize))
+
     def headers(self) -> tuple[str, ...]:
         return HEADERS
 

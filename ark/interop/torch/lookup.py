@@ -36,7 +36,8 @@ def _index(call: Call, x: Value, indices: Sequence[Value | None]) -> Any:
 
 def _as_one_index(x: Value, indices: Sequence[Value | None]) -> tuple[ark.Tensor, ark.Tensor, int]:
     """Combines the indices of neighbouring dimensions to one index. Returns the tensor with these
-    dimensions joined, the index into the joined dimension, and the number of that dimension.
+    dimensions joined, the index into the joined dimension, and the number of that dimension. An
+    index of a single dimension may still count from the end.
     """
     places = [d for d, i in enumerate(indices) if i is not None]
     indexed = [i for i in indices if i is not None]
@@ -49,7 +50,8 @@ def _as_one_index(x: Value, indices: Sequence[Value | None]) -> tuple[ark.Tensor
     for place, value in zip(places, indexed, strict=True):
         n = x.shape[place]
         at = cast(value, ark.int64)
-        at = ark.where(ark.less(at, 0), ark.add(at, n), at)
+        if len(places) > 1:
+            at = ark.where(ark.less(at, 0), ark.add(at, n), at)
         total = at if total is None else ark.add(ark.mul(total, n), at)
     many = math.prod(x.shape[first : last + 1])
     table = ark.reshape(x.tensor, [*x.shape[:first], many, *x.shape[last + 1 :]])

@@ -152,6 +152,8 @@ def _pairs(pads: Sequence[int], rank: int) -> list[tuple[int, int]]:
 
 @operator("constant_pad_nd.default")
 def _constant_pad(call: Call, x: Value, pads: Sequence[int], value: float = 0) -> Any:
+    if not any(pads):
+        return x.tensor
     return ark.pad(x.tensor, _pairs(pads, len(x.shape)), value=float(value))
 
 

@@ -72,7 +72,7 @@ def _seen(tensor: Tensor, shape: Shape, wanted: Shape, named: bool) -> Tensor | 
     """
     aligned = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
     dims: list[int] = []
-    for old, new in _groups(shape, wanted):
+    for old, new in groups(shape, wanted):
         sizes = aligned[old.start : old.stop]
         if sizes == tuple(shape[old.start : old.stop]):
             dims += wanted[new.start : new.stop]
@@ -83,7 +83,7 @@ def _seen(tensor: Tensor, shape: Shape, wanted: Shape, named: bool) -> Tensor | 
     return in_shape(tensor, dims, named)
 
 
-def _groups(a: Shape, b: Shape) -> Iterator[tuple[range, range]]:
+def groups(a: Shape, b: Shape) -> Iterator[tuple[range, range]]:
     """Divides the dimensions of two shapes into matching groups: each pair of groups has the same
     number of elements, and is as short as possible. The shapes have equally many elements.
     """

@@ -20,6 +20,7 @@ from ark.lower.observe import observed
 from ark.lower.passes import PASSES
 from ark.lower.prepare import prepare
 from ark.lower.rewrite.context import Context
+from ark.ops.indexing import remap
 
 FOLDER = Path(__file__).parent
 RUNS = {step.name: step.run for step in PASSES}
@@ -184,6 +185,23 @@ def _odd_rows() -> None:
     ark.linear(x, w)
 
 
+def _shifted_windows() -> None:
+    rules = [[[[d, 1]], 3 * (d == 1), 1, "wrap"] for d in range(3)]
+    shifted = remap("roll", ark.tensor([2, 56, 96], bf16), [2, 56, 96], rules)
+    windows = ark.transpose(ark.reshape(shifted, [2, 8, 7, 96]), [0, 2, 1, 3])
+    rows = ark.relu(windows)
+    back = ark.reshape(ark.transpose(rows, [0, 2, 1, 3]), [2, 56, 96])
+    remap("roll", back, [2, 56, 96], rules)
+
+
+def _windowed_block() -> None:
+    x = ark.relu(ark.tensor([2, 8, 7, 96], bf16))
+    windows = ark.transpose(ark.layernorm(x), [0, 2, 1, 3])
+    mixed = ark.reshape(ark.softmax(ark.reshape(windows, [2, 7, 768])), [2, 7, 8, 96])
+    y = ark.add(x, ark.transpose(mixed, [0, 2, 1, 3]))
+    ark.reduce_sum(ark.add(y, ark.layernorm(y)), 1)
+
+
 def _parts() -> None:
     y = ark.exp(ark.tensor([1, 256], fp32))
     ark.mul(ark.sigmoid(y[:, :128]), ark.tanh(y[:, 128:]))
@@ -262,6 +280,8 @@ CASES = (
     Case("channels_last", _convolution),
     Case("pack_weights", _gated),
     Case("fuse_unit_attention", _attention),
+    Case("keep_row_order", _windowed_block),
+    Case("compose_remaps", _shifted_windows),
     Case("fuse_linear", _normed_row),
     Case("fuse_linear", lambda: _quantised(1), label="of_codes"),
     Case("unpack_rows", lambda: _quantised(80)),
