@@ -126,7 +126,7 @@ def _page_passages(name: str, source: str) -> list[Passage]:
             depth = len(paragraph) - len(paragraph.lstrip("#"))
             headings = [*headings[: depth - 1], paragraph.splitlines()[0]]
         else:
-            # A paragraph that goes on after a block of code or in a list is read with its beginning.
+            # A paragraph that goes on after code or in a list is read with its beginning.
             lead = () if paragraph[0].isupper() else tuple(before.splitlines()[-3:])
             result.append(Passage("page", name, paragraph, (*headings, *lead)))
         before = paragraph

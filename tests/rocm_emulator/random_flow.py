@@ -149,8 +149,8 @@ class _Writer:
         return f"{head}:\nwhile (turns > 0 && {test}) {{\n--turns;\n{body}\n}}"
 
     def switch(self, depth: int, loops: int, targets: list[str]) -> str:
-        """Inside a switch, `break` leaves only the switch, which is another path to the same
-        point.
+        """Draws a switch. Its cases are further paths to one point, because `break` inside a switch
+        leaves only the switch.
         """
         count = self.random.randint(2, 4)
         parts = []

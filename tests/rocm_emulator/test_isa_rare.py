@@ -169,8 +169,8 @@ def test_one_byte_is_converted() -> None:
 
 
 def test_zero_wins() -> None:
-    """Legacy products, in which 0 times infinity or NaN is 0, and mullit, which gives the most
-    negative number outside of its range.
+    """Legacy products, in which 0 times infinity or NaN is 0, and v_mullit_f32, whose result is the
+    most negative number if an operand is out of range.
     """
     a, b, c = RNG.uniform(-3, 3, (3, 32)).astype(np.float32)
     a[:3], b[:3] = (0, np.inf, np.nan), (np.inf, 0, 0)

@@ -1,8 +1,10 @@
-// A look at the tensors of a call, in one step of the interpreter: do those that stay still lie
-// where they lay, and where do the others lie? Compiled and called by look.py.
+// Checks the tensors of a call in one native function: whether tensors that must not move (such as
+// parameters) still have their addresses, and at which addresses the others are. Compiled and
+// called by look.py.
 //
-// A tensor's object embeds torch's own handle of it, an at::Tensor, at a place that look.py finds.
-// The rest is torch's C interface (aoti_torch/c/shim.h), whose functions come as addresses.
+// A tensor's Python object contains torch's handle of the tensor, an at::Tensor, at an offset that
+// look.py determines. All else uses torch's C interface (aoti_torch/c/shim.h), whose functions are
+// passed as addresses.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
@@ -16,7 +18,7 @@ namespace {
 
 using Handle = void*;
 
-struct Functions {  // in the order of look.py's FUNCTIONS; each gives 0 if it worked
+struct Functions {  // in the order of look.py's FUNCTIONS; each returns 0 on success
   int (*data_ptr)(Handle, void**);
   int (*dim)(Handle, int64_t*);
   int (*sizes)(Handle, int64_t**);
@@ -27,10 +29,10 @@ struct Functions {  // in the order of look.py's FUNCTIONS; each gives 0 if it w
   int (*device_index)(Handle, int32_t*);
   int (*storage_size)(Handle, int64_t*);
   int (*storage_offset)(Handle, int64_t*);
-  bool (*is_negative)(Handle);  // gives what it says
+  bool (*is_negative)(Handle);  // returns the flag, not a status
 };
 
-// What a kernel is made for. Strides of a tensor that moves are of an example that is contiguous.
+// The properties of a tensor for which a kernel was compiled. A tensor that may move is contiguous.
 struct Kind {
   int64_t dim, nbytes, itemsize;
   int32_t dtype, layout, device_type, device_index;
@@ -40,7 +42,7 @@ struct Kind {
 struct Known {
   Py_ssize_t place;
   PyTypeObject* type;
-  void* address;  // of a tensor that stays
+  void* address;  // of a tensor that must not move
   Kind kind;
 };
 
@@ -66,7 +68,7 @@ struct Look {
     return true;
   }
 
-  // Whether sizes and strides are those of that kind.
+  // True if the tensor has the sizes and strides of that kind.
   bool lies(PyObject* object, const Kind& kind) const {
     Handle h = handle(object);
     int64_t dim, *sizes, *strides;
@@ -78,7 +80,7 @@ struct Look {
                         !std::memcmp(strides, wanted + dim, dim * sizeof *wanted));
   }
 
-  // Is the memory of a tensor of that kind long enough, and does it hold the tensor's values?
+  // True if the memory of a tensor of that kind is long enough and holds the tensor's values.
   bool holds(PyObject* object, const Kind& kind) const {
     Handle h = handle(object);
     int64_t size, begin;
@@ -86,7 +88,8 @@ struct Look {
            size >= begin * kind.itemsize + kind.nbytes && !torch.is_negative(h);
   }
 
-  // The layout first: of what is sparse, nothing else can be asked.
+  // True if the tensor is of that kind. The layout is compared first, because torch returns no
+  // sizes or strides of a sparse tensor.
   bool is(PyObject* object, const Kind& kind) const {
     Handle h = handle(object);
     int32_t layout, dtype, type, index;
@@ -101,8 +104,8 @@ const char NAME[] = "ark.look";
 
 void drop(PyObject* capsule) { delete static_cast<Look*>(PyCapsule_GetPointer(capsule, NAME)); }
 
-// Of a list of tensors: the addresses of those that move, or None if anything is not as it was or
-// bytes are not a tensor's values.
+// look(tensors): the addresses of the tensors that may move. None if a tensor differs from those
+// for which `look` was created, or if its bytes are not its values (the negative bit is set).
 PyObject* look(PyObject* capsule, PyObject* given) {
   const Look& my = *static_cast<Look*>(PyCapsule_GetPointer(capsule, NAME));
   if (!PyList_Check(given) || PyList_Size(given) != my.given) Py_RETURN_NONE;
@@ -134,9 +137,9 @@ PyObject* look(PyObject* capsule, PyObject* given) {
 
 PyMethodDef LOOK = {"look", look, METH_O, nullptr};
 
-// looker(functions, offset, tensors, sizes): a function `look` for calls with tensors like these.
-// functions: their addresses; offset: of the handle in an object; sizes: for each tensor that is
-// another one in other calls, its bytes, for the others -1.
+// looker(functions, offset, tensors, sizes): creates a function `look` for calls with tensors like
+// these. functions: the addresses of torch's functions. offset: of the handle in a Python object.
+// sizes: the bytes of each tensor that may move, and -1 for each tensor that must not.
 PyObject* looker(PyObject*, PyObject* words) {
   PyObject *functions, *tensors, *nbytes;
   Py_ssize_t offset;

@@ -22,7 +22,7 @@ struct ark_bf16 {
 #define ARK_DEVICE static inline
 #define ARK_BODY static __attribute__((noinline))
 #define ARK_COLD ARK_BODY
-#define ARK_LINKED __attribute__((visibility("hidden")))  // of the loop and what it runs
+#define ARK_LINKED __attribute__((visibility("hidden")))  // of the loop and its bodies
 #define ARK_SPIN_CHECK 0x3ffu
 #define ARK_LOOSE_PACKS 1
 #if defined(__clang__)
@@ -316,7 +316,7 @@ ARK_DEVICE float ark_row_dot(const T* w, const float* x, int k) {
 typedef uint8_t ark_u8x16 __attribute__((vector_size(16)));
 typedef uint16_t ark_u16x8 __attribute__((vector_size(16)));
 template <int BYTES>
-struct ArkBlock;  // of elements of so many bytes
+struct ArkBlock;  // a square of elements of this size
 template <>
 struct ArkBlock<1> {
   typedef ark_u8x16 row;

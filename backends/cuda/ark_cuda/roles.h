@@ -21,7 +21,7 @@ struct ArkHandshake {
   ark_u32 begin;     // the iteration's tasks, written before its first handshake
   ark_u32 end;
   ark_u32 ended[ARK_WARPS];    // each warp's own: handshakes that it has ended
-  ark_u64 later[ARK_LATER];    // where such a word goes; 0: nowhere
+  ark_u64 later[ARK_LATER];    // the address of such a word; 0: none
   ark_u32 posted[ARK_LATER];   // and the word
   ark_u32 failed[ARK_WARPS];   // each warp's own: a wait in it gave up, in this task or before
   ark_u32 gathers[ARK_WARPS];  // each warp's own: inputs that it has gathered

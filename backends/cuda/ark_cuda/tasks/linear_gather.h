@@ -1,7 +1,8 @@
 // Copies the rows of a batch to shared memory (linear_batch.h): from packets or memory in fp32, or
 // from memory in the weights' type.
 
-// Pairs of a row's elements, as of ark_load_pairs; whole rows in fp32 have theirs in 8 bytes.
+// A thread's pairs of elements of a row, as ark_load_pairs loads them. In plain fp32 memory a pair
+// is one load of 8 bytes.
 template <int N, typename P, typename There, typename At>
 ARK_DEVICE void ark_row_pairs(ArkCtx& c, const P* p, const There& there, const At& at,
                               float (&v)[2 * N], bool system) {

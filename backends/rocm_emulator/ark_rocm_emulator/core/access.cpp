@@ -273,7 +273,7 @@ void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
       });
     }
     w.changed |= changed;
-  }   // doorbells ring outside: what they start may report writes of its own
+  }   // doorbells ring unlocked: their engines may report writes
   if (a.space == Space::Global && (region == nullptr || region->region.on_store)) {
     notify_stores(a, region, bytes, w.grid->view);
   }

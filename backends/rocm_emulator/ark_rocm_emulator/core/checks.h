@@ -15,7 +15,7 @@ namespace ark_emu {
 
 struct Grid;
 class SharedLock;
-struct ShadowPages;   // what is known about the bytes of a region
+struct ShadowPages;   // the records of the bytes of a region
 struct Workgroup;
 
 enum class AccessKind : uint8_t { Read, Write, Atomic };

@@ -275,7 +275,7 @@ void put(SharedRecord (&records)[n], const SharedRecord& fresh) {
     if (same) place = &r;
     if (r.process == 0 && place == nullptr) place = &r;
   }
-  if (place == nullptr) return;   // what is forgotten may miss a race
+  if (place == nullptr) return;   // without a record a race may be missed
   const uint8_t bytes = place->process == 0 ? 0 : place->bytes;
   *place = fresh;
   place->bytes |= bytes;

@@ -14,7 +14,7 @@ struct SharedRecord {
   uint32_t process = 0;                  // 0: no record
   int32_t ledger = -1;                   // descriptor of that process's ledger, in that process
   uint32_t slot = 0, epoch = 0;
-  uint32_t release = 0;                  // number of what it published; 0: a plain access
+  uint32_t release = 0;                  // number of the published state; 0: a plain access
   uint32_t pc = 0;
   uint8_t bytes = 0;
   Stamp stamp = Stamp::Plain;

@@ -35,14 +35,14 @@ struct ReleaseRecord {
   uint32_t time = 0;
   Published group, agent, system, lds;
   SharedClock cleared = nullptr;         // WaveChecks::cleared then
-  Published past = {};                   // what the mere value of the flag proves: see Passing
+  Published past = {};                   // proved by the flag's value alone: see Passing
 };
 
 // The history of one slot. A later grid that reuses the slot continues it, so epochs never
 // decrease.
 struct SlotHistory {
   uint32_t epoch = 0, start = 0;         // last epoch used; first one of the present user
-  uint32_t group = 0, grid = 0;          // who had it last
+  uint32_t group = 0, grid = 0;          // the last owner
   int device = 0;
   bool live = false;                     // the last user has not ended
   std::deque<ReleaseRecord> records;     // the latest; see kMaxRecords
@@ -111,7 +111,7 @@ struct ScalarHold {
   int device = 0;
   Load first, last;                      // since that wave cleared its cache
   uint64_t time = 0;                     // World::time at `first`
-  std::array<uint8_t, kLine> bytes;      // what the line held then
+  std::array<uint8_t, kLine> bytes;      // the contents of the line then
 };
 
 struct ShadowPages {

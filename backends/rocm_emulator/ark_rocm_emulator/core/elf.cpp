@@ -42,7 +42,7 @@ struct Rela {
 constexpr uint16_t kMachineAmdGpu = 224;
 constexpr uint32_t kLoad = 1, kNote = 4, kSymtab = 2, kRela = 4, kDynsym = 11;
 constexpr uint32_t kMetadataNote = 32;
-constexpr uint16_t kReservedSections = 0xff00;   // from here on numbers stand for no section
+constexpr uint16_t kReservedSections = 0xff00;   // numbers from here on are not sections
 constexpr uint64_t kMaxImage = 1ull << 30, kMaxCode = 1ull << 28;
 constexpr uint64_t kMaxArguments = 1 << 20, kMaxScratch = 1 << 20;
 

@@ -49,8 +49,8 @@ enum class MemKind : uint8_t {
 
 struct Region {
   uint64_t base = 0;        // host address == device address
-  uint64_t size = 0;        // bytes; an access must lie inside one region
-  int device = 0;           // owner, or who has it mapped (IPC); -1 for the host
+  uint64_t size = 0;        // bytes; an access must be inside one region
+  int device = 0;           // the owner, or the device that maps it (IPC); -1: the host
   bool far = false;         // mapped memory of another device
   MemKind kind = MemKind::Device;
   uint64_t access = 0;      // bit d: device d may access it; 0 means the owner only
@@ -162,7 +162,7 @@ enum class ErrorKind : uint8_t {
   BadLaunch,        // grid, block, LDS or arguments do not fit the kernel
   UnknownOpcode,
   OutOfBounds,      // global, scratch or buffer address outside every region this device may access
-  Uninitialised,    // read of global memory or LDS that nobody wrote (checks)
+  Uninitialised,    // read of unwritten global memory or LDS (checks)
   LdsRange,
   Misaligned,
   MissingWait,      // register used before s_waitcnt covered its load (checks)
@@ -239,7 +239,7 @@ class Machine {
                                                      int device) = 0;
 
   // Starts a grid on a thread of its own. All workgroups are resident; waves are interleaved by
-  // the seeded scheduler. Never throws for what a kernel does; BadLaunch comes back as a result.
+  // the seeded scheduler. Faults of a kernel are results, not exceptions; so is BadLaunch.
   virtual std::shared_ptr<Launch> launch(LaunchDesc desc) = 0;
   // Runs several grids (say one per device) on one thread, interleaved by `seed`: the same inputs
   // and the same seed give the same order of every instruction. Returns when all have ended.

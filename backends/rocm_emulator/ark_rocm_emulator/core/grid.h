@@ -137,7 +137,7 @@ struct Grid {
   uint64_t next_look = 0, pause = 1;     // when to look for a deadlock again; how patiently
   std::chrono::steady_clock::time_point external_since;
   const std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::duration napped{};   // while only somebody outside could write
+  std::chrono::steady_clock::duration napped{};   // while only an outside writer could write
   bool waiting_external = false;
 };
 

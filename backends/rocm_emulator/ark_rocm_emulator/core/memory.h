@@ -14,7 +14,7 @@
 namespace ark_emu {
 
 class DeviceCaches;   // stale.h
-struct ShadowPages;   // checks.h: what is known about each byte of a region
+struct ShadowPages;   // checks.h: the records of the bytes of a region
 
 // A registered region with the records of the checks.
 struct RegionEntry {

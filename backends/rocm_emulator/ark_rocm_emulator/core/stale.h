@@ -33,7 +33,7 @@ enum class Reach : uint8_t { Group, Agent, System };
 struct Placement {
   bool inner = false;     // in an XCD's L2, or in RDNA's cache of a shader array
   bool through = false;   // ... where stores do not stay
-  bool outer = false;     // in what a device has one of
+  bool outer = false;     // in a cache that a device has once
   bool local = false;     // coarse memory of the device itself: no invalidation drops it there
   bool peer = false;      // another device's
 };
@@ -137,7 +137,7 @@ struct Flight {
 // One first-level cache. Its operations on one line take effect in the order of their issue.
 struct ComputeUnit {
   Cache cache;
-  unsigned part = 0;                    // whose inner cache lies behind it
+  unsigned part = 0;                    // the number of the inner cache behind it
   std::unordered_map<uint64_t, std::deque<Flight*>> waiting;   // by line, oldest first
 };
 

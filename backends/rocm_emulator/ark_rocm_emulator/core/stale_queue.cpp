@@ -402,7 +402,7 @@ bool StaleGrid::issue(Wave& w, const Inst& i) {
     const std::vector<uint64_t> lines = touched_;
     make_way(*s.unit, lines, nullptr);
     counter.push_back(nullptr);
-    if (counter.size() > 64) keep(counter, 63);   // what the counter can hold
+    if (counter.size() > 64) keep(counter, 63);   // the most that the counter can count
     return false;
   }
   defer(w, i, touched_);

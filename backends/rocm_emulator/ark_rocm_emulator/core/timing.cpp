@@ -341,7 +341,7 @@ Timing::LdsUse Timing::lds_use(Wave& w, const Inst& i, const Cost& cost) const {
     for (uint32_t l = first; l < first + at_once && l < static_cast<uint32_t>(w.lanes); l++) {
       if (((active >> l) & 1) == 0) continue;
       const uint32_t word = address[l] / 4, bank = word % banks;
-      if (load[bank] != 0 && held[bank] == word) continue;   // one dword serves all who want it
+      if (load[bank] != 0 && held[bank] == word) continue;   // lanes share a dword
       held[bank] = word;
       most = std::max(most, ++load[bank]);
     }
@@ -381,7 +381,7 @@ double Timing::operands_ready(const Wave& w, const Inst& i) const {
 
 void Timing::before(Wave& w, const Inst& i) {
   WaveTiming& t = *w.timing;
-  spend(t);   // what a barrier took
+  spend(t);   // the time of the barrier
   t.at = i.pc;
   const Cost cost = known(i);
   Simd& simd = simds_[t.simd];

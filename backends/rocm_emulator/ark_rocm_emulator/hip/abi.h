@@ -105,7 +105,7 @@ struct hipDeviceProp_t {
   size_t textureAlignment, texturePitchAlignment;
   int deviceOverlap, multiProcessorCount, kernelExecTimeoutEnabled, integrated, canMapHostMemory,
       computeMode;
-  int maxTextureAndSurface[40];  // limits of what no emulated device has
+  int maxTextureAndSurface[40];  // limits of units that are not emulated
   size_t surfaceAlignment;
   int concurrentKernels, ECCEnabled, pciBusID, pciDeviceID, pciDomainID, tccDriver,
       asyncEngineCount;

@@ -16,7 +16,7 @@ namespace ark_hip {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint8_t kFill = 0xCB;  // what memory holds that nobody wrote
+constexpr uint8_t kFill = 0xCB;  // the contents of unwritten memory
 
 // Returns 0 if the product overflows.
 uint64_t whole_pages(uint64_t size) { return (size + kPage - 1) / kPage * kPage; }

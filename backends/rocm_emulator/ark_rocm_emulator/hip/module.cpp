@@ -28,7 +28,7 @@ size_t image_size(const uint8_t* image) {
   static const uint8_t elf[4] = {0x7f, 'E', 'L', 'F'};
   static const char bundle[] = "__CLANG_OFFLOAD_BUNDLE__";
   constexpr uint64_t kMost = uint64_t(1) << 32;
-  uint64_t end = 64;  // of what is known to belong to the image
+  uint64_t end = 64;  // of the bytes that are known to be in the image
   if (!readable(image, end)) return 0;
   const auto word = [image](uint64_t at, size_t width) {
     uint64_t value = 0;

@@ -157,7 +157,7 @@ SdmaQueue::Step SdmaQueue::copy_part(uint64_t from, uint64_t to, uint64_t size) 
   if (!sound(agent_->read(from + moved_, part))) return Step::Broken;
   if (!sound(agent_->write(to + moved_, part))) return Step::Broken;
   memmove(reinterpret_cast<void*>(to + moved_), reinterpret_cast<void*>(from + moved_), part);
-  ark_emu::Region region;   // other processes' records of it know only what the host writes
+  ark_emu::Region region;   // other processes see only the host's writes to it
   if (rt_.machine->find_region(to, &region) && region.records != nullptr)
     rt_.machine->host_wrote(to + moved_, part);
   moved_ += part;
