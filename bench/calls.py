@@ -6,12 +6,12 @@ On a GPU a call returns before its kernel has ended: 10 calls are timed after th
 the CPU, launches are replaced by empty functions. The columns are in microseconds, each the minimum
 of many readings:
 
-    dynamo    torch.compile with a backend whose function gives a result that is there already
-    aot       the same through AOTAutograd, as most backends do
+    dynamo    torch.compile with a backend that returns existing results
+    aot       the same backend behind AOTAutograd, which most backends use
     ark       torch.compile(backend="ark")
-    part      ark's part of that, by a clock in it, of every tenth call less; with `launch`
-    module    what ark.from_torch gives, with `launch`
-    launch    the driver's part of both, likewise (GPU): what any launch costs
+    part      the time inside ark's own code during `ark`, the 10% quantile; includes `launch`
+    module    a call of the result of ark.from_torch; includes `launch`
+    launch    the driver's launch call during both, measured like `part` (GPU)
     eager     --peers: torch.compile(backend="eager"), one launch an op (GPU)
     inductor  --peers: torch.compile(mode="reduce-overhead"), one captured graph (GPU)
 

@@ -40,7 +40,7 @@ class Picture:
     parts: list[str] = field(default_factory=list)
 
     def text(self, x: int, y: int, text: str, style: str = "") -> None:
-        """A line of text; y is its base."""
+        """A line of text; y is its baseline."""
         self.parts.append(f'<text x="{x}" y="{y}" class="{style}">{escape(text)}</text>')
 
     def box(self, x: int, y: int, wide: int, text: str, colour: str, high: int = 30) -> None:

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).resolve().parent / "results/figures"
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All figures of a row. noisy: other programs used the machine at the same time, so that only
-    ratios within one run are meaningful. runs: each figure, with each peer, is in one of them.
+    ratios within one run are meaningful. runs: no two have the same figure with the same peer.
     """
 
     row: str

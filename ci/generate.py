@@ -1,5 +1,5 @@
 """Writes the workflow files, the coverage table, docs/performance.md, docs/reference and the
-README's picture and those of docs/ from ci/matrix.toml, ci/results, docs/pictures and the code.
+pictures of the README and of docs/ from ci/matrix.toml, ci/results, docs/pictures and the code.
 
 `python ci/generate.py` writes them, `python ci/generate.py --check` fails where one is out of date.
 The lint session runs the check; tests/unit/test_ci.py too.

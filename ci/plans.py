@@ -215,8 +215,8 @@ def unexplained(grown: Sequence[Growth], reasons: Reasons) -> list[Growth]:
 
 
 def kept(reasons: Reasons, texts: Mapping[str, str]) -> Reasons:
-    """The reasons without times that have returned to the old value or whose program was
-    removed.
+    """The reasons that are still needed: times that have returned to the old value, and times of
+    removed programs, are left out.
     """
     now = {
         f"{machine} {name}": us

@@ -64,7 +64,8 @@ def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
     for option, given in made_by:
         if given is not None:
             raise InvalidUsageError(
-                f"{option} says how a program is made, and {args.program} is made; leave it out"
+                f"{option} is for synthesizing a program, but {args.program} is one already; leave "
+                f"{option} out"
             )
 
 

@@ -194,9 +194,9 @@ def test_a_packet_that_is_none_stops_the_engine(
 @pytest.mark.parametrize(
     ("file", "old", "new", "expected_words"),
     [
-        # Copied data are not written back before the engine is notified.
+        # The task notifies the engine without having written the data back from the cache.
         ("queue.h", "  ark_release_to_system();\n", "", "the engine reads what workgroup"),
-        # The task ends when the engine has been notified, while the bytes are in flight.
+        # The task ends without waiting for the copy.
         (
             "transfer.h",
             "return ark_wait(c, &queue->done, behind, true",

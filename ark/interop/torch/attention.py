@@ -18,7 +18,7 @@ def _repeated(heads: ark.Tensor, query: ark.Tensor) -> ark.Tensor:
     *lead, count, rows, width = heads.ir.shape
     group, rest = divmod(query.ir.shape[-3], count)
     if rest:
-        raise refuse(f"attention of {query.ir.shape[-3]} heads over {count}")
+        raise refuse(f"attention of {query.ir.shape[-3]} query heads with {count} heads of keys")
     alone = ark.reshape(heads, [*lead, count, 1, rows, width])
     each = ark.expand(alone, [*lead, count, group, rows, width])
     return ark.reshape(each, [*lead, count * group, rows, width])

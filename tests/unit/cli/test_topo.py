@@ -86,7 +86,7 @@ def test_options_that_contradict_a_programs_file_are_refused(capsys, tmp_path):
         ("--collective", "all_gather", "has 'reduce'"),  # the default value, given explicitly
         ("--algorithm", "forestcoll", "--algorithm says how"),
         ("--pieces", "3", "has 1"),
-        ("--k", "1", "--k says how a program is made"),
+        ("--k", "1", "--k is for synthesizing a program"),
         ("--window", "2", "--window says how"),
     ):
         code, out, err = run(capsys, *simulate, option, other)

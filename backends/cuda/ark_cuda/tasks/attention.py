@@ -73,10 +73,10 @@ def _staged(sig: Signature, machine: Machine) -> int:
     )
     if rows and not taken:
         raise PlanError(
-            f"attention takes {rows} positions of {group} heads of {width} {sig.operands[1].dtype} "
-            "from a stage of the ring; this backend has a body for multiples of 8 up to "
-            f"{MAX_STAGED} under the variant roles, of up to {MAX_GROUP} heads of 32 to 128 fp16 "
-            "or bf16"
+            f"the plan's attention reads {rows} cache positions per stage of the operand ring, for "
+            f"{group} query heads of {width} elements ({sig.operands[1].dtype}); this backend "
+            f"supports it under the variant roles, for a multiple of 8 up to {MAX_STAGED} "
+            f"positions, at most {MAX_GROUP} query heads, and 32, 64 or 128 elements (fp16, bf16)"
         )
     return rows
 

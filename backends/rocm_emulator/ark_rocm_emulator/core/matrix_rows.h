@@ -76,10 +76,11 @@ template <int kRows, int kColumns, int kSize, class Begin, class End>
   }
 }
 
-// left * right for one block, both by (k, line), a vector of a row at a time: its sums begin with
-// begin(row, column) and go to end(row, column, sums). The product of two numbers of 24 bits or
-// fewer is exact in double, so that fused and separate additions round alike. Rows are divided
-// evenly: with few accumulators, the last part would wait for the latency of its additions.
+// The product of the transposed `left` and `right`, which are both stored as [k][row or column].
+// Each sum starts at begin(row, column), and end(row, column, sums) stores a vector of sums of a
+// row. The product of two numbers of 24 bits or fewer is exact in double, so fused and separate
+// additions round alike. The rows are divided evenly into shares: a last share with few rows would
+// have few independent accumulators, so each addition would wait for the one before.
 template <int kSize, class Begin, class End>
 [[gnu::always_inline]] inline void multiply(const double (*left)[kSize], const double (*right)[kSize],
                                             int depth, Begin begin, End end) {
