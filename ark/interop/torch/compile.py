@@ -27,6 +27,7 @@ from ark.interop.torch.constants import fold_constants
 from ark.interop.torch.export import TRACING, decompositions
 from ark.interop.torch.fallback import or_torch
 from ark.interop.torch.graph import drop_checks, name_of, results_of, why_not
+from ark.interop.torch.parts import divided, joint_products, part_starts
 from ark.interop.torch.program import LEFT, Program, torch_device
 from ark.interop.torch.strides import read_by_strides
 
@@ -100,7 +101,8 @@ def compile_graph(
     torch's operators, as do those between the parts of a graph (for guarded and by_torch see
     Program). visible: how many of the results a caller sees (default: all); the others are for the
     backward graph only. A graph with varying sizes is compiled once for each combination of sizes.
-    If some operators stay in torch, the graph is called part by part.
+    If some operators stay in torch, or if one kernel would take long to compile (parts.py), the
+    graph is called part by part.
     """
     if any(varies(e) for e in examples) or any(varies(v) for v in values(module)):
         return _Sized(module, fixed, by_torch)
@@ -110,7 +112,8 @@ def compile_graph(
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     missing = [n for n in calls if not support.is_node_supported({}, n)]
     _tell(missing, support, len(calls))
-    if not missing and calls:
+    starts = [] if missing else part_starts(module, joint_products())
+    if not missing and not starts and calls:
         whole = Program.of(
             module, examples, fixed, guarded=guarded, by_torch=by_torch, visible=visible
         )
@@ -118,8 +121,11 @@ def compile_graph(
     module = _copied(module, support)
     places = [n for n in module.graph.nodes if n.op == "placeholder"]
     parameters = {places[i] for i in fixed}
-    partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
-    fused = partitioner.partition_and_fuse()
+    if starts:
+        fused = divided(module, starts)
+    else:
+        partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
+        fused = partitioner.partition_and_fuse()
     for name, part in list(fused.named_children()):
         if isinstance(part, fx.GraphModule) and name.startswith("fused"):
             places = [n for n in part.graph.nodes if n.op == "placeholder"]
@@ -128,7 +134,10 @@ def compile_graph(
             kept = [i for i, n in enumerate(caller.args) if n in parameters]
             (ends,) = next(n for n in part.graph.nodes if n.op == "output").args
             single = not isinstance(ends, (list, tuple))
-            setattr(fused, name, _Kernel(Program.of(part, inner, kept, by_torch=True), single))
+            program = Program.of(part, inner, kept, by_torch=True)
+            if starts:
+                program.begin()
+            setattr(fused, name, _Kernel(program, single))
     fused.recompile()
     return fused
 

@@ -20,6 +20,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import ark
+from ark.backend.devices import KernelDevice
 from ark.errors import InvalidUsageError
 from ark.frontend.foreign import check_memory, dense, is_literal
 from ark.interop.torch import last_calls
@@ -34,6 +35,7 @@ from ark.plan.serialize import machine_of
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
 from ark.runtime.inline import InlineRuns, inline_runs
+from ark.runtime.program import begin
 from ark.runtime.run import Ranks
 from ark.runtime.runner import Runner, load
 from ark.runtime.session import backend, device
@@ -153,6 +155,11 @@ class Program:
         with self._turn:
             self._held[: len(tensors)] = tensors
             self._kinds, self._look = None, nothing
+
+    def begin(self) -> None:
+        """Starts to compile the kernel in another thread. The first call waits for the end."""
+        if isinstance(self._device, KernelDevice):
+            begin(self._plan, backend(), self._device.arch)
 
     def __call__(self, *given: Any, iterations: int = 1) -> list[Any]:
         """Launches the kernel with a number of iterations; returns the graph's results as new

@@ -1,0 +1,131 @@
+"""Divides large graphs into parts, each of which becomes a kernel of its own.
+
+On some machines products are inlined into a kernel's loop, and the time to compile the loop grows
+with the square of their number (`Dialect.joint_products`). Kernels of parts compile side by side.
+A part ends where few bytes of results are still to be read, because these pass through torch's
+memory. Called by compile.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+from ark.backend.protocol import KernelBackend
+from ark.interop.torch.graph import name_of, results_of
+from ark.machine.variant import LOAD
+from ark.runtime.session import backend, device
+
+PRODUCTS = {
+    f"{name}.default"
+    for name in ("addmm", "baddbmm", "bmm", "convolution", "linear", "matmul", "mm")
+}
+
+
+def joint_products() -> int:
+    """The most different products that one kernel should have; 0 if there is no limit."""
+    used, opened = backend(), device()
+    loads = any(v.role(LOAD) for v in opened.machine.variants)
+    if not isinstance(used, KernelBackend) or not loads:
+        return 0
+    return used.dialect(opened.arch).joint_products
+
+
+def part_starts(module: fx.GraphModule, most: int) -> list[int]:
+    """The places of the operators with which a new part begins, in the list of all operators, so
+    that a part has at most `most` different products. Empty if the graph stays whole: if it has
+    fewer products, or if an operator writes to its operands.
+    """
+    calls = [n for n in module.graph.nodes if n.op == "call_function"]
+    if most < 1 or any(_writes(n) for n in calls):
+        return []
+    live = _live_bytes(calls)
+    starts: list[int] = []
+    begin = earliest = place = 0
+    seen: set[Any] = set()
+    while place < len(calls):
+        seen |= _product(calls[place])
+        if len(seen) > most:
+            allowed = range(max(earliest, begin + 1), place + 1)
+            best = min(allowed, key=lambda i: (live[i], -i))
+            if live[best] == math.inf:
+                return []
+            starts.append(best)
+            begin = earliest = place = best
+            seen = set()
+            continue
+        place += 1
+        if 4 * len(seen) <= 3 * most:  # shorter parts would be too many
+            earliest = place
+    return starts
+
+
+def divided(module: fx.GraphModule, starts: Sequence[int]) -> fx.GraphModule:
+    """The module, changed so that each part is a module that it calls. starts: of part_starts."""
+    calls = [n for n in module.graph.nodes if n.op == "call_function"]
+    bounds = [0, *starts, len(calls)]
+    parts = [calls[a:b] for a, b in itertools.pairwise(bounds)]
+    parts = [[*_own_constants(module, part), *part] for part in parts]
+    for node in module.graph.find_nodes(op="get_attr"):
+        if not node.users:
+            module.graph.erase_node(node)
+    return fuse_by_partitions(module, [dict.fromkeys(part) for part in parts])
+
+
+def _own_constants(module: fx.GraphModule, part: Sequence[fx.Node]) -> list[fx.Node]:
+    """Gives a part its own nodes for the constants that it reads, and returns these."""
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in part:
+        for source in [n for n in node.all_input_nodes if n.op == "get_attr"]:
+            if source not in copies:
+                with module.graph.inserting_before(part[0]):
+                    copies[source] = module.graph.node_copy(source)
+            node.replace_input_with(source, copies[source])
+    return list(copies.values())
+
+
+def _product(node: fx.Node) -> set[Any]:
+    """A key of the operator if it is a product: equal products have the same code."""
+    name = name_of(node.target)
+    if name not in PRODUCTS and "attention" not in name:
+        return set()
+    read = [v for n in node.all_input_nodes for v in results_of(n) if isinstance(v, torch.Tensor)]
+    settings = [a for a in node.args if not isinstance(a, fx.Node)]
+    return {(name, tuple((v.shape, v.dtype) for v in read), repr(settings))}
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _live_bytes(calls: Sequence[fx.Node]) -> list[float]:
+    """For each place in the list of operators: the bytes of earlier results that are read from
+    there on. Infinite where one of these is not a tensor.
+    """
+    places = {node: i for i, node in enumerate(calls)}
+    begun: list[list[fx.Node]] = [[] for _ in range(len(calls) + 1)]
+    ended: list[list[fx.Node]] = [[] for _ in range(len(calls) + 1)]
+    for place, node in enumerate(calls):
+        last = max((places.get(user, len(calls)) for user in node.users), default=place)
+        if last > place:
+            begun[place + 1].append(node)
+            ended[min(last + 1, len(calls))].append(node)
+    live: list[float] = []
+    total, others = 0, 0
+    for begins, ends in zip(begun[:-1], ended[:-1], strict=True):
+        total += sum(map(_bytes, begins)) - sum(map(_bytes, ends))
+        others += sum(not _bytes(n) for n in begins) - sum(not _bytes(n) for n in ends)
+        live.append(math.inf if others else total)
+    return live
+
+
+def _bytes(node: fx.Node) -> int:
+    """The bytes of a node's result; 0 if it is not a tensor."""
+    value = node.meta.get("val")
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0

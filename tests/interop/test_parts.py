@@ -1,0 +1,118 @@
+"""Large torch graphs are divided into parts, whose kernels compile side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import ark
+
+torch = pytest.importorskip("torch")
+from torch import fx  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from ark.bench.networks import network  # noqa: E402
+from ark.interop.torch import backend, compile, program  # noqa: E402
+from ark.interop.torch.parts import divided, joint_products, part_starts  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu() -> None:
+    ark.init(backend="cpu")
+    torch._dynamo.reset()
+
+
+def _layers(x: Any, weights: Any, wide: Any) -> Any:
+    """Products of four widths. The result of the second one is small, and the first one's is read
+    at the end.
+    """
+    first = x @ weights[0]
+    small = torch.relu(first @ weights[1])
+    big = torch.exp(torch.tanh(small @ weights[2]))
+    return big @ weights[3] + first.sum() + wide
+
+
+def _graph() -> fx.GraphModule:
+    sizes = [(8, 16), (16, 2), (2, 64), (64, 4)]
+    weights = [torch.randn(*size) for size in sizes]
+    constant = torch.randn(4)
+    graph: fx.GraphModule = make_fx(
+        lambda *g: _layers(g[0], g[1:], constant),
+        tracing_mode="fake",
+        _allow_non_fake_inputs=True,
+    )(torch.randn(8, 8), *weights)
+    return graph
+
+
+def test_a_graph_is_divided_where_few_bytes_are_read_later() -> None:
+    graph = _graph()
+    calls = [n for n in graph.graph.nodes if n.op == "call_function"]
+    (start,) = part_starts(graph, 3)
+    names = [str(n.target) for n in calls[:start]]
+    assert names.count("aten.mm.default") == 2 and names[-1] == "aten.relu.default"
+    assert not part_starts(graph, 4) and not part_starts(graph, 0)
+
+
+def test_equal_products_count_once() -> None:
+    def function(x: Any, w: Any) -> Any:
+        for _ in range(6):
+            x = torch.relu(x @ w)
+        return x
+
+    graph = make_fx(function, tracing_mode="fake")(torch.randn(4, 4), torch.randn(4, 4))
+    assert not part_starts(graph, 1)
+
+
+def test_a_graph_that_writes_to_its_inputs_stays_whole() -> None:
+    def function(x: Any, w: Any) -> Any:
+        x.copy_(x @ w)
+        return x @ w[:, :2]
+
+    graph = make_fx(function, tracing_mode="fake")(torch.randn(4, 4), torch.randn(4, 4))
+    assert not part_starts(graph, 1)
+
+
+def test_parts_and_the_whole_graph_give_equal_results() -> None:
+    graph = _graph()
+    starts = part_starts(graph, 2)
+    x = torch.randn(8, 8)
+    weights = [
+        torch.randn(n.meta["val"].shape) for n in list(graph.graph.find_nodes(op="placeholder"))[1:]
+    ]
+    want = graph(x, *weights)
+    parts = divided(graph, starts)
+    assert len([n for n in parts.graph.nodes if n.op == "call_module"]) == len(starts) + 1
+    assert not [n for n in parts.graph.nodes if n.op == "get_attr"]  # constants are in the parts
+    torch.testing.assert_close(parts(x, *weights), want)
+
+
+@pytest.mark.parametrize("name", ["resnet", "gpt2"])
+def test_a_divided_model_equals_torch(name: str, monkeypatch: Any) -> None:
+    """Kernels of parts begin to compile when they are planned."""
+    begun: list[Any] = []
+    begin = program.begin
+    monkeypatch.setattr(compile, "joint_products", lambda: 4)
+    monkeypatch.setattr(program, "begin", lambda *given: (begun.append(given), begin(*given)))
+    before = set(program.PROGRAMS)
+    module, examples = network(name)
+    with torch.no_grad():
+        got = torch.compile(module, backend=backend)(*examples)
+        torch.testing.assert_close(got, module(*examples), rtol=1e-4, atol=1e-4)
+    assert len(set(program.PROGRAMS) - before) == len(begun) > 1
+
+
+def test_gradients_of_a_divided_model_equal_torch(monkeypatch: Any) -> None:
+    monkeypatch.setattr(compile, "joint_products", lambda: 2)
+    module = torch.nn.Sequential(*(torch.nn.Linear(4 + i, 5 + i) for i in range(6)))
+    x, same = (torch.ones(3, 4).requires_grad_() for _ in range(2))
+    torch.compile(module, backend=backend)(x).sin().sum().backward()
+    got = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    module(same).sin().sum().backward()
+    torch.testing.assert_close(x.grad, same.grad)
+    torch.testing.assert_close(got, [p.grad for p in module.parameters()])
+
+
+def test_kernels_without_loading_warps_have_no_limit() -> None:
+    assert joint_products() == 0
