@@ -12,9 +12,15 @@ torch = pytest.importorskip("torch")
 from torch import fx  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
+from ark.backend import registry  # noqa: E402
 from ark.bench.networks import network  # noqa: E402
 from ark.interop.torch import backend, compile, program  # noqa: E402
+from ark.interop.torch.graph import build  # noqa: E402
 from ark.interop.torch.parts import divided, joint_products, part_starts  # noqa: E402
+from ark.interop.torch.planning import planned  # noqa: E402
+from ark.interop.torch.values import Value  # noqa: E402
+from ark.plan.cost import predict  # noqa: E402
+from ark.plan.serialize import machine_of  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +122,24 @@ def test_gradients_of_a_divided_model_equal_torch(monkeypatch: Any) -> None:
 
 def test_kernels_without_loading_warps_have_no_limit() -> None:
     assert joint_products() == 0
+
+
+def test_a_part_has_the_variant_that_is_predicted_as_faster() -> None:
+    """A layer of a DenseNet, on the machine model of an H200. The planner compares products alone
+    and chooses the other variant.
+    """
+
+    def layer(x: Any, narrow: Any, wide: Any) -> Any:
+        y = torch.conv2d(torch.relu(x), narrow)
+        return torch.cat([x, torch.conv2d(torch.relu(y), wide, padding=1)], 1)
+
+    shapes = [(8, 512, 14, 14), (128, 512, 1, 1), (32, 128, 3, 3)]
+    examples = [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
+    built = build(make_fx(layer, tracing_mode="fake")(*examples), examples)
+    places = [v for v in (*built.inputs, *built.outputs) if isinstance(v, Value)]
+    machine = registry.machine("h200")
+    alone, compared = (planned(built.model, places, machine, compare=c) for c in (False, True))
+    assert machine_of(alone).variant.name == "block"
+    assert machine_of(compared).variant.name == "matrix"
+    ends = [max(s.end for s in predict(plan, 0)) for plan in (alone, compared)]
+    assert ends[1] < ends[0]

@@ -134,7 +134,7 @@ def compile_graph(
             kept = [i for i, n in enumerate(caller.args) if n in parameters]
             (ends,) = next(n for n in part.graph.nodes if n.op == "output").args
             single = not isinstance(ends, (list, tuple))
-            program = Program.of(part, inner, kept, by_torch=True)
+            program = Program.of(part, inner, kept, by_torch=True, compare=bool(starts))
             if starts:
                 program.begin()
             setattr(fused, name, _Kernel(program, single))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import ark
+from ark.errors import PlanError
 from ark.interop.torch.values import Value
+from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.machine.variant import COMPUTE, LOAD, MOVE, block
-from ark.plan.cost import busied
+from ark.plan.cost import busied, predict
+from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import tuned, tuned_collectives
@@ -23,18 +27,22 @@ def planned(
     machine: Machine,
     members: Ranks | None = None,
     boxes: bool = True,
+    compare: bool = False,
 ) -> Plan:
     """The plan of a model for a machine.
 
     The plan is verified here if there is a single rank; the plans of several ranks are verified
     when they are loaded. places: inputs and results, whose memory belongs to the caller. boxes:
-    True if their addresses are aligned for copies of memory boxes.
+    True if their addresses are aligned for copies of memory boxes. compare: True to choose the
+    variant by the predicted time of all ops.
     """
     external = sorted({v.tensor.ir.buffer.id for v in places})
-    options = {"external": external, **tuned.options(machine)}
+    options: dict[str, Any] = {"external": external, **tuned.options(machine)}
     options |= tuned_collectives.options(machine, model.graph.world_size, members)
     machine = _counting_on(machine, boxes)
     plan = make_plan(model.graph, machine, options)
+    if compare:
+        plan, options = _faster(plan, model.graph, machine, options)
     dealt = members is not None or any(node.processors for node in model.graph.nodes)
     busy = machine.processors if dealt else busied(plan, machine)
     if busy < machine.processors:
@@ -42,6 +50,29 @@ def planned(
     if members is None:
         verify([plan])
     return plan
+
+
+def _faster(
+    plan: Plan, graph: Graph, machine: Machine, options: dict[str, Any]
+) -> tuple[Plan, dict[str, Any]]:
+    """The plan and its options, or those of the variant with loading warps if it is predicted to
+    take less time. The planner compares only products, and in a part of a network these may be
+    small beside the transposes that only the other variant needs.
+    """
+    loading = next((v.name for v in machine.variants if v.role(LOAD)), None)
+    if loading is None or machine_of(plan).variant.role(LOAD):
+        return plan, options
+    asked = {**options, "variant": loading}
+    try:
+        other = make_plan(graph, machine, asked)
+    except PlanError:
+        return plan, options
+    return (other, asked) if _seconds(other) < _seconds(plan) else (plan, options)
+
+
+def _seconds(plan: Plan) -> float:
+    """The predicted time of an iteration."""
+    return max((span.end for span in predict(plan, 0)), default=0.0) * 1e-6
 
 
 def _counting_on(machine: Machine, boxes: bool) -> Machine:

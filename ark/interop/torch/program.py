@@ -59,7 +59,8 @@ class Program:
     ensures in every call that shapes, types and devices are those of the first, as Dynamo's guards
     do. by_torch: inputs come from torch's operators, whose types torch's shape propagation may
     state wrongly (statistics of 16-bit norms on a CPU); these inputs are converted. results: the
-    strides of the outputs, and which outputs a call returns; by default all, contiguous.
+    strides of the outputs, and which outputs a call returns; by default all, contiguous. compare:
+    of `planned`.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Program:
         guarded: bool = False,
         by_torch: bool = False,
         results: Results | None = None,
+        compare: bool = False,
     ) -> None:
         self._members = members
         self._guarded, self._by_torch = guarded, by_torch
@@ -86,7 +88,7 @@ class Program:
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
         self._buffers = [v.tensor.ir.buffer for v in places]
         whole = all(t.data_ptr() % BOX_BYTES == 0 for t in self._held)
-        self._plan = planned(model, places, self._device.machine, members, boxes=whole)
+        self._plan = planned(model, places, self._device.machine, members, whole, compare)
         loads = machine_of(self._plan).variant.role(LOAD)
         self._step = BOX_BYTES if loads else 1  # the alignment that inputs' addresses must have
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
@@ -126,10 +128,11 @@ class Program:
         guarded: bool = False,
         by_torch: bool = False,
         visible: int | None = None,
+        compare: bool = False,
     ) -> Program:
         """Creates a program from a torch graph of operators that ark supports. examples: tensors or
         fake tensors, one per input. bound: by index, inputs that are held permanently; calls pass
-        the others. visible: how many results a caller sees; by default all.
+        the others. visible: how many results a caller sees; by default all. compare: of `planned`.
         """
         bound = bound or {}
         results = Results(module, visible)
@@ -148,7 +151,8 @@ class Program:
         inputs = [v for i, v in enumerate(built.inputs[: len(examples)]) if i not in bound]
         inputs += [*last, *built.inputs[len(examples) :]]
         held_now = [*bound.values(), *kept]
-        return cls(built.model, inputs, outputs, held_now, fixed, None, guarded, by_torch, results)
+        more = (fixed, None, guarded, by_torch, results, compare)
+        return cls(built.model, inputs, outputs, held_now, *more)
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replaces the first held tensors by these."""
