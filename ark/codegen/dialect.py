@@ -54,10 +54,10 @@ class Dialect:
 
     unstaged: the bytes at the beginning of shared memory that loading warps do not use for their
     stages. joint_bodies: a kernel of the variant `block` with more bodies than this is compiled in
-    separate parts and linked; with 0 every kernel is compiled as one program. joint_products: the
-    most different products for which a kernel with loading warps compiles fast; with 0 there is no
-    limit. shares_loops: True if kernels of the variant `block` share the machine code of equal
-    loops.
+    separate parts and linked; with 0 every kernel is compiled as one program. apart: a kernel of
+    that variant with all of these task kinds is compiled so too. joint_products: the most different
+    products for which a kernel with loading warps compiles fast; with 0 there is no limit.
+    shares_loops: True if kernels of the variant `block` share the machine code of equal loops.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Dialect:
     unstaged: int = 0
     joint_bodies: int = 0
     joint_products: int = 0
+    apart: frozenset[str] = frozenset()
     shares_loops: bool = False
 
     def body(self, sig: Signature, machine: Machine, moves: bool = False) -> Body | None:

@@ -71,7 +71,8 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     short = bodies.leads or _short(signatures)
     names, maps = tuple(bodies.names), tuple(bodies.maps)
     units = 0
-    if machine.variant.name == "block" and 0 < dialect.joint_bodies < len(names):
+    apart = bool(dialect.apart) and dialect.apart <= {op.kind for op in ops}
+    if machine.variant.name == "block" and (0 < dialect.joint_bodies < len(names) or apart):
         # With a ring there is one part, because several parts would each define the ring's
         # barriers.
         units = (

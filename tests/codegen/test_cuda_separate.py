@@ -49,6 +49,46 @@ def test_only_kernels_of_many_bodies_are_compiled_separately():
     assert plan_and_source(MAX_JOINT_BODIES + 1)[1].parts == 2
 
 
+def beside_a_collective(product: bool, collective: bool):
+    """The plan and the source of a product, of an all-reduce, or of both in sequence."""
+    plans = []
+    for rank in range(2):
+        graph = Graph(rank, 2)
+        x, w = (graph.tensor((1024, 512), fp32, arena="state", name=name) for name in "xw")
+        between = graph.tensor((1024, 1024), fp32, arena="activation", name="between")
+        end = graph.tensor((1024, 1024), fp32, arena="symmetric", name="end")
+        begin = between if product else graph.tensor((1024, 1024), fp32, arena="state", name="b")
+        if product:
+            attrs = {"transpose_a": False, "transpose_b": True}
+            graph.add("matmul", [x, w], [begin if collective else end], attrs, "product")
+        if collective:
+            graph.add("all_reduce", [begin], [end], {"packet": False}, "sum")
+        plans.append(plan(graph, machines.MODELS["h200"], {"lockstep": True, "overlap": False}))
+    machine = machine_of(plans[0])
+    return machine, write(plans[0], machine, backend.dialect(machine.arch)).source
+
+
+def test_a_product_beside_a_collective_keeps_its_registers_in_the_loop():
+    """In one program the loop and the collective's function spill too, and the product in each step
+    of k. Compiled separately, the product saves its callers' registers once.
+    """
+    assert beside_a_collective(True, False)[1].parts == 0
+    assert beside_a_collective(False, True)[1].parts == 0
+    machine, source = beside_a_collective(True, True)
+    assert source.parts == 1
+    target = Target(machine.arch, machine.threads)
+    frames = {}
+    for parts in (0, 1):
+        text = dataclasses.replace(source, parts=parts)
+        log = compiler.NvrtcCompiler().compile(text, target).log
+        sizes = re.findall(r"properties for (\S+)\n.*?(\d+) bytes stack frame", log)
+        frames[parts] = {name: int(size) for name, size in sizes}
+    assert frames[0]["ark_loop"] > 0
+    assert {name for name, size in frames[1].items() if size} == {
+        name for name in frames[1] if "matmul" in name
+    }
+
+
 def test_a_kernel_of_many_bodies_is_linked():
     if compiler._linker() is None:
         pytest.skip("no nvJitLink of this NVRTC or later is installed")

@@ -18,6 +18,8 @@ MAX_JOINT_BODIES = 16
 # Products by wgmma are inlined into one function. 28 of them compile in 40 s of CPU time, 87 in
 # more than 300 s.
 MAX_JOINT_PRODUCTS = 16
+# In one program with a combine, a product gets so few registers that it spills in each step of k.
+APART = frozenset({"combine", "matmul"})
 
 
 def _text(name: str) -> str:
@@ -40,4 +42,5 @@ def dialect(arch: str) -> Dialect:
         unstaged=products.SLABS,
         joint_bodies=MAX_JOINT_BODIES,
         joint_products=MAX_JOINT_PRODUCTS,
+        apart=APART,
     )
