@@ -98,6 +98,9 @@ class Talk:
                 self.communicator(frame.communicator, frame.ranks).hear(rank, frame)
 
 
+DIFFERENT_CALLS = "the ranks do not make the same calls"
+
+
 class _Stuck(SystemError):
     """Raised when this rank's call cannot continue and all ranks must state their calls."""
 
@@ -206,8 +209,10 @@ class Communicator:
         """The error to raise for a failed call. If the ranks' calls do not match, it is the error
         that all ranks derive from their statements, otherwise `raised`.
         """
-        if self._job.failure() is not None:
-            return raised
+        failure = self._job.failure()
+        if failure is not None:  # as when a peer has left: nobody answers a statement
+            named = f"rank {self._job.rank} called {self._inside}, which did not end: {failure}"
+            return SystemError(named) if str(raised) in (DIFFERENT_CALLS, failure) else raised
         stuck = bool(self._statements.get(self._generation))
         message = str(raised) or type(raised).__name__
         self._state("" if stuck else f"rank {self._job.rank} reports: {message}")
@@ -273,14 +278,14 @@ class Communicator:
         if failed is not None:
             return failed
         if self._ended():
-            return "the ranks do not make the same calls"
+            return DIFFERENT_CALLS
         if not self._word or not self._inside:
             return None
         if self._board.differs(self._number, self._word) or (
             time.monotonic() > self._deadline and not self._board.complete(self._number, self._word)
         ):
             self._state()
-            return "the ranks do not make the same calls"
+            return DIFFERENT_CALLS
         return None
 
     def _ended(self) -> bool:
@@ -360,9 +365,9 @@ class Communicator:
         differs = self._word and self._inside and self._board.differs(self._number, self._word)
         if differs or time.monotonic() > end:
             self._state()
-            raise _Stuck("the ranks do not make the same calls")
+            raise _Stuck(DIFFERENT_CALLS)
         if self._ended():
-            raise _Stuck("the ranks do not make the same calls")
+            raise _Stuck(DIFFERENT_CALLS)
 
     def _post(self, rank: int, kind: Kind, number: int, purpose: str, data: bytes) -> None:
         own = Frame(self._name, self._ranks, self._generation, number, purpose, kind, data)

@@ -300,6 +300,26 @@ def test_a_call_that_the_others_have_ended_ends_well_though_their_next_differ() 
     assert statement_while_inside("a") is not None
 
 
+def alone(count: int) -> None:
+    """The body of each of two ranks: rank 1 leaves after a call, and rank 0 makes another one."""
+    import ark.distributed
+
+    ark.init(backend="cpu")
+    ark.distributed.group(timeout_s=2.0)
+    ark.distributed.all_reduce(np.ones(8, np.float32))
+    if ark.Model.get_rank() == 0:
+        with pytest.raises(ark.SystemError) as caught:
+            ark.distributed.all_reduce(np.ones(count, np.float32))
+        call = f"all_reduce(fp32[{count}], op='sum')"
+        assert str(caught.value).startswith(f"rank 0 called {call}, which did not end: rank 1")
+        assert "has left" in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [8, 9])  # of a call that was made before, and of a new one
+def test_a_call_that_a_rank_makes_after_another_has_left(count: int) -> None:
+    assert ark.launch(2, alone, count) == 0
+
+
 def fifty_kinds() -> None:
     """The body of each rank: makes more kinds of calls than are cached, with a mismatch in between.
     All ranks must drop the same ones.
