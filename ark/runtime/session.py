@@ -79,6 +79,8 @@ def device(index: int | None = None) -> Device:
     """
     chosen = backend()
     number = Model.get_device_id() if index is None else whole("the device", index)
+    if number < -1:
+        raise InvalidUsageError(f"device {number} does not exist; give -1 for the model's device")
     number = Model.get_device_id() if number < 0 else number
     if chosen.name == registry.FALLBACK:
         most = max(Model.get_world_size(), rank_from_environment().world_size)

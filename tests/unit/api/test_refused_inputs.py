@@ -38,6 +38,7 @@ def launched(shape: list[int], dtype: Any = ark.fp32) -> tuple[ark.Runtime, ark.
 
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "a device that is not there": ("one device", lambda: ark.Runtime().launch(device_id=7)),
+    "a device below -1": ("device -2", lambda: ark.Runtime().launch(device_id=-2)),
     "a planner's device": ("one device", lambda: ark.Planner(7).plan()),
     "a device that is no number": ("the device", lambda: ark.Runtime().launch(device_id="0")),
     "an empty plan": ("the plan is {}", lambda: ark.Runtime().launch(plan={})),  # type: ignore
