@@ -30,6 +30,7 @@ PREPARE_S = 600.0  # the limit for a rank that is in the call and plans, compile
 ANSWER_S = 2.0  # the limit for a rank's statement of its calls, which its bootstrap's thread sends
 MAX_STATED_CALLS = 32  # calls in one statement
 LOOK_S = 0.02
+DIFFERENT_CALLS = "the ranks do not make the same calls"
 Kind = Literal["part", "all", "statement"]
 
 
@@ -96,9 +97,6 @@ class Talk:
             frame = msgspec.msgpack.decode(body, type=Frame, strict=True)
             if rank in frame.ranks and self.job.rank in frame.ranks:
                 self.communicator(frame.communicator, frame.ranks).hear(rank, frame)
-
-
-DIFFERENT_CALLS = "the ranks do not make the same calls"
 
 
 class _Stuck(SystemError):
@@ -209,8 +207,7 @@ class Communicator:
         """The error to raise for a failed call. If the ranks' calls do not match, it is the error
         that all ranks derive from their statements, otherwise `raised`.
         """
-        failure = self._job.failure()
-        if failure is not None:  # as when a peer has left: nobody answers a statement
+        if (failure := self._job.failure()) is not None:  # a peer that has left answers nothing
             named = f"rank {self._job.rank} called {self._inside}, which did not end: {failure}"
             return SystemError(named) if str(raised) in (DIFFERENT_CALLS, failure) else raised
         stuck = bool(self._statements.get(self._generation))
