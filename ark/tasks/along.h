@@ -31,11 +31,11 @@ ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
   }
 }
 
-// The same scan by TEAM warps. With ALONG, lanes have neighbouring elements of one line; otherwise
-// each lane has a line. A thread has U elements, and the next ones are being loaded meanwhile.
-// Totals of preceding threads are exchanged by shuffles and through `red` (2 TEAM ARK_LANES totals
-// of shared memory). The order of joins follows from the shape alone. `start` must be neutral:
-// joining it changes nothing.
+// The scan of ark_scan_line by TEAM warps. With ALONG, lanes have neighbouring elements of one
+// line; otherwise each lane has a line. A thread has U elements, and the next ones are being loaded
+// meanwhile. Totals of preceding threads are exchanged by shuffles and through `red` (2 TEAM
+// ARK_LANES totals of shared memory). The order of joins follows from the shape alone. `start` must
+// be neutral: joining it changes nothing.
 template <int N, bool REVERSE, bool EXCLUSIVE, bool ALONG, int TEAM, int U, typename T, class Load,
           class Join, class Store>
 ARK_DEVICE void ark_scan_pieces(T start, bool inside, const Load& load, const Join& join,

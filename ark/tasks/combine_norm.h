@@ -97,8 +97,8 @@ ARK_DEVICE void ark_combine_norm(ArkCtx& c, const ArkTask& t, bool aligned, T* s
   }
 }
 
-// The same for shares in plain memory at multiples of 16 bytes: processes ROWS rows from `row` on,
-// whose loads are in flight together. A thread keeps HELD chunks of each row.
+// Like ark_combine_norm_rows, for shares in plain memory at multiples of 16 bytes: processes ROWS
+// rows from `row` on, whose loads are in flight together. A thread keeps HELD chunks of each row.
 template <int ROWS, int HELD, typename T, int K, int SHARES, typename O, typename W>
 ARK_DEVICE void ark_combine_norm_row_group(int row, const T* const (&from)[SHARES], T* sum,
                                            O* normed, const W* weight, float eps, float* folds,

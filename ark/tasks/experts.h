@@ -344,7 +344,7 @@ ARK_DEVICE void ark_expert_products(ArkCtx& c, const ArkTask& t, const X& x, con
   }
 }
 
-// The same for weights (EXPERTS, N, K) of floating-point types.
+// ark_expert_products for weights (EXPERTS, N, K) of floating-point types.
 template <int EXPERTS, int N, int K, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL, class X,
           class W, class E, class F>
 ARK_DEVICE void ark_expert_linear(ArkCtx& c, const ArkTask& t, X x, W first, W second, E experts,

@@ -88,9 +88,9 @@ constexpr int ark_matmul_shares(int units) {
   return lanes;
 }
 
-// The same for small floats: both matrices are copied to shared memory, in the order in which they
-// are in memory, and a thread computes R rows of a column. A_ALONG, B_ALONG: true if elements of a
-// (of b) that are neighbours in memory are neighbours along k.
+// Like ark_matmul, for small floats: both matrices are copied to shared memory, in the order in
+// which they are in memory, and a thread computes R rows of a column. A_ALONG, B_ALONG: true if
+// elements of a (of b) that are neighbours in memory are neighbours along k.
 template <int ROWS, int COLUMNS, int M, int N, int K, int R, bool A_ALONG, bool B_ALONG, class A,
           class B, class Finish>
 ARK_DEVICE void ark_matmul_staged(ArkCtx& c, const ArkTask&, int m0, int n0, const A& a, const B& b,
@@ -150,7 +150,7 @@ ARK_DEVICE void ark_matmul_staged(ArkCtx& c, const ArkTask&, int m0, int n0, con
   }
 }
 
-// The same by one thread. It adds the rows of b, which are contiguous, one by one.
+// ark_matmul by one thread, which adds the rows of b, which are contiguous, one by one.
 template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int k0, int k1,
                                  const A& a, const B& b, const Finish& finish) {
@@ -167,7 +167,8 @@ ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int 
   }
 }
 
-// The same for pairs of columns: finish(m, n, sum, next) gets the sums of columns n and n + 1.
+// Like ark_matmul_alone, for pairs of columns: finish(m, n, sum, next) gets the sums of columns n
+// and n + 1.
 template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_pairs(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1,
                                  const A& a, const B& b, const Finish& finish) {

@@ -148,8 +148,8 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
   }
 }
 
-// The same for short rows: PART lanes of a warp reduce a row, with one pack each. A thread has U
-// rows in flight.
+// Like ark_reduce_rows, for short rows: PART lanes of a warp reduce a row, with one pack each. A
+// thread has U rows in flight.
 template <class F, typename T, int K, int V, int PART, int U, class In, class Finish>
 ARK_DEVICE void ark_reduce_short(int rows, const In& in, const Finish& finish) {
   constexpr int PARTS = ARK_LANES / PART, AT_ONCE = PARTS * U;
@@ -176,7 +176,7 @@ ARK_DEVICE void ark_reduce_short(int rows, const In& in, const Finish& finish) {
   }
 }
 
-// The same by one thread. It has SIDE sums, which are added in halves at the end.
+// ark_reduce_rows by one thread, which has SIDE sums, added in halves at the end.
 template <class F, typename T, int K, int SIDE, class In, class Finish>
 ARK_DEVICE void ark_reduce_rows_alone(int rows, const In& in, const Finish& finish) {
   for (int r = 0; r < rows; ++r) {
@@ -251,8 +251,9 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
   }
 }
 
-// The same for a whole tile with few elements per column: each thread reduces packs of neighbouring
-// columns alone, so that no thread waits for others. in and finish: as for ark_reduce_across.
+// Like ark_reduce_columns, for a whole tile with few elements per column: each thread reduces packs
+// of neighbouring columns alone, so that no thread waits for others. in and finish: as for
+// ark_reduce_across.
 template <class F, typename T, class TILE, int K, ark_i64 STRIDE, int V, int U, class In, class Out,
           class Finish>
 ARK_DEVICE void ark_reduce_packs(const ArkTask& t, const In& in, const Out& out,
@@ -284,7 +285,7 @@ ARK_DEVICE void ark_reduce_packs(const ArkTask& t, const In& in, const Out& out,
   }
 }
 
-// The same by one thread: adds row after row to `columns` sums.
+// ark_reduce_columns by one thread: adds row after row to `columns` sums.
 template <class F, typename T, class In, class Finish>
 ARK_DEVICE void ark_reduce_columns_alone(const In& in, ark_i64 stride, int columns, int K,
                                          char* red, const Finish& finish) {

@@ -133,7 +133,7 @@ ARK_DEVICE void ark_rope_pack(const R& rope, int m, int column, float (&v)[8]) {
     ark_rope_store_pack(to, v);
   }
 }
-// The same for a projection in plain memory, which is read in whole lines.
+// Like ark_rope_kv, for a projection in plain memory, which is read in whole lines.
 template <int ROWS, class X, class R>
 ARK_DEVICE void ark_rope_kv_packs(ArkCtx&, const ArkTask& t, X x, const R& rope) {
   constexpr int BATCH = 3;  // packs that are loaded together

@@ -26,8 +26,8 @@ struct ArkUpdates {
   int count;
 };
 
-// The same by all threads: calls each(updates) with the updates that each round has found, in
-// order. found: shared memory for 2 ark_round_updates + ark_looks ARK_WARPS integers.
+// ark_each_update by all threads: calls each(updates) with the updates that each round has found,
+// in order. found: shared memory for 2 ark_round_updates + ark_looks ARK_WARPS integers.
 template <int N, int SIZE, class Id, class Each>
 ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& id, char* found,
                                       const Each& each) {

@@ -30,8 +30,8 @@ ARK_DEVICE void ark_embedding_store(T* to, const H& held) {
   for (int j = 0; j < 8; ++j) ark_put(made.v, j, ark_get(from.v, j));
   ark_store_pack<8>(to, made);
 }
-// The same for whole rows. A thread copies eight columns at a time, and several rows are loaded
-// together.
+// Like ark_embedding, for whole rows. A thread copies eight columns at a time, and several rows are
+// loaded together.
 template <int ROWS, int OUT_ROWS, int WIDTH, int VOCABULARY, int IDS, class I, class T, class O,
           class P>
 ARK_DEVICE void ark_embedding_packs(ArkCtx& c, const ArkTask& t, I ids, T table, O output, P from) {
@@ -231,9 +231,9 @@ ARK_DEVICE void ark_take_packets(ArkCtx& c, const ark_u64* candidates, ArkSample
   ark_warp_best(sampler.best, sampler.token);
 }
 
-// The same for candidates that arrive as packets. One warp chooses while the tasks of the logits
-// end; it waits for their counter before it stores anything. Returns false if the processor must
-// leave the loop.
+// Like ark_choose, for candidates that arrive as packets. One warp chooses while the tasks of the
+// logits end; it waits for their counter before it stores anything. Returns false if the processor
+// must leave the loop.
 template <int VOCABULARY, bool SHARED, int TILES, int CONTEXT, int STOPS, class L, class S, class P,
           class C, class T, class H, class E>
 ARK_DEVICE bool ark_choose_early(ArkCtx& c, const ArkTask& t, L logits, S settings, P position_at,

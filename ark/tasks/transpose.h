@@ -65,7 +65,7 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
   }
 }
 
-// The same by one thread: strips of a square, as wide as a cache line, are copied through a
+// ark_transpose by one thread: strips of a square, as wide as a cache line, are copied through a
 // separate buffer. The distance of the source's rows is often a power of two, so that all of them
 // compete for the same lines of the cache; this way each line is read once. A backend that
 // transposes blocks of 16 bytes by as many rows in registers defines ARK_HAS_BLOCKS.

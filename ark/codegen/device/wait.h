@@ -48,8 +48,8 @@ struct ArkCtx {
 #define ARK_SCRATCH(ctx) ((ctx).scratch)
 #define ARK_PARAMS(ctx) ((ctx).p)
 #endif
-// The same for functions that are called and not inlined (ARK_COLD), in which a backend may know
-// less about the addresses.
+// The context and the parameters as arguments of functions that are called and not inlined
+// (ARK_COLD), in which a backend may know less about their addresses.
 #if !defined(ARK_GIVEN)
 #define ARK_GIVEN(ctx) (ctx)
 #define ARK_GIVEN_PARAMS(p) (p)

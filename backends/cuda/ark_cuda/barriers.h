@@ -29,7 +29,7 @@ ARK_DEVICE bool ark_barrier_passed_at(ark_u32 at, ark_u32 parity) {
 ARK_DEVICE bool ark_barrier_passed(ark_u64* barrier, ark_u32 parity) {
   return ark_barrier_passed_at(ark_shared_address(barrier), parity);
 }
-// The same test without a wait: the warp does not sleep.
+// Like ark_barrier_passed_at, but the warp does not sleep.
 ARK_DEVICE bool ark_barrier_tested_at(ark_u32 at, ark_u32 parity) {
   ark_u32 passed;
   asm volatile(

@@ -154,7 +154,7 @@ ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
                "n"(GROUPS * (ARK_WARPS / ARK_MATRIX_GROUPS))
                : "memory");
 }
-// The same on behalf of this warp; called by one lane.
+// Gives a stage back on behalf of this warp; called by one lane.
 ARK_DEVICE void ark_matrix_release_warp(ark_u32 empty) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
 }
@@ -305,7 +305,8 @@ ARK_DEVICE void ark_matrix_expect(ark_u64* barrier, ark_u32 bytes) {
       "r"(bytes)
       : "memory");
 }
-// The same without an arrival on the barrier: another part of the stage follows later.
+// Like ark_matrix_expect, but without an arrival on the barrier: another part of the stage follows
+// later.
 ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
   asm volatile(
       "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(ark_shared_address(barrier)),

@@ -173,7 +173,7 @@ ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitc
   ArkMatrixRest rest = {};
   ark_matrix_store_from<T, COLUMNS, 0>(c, d, out, pitch, first, rows, columns, rest);
 }
-// The same for a result in which all of the tile's columns exist.
+// Like ark_matrix_store, for a result in which all of the tile's columns exist.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_store_all(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
                                      int rows) {
@@ -185,8 +185,8 @@ ARK_DEVICE float ark_matrix_gate(float v) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * -1.44269504f));
   return v * ark_reciprocal_flushed(1.0f + power);
 }
-// The same for a product with interleaved columns of gates and gated values: a lane has both.
-// COLUMNS, columns: columns of the result.
+// Like ark_matrix_store, for a product with interleaved columns of gates and gated values: a lane
+// has both. COLUMNS, columns: columns of the result.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_store_gated(ArkCtx& c, float (&d)[COLUMNS], T* out, ark_i64 pitch,
                                        int first, int rows, int columns) {
@@ -253,8 +253,8 @@ ARK_DEVICE void ark_matrix_store_rope(ArkCtx& c, float (&d)[COLUMNS / 2], const 
     for (int i = 0; i + SOME / 2 < COLUMNS / 2; ++i) d[i] = d[i + SOME / 2];
   }
 }
-// The same for sums that are stored unrounded: each lane stores its pairs, and four pairs fill a
-// sector.
+// Like ark_matrix_store, for sums that are stored unrounded: each lane stores its pairs, and four
+// pairs fill a sector.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_store_whole(const T* d, T* out, ark_i64 pitch, int first, int rows,
                                        int columns) {

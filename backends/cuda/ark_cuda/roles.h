@@ -79,8 +79,8 @@ ARK_DEVICE ark_u32 ark_part_stored(ark_u64* barrier, ark_u32* counts) {
   if (ark_lane() == 0) ark_barrier_arrive(barrier, 1u);
   return count;
 }
-// The same for an input and the sums of its squares. Work that needs only the warp's own part comes
-// between this call and ark_handshake_wait.
+// ark_part_stored for an input and the sums of its squares. Work that needs only the warp's own
+// part comes between this call and ark_handshake_wait.
 ARK_DEVICE ark_u32 ark_gather_stored() {
   return ark_part_stored(&ark_handshake.gathered, ark_handshake.gathers);
 }
@@ -170,8 +170,8 @@ ARK_DEVICE void ark_load_pairs(ArkCtx&, const T*, const There& there, const At& 
   }
 }
 
-// The same for short packets, without conversion: this thread's groups of four, group i from at(i),
-// 16 bytes per load.
+// Like ark_load_pairs, for short packets and without conversion: this thread's groups of four,
+// group i from at(i), 16 bytes per load.
 template <int N, typename T, typename There, typename At>
 ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there, const At& at,
                                uint4 (&seen)[N]) {

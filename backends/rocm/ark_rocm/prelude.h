@@ -146,7 +146,7 @@ ARK_DEVICE bool ark_agree(bool v) {
   ark_sync();
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
-// The same with one barrier. Two slots alternate: all waves have read this vote before the vote
+// ark_agree with one barrier. Two slots alternate: all waves have read this vote before the vote
 // after the next one overwrites it.
 ARK_SHARED ark_u32 ark_turns[2][ARK_WARPS];
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {

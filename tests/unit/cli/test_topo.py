@@ -84,10 +84,10 @@ def test_options_that_contradict_a_programs_file_are_refused(capsys, tmp_path):
         ("--root", "1", "has 2; leave --root out"),
         ("--collective", "broadcast", "has 'reduce'"),
         ("--collective", "all_gather", "has 'reduce'"),  # the default value, given explicitly
-        ("--algorithm", "forestcoll", "--algorithm says how"),
+        ("--algorithm", "forestcoll", "--algorithm is for synthesizing"),
         ("--pieces", "3", "has 1"),
         ("--k", "1", "--k is for synthesizing a program"),
-        ("--window", "2", "--window says how"),
+        ("--window", "2", "--window is for synthesizing"),
     ):
         code, out, err = run(capsys, *simulate, option, other)
         assert (code, out) == (2, "") and says in " ".join(err.split())

@@ -251,8 +251,8 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
   return true;
 }
 
-// The same for an input that has the weights' type and stays in global memory. A warp loads the
-// part that it needs for a stage while the stage is in flight.
+// Like ark_linear_batch, for an input that has the weights' type and stays in global memory. A warp
+// loads the part that it needs for a stage while the stage is in flight.
 template <typename W, int K, int R, int P, int KEPT, bool BOXED, int M, class X, class S>
 ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogue) {
   constexpr int PART = K / P, ALL = PART / 32, ROUND = ALL < 16 ? ALL : 16;

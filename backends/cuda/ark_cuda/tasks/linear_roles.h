@@ -50,7 +50,7 @@ ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
   return square;
 }
 
-// The same for unscaled short packets of xs's type, which need no conversion.
+// ark_row for unscaled short packets of xs's type, which need no conversion.
 template <int K, int S, int FIRST, bool NORM, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const ArkShort<T>* p, const float (&)[F], T* xs, bool) {
   static_assert(S == 1 && !NORM && K % 4 == 0, "one row as it is");

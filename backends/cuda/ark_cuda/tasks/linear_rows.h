@@ -75,7 +75,7 @@ ARK_DEVICE float ark_tile_row(ArkCtx& c, const P* p, const float (&factor)[F], T
   }
   return square;
 }
-// The same for unscaled short packets.
+// ark_tile_row for unscaled short packets.
 template <class Tile, int K, int S, int FIRST, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_tile_row(ArkCtx& c, const ArkShort<P>* p, const float (&)[F], T* xs,
                               float* blocks, bool) {

@@ -63,11 +63,11 @@ ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsig
       c, range, weights, x, ArkExpertInput{}, ArkExpertSums<F>{finish, row, slot, expert});
 }
 
-// The same on vector units: a wave has one part of each row, and its elements of the input in
-// registers. The rows of all weights and slots are runs, one after the other. The first loads of
-// AHEAD_RUNS runs are in flight at once. PARTS: the number of parts of a row, of which a wave loads
-// one at a time; it divides the number of waves. AHEAD: loads of a run in flight. ROWS: outputs
-// whose sums shared memory holds at once. WEIGHTS, TOTAL: see experts.h.
+// Like ark_expert_several, on vector units: a wave has one part of each row, and its elements of
+// the input in registers. The rows of all weights and slots are runs, one after the other. The
+// first loads of AHEAD_RUNS runs are in flight at once. PARTS: the number of parts of a row, of
+// which a wave loads one at a time; it divides the number of waves. AHEAD: loads of a run in
+// flight. ROWS: outputs whose sums shared memory holds at once. WEIGHTS, TOTAL: see experts.h.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
           int PARTS, int AHEAD, int ROWS, class X, class E, class F>
 ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
@@ -84,7 +84,7 @@ ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigne
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));  // of two inputs in turn
   float* sums = xs + (INPUTS > 1 ? 2 : 1) * ALL;         // by run, row, part
   const int row = t.coord[0], slot = TOTAL > 0 ? 0 : t.coord[1];
-  // The same in all lanes, as are the addresses of rows.
+  // These numbers and the addresses of rows are the same in all lanes.
   const int warp = __builtin_amdgcn_readfirstlane(ark_warp()), own_part = warp % PARTS;
   if (!ark_enter(c)) return false;
   float v[INPUTS][EACH];

@@ -143,7 +143,7 @@ void packed_float(Wave& w, const Inst& i) {
   w.blend(w.row(i.dst[0].reg + 1), out + kLanes, w.exec());
 }
 
-// The same without neg and with op_sel 0; at most one source is the same in all lanes.
+// Like packed_float, without neg and with op_sel 0; at most one source is the same in all lanes.
 template <class F, unsigned kUniform, int... k>
 void packed_float_whole(Wave& w, const Inst& i) {
   U32* to = w.row(i.dst[0].reg);

@@ -50,7 +50,7 @@ struct Source<true> {
   uint32_t operator[](int) const { return value; }
 };
 
-// The same for handlers that do little work: no lane count is tested between the halves.
+// Like each_lane, for handlers that do little work: no lane count is tested between the halves.
 template <class F>
 [[gnu::always_inline]] inline void whole_lanes(const Wave& w, F f) {
   ARK_LANES

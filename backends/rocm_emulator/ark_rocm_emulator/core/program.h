@@ -34,7 +34,7 @@ class Program {
     }
     return decode_at(pc);
   }
-  // The same instruction as the beginning of a row.
+  // The instruction at `pc` as the first step of a row.
   const Step& step_at(uint32_t pc) {
     const uint32_t slot = pc - first_;
     if (slot < count_) {

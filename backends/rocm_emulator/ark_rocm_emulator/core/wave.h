@@ -102,7 +102,7 @@ struct Wave {
     const Operand& operand = inst.src[k];
     return inst.plain_src ? raw32(operand, tmp) : src32_slow(inst, k, tmp);
   }
-  // The same without modifiers.
+  // Like src32, without modifiers.
   const uint32_t* raw32(const Operand& operand, uint32_t* tmp) {
     return operand.kind == Kind::Vgpr ? row(operand.reg) : same32(operand, tmp);
   }
