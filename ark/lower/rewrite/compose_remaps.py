@@ -61,6 +61,8 @@ def _composed(graph: Graph, kept: frozenset[int]) -> Graph | None:
 
 def _movable(node: Node) -> bool:
     """True for a copy that fills its result and has no user hints."""
+    if not node.outputs:  # of a barrier between ranks
+        return False
     (out, *others) = node.outputs
     plain = not others and node.hints is None and not node.after and not node.virtual
     moves = node.type in ("remap", "transpose", "concat") and whole(out) and not out.dtype.packed
