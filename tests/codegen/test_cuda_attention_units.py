@@ -58,7 +58,7 @@ def fill(block: Block, case: Case, named: Sequence[str]) -> None:
 @pytest.mark.parametrize(
     ("machine", "shapes", "dtype", "late", "downwards"),
     [
-        ("h100", SHAPES[:6:2], bf16, True, False),
+        ("h100", (*SHAPES[:6:2], SHAPES[-1]), bf16, True, False),
         ("h100", WIDE, fp16, False, True),
         ("rtx5090", (*WIDE[1:4], *PAGES[1:4:2]), bf16, True, True),  # with less shared memory
         pytest.param("h100", PAGES, fp16, True, False, marks=slow),
