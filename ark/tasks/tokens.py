@@ -95,10 +95,7 @@ def sample_check(sig: Signature, first: int, candidates: int, rows: int, stages:
     `first` on), and `candidates`.
     """
     tiles = sig.read(SampledParams).tiles
-    need(
-        0 < tiles <= stages,
-        f"{tiles} tasks share {stages} stages of weights; expected 1 to {stages} tasks",
-    )
+    need(0 < tiles <= stages, f"{tiles} tasks share {stages} stages; expected 1 to {stages} tasks")
     shaped(sig, first, (rows * len(SETTINGS),), "int32", dense=True)
     shaped(sig, first + 1, (rows,), "int32", dense=True)
     shaped(sig, candidates, (rows * tiles, 2), "fp32", dense=True)
