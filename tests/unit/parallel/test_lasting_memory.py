@@ -38,6 +38,8 @@ MIDDLES: dict[str, tuple[int, ...]] = {
     "flat": (36,),
     "two shapes": (2, 3, 6),
     "conv": (2, 1, 3, 3),
+    "transposed": (2, 3, 6),
+    "read twice": (2, 3, 6),
 }
 PIPELINES = ("gpipe", "1f1b", "zero-bubble", "interlaced", "interleaved")
 COPIES = ("data", "zero1", "zero2", "zero3", "co-shard")
@@ -52,7 +54,11 @@ def middle_in(front: Any, kind: str, h: Any, b: Any, conv: Any) -> Any:
     if kind == "conv":
         return front.reshape(conv(front.reshape(h, (1, 1, 4, 6)), b, padding=1), (8, 6))
     square = front.reshape(b, (6, 6))
+    if kind == "transposed":
+        return front.matmul(h, ark.transpose(square, [1, 0]) if front is ark else square.T)
     h = front.matmul(h, square)
+    if kind == "read twice":
+        return front.matmul(front.relu(h), square) * front.reshape(b, (36,))[0:6]
     return h + square[0:1] if kind == "two shapes" else h
 
 
