@@ -14,27 +14,10 @@ from ark.backend import registry
 from ark.ir.dtype import fp32
 from ark.lower.rewrite.compose_remaps import compose_remaps
 from ark.lower.rewrite.context import Context
-from ark.ops.indexing import remap
 from tests.unit.lower.computed import computed
+from tests.windows_of_images import image, roll, windows
 
 SHAPE = (2, 12, 8, 5)
-
-
-def roll(x: Any, *shifts: int) -> Any:
-    shape = x.shape()
-    rules = [[[[d, 1]], shifts[d] % n, 1, "wrap"] for d, n in enumerate(shape)]
-    return remap("roll", x, shape, rules)
-
-
-def windows(x: Any, high: int, wide: int) -> Any:
-    n, h, w, c = x.shape()
-    split = ark.reshape(x, [n, h // high, high, w // wide, wide, c])
-    return ark.transpose(split, [0, 1, 3, 2, 4, 5])
-
-
-def image(x: Any) -> Any:
-    n, i, j, high, wide, c = x.shape()
-    return ark.reshape(ark.transpose(x, [0, 1, 3, 2, 4, 5]), [n, i * high, j * wide, c])
 
 
 def steps(x: Any, *begins: int) -> Any:

@@ -17,7 +17,7 @@ from ark.lower.rewrite.compose_remaps import compose_remaps
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.keep_row_order import keep_row_order
 from tests.unit.lower.computed import computed
-from tests.unit.lower.rewrite.test_compose_remaps import image, roll, windows
+from tests.windows_of_images import image, roll, windows
 
 SHAPE = (2, 12, 8, 6)
 WIDTH = SHAPE[-1]
