@@ -116,7 +116,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         text[text.index(begin) : text.index(end)]
         for begin, end in [
             ("// Two values rounded to the type", "// Joins and publishes the first warps'"),
-            ("// This warp's share of the positions", "// coord: row, key/value head, split."),
+            ("// Processes this warp's share", "// coord: row, key/value head, split."),
         ]
     ]
     source.write_text(HOST + "".join(parts) + CALLS)

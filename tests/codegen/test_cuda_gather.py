@@ -76,7 +76,9 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source, library = folder / "gather.cpp", folder / "gather.so"
     boxes, gather = inline.header("linear_boxes.h"), inline.header("linear_gather.h")
     placed = boxes[boxes.index("ARK_DEVICE int ark_box_place") :].split("\n}\n", maxsplit=1)[0]
-    eights = gather[gather.index("// Eights of a row's") : gather.index("// Loads M rows of K")]
+    eights = gather[
+        gather.index("// The number of groups of eight") : gather.index("// Loads M rows of K")
+    ]
     block = "constexpr int ARK_BOX_BLOCK = 64;\n"
     source.write_text(f"{HOST}{block}{placed}\n}}\n{eights}{CALLS}")
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]

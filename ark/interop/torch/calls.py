@@ -17,6 +17,7 @@ import torch
 
 from ark.frontend.foreign import is_literal
 from ark.interop.torch.strides import Memory, contiguous
+from ark.interop.torch.values import Value
 
 
 class Fixed:
@@ -56,7 +57,27 @@ def kinds(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
     return [(type(t), t.shape, t.dtype, t.device, t.layout) for t in tensors]
 
 
-def maker(memory: Memory, dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+def makers(
+    outputs: Sequence[Any], memory: Sequence[Memory | None] | None, device: torch.device
+) -> list[Callable[[], Any]]:
+    """For each output, a function that returns a new tensor for it, or the output itself if it is
+    known beforehand. memory: the strides of each output; by default all are contiguous.
+    """
+    strides = memory or [None] * len(outputs)
+    return [
+        _maker(m or contiguous(v.shape), v.dtype, device)
+        if isinstance(v, Value)
+        else partial(_same, v)
+        for v, m in zip(outputs, strides, strict=True)
+    ]
+
+
+def _same(value: Any) -> Any:
+    """Returns a constant result unchanged."""
+    return value
+
+
+def _maker(memory: Memory, dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
     """Returns a function that returns a new, uninitialised tensor. It has the strides of `memory`,
     or is contiguous if a kernel cannot fill memory with those strides.
     """

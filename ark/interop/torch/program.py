@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -24,11 +23,11 @@ from ark.backend.devices import KernelDevice
 from ark.errors import InvalidUsageError
 from ark.frontend.foreign import check_memory, dense, is_literal
 from ark.interop.torch import last_calls
-from ark.interop.torch.calls import Fixed, kinds, maker
+from ark.interop.torch.calls import Fixed, kinds, makers
 from ark.interop.torch.graph import build, held
 from ark.interop.torch.look import Look, looker, nothing
 from ark.interop.torch.planning import planned
-from ark.interop.torch.strides import Memory, Results, contiguous
+from ark.interop.torch.strides import Memory, Results
 from ark.interop.torch.values import Value
 from ark.machine.variant import LOAD
 from ark.plan.serialize import machine_of
@@ -103,18 +102,11 @@ class Program:
         self._inline: InlineRuns | None = None
         self._kinds: list[tuple[Any, ...]] | None = None  # of moving tensors in the last call
         self._look: Look = nothing
-        self._converted: dict[
-            int, torch.dtype
-        ] = {}  # inputs by index, and the types in which they are read
+        self._converted: dict[int, torch.dtype] = {}  # by input: the type in which it is read
         self._where = torch_device()
         self._results = None if results is None or results.plain else results
-        memory = [None] * len(self._outputs) if results is None else results.memory
-        self._makers = [
-            maker(m or contiguous(v.shape), v.dtype, self._where)
-            if isinstance(v, Value)
-            else partial(_same, v)
-            for v, m in zip(self._outputs, memory, strict=True)
-        ]
+        memory = None if results is None else results.memory
+        self._makers = makers(self._outputs, memory, self._where)
         self._new = [i for i, v in enumerate(self._outputs) if isinstance(v, Value)]
         PROGRAMS.add(self)
 
@@ -143,9 +135,7 @@ class Program:
                 own(_in_order(v, m), taken) if isinstance(v, Value) else v
                 for v, m in zip(built.outputs, results.memory, strict=True)
             ]
-        with (
-            unset_fake_temporarily()
-        ):  # constants of the graph are real tensors, also during tracing
+        with unset_fake_temporarily():  # the graph's constants are real tensors, also in tracing
             kept = [dense(t.detach()).to(torch_device()) for _, t in held(module)]
         last = [built.inputs[i] for i in bound]
         inputs = [v for i, v in enumerate(built.inputs[: len(examples)]) if i not in bound]
@@ -383,11 +373,6 @@ def torch_device() -> torch.device:
     """The device that ark uses, in torch's notation."""
     kind, index = device().dlpack
     return torch.device("cpu") if kind == DLPACK_HOST else torch.device("cuda", index)
-
-
-def _same(value: Any) -> Any:
-    """Returns a constant result unchanged."""
-    return value
 
 
 def _in_order(value: Value, memory: Memory | None) -> Value:
