@@ -91,7 +91,8 @@ GOALS = (
     Goal("1b rows", "the same, 8 sequences beside one", "ratio", 1.15),
     Goal("8b fp8", "Llama 3.1 8B, fp8 beside bf16, MI300X", "ratio", 0.56),
 )
-# (subject, key in one level, key in two)
+# A measurement, the key of its time on one level (all compute units), and on two (within each
+# die, then between dies).
 LEVELS = (
     ("a barrier of all compute units on one counter", "barrier", "barrier by die"),
     ("the same on a counter for each die", "barrier spread", "barrier by die"),

@@ -147,9 +147,8 @@ def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[
         raise PlanError(f"{subject} reads or writes a tensor of another rank than {plan.rank}")
     if any(t.data_type not in ("UINT8", "BYTE") for t in held):
         raise PlanError(
-            f"{subject} names {', '.join(map(_type, held))} besides its input and its output; "
-            "those "
-            "hold packets, so they must be of UINT8"
+            f"{subject} has, besides its input and its output, tensors of the types "
+            f"{', '.join(map(_type, held))}; these tensors hold packets and must be of UINT8"
         )
     others = [rank for rank in range(plan.world_size) if rank != plan.rank]
     far = sorted(t.buffer.rank for t in held if is_far(t.buffer, plan.rank))

@@ -59,7 +59,9 @@ def _enters(sig: Signature, machine: Machine, dialect: Dialect) -> bool:
 
 
 class _Moved(PartialParams, frozen=True):
-    """The parameter of copies and sums that states whether moving warps execute them."""
+    """The parameter of copies and sums that is True if the warps that only move data execute them,
+    not the computing warps.
+    """
 
     moved: bool = False
 

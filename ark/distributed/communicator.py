@@ -207,17 +207,17 @@ class Communicator:
         """The error to raise for a failed call. If the ranks' calls do not match, it is the error
         that all ranks derive from their statements, otherwise `raised`.
         """
+        me, called = f"rank {self._job.rank}", f"{self._inside}, which did not end"
         if (failure := self._job.failure()) is not None:  # a peer that has left answers nothing
-            named = f"rank {self._job.rank} called {self._inside}, which did not end: {failure}"
-            return SystemError(named) if str(raised) in (DIFFERENT_CALLS, failure) else raised
+            unnamed = str(raised) in (DIFFERENT_CALLS, failure)
+            return SystemError(f"{me} called {called}: {failure}") if unnamed else raised
         stuck = bool(self._statements.get(self._generation))
-        message = str(raised) or type(raised).__name__
-        self._state("" if stuck else f"rank {self._job.rank} reports: {message}")
+        self._state("" if stuck else f"{me} reports: {str(raised) or type(raised).__name__}")
         waits = isinstance(raised, Exception)  # after Ctrl-C the rank does not wait for statements
         failed = self._settle(ANSWER_S if waits else 0.0)
-        if stuck and self._job.failure() is not None:
-            failed = SystemError(self._job.failure())
-        return failed if stuck and waits and failed is not None else raised
+        if stuck and (failure := self._job.failure()) is not None:
+            failed = SystemError(f"{me} called {called}: {failure}")
+        return failed if stuck and waits and failed else raised
 
     def _settle(self, answer_s: float) -> BaseError | None:
         """Begins a new generation when all have stated their calls; returns this rank's error."""

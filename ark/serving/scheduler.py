@@ -335,9 +335,9 @@ class Scheduler:
         return count
 
     def _fits(self, iterations: int) -> bool:
-        """True if the pool has pages for `iterations` iterations of all rows. Kept pages are
-        counted only if the iterations are at most a page's positions, because a longer step may end
-        before it needs them.
+        """True if the pool has pages for `iterations` more iterations of all rows. Pages that are
+        kept for later requests with the same prefix count as free only if `iterations` is at most
+        the size of a page, because a longer launch may end before it needs them.
         """
         size, need = self.pool.size, 0
         for progress in self.rows:

@@ -135,7 +135,8 @@ def _before(sig: Signature, machine: Machine) -> int:
 
 
 def _all(places: Places) -> list[tuple[int, ...]]:
-    need(not places.span and len(places.ranges) == 4, "its tiles must have four dimensions")
+    plain = not places.span and len(places.ranges) == 4
+    need(plain, "claimed tasks need tiles of four dimensions without a span")
     return list(itertools.product(*places.ranges))
 
 

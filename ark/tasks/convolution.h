@@ -74,9 +74,8 @@ ARK_DEVICE void ark_convolution(ArkCtx&, const ArkTask&, int g0, int m0, int n0,
   }
 }
 
-// The sizes of windows in the rows and columns of an image, for ark_convolution_columns. There a
-// thread computes R places of a column of the result, so that it uses each element of the input for
-// all rows of a window. Neighbouring threads have neighbouring places. Groups have one result each.
+// The window of a 2-D convolution (kernel size, stride, dilation, padding before) and the sizes of
+// its image and result, for ark_convolution_columns.
 template <int K_DOWN, int K_ACROSS, int STEP_DOWN, int STEP_ACROSS, int APART_DOWN,
           int APART_ACROSS, int BEFORE_DOWN, int BEFORE_ACROSS, int HEIGHT, int WIDTH, int DOWN,
           int ACROSS>

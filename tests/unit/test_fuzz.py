@@ -56,7 +56,7 @@ BETWEEN_RANKS = {
 
 
 def test_mutations_begin_with_every_kind_of_task() -> None:
-    """All unmutated plans are read back as written, and admitted."""
+    """The plans that are mutated are valid, and together have every kind of task of one CPU."""
     seen: set[str] = set()
     for name in plans.NAMES:
         data, _ = plans.base(name)

@@ -70,8 +70,8 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
                 stale = written.behind(at, product.inputs)
                 seen = None if stale else _seen(product, node, read)
                 if others and seen is not None and not _fits(product, seen, read):
-                    # One product cannot take the whole node. So each of the other products takes
-                    # the part of the node that depends on its own result.
+                    # The last product cannot have the whole node as its epilogue. So each of the
+                    # other products first gets the part of the node that depends on its result.
                     for tensor, place_of, other in others:
                         split = not written.behind(place_of, other.inputs)
                         parts = _split(graph, other, node, tensor, number + 1) if split else None

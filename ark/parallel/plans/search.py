@@ -249,7 +249,8 @@ def _values(
         for at, tensor in enumerate(node.inputs):
             writer, shown = writers.get(tensor.buffer.id, (None, tensor))
             if writer is not None and writer.id >= node.id:
-                # the node reads its own memory or that of the previous iteration
+                # This node or a later one writes the tensor, so that the node reads what was there
+                # before, as from the previous iteration.
                 writer, shown = None, tensor
             entry = readers.setdefault(tensor.buffer.id, (shown, writer, []))
             entry[2].append((same[node.id], at))

@@ -42,7 +42,7 @@ class Piece:
 
 
 def view_of(tensor: Tensor) -> View:
-    """The part of its buffer that a tensor is, as a view."""
+    """The region of the tensor's buffer that the tensor occupies."""
     ends = zip(tensor.offsets, tensor.shape, strict=True)
     return View(tensor.buffer.id, tuple((begin, begin + size) for begin, size in ends))
 
@@ -194,8 +194,8 @@ class ParallelGraph:
         out = node.outputs[0]
         if out.buffer.arena != "activation":
             raise UnsupportedError(
-                f"the result of {node.name} survives an iteration, and such memory is written "
-                "by one op; copy an operand of it instead"
+                f"cannot copy the result of {node.name}: it lasts beyond an iteration, "
+                "and only one op may write such memory; copy one of that op's operands instead"
             )
         copied = self.graph.tensor(out.extents, out.dtype, name=out.name)
         zeros = (0,) * len(out.extents)

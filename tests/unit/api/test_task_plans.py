@@ -220,7 +220,7 @@ FUSED: dict[str, tuple[Callable[[Data], object], str]] = {
     ),
     "packets of no bytes": (
         lambda d: op_of(d, 0)["ReadTensors"][1].update(DataType="FP16"),
-        "those hold packets, so they must be of UINT8",
+        "these tensors hold packets and must be of UINT8",
     ),
     "a peer left out": (
         lambda d: op_of(d, 0)["WriteTensors"].pop(),

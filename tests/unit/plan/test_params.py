@@ -94,7 +94,9 @@ def _subclasses(of: type[Params]) -> Iterator[type[Params]]:
 
 
 def test_partial_structs_match_a_kind() -> None:
-    """Each field of a partial struct is a field of some kind's struct and has the same default."""
+    """A subclass of PartialParams declares some of the parameters of a task kind. At least one task
+    kind has all of them, with the same defaults.
+    """
     schemas = [kind.get(name).params for name in kind.names()]
     assert tasks and len(schemas) > 30
     for partial in _subclasses(PartialParams):

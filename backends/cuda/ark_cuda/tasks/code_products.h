@@ -1,8 +1,9 @@
-// Tiles of products of at most 64 rows with a quantised matrix (ArkRow), in the variant `matrix`.
-// The loading thread copies boxes of codes and of their scales. The computing warps convert codes
-// to operands of matrix units (mma.sync m16n8k16) in registers. A warpgroup has half of a tile's
-// columns, and each of its warps one line of every stage, of 64 elements along k. Sums of the four
-// warps are added up at the tile's end; each warp then stores 16 rows, as in wgmma.h.
+// Matrix products in the kernel variant `matrix`, for inputs of at most 64 rows and quantised
+// weights (ArkRow). The loading thread copies boxes of codes and of their scales. The computing
+// warps convert codes to operands of matrix units (mma.sync m16n8k16) in registers. A warpgroup
+// computes half of a tile's columns, and each of its four warps another 64 elements of every stage
+// along k. The four sums are added up at the tile's end; each warp then stores 16 rows, as in
+// wgmma.h.
 //
 // A lane has 16 consecutive codes of a row of weights, and the same elements of its rows of the
 // input: the elements of k may be assigned to the instruction's k in any order that is the same for
