@@ -76,6 +76,8 @@ def test_a_product_beside_a_collective_keeps_its_registers_in_the_loop():
     assert beside_a_collective(False, True)[1].parts == 0
     machine, source = beside_a_collective(True, True)
     assert source.parts == 1
+    if compiler._linker() is None:
+        pytest.skip("no nvJitLink of this NVRTC or later is installed")
     target = Target(machine.arch, machine.threads)
     frames = {}
     for parts in (0, 1):
