@@ -13,7 +13,7 @@ from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.machine.variant import COMPUTE, LOAD, MOVE, block
-from ark.plan.cost import busied, predict
+from ark.plan.cost import busied, phase_us
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -67,12 +67,7 @@ def _faster(
         other = make_plan(graph, machine, asked)
     except PlanError:
         return plan, options
-    return (other, asked) if _seconds(other) < _seconds(plan) else (plan, options)
-
-
-def _seconds(plan: Plan) -> float:
-    """The predicted time of an iteration."""
-    return max((span.end for span in predict(plan, 0)), default=0.0) * 1e-6
+    return (other, asked) if phase_us(other, 0) < phase_us(plan, 0) else (plan, options)
 
 
 def _counting_on(machine: Machine, boxes: bool) -> Machine:

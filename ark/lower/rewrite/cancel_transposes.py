@@ -29,11 +29,9 @@ def cancel_transposes(graph: Graph, context: Context) -> Graph:
     """A copy of the graph without the transposes that cancel each other; the graph itself if it has
     none.
     """
-    while True:
-        rewritten = _rewritten(graph, context.kept)
-        if rewritten is None:
-            return graph
+    while (rewritten := _rewritten(graph, context.kept)) is not None:
         graph = rewritten
+    return graph
 
 
 def _rewritten(graph: Graph, kept: frozenset[int]) -> Graph | None:

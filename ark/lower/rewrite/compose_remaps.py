@@ -31,20 +31,26 @@ Map = list[Rule]
 
 def compose_remaps(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with each chain of copies composed; the graph itself if it has none."""
-    while True:
-        composed = _composed(graph, context.kept)
-        if composed is None:
-            return graph
+    while (composed := _composed(graph, context.kept)) is not None:
         graph = composed
+    return graph
 
 
 def _composed(graph: Graph, kept: frozenset[int]) -> Graph | None:
-    """The graph with its first chain of copies replaced by one copy; None if it has no chain."""
+    """The graph with the first two copies of each chain replaced by one; None if it has no
+    chain.
+    """
     private, makers = read_once(graph, kept), only_makers(graph)
+    replaced: dict[int, Node] = {}
+    taken: set[int] = set()
+    later: set[int] = set()  # ids of nodes whose sources change in this round
     for node in graph.nodes:
         before = [makers.get(t.buffer.id) for t in node.inputs]
         sources = [n for n in before if n is not None and private(n.outputs[0])]
         if not before or len(sources) != len(before) or not all(map(_movable, (node, *sources))):
+            continue
+        if any(n.id in replaced or n.id in later for n in sources):
+            later.add(node.id)
             continue
         if any(n.placement != node.placement or not _lasts(graph, n, node) for n in sources):
             continue
@@ -53,10 +59,11 @@ def _composed(graph: Graph, kept: frozenset[int]) -> Graph | None:
         else:
             joined = None if _windows(graph, node) else _of_two(sources[0], node)
         if joined is not None:
-            taken = {n.id for n in sources}
-            each = (joined if n.id == node.id else n for n in graph.nodes)
-            return graph.with_nodes(n for n in each if n.id not in taken)
-    return None
+            replaced[node.id] = joined
+            taken.update(n.id for n in sources)
+    if not replaced:
+        return None
+    return graph.with_nodes(replaced.get(n.id, n) for n in graph.nodes if n.id not in taken)
 
 
 def _movable(node: Node) -> bool:

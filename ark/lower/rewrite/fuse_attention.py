@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ark.ir.attributes import AttentionAttributes, MatmulAttributes
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
@@ -28,7 +30,7 @@ from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.copies import read_in_place, without_unread
 from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.makers import only_makers
-from ark.lower.rewrite.masks import Mask, Masks, broadcast
+from ark.lower.rewrite.masks import Mask, Masks
 from ark.lower.rewrite.strided import (
     Place,
     Rows,
@@ -311,8 +313,9 @@ class _Finder:
             if view is None:
                 return None
             if total:
-                shape = broadcast(total[0].shape, view.shape)
-                if shape is None:
+                try:
+                    shape = np.broadcast_shapes(total[0].shape, view.shape)
+                except ValueError:
                     return None
                 result = self.graph.tensor(shape, mask.scores, name="attention.mask")
                 inputs = (total[0], view)

@@ -28,6 +28,7 @@ from ark.ir.values import Tensor
 from ark.lower.registry import get
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
+from ark.lower.rewrite.makers import Pattern
 from ark.lower.rewrite.views import same_elements, whole
 from ark.tasks import expression
 
@@ -48,29 +49,21 @@ def keep_row_order(graph: Graph, context: Context) -> Graph:
     return graph
 
 
-class _Rows:
+class _Rows(Pattern):
     """The copies of a graph that permute rows of a given length, and the ops on rows."""
 
-    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
-        self.graph, self.kept, self.view = graph, kept, graph.view
-
-    def maker(self, tensor: Tensor) -> Node | None:
-        """The only writer of the tensor, which fills its buffer; None if there is none."""
-        writers = self.view.writers.get(tensor.buffer.id, [])
-        if len(writers) != 1 or tensor.buffer.arena != "activation":
-            return None
-        return writers[0] if _plain(writers[0]) and _fills(writers[0], tensor) else None
+    def writer(self, tensor: Tensor) -> Node | None:
+        """The only writer of the tensor, which fills its buffer; None if there is none. Other than
+        `maker`, for a tensor with any number of readers.
+        """
+        node = self.makers.get(tensor.buffer.id)
+        fills = node is not None and _plain(node) and same_elements(tensor, node.outputs[0])
+        return node if fills else None
 
     def readers(self, tensor: Tensor) -> list[Node]:
-        """All nodes that read the tensor's buffer, in program order."""
-        numbers = self.view.touching[tensor.buffer.id]
-        places = sorted(self.view.places[n] for n in numbers)
-        nodes = [self.graph.nodes[p] for p in places]
-        return [n for n in nodes if any(t.buffer.id == tensor.buffer.id for t in n.inputs)]
-
-    def private(self, tensor: Tensor) -> bool:
-        """True if one node reads the tensor."""
-        return tensor.buffer.id not in self.kept and len(self.readers(tensor)) == 1
+        """All nodes that read the tensor's buffer or come after it, in program order."""
+        places = sorted(self.view.places[n] for n in self.view.reading[tensor.buffer.id])
+        return [self.view.nodes[p] for p in places]
 
     def order(self, copies: Sequence[Node], width: int) -> np.ndarray | None:
         """For each row of a chain of copies' result, the row of its source; None if the copies do
@@ -95,10 +88,6 @@ class _Rows:
 def _plain(node: Node) -> bool:
     """True where the node has a single output and no user hints."""
     return len(node.outputs) == 1 and node.hints is None and not node.after and not node.virtual
-
-
-def _fills(node: Node, tensor: Tensor) -> bool:
-    return same_elements(tensor, node.outputs[0])
 
 
 def _on_rows(node: Node, changed: set[int], rows: int) -> bool:
@@ -142,7 +131,7 @@ def _add_in_windows(graph: Graph, kept: frozenset[int]) -> tuple[Graph, int] | N
         for source, added in (node.inputs, node.inputs[::-1]):
             back, out = _copies_to(rows, added), node.outputs[0]
             same = source.shape == added.shape == out.shape and source.dtype == added.dtype
-            once = back and rows.maker(source) and rows.maker(back[0].inputs[0])
+            once = back and rows.writer(source) and rows.writer(back[0].inputs[0])
             if not once or not same or not whole(out):
                 continue
             count = out.elements // out.shape[-1]
@@ -160,11 +149,11 @@ def _add_in_windows(graph: Graph, kept: frozenset[int]) -> tuple[Graph, int] | N
 def _copies_to(rows: _Rows, tensor: Tensor) -> list[Node]:
     """The chain of copies that ends with this tensor, in program order; each is read once."""
     chain: list[Node] = []
-    maker = rows.maker(tensor)
+    maker = rows.writer(tensor)
     while maker is not None and maker.type in COPIES and rows.private(tensor):
         chain.insert(0, maker)
         (tensor,) = maker.inputs
-        maker = rows.maker(tensor)
+        maker = rows.writer(tensor)
     return chain
 
 
@@ -267,7 +256,7 @@ def _sunk(graph: Graph, kept: frozenset[int], ends: set[int]) -> Graph | None:
             if not read:
                 continue
             count = out.elements // out.shape[-1]
-            if _on_rows(reader, changed, count) and rows.maker(reader.outputs[0]):
+            if _on_rows(reader, changed, count) and rows.writer(reader.outputs[0]):
                 region.append(reader)
                 changed.add(reader.outputs[0].buffer.id)
             else:
@@ -275,7 +264,7 @@ def _sunk(graph: Graph, kept: frozenset[int], ends: set[int]) -> Graph | None:
         needed |= dict.fromkeys(changed & kept, out)
         results = {n.outputs[0].buffer.id: n for n in region}
         last = results.get(next(iter(needed), -1))
-        if len(needed) != 1 or last is None or rows.maker(source) is None:
+        if len(needed) != 1 or last is None or rows.writer(source) is None:
             continue
         result = last.outputs[0]
         forms = {(t.elements, t.dtype, t.shape[-1]) for t in (result, out)}

@@ -6,7 +6,7 @@ attention reads. Called by ark.lower.rewrite.fuse_attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,13 +53,6 @@ class Mask:
                     return None  # the batch's indices do not repeat
         fits = batch % sizes[0] == 0 and sizes[1] in (1, heads) and math.prod(sizes) == count
         return in_shape(self.tensor, (*sizes, *shape[-2:]), named=True) if fits else None
-
-
-def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
-    """The shape of the sum of two tensors of equal rank; None if they do not broadcast."""
-    sizes = tuple(max(n, m) for n, m in zip(a, b, strict=True))
-    fits = all({n, m} <= {1, size} for n, m, size in zip(a, b, sizes, strict=True))
-    return sizes if fits else None
 
 
 class Masks:
