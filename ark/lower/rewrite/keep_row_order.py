@@ -136,6 +136,8 @@ def _add_in_windows(graph: Graph, kept: frozenset[int]) -> tuple[Graph, int] | N
                 continue
             count = out.elements // out.shape[-1]
             for between, copies in _windows_of(rows, source, node, count):
+                if not _together(node, back, between, copies):
+                    continue
                 orders = [rows.order(chain, out.shape[-1]) for chain in (back, copies)]
                 there, here = orders
                 if there is None or here is None:
@@ -144,6 +146,11 @@ def _add_in_windows(graph: Graph, kept: frozenset[int]) -> tuple[Graph, int] | N
                     moved = _moved(graph, node, source, back, between, copies)
                     return moved, back[-1].id
     return None
+
+
+def _together(node: Node, *chains: Sequence[Node]) -> bool:
+    """True where all nodes of the chains run in the node's phase and on its processors."""
+    return all(n.placement == node.placement for chain in chains for n in chain)
 
 
 def _copies_to(rows: _Rows, tensor: Tensor) -> list[Node]:
@@ -247,6 +254,8 @@ def _sunk(graph: Graph, kept: frozenset[int], ends: set[int]) -> Graph | None:
             continue
         out = node.outputs[0]
         chain = [*_copies_to(rows, node.inputs[0]), node]
+        if not _together(node, chain):
+            continue
         source = chain[0].inputs[0]
         changed = {out.buffer.id}
         region: list[Node] = []  # the ops on rows
@@ -256,7 +265,8 @@ def _sunk(graph: Graph, kept: frozenset[int], ends: set[int]) -> Graph | None:
             if not read:
                 continue
             count = out.elements // out.shape[-1]
-            if _on_rows(reader, changed, count) and rows.writer(reader.outputs[0]):
+            on_rows = _on_rows(reader, changed, count) and _together(node, [reader])
+            if on_rows and rows.writer(reader.outputs[0]):
                 region.append(reader)
                 changed.add(reader.outputs[0].buffer.id)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -106,3 +107,14 @@ def test_rows_are_computed_as_before(form: Any, copies: int) -> None:
 def test_a_block_whose_rows_do_not_come_back_is_left() -> None:
     graph, _, _, kept = built(displaced)
     assert keep_row_order(graph, Context(registry.machine("cpu"), {}, kept)) is graph
+
+
+def test_a_block_in_several_phases_is_left() -> None:
+    graph, _, _, kept = built(lambda *given: block(*given, 0))
+    context = Context(registry.machine("cpu"), {}, kept)
+    assert keep_row_order(graph, context) is not graph
+    nodes = [
+        dataclasses.replace(n, phase=1) if n.type == "transpose" else n for n in graph.nodes
+    ]
+    divided = graph.with_nodes(nodes)
+    assert keep_row_order(divided, context) is divided
