@@ -113,8 +113,6 @@ def test_a_block_in_several_phases_is_left() -> None:
     graph, _, _, kept = built(lambda *given: block(*given, 0))
     context = Context(registry.machine("cpu"), {}, kept)
     assert keep_row_order(graph, context) is not graph
-    nodes = [
-        dataclasses.replace(n, phase=1) if n.type == "transpose" else n for n in graph.nodes
-    ]
+    nodes = [dataclasses.replace(n, phase=1) if n.type == "transpose" else n for n in graph.nodes]
     divided = graph.with_nodes(nodes)
     assert keep_row_order(divided, context) is divided
