@@ -52,7 +52,7 @@ def write_figures(path: Path, figures: Figures) -> None:
 
 def merged(before: Figures, runs: Sequence[Results], noisy: bool, commit: str = "") -> Figures:
     """The earlier figures, replaced by those of new runs where these have them. commit: the commit
-    of runs that do not name one.
+    of the new runs, if their own is missing or of a copy of the repository.
     """
     now = {f.figure for run in runs for f in run.figures}
     runs_kept = []
@@ -61,5 +61,5 @@ def merged(before: Figures, runs: Sequence[Results], noisy: bool, commit: str = 
         if figures:
             runs_kept.append(run.holding(figures))
     for run in runs:
-        runs_kept.append(msgspec.structs.replace(run, commit=run.commit or commit))
+        runs_kept.append(msgspec.structs.replace(run, commit=commit or run.commit))
     return Figures(before.row, noisy, runs_kept)

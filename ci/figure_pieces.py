@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ark.bench.cases import cases
+from ark.bench.predicted import PROGRAMS
 from ark.bench.sweep.cases import SWEEP
 from ark.bench.whole_models import STANDARD
 
@@ -151,8 +152,12 @@ def on_cpu(tiny: bool) -> list[Piece]:
 
 
 def sweep() -> list[Piece]:
-    """Common torch ops in many shapes, which run apart from the standard set."""
-    return _parts([c.name for c in cases() if c.name.startswith(SWEEP)], "sweep", 3)
+    """Common torch ops in many shapes, and predictions beside measured times. They run apart from
+    the standard set.
+    """
+    forty = tuple(f"fidelity/{name}" for name in PROGRAMS)
+    fidelity = Piece("fidelity", ("fidelity",), forty, "", 150, PROGRAMS)
+    return [*_parts([c.name for c in cases() if c.name.startswith(SWEEP)], "sweep", 3), fidelity]
 
 
 def pieces(row: dict[str, Any], tiny: bool) -> list[Piece]:

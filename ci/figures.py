@@ -6,8 +6,8 @@ docs/performance.md. It prints the figures that are worse by 3% than the previou
 after --budget seconds; results so far are kept in --work, and the next run continues from there if
 ark's source is the same. Rows that were not measured again keep the previous figures. The exit code
 is 1 if a figure is missing or worse. On one GPU --lanes benches run side by side: they plan and
-compile at the same time, and use the GPU in turns. --sweep measures `ark bench ops "sweep-*"`
-instead of the standard set.
+compile at the same time, and use the GPU in turns. --sweep measures `ark bench ops "sweep-*"` and
+`ark bench fidelity` instead of the standard set.
 """
 
 from __future__ import annotations
@@ -322,7 +322,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, default=FOLDER, help="the folder for ROW.json")
     parser.add_argument("--work", type=Path, default=ROOT / "build/figures")
     parser.add_argument("--only", nargs="+", help="pieces, by how their names begin")
-    parser.add_argument("--sweep", action="store_true", help="the sweep of ops, not the set")
+    parser.add_argument(
+        "--sweep", action="store_true", help="the sweep of ops and fidelity, not the set"
+    )
     parser.add_argument("--lanes", type=int, help="benches side by side (of one GPU: up to 4)")
     parser.add_argument("--again", action="store_true", help="measure everything anew")
     parser.add_argument("--noisy", action="store_true", help="others use the machine meanwhile")

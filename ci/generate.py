@@ -23,7 +23,7 @@ import defect_counts
 import timing_errors
 from evidence import RESULTS, SUITES, Result, SuiteResult, read, read_suite
 from explanations import pictures
-from performance_page import page
+from performance_page import page, sweep_page
 from picture import DATA, PICTURE, picture
 from reference_pages import api, capabilities, commands, ops, plan, stub
 from timing_constants import page as timing_constants
@@ -149,6 +149,7 @@ def outputs() -> dict[Path, str]:
         WORKFLOWS / "release.yml": release(),
         ROOT / "ci/coverage.md": coverage(matrix) + suites(),
         ROOT / "docs/performance.md": page(matrix),
+        ROOT / "docs/reference/sweep.md": sweep_page(matrix),
         PICTURE: picture(json.loads(DATA.read_text())),
         **pictures(),
         ROOT / "docs/reference/decoders.md": decoders.table(),

@@ -1,9 +1,13 @@
-"""The page docs/performance.md, generated from the files of figures. Called by ci/generate.py."""
+"""The pages docs/performance.md and docs/reference/sweep.md, generated from the files of figures.
+Called by ci/generate.py.
+"""
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from ark.bench.predicted import MEAN_GOAL, WORST_GOAL
 from ark.bench.results import Figure, Results
 from ark.bench.sweep.cases import SWEEP
 
@@ -33,15 +38,23 @@ Earlier measurements, with machine, date and command, are in
 [history/performance.md](history/performance.md), and the log of decoding on NVIDIA GPUs in
 [history/decode-cuda.md](history/decode-cuda.md).
 """
+SWEEP_HEAD = """# The sweep of common ops
+
+This page is for readers who look for the time of one op. It has ops of torch in many shapes and
+types, `ark bench ops "sweep-*" --vs torch`. [performance.md](../performance.md) explains the
+columns. `python ci/figures.py ROW --sweep` measures the figures, and `python ci/generate.py` writes
+the page from them.
+"""
 KINDS = {
     "ops": "Single ops, a call (`ark bench ops --vs torch`)",
-    "sweep": 'Common ops of torch in many shapes, a call (`ark bench ops "sweep-*" --vs torch`)',
     "decode": "A token of each sequence, and prompts to the first token (`ark bench decode`)",
     "torch": "`torch.compile`, a call (`ark bench torch --vs inductor`)",
     "comm": "Collectives (`ark bench comm`)",
     "serve": "Requests to a server of the shipped checkpoint (`ark bench serve`)",
     "parallel": "Steps of plans for several ranks, beside the prediction (`ark bench parallel`)",
 }
+SWEEP_TITLE = 'Common ops of torch, a call (`ark bench ops "sweep-*" --vs torch`)'
+FIDELITY_TITLE = "Predicted times of forty programs (`ark bench fidelity`)"
 REASONS = "reasons.toml"  # beside the folder of figures
 MIN_RATIO = 0.9  # a lower ratio needs a reason
 NOISY = (
@@ -50,10 +63,42 @@ NOISY = (
 )
 
 
+@dataclass(frozen=True)
+class Row:
+    """The figures of a row of ci/matrix.toml. reasons: why a figure is below MIN_RATIO, by its name
+    or a pattern of names with *.
+    """
+
+    row: dict[str, Any]
+    figures: Figures
+    reasons: Mapping[str, str]
+
+    def kind(self, kind: str) -> list[Figure]:
+        """The figures of one table, sorted."""
+        rows = [f for run in self.figures.runs for f in run.figures if _kind(f.figure) == kind]
+        return sorted(rows, key=lambda f: (f.figure, f.peer))
+
+
 def page(matrix: Sequence[dict[str, Any]], folder: Path = FOLDER) -> str:
-    """The whole page. Raises ValueError for an invalid file, a file of an unknown row, or a ratio
-    below MIN_RATIO without a reason in the file of reasons. A reason's name may have * for figures
-    that share it.
+    """docs/performance.md. Raises ValueError as read_rows does."""
+    rows = read_rows(matrix, folder)
+    return "\n".join([HEAD, *("\n".join(_section(row)) + "\n" for row in rows)])
+
+
+def sweep_page(matrix: Sequence[dict[str, Any]], folder: Path = FOLDER) -> str:
+    """docs/reference/sweep.md. Raises ValueError as read_rows does."""
+    parts = [SWEEP_HEAD]
+    for row in read_rows(matrix, folder):
+        if row.kind("sweep"):
+            lines = [*_head(row), *_table(row, "sweep", SWEEP_TITLE)]
+            parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def read_rows(matrix: Sequence[dict[str, Any]], folder: Path) -> list[Row]:
+    """The rows of ci/matrix.toml that have a file in the folder. Raises ValueError for an invalid
+    file, a file of an unknown row, or a ratio below MIN_RATIO without a reason in the file of
+    reasons.
     """
     names = [row["name"] for row in matrix]
     files = {path.stem: path for path in sorted(folder.glob("*.json"))}
@@ -86,14 +131,7 @@ def page(matrix: Sequence[dict[str, Any]], folder: Path = FOLDER) -> str:
                     f"{reasons} {verb} a reason for {name}: {', '.join(sorted(listed))}; figures "
                     f"below {MIN_RATIO} of their peer have one, others none"
                 )
-    parts = [
-        HEAD,
-        *(
-            "\n".join(_section(row, figures, known.get(row["name"], {}))) + "\n"
-            for row, figures in named
-        ),
-    ]
-    return "\n".join(parts)
+    return [Row(row, figures, known.get(row["name"], {})) for row, figures in named]
 
 
 def _reasons_of(figure: str, known: Mapping[str, str]) -> list[str]:
@@ -118,29 +156,74 @@ def _read_reasons(path: Path) -> dict[str, dict[str, str]]:
 
 def _slow(figures: Figures) -> set[str]:
     """Names of the figures whose ratio, rounded as on the page, is below MIN_RATIO. Empty for a
-    noisy machine.
+    noisy machine, and for predictions, whose ratio is not a speed.
     """
-    rows = (f for run in figures.runs for f in run.figures if not figures.noisy)
+    if figures.noisy:
+        return set()
+    rows = (f for run in figures.runs for f in run.figures if _kind(f.figure) != "fidelity")
     return {f.figure for f in rows if f.ratio is not None and round(f.ratio, 2) < MIN_RATIO}
 
 
-def _section(row: dict[str, Any], figures: Figures, reasons: Mapping[str, str]) -> Iterator[str]:
-    yield f"## {row['machine']} (`{row['name']}`)"
-    if figures.noisy:
+def _head(row: Row) -> Iterator[str]:
+    """The heading of a machine, with the runs that measured its figures."""
+    yield f"## {row.row['machine']} (`{row.row['name']}`)"
+    if row.figures.noisy:
         yield f"\n{NOISY}"
     yield ""
-    for run in {_where(run): run for run in figures.runs}.values():
+    for run in {_where(run): run for run in row.figures.runs}.values():
         yield f"- {_where(run)}"
+
+
+def _section(row: Row) -> Iterator[str]:
+    yield from _head(row)
     for kind, title in KINDS.items():
-        rows = [f for run in figures.runs for f in run.figures if _kind(f.figure) == kind]
-        if rows:
-            yield f"\n### {title}\n"
-            yield "| figure | ark us | peer | peer us | ratio |\n|---|---|---|---|---|"
-            yield from (_line(f) for f in sorted(rows, key=lambda f: (f.figure, f.peer)))
-            slow = sorted({f.figure for f in rows} & _slow(figures))
-            if slow:
-                yield f"\nBelow {MIN_RATIO}:\n"
-                yield from _because(slow, reasons)
+        yield from _table(row, kind, title)
+        if kind == "ops":
+            yield from _sweep_summary(row)
+    yield from _fidelity(row)
+
+
+def _table(row: Row, kind: str, title: str) -> Iterator[str]:
+    """The figures of one kind, and the reasons of those below MIN_RATIO."""
+    rows = row.kind(kind)
+    if not rows:
+        return
+    yield f"\n### {title}\n"
+    yield "| figure | ark us | peer | peer us | ratio |\n|---|---|---|---|---|"
+    yield from map(_line, rows)
+    slow = sorted({f.figure for f in rows} & _slow(row.figures))
+    if slow:
+        yield f"\nBelow {MIN_RATIO}:\n"
+        yield from _because(slow, row.reasons)
+
+
+def _sweep_summary(row: Row) -> Iterator[str]:
+    """A sentence about the sweep, whose table is a page of its own."""
+    rows = row.kind("sweep")
+    ratios = [f.ratio for f in rows if f.ratio]
+    if ratios:
+        slow = len({f.figure for f in rows} & _slow(row.figures))
+        yield (
+            f"\nThe [sweep of {len(rows)} common ops](reference/sweep.md): ratio "
+            f"{statistics.geometric_mean(ratios):.2f} (geometric mean), {slow} below {MIN_RATIO}."
+        )
+
+
+def _fidelity(row: Row) -> Iterator[str]:
+    """The predicted and measured times of programs, with the mean and the largest error."""
+    rows = [f for f in row.kind("fidelity") if f.ratio]
+    if not rows:
+        return
+    yield f"\n### {FIDELITY_TITLE}\n"
+    yield "| program | predicted us | measured us | error |\n|---|---|---|---|"
+    for f in rows:
+        name = f.figure.split("/", 1)[1]
+        yield f"| {name} | {f.peer_us:.4g} | {f.us:.4g} | {100 * f.ratio - 100:+.0f}% |"
+    errors = [abs(f.ratio - 1) for f in rows]
+    yield (
+        f"\n{len(rows)} programs: mean error {100 * statistics.mean(errors):.0f}% (goal "
+        f"{100 * MEAN_GOAL:.0f}%), largest {100 * max(errors):.0f}% (goal {100 * WORST_GOAL:.0f}%)."
+    )
 
 
 def _because(slow: Sequence[str], reasons: Mapping[str, str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from ark.backend.protocol import Backend
 from ark.bench.case import OpCase
 from ark.bench.cases import cases
 from ark.bench.ops import measure, planned
+from ark.bench.turn import Turn
 from ark.plan.cost import iteration_us
 
 MEAN_GOAL, WORST_GOAL = 0.15, 0.35  # goals of the mean and the largest relative error
@@ -67,12 +68,12 @@ def chosen(names: Sequence[str], cpu: bool) -> list[OpCase]:
 
 
 def compare(
-    listed: Sequence[OpCase], backend: Backend, device: Device, repeats: int
+    listed: Sequence[OpCase], backend: Backend, device: Device, repeats: int, turn: Turn
 ) -> Iterator[Fidelity]:
-    """Plans, predicts and measures each program."""
+    """Plans, predicts and measures each program, during `turn` alone."""
     machine = device.machine
     for case in listed:
-        figures = measure(case, backend, device, machine, repeats=repeats)
+        figures = measure(case, backend, device, machine, repeats=repeats, turn=turn)
         if figures.error:
             yield Fidelity(case.name, error=figures.error)
             continue

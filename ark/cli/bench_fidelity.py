@@ -10,9 +10,10 @@ from rich.table import Table
 from ark.backend import registry
 from ark.bench.predicted import FITTED, MEAN_GOAL, PROGRAMS, WORST_GOAL, Fidelity, chosen, compare
 from ark.bench.results import Figure, figure, results
+from ark.bench.turn import Turn
 from ark.cli.bench_ops import chosen as named
 from ark.cli.common import output, write_results
-from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats
+from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats, add_turn
 from ark.errors import InvalidUsageError
 
 PEER = "cost model"
@@ -30,6 +31,7 @@ def register(kinds: Subparsers) -> None:
     add_backend(p)
     add_device(p)
     add_figures(p)
+    add_turn(p)
     p.set_defaults(func=run)
 
 
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         machine = device.machine
         empty = results(probe, args.device, machine, args.words, [])
         rows: list[Fidelity] = []
-        for row in compare(listed, backend, device, args.repeats):
+        for row in compare(listed, backend, device, args.repeats, Turn(args.turn)):
             rows.append(row)
             write_results(args.json, empty.holding(map(_figure, rows)), done=False)
     if args.json != "-":
@@ -57,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
 def _figure(row: Fidelity) -> Figure:
     """A figure of one program's measured time. Its predicted time takes the place of the peer's."""
     us = 1e-6
-    return figure(row.name, row.measured_us * us, PEER, row.predicted_us * us, row.error)
+    return figure(
+        f"fidelity/{row.name}", row.measured_us * us, PEER, row.predicted_us * us, row.error
+    )
 
 
 def _show(rows: list[Fidelity], title: str) -> None:

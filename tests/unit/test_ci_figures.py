@@ -168,7 +168,7 @@ def test_an_interrupt_ends_the_benches_at_once(
 def test_the_sweep_is_a_set_of_its_own() -> None:
     names = [f for piece in figure_pieces.sweep() for f in piece.figures]
     assert len(set(names)) == len(names) > 300
-    assert all(n.startswith("ops/sweep-") for n in names)
+    assert all(n.startswith(("ops/sweep-", "fidelity/")) for n in names)
     for row in ROWS.values():
         begins = [f for piece in figure_pieces.pieces(row, False) for f in piece.figures]
         assert not set(begins) & set(names)
@@ -312,14 +312,26 @@ def test_a_slow_figure_needs_a_reason_and_others_have_none(tmp_path: Path) -> No
     known = '[cuda-h100]\n"ops/add" = "it waits"\n"ops/sweep-mul-*" = "short"\n'
     reasons.write_text(known)
     text = page.page(list(ROWS.values()), folder)
-    assert "\n- add: it waits\n" in text and "\n- sweep-mul-1, sweep-mul-2: short\n" in text
-    assert text.index("| add |") < text.index("in many shapes") < text.index("| sweep-mul-1 |")
+    assert "\n- add: it waits\n" in text and "sweep-mul-1" not in text
+    assert "[sweep of 2 common ops](reference/sweep.md): ratio 0.55 (geometric mean), 2 b" in text
+    apart = page.sweep_page(list(ROWS.values()), folder)
+    assert "| sweep-mul-1 | 10 | torch | 5 | 0.50 |\n" in apart and "| add |" not in apart
+    assert "\n- sweep-mul-1, sweep-mul-2: short\n" in apart
     reasons.write_text(known + '"ops/sweep-div-*" = "short"\n')
     with pytest.raises(ValueError, match=r"need not have a reason for cuda-h100: ops/sweep-div-"):
         page.page(list(ROWS.values()), folder)
     reasons.write_text("[cuda-h100]\n'ops/add' = 3\n")
     with pytest.raises(ValueError, match="is not a file of reasons"):
         page.page(list(ROWS.values()), folder)
+
+
+def test_predictions_have_a_table_and_need_no_reason(tmp_path: Path) -> None:
+    rows = [row("fidelity/add", 10.0, 8.0), row("fidelity/sub", 10.0, 11.0)]
+    file = figure_file.Figures("cuda-h100", False, [results(*rows)])
+    figure_file.write_figures(tmp_path / "cuda-h100.json", file)
+    text = page.page(list(ROWS.values()), tmp_path)
+    assert "| add | 8 | 10 | -20% |\n| sub | 11 | 10 | +10% |\n" in text
+    assert "2 programs: mean error 15% (goal 15%), largest 20% (goal 35%)." in text
 
 
 def test_a_figure_that_was_typed_fails_lint(

@@ -33,7 +33,7 @@ def test_it_prints_each_program_and_the_errors(
     assert all(name[:20] in errors for name in names)
     assert "2 programs: mean error" in errors
     figures = json.loads((tmp_path / "found.json").read_text())["figures"]
-    assert [row["figure"] for row in figures] == names
+    assert [row["figure"] for row in figures] == [f"fidelity/{name}" for name in names]
     assert all(row["peer"] == "cost model" and row["peer_us"] > 0 for row in figures)
 
 
