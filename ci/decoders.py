@@ -4,11 +4,13 @@ docs/reference/decoders.md.
 `python ci/decoders.py BACKEND [ARGUMENTS]` runs the tests that compare decoders with transformers
 on a backend, with pytest's own arguments, and writes the cells that passed to
 ci/results/decoders/BACKEND.json; ci/generate.py generates the page from these files. `--keep` adds
-to an earlier file's cells.
+to an earlier file's cells. `--cells FILE` runs no tests: the file is of another run of tests, whose
+environment had ARK_DECODER_CELLS=FILE.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import subprocess
@@ -80,18 +82,24 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: list[str]) -> int:
-    keep = "--keep" in arguments
-    backend, *others = [word for word in arguments if word != "--keep"]
-    if backend not in BACKENDS:
-        raise SystemExit(f"the backend {backend!r} is unknown; give one of {', '.join(BACKENDS)}")
-    earlier = read(backend) if keep else None
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "cells"
-        environment = {**os.environ, "ARK_DECODER_CELLS": str(path)}
-        command = [sys.executable, "-m", "pytest", "-q", *(others or TESTS)]
-        status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("backend", choices=BACKENDS)
+    parser.add_argument("--keep", action="store_true", help="add to the earlier cells")
+    parser.add_argument("--cells", type=Path, help="the cells of a run that has ended")
+    args, others = parser.parse_known_args(words)
+    backend = args.backend
+    earlier = read(backend) if args.keep else None
+    status, lines = 0, []
+    if args.cells:
+        lines = args.cells.read_text(encoding="utf-8").splitlines()
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "cells"
+            environment = {**os.environ, "ARK_DECODER_CELLS": str(path)}
+            command = [sys.executable, "-m", "pytest", "-q", *(others or TESTS)]
+            status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     passed = {tuple(line.split("\t")[1:]) for line in lines if line.startswith(f"{backend}\t")}
     passed |= set(earlier.cells) if earlier else set()
     if not passed:

@@ -47,6 +47,17 @@ def test_a_cell_is_written_where_its_test_passed(
     ]
 
 
-def test_another_backend_is_refused() -> None:
-    with pytest.raises(SystemExit, match="the backend 'tpu' is unknown"):
+def test_cells_of_an_ended_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoders, "RESULTS", tmp_path)
+    path = tmp_path / "cells"
+    path.write_text("cuda\tLlama\tfloat32\ncpu\tGemma\tfloat32\ncuda\tLlama\tfloat32\n")
+    assert decoders.main(["cuda", "--cells", str(path)]) == 0
+    assert decoders.read("cuda").cells == [("Llama", "float32")]
+    path.write_text("cpu\tGemma\tfloat32\n")
+    assert decoders.main(["cuda", "--cells", str(path)]) == 1
+
+
+def test_another_backend_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
         decoders.main(["tpu"])
+    assert "invalid choice: 'tpu'" in capsys.readouterr().err
