@@ -52,12 +52,13 @@ struct ArkRound {
 template <class TILE, int PACK, int ROUNDS, class Body>
 ARK_DEVICE void ark_each_pack(const ArkRound<TILE, PACK, ROUNDS>& round, const Body& body) {
   constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / PACK);
+  constexpr bool whole = total % (ROUNDS * ARK_THREADS) == 0;  // every round is inside of the tile
 #pragma unroll
   for (int u = 0; u < ROUNDS; ++u) {
     const int r = round.first + u * ARK_THREADS;
     int i0, i1, i2, i3;
     const bool inside = ark_tile_place<TILE, PACK>(round.coord, r, i0, i1, i2, i3);
-    body(u, r < total && inside, i0, i1, i2, i3);
+    body(u, (whole || r < total) && inside, i0, i1, i2, i3);
   }
 }
 // Processes a tile by all threads: calls body(round) for every round.

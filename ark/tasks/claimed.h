@@ -17,29 +17,72 @@ struct ArkPlaces {
   }
 };
 
+// Claims tiles for a task, by all its threads. The counter's address follows the operands in the
+// record. In an iteration, each of the TASKS tasks has one tile of its own, claims TILES - TASKS
+// others in all, and claims one number after the last tile. So the counter grows by TILES per
+// iteration. RECORDS: the offset in shared memory of the memory for two records.
+template <class PLACES, int TASKS, int OPERANDS, int RECORDS>
+struct ArkClaims {
+  ArkTask* records;
+  ark_u32* counter;
+  ark_u32 before;  // the counter's value for tile 0
+  ARK_DEVICE ArkClaims begin(ArkCtx& c, const ArkTask& t) {
+    ArkTask* const own = reinterpret_cast<ArkTask*>(ARK_SCRATCH(c) + RECORDS);
+    constexpr int WORDS = static_cast<int>(sizeof(ArkTask) / 8u);
+    for (int w = ark_tid(); w < 2 * WORDS; w += ARK_THREADS) {
+      reinterpret_cast<ark_u64*>(own)[w] = reinterpret_cast<const ark_u64*>(&t)[w % WORDS];
+    }
+    ark_sync();
+    return {own, ark_words(t.operand[OPERANDS]),
+            PLACES::TILES * c.phase_iteration - static_cast<ark_u32>(TASKS)};
+  }
+  // Thread 0 gets the number of the next tile.
+  ARK_DEVICE ark_u32 ask(const ArkClaims& s) {
+    return ark_tid() == 0 ? ark_claim(s.counter) - s.before : 0u;
+  }
+  // All threads get record `turn` with the tile of this number.
+  ARK_DEVICE const ArkTask& tell(const ArkClaims& s, ark_u32 turn, ark_u32 number) {
+    if (ark_tid() == 0) PLACES::put(s.records[turn], number);
+    ark_sync();
+    return s.records[turn];
+  }
+};
+
 // Calls body(record) for the task's own tile, and then for further tiles that no other task has
 // claimed, until none is left. The next tile's number is fetched while the current tile is
-// computed. The counter's address follows the operands in the record. In an iteration, each of the
-// TASKS tasks has one tile of its own, claims TILES - TASKS others in all, and claims one number
-// after the last tile. So the counter grows by TILES per iteration. RECORDS: the offset in shared
-// memory of the memory for two records.
+// computed.
 template <class PLACES, int TASKS, int OPERANDS, int RECORDS, class Body>
 ARK_DEVICE void ark_claimed(ArkCtx& c, const ArkTask& t, const Body& body) {
-  ArkTask* const own = reinterpret_cast<ArkTask*>(ARK_SCRATCH(c) + RECORDS);
-  constexpr int WORDS = static_cast<int>(sizeof(ArkTask) / 8u);
-  for (int w = ark_tid(); w < 2 * WORDS; w += ARK_THREADS) {
-    reinterpret_cast<ark_u64*>(own)[w] = reinterpret_cast<const ark_u64*>(&t)[w % WORDS];
-  }
-  ark_sync();
-  ark_u32* const counter = ark_words(t.operand[OPERANDS]);
-  const ark_u32 before = PLACES::TILES * c.phase_iteration - static_cast<ark_u32>(TASKS);
+  typedef ArkClaims<PLACES, TASKS, OPERANDS, RECORDS> Claims;
+  const Claims claims = Claims::begin(c, t);
   const ArkTask* tile = &t;
   for (ark_u32 turn = 0u; tile->kind != ARK_NO_TASK; turn ^= 1u) {
-    ark_u32 next = 0u;
-    if (ark_tid() == 0) next = ark_claim(counter) - before;
+    const ark_u32 next = Claims::ask(claims);
     body(*tile);
-    if (ark_tid() == 0) PLACES::put(own[turn], next);
-    ark_sync();
-    tile = own + turn;
+    tile = &Claims::tell(claims, turn, next);
+  }
+}
+
+// The same for tiles whose operands fit into registers twice: load(held, record) loads a tile while
+// the tile before it is computed by finish(held), and the tile after it is claimed.
+template <class HELD, class PLACES, int TASKS, int OPERANDS, int RECORDS, class Load, class Finish>
+ARK_DEVICE void ark_claimed_ahead(ArkCtx& c, const ArkTask& t, const Load& load,
+                                  const Finish& finish) {
+  typedef ArkClaims<PLACES, TASKS, OPERANDS, RECORDS> Claims;
+  HELD first, second;
+  load(first, t);
+  const Claims claims = Claims::begin(c, t);
+  // One tile is computed; true if `ahead` has the next one.
+  const auto turned = [&](HELD& now, HELD& ahead, ark_u32 turn) {
+    const ArkTask& tile = claims.records[turn];
+    const bool more = tile.kind != ARK_NO_TASK;
+    const ark_u32 next = more ? Claims::ask(claims) : 0u;
+    if (more) load(ahead, tile);
+    finish(now);
+    if (more) Claims::tell(claims, turn ^ 1u, next);
+    return more;
+  };
+  Claims::tell(claims, 0u, Claims::ask(claims));
+  while (turned(first, second, 0u) && turned(second, first, 1u)) {
   }
 }

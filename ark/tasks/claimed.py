@@ -43,6 +43,17 @@ def tiles_of(sig: Signature) -> tuple[TaskKind, Signature]:
     return kinds.get(params.kind), Signature(params.kind, params.params, sig.operands)
 
 
+def claim_constants(kind: TaskKind, inner: Signature, tasks: int, records: int) -> str:
+    """The template constants of ArkClaims (claimed.h). inner: the signature of the op whose tiles
+    are claimed. tasks: the number of tasks that share them. records: the offset in shared memory,
+    in bytes, of the area for claiming.
+    """
+    ranges = kind.places(inner).ranges
+    sizes = (*map(len, ranges), *(r.step for r in ranges))
+    places = f"ArkPlaces<{', '.join(map(str, sizes))}>"
+    return f"{places}, {tasks}, {len(inner.operands)}, {records}"
+
+
 class Claimed(TaskKind):
     name = "claimed"
     params = ClaimedParams
@@ -114,14 +125,7 @@ class Claimed(TaskKind):
             return own
         body = kind.source(tile, inner, machine)
         inlined = body.replace(f"ARK_BODY void {tile}(", f"ARK_DEVICE void {tile}(")
-        ranges = kind.places(inner).ranges
-        sizes = (*map(len, ranges), *(r.step for r in ranges))
-        constants = (
-            f"ArkPlaces<{', '.join(map(str, sizes))}>",
-            tasks,
-            len(sig.operands),
-            records,
-        )
+        constants = (claim_constants(kind, inner, tasks, records),)
         each = f"[&](const ArkTask& t) {{ {tile}(c, t); }}"
         return inlined + text.call(name, "ark_claimed", constants, (each,))
 

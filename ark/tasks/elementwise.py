@@ -23,6 +23,7 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import Params, Places, Tile, TiledParams, box, covers, need
 from ark.tasks import expression, text
 from ark.tasks.box_text import NAMES, declared, in_order, loop, tile_type, unused_names
+from ark.tasks.claimed import claim_constants
 
 VECTOR_BYTES = 16
 THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
@@ -129,6 +130,30 @@ class Elementwise(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(ElementwiseParams)
         return text.function(name, write_box(sig, params.expr, params.tile, machine))
+
+    def claiming_source(
+        self, name: str, sig: Signature, machine: Machine, tasks: int, records: int
+    ) -> str:
+        if not machine.cooperative or any(o.per_item > 1 for o in sig.operands):
+            return ""
+        params = sig.read(ElementwiseParams)
+        writer = _Box(sig, params.expr, params.tile, {})
+        pack, packed = writer.pack()
+        if pack == 1 or not writer.rounds(pack, packed, machine, whole=True):
+            return ""
+        constants = claim_constants(self, sig, tasks, records)
+        out = len(sig.operands) - 1
+        declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
+        held, load, finish = writer.ahead(pack, packed, machine)
+        addresses = text.addresses(sig, sorted(packed))
+        each = f"[&](const ArkTask& t) {{\n{writer.flat(1, frozenset(), machine)}  }}"
+        return f"struct {name}_held {{\n{held}}};\n" + text.function(
+            name,
+            f"{declare}  if (ark_aligned({addresses})) {{\n  ark_claimed_ahead<{name}_held, "
+            f"{constants}>(c, t, [&]({name}_held& h, const ArkTask& t) {{\n{load}  }}, "
+            f"[&]({name}_held& h) {{\n{finish}  }});\n  }} else {{\n"
+            f"  ark_claimed<{constants}>(c, t, {each});\n  }}\n",
+        )
 
     def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(ElementwiseParams)
@@ -378,8 +403,51 @@ class _Box:
         body = loop("ark_each_round", f"{box}, {rounds}", "const auto& round", (), body)
         if pack == 1 or not self.shape[3] % pack:
             return body
-        single = f"    const int i0 = 0, i1 = 0, i2 = 0; {unused_names(NAMES)}\n{self._element()}"
-        return body + loop("ark_each_left", box, "int i3", (), single)
+        return body + loop("ark_each_left", box, "int i3", (), self._single())
+
+    def _single(self) -> str:
+        """Statements for one element of a single row."""
+        return f"    const int i0 = 0, i1 = 0, i2 = 0; {unused_names(NAMES)}\n{self._element()}"
+
+    def ahead(self, pack: int, packed: frozenset[int], machine: Machine) -> tuple[str, str, str]:
+        """The texts for ark_claimed_ahead (claimed.h), for a tile of one round: the members of a
+        struct with the loaded operands, statements that load them into `h`, and statements that
+        compute and store the results.
+        """
+        rounds = self.rounds(pack, packed, machine)
+        held, fetch, unpack, values = "", "", "", []
+        for i in range(self.out):
+            if i not in packed:
+                held += f"  {text.loaded(self.sig, i)} v{i}[{rounds}];\n"
+                fetch += f"      if (inside) h.v{i}[u] = {self._value(i)};\n"
+                values.append(f"h.v{i}[u]")
+                continue
+            hold = "ark_hold"
+            if self._once(i):
+                hold = "ark_hold_past" if self.out == 1 else "ark_hold_once"
+            held += f"  ArkHeld<{self.sig.operands[i].ctype}, {pack}> v{i}[{rounds}];\n"
+            fetch += f"      if (inside) {hold}(h.v{i}[u], p{i} + {self._at(i)});\n"
+            unpack += f"      const auto w{i} = ark_unpacked(h.v{i}[u]);\n"
+            values.append(text.load(self.sig, i, f"w{i}.v", "j"))
+        ctype, box = self.sig.operands[self.out].ctype, f"{self.box}, {pack}"
+        compute = self._compute(values, "to", "j", " + j")
+        each = (
+            f"    ark_each_pack(ArkRound<{box}, {rounds}>{{h.coord, ark_tid()}},\n"
+            f"                  [&](int u, bool inside, {declared(NAMES)}) {{\n"
+            f"      (void)u; {unused_names(NAMES)}\n"
+        )
+        coords = "".join(f"    h.coord[{d}] = t.coord[{d}];\n" for d in range(4))
+        load = f"{coords}{each}{fetch}    }});\n"
+        to = f"p{self.out} + {self._at(self.out)}"
+        finish = (
+            f"{each}{unpack}      ark_store_made<{pack}>(inside, {to}, "
+            f"[&]({ctype}* to, int j) {{\n{compute}      }});\n    }});\n"
+        )
+        if self.shape[3] % pack:
+            finish += (
+                f"    ark_each_left<{box}>(h.coord, [&](int i3) {{\n{self._single()}    }});\n"
+            )
+        return f"  ark_i32 coord[4];\n{held}", load, finish
 
     def shared(self) -> str:
         """The loop of all threads for an output whose elements share bytes, one byte at a time."""

@@ -45,6 +45,14 @@ def _normal(x: np.ndarray) -> np.ndarray:
 
 CASES: dict[str, tuple[str, Build, Callable[[np.ndarray], np.ndarray], int, DataType]] = {
     "sums": ("elementwise", lambda x: ark.add(ark.mul(x, 2.0), x), lambda x: 3 * x, 200, fp32),
+    "column": (
+        "elementwise",
+        lambda x: ark.mul(x, ark.reduce_max(x, 1)),
+        lambda x: x * x.max(1, keepdims=True),
+        200,
+        bf16,
+    ),
+    "partial tile": ("elementwise", lambda x: ark.relu(x), lambda x: np.maximum(x, 0), 77, bf16),
     "softmax": (
         "row_norm",
         lambda x: ark.softmax(ark.add(x, x)),

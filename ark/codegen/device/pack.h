@@ -99,6 +99,17 @@ ARK_DEVICE void ark_hold_past(H& to, const T* p) {
 #endif
   ark_hold(to, p);
 }
+// The same for a pack that this task reads only once (ark_load_pack_once).
+template <typename H, typename T>
+ARK_DEVICE void ark_hold_once(H& to, const T* p) {
+#if defined(ARK_HAS_LOAD_ONCE)
+  if constexpr (sizeof(H) == 16) {
+    ark_load_once(p, &to);
+    return;
+  }
+#endif
+  ark_hold(to, p);
+}
 template <typename T, int N>
 ARK_DEVICE ArkPack<T, N> ark_unpacked(const ArkPack<T, N>& held) {
   return held;
