@@ -27,7 +27,7 @@ from ark.plan.types import Plan
 
 # Files of ark/codegen/device that every kernel includes: WAITS before its loop, ELEMENTS after it.
 WAITS = ("wait.h", "task_slots.h", "iteration.h")
-ELEMENTS = ("common.h", "math.h", "small_floats.h", "pack.h", "operand.h")
+ELEMENTS = ("common.h", "math.h", "math16.h", "small_floats.h", "pack.h", "operand.h")
 SHORT = ("short_packets.h",)  # included if operands are in short packets or a warp leads
 _LOOP = device_text("loop.h")
 # Kernels that share a loop need different amounts of shared memory, so the loop reads a variable.

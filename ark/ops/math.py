@@ -241,11 +241,6 @@ def hard_swish(input: TensorLike, output: TensorLike | None = NullTensor, name: 
     return activation("hard_swish", input, output, name, ["mul", X, _hard(1.0 / 6.0, 0.5)])
 
 
-def _log1p_exp(x: Tree) -> Tree:
-    """log(1 + e^x), without overflow."""
-    return ["add", ["maximum", x, number(0.0)], ["log1p", ["exp", ["neg", ["abs", x]]]]]
-
-
 def log_sigmoid(
     input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
@@ -255,7 +250,7 @@ def log_sigmoid(
         >>> ark.log_sigmoid(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-1.3133, -0.6931, -0.1269])
     """
-    return activation("log_sigmoid", input, output, name, ["neg", _log1p_exp(["neg", X])])
+    return activation("log_sigmoid", input, output, name, ["neg", ["softplus", ["neg", X]]])
 
 
 def mish(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
@@ -265,7 +260,7 @@ def mish(input: TensorLike, output: TensorLike | None = NullTensor, name: str = 
         >>> ark.mish(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-0.3034,  0.0000,  1.9440])
     """
-    return activation("mish", input, output, name, ["mul", X, ["tanh", _log1p_exp(X)]])
+    return activation("mish", input, output, name, ["mul", X, ["tanh", ["softplus", X]]])
 
 
 def softsign(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:

@@ -297,7 +297,8 @@ class _Box:
         leaves = [(value, text.loaded(self.sig, i)) for i, value in enumerate(values)]
         indices = [*self.indices[:-1], self.indices[-1] + step]
         writer = expression.Writer(leaves, text.literal, indices)
-        result, _ = writer.write(self.expr)
+        rounded = self.sig.operands[self.out].dtype in expression.SIXTEEN_BITS
+        result, _ = writer.write(self.expr, rounded)
         lines = [*writer.statements, text.store(self.sig, self.out, to, at, result)]
         return "".join(f"    {line}\n" for line in lines)
 

@@ -31,6 +31,7 @@ Tree = Sequence[Any]
 
 INTEGERS = tuple(t.name for t in INTEGER_TYPES)
 FLOATS = tuple(t.name for t in (*FLOAT_TYPES, *SMALL_FLOATS))
+SIXTEEN_BITS = ("fp16", "bf16")
 MAX_NODES = 64
 MAX_DIMS = 8
 _CASTS = (*FLOATS, *INTEGERS, "bool")
@@ -284,9 +285,9 @@ class Writer:
         self._indices = indices
         self.statements: list[str] = []
 
-    def write(self, tree: Tree) -> tuple[str, str]:
+    def write(self, tree: Tree, rounded: bool = False) -> tuple[str, str]:
         """The C++ text and the C type of the tree's value. The statements that must come before the
-        text are added to `statements`.
+        text are added to `statements`. rounded: True if the value is rounded to 16 bits.
         """
         if tree[0] == "input":
             return self._leaves[tree[1]]
@@ -298,10 +299,11 @@ class Writer:
         if gelu is not None:
             argument = _as(self.write(gelu.argument), "float")
             return self.let("float", f"{gelu.function}({argument})"), "float"
-        values = [self.write(part) for part in _children(tree)]
         if tree[0] == "cast":
-            return self._cast(values[0], tree[1])
+            within = tree[1] in SIXTEEN_BITS
+            return self._cast(self.write(tree[2], within), tree[1])
         function = FUNCTIONS[tree[0]]
+        values = [self.write(part, rounded and function.steady) for part in _children(tree)]
         types = [kind if kind in _RANKS else "ark_i32" for _, kind in values]
         types = [_WORDS.get(kind, t) for (_, kind), t in zip(values, types, strict=True)]
         compute = _computes(tree[0], types)
@@ -311,7 +313,7 @@ class Writer:
             for letter, value, want in zip("abc", values, wanted, strict=False)
         }
         whole = compute in ("ark_i32", "ark_i64")
-        text = (function.integer if whole else None) or function.expr
+        text = (function.integer if whole else rounded and function.rounded) or function.expr
         text = re.sub(r"\bINT\b", compute, text)
         text = re.sub(r"\bUINT\b", "ark_u" + compute[-2:], text)
         code = re.sub(r"\b[abc]\b", lambda m: names[m.group()], text)

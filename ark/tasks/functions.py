@@ -73,6 +73,9 @@ class Function:
     of floating point only. floating: False for functions of integers only. predicate: True if the
     result is a bool. logical: True if the arguments are bools. The first argument of the function
     `where` is a bool. public, gated: one of them is set if the entry defines a whole op.
+
+    rounded: a shorter expression for results that are rounded to 16 bits (math16.h); "" if there is
+    none. steady: True if a relative error of an argument does not grow in the result.
     """
 
     name: str
@@ -82,6 +85,8 @@ class Function:
     floating: bool = True
     predicate: bool = False
     logical: bool = False
+    rounded: str = ""
+    steady: bool = False
     public: Public | None = None
     gated: Gated | None = None
 
@@ -128,6 +133,10 @@ def _each(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarr
     return np.vectorize(function, otypes=[np.float64])
 
 
+def _softplus(a: np.ndarray) -> np.ndarray:
+    return np.asarray(np.maximum(a, 0.0) + np.log1p(np.exp(-np.abs(a))))
+
+
 def _philox(at: np.ndarray, key: np.ndarray, stream: np.ndarray) -> np.ndarray:
     """Philox4x32-10 in NumPy, the same as ark_philox."""
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -146,11 +155,12 @@ def _philox(at: np.ndarray, key: np.ndarray, stream: np.ndarray) -> np.ndarray:
 FUNCTIONS: dict[str, Function] = {
     f.name: f
     for f in (
-        Function("copy", "a", lambda a: a, "a"),
+        Function("copy", "a", lambda a: a, "a", steady=True),
         Function("exp", "ark_exp(a)", np.exp),
         Function("log", "ark_log(a)", np.log),
         Function("expm1", "ark_expm1(a)", np.expm1),
-        Function("log1p", "ark_log1p(a)", np.log1p),
+        Function("log1p", "ark_log1p(a)", np.log1p, rounded="ark_log1p16(a)"),
+        Function("softplus", "ark_softplus(a)", _softplus, rounded="ark_softplus16(a)"),
         Function("sqrt", "ark_sqrt(a)", np.sqrt),
         Function("rsqrt", "ark_rsqrt(a)", lambda a: 1.0 / np.sqrt(a)),
         Function("reciprocal", "(1.0f / a)", lambda a: 1.0 / a),
@@ -172,8 +182,8 @@ FUNCTIONS: dict[str, Function] = {
         Function("add", "ark_plus(a, b)", np.add, "ark_plus(a, b)"),
         Function("sub", "ark_plus(a, -b)", np.subtract, _wrapping("a", "-", "b")),
         Function("rsub", "ark_plus(b, -a)", lambda a, b: b - a, _wrapping("b", "-", "a")),
-        Function("mul", "ark_times(a, b)", np.multiply, "ark_times(a, b)"),
-        Function("div", "(a / b)", np.divide, "ark_int_div(a, b)"),
+        Function("mul", "ark_times(a, b)", np.multiply, "ark_times(a, b)", steady=True),
+        Function("div", "(a / b)", np.divide, "ark_int_div(a, b)", steady=True),
         Function("rdiv", "(b / a)", lambda a, b: b / a, "ark_int_div(b, a)"),
         Function("pow", "ark_pow(a, b)", np.power, "ark_int_pow(a, b)"),
         Function("mod", "ark_mod(a, b)", np.mod, "ark_int_mod(a, b)"),
@@ -181,7 +191,7 @@ FUNCTIONS: dict[str, Function] = {
         # NaN in either argument gives NaN, as in NumPy.
         Function("maximum", "(a > b || a != a ? a : b)", np.maximum, "ark_chosen(a > b ? a : b)"),
         Function("minimum", "(a < b || a != a ? a : b)", np.minimum, "ark_chosen(a < b ? a : b)"),
-        Function("neg", "(-a)", np.negative, _wrapping("0", "-", "a")),
+        Function("neg", "(-a)", np.negative, _wrapping("0", "-", "a"), steady=True),
         Function("abs", "(a < 0.0f ? -a : a)", np.abs, f"(a < 0 ? {_wrapping('0', '-', 'a')} : a)"),
         Function(
             "sign",
@@ -192,7 +202,7 @@ FUNCTIONS: dict[str, Function] = {
         Function("floor", "ark_floor(a)", np.floor, "a"),
         Function("ceil", "(-ark_floor(-a))", np.ceil, "a"),
         Function("round", "ark_round(a)", np.round, "a"),
-        Function("tanh", "ark_tanh(a)", np.tanh),
+        Function("tanh", "ark_tanh(a)", np.tanh, rounded="ark_tanh16(a)", steady=True),
         Function("erf", "ark_erf(a)", _each(math.erf)),
         Function(
             "erfc",
@@ -217,12 +227,13 @@ FUNCTIONS: dict[str, Function] = {
                 between=(0.5, 3.0),
             ),
         ),
-        Function("sin", "ark_sin(a)", np.sin),
-        Function("cos", "ark_cos(a)", np.cos),
+        Function("sin", "ark_sin(a)", np.sin, rounded="ark_sin16(a)"),
+        Function("cos", "ark_cos(a)", np.cos, rounded="ark_cos16(a)"),
         Function(
             "tan",
             "ark_tan(a)",
             np.tan,
+            rounded="ark_tan16(a)",
             public=Public(
                 "Tangent of radians",
                 ("[-1.0, 0.0, 2.0]", "[-1.5574,  0.0000, -2.1850]"),
@@ -236,6 +247,7 @@ FUNCTIONS: dict[str, Function] = {
             "atan",
             "ark_atan(a)",
             np.arctan,
+            rounded="ark_atan16(a)",
             public=Public(
                 "Inverse tangent, in radians",
                 ("[-1.0, 0.0, 2.0]", "[-0.7854,  0.0000,  1.1071]"),
@@ -250,6 +262,7 @@ FUNCTIONS: dict[str, Function] = {
             "asin",
             "ark_asin(a)",
             np.arcsin,
+            rounded="ark_asin16(a)",
             public=Public(
                 "Inverse sine, in radians",
                 ("[-0.5, 0.0, 0.5]", "[-0.5236,  0.0000,  0.5236]"),
@@ -263,6 +276,7 @@ FUNCTIONS: dict[str, Function] = {
             "acos",
             "ark_acos(a)",
             np.arccos,
+            rounded="ark_acos16(a)",
             public=Public(
                 "Inverse cosine, in radians",
                 ("[-0.5, 0.0, 0.5]", "[2.0944, 1.5708, 1.0472]"),
@@ -276,6 +290,7 @@ FUNCTIONS: dict[str, Function] = {
             "sinh",
             "ark_sinh(a)",
             np.sinh,
+            rounded="ark_sinh16(a)",
             public=Public(
                 "Hyperbolic sine",
                 ("[-1.0, 0.0, 2.0]", "[-1.1752,  0.0000,  3.6269]"),
@@ -288,6 +303,7 @@ FUNCTIONS: dict[str, Function] = {
             "cosh",
             "ark_cosh(a)",
             np.cosh,
+            rounded="ark_cosh16(a)",
             public=Public(
                 "Hyperbolic cosine",
                 ("[-1.0, 0.0, 2.0]", "[1.5431, 1.0000, 3.7622]"),
@@ -300,6 +316,7 @@ FUNCTIONS: dict[str, Function] = {
             "asinh",
             "ark_asinh(a)",
             np.arcsinh,
+            rounded="ark_asinh16(a)",
             public=Public(
                 "Inverse hyperbolic sine",
                 ("[-1.0, 0.0, 2.0]", "[-0.8814,  0.0000,  1.4436]"),
@@ -353,6 +370,6 @@ FUNCTIONS: dict[str, Function] = {
         _bits("shift_left", "ark_int_left(a, b)", np.left_shift),
         _bits("shift_right", "ark_int_right(a, b)", np.right_shift),
         Function("philox", "ark_philox(a, b, c)", _philox, "ark_philox(a, b, c)", floating=False),
-        Function("where", "(a ? b : c)", np.where, "ark_chosen(a ? b : c)"),
+        Function("where", "(a ? b : c)", np.where, "ark_chosen(a ? b : c)", steady=True),
     )
 }

@@ -120,6 +120,12 @@ ARK_DEVICE float ark_log1p(float v) {
   return v > -0.4f && v < 0.6f ? near : far;
 }
 
+// ln(1 + e^v), without overflow.
+ARK_DEVICE float ark_softplus(float v) {
+  const float size = v < 0.0f ? -v : v;
+  return ark_plus(v > 0.0f ? v : 0.0f, ark_log1p(ark_exp(-size)));
+}
+
 #if !defined(ARK_HAS_POWER_OF_TWO)
 ARK_DEVICE float ark_power_of_two(float v) { return ark_exp(0.693147181f * v); }
 #endif

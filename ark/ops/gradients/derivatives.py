@@ -80,6 +80,7 @@ DERIVATIVES: dict[str, tuple[Tree, ...]] = {
     "log": (["reciprocal", A],),
     "expm1": (["exp", A],),
     "log1p": (["reciprocal", ["add", ONE, A]],),
+    "softplus": (_SIGMOID,),
     "sqrt": (["div", number(0.5), ["sqrt", A]],),
     "rsqrt": (["mul", number(-0.5), ["div", ["rsqrt", A], A]],),
     "reciprocal": (_neg(["reciprocal", _square(A)]),),

@@ -230,6 +230,18 @@ ARK_DEVICE float ark_power_of_two(float v) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
   return result;
 }
+#define ARK_HAS_LOG2_FLUSHED 1
+ARK_DEVICE float ark_log2_flushed(float v) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+  return result;
+}
+#define ARK_HAS_SQRT_FLUSHED 1
+ARK_DEVICE float ark_sqrt_flushed(float v) {
+  float result;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+  return result;
+}
 #define ARK_HAS_ERF 1
 ARK_DEVICE float ark_erf(float v) { return erff(v); }
 // Without branches, so that a thread's elements are computed in parallel: a polynomial near 0 (like
