@@ -37,7 +37,7 @@ MAX_DIMS = 8
 _CASTS = (*FLOATS, *INTEGERS, "bool")
 _NARROW = ("int8", "uint8", "byte", "uint32")
 _WIDE = ("int64", "uint32")
-_BY_ZERO = ("div", "rdiv", "mod", "fmod")  # of integers; division by 0 gives 0
+_BY_ZERO = ("div", "rdiv", "floor_divide", "mod", "fmod")  # of integers; division by 0 gives 0
 _RANKS = ("bool", "ark_i32", "ark_i64", "float")
 
 
@@ -266,8 +266,9 @@ def evaluate(
         top, bottom = values[::-1] if tree[0] == "rdiv" else values
         safe = np.where(bottom == 0, 1, bottom)
         quotient = np.abs(top) // np.abs(safe) * np.sign(top) * np.sign(safe)
-        remainder = FUNCTIONS[tree[0]].reference(top, safe) if "mod" in tree[0] else quotient
-        return np.where(bottom == 0, 0, remainder)
+        truncated = tree[0] in ("div", "rdiv")
+        result = quotient if truncated else FUNCTIONS[tree[0]].reference(top, safe)
+        return np.where(bottom == 0, 0, result)
     return FUNCTIONS[tree[0]].reference(*values)
 
 

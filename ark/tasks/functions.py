@@ -186,6 +186,9 @@ FUNCTIONS: dict[str, Function] = {
         Function("div", "(a / b)", np.divide, "ark_int_div(a, b)", steady=True),
         Function("rdiv", "(b / a)", lambda a, b: b / a, "ark_int_div(b, a)"),
         Function("pow", "ark_pow(a, b)", np.power, "ark_int_pow(a, b)"),
+        Function(
+            "floor_divide", "ark_floor_divide(a, b)", np.floor_divide, "ark_int_floor_divide(a, b)"
+        ),
         Function("mod", "ark_mod(a, b)", np.mod, "ark_int_mod(a, b)"),
         Function("fmod", "ark_fmod(a, b)", np.fmod, "ark_int_fmod(a, b)"),
         # NaN in either argument gives NaN, as in NumPy.

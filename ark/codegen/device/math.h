@@ -43,22 +43,69 @@ ARK_DEVICE float ark_trunc(float v) {
 }
 
 // The remainder of a / b with the sign of a (ark_fmod, as in C) and with the sign of b (ark_mod, as
-// in Python). Each round subtracts the largest possible b 2^k, which is exact.
-ARK_DEVICE float ark_fmod(float a, float b) {
-  const float size = b < 0.0f ? -b : b, left = a < 0.0f ? -a : a, inf = ark_inf();
-  float rest = left;
-  for (int round = 0; round < 256 && rest >= size && left < inf && size > 0.0f; ++round) {
+// in Python), and the quotient rounded down (ark_floor_divide, as in Python).
+
+// The remainder of a number of at least 0 by a normal number. Each round subtracts the largest
+// possible size 2^k, which is exact.
+ARK_DEVICE float ark_less_multiples(float rest, float size) {
+  for (int round = 0; round < 256 && rest >= size; ++round) {
     const ark_u32 up = (ark_float_bits(rest) >> 23) - (ark_float_bits(size) >> 23);
-    float part = ark_bits_float(ark_float_bits(size) + (up << 23));
-    part = part > rest ? 0.5f * part : part;
-    rest -= part;
+    const float part = ark_bits_float(ark_float_bits(size) + (up << 23));
+    rest -= part > rest ? 0.5f * part : part;
   }
-  rest = size > 0.0f && left < inf ? rest : inf - inf;
+  return rest;
+}
+// Of any numbers. Subnormal divisors are multiplied by 2^24.
+ARK_COLD float ark_fmod_far(float a, float b) {
+  const float size = b < 0.0f ? -b : b, left = a < 0.0f ? -a : a, inf = ark_inf();
+  if (!(size > 0.0f && left < inf)) return inf - inf;
+  const bool tiny = size < 1.17549435e-38f;
+  const float unit = tiny ? size * 16777216.0f : size;
+  float rest = ark_less_multiples(left, unit);
+  if (tiny) rest = ark_less_multiples(rest * 16777216.0f, unit) * 5.96046448e-8f;
   return ark_bits_float(ark_float_bits(rest) | (ark_float_bits(a) & 0x80000000u));
+}
+ARK_COLD float ark_floor_divide_far(float a, float b) {
+  if (b == 0.0f) return a / b;
+  const float rest = ark_fmod_far(a, b);
+  const bool below = rest != 0.0f && (rest < 0.0f) != (b < 0.0f);
+  return ark_plus(ark_round(ark_plus(a, -rest) / b), below ? -1.0f : 0.0f);
+}
+// The integer part and the remainder of |a| / |b| if it is below 2^20: from the nearest integer,
+// for which the remainder is exact.
+struct ArkDivided {
+  float whole, rest;
+  bool near;  // false: not computed
+};
+ARK_DEVICE ArkDivided ark_divided(float a, float b) {
+  const float left = a < 0.0f ? -a : a, size = b < 0.0f ? -b : b;
+  const bool near = size > 1e-30f && size < 1e30f && left < 1048576.0f * size;
+  const float biased = ark_fma(left, ark_reciprocal_flushed(size), 12582912.0f);
+  const float whole = ark_plus(biased, -12582912.0f), rest = ark_fma(-whole, size, left);
+  const bool over = rest < 0.0f, less = left < size;
+  return {less   ? 0.0f
+          : over ? ark_plus(whole, -1.0f)
+                 : whole,
+          less   ? left
+          : over ? ark_plus(rest, size)
+                 : rest,
+          near};
+}
+ARK_DEVICE float ark_fmod(float a, float b) {
+  const ArkDivided divided = ark_divided(a, b);
+  if (!divided.near) return ark_fmod_far(a, b);
+  return ark_bits_float(ark_float_bits(divided.rest) | (ark_float_bits(a) & 0x80000000u));
 }
 ARK_DEVICE float ark_mod(float a, float b) {
   const float rest = ark_fmod(a, b);
   return rest != 0.0f && (rest < 0.0f) != (b < 0.0f) ? rest + b : rest;
+}
+ARK_DEVICE float ark_floor_divide(float a, float b) {
+  const ArkDivided divided = ark_divided(a, b);
+  if (!divided.near) return ark_floor_divide_far(a, b);
+  const bool below = (ark_float_bits(a) ^ ark_float_bits(b)) >> 31 != 0u;
+  const float up = divided.rest != 0.0f ? ark_plus(divided.whole, 1.0f) : divided.whole;
+  return below ? -up : divided.whole;
 }
 
 // a to the power of b: e^(b ln |a|), negative if a is negative and b an odd integer. The logarithm
@@ -320,12 +367,19 @@ ARK_DEVICE float ark_acosh(float v) {
 // Operations on integers of 32 or 64 bits. Undefined results are 0, and nothing traps.
 template <typename T>
 ARK_DEVICE T ark_int_fmod(T a, T b) {
-  return b == 0 || b == -1 ? 0 : a % b;
+  return b == 0 || b == -1 ? 0 : a - ark_int_quotient(a, b) * b;
 }
 template <typename T>
 ARK_DEVICE T ark_int_mod(T a, T b) {
   const T rest = ark_int_fmod(a, b);
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+template <typename T>
+ARK_DEVICE T ark_int_floor_divide(T a, T b) {
+  const T quotient = ark_int_div(a, b);
+  if (b == 0 || b == -1) return quotient;
+  const T rest = a - quotient * b;
+  return rest != 0 && (rest < 0) != (b < 0) ? quotient - 1 : quotient;
 }
 template <typename T>
 ARK_DEVICE T ark_int_pow(T a, T b) {

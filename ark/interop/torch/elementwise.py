@@ -20,6 +20,7 @@ from ark.interop.torch.values import (
     operator,
     refuse,
 )
+from ark.ops.elementwise import binary
 from ark.tasks.functions import FUNCTIONS
 
 
@@ -176,27 +177,13 @@ def _scaled(call: Call, y: Any, alpha: float) -> Any:
     return tensor if alpha == 1 else ark.mul(tensor, number(alpha, call.dtype))
 
 
-def _floored_quotient(a: Any, b: Any, whole: bool) -> Any:
-    """The quotient rounded down, as torch computes it: from the remainder. The division of two
-    floats may round up to the next integer, and an integer less its modulus may overflow.
-    """
-    quotient, rest = ark.div(a, b), ark.fmod(a, b)
-    below = ark.cast(ark.not_equal(ark.mod(a, b), rest), quotient.dtype())  # signs that differ
-    if whole:
-        return ark.sub(quotient, below)
-    floored = ark.sub(ark.round(ark.div(ark.sub(a, rest), b)), below)
-    if isinstance(b, ark.Tensor):
-        return ark.where(ark.equal(b, 0.0), quotient, floored)
-    return floored if b else quotient
-
-
 @operator("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", "true_divide.Tensor")
 def _div(call: Call, x: Value, y: Any, rounding_mode: str | None = None) -> Any:
     kind = call.dtype
     whole = kind not in (ark.fp32, ark.fp16, ark.bf16)
     a, b = cast(x, kind), cast(number(y, kind), kind)
     if rounding_mode == "floor":
-        return _floored_quotient(a, b, whole)
+        return binary("floor_divide", a, b, None, "")
     quotient = ark.div(a, b)
     if rounding_mode == "trunc" and not whole:
         return _trunc(quotient)

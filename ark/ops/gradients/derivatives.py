@@ -98,6 +98,7 @@ DERIVATIVES: dict[str, tuple[Tree, ...]] = {
         ["mul", B, ["pow", A, ["sub", B, ONE]]],
         ["mul", ["pow", A, B], _LOG],
     ),
+    "floor_divide": (ZERO, ZERO),
     "mod": (ONE, _neg(["floor", ["div", A, B]])),
     "fmod": (ONE, _neg(["div", ["sub", A, ["fmod", A, B]], B])),
     "maximum": _share("greater"),
