@@ -94,13 +94,13 @@ ARK_DEVICE ArkPack<R, N> ark_load_pack(const ArkTerms<R, TWO, M, W, A, B, Fill, 
   return ark_values<N>(source, held);
 }
 
-// Reduces the last dimension. A row of K elements is reduced by one warp (WARP) or by the block. A
-// thread adds U packs of V elements while it loads the next U. in(row): the address of a row.
-// finish(row, total): stores a result.
-template <class F, typename T, int K, int V, int U, bool WARP, class In, class Finish>
+// Reduces the last dimension. A row of K elements is reduced by a team of TEAM warps. A thread adds
+// U packs of V elements while it loads the next U. in(row): the address of a row. finish(row,
+// total): stores a result.
+template <class F, typename T, int K, int V, int U, int TEAM, class In, class Finish>
 ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish& finish) {
-  constexpr int WIDTH = WARP ? ARK_LANES : ARK_THREADS, AT_ONCE = U * WIDTH * V;
-  const int me = WARP ? ark_lane() : ark_tid(), step = WARP ? ARK_WARPS : 1;
+  constexpr int WIDTH = TEAM * ARK_LANES, AT_ONCE = U * WIDTH * V, step = ARK_WARPS / TEAM;
+  const int team = step == 1 ? 0 : ark_warp() / TEAM, me = ark_tid() - team * WIDTH;
   constexpr int bulk = K / V * V;
   decltype(ark_held<V>(in(0))) ahead[U];
   const auto inside = [](int k) { return K % AT_ONCE == 0 || k < bulk; };
@@ -111,7 +111,8 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
       if (inside(k + u * WIDTH * V)) ark_hold(ahead[u], source + (k + u * WIDTH * V));
     }
   };
-  int parity = 0, r = WARP ? ark_warp() : 0;
+  int parity = 0, r = team;
+  if (team >= step) return;
   if (r < rows) load(r, me * V);
   for (; r < rows; r += step) {
     const auto source = in(r);
@@ -143,30 +144,38 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
     T total[1] = {part[0]};
 #pragma unroll
     for (int j = 1; j < V; ++j) total[0] = F::join(total[0], part[j]);
-    ark_fold<F, WARP ? 1 : ARK_WARPS>(total, reinterpret_cast<T*>(red), parity);
+    ark_fold<F, TEAM>(total, reinterpret_cast<T*>(red), parity);
     if (me == 0) finish(r, total[0]);
   }
 }
 
-// Like ark_reduce_rows, for short rows: PART lanes of a warp reduce a row, with one pack each. A
+// Like ark_reduce_rows, for short rows: PART lanes of a warp reduce a row, with E packs each. A
 // thread has U rows in flight.
-template <class F, typename T, int K, int V, int PART, int U, class In, class Finish>
+template <class F, typename T, int K, int V, int PART, int E, int U, class In, class Finish>
 ARK_DEVICE void ark_reduce_short(int rows, const In& in, const Finish& finish) {
   constexpr int PARTS = ARK_LANES / PART, AT_ONCE = PARTS * U;
   const int part = ark_lane() / PART, k = ark_lane() % PART * V;
   const auto source = [&](int row) { return in(row < rows ? row : rows - 1) + k; };
+  const auto inside = [&](int e) { return K == E * PART * V || e * PART * V + k < K; };
   for (int first = ark_warp() * AT_ONCE; first < rows; first += ARK_WARPS * AT_ONCE) {
-    decltype(ark_held<V>(in(0))) held[U];
+    decltype(ark_held<V>(in(0))) held[U][E];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      if (k < K) ark_hold(held[u], source(first + u * PARTS + part));
+      const auto from = source(first + u * PARTS + part);
+#pragma unroll
+      for (int e = 0; e < E; ++e) {
+        if (inside(e)) ark_hold(held[u][e], from + e * PART * V);
+      }
     }
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const int row = first + u * PARTS + part;
+      const auto from = source(row);
       T total = F::none(T());
-      if (k < K) {
-        const auto pack = ark_values<V>(source(row), held[u]);
+#pragma unroll
+      for (int e = 0; e < E; ++e) {
+        if (!inside(e)) continue;
+        const auto pack = ark_values<V>(from + e * PART * V, held[u][e]);
 #pragma unroll
         for (int j = 0; j < V; ++j) total = F::join(total, T(ark_plain(pack.v[j])));
       }
@@ -211,30 +220,28 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
   if (mine) {
     const auto source = ark_columns<V>(in, column);
     decltype(ark_held<V>(source)) ahead[U];
+    const auto inside = [&](int k) { return K % (U * DEEP) == 0 || k < K; };
     const auto load = [&](int k) {
 #pragma unroll
-      for (int u = 0; u < U; ++u) ark_hold(ahead[u], source + (k + u * DEEP) * stride);
+      for (int u = 0; u < U; ++u) {
+        if (inside(k + u * DEEP)) ark_hold(ahead[u], source + (k + u * DEEP) * stride);
+      }
     };
-    int k = deep;
-    if (k + (U - 1) * DEEP < K) load(k);
-    while (k + (U - 1) * DEEP < K) {
+    load(deep);
+    for (int k = deep; k < K; k += U * DEEP) {
       decltype(ark_load_pack<V>(source)) pack[U];
 #pragma unroll
       for (int u = 0; u < U; ++u) {
+        if (!inside(k + u * DEEP)) continue;
         pack[u] = ark_values<V>(source + (k + u * DEEP) * stride, ahead[u]);
       }
-      k += U * DEEP;
-      if (k + (U - 1) * DEEP < K) load(k);
+      if (k + U * DEEP < K) load(k + U * DEEP);
 #pragma unroll
       for (int u = 0; u < U; ++u) {
+        if (!inside(k + u * DEEP)) continue;
 #pragma unroll
         for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack[u].v[j])));
       }
-    }
-    for (; k < K; k += DEEP) {
-      const auto pack = ark_load_pack<V>(source + k * stride);
-#pragma unroll
-      for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack.v[j])));
     }
   }
   T* sums = reinterpret_cast<T*>(red);
@@ -270,15 +277,18 @@ ARK_DEVICE void ark_reduce_packs(const ArkTask& t, const In& in, const Out& out,
 #pragma unroll
       for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack.v[j])));
     };
-    constexpr int bulk = K / U * U;
+    constexpr int bulk = K / U * U, rest = K - bulk;
+    decltype(ark_load_pack<V>(from)) some[U];
     for (int k = 0; k < bulk; k += U) {
-      decltype(ark_load_pack<V>(from)) some[U];
 #pragma unroll
       for (int u = 0; u < U; ++u) some[u] = ark_load_pack<V>(from + (k + u) * STRIDE);
 #pragma unroll
       for (int u = 0; u < U; ++u) join(some[u]);
     }
-    for (int k = bulk; k < K; ++k) join(ark_load_pack<V>(from + k * STRIDE));
+#pragma unroll
+    for (int u = 0; u < rest; ++u) some[u] = ark_load_pack<V>(from + (bulk + u) * STRIDE);
+#pragma unroll
+    for (int u = 0; u < rest; ++u) join(some[u]);
     auto* to = out(i0, i1, i2, i3);
 #pragma unroll
     for (int j = 0; j < V; ++j) finish(to, j, part[j]);
@@ -300,12 +310,12 @@ ARK_DEVICE void ark_reduce_columns_alone(const In& in, ark_i64 stride, int colum
   for (int c = 0; c < columns; ++c) finish(c, sums[c]);
 }
 
-// Reduces the rows of a task's tile. Each row is reduced by a warp if there are enough rows. in(i0,
-// i1, i2): the address of a row. finish(i0, i1, i2, total): stores a result. V: elements of a pack;
-// NARROW: the same for memory that is not aligned. PART: lanes that reduce a row, if fewer than a
-// warp's.
-template <class F, typename T, class TILE, int K, int V, int NARROW, int U, bool WARP, int PART,
-          class In, class Finish>
+// Reduces the rows of a task's tile. Each row is reduced by TEAM warps. in(i0, i1, i2): the address
+// of a row. finish(i0, i1, i2, total): stores a result. V: elements of a pack; NARROW: the same for
+// memory that is not aligned. U, UN: how many of either a thread has in flight. PART: lanes that
+// reduce a short row with E packs each, of which a thread has R rows in flight; 0 for longer rows.
+template <class F, typename T, class TILE, int K, int V, int NARROW, int U, int UN, int TEAM,
+          int PART, int E, int R, class In, class Finish>
 ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const Finish& finish,
                                 ark_u64 address) {
   const int b0 = t.coord[0], b1 = t.coord[1], b2 = t.coord[2];
@@ -317,12 +327,12 @@ ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const
   };
   if constexpr (ARK_THREADS == 1) {
     ark_reduce_rows_alone<F, T, K, V>(n0 * n1 * n2, row, store);
-  } else if (PART < ARK_LANES && (V == 1 || ark_aligned(address))) {
-    ark_reduce_short<F, T, K, V, PART, U>(n0 * n1 * n2, row, store);
+  } else if (PART > 0 && (V == 1 || ark_aligned(address))) {
+    ark_reduce_short < F, T, K, V, PART<1 ? 1 : PART, E, R>(n0 * n1 * n2, row, store);
   } else if (V == NARROW || ark_aligned(address)) {
-    ark_reduce_rows<F, T, K, V, U, WARP>(n0 * n1 * n2, ARK_SCRATCH(c), row, store);
+    ark_reduce_rows<F, T, K, V, U, TEAM>(n0 * n1 * n2, ARK_SCRATCH(c), row, store);
   } else if constexpr (V != NARROW) {
-    ark_reduce_rows<F, T, K, NARROW, U, WARP>(n0 * n1 * n2, ARK_SCRATCH(c), row, store);
+    ark_reduce_rows<F, T, K, NARROW, UN, TEAM>(n0 * n1 * n2, ARK_SCRATCH(c), row, store);
   }
 }
 
@@ -336,9 +346,9 @@ ARK_DEVICE void ark_reduce_across(ArkCtx& c, const ArkTask& t, const In& in, con
                                   const Finish& finish, ark_u64 address) {
   if constexpr (ALONE) {
     if (V == 1 || ark_aligned(address)) {
-      ark_reduce_packs<F, T, TILE, K, STRIDE, V, 2 * U>(t, in, out, finish);
+      ark_reduce_packs<F, T, TILE, K, STRIDE, V, U>(t, in, out, finish);
     } else if constexpr (V > 1) {
-      ark_reduce_packs<F, T, TILE, K, STRIDE, 1, 2 * U>(t, in, out, finish);
+      ark_reduce_packs<F, T, TILE, K, STRIDE, 1, U>(t, in, out, finish);
     }
     return;
   }

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from ark.ir.fold import MAX_FOLDED_DIMS, fold
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
     FLOAT_NAMES,
@@ -53,7 +54,13 @@ BLOCK_COLUMNS = 64
 LOADS_PER_BARRIER_PAIR = 16  # loads of a thread that take as long as two barriers
 # The number of elements of a column that one thread adds up, if tiles are wide enough.
 COLUMN_ELEMENTS_PER_THREAD = 64
-VECTORS_IN_FLIGHT = 4  # packs in flight per thread
+# Bytes and packs in flight per thread. Narrow packs are more, so that they are as many bytes.
+BYTES_IN_FLIGHT, MIN_IN_FLIGHT, MAX_IN_FLIGHT = 64, 4, 16
+# A row of at most this many packs per lane is reduced by a part of a warp, of whose lanes each has
+# at most MAX_PACKS_PER_LANE packs.
+MAX_SHORT_PACKS, MAX_PACKS_PER_LANE = 2, 4
+SECTOR_BYTES = 32  # neighbouring bytes that one access loads at least
+SHORT_WORDS_IN_FLIGHT = 32  # 32-bit words of short rows that a thread has in flight
 
 
 MAX_FULL_TERM_INPUTS = 2  # inputs of a term with all elements along the axis
@@ -260,18 +267,56 @@ class Reduce(TaskKind):
             f"              return static_cast<{compute}>({result}); }}); }}"
         )
 
+    def _in_flight(self, sig: Signature, pack: int) -> int:
+        """The number of packs of `pack` elements that a thread has in flight."""
+        nbytes = pack * max(sig.operands[i].itemsize for i in _deep(sig))
+        return max(MIN_IN_FLIGHT, min(MAX_IN_FLIGHT, BYTES_IN_FLIGHT // nbytes))
+
+    def _team(self, rows: int, machine: Machine) -> int:
+        """The number of warps that reduce a row together, for a task with this many rows."""
+        if rows >= machine.warps or not machine.cooperative:
+            return 1
+        teams = [1, machine.warps]
+        if machine.has(Capability.NAMED_BARRIERS):
+            teams += [t for t in (2, 4, 8) if machine.warps % t == 0]
+        elif 2 * rows < machine.warps:
+            return machine.warps
+        return max(t for t in teams if t * rows <= machine.warps)
+
+    def _short(self, sig: Signature, pack: int, rows: int, machine: Machine) -> tuple[int, ...]:
+        """How short rows are reduced: the number of lanes that reduce a row, the number of packs
+        per lane, and the number of rows that a thread has in flight. (0, 1, 1) for longer rows.
+        """
+        columns = fold(sig.operands[0].shape)[3]
+        packs = columns // pack
+        if not machine.cooperative or columns % pack or packs > MAX_SHORT_PACKS * machine.lanes:
+            return 0, 1, 1
+        nbytes = pack * sig.operands[0].itemsize
+        threads = machine.warps * machine.lanes
+        least = max(SECTOR_BYTES // nbytes, threads // rows)
+        least = max(-(-packs // MAX_PACKS_PER_LANE), min(packs, least))
+        part = 1 << (least - 1).bit_length()
+        if part >= machine.lanes:
+            return 0, 1, 1
+        each = -(-packs // part)
+        most = SHORT_WORDS_IN_FLIGHT // (each * max(1, nbytes // 4))
+        at_once = -(-rows * part // threads)
+        return part, each, max(1, min(MAX_PACKS_PER_LANE, most, at_once))
+
     def _rows(self, name: str, sig: Signature, machine: Machine) -> str:
         out = len(sig.operands) - 1
         names = text.indices(sig.operands[out].shape, [*NAMES[:3], "0"])
-        pack, narrow, deep = self._vector(sig), 1, VECTORS_IN_FLIGHT
+        pack, narrow = self._vector(sig), 1
+        rows = math.prod(sig.read(ReduceParams).tile[:3])
+        team, columns = self._team(rows, machine), fold(sig.operands[0].shape)[3]
+        short = self._short(sig, pack, rows, machine)
         if not machine.cooperative:
-            pack, narrow, deep = MAX_VECTOR_SUMS, MAX_VECTOR_SUMS, 1
-        many = math.prod(sig.read(ReduceParams).tile[:3]) >= machine.warps
-        columns = fold(sig.operands[0].shape)[3]
-        part = machine.lanes
-        if columns % pack == 0 and many:
-            part = min(part, 1 << (columns // pack - 1).bit_length())
-        constants = (*self._forms(sig), columns, pack, narrow, deep, many, part)
+            pack, narrow = MAX_VECTOR_SUMS, MAX_VECTOR_SUMS
+        some = [
+            max(1, min(self._in_flight(sig, p), -(-columns // (p * team * machine.lanes))))
+            for p in (pack, narrow)
+        ]
+        constants = (*self._forms(sig), columns, pack, narrow, *some, team, *short)
         store = text.store(
             sig,
             out,
@@ -300,16 +345,17 @@ class Reduce(TaskKind):
         count = text.pad4(sig.operands[0].shape, 1)[axis]
         stride = text.pad4(sig.operands[0].strides, 0)[axis]
         tile = params.tile
-        outer, packs = math.prod(tile[:3]), math.prod(tile) // pack
-        rounds = -(-packs // (machine.lanes * machine.warps))
-        # If threads do not work alone, a block reduces one row at a time, with two barriers each.
-        alone = machine.cooperative and outer * LOADS_PER_BARRIER_PAIR > rounds * count
+        packs, threads = math.prod(tile) // pack, machine.lanes * machine.warps
+        rounds, blocks = -(-packs // threads), math.prod(tile[:3]) * -(-tile[3] // (across * pack))
+        # If threads do not work alone, a block reduces some columns at a time, with two barriers.
+        alone = machine.cooperative and blocks * LOADS_PER_BARRIER_PAIR > rounds * count
+        in_flight = self._in_flight(sig, pack)
         constants = (
             *self._forms(sig),
             count,
             stride,
             pack,
-            VECTORS_IN_FLIGHT,
+            min(2 * in_flight, MAX_IN_FLIGHT) if alone else in_flight,
             across,
             scalar,
             alone,

@@ -51,6 +51,8 @@ ROW_OPS = {
 # are in flight.
 MAX_REGISTER_ELEMENTS = 32
 MAX_WAITING_REGISTER_BYTES = 64
+# Short rows without vector accesses: fewer lanes with several elements each need fewer exchanges.
+MAX_ODD_LANES, MAX_ODD_ELEMENTS = 8, 8
 BATCH_ELEMENTS = 16  # elements of several rows at once
 # If threads have at least MANY_REGISTERS registers, a warp holds all of its rows of a task at once.
 # A thread then holds up to MOST_TOGETHER elements.
@@ -276,14 +278,12 @@ class RowNorm(TaskKind):
             return None
         itemsize = sig.operands[0].itemsize
         part = 1 << (-(-columns // pack) - 1).bit_length()
+        if pack == 1 and columns <= MAX_ODD_LANES * MAX_ODD_ELEMENTS:
+            part = min(part, MAX_ODD_LANES)
         if part < machine.lanes:
-            return (
-                pack,
-                1,
-                max(1, min(BATCH_ELEMENTS, MAX_WAITING_REGISTER_BYTES // (pack * itemsize))),
-                1,
-                part,
-            )
+            each = -(-columns // (pack * part))
+            waiting = MAX_WAITING_REGISTER_BYTES // (pack * itemsize)
+            return pack, each, max(1, min(BATCH_ELEMENTS, waiting) // each), 1, part
         teams = [1, machine.warps]
         if machine.has(Capability.NAMED_BARRIERS):
             teams = sorted({*teams, *(t for t in (2, 4, 8) if machine.warps % t == 0)})
