@@ -302,7 +302,7 @@ class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
     of the input are.
     """
 
-    function: Literal["sum", "mean", "max", "min", "prod"]
+    function: Literal["sum", "mean", "max", "min", "prod", "squares"]
     keepdims: bool
     term: list[Any] | None = None
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.dtype import FLOATS, DataType, int32
+from ark.ir.dtype import FLOATS, INTEGERS, DataType, int32, int64
 from ark.lower.ops.norms import lower_argmax
 from ark.lower.registry import register
 from ark.ops.base import index_type, positive_axis, result
@@ -17,6 +17,8 @@ from ark.tasks.expression import Tree, index, leaf, number
 
 MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # rows of this size or more are searched by several processors
 MAX_INT32 = 2**31 - 1  # the largest int32
+LOW_WORD = 2**32 - 1  # the largest value of the low half of an int64
+KEYED = (*FLOATS, *(t for t in INTEGERS if t.bits <= 32 and t.name != "uint32"))
 
 
 def _argmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -36,15 +38,38 @@ def _first_index(
     op = f"arg{function}"
     shape = tensor.ir.shape
     axis = positive_axis(op, axis, len(shape))
+    if tensor.ir.dtype in KEYED and shape[axis] <= LOW_WORD:
+        return _first_key(function, tensor, axis, dtype, last, output, name or op)
     extreme = reduce_by(function, tensor, axis, True, NullTensor, "")
     beyond = -1 if last else shape[axis]
     matches: Tree = ["equal", leaf(0), leaf(1)]
-    if tensor.ir.dtype in FLOATS:  # if there is a NaN, its index is the result
-        matches = ["logical_or", matches, ["isnan", leaf(0)]]
     tree = ["where", matches, index(axis - len(shape)), number(beyond)]
     counted = dtype if shape[axis] > MAX_INT32 else int32
     places = result("elementwise", [tensor, extreme], shape, counted, NullTensor, {"expr": tree})
     return reduce_axis("max" if last else "min", places, axis, True, output, name or op, dtype)
+
+
+def _first_key(
+    function: str, tensor: Tensor, axis: int, dtype: DataType, last: bool, output: Any, name: str
+) -> Tensor:
+    """_first_index by one reduction, which reads the elements once: the largest of keys whose high
+    word is the element's order and whose low word is its index.
+    """
+    shape = tensor.ir.shape
+    value: Tree = leaf(0)
+    if tensor.ir.dtype in FLOATS:  # of a NaN the order is the largest
+        value = ["order", value if function == "max" else ["neg", value]]
+    elif function == "min":
+        value = ["bitwise_not", value]
+    place: Tree = index(axis - len(shape))
+    place = ["cast", "int64", place] if last else ["sub", number(LOW_WORD), place]
+    high = ["mul", ["cast", "int64", value], number(LOW_WORD + 1)]
+    tree = {"expr": ["bitwise_or", high, place]}
+    keys = result("elementwise", [tensor], shape, int64, NullTensor, tree)
+    key = reduce_axis("max", keys, axis, True, NullTensor, "", int64)
+    low: Tree = ["bitwise_and", leaf(0), number(LOW_WORD)]
+    tree = {"expr": low if last else ["sub", number(LOW_WORD), low]}
+    return result("elementwise", [key], key.ir.shape, dtype, output, tree, name=name)
 
 
 def _arg(

@@ -38,6 +38,15 @@ for _function in FUNCTIONS:
     register(f"reduce_{_function}", _reduce_reference(_function), lower_reduce, aliasing="none")
 
 
+def _squares_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    given, x = ReduceAttributes.from_node(attrs), inputs[0]
+    centred = x - x.mean(axis=given.axis, keepdims=True)
+    return [(centred * centred).sum(axis=given.axis, keepdims=given.keepdims)]
+
+
+register("reduce_squares", _squares_reference, lower_reduce, aliasing="none")
+
+
 def reduce_by(
     function: str,
     input: Any,
@@ -112,6 +121,19 @@ def _reduce_axes(
         reduced = reshape(part, [*dims[: group[0]], *[1] * len(group), *dims[group[-1] + 1 :]])
     reduced = reshape(reduced, full if keepdims else kept or [1])
     return reduced if output is NullTensor or output is None else copy(reduced, output, name)
+
+
+def squared_differences(tensor: Tensor, axes: Sequence[int]) -> Tensor | None:
+    """The sum of squared differences from the mean over neighbouring axes, which remain with size
+    1; it reads an fp32 tensor once. None if the axes are not neighbours.
+    """
+    shape, first, end = tensor.shape(), min(axes), max(axes) + 1
+    joined = math.prod(shape[first:end])
+    if end - first != len(axes) or not 1 < joined <= MAX_DIM_ELEMENTS:
+        return None
+    flat = reshape(tensor, [*shape[:first], joined, *shape[end:]])
+    squares = reduce_axis("squares", flat, first, True, NullTensor, "", tensor.ir.dtype)
+    return reshape(squares, [*shape[:first], *[1] * len(axes), *shape[end:]])
 
 
 def reduce_sum(

@@ -194,7 +194,7 @@ def _result(name: str, types: Sequence[str]) -> str:
         raise PlanError(f"{name} of integers is not supported; cast them to floating point")
     if compute == "float" and not function.floating:
         raise PlanError(f"{name} is for integers; cast its arguments")
-    return "bool" if function.predicate else compute
+    return function.value_type(compute)
 
 
 def rebuilt(tree: Tree, change: Callable[[Tree], Tree | None]) -> list[Any]:
@@ -318,7 +318,7 @@ class Writer:
         text = re.sub(r"\bINT\b", compute, text)
         text = re.sub(r"\bUINT\b", "ark_u" + compute[-2:], text)
         code = re.sub(r"\b[abc]\b", lambda m: names[m.group()], text)
-        result = "bool" if function.predicate else compute
+        result = function.value_type(compute)
         return self.let(result, code), result
 
     def _number(self, value: float) -> tuple[str, str]:

@@ -47,6 +47,50 @@ struct ArkMinFold {
   }
 };
 
+// The number of some elements, their mean, and the sum of their squared differences from it. A word
+// holds the last two for PART elements.
+template <int PART>
+struct ArkMoments {
+  float count, mean, squares;
+};
+template <int PART>
+ARK_DEVICE ark_i64 ark_moments_word(const ArkMoments<PART>& v) {
+  const ark_u64 high = ark_float_bits(v.mean);
+  return static_cast<ark_i64>(high << 32 | ark_float_bits(v.squares));
+}
+// An element as a total of type T.
+template <typename T>
+struct ArkTotal {
+  template <typename V>
+  ARK_DEVICE T of(V v) {
+    return T(v);
+  }
+};
+template <int PART>
+struct ArkTotal<ArkMoments<PART>> {
+  ARK_DEVICE ArkMoments<PART> of(float v) { return {1.0f, v, 0.0f}; }
+  ARK_DEVICE ArkMoments<PART> of(ark_i64 word) {
+    const ark_u64 bits = static_cast<ark_u64>(word);
+    return {static_cast<float>(PART), ark_bits_float(static_cast<ark_u32>(bits >> 32)),
+            ark_bits_float(static_cast<ark_u32>(bits))};
+  }
+};
+// Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+// variances", 1979.
+struct ArkMomentsFold {
+  template <int PART>
+  ARK_DEVICE ArkMoments<PART> none(ArkMoments<PART>) {
+    return {0.0f, 0.0f, 0.0f};
+  }
+  template <int PART>
+  ARK_DEVICE ArkMoments<PART> join(const ArkMoments<PART>& a, const ArkMoments<PART>& b) {
+    const float count = a.count + b.count, apart = b.mean - a.mean;
+    const float share = count > 0.0f ? b.count * ark_reciprocal(count) : 0.0f;
+    return {count, a.mean + apart * share,
+            a.squares + b.squares + apart * apart * (a.count * share)};
+  }
+};
+
 ARK_DEVICE ark_i32 ark_shfl_bits(ark_i32 v, int mask) {
   return static_cast<ark_i32>(ark_shfl_xor(static_cast<ark_u32>(v), mask));
 }
@@ -55,6 +99,10 @@ ARK_DEVICE ark_i64 ark_shfl_bits(ark_i64 v, int mask) {
   const ark_u64 bits = static_cast<ark_u64>(v);
   const ark_u64 high = ark_shfl_xor(static_cast<ark_u32>(bits >> 32), mask);
   return static_cast<ark_i64>(high << 32 | ark_shfl_xor(static_cast<ark_u32>(bits), mask));
+}
+template <int PART>
+ARK_DEVICE ArkMoments<PART> ark_shfl_bits(const ArkMoments<PART>& v, int mask) {
+  return {ark_shfl_xor(v.count, mask), ark_shfl_xor(v.mean, mask), ark_shfl_xor(v.squares, mask)};
 }
 
 // The total of all lanes of a warp, in every lane; or the totals of each group of PART lanes.

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+MAX_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Function:
     integer: the expression for integers, in which INT is their type (ark_i32 or ark_i64) and UINT
     the unsigned type of the same size; results wrap, and no value causes a trap. None for functions
     of floating point only. floating: False for functions of integers only. predicate: True if the
-    result is a bool. logical: True if the arguments are bools. The first argument of the function
+    result is a bool. ordinal: True if the result is an integer of 32 bits whatever the arguments
+    are. logical: True if the arguments are bools. The first argument of the function
     `where` is a bool. public, gated: one of them is set if the entry defines a whole op.
 
     rounded: a shorter expression for results that are rounded to 16 bits (math16.h); "" if there is
@@ -84,6 +86,7 @@ class Function:
     integer: str | None = None
     floating: bool = True
     predicate: bool = False
+    ordinal: bool = False
     logical: bool = False
     rounded: str = ""
     steady: bool = False
@@ -94,6 +97,10 @@ class Function:
     def arity(self) -> int:
         """The number of inputs that the expression uses."""
         return len(set(re.findall(r"\b[abc]\b", self.expr)))
+
+    def value_type(self, compute: str) -> str:
+        """The C type of the result. compute: that of the arguments."""
+        return "bool" if self.predicate else "ark_i32" if self.ordinal else compute
 
 
 def _wrapping(left: str, operator: str, right: str) -> str:
@@ -135,6 +142,12 @@ def _each(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarr
 
 def _softplus(a: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(a, 0.0) + np.log1p(np.exp(-np.abs(a))))
+
+
+def _order(a: np.ndarray) -> np.ndarray:
+    """The same as ark_order in NumPy."""
+    bits = np.asarray(a, np.float32).view(np.int32).astype(np.int64)
+    return np.where(np.isnan(a), MAX_INT32, np.where(bits < 0, -(1 << 31) - bits, bits))
 
 
 def _philox(at: np.ndarray, key: np.ndarray, stream: np.ndarray) -> np.ndarray:
@@ -362,6 +375,7 @@ FUNCTIONS: dict[str, Function] = {
         _compare("not_equal", "!=", np.not_equal),
         Function("isnan", "(a != a)", np.isnan, predicate=True),
         Function("isinf", "(a == ark_inf() || a == -ark_inf())", np.isinf, predicate=True),
+        Function("order", "ark_order(a)", _order, ordinal=True),
         _logical("logical_and", "(a && b)", np.logical_and),
         _logical("logical_or", "(a || b)", np.logical_or),
         _logical("logical_xor", "(a != b)", np.logical_xor),

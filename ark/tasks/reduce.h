@@ -126,7 +126,7 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
         if (!inside(k + u * WIDTH * V)) continue;
         const auto pack = ark_values<V>(source + (k + u * WIDTH * V), ahead[u]);
 #pragma unroll
-        for (int j = 0; j < V; ++j) value[u][j] = T(ark_plain(pack.v[j]));
+        for (int j = 0; j < V; ++j) value[u][j] = ArkTotal<T>::of(ark_plain(pack.v[j]));
       }
       if (k + AT_ONCE < bulk) {
         load(r, k + AT_ONCE);
@@ -140,7 +140,8 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
         for (int j = 0; j < V; ++j) part[j] = F::join(part[j], value[u][j]);
       }
     }
-    for (int k = bulk + me; k < K; k += WIDTH) part[0] = F::join(part[0], T(ark_term(source, k)));
+    for (int k = bulk + me; k < K; k += WIDTH)
+      part[0] = F::join(part[0], ArkTotal<T>::of(ark_term(source, k)));
     T total[1] = {part[0]};
 #pragma unroll
     for (int j = 1; j < V; ++j) total[0] = F::join(total[0], part[j]);
@@ -177,7 +178,7 @@ ARK_DEVICE void ark_reduce_short(int rows, const In& in, const Finish& finish) {
         if (!inside(e)) continue;
         const auto pack = ark_values<V>(from + e * PART * V, held[u][e]);
 #pragma unroll
-        for (int j = 0; j < V; ++j) total = F::join(total, T(ark_plain(pack.v[j])));
+        for (int j = 0; j < V; ++j) total = F::join(total, ArkTotal<T>::of(ark_plain(pack.v[j])));
       }
       total = ark_warp_fold<F, PART>(total);
       if (k == 0 && row < rows) finish(row, total);
@@ -195,9 +196,11 @@ ARK_DEVICE void ark_reduce_rows_alone(int rows, const In& in, const Finish& fini
     int k = 0;
     for (; k + SIDE <= K; k += SIDE) {
       ARK_VECTOR_LOOP
-      for (int j = 0; j < SIDE; ++j) part[j] = F::join(part[j], T(ark_term(source, k + j)));
+      for (int j = 0; j < SIDE; ++j)
+        part[j] = F::join(part[j], ArkTotal<T>::of(ark_term(source, k + j)));
     }
-    for (; k < K; ++k) part[k % SIDE] = F::join(part[k % SIDE], T(ark_term(source, k)));
+    for (; k < K; ++k)
+      part[k % SIDE] = F::join(part[k % SIDE], ArkTotal<T>::of(ark_term(source, k)));
     for (int half = SIDE / 2; half > 0; half /= 2) {
       for (int j = 0; j < half; ++j) part[j] = F::join(part[j], part[j + half]);
     }
@@ -240,7 +243,8 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
       for (int u = 0; u < U; ++u) {
         if (!inside(k + u * DEEP)) continue;
 #pragma unroll
-        for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack[u].v[j])));
+        for (int j = 0; j < V; ++j)
+          part[j] = F::join(part[j], ArkTotal<T>::of(ark_plain(pack[u].v[j])));
       }
     }
   }
@@ -275,7 +279,7 @@ ARK_DEVICE void ark_reduce_packs(const ArkTask& t, const In& in, const Out& out,
     for (int j = 0; j < V; ++j) part[j] = F::none(T());
     const auto join = [&](const auto& pack) {
 #pragma unroll
-      for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack.v[j])));
+      for (int j = 0; j < V; ++j) part[j] = F::join(part[j], ArkTotal<T>::of(ark_plain(pack.v[j])));
     };
     constexpr int bulk = K / U * U, rest = K - bulk;
     decltype(ark_load_pack<V>(from)) some[U];
@@ -304,7 +308,7 @@ ARK_DEVICE void ark_reduce_columns_alone(const In& in, ark_i64 stride, int colum
   for (int k = 0; k < K; ++k) {
     ARK_VECTOR_LOOP
     for (int c = 0; c < columns; ++c) {
-      sums[c] = F::join(sums[c], T(ark_term(ark_columns<1>(in, c), k * stride)));
+      sums[c] = F::join(sums[c], ArkTotal<T>::of(ark_term(ark_columns<1>(in, c), k * stride)));
     }
   }
   for (int c = 0; c < columns; ++c) finish(c, sums[c]);

@@ -1,9 +1,12 @@
-"""The task kind `reduce`: sum, mean, max, min or prod over one dimension. Emitted by
-ark.lower.ops.reductions.
+"""The task kind `reduce`: sum, mean, max, min or prod over one dimension, or the sum of squared
+differences from the mean (squares). Emitted by ark.lower.ops.reductions.
 
-params: function, axis (of 4, or of all if there are more), count (the divisor of a mean), tile (4
+params: function, axis (of 4, or of all if there are more), count (the elements of a mean), tile (4
 sizes of the output, 1 along the axis; more dimensions are folded, ark.ir.fold), term (an expression
 of ark.tasks.expression over the inputs; its values are reduced).
+
+The function moments gives an int64 with the mean and the sum of squares of a part of the elements;
+squares also reads those of all parts.
 
 operands: input, output. With a term: one input, or two of one shape, then inputs of size 1 along
 the axis, which broadcast to the output, then the output.
@@ -48,7 +51,11 @@ _FOLDS = {
     "max": "ArkMaxFold",
     "min": "ArkMinFold",
     "prod": "ArkMulFold",
+    "squares": "ArkMomentsFold",
+    "moments": "ArkMomentsFold",
 }
+_MOMENTS = ("squares", "moments")
+_MOMENTS_BYTES = 12  # of an ArkMoments
 # Neighbouring results that a block reduces at once, if the reduced dimension is not the last.
 BLOCK_COLUMNS = 64
 LOADS_PER_BARRIER_PAIR = 16  # loads of a thread that take as long as two barriers
@@ -72,6 +79,22 @@ def _compute(sig: Signature) -> str:
     term = sig.read(ReduceParams).term
     rank = len(sig.operands[0].shape)
     return expression.check(term, dtypes, rank) if term else expression.value_type(dtypes[0])
+
+
+def _total(sig: Signature) -> str:
+    """The C type of combined elements."""
+    params, elements = sig.read(ReduceParams), _compute(sig)
+    if params.function not in _MOMENTS:
+        return elements
+    words = text.pad4(sig.operands[0].shape, 1)[params.axis]
+    return f"ArkMoments<{params.count // words if elements == 'ark_i64' else 1}>"
+
+
+def _total_bytes(sig: Signature) -> int:
+    """Bytes of combined elements."""
+    if sig.read(ReduceParams).function in _MOMENTS:
+        return _MOMENTS_BYTES
+    return 8 if _compute(sig) == "ark_i64" else 4
 
 
 def _deep(sig: Signature) -> range:
@@ -113,7 +136,12 @@ class Reduce(TaskKind):
             kind != "bool" and not (mean and kind != "float"),
             f"function {params.function} does not support {kind}",
         )
-        shaped(sig, out, shape, *(FLOAT_NAMES if kind == "float" else INTEGER_NAMES))
+        given = {"squares": ("float", "ark_i64"), "moments": ("float",)}.get(
+            params.function, (kind,)
+        )
+        need(kind in given, f"function {params.function} does not support {kind}")
+        made = {"squares": "float", "moments": "ark_i64"}.get(params.function, kind)
+        shaped(sig, out, shape, *(FLOAT_NAMES if made == "float" else INTEGER_NAMES))
         covers(params.tile, shape)
         if term is not None:
             self._check_term(sig, axis)
@@ -164,7 +192,7 @@ class Reduce(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         threads = machine.lanes * machine.warps
-        size = 8 if _compute(sig) == "ark_i64" else 4
+        size = _total_bytes(sig)
         if self._last(sig):
             return 2 * size * machine.warps
         if not machine.cooperative:
@@ -217,15 +245,19 @@ class Reduce(TaskKind):
         """
         params = sig.read(ReduceParams)
         tile = tile_type(params.tile, fold(sig.operands[-1].shape))
-        return _FOLDS[params.function], _compute(sig), tile
+        return _FOLDS[params.function], _total(sig), tile
 
     def _value(self, sig: Signature) -> str:
         """The C++ text of the value that is stored for the total v, such as v / count
         for a mean.
         """
         params = sig.read(ReduceParams)
-        mean = params.function == "mean"
-        return f"v / {text.literal(params.count)}" if mean else "v"
+        special = {
+            "mean": f"v / {text.literal(params.count)}",
+            "squares": "v.squares",
+            "moments": "ark_moments_word(v)",
+        }
+        return special.get(params.function, "v")
 
     def _source(self, sig: Signature, parameters: Sequence[str], names: Sequence[str]) -> str:
         """The text of a lambda that returns the address of the first element to reduce for a
@@ -326,7 +358,7 @@ class Reduce(TaskKind):
         )
         arguments = (
             self._source(sig, NAMES[:3], names),
-            f"[&](int i0, int i1, int i2, {_compute(sig)} v) {{ {_UNUSED}{store} }}",
+            f"[&](int i0, int i1, int i2, {_total(sig)} v) {{ {_UNUSED}{store} }}",
             text.addresses(sig, _deep(sig)),
         )
         return text.call(name, "ark_reduce_last", constants, arguments)
@@ -363,7 +395,7 @@ class Reduce(TaskKind):
         arguments = (
             self._source(sig, NAMES, inner),
             text.place(sig, out, NAMES, names, const=False),
-            f"[&]({sig.operands[out].ctype}* to, int k, {_compute(sig)} v) "
+            f"[&]({sig.operands[out].ctype}* to, int k, {_total(sig)} v) "
             f"{{ {text.store(sig, out, 'to', 'k', self._value(sig))} }}",
             text.addresses(sig, _deep(sig)),
         )

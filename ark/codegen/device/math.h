@@ -401,6 +401,13 @@ ARK_DEVICE T ark_int_right(T a, T b) {
   return b < 0 || b >= static_cast<T>(8 * sizeof(T)) ? (a < 0 ? -1 : 0) : a >> b;
 }
 
+// An integer for each float, in the same order. Both zeros have one, and NaN has the largest.
+ARK_DEVICE ark_i32 ark_order(float v) {
+  const ark_u32 bits = ark_float_bits(v);
+  const ark_u32 ordered = bits >> 31 != 0u ? 0x80000000u - bits : bits;
+  return v != v ? 2147483647 : static_cast<ark_i32>(ordered);
+}
+
 // Word `at` % 4 of block `at` / 4 of a Philox4x32-10 stream (Salmon et al., SC 2011, "Parallel
 // random numbers: as easy as 1, 2, 3", section 4.2).
 ARK_DEVICE ark_i64 ark_philox(ark_i64 at, ark_i64 key, ark_i64 stream) {

@@ -10,6 +10,7 @@ import ark
 from ark.interop.torch.movement import part
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, operator, refuse
 from ark.ops.gradients.products import wide
+from ark.ops.reductions import squared_differences
 
 MAX_SORTED_ELEMENTS = 8192  # of a row that is sorted as a whole
 # If at least this many elements are wanted, a long row is divided into parts that are sorted
@@ -93,18 +94,28 @@ def _moments(x: Value, axes: Sequence[int], correction: Any) -> tuple[Any, Any]:
     return ark.mul(ark.reduce_sum(ark.mul(centred, centred), axes), 1.0 / (count - less)), mean
 
 
+def _variance(x: Value, axes: Sequence[int], correction: Any) -> Any:
+    """The first of _moments, which reads the elements once if the axes are neighbours."""
+    less = 1 if correction is None else correction
+    count = math.prod(x.tensor.ir.shape[a] for a in axes)
+    squares = squared_differences(wide(x.tensor), axes) if count > less else None
+    if squares is None:
+        return _moments(x, axes, correction)[0]
+    return ark.mul(squares, 1.0 / (count - less))
+
+
 @operator("var.correction", "var.dim", "var.default")
 def _var(
     call: Call, x: Value, dims: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> Any:
-    return _moments(x, axes_of(dims, len(x.shape)), correction)[0]
+    return _variance(x, axes_of(dims, len(x.shape)), correction)
 
 
 @operator("std.correction")
 def _std(
     call: Call, x: Value, dims: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> Any:
-    return ark.sqrt(_moments(x, axes_of(dims, len(x.shape)), correction)[0])
+    return ark.sqrt(_variance(x, axes_of(dims, len(x.shape)), correction))
 
 
 @operator("var_mean.correction")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from ark.ir.attributes import ReduceAttributes
-from ark.ir.dtype import FLOATS, fp32
+from ark.ir.dtype import FLOATS, fp32, int64
 from ark.ir.fold import MAX_FOLDED_DIMS, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
@@ -53,7 +53,9 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
         out = _insert(out, axis)
     outer, inner = math.prod(source.shape[:axis]), math.prod(source.shape[axis + 1 :])
     cut = node.hints is not None and node.hints.cuts
-    across = 0 if cut or outer * inner > 1 else _across(count, source, lowering.machine)
+    squares = function == "squares"
+    lines = cut or squares or outer * inner > 1
+    across = 0 if lines else _across(count, source, lowering.machine)
     if across and dense_view(out, (1, 1)) and not (term and expression.places(term)):
         whole = _views(lowering, node, (1, count // across, across, 1))
         if whole is not None:
@@ -65,7 +67,7 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
     if parts is None or dense_view(out, (outer, 1, inner)) is None:
         _emit_reduce(lowering, function, axis, count, node.inputs, out, term)
         return
-    dtype = fp32 if out.dtype in FLOATS else out.dtype
+    dtype = int64 if squares else fp32 if out.dtype in FLOATS else out.dtype
     if inner == 1:
         parts = [lowering.view(t, t.shape[:3]) for t in parts]
         part = lowering.temp((outer, splits, 1), dtype, f"{node.name}.partial")
@@ -73,7 +75,7 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
     else:
         part = lowering.temp((outer, splits, 1, inner), dtype, f"{node.name}.partial")
         out = lowering.view(out, (outer, 1, inner))
-    first = "sum" if function == "mean" else function
+    first = {"mean": "sum", "squares": "moments"}.get(function, function)
     _emit_reduce(lowering, first, 2, count, parts, part, part_term, ".partial")
     shape = (outer, splits) if inner == 1 else (outer, splits, inner)
     _emit_reduce(lowering, function, 1, count, [lowering.view(part, shape)], out)

@@ -3,8 +3,10 @@ of group norms over large images.
 
 A norm's task has whole rows, so 32 rows keep 32 processors busy. Such a norm becomes a mean, a mean
 of squared differences and an elementwise op. Reductions of long rows are computed in parts
-(ark.lower.ops.reductions), and the elementwise op is fused with its readers. Listed in
-ark.lower.passes before chains are fused.
+(ark.lower.ops.reductions), and the elementwise op is fused with its readers.
+
+Where each processor is one thread, a sum of squared differences from the mean becomes a mean and a
+sum of squares, whose loops are vectorised. Listed in ark.lower.passes before chains are fused.
 """
 
 from __future__ import annotations
@@ -26,13 +28,43 @@ from ark.tasks import expression
 def split_norms(graph: Graph, context: Context) -> Graph:
     """A copy of the graph in which norms of few long rows are computed by all processors."""
     chosen = {n.id for n in graph.nodes if _splits(n, context.machine)}
-    if not chosen:
+    apart = {n.id for n in graph.nodes if n.type == "reduce_squares"}
+    apart = set() if context.machine.cooperative else apart
+    if not chosen | apart:
         return graph
     numbers = itertools.count(1 + max(n.id for n in graph.nodes))
     nodes: list[Node] = []
     for node in graph.nodes:
-        nodes += _parts(graph, node, numbers) if node.id in chosen else [node]
+        if node.id in chosen:
+            nodes += _parts(graph, node, numbers)
+        elif node.id in apart:
+            nodes += _squares(graph, node, numbers)
+        else:
+            nodes.append(node)
     return graph.with_nodes(nodes)
+
+
+def _squares(graph: Graph, node: Node, numbers: Iterator[int]) -> list[Node]:
+    """The nodes that replace a sum of squared differences from the mean."""
+    (source,) = node.inputs
+    given = node.read(ReduceAttributes)
+    few = tuple(1 if d == given.axis else n for d, n in enumerate(source.shape))
+    mean = graph.tensor(few, fp32, name=f"{node.name}.mean")
+    squares = graph.tensor(source.shape, fp32, name=f"{node.name}.squares")
+    difference = ["sub", expression.leaf(0), expression.leaf(1)]
+    named = {"function": "mean", "axis": given.axis, "keepdims": True}
+    mean_of = ReduceAttributes.from_node(named).to_node()
+    sum_of = ReduceAttributes.from_node({**node.attrs, "function": "sum"}).to_node()
+
+    def add(type: str, inputs: tuple[Tensor, ...], result: Tensor, attrs: Any) -> Node:
+        made = {"id": next(numbers), "type": type, "name": result.name, "attrs": attrs}
+        return dataclasses.replace(node, inputs=inputs, outputs=(result,), **made)
+
+    return [
+        add("reduce_mean", (source,), mean, mean_of),
+        add("elementwise", (source, mean), squares, {"expr": ["mul", difference, difference]}),
+        dataclasses.replace(node, type="reduce_sum", inputs=(squares,), attrs=sum_of),
+    ]
 
 
 def _splits(node: Node, machine: Machine) -> bool:
