@@ -55,6 +55,14 @@ def cumprod(
     return _scan("mul", input, axis, exclusive, reverse, output, name)
 
 
+def sums_from(tensor: Tensor, axis: int, start: Tensor) -> Tensor:
+    """Running sums along `axis` that begin with `start`, which has size 1 there. It is fp32 for
+    tensors of floating point and otherwise has the tensor's type.
+    """
+    attrs = ScanAttributes(axis=axis, function="add", exclusive=False, reverse=False).to_node()
+    return result("scan", [tensor, start], tensor.ir.shape, tensor.ir.dtype, NullTensor, attrs)
+
+
 def _scan(
     function: Literal["add", "mul"],
     input: TensorLike,
@@ -82,7 +90,11 @@ def _scan_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> l
     if given.exclusive:
         first = np.full(lines(x.shape, axis), start, x.dtype)
         x = np.concatenate([first, np.delete(x, -1, axis)], axis)
+    if len(inputs) > 1:
+        x = np.concatenate([inputs[1], x], axis)
     sums = apply(x, axis)
+    if len(inputs) > 1:
+        sums = np.delete(sums, 0, axis)
     return [np.flip(sums, axis) if given.reverse else sums]
 
 

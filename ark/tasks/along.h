@@ -19,49 +19,62 @@ ARK_DEVICE void ark_scan_line(T start, const Load& load, const Join& join, const
 // With LINES > 1, a warp has LINES neighbouring lines in the last dimension, one per lane.
 template <class TILE, int LINES, int TEAM, class Body>
 ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
-  constexpr int t1 = TILE::tile[1], t2 = TILE::tile[2];
+  constexpr int t1 = TILE::tile[1], t2 = TILE::tile[2], teams = ARK_WARPS / TEAM;
   constexpr int wide = (TILE::tile[3] + LINES - 1) / LINES, total = TILE::tile[0] * t1 * t2 * wide;
   const int e0 = ark_tile_end<TILE, 0>(coord), e1 = ark_tile_end<TILE, 1>(coord);
   const int e2 = ark_tile_end<TILE, 2>(coord), e3 = ark_tile_end<TILE, 3>(coord);
-  const int lane = LINES > 1 ? ark_lane() : 0;
-  for (int r = TEAM == 1 ? ark_warp() : 0; r < total; r += TEAM == 1 ? ARK_WARPS : 1) {
+  const int lane = LINES > 1 ? ark_lane() : 0, team = teams == 1 ? 0 : ark_warp() / TEAM;
+  if (team >= teams) return;
+  for (int r = team; r < total; r += teams) {
     const int i3 = coord[3] + r % wide * LINES + lane, i2 = coord[2] + r / wide % t2;
     const int i1 = coord[1] + r / (wide * t2) % t1, i0 = coord[0] + r / (wide * t2 * t1);
     body(i0 < e0 && i1 < e1 && i2 < e2 && i3 < e3, i0, i1, i2, i3);
   }
 }
 
-// The scan of ark_scan_line by TEAM warps. With ALONG, lanes have neighbouring elements of one
-// line; otherwise each lane has a line. A thread has U elements, and the next ones are being loaded
-// meanwhile. Totals of preceding threads are exchanged by shuffles and through `red` (2 TEAM
-// ARK_LANES totals of shared memory). The order of joins follows from the shape alone. `start` must
-// be neutral: joining it changes nothing.
-template <int N, bool REVERSE, bool EXCLUSIVE, bool ALONG, int TEAM, int U, typename T, class Load,
-          class Join, class Store>
-ARK_DEVICE void ark_scan_pieces(T start, bool inside, const Load& load, const Join& join,
-                                const Store& store, char* red, int& parity) {
-  constexpr int step = ALONG ? ARK_LANES : 1, piece = TEAM * U * step;
-  const int warp = TEAM == 1 ? 0 : ark_warp();
-  const int mine = warp * U * step + (ALONG ? ark_lane() : 0);
-  T* sums = reinterpret_cast<T*>(red);
-  T ahead[U];
+// The scan of ark_scan_line by a team of TEAM warps, from `first` on. With ALONG, lanes have
+// neighbouring packs of V elements of one line; otherwise each lane has a line, and V is 1. load(k,
+// x) loads a pack and store(k, x) stores one. A thread has U packs, and the next ones are being
+// loaded meanwhile. Totals of preceding threads are exchanged by shuffles and through `red` (2
+// ARK_THREADS totals of shared memory). The order of joins follows from the shape alone. `start`
+// must be neutral: joining it changes nothing.
+template <int N, bool REVERSE, bool EXCLUSIVE, bool ALONG, int TEAM, int U, int V, typename T,
+          class Load, class Join, class Store>
+ARK_DEVICE void ark_scan_pieces(T start, T first_total, bool inside, const Load& load,
+                                const Join& join, const Store& store, char* red, int& parity) {
+  constexpr int step = (ALONG ? ARK_LANES : 1) * V, piece = TEAM * U * step;
+  const int warp = TEAM == 1 ? 0 : ark_warp() % TEAM;
+  const int mine = warp * U * step + (ALONG ? ark_lane() * V : 0);
+  T* sums = reinterpret_cast<T*>(red) + (ark_warp() - warp) * 2 * ARK_LANES;
+  T ahead[U][V];
+  const auto place = [](int n) { return REVERSE ? N - V - n : n; };
   const auto fetch = [&](int first) {
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const int n = first + mine + u * step;
-      ahead[u] = inside && n < N ? T(load(REVERSE ? N - 1 - n : n)) : start;
+      if (inside && n < N) {
+        load(place(n), ahead[u]);
+      } else {
+#pragma unroll
+        for (int v = 0; v < V; ++v) ahead[u][v] = start;
+      }
     }
   };
-  T carried = start;
+  T carried = first_total;
   fetch(0);
   for (int first = 0; first < N; first += piece) {
-    T x[U], before[U], total = start;
+    T x[U][V], before[U], total = start;
 #pragma unroll
-    for (int u = 0; u < U; ++u) x[u] = ahead[u];
+    for (int u = 0; u < U; ++u) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) x[u][v] = ahead[u][REVERSE ? V - 1 - v : v];
+    }
     if (first + piece < N) fetch(first + piece);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      T own = start, all = x[u];
+      T own = start, all = x[u][0];
+#pragma unroll
+      for (int v = 1; v < V; ++v) all = join(all, x[u][v]);
       if (ALONG) {
 #pragma unroll
         for (int mask = 1; mask < ARK_LANES; mask <<= 1) {
@@ -79,7 +92,7 @@ ARK_DEVICE void ark_scan_pieces(T start, bool inside, const Load& load, const Jo
       T* totals = sums + parity * TEAM * ARK_LANES + ark_lane();
       parity ^= 1;
       totals[warp * ARK_LANES] = total;
-      ark_sync();
+      ark_team_sync<TEAM>();
 #pragma unroll
       for (int w = 0; w < TEAM; ++w) {
         base = w == warp ? carried : base;
@@ -91,8 +104,15 @@ ARK_DEVICE void ark_scan_pieces(T start, bool inside, const Load& load, const Jo
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const int n = first + mine + u * step;
-      const T sum = join(base, before[u]);
-      if (inside && n < N) store(REVERSE ? N - 1 - n : n, EXCLUSIVE ? sum : join(sum, x[u]));
+      T sum = join(base, before[u]), results[V];
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        T& result = results[REVERSE ? V - 1 - v : v];
+        if (EXCLUSIVE) result = sum;
+        sum = join(sum, x[u][v]);
+        if (!EXCLUSIVE) result = sum;
+      }
+      if (inside && n < N) store(place(n), results);
     }
   }
 }

@@ -97,6 +97,18 @@ def _total_bytes(sig: Signature) -> int:
     return 8 if _compute(sig) == "ark_i64" else 4
 
 
+def team_of(rows: int, machine: Machine) -> int:
+    """The number of warps that process a row together, for a task with this many rows."""
+    if rows >= machine.warps or not machine.cooperative:
+        return 1
+    teams = [1, machine.warps]
+    if machine.has(Capability.NAMED_BARRIERS):
+        teams += [t for t in (2, 4, 8) if machine.warps % t == 0]
+    elif 2 * rows < machine.warps:
+        return machine.warps
+    return max(t for t in teams if t * rows <= machine.warps)
+
+
 def _deep(sig: Signature) -> range:
     """The indices of the inputs that have all elements along the axis."""
     deep = [o.shape for o in sig.operands[:-1]].count(sig.operands[0].shape)
@@ -140,8 +152,8 @@ class Reduce(TaskKind):
             params.function, (kind,)
         )
         need(kind in given, f"function {params.function} does not support {kind}")
-        made = {"squares": "float", "moments": "ark_i64"}.get(params.function, kind)
-        shaped(sig, out, shape, *(FLOAT_NAMES if made == "float" else INTEGER_NAMES))
+        result = {"squares": "float", "moments": "ark_i64"}.get(params.function, kind)
+        shaped(sig, out, shape, *(FLOAT_NAMES if result == "float" else INTEGER_NAMES))
         covers(params.tile, shape)
         if term is not None:
             self._check_term(sig, axis)
@@ -304,17 +316,6 @@ class Reduce(TaskKind):
         nbytes = pack * max(sig.operands[i].itemsize for i in _deep(sig))
         return max(MIN_IN_FLIGHT, min(MAX_IN_FLIGHT, BYTES_IN_FLIGHT // nbytes))
 
-    def _team(self, rows: int, machine: Machine) -> int:
-        """The number of warps that reduce a row together, for a task with this many rows."""
-        if rows >= machine.warps or not machine.cooperative:
-            return 1
-        teams = [1, machine.warps]
-        if machine.has(Capability.NAMED_BARRIERS):
-            teams += [t for t in (2, 4, 8) if machine.warps % t == 0]
-        elif 2 * rows < machine.warps:
-            return machine.warps
-        return max(t for t in teams if t * rows <= machine.warps)
-
     def _short(self, sig: Signature, pack: int, rows: int, machine: Machine) -> tuple[int, ...]:
         """How short rows are reduced: the number of lanes that reduce a row, the number of packs
         per lane, and the number of rows that a thread has in flight. (0, 1, 1) for longer rows.
@@ -340,7 +341,7 @@ class Reduce(TaskKind):
         names = text.indices(sig.operands[out].shape, [*NAMES[:3], "0"])
         pack, narrow = self._vector(sig), 1
         rows = math.prod(sig.read(ReduceParams).tile[:3])
-        team, columns = self._team(rows, machine), fold(sig.operands[0].shape)[3]
+        team, columns = team_of(rows, machine), fold(sig.operands[0].shape)[3]
         short = self._short(sig, pack, rows, machine)
         if not machine.cooperative:
             pack, narrow = MAX_VECTOR_SUMS, MAX_VECTOR_SUMS

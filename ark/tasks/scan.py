@@ -3,7 +3,8 @@ line) belong to one thread; a warp or the block shares a long line. Emitted by a
 
 params: axis (of the operands' own dimensions), function, exclusive, reverse, tile.
 
-operands: input, output, of one shape.
+operands: input, [start], output. Input and output have one shape; start has size 1 along the axis
+and the type in which totals are computed, and precedes the elements of its line.
 
 coord: the tile's first index in the shape with size 1 along the axis (four dimensions; more are
 folded).
@@ -36,8 +37,11 @@ from ark.tasks import expression, text
 from ark.tasks.along import ALONG, indices, join, lines
 from ark.tasks.box_text import NAMES, each_index, tile_type
 from ark.tasks.elementwise import tile_box
+from ark.tasks.reduce import team_of
 
 SCAN_ELEMENTS_IN_FLIGHT = 8  # elements of a line that a thread has in flight
+SCAN_PACKS_IN_FLIGHT = 4  # the same for packs of several elements
+MAX_SCAN_PACK = 4  # elements
 
 
 class ScanParams(Params, frozen=True):
@@ -55,23 +59,27 @@ class Scan(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         params = sig.read(ScanParams)
-        count(sig, 2)
+        count(sig, 2, 3)
         source = typed(sig, 0, *FLOAT_NAMES, *INTEGER_NAMES)
         axis = params.axis
         need(axis < len(source.shape), f"{list(source.shape)} has no axis {axis}")
-        shaped(sig, 1, source.shape, source.dtype)
+        shaped(sig, len(sig.operands) - 1, source.shape, source.dtype)
+        if len(sig.operands) > 2:
+            wide = "fp32" if source.dtype in FLOAT_NAMES else source.dtype
+            shaped(sig, 1, lines(source.shape, axis), wide)
         covers(params.tile, lines(source.shape, axis))
 
     def places(self, sig: Signature) -> Places:
         params = sig.read(ScanParams)
-        return box(fold(lines(sig.operands[1].shape, params.axis)), params.tile)
+        return box(fold(lines(sig.operands[-1].shape, params.axis)), params.tile)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         params = sig.read(ScanParams)
-        shape, axis = sig.operands[1].shape, params.axis
+        shape, axis, out = sig.operands[-1].shape, params.axis, len(sig.operands) - 1
         lo, hi = tile_box(lines(shape, axis), coord, params.tile)
+        starts = [Access(1, lo, hi)] if out > 1 else []
         hi = (*hi[:axis], shape[axis], *hi[axis + 1 :])
-        return [Access(0, lo, hi), Access(1, lo, hi, write=True)]
+        return [Access(0, lo, hi), *starts, Access(out, lo, hi, write=True)]
 
     def headers(self) -> tuple[str, ...]:
         return ALONG
@@ -85,29 +93,56 @@ class Scan(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(ScanParams)
-        shape, axis = sig.operands[1].shape, params.axis
+        out = len(sig.operands) - 1
+        shape, axis = sig.operands[out].shape, params.axis
         names = indices(lines(shape, axis))
         names[axis] = "k"
-        at = [text.offset(sig, i, names) for i in range(2)]
+        at = {i: text.offset(sig, i, names) for i in (0, out)}
         compute = expression.value_type(sig.operands[0].dtype)
         flags = [str(flag).lower() for flag in (params.reverse, params.exclusive)]
         start = f"{compute}({1 if params.function == 'mul' else 0})"
-        given = (
-            f"        [&](int k) -> {compute} {{ return {text.load(sig, 0, 'p0', at[0])}; }},\n"
-            f"        {join(params.function, sig.operands[0])},\n"
-            f"        [&](int k, {compute} total) {{ {text.store(sig, 1, 'p1', at[1], 'total')} }}"
-        )
-        declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
+        first, declare = start, text.operand(sig, 0, "p0")
+        if out > 1:
+            names[axis] = "0"
+            declare += text.operand(sig, 1, "p1")
+            first = text.load(sig, 1, "p1", text.offset(sig, 1, names))
+        declare += text.operand(sig, out, "to", const=False)
+        join_text = join(params.function, sig.operands[0])
         tile, frame = params.tile, fold(lines(shape, axis))
         pieces = _pieces(sig, machine)
+        load = text.load(sig, 0, "p0", at[0])
         if not pieces:
             constants = ", ".join((str(shape[axis]), *flags, compute))
-            body = f"    ark_scan_line<{constants}>({start},\n{given});\n"
+            store = text.store(sig, out, "to", at[out], "total")
+            body = (
+                f"    ark_scan_line<{constants}>({first},\n"
+                f"        [&](int k) -> {compute} {{ return {load}; }},\n        {join_text},\n"
+                f"        [&](int k, {compute} total) {{ {store} }});\n"
+            )
             return text.function(name, declare + each_index(tile, frame, body))
         along, team = pieces
-        listed = (shape[axis], *flags, str(along).lower(), team, SCAN_ELEMENTS_IN_FLIGHT, compute)
+        pack = _pack(sig) if along else 1
+        each = SCAN_ELEMENTS_IN_FLIGHT if pack == 1 else SCAN_PACKS_IN_FLIGHT
+        values = f"{compute} (&x)[{pack}]"
+        if pack == 1:
+            loads, stores = f"x[0] = {load};", text.store(sig, out, "to", at[out], "x[0]")
+        else:
+            loads = (
+                f"const auto pack = ark_load_pack<{pack}>(p0 + ({at[0]}));\n"
+                f"          for (int v = 0; v < {pack}; ++v) x[v] = ark_plain(pack.v[v]);"
+            )
+            stores = (
+                f"ArkPack<{sig.operands[out].ctype}, {pack}> pack;\n"
+                f"          for (int v = 0; v < {pack}; ++v) "
+                f"{text.store(sig, out, 'pack.v', 'v', 'x[v]')}\n"
+                f"          ark_store_pack<{pack}>(to + ({at[out]}), pack);"
+            )
+        listed = (shape[axis], *flags, str(along).lower(), team, each, pack, compute)
         body = (
-            f"    ark_scan_pieces<{', '.join(map(str, listed))}>({start}, inside,\n{given},\n"
+            f"    ark_scan_pieces<{', '.join(map(str, listed))}>({start}, "
+            f"inside ? {compute}({first}) : {start}, inside,\n"
+            f"        [&](int k, {values}) {{\n          {loads} }},\n        {join_text},\n"
+            f"        [&](int k, {values}) {{\n          {stores} }},\n"
             "        ARK_SCRATCH(c), parity);\n"
         )
         unused = " ".join(f"(void){n};" for n in NAMES)
@@ -120,13 +155,24 @@ class Scan(TaskKind):
         return text.function(name, declare + walk)
 
 
+def _pack(sig: Signature) -> int:
+    """The number of neighbouring elements of a line that one access loads or stores."""
+    source, out, axis = sig.operands[0], sig.operands[-1], sig.read(ScanParams).axis
+    pack = MAX_SCAN_PACK if source.aligned and out.aligned else 1
+    pack = min(pack, 16 // source.itemsize)
+    strides = [s for o in (source, out) for s in (*o.strides[:axis], *o.strides[axis + 1 :])]
+    while pack > 1 and any(n % pack for n in (source.shape[axis], *strides)):
+        pack //= 2
+    return pack if source.strides[axis] == out.strides[axis] == 1 else 1
+
+
 def _pieces(sig: Signature, machine: Machine) -> tuple[bool, int] | None:
     """How the threads of a block divide lines (all elements along the axis) among themselves: True
     if the lanes of a warp are along a line, and the number of warps per line. None if each line
     belongs to one thread.
     """
     params = sig.read(ScanParams)
-    shape, axis, tile = sig.operands[1].shape, params.axis, params.tile
+    shape, axis, tile = sig.operands[-1].shape, params.axis, params.tile
     shared = any(o.per_item > 1 for o in sig.operands)
     if not machine.cooperative or shared or shape[axis] < machine.lanes:
         return None
@@ -136,7 +182,7 @@ def _pieces(sig: Signature, machine: Machine) -> tuple[bool, int] | None:
             if shape[axis] >= SCAN_ELEMENTS_IN_FLIGHT * machine.warps
             else None
         )
-    return True, 1 if math.prod(tile) >= machine.warps else machine.warps
+    return True, team_of(math.prod(tile), machine)
 
 
 register(Scan())

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ark
-from ark.interop.torch.movement import part
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, operator, refuse
 from ark.ops.gradients.products import wide
 from ark.ops.reductions import squared_differences
+from ark.ops.scans import sums_from
 
 MAX_SORTED_ELEMENTS = 8192  # of a row that is sorted as a whole
 # If at least this many elements are wanted, a long row is divided into parts that are sorted
@@ -134,12 +134,12 @@ def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
     parts = next((p for p in range(most, most // 2, -1) if n % p == 0), 1)
     if axis != len(shape) - 1 or total < MIN_SPLIT_ROW_ELEMENTS or most < LEAST_PARTS or parts == 1:
         return ark.cumsum(tensor, axis)
-    # Few long lines are cut into parts. Each part gets the total of the parts before it.
+    # Few long lines are cut into parts. Each part begins with the total of the parts before it.
     narrow = call.dtype in (ark.fp16, ark.bf16)
-    lines = ark.reshape(tensor, [total // n, parts, n // parts])
-    sums = ark.cumsum(ark.cast(lines, ark.fp32) if narrow else lines, 2)
-    sums = ark.add(sums, ark.cumsum(part(sums, 2, n // parts - 1, 1), 1, exclusive=True))
-    return ark.reshape(ark.cast(sums, call.dtype) if narrow else sums, list(shape))
+    cut = ark.reshape(tensor, [total // n, parts, n // parts])
+    totals = ark.reduce_sum(ark.cast(cut, ark.fp32) if narrow else cut, 2)
+    sums = sums_from(cut, 2, ark.cumsum(totals, 1, exclusive=True))
+    return ark.reshape(sums, list(shape))
 
 
 @operator("cumprod.default")

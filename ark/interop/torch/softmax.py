@@ -63,5 +63,9 @@ def _apart(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
         return ark.sub(wide(tensor), most)
 
     total = ark.reduce_sum(ark.exp(below()), axis)
-    result = ark.sub(below(), ark.ln(total)) if logarithm else ark.div(ark.exp(below()), total)
+    result = (
+        ark.sub(below(), ark.ln(total))
+        if logarithm
+        else ark.mul(ark.exp(below()), ark.div(1.0, total))
+    )
     return result if dtype == ark.fp32 else ark.cast(result, dtype)

@@ -153,12 +153,13 @@ def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
     large enough to keep the processors busy, unless parts would have too few elements.
     """
     tasks = outer * -(-inner // REDUCE_COLUMNS)
-    wanted = min(
-        -(-machine.processors // tasks), count * min(inner, REDUCE_COLUMNS) // MIN_SPLIT_ELEMENTS
-    )
     if 2 * tasks > machine.processors:
         return 1
-    return next((p for p in range(wanted, 1, -1) if count % p == 0), 1)
+    least = count * min(inner, REDUCE_COLUMNS) // MIN_SPLIT_ELEMENTS
+    wanted = min(-(-machine.processors // tasks), least)
+    parts = [p for p in range(1, wanted + 1) if count % p == 0]
+    # The busiest processor has as small a share of a line as possible.
+    return min(parts, key=lambda p: -(-tasks * p // machine.processors) / p, default=1)
 
 
 def _emit_reduce(

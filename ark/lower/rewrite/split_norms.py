@@ -57,8 +57,8 @@ def _squares(graph: Graph, node: Node, numbers: Iterator[int]) -> list[Node]:
     sum_of = ReduceAttributes.from_node({**node.attrs, "function": "sum"}).to_node()
 
     def add(type: str, inputs: tuple[Tensor, ...], result: Tensor, attrs: Any) -> Node:
-        made = {"id": next(numbers), "type": type, "name": result.name, "attrs": attrs}
-        return dataclasses.replace(node, inputs=inputs, outputs=(result,), **made)
+        own = {"id": next(numbers), "type": type, "name": result.name, "attrs": attrs}
+        return dataclasses.replace(node, inputs=inputs, outputs=(result,), **own)
 
     return [
         add("reduce_mean", (source,), mean, mean_of),
