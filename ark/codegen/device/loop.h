@@ -89,9 +89,15 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   const bool traces = p->trace != 0u;
   ark_u32 traced = 0u;
   ark_u32 held = ARK_NO_TASK;  // the first task of a list that is completely in the slots
+  ArkRange range = {};
+  ark_u32 ranged = ARK_PHASES;  // the phase that `range` belongs to
   for (ark_u32 iteration = p->first;; ++iteration) {
-    // The range of tasks is loaded before the wait for the iteration's begin.
-    const ArkRange range = ark_range(p, processor, iteration, phases);
+    // The range of tasks and the first records are loaded before the wait for the iteration's
+    // begin, and only if they have changed.
+    if (ark_phase(phases, iteration) != ranged) {
+      range = ark_range(p, processor, iteration, phases);
+      ranged = ark_phase(phases, iteration);
+    }
     const ark_u32 end = range.task_end;
     const ark_u32 limit = leader ? ark_known_limit(p) : 0u;
     if (range.task_begin != held) {
@@ -102,7 +108,6 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       ark_copies_done();
       ark_sync();
       if (range.task_begin < end) ark_counter_ops_ahead(team, loop, p, range.task_begin);
-      ark_copies_done();
       held = end - range.task_begin <= ARK_SLOTS ? range.task_begin : ARK_NO_TASK;
     }
     bool go = true;
@@ -113,6 +118,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       }
       go = ark_rejoin(go);
     }
+    ark_copies_done();
     if (!ark_agree(go)) return;
 #if defined(ARK_MOVERS)
     if (leader) ark_movers_begin(iteration);

@@ -53,12 +53,15 @@ ARK_DEVICE T& ark_static_at() {
                 "static shared variables fit");
   return *reinterpret_cast<T*>(ark_static.bytes + BEGIN);
 }
+// The parameters have a constant address, at which entry.h stores them.
+#define ARK_PARAMS(ctx) (&ark_static_at<const ArkParams, 0, 176>())
+#else
+#define ARK_PARAMS(ctx) ((ctx).p)
 #endif
 
 // Dynamic shared memory: the ring's slots, the loop's share, then a task's scratch memory.
 extern __shared__ __align__(1024) char ark_shared[];
 #define ARK_SCRATCH(ctx) (ark_shared + ARK_RING_BYTES + ARK_LOOP_BYTES)
-#define ARK_PARAMS(ctx) ((ctx).p)
 
 static_assert(ARK_LANES == 32, "a warp has 32 lanes");
 
