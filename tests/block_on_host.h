@@ -269,6 +269,17 @@ static void cvt_f32_f16(float& to, H v) {
   to = host_wide_f16(static_cast<unsigned>(v));
 }
 template <typename P>
+static void ld_global_cg_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d, P from) {
+  unsigned words[4];
+  std::memcpy(words, from, 16);
+  a = words[0], b = words[1], c = words[2], d = words[3];
+}
+template <typename P>
+static void ld_global_L1__no_allocate_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d,
+                                             P from) {
+  ld_global_cg_v4_u32(a, b, c, d, from);
+}
+template <typename P>
 static void st_v4_u32(P to, unsigned a, unsigned b, unsigned c, unsigned d) {
   if (reinterpret_cast<size_t>(to) % 16u != 0u) host_wrong("a store that begins anywhere");
   const unsigned words[4] = {a, b, c, d};

@@ -58,8 +58,8 @@ def statement(inside: str) -> str:
 class Block:
     """The tasks of a plan, to be run by a block on the host.
 
-    tensors: by id, their elements, in memory that begins at a multiple of 16 bytes. Tasks read and
-    change these arrays.
+    memory: by id, the bytes of the buffers, which begin at a multiple of 16 bytes. tensors: by id,
+    their elements in this memory. Tasks read and change these arrays.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
@@ -73,8 +73,8 @@ class Block:
         command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-w"]
         subprocess.run([*command, source, "-o", library], check=True)
         self.library = ctypes.CDLL(str(library))
-        memory = [_memory(buffer.nbytes) for buffer in plan.buffers]
-        self.tensors = [_view(tensor, memory[tensor.buffer]) for tensor in plan.tensors]
+        self.memory = [_memory(buffer.nbytes) for buffer in plan.buffers]
+        self.tensors = [_view(tensor, self.memory[tensor.buffer]) for tensor in plan.tensors]
 
     def operand(self, op: PlanOp, index: int) -> np.ndarray:
         return self.tensors[op.operands[index]]

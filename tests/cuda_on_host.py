@@ -75,8 +75,8 @@ def assembly(text: str, statement: Callable[[str], str]) -> str:
 
 def parts(inside: str) -> tuple[str, list[str], list[str]]:
     """The template, the results and the inputs of an assembly statement."""
-    template = "".join(re.findall(STRING, inside.split(":", 1)[0]))
     words = re.sub(rf"^(\s*{STRING})+", "", inside)
+    template = "".join(re.findall(STRING, inside[: len(inside) - len(words)]))
     return template, _bracketed(words, r'"[=+]\w+"\s*\('), _bracketed(words, r'"\w+"\s*\(')
 
 

@@ -24,7 +24,7 @@ from ark.plan.kind import Signature
 from ark.plan.params import TiledParams
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
-from ark.tasks.elementwise import MAX_KEPT_OPERANDS
+from ark.tasks.box_writer import MAX_KEPT_OPERANDS
 
 MIN_FLOW_TASKS = 5  # the fewest tasks of a flow, more than the loop's slots hold
 

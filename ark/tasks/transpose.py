@@ -23,7 +23,8 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import Dim, Params, Places, Tile, box, count, covers, need
 from ark.tasks import elementwise, text
 from ark.tasks.box_text import NAMES, tile_type
-from ark.tasks.elementwise import COPY, tile_box, write_box
+from ark.tasks.box_writer import write_box
+from ark.tasks.elementwise import COPY, tile_box
 
 TRANSPOSE_TILE_ELEMENTS = 64  # side of the square that is transposed through shared memory
 MAX_SHORT_ROW_BYTES = 256  # bytes of consecutive source rows that a thread holds at once

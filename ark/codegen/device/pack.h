@@ -43,6 +43,71 @@ ARK_DEVICE ArkPack<T, N> ark_load_pack_past(const T* p) {
 #endif
   return ark_load_pack<N>(p);
 }
+// A pack that may begin at any element, while it is being loaded. A backend that does not access
+// packs well at any address loads the aligned blocks of up to 16 bytes that the pack overlaps. Each
+// block has at least one byte of the pack. ark_load_loose starts the loads; ark_shifted waits for
+// them and returns the pack.
+#if defined(ARK_LOOSE_PACKS)
+template <typename T, int N>
+struct ArkLoosePack {
+  ArkPack<T, N> pack;
+};
+template <typename T, int N>
+ARK_DEVICE void ark_load_loose(ArkLoosePack<T, N>& to, const T* p) {
+  to.pack = ark_load_pack<N>(p);
+}
+template <typename T, int N>
+ARK_DEVICE ArkPack<T, N> ark_shifted(const ArkLoosePack<T, N>& from) {
+  return from.pack;
+}
+#else
+template <typename T, int N>
+struct ArkLoosePack {
+  static constexpr int SIZE = static_cast<int>(sizeof(T)), WORDS = (SIZE * N + 3) / 4;
+  static constexpr int BLOCK = WORDS < 4 ? WORDS : 4, BLOCKS = WORDS / BLOCK;
+  static_assert(BLOCK * BLOCKS == WORDS && (BLOCK & (BLOCK - 1)) == 0, "whole blocks");
+  ArkPack<ark_u32, BLOCK> blocks[BLOCKS + 1];
+  ark_u32 over;  // bytes of the first block before the pack
+};
+template <typename T, int N>
+ARK_DEVICE void ark_load_loose(ArkLoosePack<T, N>& to, const T* p) {
+  typedef ArkLoosePack<T, N> Loose;
+  constexpr ark_u64 BYTES = 4u * Loose::BLOCK;
+  const ark_u64 at = reinterpret_cast<ark_u64>(p), behind = at + Loose::SIZE * N - 1u;
+  to.over = static_cast<ark_u32>(at % BYTES);
+#pragma unroll
+  for (int b = 0; b < Loose::BLOCKS; ++b) {
+    to.blocks[b] =
+        *reinterpret_cast<const ArkPack<ark_u32, Loose::BLOCK>*>((at & ~(BYTES - 1u)) + b * BYTES);
+  }
+  to.blocks[Loose::BLOCKS] =
+      *reinterpret_cast<const ArkPack<ark_u32, Loose::BLOCK>*>(behind & ~(BYTES - 1u));
+}
+template <typename T, int N>
+ARK_DEVICE ArkPack<T, N> ark_shifted(const ArkLoosePack<T, N>& from) {
+  typedef ArkLoosePack<T, N> Loose;
+  constexpr int WORDS = Loose::WORDS, BLOCK = Loose::BLOCK;
+  ark_u32 w[WORDS + BLOCK];
+#pragma unroll
+  for (int i = 0; i < WORDS + BLOCK; ++i) w[i] = from.blocks[i / BLOCK].v[i % BLOCK];
+#pragma unroll
+  for (int step = BLOCK / 2; step > 0; step /= 2) {
+    const bool moved = (from.over / 4u & static_cast<ark_u32>(step)) != 0u;
+#pragma unroll
+    for (int i = 0; i < WORDS + step; ++i) w[i] = moved ? w[i + step] : w[i];
+  }
+  union {
+    ark_u32 words[WORDS];
+    ArkPack<T, N> pack;
+  } both;
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    const ark_u64 pair = static_cast<ark_u64>(w[i + 1]) << 32 | w[i];
+    both.words[i] = Loose::SIZE < 4 ? static_cast<ark_u32>(pair >> from.over % 4u * 8u) : w[i];
+  }
+  return both.pack;
+}
+#endif
 // A pack that is being loaded, kept as the 32-bit words that the load returns. A compiler that sees
 // 16-bit elements would unpack them as soon as possible; this would wait for the load at that place
 // and use twice as many registers.

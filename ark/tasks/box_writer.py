@@ -1,0 +1,362 @@
+"""Writes the bodies of device functions that compute an expression for every index of a tile: of
+the task kinds `elementwise`, `remap`, `gather` and `transpose`. box.h has the loops; this module
+writes the operands' indices and the expression.
+
+Each of many threads has several packs (vectors of neighbouring elements) in flight, loaded by
+16-byte accesses if possible. A single thread runs nested loops that compilers vectorise. If
+elements of the output share a byte, a thread computes whole bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ark.ir.fold import fold
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks import expression, text
+from ark.tasks.box_text import NAMES, declared, in_order, loop, tile_type, unused_names
+
+VECTOR_BYTES = 16
+THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
+MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one pack
+PACKS, SINGLES = 4, 8  # the most packs that a thread has in flight, and the most single elements
+MAX_KEPT_OPERANDS = 16  # a task's record has so many bits: operand computed by the previous task
+
+
+@dataclass(frozen=True)
+class Packs:
+    """How operands are accessed. size: the number of elements of a pack; 1 if packs are impossible.
+    whole: operands whose packs are aligned. loose: inputs whose packs begin at any element. Other
+    operands are read element by element.
+    """
+
+    size: int = 1
+    whole: frozenset[int] = frozenset()
+    loose: frozenset[int] = frozenset()
+
+
+def write_box(
+    sig: Signature,
+    expr: expression.Tree,
+    tile: Sequence[int],
+    machine: Machine,
+    places: Mapping[int, Sequence[str]] | None = None,
+    guard: tuple[str, str] = ("", ""),
+    once: bool = False,
+    apart: bool = False,
+) -> str:
+    """The text of a device function that computes `expr` for every index of the task's tile.
+
+    places: for each operand that is not read at the output's indices, the texts of its indices.
+    guard: a condition on the output's indices, and the value that replaces operand 0's element if
+    it is false. If the condition does not depend on the last index, packs of operand 0 are read in
+    any case and must be in bounds. once: no element of operand 0 is read twice, although it is in
+    `places`. apart: store the result in packs even if operand 0 cannot be read in packs.
+    """
+    out = len(sig.operands) - 1
+    declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
+    writer = BoxWriter(sig, expr, tile, dict(places or {}), guard, once, apart)
+    if sig.operands[out].per_item > 1:
+        return declare + writer.shared()
+    if not machine.cooperative:
+        return declare + writer.nested()
+    branches = [
+        f"if (ark_aligned({text.addresses(sig, sorted(packs.whole))})) {{\n"
+        f"{writer.flat(packs, machine)}  }}"
+        for packs in writer.choices()
+    ]
+    single = writer.flat(Packs(), machine)
+    if not branches:
+        return declare + single
+    return f"{declare}  {' else '.join(branches)} else {{\n{single}  }}\n"
+
+
+class BoxWriter:
+    """Writes the loop body of an elementwise device function; box.h has the loops."""
+
+    def __init__(
+        self,
+        sig: Signature,
+        expr: expression.Tree,
+        tile: Sequence[int],
+        places: dict[int, Sequence[str]],
+        guard: tuple[str, str] = ("", ""),
+        once: bool = False,
+        apart: bool = False,
+    ) -> None:
+        self.sig, self.expr, self.tile, self.places = sig, expr, tile, places
+        self.guard, self.once, self.apart = guard, once, apart
+        self.out = len(sig.operands) - 1
+        self.full = sig.operands[self.out].shape
+        self.shape = fold(self.full)
+        self.indices = text.indices(self.full, NAMES)
+        self.box = tile_type(tile, self.shape)
+        self.keeps = 0  # packs of the result that a run of tasks keeps in registers
+
+    def _at(self, index: int) -> str:
+        return text.offset(self.sig, index, self.places.get(index, self.indices))
+
+    def choices(self) -> list[Packs]:
+        """The ways in which packs can be accessed, the fastest first. Each requires that its whole
+        packs are aligned, which is checked at run time unless it is known.
+        """
+        packs = self.packs()
+        if packs.size == 1:
+            return []
+        unsure = {
+            i
+            for i in packs.whole - {self.out} - set(self.places)
+            if not self.sig.operands[i].aligned and self.sig.operands[i].per_item == 1
+        }
+        loose = Packs(packs.size, packs.whole - unsure, packs.loose | unsure)
+        return [packs, loose] if unsure else [packs]
+
+    def packs(self) -> Packs:
+        """The packs that the operands' shapes and strides allow.
+
+        Each row of the innermost dimension must consist of whole packs, except that a single row
+        may end with a partial pack. If the strides of an input's other dimensions are not multiples
+        of a pack, its packs are loose.
+        """
+        sizes = [o.itemsize for o in self.sig.operands]
+        pack = min(8, VECTOR_BYTES // min(sizes))
+        while pack > 1 and pack * sum(sizes[:-1]) > MAX_VECTOR_LOAD_BYTES:
+            pack //= 2
+        row = self.shape[3]
+        alone = math.prod(self.shape[:3]) == 1
+        cut = self.tile[3] != row
+        while pack > 1 and (
+            (cut and self.tile[3] % pack) or (not alone and row % pack) or row < pack
+        ):
+            pack //= 2
+        packed, loose = set(), set()
+        for i, operand in enumerate(self.sig.operands):
+            if i in self.places:
+                inner = [NAMES[3] in place for place in self.places[i]]
+                if not any(inner):
+                    continue
+                guarded = not i and NAMES[3] in self.guard[0]
+                if self.places[i][-1] != NAMES[3] or any(inner[:-1]) or guarded:
+                    if i == 0 and self.apart:
+                        continue
+                    return Packs()
+            shape, strides = text.pad4(operand.shape, 1), text.pad4(operand.strides, 0)
+            if shape[-1] == 1 and row != 1:
+                continue
+            if strides[-1] != 1:
+                return Packs()
+            if any(n > 1 and s % pack for n, s in zip(shape[:-1], strides[:-1], strict=True)):
+                if i == self.out or i in self.places or operand.per_item > 1:
+                    return Packs()
+                loose.add(i)
+                continue
+            packed.add(i)
+        return Packs(pack, frozenset(packed), frozenset(loose)) if pack > 1 else Packs()
+
+    def _value(self, index: int) -> str:
+        """The text of an element of operand `index`, read from memory."""
+        value = text.load(self.sig, index, f"p{index}", self._at(index))
+        return value if index or not self.guard[0] else self._or_fill(self.guard[0], value)
+
+    def _or_fill(self, condition: str, value: str) -> str:
+        """The text of a value of operand 0 if the condition holds, otherwise of the guard's other
+        value.
+        """
+        kind = text.loaded(self.sig, 0)
+        return (
+            f"({condition} ? static_cast<{kind}>({value}) : static_cast<{kind}>({self.guard[1]}))"
+        )
+
+    def _compute(self, values: Sequence[str], to: str, at: str, step: str = "") -> str:
+        """Statements that compute one element from the texts of its inputs and store it at to[at].
+
+        step: text that is added to the last index.
+        """
+        leaves = [(value, text.loaded(self.sig, i)) for i, value in enumerate(values)]
+        indices = [*self.indices[:-1], self.indices[-1] + step]
+        writer = expression.Writer(leaves, text.literal, indices)
+        rounded = self.sig.operands[self.out].dtype in expression.SIXTEEN_BITS
+        result, _ = writer.write(self.expr, rounded)
+        lines = [*writer.statements, text.store(self.sig, self.out, to, at, result)]
+        return "".join(f"    {line}\n" for line in lines)
+
+    def _once(self, index: int) -> bool:
+        """True if no element of this operand is read for more than one element of the result."""
+        if index in self.places:
+            return index == 0 and self.once
+        shape, strides = self.sig.operands[index].shape, self.sig.operands[index].strides
+        spread = math.prod(shape) == math.prod(self.sig.operands[self.out].shape)
+        return spread and all(strides)
+
+    def _element(self) -> str:
+        """Statements for one element of the result."""
+        values = [self._value(i) for i in range(self.out)]
+        return self._compute(values, f"p{self.out}", self._at(self.out))
+
+    def nested(self) -> str:
+        """The loop nest of a single thread, in order."""
+        return in_order(self.tile, self.shape, self._element())
+
+    def rounds(self, packs: Packs, machine: Machine, whole: bool = False) -> int:
+        """Packs that a thread has in flight. whole: 0 unless these are all packs of the thread."""
+        pack = packs.size
+        total, threads = math.prod(self.tile) // pack, machine.lanes * machine.warps
+        # A loose pack overlaps two aligned ones, so half of the loaded bytes are used.
+        read = [*packs.whole | ({0} if self.apart else set()), *packs.loose, *packs.loose]
+        most, least = 2 * PACKS if packs.loose else PACKS, VECTOR_BYTES
+        if pack == 1:
+            read, most, least = list(range(self.out)), SINGLES, 1
+        loaded = sum(pack * self.sig.operands[i].itemsize for i in read if i != self.out)
+        rounds = max(1, min(most, THREAD_BYTES_IN_FLIGHT // max(least, loaded), total // threads))
+        return 0 if whole and total > rounds * threads else rounds
+
+    def _varies(self) -> bool:
+        """True if neighbouring results read elements of operand 0 that are not neighbours."""
+        return self.apart and any(NAMES[3] in place for place in self.places[0])
+
+    def _as_made(self, index: int) -> bool:
+        """True if the operand has the same type and number of elements as the result."""
+        a, b = self.sig.operands[index], self.sig.operands[self.out]
+        return a.dtype == b.dtype and math.prod(a.shape) == math.prod(b.shape)
+
+    def flat(self, packs: Packs, machine: Machine) -> str:
+        """The loop of all threads, each with several packs in flight."""
+        pack, rounds = packs.size, self.rounds(packs, machine)
+        held, fetch, shift, values = "", "", "", []
+        for i in range(self.out):
+            operand = self.sig.operands[i]
+            width = pack if i in packs.whole | packs.loose else 1
+            guarded = i == 0 and bool(self.guard[0])
+            if width < pack and i == 0 and self._varies():
+                held += f"    {text.loaded(self.sig, i)} v{i}[{rounds}][{pack}];\n"
+                fetch += (
+                    f"      const int first = {NAMES[3]};\n#pragma unroll\n"
+                    f"      for (int j = 0; inside && j < {pack}; ++j) {{\n"
+                    f"        const int {NAMES[3]} = first + j;\n"
+                    f"        v{i}[u][j] = {self._value(i)};\n      }}\n"
+                )
+                values.append(f"v{i}[u][j]")
+                continue
+            if width < operand.per_item or (guarded and width == 1):
+                held += f"    {text.loaded(self.sig, i)} v{i}[{rounds}];\n"
+                fetch += f"      if (inside) v{i}[u] = {self._value(i)};\n"
+                values.append(f"v{i}[u]")
+                continue
+            count = width // operand.per_item
+            at = self._at(i) if operand.per_item == 1 else f"({self._at(i)}) / {operand.per_item}"
+            held += f"    ArkPack<{operand.ctype}, {count}> v{i}[{rounds}];\n"
+            load = "ark_load_pack"
+            if i in packs.loose:
+                held += f"    ArkLoosePack<{operand.ctype}, {count}> w{i}[{rounds}];\n"
+                fetch += f"      if (inside) ark_load_loose(w{i}[u], p{i} + {at});\n"
+                shift += f"      v{i}[u] = ark_shifted(w{i}[u]);\n"
+                values.append(text.load(self.sig, i, f"v{i}[u].v", "j"))
+                continue
+            if self._once(i):
+                alone = self.out == 1 or self.once
+                load = "ark_load_pack_past" if alone else "ark_load_pack_once"
+            read = f"{load}<{count}>(p{i} + {at})"
+            if self.keeps and i < MAX_KEPT_OPERANDS and width == pack and self._as_made(i):
+                read = f"n > 0u && t.flow >> {16 + i} & 1u ? kept[u] : {read}"
+            fetch += f"      if (inside) v{i}[u] = {read};\n"
+            value = text.load(self.sig, i, f"v{i}[u].v", "j" if width > 1 else "0")
+            if guarded:
+                held += f"    bool there[{rounds}];\n"
+                fetch += f"      there[u] = {self.guard[0]};\n"
+                value = self._or_fill("there[u]", value)
+            values.append(value)
+        ctype = self.sig.operands[self.out].ctype
+        compute = self._compute(values, "to", "j", " + j" if pack > 1 else "")
+        each = f"    ark_each_pack(round, [&](int u, bool inside, {declared(NAMES)}) {{\n"
+        unused = f"      (void)u; {unused_names(NAMES)}\n"
+        body = held
+        if fetch:
+            body += f"{each}{unused}{fetch}    }});\n"
+        if shift:
+            body += f"{each}      (void)inside; {unused.lstrip()}{shift}    }});\n"
+        to = f"p{self.out} + {self._at(self.out)}"
+        if self.keeps:
+            body += (
+                f"{each}{unused}      {ctype}* to = kept[u].v;\n#pragma unroll\n"
+                f"      for (int j = 0; j < {pack}; ++j) {{\n{compute}      }}\n"
+                f"      if (inside) ark_store_pack<{pack}>({to}, kept[u]);\n    }});\n"
+            )
+        else:
+            body += (
+                f"{each}{unused}      ark_store_made<{pack}>(inside, {to}, "
+                f"[&]({ctype}* to, int j) {{\n{compute}      }});\n    }});\n"
+            )
+        box = f"{self.box}, {pack}"
+        body = loop("ark_each_round", f"{box}, {rounds}", "const auto& round", (), body)
+        if pack == 1 or not self.shape[3] % pack:
+            return body
+        return body + loop("ark_each_left", box, "int i3", (), self._single())
+
+    def _single(self) -> str:
+        """Statements for one element of a single row."""
+        return f"    const int i0 = 0, i1 = 0, i2 = 0; {unused_names(NAMES)}\n{self._element()}"
+
+    def ahead(self, packs: Packs, machine: Machine) -> tuple[str, str, str]:
+        """The texts for ark_claimed_ahead (claimed.h), for a tile of one round: the members of a
+        struct with the loaded operands, statements that load them into `h`, and statements that
+        compute and store the results.
+        """
+        pack, rounds = packs.size, self.rounds(packs, machine)
+        held, fetch, unpack, values = "", "", "", []
+        for i in range(self.out):
+            if i in packs.loose:
+                kind = f"ArkLoosePack<{self.sig.operands[i].ctype}, {pack}>"
+                held += f"  {kind} v{i}[{rounds}];\n"
+                fetch += f"      if (inside) ark_load_loose(h.v{i}[u], p{i} + {self._at(i)});\n"
+                unpack += f"      const auto w{i} = ark_shifted(h.v{i}[u]);\n"
+                values.append(text.load(self.sig, i, f"w{i}.v", "j"))
+                continue
+            if i not in packs.whole:
+                held += f"  {text.loaded(self.sig, i)} v{i}[{rounds}];\n"
+                fetch += f"      if (inside) h.v{i}[u] = {self._value(i)};\n"
+                values.append(f"h.v{i}[u]")
+                continue
+            hold = "ark_hold"
+            if self._once(i):
+                hold = "ark_hold_past" if self.out == 1 else "ark_hold_once"
+            held += f"  ArkHeld<{self.sig.operands[i].ctype}, {pack}> v{i}[{rounds}];\n"
+            fetch += f"      if (inside) {hold}(h.v{i}[u], p{i} + {self._at(i)});\n"
+            unpack += f"      const auto w{i} = ark_unpacked(h.v{i}[u]);\n"
+            values.append(text.load(self.sig, i, f"w{i}.v", "j"))
+        ctype, box = self.sig.operands[self.out].ctype, f"{self.box}, {pack}"
+        compute = self._compute(values, "to", "j", " + j")
+        each = (
+            f"    ark_each_pack(ArkRound<{box}, {rounds}>{{h.coord, ark_tid()}},\n"
+            f"                  [&](int u, bool inside, {declared(NAMES)}) {{\n"
+            f"      (void)u; {unused_names(NAMES)}\n"
+        )
+        coords = "".join(f"    h.coord[{d}] = t.coord[{d}];\n" for d in range(4))
+        load = f"{coords}{each}{fetch}    }});\n"
+        to = f"p{self.out} + {self._at(self.out)}"
+        finish = (
+            f"{each}{unpack}      ark_store_made<{pack}>(inside, {to}, "
+            f"[&]({ctype}* to, int j) {{\n{compute}      }});\n    }});\n"
+        )
+        if self.shape[3] % pack:
+            finish += (
+                f"    ark_each_left<{box}>(h.coord, [&](int i3) {{\n{self._single()}    }});\n"
+            )
+        return f"  ark_i32 coord[4];\n{held}", load, finish
+
+    def shared(self) -> str:
+        """The loop of all threads for an output whose elements share bytes, one byte at a time."""
+        operand = self.sig.operands[self.out]
+        values = [self._value(i) for i in range(self.out)]
+        start = self._at(self.out).replace(NAMES[3], "first")
+        body = (
+            f"    {operand.ctype} w{{}};\n"
+            f"    for (int j = 0; j < {operand.per_item}; ++j) {{\n"
+            "      const int i3 = first + j <= last ? first + j : first;\n"
+            f"{self._compute(values, '&w', 'j')}    }}\n"
+            f"    p{self.out}[({start}) / {operand.per_item}] = w;\n"
+        )
+        names = (*NAMES[:3], "first", "last")
+        return loop("ark_each_byte", f"{self.box}, {operand.per_item}", "", names, body)

@@ -1,0 +1,101 @@
+"""Bodies that read inputs at any element: slices whose rows are not aligned, gathers, updates at
+indices. The device code of CUDA runs on the host and is compared with NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import DataType
+from ark.lower.pipeline import plan
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda.machines import MODELS
+
+from tests.block_on_host import Block
+
+BEGINS = range(9)
+
+
+def computed(
+    folder: Path, inputs: Sequence[tuple[np.ndarray, DataType]], build: Callable[..., object]
+) -> list[tuple[str, np.ndarray]]:
+    """The kind and the result of each op that `build` adds, in order."""
+    model = Model()
+    with use_model(model):
+        built = build(
+            *(ark.tensor(list(a.shape), d, name=f"in{i}") for i, (a, d) in enumerate(inputs))
+        )
+    block = Block(plan(model.graph, MODELS["h200"], {"fuse": False}), folder)
+    del built
+    for i, (array, _) in enumerate(inputs):
+        at = next(t.buffer for t in block.plan.tensors if t.name == f"in{i}")
+        block.memory[at][: array.nbytes] = array.reshape(-1).view(np.uint8)
+    results = []
+    for op in block.plan.ops:
+        block.run(op)
+        results.append((op.kind, block.operand(op, -1).copy()))
+    return results
+
+
+def values(dtype: DataType, *shape: int) -> np.ndarray:
+    kind: Any = dtype.numpy
+    return np.random.default_rng(len(shape)).integers(0, 120, shape).astype(kind)
+
+
+@pytest.mark.parametrize("dtype", [ark.fp32, ark.bf16, ark.uint8, ark.int64], ids=str)
+@pytest.mark.parametrize("columns", [103, 104])
+def test_slices_begin_at_any_element(tmp_path: Path, dtype: DataType, columns: int) -> None:
+    x = values(dtype, 19, columns)
+    results = computed(
+        tmp_path, [(x, dtype)], lambda t: [ark.copy(t[:, b : b + 88]) for b in BEGINS]
+    )
+    for begin, (kind, actual) in zip(BEGINS, results, strict=True):
+        assert kind == "elementwise"
+        np.testing.assert_array_equal(actual, x[:, begin : begin + 88])
+
+
+def test_sums_with_slices(tmp_path: Path) -> None:
+    """The rows of a slice begin at any element; those of the other input are aligned."""
+    x, y = values(ark.fp32, 13, 71), values(ark.fp32, 13, 64)
+    ((_, actual),) = computed(
+        tmp_path, [(x, ark.fp32), (y, ark.fp32)], lambda a, b: ark.add(a[:, 5:69], b)
+    )
+    np.testing.assert_array_equal(actual, x[:, 5:69] + y)
+
+
+@pytest.mark.parametrize("columns", [33, 64])
+def test_gathers(tmp_path: Path, columns: int) -> None:
+    x = values(ark.fp32, 40, columns)
+    rows = np.random.default_rng(1).integers(-40, 40, 700)
+    each = np.random.default_rng(2).integers(-40, 40, (37, columns))
+    inputs = [(x, ark.fp32), (rows, ark.int64), (each, ark.int64)]
+    results = computed(
+        tmp_path, inputs, lambda t, i, j: [ark.gather(t, i, 0), ark.gather_elements(t, j, 0)]
+    )
+    assert [kind for kind, _ in results] == ["gather", "gather"]
+    np.testing.assert_array_equal(results[0][1].reshape(700, columns), x[rows])
+    np.testing.assert_array_equal(results[1][1], np.take_along_axis(x, each % 40, 0))
+
+
+@pytest.mark.parametrize("columns", [5, 160, 512])
+def test_updates_at_rows(tmp_path: Path, columns: int) -> None:
+    """Tasks share the rows; the warps of a task apply different updates at the same time."""
+    x, new = values(ark.fp32, 300, columns), values(ark.fp32, 1500, columns)
+    rows = np.random.default_rng(3).integers(-300, 300, (1500, 1))
+    inputs = [(x, ark.fp32), (rows, ark.int64), (new, ark.fp32)]
+    (*_, (kind, actual)) = computed(
+        tmp_path, inputs, lambda t, i, u: ark.scatter_elements(t, i, u, 0, "add")
+    )
+    assert kind == "scatter"
+    expected = x.copy()
+    np.add.at(expected, rows[:, 0], new)
+    np.testing.assert_array_equal(actual, expected)
