@@ -47,8 +47,9 @@ from ark.plan.params import (
     shaped,
 )
 from ark.tasks import text
-from ark.tasks.box_text import NAMES
-from ark.tasks.elementwise import COPY, HEADERS, claim_tile, tile_box, write_box
+from ark.tasks.box_text import NAMES, declared, unused_names
+from ark.tasks.box_writer import BoxWriter, Packs, write_box
+from ark.tasks.elementwise import COPY, HEADERS, claim_tile, tile_box
 
 Factor = Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)]
 Shift = Annotated[int, msgspec.Meta(ge=-(1 << 30), le=1 << 30)]
@@ -261,20 +262,43 @@ class Gather(TaskKind):
         return claim_tile(sig, 2)
 
     def headers(self) -> tuple[str, ...]:
-        return HEADERS
+        return (*HEADERS, text.header("gather.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(GatherParams)
         out = sig.operands[2].shape
-        axis = params.axis
         names = text.indices(out, NAMES)[-len(out) :]
         own = names if params.elements else names[1:2]
         at = f"p1[{text.offset(sig, 1, own)}]"
+        size = sig.operands[0].shape[params.axis]
         texts = list(names)
-        from_end = str(params.from_end).lower()
-        texts[axis] = f"ark_looked_up<{from_end}>(c, {at}, {sig.operands[0].shape[axis]})"
+        texts[params.axis] = f"ark_looked_up<{str(params.from_end).lower()}>(c, {at}, {size})"
         places: dict[int, Any] = {0: texts, 1: own}
-        return text.function(name, write_box(sig, COPY, params.tile, machine, places=places))
+        if not machine.cooperative:
+            return text.function(name, write_box(sig, COPY, params.tile, machine, places=places))
+        writer = BoxWriter(sig, COPY, params.tile, places)
+        places_of_k = [*texts[: params.axis], "k", *texts[params.axis + 1 :]]
+        source, target = text.offset(sig, 0, places_of_k), text.offset(sig, 2, names)
+
+        def copied(packs: Packs) -> str:
+            rounds = writer.rounds(packs, machine)
+            constants = (writer.box, packs.size, rounds, str(params.from_end).lower(), size)
+            head = f"({declared(NAMES)}) {{ {unused_names(NAMES)}"
+            chosen = f"(int k, {declared(NAMES)}) {{ (void)k; {unused_names(NAMES)}"
+            return (
+                f"  ark_gather_tile<{', '.join(map(str, constants))}>(\n      c, t.coord,\n"
+                f"      [&]{head} return {at}; }},\n"
+                f"      [&]{chosen} return p0 + {source}; }},\n"
+                f"      [&]{head} return p2 + {target}; }});\n"
+            )
+
+        declare = "".join(text.operand(sig, i, f"p{i}", const=i != 2) for i in range(3))
+        single, packs = copied(Packs()), writer.packs()
+        if packs.size == 1 or writer.shape[3] % packs.size:
+            return text.function(name, declare + single)
+        addresses = text.addresses(sig, sorted(packs.whole))
+        either = f"  if (ark_aligned({addresses})) {{\n{copied(packs)}  }} else {{\n{single}  }}\n"
+        return text.function(name, declare + either)
 
 
 register(Remap())

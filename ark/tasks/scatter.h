@@ -36,11 +36,17 @@ ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& 
   int* counts = to + ark_round_updates;
   for (int begin = 0; begin < N; begin += ark_round_updates) {
     int place[ark_looks], before[ark_looks];
+    decltype(id(0)) ids[ark_looks];  // all are loaded before the first one is checked
 #pragma unroll
     for (int u = 0; u < ark_looks; ++u) {
       const int n = begin + u * ARK_THREADS + ark_tid();
-      const int k = n < N ? ark_looked_up(c, id(n), SIZE) : -1;
-      place[u] = k >= first && k < last ? k : -1;
+      ids[u] = id(n < N ? n : N - 1);
+    }
+#pragma unroll
+    for (int u = 0; u < ark_looks; ++u) {
+      const int k = ark_looked_up(c, ids[u], SIZE);
+      const bool own = begin + u * ARK_THREADS + ark_tid() < N && k >= first && k < last;
+      place[u] = own ? k : -1;
     }
     ark_sync();
 #pragma unroll
@@ -69,7 +75,7 @@ ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& 
 }
 
 // Applies U updates of one line, in order; all their loads are in flight at once. Update n[u] is
-// joined with the element at index k[u], unless k[u] is negative. more(n): the value of update n.
+// joined with the element at index k[u], unless k[u] is negative; k[0] is not. more(n): the value of update n.
 // now(k): the element at index k. store(k, v): stores join(now(k), more(n)).
 template <typename T, int U, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_few(const int (&k)[U], const int (&n)[U], const More& more,
@@ -78,7 +84,7 @@ ARK_DEVICE void ark_apply_few(const int (&k)[U], const int (&n)[U], const More& 
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     x[u] = more(n[u]);
-    made[u] = now(k[u] < 0 ? 0 : k[u]);
+    made[u] = now(k[u] < 0 ? k[0] : k[u]);
   }
 #pragma unroll
   for (int u = 0; u < U; ++u) {

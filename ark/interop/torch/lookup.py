@@ -73,7 +73,8 @@ def _index_put(
     before, after = table.ir.shape[:axis], table.ir.shape[axis + 1 :]
     wide = [*before, *at.ir.shape, *after]
     padded = [*[1] * (len(wide) - len(values.shape)), *values.shape]
-    new = ark.expand(ark.reshape(cast(values, call.dtype), padded), wide)
+    new = ark.reshape(cast(values, call.dtype), padded)
+    new = new if padded == wide else ark.expand(new, wide)
     many = math.prod(at.ir.shape)
     new = ark.reshape(new, [*before, many, *after])
     at = ark.reshape(at, [*[1] * len(before), many, *[1] * len(after)])

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from ark.ir.attributes import AxisAttributes, ScatterAttributes
+from ark.ir.fold import tile_of
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
@@ -16,9 +17,10 @@ from ark.lower.copies import copy_box
 from ark.lower.merge import part
 from ark.lower.ops.movement import move, whole_view
 from ark.lower.tiling import MAX_COORDINATE, box_coords, box_tile
+from ark.machine import Machine
 from ark.tasks.along import lines
 from ark.tasks.remap import GatherParams
-from ark.tasks.scatter import ScatterParams, same_places
+from ark.tasks.scatter import MAX_LANE_ELEMENTS_IN_FLIGHT, ScatterParams, same_places
 
 ROWS_PER_PROCESSOR = 4  # with at least these rows per processor, each row gets a warp
 MIN_UPDATES_PER_SPAN = 8  # a task's part of the table (span) gets at least this many updates
@@ -94,7 +96,7 @@ def lower_scatter(lowering: Lowering, node: Node) -> None:
     if not alone and 2 * len(box_coords(frame, tile)) <= lowering.machine.processors:
         tile[3] = min(tile[3], lowering.machine.lanes)  # each thread's updates are in one row
     if same_places(ids.shape, axis) and not alone:
-        tile = box_tile(frame, lowering.machine)
+        tile = _warp_tile(frame, lowering.machine) or box_tile(frame, lowering.machine)
         tasks = len(box_coords(frame, tile))
         spans = max(1, min(lowering.machine.processors // tasks, count // MIN_UPDATES_PER_SPAN))
     span = -(-size // spans)
@@ -102,6 +104,16 @@ def lower_scatter(lowering: Lowering, node: Node) -> None:
     places = range(0, size, span)
     coords = [(*coord, place) for place in places for coord in box_coords(frame, tile)]
     lowering.emit("scatter", params, [ids, updates, out], coords)
+
+
+def _warp_tile(frame: Sequence[int], machine: Machine) -> list[int] | None:
+    """The tile whose elements one warp has in flight at once, so that the warps apply different
+    updates at the same time; None if there would be more tiles than processors.
+    """
+    most = MAX_LANE_ELEMENTS_IN_FLIGHT * machine.lanes
+    tile = tile_of(frame, most)
+    fits = math.prod(tile) <= most and len(box_coords(frame, tile)) <= machine.processors
+    return tile if fits else None
 
 
 def _by_rows(lowering: Lowering, node: Node) -> bool:

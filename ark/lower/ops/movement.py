@@ -20,7 +20,7 @@ from ark.tasks.tokens import EmbeddingParams
 from ark.tasks.transpose import TransposeParams
 
 # With at least this many looked-up rows per processor, a task has a tile of rows instead of one.
-MIN_TILED_ROWS_PER_PROCESSOR = 4
+MIN_TILED_ROWS_PER_PROCESSOR = 1
 
 
 def lower_transpose(lowering: Lowering, node: Node) -> None:
