@@ -69,6 +69,23 @@ ARK_DEVICE void ark_each_round(const ark_i32* coord, const Body& body) {
     body(ArkRound<TILE, PACK, ROUNDS>{coord, first});
   }
 }
+// The same for rounds that fit into registers twice: load(held, first) loads the round of that
+// first place while the round before it is computed by finish(held).
+template <class HELD, class TILE, int PACK, int ROUNDS, class Load, class Finish>
+ARK_DEVICE void ark_each_round_ahead(const Load& load, const Finish& finish) {
+  constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / PACK);
+  constexpr int STEP = ROUNDS * ARK_THREADS;
+  HELD now, ahead;
+  int first = ark_tid();
+  if (first < total) load(now, first);
+#pragma unroll 1
+  for (; first < total; first += 2 * STEP) {
+    if (first + STEP < total) load(ahead, first + STEP);
+    finish(now);
+    if (first + 2 * STEP < total) load(now, first + 2 * STEP);
+    if (first + STEP < total) finish(ahead);
+  }
+}
 // If the result is a single row whose size is not a multiple of a pack, the last tile has some
 // single elements at its end: calls body(i3) for each.
 template <class TILE, int PACK, class Body>

@@ -122,7 +122,7 @@ class BoxWriter:
         of a pack, its packs are loose.
         """
         sizes = [o.itemsize for o in self.sig.operands]
-        pack = min(8, VECTOR_BYTES // min(sizes))
+        pack = min(16 if max(sizes) == 1 else 8, VECTOR_BYTES // min(sizes))
         while pack > 1 and pack * sum(sizes[:-1]) > MAX_VECTOR_LOAD_BYTES:
             pack //= 2
         row = self.shape[3]
@@ -224,6 +224,8 @@ class BoxWriter:
 
     def flat(self, packs: Packs, machine: Machine) -> str:
         """The loop of all threads, each with several packs in flight."""
+        if self.several(packs, machine):
+            return self._deep(packs, machine)
         pack, rounds = packs.size, self.rounds(packs, machine)
         held, fetch, shift, values = "", "", "", []
         for i in range(self.out):
@@ -291,18 +293,29 @@ class BoxWriter:
             )
         box = f"{self.box}, {pack}"
         body = loop("ark_each_round", f"{box}, {rounds}", "const auto& round", (), body)
-        if pack == 1 or not self.shape[3] % pack:
-            return body
-        return body + loop("ark_each_left", box, "int i3", (), self._single())
+        return body + self.left(packs)
 
     def _single(self) -> str:
         """Statements for one element of a single row."""
         return f"    const int i0 = 0, i1 = 0, i2 = 0; {unused_names(NAMES)}\n{self._element()}"
 
+    def several(self, packs: Packs, machine: Machine) -> bool:
+        """True if a thread has several rounds of packs, of which the next one is loaded while one
+        is computed. This takes registers that only bodies of the variant `block` have.
+        """
+        plain = packs.size > 1 and not self.places and not self.keeps and self.out > 0
+        step = self.rounds(packs, machine) * machine.lanes * machine.warps
+        return (
+            plain
+            and machine.variant.name == "block"
+            and math.prod(self.tile) // packs.size > step
+            and all(o.per_item == 1 for o in self.sig.operands)
+        )
+
     def ahead(self, packs: Packs, machine: Machine) -> tuple[str, str, str]:
-        """The texts for ark_claimed_ahead (claimed.h), for a tile of one round: the members of a
-        struct with the loaded operands, statements that load them into `h`, and statements that
-        compute and store the results.
+        """The texts for ark_claimed_ahead (claimed.h) and ark_each_round_ahead (box.h): the members
+        of a struct with the loaded operands of a round, statements that load them into `h`, and
+        statements that compute and store the results.
         """
         pack, rounds = packs.size, self.rounds(packs, machine)
         held, fetch, unpack, values = "", "", "", []
@@ -329,22 +342,34 @@ class BoxWriter:
         ctype, box = self.sig.operands[self.out].ctype, f"{self.box}, {pack}"
         compute = self._compute(values, "to", "j", " + j")
         each = (
-            f"    ark_each_pack(ArkRound<{box}, {rounds}>{{h.coord, ark_tid()}},\n"
+            f"    ark_each_pack(ArkRound<{box}, {rounds}>{{h.coord, h.first}},\n"
             f"                  [&](int u, bool inside, {declared(NAMES)}) {{\n"
             f"      (void)u; {unused_names(NAMES)}\n"
         )
         coords = "".join(f"    h.coord[{d}] = t.coord[{d}];\n" for d in range(4))
-        load = f"{coords}{each}{fetch}    }});\n"
+        load = f"{coords}    h.first = first;\n{each}{fetch}    }});\n"
         to = f"p{self.out} + {self._at(self.out)}"
         finish = (
             f"{each}{unpack}      ark_store_made<{pack}>(inside, {to}, "
             f"[&]({ctype}* to, int j) {{\n{compute}      }});\n    }});\n"
         )
-        if self.shape[3] % pack:
-            finish += (
-                f"    ark_each_left<{box}>(h.coord, [&](int i3) {{\n{self._single()}    }});\n"
-            )
-        return f"  ark_i32 coord[4];\n{held}", load, finish
+        return f"  ark_i32 coord[4];\n  int first;\n{held}", load, finish
+
+    def left(self, packs: Packs) -> str:
+        """The loop over the single elements at the end of a single row, if there are any."""
+        if packs.size == 1 or not self.shape[3] % packs.size:
+            return ""
+        return loop("ark_each_left", f"{self.box}, {packs.size}", "int i3", (), self._single())
+
+    def _deep(self, packs: Packs, machine: Machine) -> str:
+        """The loop of all threads in which the next round is loaded while one is computed."""
+        held, load, finish = self.ahead(packs, machine)
+        constants = f"Held, {self.box}, {packs.size}, {self.rounds(packs, machine)}"
+        return (
+            f"  struct Held {{\n{held}  }};\n"
+            f"  ark_each_round_ahead<{constants}>([&](Held& h, int first) {{\n{load}  }}, "
+            f"[&](Held& h) {{\n{finish}  }});\n{self.left(packs)}"
+        )
 
     def shared(self) -> str:
         """The loop of all threads for an output whose elements share bytes, one byte at a time."""

@@ -139,6 +139,8 @@ class Elementwise(TaskKind):
         for number, packs in enumerate(choices):
             tile = f"{name}_held{number}"
             held, load, finish = writer.ahead(packs, machine)
+            finish += writer.left(packs).replace("t.coord", "h.coord")
+            load = f"    const int first = ark_tid();\n{load}"
             structs += f"struct {tile} {{\n{held}}};\n"
             body += (
                 f"  if (ark_aligned({text.addresses(sig, sorted(packs.whole))})) {{\n"

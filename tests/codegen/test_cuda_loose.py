@@ -72,6 +72,15 @@ def test_sums_with_slices(tmp_path: Path) -> None:
     np.testing.assert_array_equal(actual, x[:, 5:69] + y)
 
 
+@pytest.mark.parametrize("dtype", [ark.fp32, ark.uint8], ids=str)
+def test_several_rounds(tmp_path: Path, dtype: DataType) -> None:
+    """A thread loads its next packs while it computes; the row ends with single elements."""
+    x = np.resize(values(dtype, 4099), 12_000_003 // dtype.itemsize)
+    ((kind, actual),) = computed(tmp_path, [(x, dtype)], lambda t: ark.copy(t))
+    assert kind == "elementwise"
+    np.testing.assert_array_equal(actual, x)
+
+
 @pytest.mark.parametrize("columns", [33, 64])
 def test_gathers(tmp_path: Path, columns: int) -> None:
     x = values(ark.fp32, 40, columns)
