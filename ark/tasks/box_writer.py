@@ -22,6 +22,7 @@ from ark.tasks.box_text import NAMES, declared, in_order, loop, tile_type, unuse
 VECTOR_BYTES = 16
 THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
 MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one pack
+MAX_WORDS_AHEAD = 32  # registers for the operands of a round while the round before is computed
 PACKS, SINGLES = 4, 8  # the most packs that a thread has in flight, and the most single elements
 MAX_KEPT_OPERANDS = 16  # a task's record has so many bits: operand computed by the previous task
 
@@ -303,12 +304,16 @@ class BoxWriter:
         """True if a thread has several rounds of packs, of which the next one is loaded while one
         is computed. This takes registers that only bodies of the variant `block` have.
         """
-        plain = packs.size > 1 and not self.places and not self.keeps and self.out > 0
-        step = self.rounds(packs, machine) * machine.lanes * machine.warps
+        if self.places or self.keeps or not self.out or machine.variant.name != "block":
+            return False
+        rounds = self.rounds(packs, machine)
+        words = sum(
+            -(-o.itemsize * (packs.size if i in packs.whole | packs.loose else 1) // 4)
+            for i, o in enumerate(self.sig.operands[: self.out])
+        )
         return (
-            plain
-            and machine.variant.name == "block"
-            and math.prod(self.tile) // packs.size > step
+            math.prod(self.tile) // packs.size > rounds * machine.lanes * machine.warps
+            and rounds * words <= MAX_WORDS_AHEAD
             and all(o.per_item == 1 for o in self.sig.operands)
         )
 
@@ -326,6 +331,11 @@ class BoxWriter:
                 fetch += f"      if (inside) ark_load_loose(h.v{i}[u], p{i} + {self._at(i)});\n"
                 unpack += f"      const auto w{i} = ark_shifted(h.v{i}[u]);\n"
                 values.append(text.load(self.sig, i, f"w{i}.v", "j"))
+                continue
+            if packs.size == 1:
+                held += f"  ArkPack<{self.sig.operands[i].ctype}, 1> v{i}[{rounds}];\n"
+                fetch += f"      if (inside) h.v{i}[u] = ark_load_pack<1>(p{i} + {self._at(i)});\n"
+                values.append(text.load(self.sig, i, f"h.v{i}[u].v", "0"))
                 continue
             if i not in packs.whole:
                 held += f"  {text.loaded(self.sig, i)} v{i}[{rounds}];\n"
