@@ -180,11 +180,12 @@ FUNCTIONS: dict[str, Function] = {
         Function("relu", "(a < 0.0f ? 0.0f : a)", lambda a: np.maximum(a, 0.0)),
         Function("gelu", "ark_gelu(a)", _gelu),
         Function("sigmoid", _logistic("a"), lambda a: 1 / (1 + np.exp(-a))),
-        Function("silu", _SILU, lambda a: a / (1 + np.exp(-a))),
+        Function("silu", _SILU, lambda a: a / (1 + np.exp(-a)), rounded="ark_silu(a)"),
         Function(
             "swiglu",
             f"ark_times({_SILU}, b)",
             lambda a, b: a / (1 + np.exp(-a)) * b,
+            rounded="ark_times(ark_silu(a), b)",
             gated=Gated(
                 "silu(gate) * up, the gated activation of Shazeer 2020",
                 ("[1.0, 2.0]", "[3.0, 4.0]", "[2.1932, 7.0464]"),

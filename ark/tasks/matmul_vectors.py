@@ -78,7 +78,8 @@ def vector_store(
         leaves.append((loaded, text.loaded(sig, i)))
     writer = expression.Writer(leaves, text.literal)
     tree = sig.read(MatmulParams).expr
-    value, _ = writer.write(expression.leaf(0) if tree is None else tree)
+    rounded = sig.operands[2].dtype in expression.SIXTEEN_BITS
+    value, _ = writer.write(expression.leaf(0) if tree is None else tree, rounded)
     lines += [
         f"ArkPack<{sig.operands[2].ctype}, {width}> made;",
         "#pragma unroll",

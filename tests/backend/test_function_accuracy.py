@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ark
+from ark.ir.dtype import DataType
 from tests.fuzz.program_ops import TORCHS
 
 SIZE = 1 << 10  # elements of each range, enough for vectorised loops
@@ -59,6 +60,25 @@ def test_functions_are_accurate_over_their_range(backend: str) -> None:
             exact_power = np.power(np.float64(np.float32(1.7)), wide)
             units["1.7 to the power of"] = _units(exponents.to_numpy(), exact_power)
     assert {name: far for name, far in units.items() if not far <= MAX_UNITS} == {}
+
+
+@pytest.mark.parametrize("dtype", [ark.fp16, ark.bf16], ids=lambda d: d.name)
+def test_short_gates_are_within_the_rounding_to_16_bits(backend: str, dtype: DataType) -> None:
+    bits = 11 if dtype == ark.fp16 else 8
+    values = np.linspace(-12, 12, 4096, dtype=np.float32)
+    x, y = (ark.tensor([len(values)], dtype) for _ in range(2))
+    results = {"silu": ark.silu(x), "swiglu": ark.swiglu(x, y)}
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(values)
+        y.from_numpy(np.ones_like(values))
+        runtime.run()
+        given = x.to_numpy().astype(np.float64)
+        expected = given / (1 + np.exp(-given))
+        for name, result in results.items():
+            error = np.abs(result.to_numpy().astype(np.float64) - expected)
+            large = np.abs(expected) > 2.0**-14  # normal numbers of fp16
+            assert (error[large] <= np.abs(expected[large]) * (2.0**-bits + 2.0**-16)).all(), name
 
 
 @pytest.mark.parametrize("size", [7, 4096])

@@ -342,6 +342,21 @@ def test_an_epilogue_with_written_gelu_is_short_and_unrolled() -> None:
     assert not re.search(r"[1-9]\d* bytes spill", binary.log)
 
 
+@pytest.mark.parametrize("dtype", [bf16, fp32], ids=lambda d: d.name)
+def test_a_gate_in_an_epilogue_is_short_for_16_bits(dtype: DataType) -> None:
+    graph = Graph()
+    a, b = (graph.tensor((1024, 1024), bf16, arena="state", name=n) for n in "ab")
+    gate, out = (graph.tensor((1024, 1024), dtype, arena="state") for _ in range(2))
+    product = graph.tensor(out.shape, dtype)
+    graph.add("matmul", [a, b], [product], {"transpose_a": False, "transpose_b": True})
+    graph.add("elementwise", [gate, product], [out], {"expr": ["swiglu", leaf(0), leaf(1)]})
+    planned = plan(graph, H100)
+    emitted = write(planned, machine_of(planned), backend.dialect("sm_90a"))
+    body = emitted.source.text.split("task_0_matmul(ArkCtx")[1]
+    assert "ark_matrix_pairs<" in body
+    assert ("ark_silu(" in body) == (dtype is bf16)
+
+
 @needs_gpu
 @pytest.mark.parametrize(("m", "n", "k", "dtype", "result"), FUSED)
 def test_products_with_epilogues_equal_numpy(m, n, k, dtype, result) -> None:

@@ -179,12 +179,6 @@ ARK_DEVICE void ark_matrix_store_all(ArkCtx& c, const float* d, T* out, ark_i64 
                                      int rows) {
   ark_matrix_store<T, COLUMNS>(c, d, out, pitch, first, rows, COLUMNS);
 }
-// v / (1 + e^-v), accurate to a few units in fp32's last place. It is 0 for v below -87.
-ARK_DEVICE float ark_matrix_gate(float v) {
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * -1.44269504f));
-  return v * ark_reciprocal_flushed(1.0f + power);
-}
 // Like ark_matrix_store, for a product with interleaved columns of gates and gated values: a lane
 // has both. COLUMNS, columns: columns of the result.
 template <int COLUMNS, typename T>
@@ -201,7 +195,7 @@ ARK_DEVICE void ark_matrix_store_gated(ArkCtx& c, float (&d)[COLUMNS], T* out, a
     for (int j = 0; j < SOME && j < COLUMNS; j += 4) {
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
-        const float gate = ark_matrix_gate(d[j + 2 * high]), pass = d[j + 2 * high + 1];
+        const float gate = ark_silu(d[j + 2 * high]), pass = d[j + 2 * high + 1];
         const int row = lane / 4 + 8 * high, at = (j + lane % 4) * static_cast<int>(sizeof(T));
         ark_put(reinterpret_cast<T*>(slab + row * 128 + (at ^ (row & 7) << 4)), 0, gate * pass);
       }

@@ -2,7 +2,8 @@
 // in the registers that hold the sums, two neighbours at a time. Results of 16 bits go through the
 // warp's slab and are stored as whole lines; results of 32 bits are stored as pairs, and four
 // lanes' pairs fill a sector. Further operands of the expression are loaded SOME columns ahead; the
-// first ones are loaded before the sums are complete.
+// first ones are loaded before the sums are complete. A residual of 16 bits passes through the
+// slab, so that its next pieces are loaded while the current columns are computed.
 
 struct ArkNothing {};
 
@@ -17,16 +18,12 @@ struct ArkAside {
   ArkPack<ark_u32, WORDS> rest[COUNT];
 };
 
-// Loads the operands of the columns from q on. beside(column) loads the pairs at `column`, at the
-// column eight further, and so on. ahead(row, column, there) loads a piece or a pair of the
-// residual; `there` is false past the result's end.
-template <typename T, int SOME, bool REST, class Beside, class Ahead>
-ARK_DEVICE auto ark_matrix_aside(int first, int q, int rows, int columns, const Beside& beside,
-                                 const Ahead& ahead) {
-  typedef ArkAside<T, SOME, REST, decltype(beside(0))> Aside;
+// Loads the residual's part of the columns from q on. ahead(row, column, there) loads a piece or a
+// pair of the residual; `there` is false past the result's end.
+template <int SOME, bool REST, class Aside, class Ahead>
+ARK_DEVICE void ark_matrix_rest(Aside& aside, int first, int q, int rows, int columns,
+                                const Ahead& ahead) {
   const int lane = ark_lane(), pair = q + lane % 4 * 2;
-  Aside aside;
-  aside.beside = beside(pair);
   if constexpr (REST && Aside::SLAB) {
 #pragma unroll
     for (int i = 0; i < Aside::COUNT; ++i) {
@@ -41,6 +38,15 @@ ARK_DEVICE auto ark_matrix_aside(int first, int q, int rows, int columns, const 
       aside.rest[i] = ahead(row, column, row < rows && column < columns);
     }
   }
+}
+// Loads the operands of the columns from q on. beside(column) loads the pairs at `column`, at the
+// column eight further, and so on. ahead: as for ark_matrix_rest.
+template <typename T, int SOME, bool REST, class Beside, class Ahead>
+ARK_DEVICE auto ark_matrix_aside(int first, int q, int rows, int columns, const Beside& beside,
+                                 const Ahead& ahead) {
+  ArkAside<T, SOME, REST, decltype(beside(0))> aside;
+  aside.beside = beside(q + ark_lane() % 4 * 2);
+  ark_matrix_rest<SOME, REST>(aside, first, q, rows, columns, ahead);
   return aside;
 }
 
@@ -70,6 +76,9 @@ ARK_DEVICE void ark_matrix_pairs(ArkCtx& c, S (&d)[COLUMNS / 2], T* out, ark_i64
           *reinterpret_cast<ArkPack<ark_u32, 4>*>(to) = aside.rest[i];
         }
         __syncwarp();
+        if (q + SOME < COLUMNS) {
+          ark_matrix_rest<SOME, REST>(aside, first, q + SOME, rows, columns, ahead);
+        }
       }
     }
 #pragma unroll
@@ -93,7 +102,10 @@ ARK_DEVICE void ark_matrix_pairs(ArkCtx& c, S (&d)[COLUMNS / 2], T* out, ark_i64
 #pragma unroll
     for (int i = 0; i + SOME / 2 < COLUMNS / 2; ++i) d[i] = d[i + SOME / 2];
     if (q + SOME < COLUMNS) {
-      aside = ark_matrix_aside<T, SOME, REST>(first, q + SOME, rows, columns, beside, ahead);
+      aside.beside = beside(q + SOME + lane % 4 * 2);
+      if constexpr (!Aside::SLAB) {
+        ark_matrix_rest<SOME, REST>(aside, first, q + SOME, rows, columns, ahead);
+      }
     }
     if constexpr (Aside::SLAB) {
       __syncwarp();

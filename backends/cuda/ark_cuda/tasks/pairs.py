@@ -154,7 +154,8 @@ def _two(sig: Signature, beside: list[int], rest: int | None) -> str:
         leaves.append((text.load(sig, i, f"e{i}.v", place), text.loaded(sig, i)))
     writer = expression.Writer(leaves, text.literal)
     tree = sig.read(MatmulParams).expr
-    value, _ = writer.write(expression.leaf(0) if tree is None else tree)
+    rounded = sig.operands[2].dtype in expression.SIXTEEN_BITS
+    value, _ = writer.write(expression.leaf(0) if tree is None else tree, rounded)
     body = "".join(f"    {line}\n" for line in lines)
     each = "".join(f"      {line}\n" for line in writer.statements)
     return (
