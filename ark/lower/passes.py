@@ -186,7 +186,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         align_operands,
         Stage.KERNEL,
-        "Operands of matrix units are copied to rows that box copies can load.",
+        "Operands of matrix units are copied to aligned rows.",
         option="",
     ),
     Pass(

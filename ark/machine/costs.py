@@ -143,6 +143,8 @@ class Costs:
     cache_bytes: bytes that the last-level cache retains from one iteration to the next.
     scalar_rate: fp32 operations of one processor without matrix units.
     exact_rate: operations of one processor in products in full fp32.
+    unaligned_share: the fraction of its time by which such a product takes longer if rows of an
+        operand do not begin at multiples of 16 bytes.
     few_rate: operations of one processor in products with 9 to 16 rows or columns, which read this
         narrow operand from the last-level cache repeatedly.
 
@@ -218,6 +220,7 @@ class Costs:
     cache_bytes: Rate = 1e6
     scalar_rate: Rate = 20e3
     exact_rate: Rate = 20e3
+    unaligned_share: Work = 0.0
     few_rate: Rate = 20e3
     packet_bytes: Bytes = 2 << 10
     stream_rows: Count = 64

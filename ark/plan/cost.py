@@ -24,7 +24,7 @@ from ark.plan.boxes import Templates
 from ark.plan.kind import Signature
 from ark.plan.params import PartialParams, TiledParams
 from ark.plan.serialize import machine_of
-from ark.plan.types import BOX_ROW_BYTES, Plan, Task
+from ark.plan.types import BOX_ALIGNMENT_BYTES, BOX_ROW_BYTES, Plan, Task
 
 # Task kinds whose products are computed by matrix units, if these support the type.
 PRODUCTS = ("matmul", "linear", "linear_rows", "expert_linear", "attention_tiles")
@@ -211,8 +211,16 @@ def _operations(sig: Signature, machine: Machine) -> float:
         if not exact:
             return units / 2
         alone = boxed and sig.kind == "matmul"  # fp32 tiles always use the machine's first variant
-        return costs.boxes.plain_rate if alone and costs.boxes else costs.exact_rate
+        if alone and costs.boxes:
+            return costs.boxes.plain_rate
+        return costs.exact_rate / (1.0 + (0.0 if _aligned(sig) else costs.unaligned_share))
     return 2 * units if sig.operands[0].itemsize == 1 else units
+
+
+def _aligned(sig: Signature) -> bool:
+    """True if all rows of a product's operands begin at multiples of 16 bytes."""
+    steps = (s * o.itemsize for o in sig.operands[:2] for s in o.strides[:-1])
+    return all(step % BOX_ALIGNMENT_BYTES == 0 for step in steps)
 
 
 def _waits_and_signals(

@@ -1,22 +1,37 @@
-"""Copies operands of matrix products to layouts that warpgroups can read. Listed in
-ark.lower.passes; runs after the kernel variant is chosen.
+"""Copies operands of matrix products to layouts that matrix units can read, or read faster. Listed
+in ark.lower.passes; runs after the kernel variant is chosen.
 
 Warpgroups read operands by box copies (hardware copies of rectangles), which need rows that start
 at multiples of 16 bytes. An operand with unaligned rows is copied to aligned rows, which costs one
 more read. If an elementwise op or a product computes the operand for this product only, later
 passes fuse the copy into that op (fuse_chains, fuse_epilogues). For types whose k must be
 contiguous, operands with another layout are transposed in memory.
+
+Products of fp32 in tiles of Machine.exact_tiles read unaligned rows, but element by element. Such
+an operand is copied if the product is predicted to gain more time than the copy takes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from ark.ir.attributes import MatmulAttributes
+from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.boxed import MIN_MATRIX_UNIT_ROWS, SIDES, aligned, boxes, lies_along, wants_along
+from ark.lower.boxed import (
+    MIN_MATRIX_UNIT_ROWS,
+    SIDES,
+    aligned,
+    boxes,
+    depth_of,
+    lies_along,
+    wants_along,
+)
+from ark.lower.cuts import is_exact
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fold_transposes import reading_turned
 from ark.machine import Machine
@@ -24,22 +39,22 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 
 def align_operands(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which operands of products are copied to layouts that warpgroups can
-    read; the graph itself if the kernel variant is not `matrix`.
+    """A copy of the graph in which operands of products are copied to layouts that matrix units can
+    read, or read faster.
     """
-    machine = context.machine
-    if machine.variant.name != "matrix":
+    laid = {"matrix": _laid, "block": _laid_in_vectors}.get(context.machine.variant.name)
+    if laid is None:
         return graph
     number = max((n.id for n in graph.nodes), default=0)
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.type == "matmul":
             for side in SIDES:
-                laid = _laid(graph, node, side, number + 1, machine)
-                if laid is not None:
+                before = laid(graph, node, side, number + 1, context.machine)
+                if before is not None:
                     number += 1
-                    nodes.append(laid)
-                    node = _reading(node, side, laid)
+                    nodes.append(before)
+                    node = _reading(node, side, before)
         nodes.append(node)
     return graph.with_nodes(nodes)
 
@@ -57,6 +72,26 @@ def _laid(graph: Graph, product: Node, side: int, number: int, machine: Machine)
         out = _rows_aligned(graph, [source.shape[d] for d in order], source, product)
         return _before(product, number, "transpose", source, out, {"perm": order})
     if aligned(source) or not boxes(product, machine):
+        return None
+    out = _rows_aligned(graph, source.shape, source, product)
+    return _before(product, number, "copy", source, out, {})
+
+
+def _laid_in_vectors(
+    graph: Graph, product: Node, side: int, number: int, machine: Machine
+) -> Node | None:
+    """The node that copies operand `side` of a product of fp32 to aligned rows; None if the product
+    would not gain more time than the copy takes.
+    """
+    costs, source, shape = machine.costs, product.inputs[side], fold(product.outputs[0].shape)
+    depth, types = depth_of(product), [t.dtype.name for t in product.inputs[:2]]
+    exact = bool(machine.exact_tiles) and is_exact(types, shape, depth, machine)
+    if aligned(source) or not exact or product.read(MatmulAttributes).tf32:
+        return None
+    product_us = 2.0 * math.prod(shape) * depth / (costs.exact_rate * machine.processors)
+    waits_us = costs.task_us + costs.signal_us + costs.each_signal_us * machine.processors
+    copy_us = waits_us + 2 * source.nbytes / (machine.bandwidth_gbps * 1e3)
+    if costs.unaligned_share * product_us <= copy_us:
         return None
     out = _rows_aligned(graph, source.shape, source, product)
     return _before(product, number, "copy", source, out, {})

@@ -86,7 +86,8 @@ BOX_TILES = BoxTiles(
 # last-level cache reach 68 GB/s per block, 8,700 GB/s together (docs/matmul.md and
 # docs/history/performance.md). Fitted with `ark bench fidelity` on an H200, 2026-11-28: next_us and
 # next_rate from its two chains of 64 additions (14.2 us in bf16, 19.7 us in fp32), turned_share
-# from its two transposes of 8192 x 8192 (81 and 205 us).
+# from its two transposes of 8192 x 8192 (81 and 205 us). unaligned_share from a product of
+# 1000x333x777 in fp32 (28.5 us, 17.6 by the time of its aligned part; 2026-11-30).
 HOPPER = Costs(
     source="measured on H100 and H200, 2026-11",
     signal_us=0.7,
@@ -103,6 +104,7 @@ HOPPER = Costs(
     cache_bytes=50e6,
     scalar_rate=450e3,
     exact_rate=320e3,
+    unaligned_share=0.6,
     few_rate=83e3,
     packet_bytes=512 << 10,
     stream_rows=8,
