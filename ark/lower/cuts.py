@@ -241,6 +241,7 @@ def _text(cut: Cut) -> str:
 
 
 MAX_TILES_PER_TASK = 4
+MIN_SPLIT_TILE = 8  # rows and columns of the smallest tiles into which few tiles are divided
 
 
 def tiles_per_task(many: int, machine: Machine) -> int:
@@ -286,11 +287,20 @@ def tiles(
     rows, columns = machine.matmul_tile(shape[2], shape[3], batch, 8 * itemsize)
     while columns < shape[3] and tiles_per_task(2 * rows * columns * depth, machine):
         columns = min(2 * columns, shape[3])
+    least = machine.costs.hand_over_work if itemsize == 4 else 0.0
+    while least and _idle(shape, rows, columns, machine) and rows * columns * depth > least:
+        rows, columns = (rows // 2, columns) if rows > columns else (rows, columns // 2)
     cuts = {Cut(rows, columns): None}
     for high, wide in itertools.product((1.0, 0.5, 0.25, 2.0), repeat=2):
         sizes = max(1, int(rows * high)), max(1, int(columns * wide))
         cuts[Cut(min(sizes[0], shape[2]), min(sizes[1], shape[3]))] = None
     return list(cuts)
+
+
+def _idle(shape: Sequence[int], rows: int, columns: int, machine: Machine) -> bool:
+    """True if processors have no tile, and a tile of this size can be halved."""
+    count = shape[0] * shape[1] * -(-shape[2] // rows) * -(-shape[3] // columns)
+    return 2 * count <= machine.processors and max(rows, columns) > MIN_SPLIT_TILE
 
 
 def choose_tile(

@@ -54,10 +54,9 @@ def scratch(sig: Signature, machine: Machine) -> int:
     """
     m, n, k = dims(sig)
     across = 1 << (n - 1).bit_length()
-    bands = machine.lanes // across
     depth = -(-k // 4) * 4
-    left = bands * -(-m // bands) * (depth + 4)
-    return 4 * machine.warps * (-(-(left + depth * (across + 1)) // 4) * 4)
+    pitch = across + (1 if along_k(sig, 1) or across < 4 else 4)
+    return 4 * machine.warps * (-(-(m * (depth + 4) + depth * pitch) // 4) * 4)
 
 
 def small_text(sig: Signature, sides: tuple[str, str], finish: str) -> str:

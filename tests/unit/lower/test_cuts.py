@@ -8,7 +8,7 @@ import pytest
 
 from ark.backend import registry
 from ark.errors import PlanError
-from ark.lower.cuts import candidates, choose_cut
+from ark.lower.cuts import candidates, choose_cut, choose_tile
 
 SUM_US = 11.0  # time to add two to four parts, measured within a whole model
 
@@ -163,3 +163,13 @@ def test_tiles_are_those_that_the_vendor_has() -> None:
     none = dataclasses.replace(machine, box_tiles=None)
     with pytest.raises(PlanError, match=r"h100.*no box_tiles"):
         candidates((1, 1, 512, 2048), 2048, 2, none, parts=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "itemsize", "tile"),
+    [((1, 1, 32, 64), 4, (16, 16)), ((1, 1, 32, 64), 2, (32, 32)), ((256, 1, 32, 64), 4, (32, 64))],
+)
+def test_a_small_product_of_fp32_is_divided_among_idle_processors(
+    shape: tuple[int, ...], itemsize: int, tile: tuple[int, int]
+) -> None:
+    assert choose_tile(shape, 128, itemsize, registry.machine("h100"), {}) == tile
