@@ -160,6 +160,63 @@ def test_norms_and_layers_between_depthwise_convolutions(
     check([Case("blocks", [(a, ark.fp16) for a in arrays], build, expected, tolerance=0.02)])
 
 
+def test_concatenated_channels(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks as DenseNet has them, in which each layer reads the channels of all earlier ones, as a
+    list or as the previous concatenation and one more image. One image is read twice by a
+    concatenation, one by a convolution of windows too, and one comes with channels first.
+    """
+    torch = pytest.importorskip("torch")
+    with contextlib.closing(registry.get(backend).open(0)) as device:
+        if not device.machine.cooperative:
+            pytest.skip("the processors have one thread each")
+    keep_channels_last(monkeypatch)
+    ark.init(backend=backend)
+    rng = np.random.default_rng(8)
+    shapes = [(2, 16, 14, 10), (16, 16, 3, 3), (2, 8, 7, 5)]
+    wide = [24, 40, 56]
+    shapes += [s for c in wide for s in ((c, 1, 1), (16, c, 1, 1), (16, 16, 3, 3))]
+    arrays = scaled(rng, [*shapes, (16, 16, 3, 3), (16, 120, 3, 3)])
+    arrays[2] = rng.uniform(-1, 1, shapes[2])
+
+    def network(m: Any, nested: bool, x: Any, w: Any, other: Any, given: Any) -> Any:
+        pooled = m.max_pool(m.relu(m.conv(x, w)))
+        images = [pooled, other]
+        joined = m.concat(images)
+        for i in range(len(wide)):
+            shift, narrow, window = given[3 * i : 3 * i + 3]
+            y = m.relu(m.conv(m.relu(joined + shift), narrow, 0))
+            images.append(m.conv(y, window))
+            joined = m.concat([joined, images[-1]] if nested else images)
+        extra = m.conv(images[2], given[-2])
+        return m.conv(m.concat([joined, extra, images[3], images[3]]), given[-1])
+
+    class Ours:
+        conv = staticmethod(lambda x, w, padding=1: ark.conv(x, w, padding=padding))
+        relu, max_pool = staticmethod(ark.relu), staticmethod(lambda x: ark.max_pool(x, 2, 2))
+        concat = staticmethod(lambda images: ark.concat(images, 1))
+
+    class Torchs:
+        conv = staticmethod(
+            lambda x, w, padding=1: torch.nn.functional.conv2d(x, w, padding=padding)
+        )
+        relu = staticmethod(torch.relu)
+        max_pool = staticmethod(lambda x: torch.nn.functional.max_pool2d(x, 2, 2))
+        concat = staticmethod(lambda images: torch.cat(images, 1))
+
+    def case(nested: bool) -> Case:
+        def build(x: Any, w: Any, other: Any, *given: Any) -> Any:
+            return network(Ours, nested, x, w, other, given)
+
+        def expected(*arrays: Any) -> np.ndarray:
+            x, w, other, *given = map(torch.from_numpy, arrays)
+            return np.asarray(network(Torchs, nested, x, w, other, given).numpy())
+
+        inputs = [(a, ark.fp16) for a in arrays]
+        return Case(f"nested {nested}", inputs, build, expected, tolerance=0.02)
+
+    check([case(False), case(True)])
+
+
 def test_norms_of_few_long_rows(backend: str) -> None:
     """Norms of few long rows, such as those of group norms over large images. The mean is large
     compared with the differences from it.

@@ -15,6 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from ark.backend import registry  # noqa: E402
 from ark.bench.networks import network  # noqa: E402
 from ark.interop.torch import backend, compile, program  # noqa: E402
+from ark.interop.torch.concats import nest_concats  # noqa: E402
+from ark.interop.torch.export import decompositions  # noqa: E402
 from ark.interop.torch.graph import build  # noqa: E402
 from ark.interop.torch.parts import divided, joint_products, part_starts  # noqa: E402
 from ark.interop.torch.planning import planned  # noqa: E402
@@ -91,6 +93,43 @@ def test_parts_and_the_whole_graph_give_equal_results() -> None:
     assert len([n for n in parts.graph.nodes if n.op == "call_module"]) == len(starts) + 1
     assert not [n for n in parts.graph.nodes if n.op == "get_attr"]  # constants are in the parts
     torch.testing.assert_close(parts(x, *weights), want)
+
+
+def _growing(x: Any, *weights: Any) -> Any:
+    """A block of DenseNet: each convolution reads the channels of all earlier ones."""
+    images = [x]
+    for weight in weights:
+        images.append(torch.relu(torch.conv2d(torch.cat(images, 1), weight, padding=1)))
+    return torch.cat(images, 1)
+
+
+def _growing_graph() -> tuple[fx.GraphModule, list[Any]]:
+    shapes = [(2, 8, 5, 4), *((8, 8 * i, 3, 3) for i in range(1, 5))]
+    given = [torch.randn(*shape).bfloat16() for shape in shapes]
+    return make_fx(_growing, decompositions(), tracing_mode="fake")(*given), given
+
+
+def test_growing_concatenations_begin_with_the_previous_one() -> None:
+    graph, given = _growing_graph()
+    nest_concats(graph)
+    graph.recompile()
+    joined = list(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default))
+    assert [len(n.args[0]) for n in joined] == [1, 2, 2, 2, 2]
+    assert [n.args[0][0] for n in joined[2:]] == joined[1:-1]
+    torch.testing.assert_close(graph(*given), _growing(*given))
+
+
+def test_images_pass_from_part_to_part_with_channels_last() -> None:
+    graph, given = _growing_graph()
+    nest_concats(graph)
+    starts = part_starts(graph, 2)
+    parts = divided(graph, starts)
+    first, *_, last = (m for name, m in parts.named_children() if name.startswith("fused"))
+    (image,) = next(n for n in first.graph.nodes if n.op == "output").args
+    assert image.meta["val"].shape == (2, 5, 4, 16) and image.meta["val"].is_contiguous()
+    permutes = [n for n in last.graph.nodes if n.target == torch.ops.aten.permute.default]
+    assert [n.args[1] for n in permutes] == [[0, 3, 1, 2]]
+    torch.testing.assert_close(parts(*given), _growing(*given))
 
 
 @pytest.mark.parametrize("name", ["resnet", "gpt2"])

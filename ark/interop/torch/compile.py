@@ -23,6 +23,7 @@ from ark.errors import BaseError, InternalError, InvalidUsageError, UnsupportedE
 from ark.interop.kernels import Kernels
 from ark.interop.torch.attention_calls import keep_attention
 from ark.interop.torch.buckets import Padding
+from ark.interop.torch.concats import nest_concats
 from ark.interop.torch.constants import fold_constants
 from ark.interop.torch.export import TRACING, decompositions
 from ark.interop.torch.fallback import or_torch
@@ -108,6 +109,7 @@ def compile_graph(
         return _Sized(module, fixed, by_torch)
     drop_checks(module)
     fold_constants(module)
+    nest_concats(module)
     support = _Support(read_by_strides(module))
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     missing = [n for n in calls if not support.is_node_supported({}, n)]

@@ -3,7 +3,9 @@
 On some machines products are inlined into a kernel's loop, and the time to compile the loop grows
 with the square of their number (`Dialect.joint_products`). Kernels of parts compile side by side.
 A part ends where few bytes of results are still to be read, because these pass through torch's
-memory. Called by compile.py.
+memory. Images between convolutions pass it with channels as the last dimension, because most
+kernels of convolutions read and write them so (ark.lower.rewrite.channels_last). Called by
+compile.py.
 """
 
 from __future__ import annotations
@@ -19,13 +21,17 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from ark.backend.protocol import KernelBackend
 from ark.interop.torch.graph import name_of, results_of
+from ark.interop.torch.products import convolutions_as_tf32
 from ark.machine.variant import LOAD
+from ark.plan.types import BOX_ALIGNMENT_BYTES
 from ark.runtime.session import backend, device
 
 PRODUCTS = {
     f"{name}.default"
     for name in ("addmm", "baddbmm", "bmm", "convolution", "linear", "matmul", "mm")
 }
+CONVOLUTION = "convolution.default"
+PERMUTE = torch.ops.aten.permute.default
 
 
 def joint_products() -> int:
@@ -72,6 +78,7 @@ def divided(module: fx.GraphModule, starts: Sequence[int]) -> fx.GraphModule:
     bounds = [0, *starts, len(calls)]
     parts = [calls[a:b] for a, b in itertools.pairwise(bounds)]
     parts = [[*_own_constants(module, part), *part] for part in parts]
+    _pass_images(module, parts)
     for node in module.graph.find_nodes(op="get_attr"):
         if not node.users:
             module.graph.erase_node(node)
@@ -88,6 +95,46 @@ def _own_constants(module: fx.GraphModule, part: Sequence[fx.Node]) -> list[fx.N
                     copies[source] = module.graph.node_copy(source)
             node.replace_input_with(source, copies[source])
     return list(copies.values())
+
+
+def _pass_images(module: fx.GraphModule, parts: Sequence[list[fx.Node]]) -> None:
+    """Inserts transposes at both ends of each image that passes from one part with convolutions to
+    others: the part that computes the image returns it with channels as the last dimension.
+    """
+    convolves = [any(name_of(n.target) == CONVOLUTION for n in part) for part in parts]
+    places = {node: i for i, part in enumerate(parts) for node in part}
+    for node, place in list(places.items()):
+        readers: dict[int, list[fx.Node]] = {}
+        for user in node.users:
+            if convolves[place] and convolves[places.get(user, place)] and _is_image(node):
+                readers.setdefault(places.get(user, place), []).append(user)
+        readers.pop(place, None)
+        if not readers:
+            continue
+        with module.graph.inserting_after(node):
+            passed = module.graph.call_function(PERMUTE, (node, [0, 2, 3, 1]))
+        value = node.meta["val"]
+        passed.meta["val"] = value.permute(0, 2, 3, 1).contiguous()
+        parts[place].insert(parts[place].index(node) + 1, passed)
+        for reader, users in readers.items():
+            with module.graph.inserting_before(parts[reader][0]):
+                image = module.graph.call_function(PERMUTE, (passed, [0, 3, 1, 2]))
+            image.meta["val"] = value
+            parts[reader].insert(0, image)
+            for user in users:
+                user.replace_input_with(node, image)
+
+
+def _is_image(node: fx.Node) -> bool:
+    """True for an image of several pixels whose convolutions are computed by matrix units, with
+    channels that are a multiple of 16 bytes.
+    """
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dim() != 4 or not value.is_contiguous():
+        return False
+    units = value.dtype in (torch.bfloat16, torch.float16) or convolutions_as_tf32(value.dtype)
+    aligned = value.shape[1] * value.element_size() % BOX_ALIGNMENT_BYTES == 0
+    return units and aligned and math.prod(value.shape[2:]) > 1
 
 
 def _product(node: fx.Node) -> set[Any]:

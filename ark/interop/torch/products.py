@@ -24,13 +24,13 @@ def products_as_tf32(like: Value) -> bool:
     return like.dtype == torch.float32 and bool(allowed)
 
 
-def convolutions_as_tf32(like: Value) -> bool:
-    """True if torch's settings say that fp32 convolutions are computed as tf32, which is the
+def convolutions_as_tf32(dtype: torch.dtype) -> bool:
+    """True for fp32 if torch's settings say that convolutions are computed as tf32, which is the
     default.
     """
     cudnn: Any = torch.backends.cudnn  # typed without precisions of their own
     allowed = cudnn.conv.fp32_precision == TF32 if NAMED else cudnn.allow_tf32
-    return like.dtype == torch.float32 and bool(allowed)
+    return dtype == torch.float32 and bool(allowed)
 
 
 def _product(a: Value, left: ark.Tensor, right: ark.Tensor) -> ark.Tensor:
@@ -99,7 +99,7 @@ def _convolution(
 
     given = None if bias is None else bias.tensor
     steps, pads, spread = each(stride), each(padding), each(dilation)
-    tf32 = convolutions_as_tf32(x)
+    tf32 = convolutions_as_tf32(x.dtype)
     if transposed:
         more = each(output_padding)
         return ark.conv_transpose(

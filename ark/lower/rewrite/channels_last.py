@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -25,6 +25,7 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.convolutions import Convolution, convolutions, image_of
 from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
+from ark.lower.rewrite.image_concats import image_slots, joins_channels
 from ark.lower.rewrite.image_layouts import (
     ImageNodes,
     images_with_channels_last,
@@ -50,7 +51,7 @@ def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
     chosen = {number: c for number, c in listed.items() if boxed or not (c.padded or c.depthwise)}
     if all(c.depthwise for c in chosen.values()):  # alone they do not pay for transposes
         return graph
-    writer = _Turned(graph, kept, *images_with_channels_last(graph, chosen, kept))
+    writer = _Turned(graph, kept, chosen.values())
     laid = {c.windows.id for c in chosen.values() if c.windows is not None}
     for node in graph.nodes:
         node = writer.renamed(node)
@@ -74,9 +75,13 @@ class _Turned(ImageNodes):
     last is stored as rows of channels: a matrix (n * places, channels) with a row for each pixel.
     """
 
-    def __init__(self, graph: Graph, kept: frozenset[int], worth: set[int], fine: set[int]) -> None:
+    def __init__(self, graph: Graph, kept: frozenset[int], chosen: Collection[Convolution]) -> None:
         super().__init__(graph)
+        worth, fine = images_with_channels_last(graph, chosen, kept)
         self.kept, self.worth, self.wanted = kept, worth, worth | fine
+        gathered = {c.source.buffer.id for c in chosen if c.windows is not None or c.depthwise}
+        self.slots = image_slots(graph, self.wanted, gathered)
+        self.joined: dict[int, Tensor] = {}  # by buffer id of Slot: all rows of the concatenation
         # Ids of tensors that are not views. The user may read them by name, so their shapes stay.
         firsts = {t.buffer.id: t.id for t in reversed(graph.tensors)}
         self.own = frozenset(firsts.values())
@@ -157,7 +162,7 @@ class _Turned(ImageNodes):
             self.keep(self.product(product, inputs, out))
             return
         # The result has channels last if its readers want that, or if its rows would be unaligned.
-        between = self.graph.tensor((n * places, outputs), out.dtype, name=f"{product.name}.places")
+        between = self.result(out, f"{product.name}.places")
         self.nodes.append(self.product(product, (table, flat), between))
         self._turn_back(product, between, out)
 
@@ -259,18 +264,23 @@ class _Turned(ImageNodes):
             self.elementwise(node)
             or self.pool(node)
             or self.reduction(node)
+            or self.concat(node)
             or self.to_last(node)
             or self.to_first(node)
         )
 
     def to_last(self, node: Node) -> bool:
-        """Removes a transpose to channels last if an earlier node computed these rows. Returns True
-        if it was removed.
+        """Removes a transpose to channels last if an earlier node computed these rows. If its
+        result cannot be replaced by them, they are copied. Returns True if it was removed.
         """
         rows = self.rows(node.inputs[0], node) if moves_channels(node, to_last=True) else None
-        if rows is None or not self._written_once(node.outputs[0]):
+        if rows is None:
             return False
-        self.moved[node.outputs[0].buffer.id] = rows
+        out = node.outputs[0]
+        if self._written_once(out) and whole(rows):
+            self.moved[out.buffer.id] = rows
+        else:
+            self.keep(self.node(node, "copy", rows, self.view(out, rows.shape), {}))
         return True
 
     def to_first(self, node: Node) -> bool:
@@ -280,7 +290,8 @@ class _Turned(ImageNodes):
         out, source = node.outputs[0], node.inputs[0] if node.inputs else None
         if source is None or not moves_channels(node, to_last=False):
             return False
-        if out.buffer.id not in self.wanted or not self._written_once(source):
+        fixed = source.buffer.id not in self.graph.view.writers or self._written_once(source)
+        if out.buffer.id not in self.wanted or not fixed:
             return False
         n, channels, places = image_of(out) or (0, 0, 0)
         self.keep(node)
@@ -303,7 +314,7 @@ class _Turned(ImageNodes):
         if rows is None or out.buffer.id not in self.wanted or not whole(out):
             return False
         n, channels, *sizes = out.shape
-        result = self.graph.tensor((n * math.prod(sizes), channels), out.dtype, name=node.name)
+        result = self.result(out, node.name)
         source = self.view(rows, [1, n, *node.inputs[0].shape[2:], channels])
         more = {"size": 1, "stride": 1, "dilation": 1, "before": 0, "sizes": channels}
         attrs = {**node.attrs, **{key: [*node.attrs[key], last] for key, last in more.items()}}
@@ -343,11 +354,69 @@ class _Turned(ImageNodes):
         given = [t for t in inputs if t is not None]
         if len(given) < len(inputs) or not any(t.shape == shape for t in given):
             return False
-        result = self.graph.tensor((n * places, channels), out.dtype, name=f"{node.name}.places")
+        result = self.result(out, f"{node.name}.places")
         view = self.view(result, shape)
         self.nodes.append(dataclasses.replace(node, inputs=tuple(given), outputs=(view,)))
         self._turn_back(node, result, out)
         return True
+
+    def concat(self, node: Node) -> bool:
+        """Adds the copies of a concatenation along channels, if its readers take channels last: a
+        copy for each image that is not in its place already. Returns True if they were added.
+        """
+        out = node.outputs[0] if node.outputs else None
+        if out is None or out.buffer.id not in self.wanted or not joins_channels(node):
+            return False
+        sources = [self.rows(t, node) for t in node.inputs]
+        if out.buffer.id not in self.worth and None in sources:
+            return False
+        result = self.result(out, node.name)
+        at = result.offsets[1]
+        for tensor, source in zip(node.inputs, sources, strict=True):
+            n, channels, places = image_of(tensor) or (0, 0, 0)
+            target = self._slice(result, at, channels, node.name)
+            if source is None:
+                image = self.view(tensor, [n, channels, places])
+                rows = self.view(target, [n, places, channels])
+                self.nodes.append(self.node(node, "transpose", image, rows, {"perm": [0, 2, 1]}))
+            elif (source.buffer.id, source.offsets) != (target.buffer.id, target.offsets):
+                self.nodes.append(self.node(node, "copy", source, target, {}))
+            slot = self.slots.get(tensor.buffer.id)
+            if slot is not None and (slot.buffer, slot.first) == (self._root(out), at):
+                self.turned[tensor.buffer.id] = target, node.placement
+            at += channels
+        self._turn_back(node, result, out)
+        return True
+
+    def _root(self, out: Tensor) -> int:
+        """The id of the buffer of the longest concatenation that an image is part of."""
+        return self.slots[out.buffer.id].buffer
+
+    def result(self, out: Tensor, name: str) -> Tensor:
+        """The rows of channels to which an op writes an image: a slice of a concatenation's rows if
+        the image is part of one.
+        """
+        n, channels, places = image_of(out) or (0, 0, 0)
+        slot = self.slots.get(out.buffer.id)
+        if slot is None:
+            return self.graph.tensor((n * places, channels), out.dtype, name=name)
+        if slot.buffer not in self.joined:
+            shape = (n * places, slot.total)
+            self.joined[slot.buffer] = self.graph.tensor(shape, out.dtype, name=name)
+        return self._slice(self.joined[slot.buffer], slot.first, channels, name)
+
+    def _slice(self, rows: Tensor, first: int, channels: int, name: str) -> Tensor:
+        """The given channels of rows of channels. first: the number of the first one in the
+        buffer.
+        """
+        return self.graph.tensor(
+            (rows.shape[0], channels),
+            rows.dtype,
+            buffer=rows.buffer,
+            extents=rows.extents,
+            offsets=(0, first),
+            name=name,
+        )
 
     def _as_rows(
         self, tensor: Tensor, node: Node, out: Tensor, shape: tuple[int, ...]

@@ -22,6 +22,9 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 
+# The share of least_work from which transposing pays off if box copies cannot load rows of pixels.
+UNALIGNED_SHARE = 1 / 16
+
 # The windows of a convolution of single pixels.
 PIXEL = {"size": [1], "stride": [1], "dilation": [1], "before": [0]}
 
@@ -115,7 +118,10 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
         plane = windows is None or len(numbers["size"]) == 2
         fits = depthwise and plane
         return Convolution(windows, product, numbers, source, None, True) if fits else None
-    if rows % pack or (windows is not None and n * rows * places * depth < least_work(machine)):
+    least = least_work(machine)
+    if boxes and places % pack:
+        least *= UNALIGNED_SHARE
+    if rows % pack or (windows is not None and n * rows * places * depth < least):
         return None
     if channels % pack == 0:
         return Convolution(windows, product, numbers, source)

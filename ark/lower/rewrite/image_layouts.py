@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -17,6 +17,7 @@ from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.convolutions import Convolution, image_of
 from ark.lower.rewrite.fuse_chains import is_elementwise
 from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
+from ark.lower.rewrite.image_concats import joins_channels
 from ark.lower.rewrite.views import UNSEEN, whole
 
 
@@ -55,7 +56,7 @@ def per_image(tensor: Tensor, out: Tensor) -> bool:
 
 
 def images_with_channels_last(
-    graph: Graph, by_node: dict[int, Convolution], kept: frozenset[int]
+    graph: Graph, chosen: Collection[Convolution], kept: frozenset[int]
 ) -> tuple[set[int], set[int]]:
     """Two sets of buffer ids. The first has images for which channels last pays off, because a
     convolution reads windows of them, or of results that elementwise ops compute from them. The
@@ -65,7 +66,8 @@ def images_with_channels_last(
     able: Counter[int] = Counter()
     worth: set[int] = set()
     fine: set[int] = set()
-    laid = {c.windows.id: c for c in by_node.values() if c.windows is not None and c.padded is None}
+    by_node = {c.product.id: c for c in chosen}
+    laid = {c.windows.id: c for c in chosen if c.windows is not None and c.padded is None}
     for node in reversed(graph.nodes):
         for tensor in node.outputs:
             number, private = tensor.buffer.id, tensor.buffer.arena == "activation"
@@ -86,6 +88,9 @@ def images_with_channels_last(
         elif pools(node) and written & (worth | fine):
             read = [node.inputs[0]]
             worth |= {read[0].buffer.id} if written & worth else set()
+        elif joins_channels(node) and written & (worth | fine):
+            read = list(node.inputs)
+            worth |= {t.buffer.id for t in read} if written & worth else set()
         elif reduces_places(node):
             read = [node.inputs[0]]
         elif moves_channels(node, to_last=True) and not written & (worth | fine):
@@ -156,12 +161,22 @@ class ImageNodes:
         )
 
     def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """A whole tensor viewed in another shape."""
+        """A whole tensor viewed in another shape, or a slice of rows of channels viewed with other
+        dimensions before the channels.
+        """
         if tensor.shape == tuple(shape):
             return tensor
         view = dense_view(tensor, shape)
-        assert view is not None  # a tensor that is all of its buffer can be viewed in any shape
-        extents, buffer = view[0], tensor.buffer
+        if view is None:
+            assert len(tensor.shape) == 2 and tensor.shape[1] == shape[-1]
+            zeros = [0] * (len(shape) - 1)
+            view = (*shape[:-1], tensor.extents[1]), (*zeros, tensor.offsets[1])
+        extents, offsets = view
         return self.graph.tensor(
-            shape, tensor.dtype, buffer=buffer, extents=extents, name=tensor.name
+            shape,
+            tensor.dtype,
+            buffer=tensor.buffer,
+            extents=extents,
+            offsets=offsets,
+            name=tensor.name,
         )

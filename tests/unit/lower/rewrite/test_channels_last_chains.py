@@ -185,3 +185,70 @@ def test_a_network_of_blocks_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
         got = ark.from_torch(network, (given,))(given).float().numpy()
         want = network.float()(given.float()).numpy()
     assert np.linalg.norm(got - want) < 8e-3 * np.linalg.norm(want)
+
+
+def test_concatenated_channels_are_slices_of_one_buffer() -> None:
+    """Each layer reads the channels of all earlier ones. Products write slices of rows, and only
+    the first image is transposed.
+    """
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        images = [ark.tensor(SHAPE, ark.bf16)]
+        for number in range(3):
+            joined = ark.relu(ark.concat(images, 1))
+            y = ark.conv(joined, weights(64, 64 * (number + 1), 1, 1))
+            images.append(ark.conv(ark.relu(y), weights(), padding=1))
+        ark.conv(ark.relu(ark.concat(images, 1)), weights(64, 256, 1, 1))
+        ark.conv(ark.relu(ark.concat(images, 1)), weights(64, 256, 3, 3), padding=1)
+    layer = ["relu", "matmul", "relu", "matmul"]
+    nodes = [t for t in types(model) if t not in ("remap", "weights")]
+    assert nodes == ["transpose", *layer * 3, "relu", "matmul", "relu", "matmul"]
+    turned = channels_last(model.graph, Context(H100)).nodes
+    slices = [n.outputs[0] for n in turned if n.outputs[0].extents[-1] == 256]
+    assert [t.offsets[-1] for t in slices if t.shape[-1] < 256] == [0, 64, 128, 192]
+    assert len({t.buffer.id for t in slices if t.shape[-1] < 256}) == 1
+
+
+def test_a_network_of_growing_blocks_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    nn = torch.nn
+
+    class Layer(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.norm, self.second_norm = nn.BatchNorm2d(channels), nn.BatchNorm2d(64)
+            self.narrow = nn.Conv2d(channels, 64, 1, bias=False)
+            self.last = nn.Conv2d(64, 32, 3, padding=1, bias=False)
+
+        def forward(self, images: Any) -> Any:
+            x = self.narrow(torch.relu(self.norm(torch.cat(images, 1))))
+            return self.last(torch.relu(self.second_norm(x)))
+
+    class Block(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Layer(channels + 32 * i) for i in range(3)])
+
+        def forward(self, x: Any) -> Any:
+            images = [x]
+            for layer in self.layers:
+                images.append(layer(images))
+            return torch.cat(images, 1)
+
+    stem = [nn.Conv2d(3, 64, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    between = [nn.BatchNorm2d(160), nn.ReLU(), nn.Conv2d(160, 64, 1), nn.AvgPool2d(2, 2)]
+    ends = [nn.BatchNorm2d(160), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    network = nn.Sequential(*stem, Block(64), *between, Block(64), *ends).eval()
+    for part in network.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.uniform_(-0.3, 0.3)
+            part.running_var.uniform_(0.5, 2.0)
+    network = network.bfloat16()
+    given = torch.randn(2, 3, 24, 28).bfloat16()
+    in_place(monkeypatch)
+    ark.init(backend="cpu")
+    with torch.no_grad():
+        got = ark.from_torch(network, (given,))(given).float().numpy()
+        want = network.float()(given.float()).numpy()
+    assert np.linalg.norm(got - want) < 1e-2 * np.linalg.norm(want)
