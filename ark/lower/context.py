@@ -35,6 +35,7 @@ class Lowering:
         self.alone = alone  # True if ranks begin iterations independently
         self.groups: list[Group] = []
         self.node: Node | None = None  # the node that is being lowered
+        self.share = 1.0  # the part of the processors that the node's tasks should use
         self.cut = False  # True if its tasks were cut as its hints say
         self._numbers: dict[str, int] = {}
 

@@ -15,6 +15,7 @@ from ark.log import about
 from ark.lower import registry
 from ark.lower.context import Lowering
 from ark.lower.registry import Aliasing
+from ark.lower.siblings import shares
 from ark.machine import Machine
 from ark.plan.groups import Group
 
@@ -45,9 +46,10 @@ def lower_nodes(
     without its peers.
     """
     lowering = Lowering(graph, machines[0], options, alone)
-    for node in graph.nodes:
+    for node, share in zip(list(graph.nodes), shares(graph.nodes), strict=True):
         if node.virtual:
             continue
+        lowering.share = share
         lowering.node, lowering.machine = node, machines[node.phase]
         about(f"phase {graph.phases[node.phase]}")
         op = registry.get(node.type)

@@ -32,16 +32,23 @@ MAX_TILE_ELEMENTS = 1 << 28
 
 
 def box_tile(
-    shape: Sequence[int], machine: Machine, weight: int = 1, itemsize: int = 4
+    shape: Sequence[int],
+    machine: Machine,
+    weight: int = 1,
+    itemsize: int = 4,
+    share: float = 1.0,
 ) -> list[int]:
     """The tile size in each of four dimensions. A shape with more dimensions is first folded to
     four (ark.ir.fold). weight: memory accesses per element of the result. itemsize: bytes of an
-    element.
+    element. share: the part of the processors that should compute the tiles.
     """
     full, shape = shape, fold(shape)
+    processors = (
+        max(1, int(machine.processors * share)) if machine.coalesces else machine.processors
+    )
     want = max(
         math.ceil(least_elements(machine) / weight),
-        math.ceil(math.prod(shape) / machine.processors),
+        math.ceil(math.prod(shape) / processors),
     )
     if weight == 1 and machine.coalesces:
         most = machine.costs.sweep_bytes // itemsize
@@ -50,7 +57,12 @@ def box_tile(
     if not machine.coalesces:
         return tile_of(full, want)
     return _balanced(
-        full, want, max(1, least_elements(machine) // weight), weight * itemsize, machine
+        full,
+        want,
+        max(1, least_elements(machine) // weight),
+        weight * itemsize,
+        machine,
+        processors,
     )
 
 
@@ -73,10 +85,11 @@ MIN_EVEN_ROUNDS = 4  # tasks per processor; with at least so many, a partial las
 
 
 def _balanced(
-    full: Sequence[int], want: int, least: int, nbytes: int, machine: Machine
+    full: Sequence[int], want: int, least: int, nbytes: int, machine: Machine, processors: int
 ) -> list[int]:
     """Among tiles of about `want` elements, the tile with which the processor with the most work
     ends earliest. least: fewest elements of a tile. nbytes: bytes that are moved per element.
+    processors: the number of processors that compute the tiles.
     """
     shape, first = fold(full), tile_of(full, want)
     rate = machine.bandwidth_gbps * 1e3 / machine.processors
@@ -86,9 +99,9 @@ def _balanced(
         return math.prod(-(-n // t) for n, t in zip(shape, tile, strict=True))
 
     def time(tile: Sequence[int]) -> float:
-        return -(-tasks(tile) // machine.processors) * (math.prod(tile) + begun)
+        return -(-tasks(tile) // processors) * (math.prod(tile) + begun)
 
-    if not machine.processors < tasks(first) < MIN_EVEN_ROUNDS * machine.processors:
+    if not processors < tasks(first) < MIN_EVEN_ROUNDS * processors:
         return first
     sizes = (max(least, math.ceil(want * size)) for size in RELATIVE_TILE_SIZES)
     return min((tile_of(full, size) for size in sizes), key=time)

@@ -36,7 +36,7 @@ def lower_elementwise(lowering: Lowering, node: Node) -> None:
         tensors = merge(tensors)
     out = tensors[-1]
     asked, itemsize = lowering.tile(fold(out.shape)), max(t.dtype.itemsize for t in tensors)
-    tile = asked or box_tile(out.shape, lowering.machine, itemsize=itemsize)
+    tile = asked or box_tile(out.shape, lowering.machine, itemsize=itemsize, share=lowering.share)
     if out.dtype.packed:
         tile[3] = min(out.shape[-1], tile[3] + tile[3] % out.dtype.per_item)
     coords = box_coords(out.shape, tile)

@@ -1,0 +1,68 @@
+"""Elementwise ops that are neighbours in program order and do not depend on each other, such as the
+rotations of queries and keys, share the processors: each is cut into as many tasks as its part of
+their elements allows. A processor then runs one large task of one op, instead of a small task of
+each op one after another. Called by ark.lower.nodes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ark.ir.graph import Node
+from ark.ir.values import overlap
+from ark.lower.rewrite.fuse_chains import is_elementwise
+
+
+def shares(nodes: Sequence[Node]) -> list[float]:
+    """For each node, the part of the processors that it should use; 1.0 if it has no siblings.
+    Equal ops get the mean of their parts, so that they get equal tiles and share one device
+    function.
+    """
+    parts = [1.0] * len(nodes)
+    run: list[int] = []
+    for place, node in enumerate(nodes):
+        if node.virtual:
+            continue
+        if not (run and _sibling(node, [nodes[i] for i in run])):
+            _divide(nodes, run, parts)
+            run = []
+        run.append(place)
+    _divide(nodes, run, parts)
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for place, node in enumerate(nodes):
+        kinds = ((t.dtype, t.shape) for t in (*node.inputs, *node.outputs))
+        alike[node.type, node.phase, tuple(kinds)].append(place)
+    for places in alike.values():
+        mean = sum(parts[i] for i in places) / len(places)
+        for i in places:
+            parts[i] = mean
+    return parts
+
+
+def _divide(nodes: Sequence[Node], run: Sequence[int], parts: list[float]) -> None:
+    """Divides the processors among the nodes of a run by the sizes of their results."""
+    sizes = [nodes[i].outputs[0].elements for i in run] if len(run) > 1 else []
+    for i, size in zip(run, sizes, strict=False):
+        parts[i] = size / max(1, sum(sizes))
+
+
+def _sibling(node: Node, run: Sequence[Node]) -> bool:
+    """True where the node can run at the same time as all nodes of the run."""
+    first = run[0]
+    if not (_shared(node) and _shared(first)):
+        return False
+    if (node.phase, node.placement) != (first.phase, first.placement):
+        return False
+    return not any(_depends(node, earlier) or _depends(earlier, node) for earlier in run)
+
+
+def _shared(node: Node) -> bool:
+    placed = node.hints is not None or node.context is not None or node.processors is not None
+    return is_elementwise(node) and not (placed or node.after)
+
+
+def _depends(node: Node, other: Node) -> bool:
+    """True where the node accesses what the other writes."""
+    touched = (*node.inputs, *node.outputs)
+    return any(overlap(out, t) for out in other.outputs for t in touched)
