@@ -86,6 +86,33 @@ def test_blocks_on_the_host_give_torchs_results(
         compare(case.name, block.operand(op, 3), expected(case), dtype, case.tolerance)
 
 
+def test_crews_share_the_tiles_of_a_task(tmp_path: Path) -> None:
+    """Tiles of few keys are computed several at once, also if crews get unequal numbers of tiles,
+    with one warp or a team for each slab.
+    """
+    shapes = (
+        Shape(49, 49, 3, 3, 32, batch=4, causal=False, mask=(2, 3, 49, 49), added=True),
+        Shape(20, 45, 3, 3, 24, batch=2, causal=False, mask=(1, 3, 20, 45), added=True),
+        Shape(9, 40, 10, 2, 16, position=13),
+    )
+    plan, cases = planned(shapes, H100.with_processors(2), bf16)
+    block = Block(plan, tmp_path)
+    layouts = []
+    for case, named, op in cases:
+        layouts.append(layout_of(plan, op))
+        fill(block, case, named)
+        block.run(op, False, True)
+        compare(case.name, block.operand(op, 3), expected(case), bf16, case.tolerance)
+    assert min(layout.crews for layout in layouts) > 1
+    assert {layout.team > 1 for layout in layouts} == {False, True}
+
+
+def test_tiles_of_many_keys_are_computed_one_by_one() -> None:
+    shape = Shape(64, 256, 16, 8, 64, batch=40, causal=False)
+    plan, ((*_, op),) = planned([shape], H100, bf16)
+    assert layout_of(plan, op).crews == 1
+
+
 def test_masked_rows_of_the_cache_are_not_multiplied(tmp_path: Path) -> None:
     """Rows of the cache beyond the position, which may have any contents, do not affect
     the result.

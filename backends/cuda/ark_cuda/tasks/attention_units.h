@@ -3,16 +3,21 @@
 // registers. The warps of all slabs of a tile are a group. If a tile has fewer warps than the
 // block, there are several groups. They take blocks of keys round-robin, run independently, and
 // combine their results at the end. A group copies its blocks of keys and values one after another
-// to a ring of slots in shared memory. ark/tasks/attention_tiles.py describes the task.
+// to a ring of slots in shared memory. All groups of a tile are a crew. If all keys of a tile are
+// one block, there may be several crews of one group, which take the task's tiles round-robin and
+// do not wait for each other.
+// ark/tasks/attention_tiles.py describes the task.
 
 // Sizes, in bytes of shared memory unless they are counts. D: elements of a head. A row in shared
 // memory has whole lines of 128 bytes, in which pieces of 16 bytes are permuted by row, so that
 // eight rows' pieces never have a bank conflict. HELD: true if queries stay in registers.
-template <typename T, int D, int SLABS_, int TEAM_, int GROUPS_, int KEYS_, int SLOTS_, bool HELD_>
+template <typename T, int D, int SLABS_, int TEAM_, int GROUPS_, int KEYS_, int SLOTS_, bool HELD_,
+          int CREWS_ = 1>
 struct ArkAttentionUnits {
   typedef T type;
   static constexpr int SLABS = SLABS_, TEAM = TEAM_, GROUPS = GROUPS_, KEYS = KEYS_, SLOTS = SLOTS_;
   static constexpr bool HELD = HELD_;
+  static constexpr int CREWS = CREWS_;
   static constexpr int ROWS = 16 * SLABS, WARPS = SLABS * TEAM, THREADS = 32 * WARPS;  // of a group
   static constexpr int STEPS = (D + 15) / 16;            // blocks of 16 columns of a head
   static constexpr int OWN = (STEPS + TEAM - 1) / TEAM;  // those of the result that a warp computes
@@ -29,8 +34,11 @@ struct ArkAttentionUnits {
   static constexpr int WALK = SHARED + (TEAM > 1 ? GROUPS * SLABS * TEAM_BYTES : 0);
   static constexpr int JOIN = (GROUPS > 1 ? GROUPS / 2 : 1) * WARPS * PART;
   static constexpr int STRIP = WALK > JOIN ? WALK : JOIN;
-  static_assert(GROUPS * WARPS <= ARK_WARPS && SCORES % 16 == 0, "warps and keys");
-  static_assert(2 + GROUPS * (TEAM > 1 ? 1 + SLABS : 1) <= 16, "a block has 16 barriers");
+  static constexpr int BYTES = (STRIP + 64 + 127) / 128 * 128;          // of a crew
+  static constexpr int BARRIERS = GROUPS * (TEAM > 1 ? 1 + SLABS : 1);  // of a crew
+  static_assert(CREWS * GROUPS * WARPS <= ARK_WARPS && SCORES % 16 == 0, "warps and keys");
+  static_assert(2 + CREWS * BARRIERS <= 16, "a block has 16 barriers");
+  static_assert(CREWS == 1 || GROUPS == 1, "a crew's barrier is that of its group");
   static_assert((ARK_RING_BYTES + ARK_LOOP_BYTES) % 128 == 0, "lines begin at multiples of 128");
 };
 
@@ -41,28 +49,40 @@ ARK_DEVICE void ark_attention_meet(int barrier) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
 }
 
-// The unit that a block computes at once: a tile or a part of one. It is in shared memory, so that
+// Waits for the crew's other warps.
+template <class U>
+ARK_DEVICE void ark_attention_meet_crew(int crew) {
+  if constexpr (U::CREWS == 1) {
+    ark_sync();
+  } else {
+    ark_attention_meet<U::THREADS>(2 + crew * U::BARRIERS);
+  }
+}
+
+// The unit that a crew computes at once: a tile or a part of one. It is in shared memory, so that
 // values that a loop seldom needs take no registers.
 struct ArkAttentionStrip {
   ArkCtx* context;
   const ArkTask* task;
   ArkAttentionTile tile;
   int rows;      // of the tile; 0 behind the task's last one
-  int round;     // of the task's tiles
+  int round;     // of the task's tiles: the crew's next
   int left;      // rows of the round's tile behind this part
   ark_u32 zero;  // a zero that the compiler does not know
 };
 
-// A thread's position: the group of its warp, its slab, and its part of the slab. If `zero` is
-// added to the thread's number, values derived from it are computed again in each round of a loop
-// and take no registers in between.
+// A thread's position: its crew, the group of its warp, its slab, and its part of the slab. If
+// `zero` is added to the thread's number, values derived from it are computed again in each round
+// of a loop and take no registers in between.
 template <class U>
 struct ArkAttentionPlace {
   ark_u32 zero;
-  int thread, lane, group, slab, part;  // thread: of the group
+  int thread, lane, crew, group, slab, part;  // thread: of the group
   ARK_DEVICE_MEMBER explicit ArkAttentionPlace(const ArkAttentionStrip& strip) {
     zero = *static_cast<const volatile ark_u32*>(&strip.zero);
-    const ark_u32 own = ark_tid() + zero;
+    ark_u32 own = ark_tid() + zero;
+    crew = 0;
+    if constexpr (U::CREWS > 1) crew = own / U::THREADS, own %= U::THREADS;
     thread = own % U::THREADS, lane = own % 32u, group = own / U::THREADS;
     slab = own / 32u % U::WARPS / U::TEAM, part = own / 32u % U::TEAM;
   }
@@ -73,10 +93,14 @@ struct ArkAttentionPlace {
   ARK_DEVICE_MEMBER int team() const {
     return U::SHARED + (group * U::SLABS + slab) * U::TEAM_BYTES;
   }
+  ARK_DEVICE_MEMBER int barrier() const { return 2 + crew * U::BARRIERS; }
   // Waits for the slab's other warps.
   ARK_DEVICE_MEMBER void meet() const {
-    ark_attention_meet<32 * U::TEAM>(2 + U::GROUPS + group * U::SLABS + slab);
+    ark_attention_meet<32 * U::TEAM>(barrier() + U::GROUPS + group * U::SLABS + slab);
   }
+  // Waits for the group's other warps.
+  ARK_DEVICE_MEMBER void meet_group() const { ark_attention_meet<U::THREADS>(barrier() + group); }
+  ARK_DEVICE_MEMBER void meet_crew() const { ark_attention_meet_crew<U>(crew); }
 };
 
 // The offset of a 16-byte piece of a row.
@@ -135,7 +159,8 @@ ARK_DEVICE void ark_attention_advance(ArkAttentionStrip& strip, P position) {
   } else {
     const int place = ark_attention_place<S>(position);
     const int* coord = strip.task->coord;
-    const int round = strip.round++;
+    const int round = strip.round;
+    strip.round += U::CREWS;
     strip.rows = 0;
     if constexpr (S::TASKS == 0) {
       if (round > 0) return;

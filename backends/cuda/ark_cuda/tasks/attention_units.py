@@ -18,6 +18,7 @@ from ark.tasks.attention_tiles import (
     AttentionTilesParams,
     context_of,
     given,
+    number_of_tiles,
     shape,
     where_aligned,
 )
@@ -41,7 +42,7 @@ class Layout:
     slabs: the number of slabs, of 16 rows each. team: warps of a slab. groups: the number of groups
     of warps, which take blocks of keys round-robin. keys: keys of a block. slots: slots for keys or
     values that a group has in shared memory. held: True if queries stay in registers. width:
-    elements of a head.
+    elements of a head. crews: the number of tiles that the block computes at once.
     """
 
     width: int
@@ -51,11 +52,12 @@ class Layout:
     keys: int
     slots: int
     held: bool
+    crews: int = 1
 
     @property
     def warps(self) -> int:
         """The number of warps that compute."""
-        return self.slabs * self.team * self.groups
+        return self.slabs * self.team * self.groups * self.crews
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +71,9 @@ class Layout:
         shared = self.keys * 32 + self.team * 64 if self.team > 1 else 0
         main = rows * pitch + self.slabs * self.groups * shared
         part = max(own * 1024 + 512, -(-own // 4) * SHARED_ROW_BYTES * SLAB_ROWS)
-        return max(main, max(1, self.groups // 2) * self.slabs * self.team * part) + STRIP_BYTES
+        size = max(main, max(1, self.groups // 2) * self.slabs * self.team * part) + STRIP_BYTES
+        line = SHARED_ROW_BYTES
+        return size if self.crews == 1 else self.crews * (-(-size // line) * line)
 
     def registers(self) -> int:
         """The approximate number of registers of a thread."""
@@ -100,37 +104,45 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     rows = params.rows
     room = machine.shared_bytes - machine.ring_bytes
     registers = _registers(machine)
-    layouts = _layouts(width, -(-rows // SLAB_ROWS), machine.warps)
-    fits = (x for x in layouts if x.nbytes <= room and x.registers() <= registers)
     context = context_of(sig)
-    return max(fits, key=lambda x: _worth(x, rows, context), default=None)
+    turns = -(-number_of_tiles(sig) // params.tasks) if params.tasks else 1
+    crews = min(turns, machine.warps) if context <= max(KEYS) and not params.paged else 1
+    layouts = _layouts(width, -(-rows // SLAB_ROWS), machine.warps, crews)
+    fits = (x for x in layouts if x.nbytes <= room and x.registers() <= registers)
+    return max(fits, key=lambda x: _worth(x, rows, context, turns), default=None)
 
 
-def _layouts(width: int, most: int, warps: int) -> Iterator[Layout]:
-    """All layouts with at most `most` slabs and at most `warps` warps. width: elements of
+def _layouts(width: int, most: int, warps: int, crews: int) -> Iterator[Layout]:
+    """All layouts with at most `most` slabs, `warps` warps and `crews` crews. width: elements of
     a head.
     """
-    for team, slabs in itertools.product(TEAMS, range(1, most + 1)):
-        for groups in range(1, warps // (team * slabs) + 1):
-            if groups * (1 + slabs if team > 1 else 1) > _MAX_NAMED_BARRIERS:
+    for team, slabs, crew in itertools.product(TEAMS, range(1, most + 1), range(1, crews + 1)):
+        for groups in range(1, warps // (team * slabs * crew) + 1):
+            barriers = crew * groups * (1 + slabs if team > 1 else 1)
+            if barriers > _MAX_NAMED_BARRIERS or min(crew, groups) > 1:
                 continue
             for keys, slots, held in itertools.product(KEYS, SLOTS, (True, False)):
                 if keys % (team * SLAB_ROWS) == 0:
-                    yield Layout(width, slabs, team, groups, keys, slots, held)
+                    yield Layout(width, slabs, team, groups, keys, slots, held, crew)
 
 
-def _worth(layout: Layout, rows: int, context: int) -> tuple[float, ...]:
-    """The sort key of layouts; greater is better. First the number of warps, reduced by the
-    fraction of slab rows that have no query and, if there are fewer keys than the largest blocks of
-    all groups have, by the fraction without a key; then sizes that mean fewer reads of shared
-    memory; then those that mean fewer waits. rows: query rows of a tile. context: the number of
-    keys.
+def _worth(layout: Layout, rows: int, context: int, turns: int) -> tuple[float, ...]:
+    """The sort key of layouts; greater is better. If all keys of a tile are one block, nothing
+    hides the latency of its loads, so layouts with fewer tiles one after another come first. Then
+    the number of warps, reduced by the fraction of slab rows that have no query, by that of tiles
+    that a crew lacks and, if there are fewer keys than the largest blocks of all groups have, by
+    the fraction without a key; then sizes that mean fewer reads of shared memory; then those that
+    mean fewer waits. rows: query rows of a tile. context: the number of keys. turns: the number of
+    a task's tiles.
     """
+    own = -(-turns // layout.crews)
+    chain = own * -(-rows // (SLAB_ROWS * layout.slabs)) if context <= max(KEYS) else 0
     high = SLAB_ROWS * layout.slabs
     share = rows / (-(-rows // high) * high)
     seen = min(1.0, context / (layout.groups * max(KEYS)))
     return (
-        layout.warps * share * seen,
+        -chain,
+        layout.warps * share * seen * turns / (own * layout.crews),
         layout.slabs,
         min(layout.keys, FEW_KEYS),
         -layout.team,
@@ -180,7 +192,8 @@ class Units(TileBody):
         layout = layout_of(sig, machine)
         assert layout is not None
         sizes = (layout.slabs, layout.team, layout.groups, layout.keys, layout.slots)
-        words = (sig.operands[0].ctype, layout.width, *sizes, str(layout.held).lower())
+        held = str(layout.held).lower()
+        words = (sig.operands[0].ctype, layout.width, *sizes, held, layout.crews)
         units = f"ArkAttentionUnits<{', '.join(map(str, words))}>"
         scale, cap, *operands = given(sig)
         late = (f"[](const ArkTask& t) {{ (void)t; return {operand}; }}" for operand in operands)

@@ -45,7 +45,7 @@ ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip,
   };
   const auto filled = [&](const ArkAttentionPlace<U>& w) {
     ark_copies_but<(BOTH ? 0 : U::SLOTS - 2)>();
-    ark_attention_meet<U::THREADS>(2 + w.group);
+    w.meet_group();
   };
 #pragma unroll 1
   for (int n = 0;; ++n) {
@@ -106,7 +106,7 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
                                     float cap, const Q& query, const K& keys, const V& values,
                                     const O& output, const N& sinks, const M& mask) {
   const ArkAttentionPlace<U> w(strip);
-  const bool works = U::GROUPS * U::WARPS == ARK_WARPS || w.group < U::GROUPS;
+  const bool works = U::CREWS > 1 || U::GROUPS * U::WARPS == ARK_WARPS || w.group < U::GROUPS;
   if (works) {
     const auto operand = query(*strip.task);
     const ark_u32 base = static_cast<ark_u32>(__cvta_generic_to_shared(shared));
@@ -124,7 +124,7 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
     }
   }
   ark_copies_but<(U::SLOTS > 2 ? 2 : 1)>();
-  ark_sync();
+  w.meet_crew();
   ArkAttentionSums<U> sums;
 #pragma unroll
   for (int i = 0; i < 8 * U::OWN; ++i) sums.values[i] = 0.0f;
@@ -139,18 +139,18 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
   if (works) ark_attention_walk<U, S>(shared, strip, scale, cap, keys, values, mask, sums);
   ark_copies_but<0>();
   const ArkAttentionPlace<U> own(strip);
-  char* const mine = shared + (ark_warp() - own.group * U::WARPS) * U::PART;
+  char* const mine = shared + own.thread / 32 * U::PART;
 #pragma unroll
   for (int step = 1; step < U::GROUPS; step *= 2) {
-    ark_sync();
+    own.meet_crew();
     char* const place = mine + own.group / (2 * step) * (U::WARPS * U::PART);
     if (own.group < U::GROUPS && own.group % (2 * step) == step) ark_attention_give(place, sums);
-    ark_sync();
+    own.meet_crew();
     if (own.group % (2 * step) == 0 && own.group + step < U::GROUPS) {
       ark_attention_take(place, sums);
     }
   }
-  if (U::GROUPS == 1) ark_sync();
+  if (U::GROUPS == 1) own.meet_crew();
   const int first = 16 * own.slab;
   if (own.group > 0 || first >= strip.rows) return;
   float by[2];
@@ -172,17 +172,25 @@ template <class U, class S, class Q, class K, class V, class O, class P, class N
 ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, float cap,
                                     const Q& query, const K& keys, const V& values, const O& output,
                                     const P& position, const N& sinks, const M& mask) {
-  char* const shared = ARK_SCRATCH(c);
+  char* shared = ARK_SCRATCH(c);
+  int crew = 0;
+  if constexpr (U::CREWS > 1) {
+    ark_sync();  // the previous task's data have left shared memory
+    crew = ark_tid() / U::THREADS;
+    if (crew >= U::CREWS) return;
+    shared += crew * U::BYTES;
+  }
+  const bool leads = ark_tid() == crew * U::THREADS;
   ArkAttentionStrip& strip = *reinterpret_cast<ArkAttentionStrip*>(shared + U::STRIP);
-  if (ark_tid() == 0) {
+  if (leads) {
     strip.context = &c, strip.task = &t;
-    strip.round = strip.left = 0, strip.zero = 0u;
+    strip.round = crew, strip.left = 0, strip.zero = 0u;
   }
 #pragma unroll 1
   for (;;) {
-    ark_sync();  // earlier results have left shared memory
-    if (ark_tid() == 0) ark_attention_advance<U, S>(strip, position(*strip.task));
-    ark_sync();
+    ark_attention_meet_crew<U>(crew);  // earlier results have left shared memory
+    if (leads) ark_attention_advance<U, S>(strip, position(*strip.task));
+    ark_attention_meet_crew<U>(crew);
     if (strip.rows == 0) break;
     ark_check_pages<S::CONTEXT>(*strip.context, keys(*strip.task), position(*strip.task),
                                 strip.tile.begin, strip.tile.end);
