@@ -2,6 +2,8 @@
 
 c = cast(x, fp32); y = c * rsqrt(mean(c * c) + eps); result = weight * y
 
+The rows may be cast twice, once for the squares and once for the product, as T5's are.
+
 Everything except the result is fp32. If y is rounded to the result's 16-bit type before it is
 multiplied by a weight of that type, as norms in the transformers library do, the node is a
 `rounded_rmsnorm`, which rounds at the same point. If the product is fp32, and rounded afterwards or
@@ -137,12 +139,13 @@ class _Finder(Pattern):
             nodes = (product, root, added, mean, square)
             plain = all(n.outputs[0].dtype == fp32 for n in nodes) and value.dtype == fp32
             eps = added.elementwise.scalar or 0.0
-            squares = all(t.id == value.id for t in square.inputs) and (
-                (square.type == "mul" and len(square.inputs) == 2)
+            squares = all(self._equal(t, value) for t in square.inputs) and (
+                (square.type == "mul" and len({t.id for t in square.inputs}) == 1)
                 or square.elementwise.expr == SQUARE
             )
             if over and plain and eps > 0.0 and squares and square.inputs:
                 rows = self._rows(value, square, last)
+                rows = rows and self._rows(square.inputs[0], square, last)
                 if rows is not None:
                     yield rows, float(eps), tuple(n.id for n in nodes)
 
@@ -151,14 +154,28 @@ class _Finder(Pattern):
         alone = node is not None and len(node.inputs) == 1
         return self.maker(node.inputs[0], last, kind) if node is not None and alone else None
 
+    def _equal(self, a: Tensor, b: Tensor) -> bool:
+        """True where both are one tensor, or casts of one tensor to one type."""
+        if a.id == b.id:
+            return True
+        first, second = self._cast(a), self._cast(b)
+        if first is None or second is None or a.dtype != b.dtype:
+            return False
+        return first.inputs[0].id == second.inputs[0].id
+
+    def _cast(self, value: Tensor) -> Node | None:
+        """The cast that computes a whole tensor of this shape; None if there is none."""
+        maker = self.makers.get(value.buffer.id)
+        if maker is None or maker.type != "cast" or not same_elements(value, maker.outputs[0]):
+            return None
+        return maker if maker.inputs[0].shape == value.shape else None
+
     def _rows(self, value: Tensor, first: Node, last: Node) -> Tensor | None:
         """The rows that the new node reads: `value`, or the source of the cast that computes
         `value`. None if they are overwritten before the norm ends.
         """
         rows, begin = value, first
-        maker = self.makers.get(value.buffer.id)
-        if maker is not None and maker.type == "cast" and same_elements(value, maker.outputs[0]):
-            source = maker.inputs[0]
-            if source.dtype in FLOATS and source.shape == value.shape:
-                rows, begin = source, maker
+        cast = self._cast(value)
+        if cast is not None and cast.inputs[0].dtype in FLOATS:
+            rows, begin = cast.inputs[0], cast
         return rows if self.steady(rows, begin, last) else None
