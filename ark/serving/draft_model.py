@@ -147,8 +147,8 @@ class DraftModel:
         return self._free.pop()
 
     def _compute(self, progress: Progress) -> None:
-        """Computes keys and values of a text's new tokens in chunks, if the tokens fill at least
-        one chunk.
+        """Computes keys and values of a text's new tokens in chunks of the prompt phase, if the
+        tokens fill at least one chunk; `_decode` computes the rest.
         """
         chunk, left = self._model.shape.chunk, progress.last - progress.computed
         if not chunk or left < chunk:

@@ -140,7 +140,9 @@ class Embedder:
         return values / max(float(np.linalg.norm(values)), 1e-12)
 
     def _write(self, tokens: Sequence[int]) -> None:
-        """Writes the tokens and the position that a launch reads."""
+        """Writes the text's tokens to the device, with position 0 and the index of the last token,
+        for the next launch.
+        """
         text = np.zeros(self.context, np.int32)
         text[: len(tokens)] = tokens
         settings = np.zeros(len(SETTINGS), np.int32)

@@ -50,7 +50,8 @@ class TextGuide:
     def _failed(self) -> InvalidUsageError:
         cause = one_line(self._matcher.get_error().partition("<state>")[0])  # not the parser's dump
         return InvalidUsageError(
-            f"the text's form cannot be followed any further ({cause}); use a simpler schema"
+            f"the grammar rejects the text that was generated so far ({cause}); use a simpler "
+            "schema"
         )
 
 
@@ -77,9 +78,10 @@ class Grammars:
         self._lock = threading.Lock()
 
     def grammar(self, form: StructuredOutputsParams) -> TextGrammar:
-        """The grammar of a form. Creating it may take as long as decoding several tokens. Raises
-        InvalidUsageError if the form is not valid or llguidance does not support it, and
-        SystemError if that package is not installed.
+        """Compiles the grammar of a form (a JSON schema, regular expression, list of choices or
+        grammar). This may take as long as decoding several tokens. Raises InvalidUsageError if the
+        form is not valid or llguidance does not support it, and SystemError if that package is not
+        installed.
         """
         if importlib.util.find_spec("llguidance") is None:
             raise SystemError(
@@ -116,7 +118,9 @@ class Grammars:
 
 
 def _source(matcher: Any, form: StructuredOutputsParams) -> tuple[str, str]:
-    """The name of the form's field, and llguidance's grammar for its value."""
+    """Returns the name of the field of `form` that is set (such as "json"), and its value as a
+    grammar in llguidance's syntax.
+    """
     spaces = {"whitespace_flexible": True, "whitespace_pattern": SPACES}
     if form.json is not None:
         return "json", matcher.grammar_from_json_schema(form.json, overrides=spaces)

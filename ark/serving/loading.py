@@ -151,8 +151,9 @@ def load_model(
 
 
 def compiling(backend: Backend, device: Device, rank: int = 0) -> Drafted:
-    """Returns a function that is called with each rank's draft plan. For `rank` it begins to
-    compile all kernels in parallel.
+    """Returns a callback for the planner, which calls it with each rank's plan before the plan is
+    finished. For the plan of rank `rank` the callback starts to compile all kernels on other
+    threads, so that compilation overlaps with the rest of planning.
     """
 
     def drafted(number: int, draft: Plan) -> None:

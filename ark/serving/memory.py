@@ -33,7 +33,9 @@ def beside_nbytes(
     draft: Checkpoint | None,
     adapters: Mapping[str, Path | str] | None,
 ) -> int:
-    """Bytes of the adapters, and of the draft model's weights, keys and values."""
+    """The device memory, in bytes, that is needed beside the model: for adapters, and for the draft
+    model's weights, keys and values.
+    """
     nbytes = AdapterSet.open(adapters or {}, checkpoint).nbytes
     if draft is None:
         return nbytes

@@ -180,8 +180,8 @@ class DeviceRows:
         )  # faster to index than the array
         self._leave = executor.host_view("leave")
         self._top = shape.logprobs
-        # For each row, the request on which the row's bias on the device depends. _biased: the rows
-        # whose bias on the device may not be 0.
+        # For each row, the request for which the logit bias in device memory was written. _biased:
+        # the rows whose bias in device memory may be nonzero.
         self._bias_of: list[tuple[Request, bool] | None] = [None] * shape.batch
         self._biased = set(range(shape.batch))
         if shape.sampling:

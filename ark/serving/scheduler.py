@@ -103,8 +103,8 @@ class Scheduler:
         return next(n for n in self.forms if n >= rows)
 
     def cancel(self, request_id: str) -> bool:
-        """Removes a request, waiting or running. Returns False if no request has that id. Called
-        between two steps.
+        """Removes a request from the queue or from its row. Returns False if no request has that
+        id. Called between two steps.
         """
         for progress in (*self.waiting, *self.running):
             if progress.request.id == request_id:
@@ -112,7 +112,9 @@ class Scheduler:
         return False
 
     def remove(self, progress: Progress) -> bool:
-        """Removes a request, waiting or running. Returns False if it has already ended."""
+        """Removes a request from the queue or from its row. Returns False if it has already
+        ended.
+        """
         if progress in self.waiting:
             self.waiting.remove(progress)
         elif progress in self.running:

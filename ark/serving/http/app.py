@@ -253,7 +253,9 @@ async def _while_connected(request: Request, response: Coroutine[Any, Any, Respo
 
 
 async def _response(began: Coroutine[Any, Any, Completion | Chat]) -> Response:
-    """The response to a submitted completion or chat: a stream of events, or the whole answer."""
+    """The HTTP response to a completion or chat that was submitted to the engine: a stream of
+    events, or the whole answer.
+    """
     completion = await began
     if completion.streamed:
         return EventStream(completion)

@@ -39,7 +39,7 @@ VALUES = {
 """The allowed values of fields that take only a few words."""
 LIMITS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
-# msgspec's messages have this form: a cause, then the place in the body.
+# A message of msgspec is a cause, followed by the path of the faulty field in the body.
 _PLACE = re.compile(r" - at (`key` in )?`\$\.?(.*)`$")
 _FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*?)`")
 _TYPE = re.compile(r"Expected `(.*?)`, got `(.*?)`")

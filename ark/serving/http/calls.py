@@ -18,7 +18,9 @@ from ark.models.stops import overlap
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function. arguments: JSON."""
+    """A model's call of a function (tool). arguments: the arguments as the text of a JSON
+    object.
+    """
 
     name: str
     arguments: str
@@ -49,7 +51,9 @@ class CallFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The marks of the format, which are special tokens in some vocabularies."""
+        """The texts that mark the begin and the end of calls. In some vocabularies they are special
+        tokens.
+        """
         return tuple(mark for mark in (self.begin, self.end, *self.others) if mark)
 
 
@@ -179,7 +183,9 @@ class Reader:
         return True
 
     def _take(self, parts: list[Part], text: str, end: str = "") -> None:
-        """Adds the parts of a text between two marks. Spaces between calls are omitted."""
+        """Appends the text between two marks to `parts`: parsed as calls if the marks enclose
+        calls, otherwise as content. White space between calls is omitted.
+        """
         form = self._form
         if form is not None and (self._inside or self._whole):
             calls = calls_in(form, text)

@@ -178,7 +178,9 @@ def _reader(asked: ChatRequest, model: ServedModel) -> Reader | ForcedReader:
 
 
 def _tools(asked: ChatRequest, model: ServedModel) -> tuple[Sequence[Tool] | None, Form | None]:
-    """The tools for the chat template, and the form that the text must have."""
+    """The tools that the chat template renders into the prompt, and the form (JSON schema) that the
+    answer must follow; None where the request needs none.
+    """
     form, choice = form_of(asked), asked.tool_choice
     tools = asked.tools or []
     names = [tool.function.name for tool in tools]
@@ -193,8 +195,8 @@ def _tools(asked: ChatRequest, model: ServedModel) -> tuple[Sequence[Tool] | Non
     if form is not None:
         raise ApiError(
             400,
-            f"{form.field} is given beside tools, whose calls have a form of their own; omit it, "
-            "or set tool_choice to none",
+            f"{form.field} cannot be combined with tools, whose calls have their own JSON format; "
+            "omit it, or set tool_choice to none",
             param=form.field,
         )
     if model.templates.texts and not any("tools" in t for t in model.templates.texts.values()):

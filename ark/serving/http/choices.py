@@ -160,7 +160,7 @@ class Answer:
         self._job.cancel()
 
     def usage(self) -> dict[str, int]:
-        """The token counts, in the form of OpenAI's field `usage`."""
+        """The numbers of prompt and answer tokens, as the object `usage` of OpenAI's API."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

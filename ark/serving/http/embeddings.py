@@ -64,7 +64,9 @@ class EmbeddingEngine:
         return values
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
-        """Refuses a request for tokens."""
+        """Raises InvalidUsageError, because this engine computes embeddings and generates no
+        tokens.
+        """
         raise InvalidUsageError(
             "this server returns embeddings only; start another one without --task embed"
         )

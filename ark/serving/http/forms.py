@@ -25,8 +25,8 @@ GUIDED = {
 
 @dataclass(frozen=True)
 class Form:
-    """The form that a text must have, and the field of the request that asks for it (for
-    errors).
+    """The form that an answer's text must have, and the field of the request that asks for it;
+    errors name the field.
     """
 
     params: StructuredOutputsParams

@@ -108,7 +108,9 @@ class ServedModel:
     def check_tokens(self, tokens: Sequence[Any], param: str) -> None:
         """Raises ApiError for ids that the vocabulary does not have."""
         if len(tokens) > MOST_IDS:
-            raise ApiError(400, f"more than {MOST_IDS:,} token ids were given", param=param)
+            raise ApiError(
+                400, f"more than {MOST_IDS:,} token ids were given; send fewer", param=param
+            )
         for token in tokens:
             if not isinstance(token, int) or not 0 <= token < self.vocab_size:
                 raise ApiError(
@@ -131,7 +133,9 @@ class ServedModel:
             raise self.too_long(lengths, param)
 
     def check_text(self, tokens: int, param: str) -> None:
-        """Raises ApiError unless a text of `tokens` tokens can be embedded."""
+        """Raises ApiError unless a text of `tokens` tokens is short enough for the embedding
+        model's context.
+        """
         if tokens == 0:
             raise ApiError(400, "the text has no tokens; give at least one", param=param)
         if tokens > self.context:
@@ -144,8 +148,8 @@ class ServedModel:
             )
 
     def too_long(self, lengths: str, param: str) -> ApiError:
-        """The error for more tokens than the context holds. lengths: the numbers of tokens in
-        words.
+        """The error for more tokens than the context holds. lengths: the beginning of the message,
+        which states the numbers of tokens.
         """
         return ApiError(
             400,
