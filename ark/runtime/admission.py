@@ -60,8 +60,8 @@ def admit_rank(plan: Plan, device: Device, ranks: Ranks | None = None) -> None:
 
 def memory_shortage(plan: Plan, room: int, holder: str) -> str:
     """Returns a message if a rank's plan needs more memory than `room` bytes. Returns an empty text
-    if the plan fits, or if `room` is 0 (unknown). holder: the beginning of the message's second
-    half ("h100 has"). Memory that the caller provides is not counted.
+    if the plan fits, or if `room` is 0 (unknown). holder: names the device in the message, with a
+    verb ("h100 has"). Memory that the caller provides is not counted.
     """
     arenas = {name: nbytes for name, nbytes in plan.arenas.items() if name != "host"}
     needed = sum(arenas.values())
@@ -140,8 +140,8 @@ def check_machine(made_for: Machine, device: Machine | None) -> None:
             )
         if device.backend != registry.FALLBACK and made_for.processors > device.processors:
             raise PlanError(
-                f"the plan needs {made_for.processors} processors at once, but {device.name} "
-                f"has {device.processors}; plan again for this device"
+                f"the plan needs {made_for.processors} processors that run at the same time, but "
+                f"{device.name} has {device.processors}; plan again for this device"
             )
     try:
         named = registry.machine(made_for.name)

@@ -88,7 +88,8 @@ class Bootstrap:
             self._link.sock.settimeout(silence_s)
             threads.start(self._listen_to, silence_s)
             threads.start(self._beat, silence_s / 5)
-            # Rank 0's error names the missing ranks; the other ranks wait a moment for it.
+            # If ranks are missing, rank 0's error names them. The other ranks wait one second
+            # longer, so that they receive this error.
             grace = 0.0 if rank == 0 else 1.0
             self._wait(lambda: self._welcome, deadline + grace, "the start", self._who_is_missing)
         except BaseException:
@@ -182,14 +183,14 @@ class Bootstrap:
             return self._counts[name] - 1
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float, awaited: str) -> None:
-        """Returns when `ready()` is true. It is called after each received message. awaited: what
-        the error names if the time is up.
+        """Returns when `ready()` is true. `ready` is called after each received message. awaited:
+        what the error names if the time is up.
         """
         self._wait(ready, time.monotonic() + timeout_s, awaited)
 
     def check_same(self, label: str, digest: str) -> None:
-        """Raises SystemError with the values, on every rank, unless all ranks pass the same
-        digest.
+        """Raises SystemError, which lists the digests of all ranks, on every rank unless all ranks
+        pass the same digest.
         """
         digests = [part.decode() for part in self.all_gather(digest.encode(), f"check of {label}")]
         if len(set(digests)) > 1:

@@ -44,7 +44,7 @@ def check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
 
 
 class _Uses:
-    """The ops that access each buffer of a plan."""
+    """For each buffer of a plan, the ops that read or write it."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -97,7 +97,9 @@ class _Uses:
 
 
 def bind(mappings: Mapping[Tensor, Any] | None) -> None:
-    """Binds placeholders to torch tensors."""
+    """Binds placeholders to the memory of torch tensors, so that the plan reads and writes this
+    memory.
+    """
     for tensor, data in (mappings or {}).items():
         if not isinstance(tensor, Tensor) or not tensor.is_external():
             raise InvalidUsageError(

@@ -40,7 +40,9 @@ _STALE_S = 3600.0
 
 
 def folder() -> Path:
-    """$ARK_CACHE_DIR, or if it is not set, `ark` in the XDG cache folder."""
+    """The cache's root folder: $ARK_CACHE_DIR, or if it is not set, `ark` in the XDG cache
+    folder.
+    """
     named = os.environ.get("ARK_CACHE_DIR")
     if named:
         return _expanded(named)
@@ -59,8 +61,8 @@ def _expanded(path: str) -> Path:
 
 
 def key(*parts: str | bytes) -> str:
-    """A hash of several parts. The length of each part is hashed before it, so that different lists
-    of parts have different hashes.
+    """Returns the name of a cache entry: a hash of all parts. The length of each part is hashed
+    before it, so that different lists of parts have different hashes.
     """
     digest = hashlib.sha256()
     for part in parts:
@@ -90,8 +92,8 @@ def sources_digest(files: Iterable[str]) -> str:
 
 
 def refusal(path: Path) -> str:
-    """Empty if only this user can write the folder. Otherwise the reason why its entries must not
-    be executed, with the remedy.
+    """Returns an empty text if only this user can write the folder; otherwise an error message that
+    says why its entries must not be executed, and how to correct it.
     """
     status = path.stat()
     if not stat.S_ISDIR(status.st_mode):
@@ -152,7 +154,9 @@ def making(kind: str, name: str) -> Iterator[None]:
 
 
 def _held(path: Path) -> int | None:
-    """Opens and locks the file; its holder removes it. Returns None if it cannot be locked."""
+    """Opens and locks the lock file of an entry; the caller closes and removes it. Returns the
+    file's descriptor, or None if the file cannot be locked.
+    """
     end = time.monotonic() + _PATIENCE_S
     handle = None
     try:
@@ -184,7 +188,9 @@ def secret() -> bytes:
 
 
 def drop(kind: str, name: str) -> None:
-    """Removes an entry that cannot be used."""
+    """Removes an entry that a caller has found to be unusable, such as a binary that does
+    not load.
+    """
     with contextlib.suppress(OSError, RuntimeError):
         (folder() / kind / name).unlink()
 

@@ -1,7 +1,7 @@
 """Finds the words of a plan's task table that must change when memory moves: addresses in external
 buffers, which move if a caller passes other memory, and addresses of box maps (descriptors of
-memory boxes), because each copy of the table has its own box maps. Called by
-ark.runtime.device_tables.
+copies of rectangular regions; TMA tensor maps on CUDA), because each copy of the table has its own
+box maps. Called by ark.runtime.device_tables.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def _operand_words() -> tuple[int, int]:
 
 
 def _tasks_of(plan: Plan, built: Tables) -> list[np.ndarray]:
-    """For each op, the indices of its tasks in the task table."""
+    """For each op of the plan, the indices of its tasks' records in the task table."""
     rows = np.argsort(built.tasks["op"], kind="stable")
     bounds = np.searchsorted(built.tasks["op"][rows], np.arange(len(plan.ops) + 1))
     return [rows[bounds[op.id] : bounds[op.id + 1]] for op in plan.ops]
 
 
 def _fetched(fetch: Fetch) -> tuple[int, ...]:
-    """The operands of the op whose addresses are in the records of a fetch."""
+    """The indices of the op's operands whose addresses are stored in the records of a fetch."""
     if fetch.growth is None:
         return (fetch.operand,)
     pages = fetch.growth.pages

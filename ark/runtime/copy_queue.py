@@ -45,8 +45,8 @@ class CopyQueue:
         self._device.write(self._memory.address, about.view(np.uint8))
 
     def restart(self) -> None:
-        """Resets the queue while nothing runs. Slots of requests that a failed launch left become
-        free.
+        """Resets the queue. The kernel must not be running. Queue slots that a failed launch had
+        reserved become free.
         """
         raw = self._device.read(self._memory.address, self._memory.nbytes)
         about = raw.view(layout.dtype("ArkQueue"))[0]

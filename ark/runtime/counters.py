@@ -45,7 +45,7 @@ class Counters:
 
     def own(self, counter: int) -> int:
         """The address of the word in which this rank counts the signals that it has sent to a
-        counter.
+        peer's counter.
         """
         return self._apart + counter * self._machine.line_bytes
 

@@ -95,8 +95,8 @@ class DeviceTables:
         return memory
 
     def _copy(self, address: int) -> np.ndarray:
-        """The contents of a copy of the task table that will be at the given address, followed by
-        its box maps.
+        """The contents of a copy of the task table with its own box maps behind it. address: the
+        device address at which the copy will be stored.
         """
         base = address + self._maps_at
         self.host.tasks.view(np.int64)[self._map_cells] += base - self._base
@@ -108,7 +108,7 @@ class DeviceTables:
 
     @property
     def replaced(self) -> int:
-        """A number that changes when a task table that was valid before is overwritten."""
+        """A number that grows each time a task table that callers may still use is overwritten."""
         return self._placements.replaced if self._placements is not None else 0
 
     def move(

@@ -177,8 +177,8 @@ class Executor(LoadedPlan):
         return self._params
 
     def watched(self, launch: Launch) -> Run:
-        """Makes a launch that ark.runtime.streams or .inline has started this executor's latest
-        one.
+        """Registers a launch that ark.runtime.streams or .inline has started as this executor's
+        latest launch, and returns its Run.
         """
         if self.latest is not None:
             self.latest.detach()
@@ -227,10 +227,11 @@ class Executor(LoadedPlan):
             raise GpuError(self._explain(self._told[0]))
 
     def _reset(self, ends: Sequence[int], ordered: bool = False) -> None:
-        """Resets all state to that before the first iteration, on all ranks together. ordered: see
-        `_clear`.
+        """Resets counters, packets and other state to their values before the first iteration. All
+        ranks must call it at the same time. ordered: see `_clear`.
         """
-        # A peer may signal the previous launch until its kernel has ended.
+        # A peer may signal counters of this rank until its own kernel has ended, so all ranks meet
+        # before the reset.
         self._drain()
         self._meet("the end of the previous launch")
         self.resumed = None

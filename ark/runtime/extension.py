@@ -60,7 +60,9 @@ def _made(
     made_with: Sequence[str],
     objects: Sequence[bytes],
 ) -> bytes:
-    """The compiled bytes, from the cache if it has them."""
+    """The compiled module as bytes. They are read from the cache if it has them; otherwise the
+    compiler is run.
+    """
     words = (*FLAGS, f"-I{sysconfig.get_paths()['include']}", *options)
     key = cache.key(
         subject, __version__, sys.version, *made_with, native.version(command),

@@ -118,7 +118,9 @@ def _first_unmet(
 
 
 def _far_ranks(plan: Plan, op: PlanOp) -> str:
-    """The ranks on other hosts whose memory a transfer accesses."""
+    """The numbers of the ranks on other hosts whose memory an op of the kind `transfer` accesses,
+    as text for the error message.
+    """
     hosts = plan.meta.get("hosts") or [0] * plan.world_size
     ranks = {plan.buffers[plan.tensors[i].buffer].rank for i in op.operands}
     return ", ".join(str(r) for r in sorted(ranks) if hosts[r] != hosts[plan.rank])

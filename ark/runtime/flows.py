@@ -46,14 +46,14 @@ class Touch:
 
 @dataclass
 class _Run:
-    """The accesses of the tasks of a run, by memory space, ordered by their first bytes."""
+    """The bytes that the tasks of a flow access, by memory space, ordered by their first bytes."""
 
     met: dict[tuple[str, int, int], list[tuple[int, int, int, bool]]] = field(default_factory=dict)
     longest: int = 0
 
     def takes(self, touches: Sequence[Touch]) -> bool:
-        """True if a task with these accesses can follow, with every byte still accessed by one
-        thread only.
+        """True if a task with these accesses can be added to the flow: each byte is still accessed
+        by one thread only.
         """
         return all(not self._meets(t) for t in touches)
 
@@ -168,8 +168,9 @@ def _of_list(plan: Plan, tasks: Sequence[Task], known: Known) -> Iterator[tuple[
 
 
 def _made(before: Sequence[Touch], touches: Sequence[Touch]) -> int:
-    """A bit for each operand whose elements the previous task has computed in the same thread that
-    reads them. before: the accesses of the previous task.
+    """Returns a mask with a bit for each operand of a task, set if the previous task has computed
+    the operand's elements in the same thread that reads them. before: the accesses of the previous
+    task.
     """
 
     def place(t: Touch) -> tuple[object, ...]:

@@ -12,8 +12,8 @@ NAME = "ARK_HOST"
 
 
 def here() -> str:
-    """An identifier that is equal for processes that can share memory. It consists of the machine's
-    boot id and its process and network namespaces; ARK_HOST replaces it.
+    """Returns a text that is equal in all processes that can share memory. It consists of the
+    machine's boot id and its process and network namespaces; ARK_HOST replaces it.
     """
     named = os.environ.get(NAME)
     if named:

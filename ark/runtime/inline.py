@@ -48,7 +48,8 @@ class InlineRuns:
         self._params: np.ndarray | None = None
         self._run: Run | None = None
         self._broken = ""
-        # Views of single words; accessing a field of a NumPy record takes several times as long.
+        # Views of single words of the launch's records, because accessing a field of a NumPy record
+        # takes several times as long.
         self._first: Any = None
         self._end: Any = None
         self._done: Any = None
@@ -59,8 +60,8 @@ class InlineRuns:
         """
         if self._broken:
             raise GpuError(
-                f"an earlier call did not end ({self._broken}), so the ranks are at different "
-                "iterations; start the job again"
+                f"an earlier call failed ({self._broken}), so the ranks have run different "
+                "numbers of iterations; start the job again"
             )
         executor, run = self._executor, self._run
         if run is None or executor.latest is not run or executor.resumed is None:
@@ -92,7 +93,9 @@ class InlineRuns:
         return latest is not None and latest.elapsed_ms() < SHORT_MS
 
     def _begin(self) -> Run:
-        """Prepares the first launch, and the first one after launches of another kind."""
+        """Resets the counters and returns the launch's Run. Called for the first launch, and for
+        the first one after the executor was launched in another way.
+        """
         executor, device = self._executor, self._executor.device
         assert isinstance(device, InlineDevice)
         executor.wait_idle()

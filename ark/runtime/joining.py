@@ -118,9 +118,9 @@ def _introduce(link: rdv.Link, job: str, hello: bytes, deadline: float) -> tuple
     """
     greeting = rdv.read_exactly(link.sock, len(rdv.MAGIC) + rdv.NONCE_BYTES)
     if not greeting.startswith(rdv.MAGIC):
-        raise ConnectionError("not an ark rendezvous")
+        raise ConnectionError("the server does not speak ark's protocol")
     link.sock.settimeout(max(deadline - time.monotonic(), _PROBE_S))
     # If the secrets differ, both sides close the connection.
     if not rdv.prove(link, job, greeting[len(rdv.MAGIC) :], hello):
-        raise ConnectionError("not of this job")
+        raise ConnectionError("the server does not know the job's secret")
     return link.receive()

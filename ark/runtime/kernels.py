@@ -35,8 +35,8 @@ class Kernel:
 
     @cached_property
     def _grids(self) -> dict[int, Grid]:
-        """Launch grids by number of processors. They are cached because they are needed at every
-        launch, and a launch takes only microseconds.
+        """Launch grids by number of processors. They are cached, because a grid is needed at every
+        launch, and building one would take a large part of a launch's time.
         """
         return {}
 

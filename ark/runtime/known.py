@@ -24,13 +24,14 @@ from ark.plan.types import Plan
 from ark.runtime import program, toolchain
 from ark.runtime.executor import Executor
 
-# Tolerance relative to the largest element; it covers rounding and, in fp32, 16-bit parts.
+# Tolerance relative to the largest element; it allows for rounding and, in fp32, for products that
+# hardware computes from 16-bit parts of the operands.
 TOLERANCE = {"fp32": 1e-3, "fp16": 6e-3, "bf16": 4e-2}
 
 
 class Known:
-    """The inputs of a computation by name, and the tensors to read. All of their names are
-    different.
+    """The inputs of a computation by name, and the tensors whose results are compared. All names
+    are different.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,9 @@ class Known:
 
 
 def many(known: Known) -> None:
-    """Adds many small ops, each with a body of its own."""
+    """Adds many small ops, each of which needs its own device function, so that the compiler links
+    several programs.
+    """
     for dtype in (fp32, fp16, bf16):
         for m, n, k in ((40, 24, 48), (16, 128, 64), (72, 56, 96), (33, 65, 40)):
             known.product(m, n, k, dtype)
@@ -69,12 +72,14 @@ def many(known: Known) -> None:
 
 
 def large_product(known: Known) -> None:
-    """Adds a matmul that consists of whole tiles."""
+    """Adds a matmul whose size is a multiple of the tile, so that matrix units compute it."""
     known.product(256, 256, 512, bf16)
 
 
 def large_attention(known: Known) -> None:
-    """Adds an attention op that consists of whole tiles."""
+    """Adds an attention op whose size is a multiple of the tile, so that matrix units
+    compute it.
+    """
     known.attention(200, 4, 2, 64, fp16)
 
 
@@ -82,8 +87,8 @@ MODELS: tuple[Callable[[Known], None], ...] = (many, large_product, large_attent
 
 
 def examine(backend: KernelBackend, device: KernelDevice) -> str:
-    """Runs the computations. Returns the faults, with numbers, or an empty text. The kernels are
-    compiled concurrently.
+    """Runs the known computations on the device; the kernels are compiled concurrently. Returns the
+    differences from the expected results, with numbers, or an empty text.
     """
     cases = []
     for build in MODELS:

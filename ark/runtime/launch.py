@@ -53,10 +53,10 @@ class _Rank(Protocol):
 def launch(ranks: int, function: Callable[..., object], *args: object) -> int:
     """Runs function(*args) in `ranks` new processes, each with its rank in the environment.
 
-    The function must be importable (not a lambda), as multiprocessing requires. The output of every
-    rank is printed in whole lines. Returns 0 if all ranks succeed. Otherwise prints the error of
-    the rank that failed first and returns its exit code: 2 for an error of ark, that of sys.exit,
-    otherwise 1.
+    The function must be defined at the top level of a module (not a lambda), as multiprocessing
+    requires. The output of every rank is printed in whole lines. Returns 0 if all ranks succeed.
+    Otherwise prints the error of the rank that failed first and returns its exit code: 2 for an
+    error of ark, that of sys.exit, otherwise 1.
 
     Examples:
         >>> ark.launch(1, print, "a rank")
@@ -173,15 +173,15 @@ def _call(
     function: Callable[..., object],
     args: tuple[object, ...],
 ) -> None:
-    """Runs in the process of a rank: calls the function, and reports an exception to the
+    """The main function of a rank's process: calls `function`, and reports an exception to the
     launcher.
     """
     os.setsid()
     tie_to(parent)
     os.environ.update(environment)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Write each line with one call: with PYTHONUNBUFFERED, print writes the text and the line's
-        # end separately, so that another rank's text could come between them.
+        # Writes each line with one call. Otherwise print, with PYTHONUNBUFFERED set, writes the
+        # text and the line's end separately, and another rank's text could come between them.
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
     try:
         function(*args)
@@ -234,8 +234,8 @@ class _CommandRank:
     def complaint(self) -> str:
         self._reader.join(1.0)
         text = self._tail.decode(errors="replace").strip().rsplit("\n\n", 1)[-1]
-        # The command line wrapped its paragraphs already. They are joined here and wrapped again
-        # later.
+        # The error message of ark's command line has line breaks already. They are removed here,
+        # because the launcher wraps the message again.
         return " ".join(text.removeprefix("ark: ").split()) if text.startswith("ark: ") else text
 
 

@@ -16,7 +16,7 @@ from ark import log
 
 
 class Launched(Protocol):
-    """The part of ark.runtime.run.Run that this module needs. forked: True if the launch runs in
+    """The members of ark.runtime.run.Run that this module uses. forked: True if the launch runs in
     the parent process from which this process was forked.
     """
 
@@ -45,7 +45,7 @@ def keep(why: str, *objects: Any) -> None:
     """
     for each in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
-    log.warn(f"{why}; its memory is freed only when this process ends")
+    log.warn(f"{why}; the memory it uses is freed only when this process ends")
 
 
 def _forget() -> None:

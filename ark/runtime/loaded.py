@@ -73,8 +73,8 @@ class LoadedPlan(PlanMemory):
         assert isinstance(device, KernelDevice)
         super().__init__(plan, device, externals)
         self.ranks = ranks
-        # The device, if it orders copies with launches. None if several ranks synchronise before a
-        # launch, because copies must end before that.
+        # The device, if it can order copies with launches in its queue. None if there are several
+        # ranks: they synchronise before a launch, and copies must end before that.
         self._ordered: OrderedDevice | None = None
         if ranks is None and isinstance(device, OrderedDevice):
             self._ordered = device
@@ -194,8 +194,8 @@ class LoadedPlan(PlanMemory):
 
     def _clear(self, ends: Sequence[int], ordered: bool) -> None:
         """Resets memory to the state before the first iteration. ends: for each phase, the number
-        of its last iteration plus 1. ordered: True if the next launch is in the device's own queue,
-        after this reset.
+        of its last iteration plus 1. ordered: True if the next launch is queued on the device after
+        this reset, so that the host need not wait for it.
         """
         zero, write = self.device.zero, self.device.write
         if ordered and self._ordered is not None:

@@ -57,8 +57,8 @@ class Kept(Generic[Choices]):
             return choices
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeError) as error:
             log.warn(
-                f"the results of `{self.command}` for {where} are not used: {error}; measure "
-                f"again, or remove it with `{self.command} --forget`"
+                f"the results of `{self.command}` for {where} are ignored: {error}; measure "
+                f"again, or remove them with `{self.command} --forget`"
             )
             return {}  # type: ignore[return-value]
 

@@ -39,7 +39,9 @@ class PlanMemory:
         return memory
 
     def _allocate_arenas(self, elsewhere: Sequence[str] = ()) -> None:
-        """elsewhere: arenas that the caller allocates as another kind of memory."""
+        """Allocates the plan's arenas on the device. elsewhere: the arenas that the caller
+        allocates itself, as another kind of memory.
+        """
         for arena, nbytes in sorted(self.plan.arenas.items()):
             if nbytes and arena not in elsewhere:
                 self._arenas[arena] = self._alloc(nbytes, "host" if arena == "host" else "device")

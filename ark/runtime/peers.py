@@ -39,7 +39,7 @@ class Peers:
 
     @property
     def near(self) -> list[Memory]:
-        """The memory of peers on this host, which is mapped here."""
+        """The mapped memory of the peers that are on this host."""
         return [memory for rank, (memory, _) in self._entries.items() if rank not in self.far]
 
     def proxy(self, device: KernelDevice, variants: Set[str], host: Memory) -> Proxy | None:
@@ -89,9 +89,9 @@ class Peers:
                 entry = json.loads(data)
                 if entry["words"] != mine["words"]:
                     raise SystemError(
-                        f"rank {plan.rank} and rank {rank} do not agree on how ranks signal each "
-                        "other: the links between some devices carry no read-modify-write; let "
-                        "every rank see the same devices"
+                        f"rank {plan.rank} and rank {rank} signal each other in different ways, "
+                        "because the links between some devices do not support atomic additions; "
+                        "let every rank see the same devices"
                     )
                 self._entries[rank] = (self._reach(rank, entry, ranks, device, proxy), entry)
                 for target, name in entry["signals"]:
@@ -120,7 +120,7 @@ class Peers:
             failed = ranks.failure()
             if failed is not None:
                 raise SystemError(failed) from error
-            raise SystemError(f"the memory of rank {rank} is out of reach: {error}") from error
+            raise SystemError(f"the memory of rank {rank} cannot be accessed: {error}") from error
 
     def address(self, rank: int, table: str, name: str) -> int:
         """The address of a peer's buffer or counter. table: "buffers" or "counters"."""

@@ -20,8 +20,9 @@ Places = tuple[int, ...]  # addresses of the external buffers, in a fixed order
 
 
 class Placements:
-    """The task tables by their set of addresses. first: the initial table, which is valid for
-    `places`; later tables have the same size. alloc: allocates memory, which the executor frees.
+    """The task tables on the device, by the addresses of the external buffers. first: the initial
+    table, which has the addresses `places`; later tables have the same size. alloc: allocates
+    memory, which the executor frees.
     """
 
     def __init__(self, places: Places, first: Memory, alloc: Callable[[int], Memory]) -> None:

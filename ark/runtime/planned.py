@@ -40,8 +40,8 @@ class Planned:
         return serialize.to_json(self.inner) if self.inner else json.dumps(self.head)
 
     def built(self, machine: Machine, members: Callable[[int], Ranks] | None = None) -> Planned:
-        """Returns the plan with an inner plan for this machine. Returns the same object if it has
-        one, or has no tasks.
+        """Returns a plan whose `inner` is set: if it is None, the plan is converted from ARK's
+        format for this machine. Returns the same object if `inner` is set or the plan has no tasks.
         """
         return self
 

@@ -25,8 +25,8 @@ from ark.tasks.custom_form import complaints
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled loop kernel with the data that task records need. name: the name of its cache
-    entry.
+    """A compiled loop kernel, with the numbers of its device functions and its box maps, which task
+    records contain. name: the name of its cache entry.
     """
 
     emitted: Emitted

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 from ark.errors import InvalidUsageError
 
-# (launcher, rank, world size, rank on this machine, ranks on this machine)
+# For each launcher, the environment variables that have the rank, the world size, the rank on this
+# machine and the number of ranks on this machine; "" if it has no such variable.
 _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     (

@@ -1,4 +1,5 @@
-"""Rank 0's side of the bootstrap: a small TCP server through which all ranks of a job communicate.
+"""The server of the bootstrap, which runs on rank 0: a small TCP server through which all ranks of
+a job communicate.
 
 Every rank, including rank 0, has one connection to it. The server accepts ranks that prove that
 they know the job's secret. It collects one message per rank and sends all of them to every rank. If
@@ -80,17 +81,18 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def proof(job: str, side: bytes, nonces: bytes, hello: bytes) -> bytes:
-    """One side's proof, for these nonces, that it knows the job's secret.
+    """The HMAC by which a rank or the server proves, for these nonces, that it knows the job's
+    secret.
 
-    side: b"rank" or b"server". It is part of the proof, so that a proof cannot be sent back to the
-    side that made it.
+    side: b"rank" or b"server". It is part of the proof, so that a copy of the peer's proof is not a
+    valid proof.
     """
     return hmac.new(job.encode(), side + nonces + hello, hashlib.sha256).digest()
 
 
 def prove(link: Link, job: str, nonce: bytes, hello: bytes) -> bool:
-    """Executes a rank's side of the handshake. Returns False if the server does not know the job's
-    secret.
+    """Authenticates a rank and the server to each other; called by the rank. Returns False if the
+    server does not know the job's secret.
     """
     mine = secrets.token_bytes(NONCE_BYTES)
     nonces = nonce + mine
@@ -164,7 +166,7 @@ class Server:
             if self._failure:
                 return
             self._failure = message
-            # Rank 0 is informed last: its process may end at once, before the others are informed.
+            # Rank 0 is informed last, because its process, which runs this server, may end at once.
             last_to_first = sorted(self._members.items(), reverse=True)
             members = [m for r, m in last_to_first if r != spare and not m.left]
         for member in members:
@@ -232,7 +234,7 @@ class Server:
         nonces = nonce + theirs
         expected = proof(self._job, b"rank", nonces, hello)
         if kind != HELLO or not hmac.compare_digest(shown, expected):
-            raise ConnectionError("not of this job")
+            raise ConnectionError("the rank does not know the job's secret")
         link.send(PROVEN, proof(self._job, b"server", nonces, hello))
         greeting = json.loads(hello)
         rank, size = int(greeting["rank"]), int(greeting["world_size"])

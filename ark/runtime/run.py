@@ -32,7 +32,8 @@ class Ranks(Protocol):
     def abort(self, message: str) -> None: ...
 
 
-# The time in which a kernel leaves after an abort. It checks the word in every wait.
+# The most seconds for which `stop` waits for an aborted kernel to leave the device. The kernel
+# reads the abort word in every wait.
 STOP_S = 10.0
 
 
@@ -69,8 +70,8 @@ class Run:
         live.add(self)
 
     def detach(self) -> None:
-        """Copies the ArkHost structure, because the launch has ended and the structure's memory
-        will be freed.
+        """Copies the launch's ArkHost structure into memory of its own, because the original will
+        be freed.
         """
         copied = bytearray(self.host.tobytes())  # copies all bytes; numpy would copy field by field
         self.host = np.frombuffer(copied, self.host.dtype)

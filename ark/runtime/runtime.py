@@ -151,11 +151,12 @@ class Runtime:
         self._plan = Runtime.last_plan = chosen
 
     def _place(self, device: Device) -> None:
-        """Allocates memory for the tensors that Python objects hold, unless the plan does.
+        """Allocates memory for the tensors that Python objects hold, except those that are in the
+        plan's own memory.
 
-        On some devices a running kernel sees host writes only in memory of one kind. In loop mode
-        inputs are allocated there. Weights are not, because reading them would be slower. A tensor
-        that has memory stays where it is; before it is written, `_settle` ends the loop.
+        On some devices a running kernel sees writes of the host only in uncached memory. In loop
+        mode inputs are allocated in it. Weights are not, because reading them would be slower. A
+        tensor that has memory stays where it is; before it is written, `_settle` ends the loop.
         """
         for storage in self._held:
             storage.busy = WeakMethod(self.wait)
@@ -202,7 +203,9 @@ class Runtime:
             self._start()
 
     def _members(self, world_size: int) -> Ranks:
-        """The job's ranks; raises InvalidUsageError if this process is alone."""
+        """The connection to the other ranks of the job. Raises InvalidUsageError if this process is
+        a single rank.
+        """
         members = self._ranks or ranks()
         if members is None:
             raise InvalidUsageError(
@@ -328,14 +331,16 @@ class Runtime:
             self._run = None
 
     def _idle(self) -> bool:
-        """True if all requested iterations have run. Then ranks may free their memory."""
+        """True if all requested iterations have run, so that ranks may free their memory."""
         if self._run is None:
             return True
         done = self._run.iterations_done
         return done >= self._target if self.loop_mode else not self._run.running()
 
     def _go_on(self) -> None:
-        """Starts a kernel that left while it was idle again, for the remaining iterations."""
+        """Launches the kernel again for the remaining iterations, after it has left the device
+        because it was idle.
+        """
         assert self._run is not None
         owed = self._target - self._run.iterations_done
         self._start()
@@ -359,7 +364,9 @@ class Runtime:
             self.stop()
 
     def _abandon(self, collective: bool = False) -> None:
-        """Leaves the device in any state. collective: see Executor.close."""
+        """Stops the launch after an error and frees what can be freed, whatever the state of the
+        device. collective: see Executor.close.
+        """
         self._run, self._target = None, 0
         executor, self.executor = self.executor, None
         if executor is not None and not executor.close(collective):

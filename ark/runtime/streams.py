@@ -32,7 +32,8 @@ class Streamed:
         self._repeated: RepeatedLaunch | None = None
         self._params: np.ndarray | None = None
         self._run: Run | None = None
-        # Views of single words; accessing a field of a NumPy record takes several times as long.
+        # Views of single words of the launch's records, because accessing a field of a NumPy record
+        # takes several times as long.
         self._error: Any = None
         self._first: Any = None
         self._end: Any = None
@@ -54,7 +55,9 @@ class Streamed:
         live.add(run)
 
     def _begin(self) -> Run:
-        """Prepares the first launch, and the first one after launches of another kind."""
+        """Resets the counters and returns the launch's Run. Called for the first launch, and for
+        the first one after the executor was launched in another way.
+        """
         executor, device = self._executor, self._executor.device
         assert isinstance(device, StreamDevice)
         executor.wait_idle()

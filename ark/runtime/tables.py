@@ -24,8 +24,8 @@ from ark.runtime.flows import flows
 
 @dataclass(frozen=True)
 class Tables:
-    """The arrays of a plan, in the layouts of ark.codegen.layout. listing: the tasks in the order
-    of `tasks`, for error messages.
+    """The arrays of a plan, in the layouts of ark.codegen.layout. listing: the plan's Task objects
+    in the order of the array `tasks`, for error messages.
     """
 
     tasks: np.ndarray
@@ -98,8 +98,8 @@ def build(
                     if fetch.growth is not None:
                         growths.append(_growth(fetch, fetch.growth, operands[task.op]))
                         growing = len(growths)
-                        # One record describes all data of the fetch, which may grow during a
-                        # launch.
+                        # One record describes the whole fetch, because the amount of data may grow
+                        # during a launch.
                         starts, sizes, forms = starts[:1], sizes[:1], np.full(1, growing)
                     fetch_addresses.append(starts)
                     fetch_sizes.append(sizes)
@@ -152,7 +152,9 @@ ALL, RIGHT = 1, 2  # bits: which boxes may be loaded before a task begins
 
 
 def _flow_words(plan: Plan, opcode: Sequence[int]) -> dict[int, int]:
-    """The values of the records' field `flow`, by task index."""
+    """For each task that belongs to a flow (a run of tasks without block barriers,
+    ark.runtime.flows), by its index, the value of its record's field `flow`.
+    """
     ops = [task.op for phase in plan.phases for tasks in phase.processors for task in tasks]
     word_of: dict[int, int] = {}
     for first, flow in flows(plan).items():
@@ -181,7 +183,8 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
     for op in plan.ops:
         boxes = templates.boxes(kinds.signature(plan, op), tuple(coords.get(op.id, ())))
         written |= {plan.tensors[op.operands[b.operand]].buffer for b in boxes if b.write}
-    # External memory may alias any memory.
+    # External memory (a caller's) may overlap other memory, so if a launch writes external memory,
+    # other external memory counts as written.
     given = any(plan.buffers[b].arena == "external" for b in written)
     kept = ("parameter", "state") if given else ("parameter", "state", "external")
 
@@ -216,7 +219,9 @@ def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The result of `_stages` for stages that are boxes of the box map at this address."""
+    """As `_stages`, for a fetch whose stages are copies of boxes. address: the device address of
+    the box map.
+    """
     row, lines = fetch.piece * fetch.parts, fetch.piece // BOX_ROW_BYTES
     first, part = np.divmod(
         np.arange(-(-fetch.nbytes // (fetch.rows * row)) * fetch.parts), fetch.parts
@@ -265,7 +270,9 @@ def _map_addresses(
 
 
 def listed(plan: Plan) -> int:
-    """The number of addresses that `lists` will have."""
+    """The number of operand and map addresses that do not fit in task records, and are stored in
+    the array `lists`.
+    """
     room = layout.RECORD_OPERANDS
     return sum(len(op.operands) - room + 1 for op in plan.ops if len(op.operands) > room)
 

@@ -106,6 +106,6 @@ def _name(compiler: Toolchain, backend: KernelBackend, device: KernelDevice) -> 
 
 @once
 def _texts(root: Path) -> str:
-    """A hash of all device source in a folder."""
+    """A hash of all device source files in a folder."""
     paths = sorted(p for p in root.rglob("*") if p.suffix in (".h", ".cpp"))
     return cache.key(*(part for p in paths for part in (p.name, p.read_bytes())))

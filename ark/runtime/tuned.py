@@ -20,8 +20,8 @@ Key = Annotated[str, Meta(pattern=r"^[0-9]{1,12}(x[0-9]{1,12}){5}$", max_length=
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One choice. cut: rows and columns of a tile, and the number of parts of k. us: the measured
-    time. usual_us: the measured time of the default cut.
+    """The fastest division of one matmul. cut: rows and columns of a tile, and the number of parts
+    of k. us: the measured time. usual_us: the measured time of the default cut.
     """
 
     cut: tuple[Size, Size, Size]

@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def in_turn(method: F) -> F:
-    """The method, which holds the object's reentrant lock `_turn` while it runs."""
+    """Wraps a method so that a call holds the object's reentrant lock `_turn` while it runs."""
 
     @functools.wraps(method)
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:

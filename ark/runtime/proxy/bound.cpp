@@ -1,5 +1,6 @@
-// The proxy's functions that Python calls. A vendor adds the class Copies, in copies.h beside this
-// file. module.cpp is the same for all vendors and is compiled separately.
+// Defines the proxy's functions that Python calls. It is compiled for each vendor, with the
+// vendor's class Copies from copies.h. module.cpp is the same for all vendors and is compiled
+// separately.
 #include "bound.h"
 
 #include "copies.h"
@@ -10,9 +11,9 @@
 
 namespace {
 
-// Copies memory that this process can access by the device's engines, and memory on other hosts by
-// UCX. Operations of the two kinds are completed in the order of their starts, or are counted as if
-// they were.
+// Copies by the device's copy engines where this process can access the memory, and by UCX where
+// the memory is on another host. Ended operations of both kinds are counted in the order of their
+// starts.
 class Both : public ark::Engine {
  public:
   Both(const std::string& library, int device) : copies_(library, device) {}

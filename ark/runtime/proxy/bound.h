@@ -26,7 +26,8 @@ class Bound {
   virtual uint64_t rests() = 0;
 };
 
-// fifo, abort: addresses. library: the file of the driver's library.
+// fifo, abort: the addresses of the trigger FIFO and of the abort word. library: the path of the
+// driver's library.
 std::unique_ptr<Bound> make_bound(uint64_t fifo, uint32_t slots, uint64_t abort,
                                   const std::string& library, int device);
 

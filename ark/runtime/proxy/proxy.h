@@ -44,16 +44,17 @@ class Engine {
                     uint64_t size) = 0;
   virtual void add(const Range& to, uint64_t target, uint32_t value) = 0;
   virtual uint32_t completed() = 0;
-  // True if something has arrived from other hosts since the last call.
+  // True if messages have arrived from other hosts since the last call.
   virtual bool stirred() { return false; }
-  // Called when there is nothing to do: waits for at most `most`, or until something arrives from
-  // other hosts.
+  // Called when the FIFO is empty: sleeps for at most `most`, or until a message arrives from
+  // another host or `wake` is called.
   virtual void rest(std::chrono::microseconds most) {
     std::unique_lock<std::mutex> hold(resting_);
     woken_.wait_for(hold, most, [this] { return awake_; });
     awake_ = false;
   }
-  // Ends the current rest, or the next one. Called by other threads.
+  // Ends the sleep of `rest`; if no sleep is in progress, the next one returns at once. Called by
+  // other threads.
   virtual void wake() {
     {
       std::lock_guard<std::mutex> hold(resting_);
@@ -80,20 +81,21 @@ class Proxy {
 
   void allow(const Range& range) { ranges_.push_back(range); }
 
-  // The FIFO must be new: without triggers, and with `done` 0.
+  // The FIFO must be empty and its count `done` must be 0.
   void start() {
     stop();
     stopping_ = false;
     thread_ = std::thread([this] { run(); });
   }
 
-  // Completes the copies in progress. Triggers that were not taken are ignored.
+  // Waits for the copies in progress. Requests that are still in the FIFO are dropped.
   void stop() {
     stopping_ = true;
     if (thread_.joinable()) thread_.join();
   }
 
-  // Announces that triggers follow soon: ends the thread's sleep.
+  // Called before a launch: ends the thread's sleep, and makes it poll the FIFO often, because
+  // requests will follow soon.
   void wake() {
     hurry_ = true;
     engine_.wake();
@@ -116,8 +118,7 @@ class Proxy {
         std::lock_guard<std::mutex> hold(lock_);
         error_ = error.what();
       }
-      // The device treats this word like any other abort. The thread does not wait for further
-      // operations.
+      // Sets the abort word, which makes the kernel leave. The thread starts no further copies.
       if (abort_ != nullptr) __atomic_store_n(abort_, 1u, __ATOMIC_RELEASE);
     }
     engine_.close();
@@ -127,8 +128,8 @@ class Proxy {
     uint32_t taken = 0, done = 0;
     auto last = std::chrono::steady_clock::now();
     for (uint32_t idle = 0;; ++idle) {
-      // Takes several triggers at a time, so that completed copies are polled for once per group;
-      // but few enough that the first one need not wait for long.
+      // Takes several triggers before it polls for completed copies once. The number is limited, so
+      // that the completion of the first trigger is not reported late.
       uint64_t bytes = 0;
       for (uint32_t i = 0; i < ROW && bytes < ROW_BYTES && take(taken, bytes); ++i) {
         ++taken;
@@ -144,8 +145,8 @@ class Proxy {
       if (engine_.stirred() || hurry_.exchange(false)) idle = 0;
       if (idle == 0) last = std::chrono::steady_clock::now();
       if (stopping_) {
-        // Stops waiting for operations that do not end within this time, because a peer may have
-        // ended.
+        // After this time without progress, the thread does not wait for the remaining operations,
+        // because a peer may have ended.
         if (taken == done || std::chrono::steady_clock::now() - last > std::chrono::seconds(2)) {
           return;
         }

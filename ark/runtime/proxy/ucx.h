@@ -1,6 +1,6 @@
-// Puts to, and counters of, ranks on other hosts, through UCX over any transport that it finds
-// (TCP, InfiniBand, RoCE). Memory is registered once. Messages from other hosts can execute no code
-// and access only registered memory.
+// Writes to memory and counters of ranks on other hosts, through UCX, over any transport that UCX
+// finds (TCP, InfiniBand, RoCE). Memory is registered once. Messages from other hosts can execute
+// no code and access only registered memory.
 #pragma once
 
 #include <poll.h>
@@ -25,8 +25,8 @@ class Ucx {
   Ucx() {
     ucp_config_t* config = nullptr;
     check(ucp_config_read(nullptr, nullptr, &config), "reading UCX's settings");
-    // Then a flush of the worker needs no message of its own, and counts the operations that have
-    // ended (see `alone`).
+    // With this setting a flush of the worker sends no message of its own, and its end shows which
+    // operations have ended (see `alone`).
     counted_ = ucp_config_modify(config, "FLUSH_WORKER_EPS", "n") == UCS_OK;
     ucp_params_t params = {};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;
@@ -51,8 +51,8 @@ class Ucx {
       }
       if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
     }
-    // Operations in progress refer to their endpoints, and UCX must not be closed before they end,
-    // so this waits for them.
+    // Operations in progress refer to their endpoints, and UCX must not be closed before they end.
+    // Therefore this waits for them.
     for (int i = 0; i < 100000 && !ended(); ++i) ucp_worker_progress(worker_);
     while (!flying_.empty()) drop(flying_);
     while (!late_.empty()) drop(late_);
@@ -61,7 +61,7 @@ class Ucx {
     ucp_cleanup(context_);
   }
 
-  // Where this rank is reached.
+  // The UCX worker address by which peers connect to this rank.
   std::string address() {
     ucp_address_t* address = nullptr;
     size_t length = 0;
@@ -135,7 +135,7 @@ class Ucx {
     ++open_;
   }
 
-  // Makes UCX progress. Returns the number of operations that have ended.
+  // Lets UCX process communication. Returns the number of operations that have ended.
   uint32_t completed() {
     while (ucp_worker_progress(worker_) != 0) stirred_ = true;
     if (!lost_.empty()) throw std::runtime_error(lost_);
