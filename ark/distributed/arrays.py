@@ -90,7 +90,9 @@ class Array:
         raise NotImplementedError
 
     def changed(self) -> None:
-        """Called after a kernel has written the array's memory."""
+        """Called after a kernel has written the array's memory, so that torch can detect that saved
+        tensors have changed.
+        """
 
     def copy_from(self, other: Array) -> None:
         """Copies the elements of another array with the same number of elements."""

@@ -52,7 +52,9 @@ class Arrivals:
         job.hear(BEGUN, self._hear_begun)
 
     def send(self, peer: int) -> None:
-        """Called before each message to a peer."""
+        """Counts a message to a peer, before the message is sent. If the peer has asked for the
+        count, reports it.
+        """
         with self._lock:
             self._sent[peer] += 1
             if peer in self._askers:

@@ -100,7 +100,9 @@ class Talk:
 
 
 class _Stuck(SystemError):
-    """Raised when this rank's call cannot continue and all ranks must state their calls."""
+    """Raised when this rank's collective call cannot continue and all ranks must state
+    their calls.
+    """
 
 
 class Communicator:
@@ -183,7 +185,9 @@ class Communicator:
             raise _Stuck("another call was made")
 
     def arrive(self, kept: Sequence[str] = (), more: bytes = b"") -> list[Arrival]:
-        """Synchronises with the others before a new call, and a generation's first call."""
+        """Synchronises with the other ranks, before the first call of a kind and size and before
+        the first call of a generation. Returns the messages of all ranks.
+        """
         own = Arrival(self._number, here(), self._board.handle, list(kept), more)
         left = max(0.0, self._deadline - time.monotonic())
         encoded = self._gather("arrival", msgspec.msgpack.encode(own), left)
@@ -318,7 +322,9 @@ class Communicator:
 
     @property
     def _meeting_s(self) -> float:
-        """Seconds to wait for the others; longer once all are in the call and prepare it."""
+        """The seconds for which this rank waits for the other ranks in `arrive`. The time is longer
+        once all ranks are in the same call, because some may still compile its kernel.
+        """
         return PREPARE_S if self._arrived else self._budget_s
 
     def _gather(self, label: str, data: bytes, timeout_s: float) -> list[bytes]:

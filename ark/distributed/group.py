@@ -286,7 +286,9 @@ class Group:
     def _execute(
         self, comm: Communicator, text: str, same: str, key: Key, x: Array | None, y: Array | None
     ) -> None:
-        """Runs the call. text: its name in errors. same: an equal text for matching calls."""
+        """Runs the call. text: its name in errors. same: a text that is equal on all ranks if their
+        calls match.
+        """
         some = x or y
         assert some is not None
         stream = some.stream()
@@ -350,7 +352,9 @@ class Group:
         return numbered(each.host for each in arrivals)
 
     def _chosen(self, key: Key) -> Key:
-        """The key with the fastest measured algorithm and engine; unchanged without any."""
+        """The key with the algorithm and the engine that were measured as fastest. Unchanged if
+        nothing was measured.
+        """
         assert self._tuned is not None
         nbytes = max(key.nbytes, key.out_bytes(self.world_size))
         measured = tuned.pick(self._tuned, key.collective, self.world_size, nbytes)

@@ -212,7 +212,7 @@ class ProcessGroupArk(dist.ProcessGroup):
             output.copy_(piece.view(output.shape))
         return ArkWork(list(outputs))
 
-    # Names in newer releases of torch.
+    # The names of these methods in newer releases of torch.
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single = _reduce_scatter_base

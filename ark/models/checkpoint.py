@@ -42,7 +42,7 @@ class Weight:
     """One weight of a model: ark's name, the stored tensor's name, and the shape (rows are
     outputs).
 
-    stored: its place in the stored tensor, unless it is the whole tensor.
+    stored: which rows of the stored tensor it has; None if it has the whole tensor.
     """
 
     name: str
@@ -145,7 +145,9 @@ class Checkpoint:
         return checkpoint
 
     def hold(self, quantize: str | None) -> None:
-        """Sets the config's layouts, which have the names of the weights that are held as codes."""
+        """Sets the config's `layouts`: for each weight that is kept in memory as quantised codes,
+        how the codes are stored. quantize: see `open`.
+        """
         shapes = {name: weight.shape for name, weight in self.weights.items()}
         where = str(self.directory)
         if quantize is not None:
@@ -282,7 +284,7 @@ class Checkpoint:
         return self._rows(tensor, begin, end)[tuple(others)]
 
     def codes(self, name: str) -> Codes:
-        """Reads a whole parameter that the config's layouts hold as codes."""
+        """Reads a whole parameter that the config's layouts keep in memory as quantised codes."""
         if self.on_load is not None:
             layouts = dict(self.config.layouts)
             layout = layouts.get(name) or layouts[stacked_name(name)]
@@ -308,7 +310,9 @@ class Checkpoint:
         yield from (decoded.rows(expert * outputs + rows) for expert in range(count))
 
     def _whole(self, name: str) -> Codes | npt.NDArray[np.float32]:
-        """Reads a whole quantised parameter."""
+        """Reads a whole quantised parameter. Returns its codes with their scales, or its values if
+        ark cannot compute with the codes.
+        """
         decoded, stored = self._decode(name), self.weights[name].stored
         if stored is None:
             return decoded
@@ -325,7 +329,9 @@ class Checkpoint:
         return self._decoded[1]
 
     def _rows(self, tensor: StoredTensor, begin: int, end: int) -> npt.NDArray[Any]:
-        """Rows of a stored tensor in the file's order."""
+        """Reads rows `begin` to `end` of a stored tensor, in the order in which the file
+        has them.
+        """
         row = tensor.nbytes // tensor.shape[0]
         data = read_bytes(tensor, begin * row, (end - begin) * row)
         array: npt.NDArray[Any] = data.view(tensor.dtype).reshape(end - begin, *tensor.shape[1:])

@@ -17,7 +17,8 @@ from typing import Any
 
 from ark.errors import ModelError
 
-# The names of the kinds of JSON values that are not objects.
+# For each Python type that a JSON value other than an object is parsed to, the name in error
+# messages.
 _KINDS = {
     "NoneType": "null",
     "bool": "true or false",

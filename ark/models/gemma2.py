@@ -1,5 +1,6 @@
-"""The Gemma 2 decoder (Gemma team 2024). It has norms before and after each half of a layer, scaled
-embeddings, soft caps on scores and logits, and a sliding window in every other layer.
+"""The Gemma 2 decoder (Gemma team 2024). It has norms before and after attention and before and
+after the feed-forward part, scaled embeddings, soft caps on scores and logits, and a sliding window
+in every other layer.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class GemmaFeedForward(FeedForward):
 
 
 class FourNormLayer(Layer):
-    """A layer that normalises the input and the output of each of its halves. norms: the class of
-    the norms.
+    """A layer that normalises the input and the output of its attention and of its feed-forward
+    part. norms: the class of the norms.
     """
 
     def __init__(
@@ -142,8 +143,8 @@ class Gemma2(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config. Every other layer slides, beginning with the first, unless
-        `layer_types` is given.
+        """See Llama.read_config. Every other layer has the sliding window, beginning with the
+        first, unless `layer_types` is given.
         """
         config = read_gemma(fields, read_common(fields, activation="gelu_pytorch_tanh"))
         usual = [n % 2 == 0 for n in range(config.num_hidden_layers)]

@@ -19,8 +19,8 @@ from ark.models.rope import Rope, inverse_frequencies, rope_of
 
 @dataclass(frozen=True)
 class Gemma3Config(GemmaConfig):
-    """local_rope: the rotary embedding of sliding layers. sliding: for each layer, True if it
-    slides.
+    """local_rope: the rotary embedding of sliding layers. sliding: for each layer, True if its
+    attention has the sliding window.
     """
 
     local_rope: Rope = field(default_factory=Rope)
@@ -78,9 +78,9 @@ class Gemma3(Gemma2):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Gemma2.read_config. All layers slide except every `sliding_window_pattern`th, unless
-        `layer_types` is given. Each kind of layer has its own table in rope_parameters. In older
-        files rope_scaling is for the layers that do not slide.
+        """See Gemma2.read_config. All layers have the sliding window except every
+        `sliding_window_pattern`th, unless `layer_types` is given. Each kind of layer has its own
+        table in rope_parameters. In older files rope_scaling is for the layers without a window.
         """
         if fields.get("attn_logit_softcapping") is not None:
             raise UnsupportedError(

@@ -63,7 +63,9 @@ NEUTRAL: dict[str, Any] = {
     "min_length": 0,
     "max_length": 20,
 }
-"""Values that have no effect. (That of max_length is transformers' default.)"""
+"""For each field, the value that has no effect on the text. (For max_length it is transformers'
+default.)
+"""
 BEAMS = ("early_stopping", "length_penalty", "diversity_penalty")
 ASSISTED = ("assistant_", "num_assistant_", "target_lookbehind", "prompt_lookup_")
 

@@ -157,8 +157,8 @@ class GptOss(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config. Every other layer slides, beginning with the first, unless
-        `layer_types` is given.
+        """See Llama.read_config. Every other layer has the sliding window, beginning with the
+        first, unless `layer_types` is given.
         """
         if not fields.flag("attention_bias"):
             raise UnsupportedError(

@@ -15,8 +15,8 @@ from ark.models.llama import Attention, FeedForward, Head, Layer, Llama
 
 @dataclass(frozen=True)
 class GraniteConfig(LlamaConfig):
-    """Factors of the embeddings, of the attention scores, and of the output of each half of a
-    layer. The logits are divided by logits_scaling.
+    """Factors of the embeddings, of the attention scores, and of the outputs of attention and of
+    the feed-forward part. The logits are divided by logits_scaling.
     """
 
     embedding_multiplier: float = 1.0
@@ -34,7 +34,7 @@ class GraniteAttention(Attention):
 
 
 class GraniteLayer(Layer):
-    """A layer that scales the outputs of its halves."""
+    """A layer that multiplies the outputs of attention and of the feed-forward part by a factor."""
 
     def __init__(
         self, c: GraniteConfig, dtype: ark.DataType, attention: Attention, mlp: ark.Module

@@ -1,5 +1,5 @@
-"""The OLMo 2 decoder (OLMo team 2024): Llama with norms after the layers' halves and in
-attention.
+"""The OLMo 2 decoder (OLMo team 2024): Llama with norms of queries and keys, and with norms after
+attention and after the feed-forward part instead of before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Olmo2Attention(Attention):
 
 
 class Olmo2Layer(Layer):
-    """A layer that normalises the outputs of its halves."""
+    """A layer that normalises the outputs of attention and of the feed-forward part."""
 
     def forward(self, h: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
         a = self.attention(h, state, frequencies)

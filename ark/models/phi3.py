@@ -90,7 +90,9 @@ class Phi3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config. All layers slide. In older files longrope is named yarn."""
+        """See Llama.read_config. All layers have the sliding window. In older files longrope is
+        named yarn.
+        """
         table = fields.table("rope_scaling") or fields.table("rope_parameters")
         if table is not None and "yarn" in (table.text("rope_type"), table.text("type")):
             renamed = {**table.values, "rope_type": "longrope"}

@@ -61,11 +61,13 @@ def plans(
     if data is not None:
         try:
             cached = _from_texts(data.decode().split("\0"))
-            # They were verified before they were stored, and entries are signed.
+            # Plans in the cache were verified before they were stored, and the cache refuses
+            # entries of other users. So they are not verified again.
             mark_verified(cached)
             log.debug(f"the plans for {machine.name} are in the cache")
             return cached
-        # The entry has another form than the one that `_texts` writes.
+        # The cache entry cannot be read as `_texts` writes it. It is removed, and the plans are
+        # made again.
         except (PlanError, ValueError, TypeError, IndexError):
             cache.drop(cache.PLANS, name)
     new_plans = make_plans(shape, machine, options, drafted, graphs)
@@ -123,7 +125,9 @@ def _outside() -> list[str]:
 
 
 def _meta(shape: Shape) -> dict[str, Any]:
-    """The properties of the model that a plan records."""
+    """The model's properties that a plan stores in its `meta`, such as the context and the
+    chunk.
+    """
     meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
     if shape.pages is not None:
         meta |= {"pages": shape.pages.pool, "page": shape.pages.size}

@@ -51,7 +51,8 @@ class Qwen3Moe(Qwen3):
     @classmethod
     def read_config(cls, fields: Fields) -> MixtureConfig:
         """See Llama.read_config; also reads this architecture's fields. `num_local_experts` is
-        another name of `num_experts`. If `use_sliding_window` is true, all layers slide.
+        another name of `num_experts`. If `use_sliding_window` is true, all layers have the sliding
+        window.
         """
         if fields.size("decoder_sparse_step") != 1 or fields.get("mlp_only_layers"):
             raise UnsupportedError(

@@ -17,8 +17,8 @@ from ark.plan.types import Plan
 
 
 def no_room(subject: str, context: int, most: int) -> InvalidUsageError:
-    """The error for a prompt that does not fit in the context. subject: the prompt and its length
-    in words. most: the longest context of the model.
+    """The error for a prompt that does not fit in the context. subject: the beginning of the
+    message, with the number of tokens ("the prompt has 5"). most: the longest context of the model.
     """
     more = "or raise --context" if context < most else "(the model has no more)"
     return InvalidUsageError(

@@ -82,7 +82,9 @@ def read_logprobs(words: np.ndarray, asked: int) -> tuple[float, dict[int, float
     end = time.monotonic() + 10
     while (words[: 1 + 2 * asked] == -1).any():
         if time.monotonic() > end:
-            raise GpuError("the device made a token, but not its log probabilities; report it")
+            raise GpuError(
+                "the device wrote a token, but not its log probabilities within 10 s; report it"
+            )
     values = words.view(np.float32)
     best = {int(words[1 + 2 * n]): float(values[2 + 2 * n]) for n in range(asked)}
     return float(values[0]), best
@@ -127,8 +129,8 @@ def read_tokens(
 
 
 def _token(run: Run, output: np.ndarray, place: int) -> int:
-    """The entry at `place`. Raises an error if the Generator was closed, because closing frees the
-    memory.
+    """The token at index `place` of `output`. Raises InvalidUsageError if the Generator was closed,
+    because closing frees this memory.
     """
     if run.detached:
         raise InvalidUsageError(

@@ -61,7 +61,7 @@ class SmolLm3(Llama):
     def read_config(cls, fields: Fields) -> SmolLm3Config:
         """See Llama.read_config. `no_rope_layers` has a 1 for each layer that rotates; by default
         all layers rotate except every `no_rope_layer_interval`th. If there is a window, the layers
-        in `layer_types` slide; by default those that do not rotate do.
+        that `layer_types` marks have it; by default those that do not rotate.
         """
         common = read_common(fields)
         count, flags = common.num_hidden_layers, fields.get("no_rope_layers")

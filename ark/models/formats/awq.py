@@ -52,7 +52,7 @@ class Awq:
 
 
 def _columns(words: Array) -> Array:
-    """The codes (outputs, n) in words (n, outputs / 8)."""
+    """Unpacks codes of 4 bits. words: (n, outputs / 8). Returns (outputs, n)."""
     halves = unpacked(words, 4).reshape(*words.shape, 8)
     ordered = np.empty_like(halves)
     ordered[..., list(ORDER)] = halves

@@ -26,7 +26,7 @@ Parts = tuple[Array, Array, Array | None]
 
 
 def _half(blocks: Blocks, place: int) -> Array:
-    """The fp16 number at a place of each block, (blocks, 1)."""
+    """The fp16 number at byte `place` of each block, as an array (blocks, 1)."""
     return np.ascontiguousarray(blocks[:, place : place + 2]).view(np.float16)
 
 

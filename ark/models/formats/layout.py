@@ -105,6 +105,6 @@ class Codes:
         return row_bytes(dtype, codes, wide[0], wide[1])
 
     def places(self) -> Array:
-        """For each column, its input."""
+        """For each column of the codes, the index of the input that it belongs to."""
         known = np.arange(self.codes.shape[1]) if self.order is None else self.order
         return known.astype(np.int32)
