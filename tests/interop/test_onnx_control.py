@@ -94,7 +94,7 @@ def test_a_count_of_turns_may_be_an_input() -> None:
     model = from_proto(proto)
     last, every = model(np.array(0), np.ones(2, np.float32), np.zeros(2, np.float32))
     assert last.tolist() == [1, 1] and every.shape[0] == 0
-    with pytest.raises(UnsupportedError, match="a loop of more than 1024 turns"):
+    with pytest.raises(UnsupportedError, match="a loop of more than 1024 iterations"):
         model(np.array(2000), np.ones(2, np.float32), np.ones(2, np.float32))
 
 

@@ -211,7 +211,8 @@ def test_float64_is_computed_in_fp32_with_a_warning() -> None:
         warnings.simplefilter("always")
         same(proto, x=np.array([1.0, -2.5, 1e30]))
     assert [str(w.message) for w in warned if "float64" in str(w.message)] == [
-        "float64 tensors of ONNX models are computed in float32: ark has no type of 64 bits"
+        "float64 tensors of ONNX models are computed in float32, because ark has no 64-bit "
+        "floating-point type"
     ]
     model = from_proto(proto)
     with pytest.raises(UnsupportedError, match="float32 cannot represent"):

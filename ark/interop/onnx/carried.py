@@ -79,8 +79,8 @@ def run(call: Call, operator: Operator, schema: Any) -> Any:
 
 
 def _name(formal: Any, place: int) -> str:
-    """The name of the type of an input or output. Inputs after the last formal one have the type of
-    that one.
+    """The name of the type that an operator's schema declares for input or output `place`. Further
+    inputs of an operator with any number of inputs have the type of the last declared one.
     """
     return str(formal[min(place, len(formal) - 1)].type_str)
 

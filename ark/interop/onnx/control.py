@@ -65,7 +65,7 @@ def _loop(call: Call) -> list[Value | None]:
         if not goes_on or (most is not None and turn >= most):
             break
         if turn >= MAX_UNROLLED_ITERATIONS:
-            raise refuse(f"a loop of more than {MAX_UNROLLED_ITERATIONS} turns")
+            raise refuse(f"a loop of more than {MAX_UNROLLED_ITERATIONS} iterations")
         first = [_known(np.array(turn, np.int64)), _known(np.array(True))]
         after, *results = body([*first, *state])
         goes_on = bool(call.known(after).item())
@@ -99,7 +99,7 @@ def _scan(call: Call) -> list[Value | None]:
         raise ModelError(f"the scanned inputs have the lengths {sorted(lengths)}")
     (length,) = lengths
     if length > MAX_UNROLLED_ITERATIONS:
-        raise refuse(f"a Scan of more than {MAX_UNROLLED_ITERATIONS} turns")
+        raise refuse(f"a Scan of more than {MAX_UNROLLED_ITERATIONS} iterations")
     if not length:
         raise refuse("a Scan without scanned inputs")
     parts = [_parts(call, v, a) for v, a in zip(scanned, axes, strict=True)]
@@ -142,7 +142,7 @@ def _known(array: np.ndarray) -> Value:
 
 def _tensor(value: Value | None) -> Value:
     if value is None or value.items is not None:
-        raise ModelError("a tensor is expected where a sequence or nothing is given")
+        raise ModelError("a tensor is required, but a sequence or no value was given")
     return value
 
 
@@ -228,7 +228,7 @@ def _split_to_sequence(call: Call) -> Value:
 def _concat_from_sequence(call: Call) -> Value:
     items = [_tensor(v) for v in _items(call, 0)]
     if not items:
-        raise ModelError("an empty sequence has nothing to join")
+        raise ModelError("the sequence to concatenate is empty")
     new = call.attribute("new_axis", 0)
     axis = axis_of(call.attribute("axis"), len(items[0].shape) + new)
     if new:

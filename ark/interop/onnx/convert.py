@@ -142,7 +142,8 @@ class _Builder:
         if operator is None and functions.has_body(node, version):
             results = self._function(node, given, version)
         elif operator is None:
-            # An operator of a graph within a graph.
+            # Operators are checked before the conversion, except those of graphs within nodes,
+            # which may belong to a branch that is never taken.
             raise UnsupportedError("the operator is not supported")
         else:
             results = self._operator(operator, node, given, values, opsets)

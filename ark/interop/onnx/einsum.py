@@ -23,7 +23,10 @@ def _einsum(call: Call) -> Value:
             if sizes.setdefault(letter, n) == 1:
                 sizes[letter] = n
             elif n not in (1, sizes[letter]):
-                raise ModelError(f"dimension {letter!r} is {sizes[letter]} and {n}")
+                raise ModelError(
+                    f"the letter {letter!r} stands for dimensions of {sizes[letter]} and {n} "
+                    "elements; they must be equal"
+                )
     operands = [
         _diagonal(call.tensor(i), term, shape)
         for i, (term, shape) in enumerate(zip(terms, shapes, strict=True))
@@ -38,7 +41,10 @@ def _einsum(call: Call) -> Value:
         term = "".join(letter for letter in term if letter in result)
         tensor = ark.reshape(tensor, [sizes[letter] for letter in term] or [1])
     if sorted(term) != sorted(result):
-        raise ModelError(f"the result has {result!r} where the operands have {term!r}")
+        raise ModelError(
+            f"the result has the letters {result!r}, but the operands have {term!r}; they must be "
+            "the same"
+        )
     if term != result:
         tensor = ark.transpose(tensor, [term.index(letter) for letter in result])
     return shaped(tensor, [sizes[letter] for letter in result])
@@ -50,7 +56,9 @@ def _letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):
-        raise ModelError(f"{equation!r} has {len(terms)} operands, the node {len(ranks)}")
+        raise ModelError(
+            f"{equation!r} has {len(terms)} operands, but the node has {len(ranks)} inputs"
+        )
     free = [c for c in string.ascii_letters if c not in equation]
     most = max(
         [r - len(t.replace("...", "")) for t, r in zip(terms, ranks, strict=True) if "..." in t],
@@ -62,7 +70,7 @@ def _letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
         count = rank - len(term.replace("...", ""))
         wide.append(term.replace("...", dots[most - count :] if count > 0 else ""))
         if len(wide[-1]) != rank:
-            raise ModelError(f"{term!r} stands for an operand of {rank} dimensions")
+            raise ModelError(f"the letters {term!r} do not fit an operand of {rank} dimensions")
     if arrow:
         return wide, right.replace("...", dots)
     every = "".join(wide)
@@ -77,7 +85,10 @@ def _diagonal(tensor: Any, term: str, shape: tuple[int, ...]) -> tuple[str, Any]
             i = term.index(letter)
             j = term.index(letter, i + 1)
             if sizes[i] != sizes[j]:
-                raise ModelError(f"dimension {letter!r} is {sizes[i]} and {sizes[j]}")
+                raise ModelError(
+                    f"the letter {letter!r} stands for dimensions of {sizes[i]} and {sizes[j]} "
+                    "elements; they must be equal"
+                )
             order = [d for d in range(len(term)) if d not in (i, j)] + [i, j]
             n, rest = sizes[i], [sizes[d] for d in order[:-2]]
             flat = ark.reshape(ark.transpose(tensor, order), [math.prod(rest), n * n])

@@ -63,9 +63,7 @@ def _one_hot(call: Call) -> Value:
 
 @operator("ReverseSequence")
 def _reverse_sequence(call: Call) -> Value:
-    """Reverses the beginning of each row; the row's length gives the number of elements to
-    reverse.
-    """
+    """Reverses the first elements of each row. For each row, an input states how many."""
     shape, tensor = call.shape(0), call.tensor(0)
     batch, time = call.attribute("batch_axis", 1), call.attribute("time_axis", 0)
     lengths = ark.reshape(call.tensor(1), [n if d == batch else 1 for d, n in enumerate(shape)])
@@ -93,8 +91,8 @@ def _compress(call: Call) -> Value:
 
 @operator("TensorScatter")
 def _tensor_scatter(call: Call) -> Value:
-    """Writes new elements into a cache. For each entry of the batch, an index gives the place of
-    the first one.
+    """Writes new elements into a cache. For each entry of the batch, an index gives the position at
+    which they begin.
     """
     shape, new = call.shape(0), call.shape(1)
     axis = axis_of(call.attribute("axis", -2), len(shape))

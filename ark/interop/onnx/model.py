@@ -232,7 +232,8 @@ class OnnxModel:
         except UnsupportedError:
             if not new:
                 raise
-            # The inputs may be large, but the values computed from them small.
+            # Also for a large input, the values that are computed from it and become part of the
+            # key may be small.
             self._known |= new.keys()
 
 
@@ -242,7 +243,9 @@ DEVICE = threading.RLock()  # only one kernel is launched at a time
 
 @dataclass(frozen=True)
 class Launched:
-    """A kernel, ready to run."""
+    """A planned and compiled graph that is loaded on the device. inline: runs it on the calling
+    thread; None if that is not possible.
+    """
 
     built: Built
     runtime: ark.Runtime

@@ -56,7 +56,10 @@ def _reshape(call: Call) -> Value:
     old, sizes = call.shape(0), call.integers(1)
     if not call.attribute("allowzero", 0):
         if any(n == 0 and d >= len(old) for d, n in enumerate(sizes)):
-            raise ModelError(f"the shape {sizes} keeps a size that {list(old)} does not have")
+            raise ModelError(
+                f"the shape {sizes} has a 0, which keeps the input's size, at a dimension that "
+                f"the input {list(old)} does not have"
+            )
         sizes = [old[d] if n == 0 else n for d, n in enumerate(sizes)]
     if sizes.count(-1) == 1:
         rest = -math.prod(sizes)
@@ -151,7 +154,7 @@ def _slice(call: Call) -> Value:
     begins, sizes, by = [0] * len(shape), list(shape), [1] * len(shape)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step == 0:
-            raise ModelError("a step is 0")
+            raise ModelError("the step of a slice is 0; it must not be 0")
         d = axis_of(axis, len(shape))
         taken = range(*slice(start, end if end > -(2**62) else None, step).indices(shape[d]))
         begins[d], sizes[d], by[d] = taken.start, len(taken), step

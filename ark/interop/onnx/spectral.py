@@ -88,7 +88,10 @@ def _dft(call: Call) -> Value:
         axis = call.attribute("axis", 1)
     axis = axis_of(axis, len(shape))
     if axis == len(shape) - 1:
-        raise ModelError("the axis is that of the real and imaginary parts")
+        raise ModelError(
+            "the axis of the transform is the dimension of real and imaginary parts; choose "
+            "another axis"
+        )
     inverse, onesided = bool(call.attribute("inverse", 0)), bool(call.attribute("onesided", 0))
     n = shape[axis]
     points = int(call.array(1).item()) if call.has(1) else 0
@@ -120,7 +123,9 @@ def _stft(call: Call) -> Value:
     parts = shape[2] if len(shape) > 2 else 1
     frames = (n - length) // step + 1
     if step < 1 or length < 1 or frames < 1:
-        raise ModelError(f"frames of {length} by {step} of a signal of {n}")
+        raise ModelError(
+            f"frames of {length} elements at steps of {step} do not fit a signal of {n} elements"
+        )
     window = call.value(2).array if call.has(2) else None
     factors = _factors(length, length, False, bool(call.attribute("onesided", 1)))
     if window is not None:

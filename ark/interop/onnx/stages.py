@@ -132,7 +132,7 @@ class Stages:
         on = goes_on is None or bool(goes_on.item())
         while on and turn < turns:
             if turn >= MAX_HOST_ITERATIONS:
-                raise UnsupportedError(f"a loop of more than {MAX_HOST_ITERATIONS} turns")
+                raise UnsupportedError(f"a loop of more than {MAX_HOST_ITERATIONS} iterations")
             first = [np.array(turn, np.int64), np.array(True)]
             after, *results = self._body("body", [*first, *state], values)
             on, state, turn = bool(after.item()), list(results[:count]), turn + 1

@@ -53,7 +53,7 @@ class Value:
         if self.array is not None:
             return self.array.dtype
         if self.tensor is None:
-            raise ModelError("a tensor is expected where a sequence is given")
+            raise ModelError("a tensor is required, but a sequence was given")
         return np.dtype(self.tensor.ir.dtype.numpy)
 
 
@@ -105,7 +105,8 @@ def data_type(dtype: Any) -> DataType:
 def _warn_of_float64() -> None:
     """Warns that float64 is computed in fp32, once per process."""
     warnings.warn(
-        "float64 tensors of ONNX models are computed in float32: ark has no type of 64 bits",
+        "float64 tensors of ONNX models are computed in float32, because ark has no 64-bit "
+        "floating-point type",
         stacklevel=2,
     )
 
@@ -171,8 +172,10 @@ class Call:
         """A value as a tensor of the graph."""
         if value.tensor is None:
             if value.array is None:
-                raise ModelError("a tensor is expected where a sequence is given")
-            # Operators on empty values are folded while the graph is built.
+                raise ModelError("a tensor is required, but a sequence was given")
+            # The operator cannot become a node of the graph, because ark has no tensors without
+            # elements. So it is computed while the graph is built, which needs the contents of its
+            # other inputs.
             if not value.array.size:
                 raise NeedsContents(
                     frozenset().union(*(v.inputs for v in self.inputs if v and v.array is None))
@@ -206,7 +209,7 @@ class Call:
     def known(self, value: Value | None) -> np.ndarray:
         """The contents of a value. Raises NeedsContents if they are known only at run time."""
         if value is None or value.items is not None:
-            raise ModelError("a tensor is expected where a sequence or nothing is given")
+            raise ModelError("a tensor is required, but a sequence or no value was given")
         if value.array is None:
             raise NeedsContents(value.inputs)
         return value.array
@@ -314,5 +317,5 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def refuse(form: str) -> UnsupportedError:
-    """The error for a form of an operator that is not supported."""
+    """The error for an unsupported use of an operator. form: the use, such as "a pool of int8"."""
     return UnsupportedError(f"{form} is not supported")

@@ -134,8 +134,9 @@ def _alone(
     causal: bool,
     scale: float | None,
 ) -> list[Any]:
-    """The results of an attention operator, of which only the attention is computed. Raises
-    UnsupportedError if dropout, or a result that only training needs, is used.
+    """The results of one of torch's attention operators. Only the first result is computed; the
+    others, such as the logsumexp, are None. Raises UnsupportedError if dropout, or a result that
+    only training needs, is used.
     """
     others = len(call.used) - 1
     if dropout or any(call.wants(1 + place) for place in range(others)):

@@ -357,7 +357,9 @@ def _in_place(name: str, tensor: torch.Tensor) -> None:
 
 
 def _part(batch: Value, share: int, shares: int) -> Value:
-    """The rows of one batch of an iteration."""
+    """The rows of one of the `shares` batches of an iteration. batch: the rows of all its batches,
+    one batch after the other. share: the number of the batch.
+    """
     rows = batch.shape[0] // shares
     shape = (rows, *batch.shape[1:])
     if shares == 1:

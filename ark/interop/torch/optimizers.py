@@ -37,7 +37,9 @@ class Rates:
         self.check()
 
     def _present(self) -> list[dict[str, Any]]:
-        """The settings of each group that a kernel is compiled for."""
+        """For each parameter group, the present values of the settings that are constants in a
+        compiled kernel.
+        """
         settings = [dict(group) for group in self._optimizer.param_groups]
         for group in settings:
             del group["lr"], group["params"]

@@ -44,7 +44,7 @@ def joint_products() -> int:
 
 
 def part_starts(module: fx.GraphModule, most: int) -> list[int]:
-    """The places of the operators with which a new part begins, in the list of all operators, so
+    """The indices, in the list of all operators, of the operators with which a new part begins, so
     that a part has at most `most` different products. Empty if the graph stays whole: if it has
     fewer products, or if an operator writes to its operands.
     """
@@ -73,7 +73,9 @@ def part_starts(module: fx.GraphModule, most: int) -> list[int]:
 
 
 def divided(module: fx.GraphModule, starts: Sequence[int]) -> fx.GraphModule:
-    """The module, changed so that each part is a module that it calls. starts: of part_starts."""
+    """The module, changed so that each part is a module that it calls. starts: the result of
+    part_starts.
+    """
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     bounds = [0, *starts, len(calls)]
     parts = [calls[a:b] for a, b in itertools.pairwise(bounds)]
@@ -152,7 +154,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _live_bytes(calls: Sequence[fx.Node]) -> list[float]:
-    """For each place in the list of operators: the bytes of earlier results that are read from
+    """For each index in the list of operators: the bytes of earlier results that are read from
     there on. Infinite where one of these is not a tensor.
     """
     places = {node: i for i, node in enumerate(calls)}

@@ -109,7 +109,9 @@ def _convolution(
 
 
 def _images(x: Value, count: int) -> ark.Tensor:
-    """The tensor with a batch dimension."""
+    """The tensor with dimensions of size 1 added in front, so that it has a batch, channels and
+    `count` spatial dimensions.
+    """
     lead = [1] * (count + 2 - len(x.shape))
     return ark.reshape(x.tensor, [*lead, *x.shape])
 
@@ -139,7 +141,7 @@ def _max_pool(
 @operator("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
 def _max_pool_with_indices(call: Call, x: Value, *rest: Any, **named: Any) -> list[Any]:
     if call.wants(1):
-        raise refuse("the indices of a pool")
+        raise refuse("a pool that returns indices")
     return [_max_pool(call, x, *rest, **named), None]
 
 

@@ -59,7 +59,7 @@ class Program:
     do. by_torch: inputs come from torch's operators, whose types torch's shape propagation may
     state wrongly (statistics of 16-bit norms on a CPU); these inputs are converted. results: the
     strides of the outputs, and which outputs a call returns; by default all, contiguous. compare:
-    of `planned`.
+    see `planned`.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Program:
     ) -> Program:
         """Creates a program from a torch graph of operators that ark supports. examples: tensors or
         fake tensors, one per input. bound: by index, inputs that are held permanently; calls pass
-        the others. visible: how many results a caller sees; by default all. compare: of `planned`.
+        the others. visible: how many results a caller sees; by default all. compare: see `planned`.
         """
         bound = bound or {}
         results = Results(module, visible)

@@ -241,7 +241,7 @@ def _group_norm(
     eps: float,
 ) -> list[Any]:
     if call.wants(1) or call.wants(2) or eps < 0:
-        raise refuse("a group norm's statistics, or one with a negative eps,")
+        raise refuse("a group norm that returns statistics, or that has a negative eps,")
     tensor = _in_one_type(x, weight, bias)
     scale, shift = (None if v is None else cast(v, tensor.ir.dtype) for v in (weight, bias))
     return [ark.group_norm(tensor, groups, scale, shift, eps), None, None]
@@ -279,7 +279,7 @@ def _norm_of_batch(
     instance_norm does.
     """
     if call.wants(1) or call.wants(2):
-        raise refuse("a batch norm's statistics")
+        raise refuse("a batch norm that returns statistics")
     shape = list(x.shape)
     if shape[0] == 1:
         scale, shift = (None if v is None else v.tensor for v in (weight, bias))

@@ -9,7 +9,7 @@ import ark
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator
 from ark.ops.gradients.products import wide
 
-# A row is long from LONG elements on; FEW rows or less do not use all processors.
+# LONG: the fewest elements of a long row. FEW: the most rows that cannot keep all processors busy.
 LONG, FEW = 32768, 64
 
 
@@ -42,7 +42,7 @@ def _logsumexp(call: Call, x: Value, dims: Any, keepdim: bool = False) -> Any:
 
 
 def _along(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
-    """Softmax over an axis, or its logarithm. Contiguous rows become one op. For other lines, and
+    """Softmax over an axis, or its logarithm. Contiguous rows become one op. For other axes, and
     for few long rows, it is computed from a maximum and a sum.
     """
     shape = tensor.shape()

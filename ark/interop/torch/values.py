@@ -69,7 +69,9 @@ def operator(*names: str) -> Callable[[_Function], _Function]:
 
 
 def refuse(form: str) -> UnsupportedError:
-    """The error for a form of an operator that is not supported."""
+    """The error for an unsupported use of an operator. form: the use, such as "a product of
+    integers".
+    """
     return UnsupportedError(f"{form} is not supported")
 
 
