@@ -231,7 +231,8 @@ def run(args: argparse.Namespace) -> int:
                     peers=peers,
                     check=args.check,
                     turn=Turn(args.turn),
-                    # In a prediction each launch begins with empty caches.
+                    # A prediction needs no warm-up launch: each launch is predicted with empty
+                    # hardware caches.
                     warm_up=0 if args.model else 1,
                     beside_one=bool(args.model),
                 )

@@ -136,7 +136,9 @@ def run(args: argparse.Namespace) -> int:
     dtype = by_name(args.type)
     backend, probe = registry.choose(args.backend)
     if args.ranks < 2 and rank_info.world_size < 2:
-        raise InvalidUsageError("collectives need ranks; say how many with --ranks N")
+        raise InvalidUsageError(
+            "collectives need at least 2 ranks; set their number with --ranks N"
+        )
     topology = None if args.topology is None else load(args.topology)
     row = sizes(args.sizes, args.factor)
     if to_be_started(args.ranks, rank_info):
@@ -207,7 +209,9 @@ def _fused(args: argparse.Namespace, backend: Backend, probe: Probe, ranks: Rank
     """
     names = args.names or OVERLAPS
     if not set(names) <= set(OVERLAPS):
-        raise InvalidUsageError(f"products meet {', '.join(OVERLAPS)}; name some of these")
+        raise InvalidUsageError(
+            f"only {', '.join(OVERLAPS)} can be fused with a matmul; name some of these"
+        )
     dtype, world = by_name(args.type), ranks.world_size
     cases = [
         overlap_case(name, args.overlap, dtype, args.engine, args.repeats, world)

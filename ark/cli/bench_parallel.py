@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         config = dataclasses.replace(config, num_hidden_layers=args.layers)
     backend, probe = registry.choose(args.backend)
     if args.ranks < 2 and rank_info.world_size < 2:
-        raise InvalidUsageError("a plan is for several ranks; say how many with --ranks N")
+        raise InvalidUsageError("a plan is for at least 2 ranks; set their number with --ranks N")
     how = (args.sequence, args.batch, args.link_gbps, args.repeats, args.width)
     cases = [ParallelCase(config, by_name(args.type), p, *how) for p in args.plan.split(",")]
     for case in cases:

@@ -67,7 +67,9 @@ def dimension(text: str) -> tuple[str, int]:
     """Parses --dim NAME=N to a symbolic dimension and its size."""
     name, _, size = text.rpartition("=")
     if not name or not size.isascii() or not size.isdigit() or len(size) > 9:
-        raise InvalidUsageError(f"--dim {text!r} is none; write it as NAME=N, for example batch=1")
+        raise InvalidUsageError(
+            f"--dim {text!r} is not valid; write it as NAME=N, for example batch=1"
+        )
     return name, int(size)
 
 

@@ -209,7 +209,7 @@ def _adapters(args: argparse.Namespace) -> dict[str, str]:
             f"--lora gives the name {twice[0]!r} twice; give each adapter a name of its own"
         )
     if names and args.task == "embed":
-        raise UnsupportedError("--task embed has no adapters; omit --lora")
+        raise UnsupportedError("--task embed does not support adapters; omit --lora")
     return dict(args.lora)
 
 

@@ -212,7 +212,7 @@ def _compare(args: argparse.Namespace) -> int:
         raise missing
     if not runs:
         raise InvalidUsageError(
-            f"no algorithm does {args.collective} with reduction {args.reduction or 'sum'} on "
+            f"no algorithm supports {args.collective} with reduction {args.reduction or 'sum'} on "
             f"{topology.name}. {' '.join(failures)}"
         )
     runs.sort(key=lambda run: run[1].time_us)
@@ -311,7 +311,8 @@ def _bound(
 def _rank(topology: Topology, number: int) -> str:
     if not 0 <= number < len(topology.ranks):
         raise InvalidUsageError(
-            f"rank {number} of {topology.name}; its ranks are 0 to {len(topology.ranks) - 1}."
+            f"rank {number} is out of range; {topology.name} has the ranks 0 to "
+            f"{len(topology.ranks) - 1}."
         )
     return topology.ranks[number]
 

@@ -47,7 +47,7 @@ def test_stages_of_two_ranks() -> None:
 @pytest.mark.parametrize(
     ("extra", "says"),
     [
-        ((), "for several ranks"),
+        ((), "for at least 2 ranks"),
         (("--ranks", "2", "--plan", "chimera"), "cannot be measured"),
         (("--ranks", "4", "--plan", "1f1b+megatron"), "does not form a mesh"),
         (("--ranks", "4", "--width", "2", "--plan", "chimera+megatron"), "cannot be measured"),

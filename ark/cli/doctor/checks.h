@@ -34,7 +34,7 @@ ARK_DEVICE bool ark_told(const ArkParams* p, ark_u32 want, ark_u64 start) {
   return true;
 }
 
-// All processors meet, every round.
+// In every round, each processor waits until all processors have begun the round.
 ARK_DEVICE void ark_check_meet(const ArkParams* p, ark_u64 start) {
   if (ark_tid() != 0) return;
   for (ark_u32 round = 1u; round <= p->barrier_step; ++round) {

@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
         written = files(plan, backend, args.arch, name, network=exported)
     elif source.suffix == ".json":
         if args.machine:
-            raise InvalidUsageError("--machine is for models; a plan says its machine itself")
+            raise InvalidUsageError(
+                "--machine is for models only; a plan file contains its machine"
+            )
         plan = read_plan(args.source)
         written = files(plan, backend, args.arch, name)
     else:
@@ -116,8 +118,8 @@ def _machine(backend: Backend, arch: str) -> str:
                 return name
         if arch != "native":
             raise InvalidUsageError(
-                f"no machine model of {backend.name!r} is {arch!r}; name one with --machine: "
-                f"{', '.join(backend.machine_names())}"
+                f"no machine model of {backend.name!r} has the architecture {arch!r}; name one "
+                f"with --machine: {', '.join(backend.machine_names())}"
             )
         if backend.machine(backend.name) is None:
             raise InvalidUsageError(

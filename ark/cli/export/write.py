@@ -45,7 +45,7 @@ from ark.runtime.admission import admit
 
 Files = dict[str, "str | bytes"]
 _IDENTIFIER = re.compile(r"[a-z][a-z0-9_]{0,62}")
-# Files that every exported folder has.
+# Names of files that every exported folder has. A model cannot have one of these names.
 _TAKEN = frozenset(
     ("ark", "decoder", "device", "driver", "generate", "layout", "model", "safetensors")
 )

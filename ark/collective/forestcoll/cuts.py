@@ -105,7 +105,8 @@ class RootedCuts:
                 broken.append(Violation(total - flow, side[: self._count]))
                 if first_only:
                     break
-            # Cuts without these ranks are examined; the others have them on the source's side.
+            # The cuts whose set lacks these ranks have been examined. Arcs without a limit from the
+            # source put the ranks into the sets of all cuts that remain.
             for rank in orbit:
                 solver.set_arc_capacity(self._first_source_arc + rank, endless)
         return broken

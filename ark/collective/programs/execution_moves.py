@@ -108,7 +108,7 @@ class Mover:
 
     def begin(self, rank: int) -> After:
         """Prepares a plan that works in place, in which the input buffer is also the output buffer.
-        Returns the operations that follow ones must wait for.
+        Returns the operations that all later operations of the rank must wait for.
         """
         if not self.plan.inplace:
             return set()

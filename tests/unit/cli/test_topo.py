@@ -149,7 +149,7 @@ def test_compare_reports_too_large_networks(capsys, tmp_path, monkeypatch):
     [
         (("optimal", "nosuch"), "nor the name of a topology"),
         (("optimal", "ring8", "--k", "0"), "k is 0"),
-        (("optimal", "ring8", "--root", "8"), "ranks are 0 to 7"),
+        (("optimal", "ring8", "--root", "8"), "the ranks 0 to 7"),
         (("optimal", "missing.json"), "cannot be read"),
         (("show", "ring8:speed=1"), "'speed' is not an option"),
         (("simulate", "ring8", "--size", "lots"), "lots"),

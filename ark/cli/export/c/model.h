@@ -26,7 +26,8 @@ typedef struct {
 
 typedef struct ark_device ark_device;  // state of the device's own source file
 
-// dtype: as in safetensors. parameter: the weights file contains it.
+// A tensor that callers can access by name. dtype: in safetensors' spelling. parameter: nonzero if
+// the weights file contains it.
 typedef struct {
   const char* name;
   const char* dtype;
