@@ -78,7 +78,8 @@ _ERRORS = (
     "PlanError",
     "UnsupportedError",
 )
-# ARK's names for types, and the op `tensor`: ark.tensor is also a module path of ARK (_ALIASES).
+# ARK's names for types. `tensor` is listed too, because ark.tensor is also the path of a module of
+# ARK (_ALIASES): as an attribute of ark, the name is the op.
 _MODULES |= {
     "FP8_E4M3": ("ark.ir.dtype", "fp8_e4m3"),
     "FP8_E5M2": ("ark.ir.dtype", "fp8_e5m2"),

@@ -75,7 +75,7 @@ def save(state_dict: Mapping[str, object], state_dict_file_path: str | Path) -> 
             else:
                 plain[str(name)] = value
     else:
-        log.warn("save was given no state dictionary; it is written as it is")
+        log.warn("save was given a value that is not a state dictionary; it is written as it is")
     order = [str(name) for name in state_dict] if isinstance(state_dict, Mapping) else None
     try:
         about = json.dumps({"order": order, "plain": plain, "packed": packed})
@@ -176,7 +176,7 @@ def _unpacked(name: str, data: np.ndarray, dtype: str, shape: list[int]) -> np.n
 
 def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
     if entry["dtype"] not in _TYPES:
-        raise ValueError(f"{name!r} has the type {entry['dtype']}")
+        raise ValueError(f"{name!r} has the type {entry['dtype']}, which is not supported")
     kind = np.dtype(_TYPES[entry["dtype"]])
     shape = tuple(entry["shape"])
     if len(entry["data"]) != math.prod(shape) * kind.itemsize:

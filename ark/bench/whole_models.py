@@ -183,7 +183,7 @@ STANDARD: dict[str, Callable[[], Example]] = {
     "llama-8-layers-2x512": _llama,
     "convnext-tiny-8x224": partial(_images, "convnext_tiny", 8),
 }
-"""The models of the standard figures."""
+"""The models whose times the project publishes (ci/figure_pieces.py)."""
 
 MODELS: dict[str, Callable[[], Example]] = {
     **STANDARD,

@@ -33,7 +33,7 @@ def without_defaults(struct: msgspec.Struct, keep: Sequence[str] = ()) -> dict[s
 
 
 class Attributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Attributes of an op."""
+    """The base class of the structs with an op's attributes."""
 
     def to_node(self) -> dict[str, Any]:
         """The attributes as the dict that a node holds, without those that equal their default."""

@@ -169,7 +169,8 @@ def search(
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
-    # With all of the solver's cuts the options are nearly determined; fewer make proofs slow.
+    # Level 2 uses all of the solver's cuts, with which the options are nearly determined. With
+    # fewer cuts, proofs of optimality are slow.
     solver.parameters.linearization_level = 2
     solver.parameters.max_deterministic_time = SOLVER_TIME
     status = solver.solve(model)
