@@ -40,7 +40,8 @@ extern "C" int ark_loop(const ArkParams* params, int processors, void (*look)())
   if (all) {
     ark_work(&first);
   } else {
-    // Not every processor can be resident: set the abort word so that the other threads leave.
+    // The system could not start all threads, but all processors must run at once. The abort word
+    // makes the started threads leave.
     ark_add_release(&ark_control(params)->abort, 1u, false);
   }
   while (--running > 0) {

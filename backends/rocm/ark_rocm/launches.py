@@ -36,8 +36,8 @@ class Launch:
         self._begin = call("hipEventCreate", hip.hipEventCreate)
         self._end = call("hipEventCreate", hip.hipEventCreate)
         call("hipEventRecord", hip.hipEventRecord, self._begin, stream)
-        # This is a plain launch. A cooperative one may share one queue with every copy of the
-        # process. That all blocks are resident together has been checked before.
+        # A plain launch is used, because a cooperative launch may share one queue with every copy
+        # of the process. It was checked before that all blocks are resident at once.
         call(
             "hipModuleLaunchKernel",
             hip.hipModuleLaunchKernel,

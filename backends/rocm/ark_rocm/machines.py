@@ -139,7 +139,7 @@ CDNA3 = Costs(
 _DIE = replace(CDNA3, source="estimated from an MI300X by published rates", signal_us=0.8)
 
 MODELS = {
-    # One of the card's two dies.
+    # The figures are those of one of the card's two dies, which HIP reports as separate devices.
     "mi250x": Model(
         *("gfx90a", 110, 64, 1638.0, 191.5), replace(_DIE, cache_rate=3.5e6, cache_bytes=8e6)
     ),

@@ -31,7 +31,7 @@ template <int EXPERTS, bool SLOTS, int FIRST, int OF, class X, class E, class F>
 ARK_DEVICE int ark_own_expert(ArkCtx& c, const ArkTask& t, int slot, const X& x, const E& experts,
                               const F& finish) {
   const int row = t.coord[0];
-  // No input is copied.
+  // With K = 0 the call only determines the expert and copies no input.
   const int expert = ark_expert_input<0, SLOTS, FIRST, OF>(c, row, slot, x, experts, nullptr);
   if (OF <= EXPERTS || (expert >= 0 && expert < EXPERTS)) return expert;
   for (int i = t.coord[2] + ark_tid(); i < t.coord[3]; i += ARK_THREADS) {

@@ -196,8 +196,8 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   ark_u32x4 input[PIECES];
   float own = 0.0f;  // squares, of a lane
   {
-    // Further loads are issued later: if the first loads fill the memory's queue, they would wait
-    // there.
+    // Further loads of weights are issued later. If the first loads already fill the memory's
+    // queue, further ones would only wait in it.
     part.take(c, ROWS * K * 2 <= 65536 ? 1 : 4);
     float (&v)[EACH] = part.v;
     if constexpr (P::norm) {
