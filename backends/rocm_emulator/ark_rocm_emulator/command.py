@@ -122,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
         if len(word) != place.size or bool(argument.nbytes) != (place.value_kind != "by_value"):
             raise InvalidUsageError(
                 f"argument {number} of {kernel.name} is {place.value_kind} of {place.size} bytes; "
-                f"{options.arguments[number]!r} is none"
+                f"{options.arguments[number]!r} does not fit it"
             )
         packed[place.offset : place.offset + place.size] = word
     launch = core().LaunchOptions(seed=options.seed, checks=options.checks, stale=options.stale)

@@ -27,8 +27,9 @@ namespace {
               lane, address};
 }
 
-// Calls f once for each region of memory that an active lane accesses. In the common case all lanes
-// are in one region.
+// Checks that the active lanes may access their addresses in global memory. Returns the region if
+// all lanes access the same one, which is the common case; otherwise null, after each lane's
+// address was checked.
 const RegionEntry* check_global_range(Wave& w, const Inst& i, const Addresses& a, int bytes) {
   uint64_t low = ~0ull, high = 0;
   if (a.active == w.full) {
@@ -73,7 +74,8 @@ void check_lds_range(Wave& w, const Inst& i, const Addresses& a, int bytes) {
   }
 }
 
-// The address of a byte of private memory: the lanes' dwords of one index are neighbours.
+// Returns the address of a byte of a lane's private memory. Dword n of all lanes comes before dword
+// n + 1, so the lanes' dwords of one index are neighbours.
 uint8_t* scratch_byte(Wave& w, const Inst& i, int lane, uint64_t offset) {
   const auto lanes = static_cast<uint64_t>(w.lanes);
   const uint64_t at = offset / 4 * 4 * lanes + static_cast<uint64_t>(lane) * 4 + offset % 4;
@@ -188,7 +190,8 @@ U apply(AtomicOp op, U old, U data, U data2) {
   return old;
 }
 
-// Reads, modifies and writes one cell. Returns the value before.
+// Performs an atomic operation on one memory cell of type T. Returns the value that the cell had
+// before.
 template <class T>
 uint64_t modify(uint8_t* cell, AtomicOp op, uint64_t data, uint64_t data2, bool& changed) {
   T* at = reinterpret_cast<T*>(cell);

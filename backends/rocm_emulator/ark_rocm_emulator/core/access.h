@@ -39,7 +39,9 @@ uint64_t atomic_result(AtomicOp op, int bytes, uint64_t old, uint64_t data, uint
 void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int bytes,
                   const uint32_t* data, const uint32_t* data2, uint32_t* before);
 
-// Splits the lanes of a FLAT access by aperture; calls F for each space that has lanes.
+// A FLAT instruction may access global, LDS and private memory in different lanes; the range
+// (aperture) of a lane's address tells which. Calls F for each of these memories with the lanes
+// that access it.
 template <class F>
 void for_each_space(const Addresses& all, F each) {
   Addresses part;

@@ -174,7 +174,8 @@ void note_release(Wave& w) {
   };
   publish(c.released_agent, arch == Arch::gfx90a || is_rdna(w));
   publish(c.released_system, is_rdna(w));
-  // On CDNA one L1 serves the workgroup in order. On RDNA an access counts once it has completed.
+  // On CDNA all issued accesses are published to the workgroup, because one L1 cache serves the
+  // workgroup in order. On RDNA only completed accesses are.
   const Published group{is_rdna(w) ? complete : ~0u, c.seen};
   const Published lds{complete_lds(c), c.seen_lds};
   const Published past{complete_loads(c), c.past};
@@ -234,8 +235,8 @@ void join_release(Wave& w, Contributor from, Scope relation) {
   if (found == nullptr) return;
   const ReleaseRecord& record = *found;
   const auto join = [&](SharedClock& into, const Published& what) {
-    // A barrier adds the wave's own past to `seen`; only `own` tells which of it has become visible
-    // outside.
+    // A barrier adds the wave's own accesses to `seen`, although some may not be visible outside of
+    // the workgroup; `own` tells which are.
     join_clock(into, *what.seen, from.slot);
     raise_clock(into, from.slot, std::min(what.own, from.epoch));
   };

@@ -157,7 +157,8 @@ class Checker {
     if (role_.matrix) {
       need(2, c_.by_vector[reg], name(reg), "written by");
     } else if (dot.by != nullptr) {
-      // Sums of the same operation are forwarded inside the unit.
+      // The hardware forwards sums between products of the same operation, so these need no wait
+      // states.
       const bool sum = &operand == &i_.src[2] || operand.ty == Ty::Tied;
       if (dot.by->op != i_.op || !sum) need(3, dot, name(reg), "written by");
     }

@@ -246,7 +246,8 @@ bool doubtful(const Access& x, uint64_t index, uint32_t slot, uint32_t pc, const
   return true;
 }
 
-// The wave uses an atomic on a cell that it had loaded.
+// The wave executes an atomic on a cell that it has loaded. So the load was a part of an atomic
+// update, and doubts about it are removed.
 void settle_doubts(const Access& x, uint64_t index) {
   GridChecks& grid = *x.w.grid->checks;
   for (const LdsDoubt& doubt : grid.groups[x.w.group].doubts) {

@@ -11,7 +11,8 @@
 namespace ark_emu {
 namespace {
 
-// True if no operation is in flight that the clearing could miss: neither stores nor scalar loads.
+// The last epoch of which all stores and scalar loads are complete, so that clearing the scalar
+// cache now covers them.
 uint32_t complete_scalar(const WaveChecks& c) {
   uint32_t epoch = complete_global(c);
   for (const Outstanding& op : c.lgkm) {

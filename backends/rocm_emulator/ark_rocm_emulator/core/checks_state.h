@@ -259,11 +259,13 @@ uint32_t complete_global(const WaveChecks& c);
 uint32_t complete_lds(const WaveChecks& c);
 // The epochs up to which all of the wave's loads have received their values.
 uint32_t complete_loads(const WaveChecks& c);
-// The state of release changed: later releases publish the new one.
+// Called when the state that a release would publish has changed. Later releases publish the new
+// state.
 void note_release(Wave& w);
 // Orders the wave after the state that `from` had released when it made that access.
 void join_release(Wave& w, Contributor from, Scope relation);
-// Processes flags whose values have arrived: the loads of their writers are in the past.
+// Processes flags that were loaded and whose values have arrived: the loads that a flag's writer
+// had waited for are from now on ordered before this wave.
 void pass_flags(WaveChecks& c);
 Scope relation_to(const Wave& w, const WaveChecks& c, uint32_t slot);
 // Raises the entries of `into` to those of `from`, except that of slot `except`.

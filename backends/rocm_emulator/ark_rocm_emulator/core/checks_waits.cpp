@@ -200,7 +200,8 @@ void check_cache_control(Wave& w, const Inst& i) {
     const Published what{c.epoch, c.seen};
     const Scope scope = scoped ? scope_of(i) : Scope::System;
     c.epoch++;
-    // With nothing in flight there is nothing to wait for, and clang omits the wait.
+    // If no access is in flight, the write-back counts as complete at once, because clang then
+    // omits the wait for it.
     if (c.vm.empty()) {
       written_back(c, what, scope);
     } else {

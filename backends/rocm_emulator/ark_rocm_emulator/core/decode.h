@@ -70,13 +70,15 @@ class Decoder {
   void vector_dst(Inst& inst, unsigned field) const;     // a VGPR, or an SGPR by the operand's type
   // VOP3 up to its sources. `vop1` and `own`: the first opcode numbers of VOP1 and of VOP3 itself.
   bool vop3_head(std::span<const uint32_t> words, Inst& inst, unsigned vop1, unsigned own) const;
-  // The second dword of DPP. modifiers: true if it also carries neg and abs. Returns the register
-  // number of source 0.
+  // Decodes the second dword of an instruction with DPP (exchange of data between lanes).
+  // modifiers: true if the dword also has neg and abs. Returns the register number of source 0.
   static unsigned dpp16(Inst& inst, uint32_t word, bool modifiers);
-  // The trailing literal of fmamk and fmaak. length: the length without the literal.
+  // Decodes the literal at the end of fmamk and fmaak. length: the instruction's length without the
+  // literal.
   static int literal_operand(std::span<const uint32_t> words, Inst& inst, int length);
-  // The second word of DS; of FLAT, GLOBAL and SCRATCH (`has_saddr` is known); of MUBUF (`offen`,
-  // `idxen` and `lds` are known). `acc`: data in accumulation registers.
+  // Decode the second word of an instruction: ds_operands of DS; flat_operands of FLAT, GLOBAL and
+  // SCRATCH, once `has_saddr` is known; buffer_operands of MUBUF, once `offen`, `idxen` and `lds`
+  // are known. acc: the data are in accumulation registers.
   static void ds_operands(uint32_t word, Inst& inst, bool acc);
   void flat_operands(uint32_t word, Inst& inst, bool vaddr, bool acc) const;
   int buffer_operands(uint32_t word, Inst& inst, bool acc) const;

@@ -99,7 +99,8 @@ class Gfx11Decoder : public Decoder {
     return enc == kDpp8 || enc == kDpp8Inactive || enc == kDpp16;
   }
 
-  // The DPP dword. modifiers: true if it also carries neg and abs. Returns source 0's VGPR number.
+  // Decodes the DPP dword (exchange of data between lanes). modifiers: true if it also has neg and
+  // abs. Returns the VGPR number of source 0.
   static unsigned dpp(Inst& inst, unsigned enc, uint32_t word, bool modifiers) {
     if (enc == kDpp16) return dpp16(inst, word, modifiers);
     inst.ext = Ext::Dpp8;
@@ -108,7 +109,8 @@ class Gfx11Decoder : public Decoder {
     return bits(word, 7, 0);
   }
 
-  // Source 0 of VOP1, VOP2, VOPC with the dwords that follow the first. Returns the length.
+  // Decodes source 0 of VOP1, VOP2 and VOPC, with the dwords that follow the first one. Returns the
+  // length.
   int source0(std::span<const uint32_t> words, Inst& inst) const {
     const unsigned enc = bits(words[0], 8, 0);
     bool literal = false;
@@ -133,7 +135,7 @@ class Gfx11Decoder : public Decoder {
   int vop2(std::span<const uint32_t> words, Inst& inst) const {
     if (!lookup(inst, Format::VOP2, bits(words[0], 30, 25))) return 0;
     short_dst(inst, bits(words[0], 24, 17));
-    // fmamk: src0, literal, src1; fmaak: src0, src1, literal.
+    // The order of operands is src0, literal, src1 in fmamk, and src0, src1, literal in fmaak.
     const int second = inst.op->src[1] == Ty::Literal ? 2 : 1;
     bool literal = false;
     short_source(inst, second, 256 + bits(words[0], 16, 9), literal);

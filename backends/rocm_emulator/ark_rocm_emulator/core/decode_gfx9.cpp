@@ -67,7 +67,8 @@ class Gfx9Decoder : public Decoder {
     return 2;
   }
 
-  // Source 0 of VOP1, VOP2, VOPC with its DPP and SDWA words. Returns the length, 0 on error.
+  // Decodes source 0 of VOP1, VOP2 and VOPC with its DPP and SDWA words. Returns the length, or 0
+  // on error.
   int source0(std::span<const uint32_t> words, Inst& inst, bool compare) const {
     const unsigned enc = bits(words[0], 8, 0);
     if (enc != 249 && enc != 250) {
@@ -124,7 +125,7 @@ class Gfx9Decoder : public Decoder {
   int vop2(std::span<const uint32_t> words, Inst& inst) const {
     if (!lookup(inst, Format::VOP2, bits(words[0], 30, 25))) return 0;
     vector_dst(inst, bits(words[0], 24, 17));
-    // fmamk: src0, literal, src1; fmaak: src0, src1, literal.
+    // The order of operands is src0, literal, src1 in fmamk, and src0, src1, literal in fmaak.
     const int second = inst.op->src[1] == Ty::Literal ? 2 : 1;
     set_vgpr(inst.src[second], bits(words[0], 16, 9));
     const int length = literal_operand(words, inst, source0(words, inst, false));

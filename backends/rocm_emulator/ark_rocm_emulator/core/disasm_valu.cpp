@@ -64,7 +64,8 @@ std::string Printer::suffix() const {
   if (inst.format == Format::VOP3) return dpp.empty() ? "" : "_e64" + dpp;
   if (inst.vop3_form) return "_e64" + dpp;
   if (!dpp.empty()) return dpp;
-  // These exist in the 32-bit encoding only and take no suffix.
+  // These instructions exist in the 32-bit encoding only, so their names have no suffix for the
+  // encoding.
   static const char* const kNoSuffix[] = {
       "v_fmamk_f32", "v_fmaak_f32", "v_fmamk_f16", "v_fmaak_f16", "v_madmk_f16", "v_madak_f16",
       "v_madmk_f32", "v_madak_f32",

@@ -94,7 +94,8 @@ bool straddles_end(Wave& w, const Inst& i, int bytes) {
   return buffer_addresses(w, i, 4).active != buffer_addresses(w, last, 4).active;
 }
 
-// Handlers differ in an operation or a width. Their common code is in functions that they call.
+// The many handlers differ in an operation or a width. Their common code is in functions that are
+// not inlined, so that it is compiled once.
 template <bool Store>
 void each_byte(Wave& w, const Inst& i, int bytes, uint32_t* rows) {
   alignas(64) uint32_t byte[kLanes];
@@ -190,7 +191,8 @@ void register_buffer(Ops& ops) {
       [&ops](const Text& name, const Text& type, Handler run) {
         ops.add("buffer_store_" + name, "=p," + type, run, kMemory | kStore);
       },
-      // The result comes back in the data's registers.
+      // A returned value is written to the registers of the data operand, so the signature has no
+      // destination.
       [&ops](const Text& name, const Text&, const Text& data, uint32_t flags, Handler run) {
         ops.add("buffer_atomic_" + name, "=p," + data, run, flags | kMemory | kSync | kStore);
       });

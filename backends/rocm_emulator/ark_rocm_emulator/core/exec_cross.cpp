@@ -25,7 +25,8 @@ void writelane(Wave& w, const Inst& i) {   // ignores EXEC
   w.row(i.dst[0].reg)[lane] = w.scalar32(i.src[0]);
 }
 
-// A copy of the row with zeros for inactive lanes.
+// ds_permute: each active lane writes its data to the lane that its address names. Lanes that none
+// names get 0.
 void permute(Wave& w, const Inst& i) {
   const uint32_t *address = w.row(i.src[0].reg), *data = w.row(i.src[1].reg);
   alignas(64) Row out = {};
@@ -37,7 +38,7 @@ void permute(Wave& w, const Inst& i) {
   w.blend(w.row(i.dst[0].reg), out, w.exec());
 }
 
-// The row with zeros for inactive lanes.
+// Copies a row of lanes; inactive lanes get 0.
 void active_lanes(Wave& w, const uint32_t* from, uint32_t* to) {
   fill_row(to, 0, w.lanes);
   w.blend(to, from, w.exec());

@@ -17,7 +17,8 @@ namespace {
 using U32 = uint32_t;
 using I32 = int32_t;
 
-// Three f16 sources; F takes and returns one floating type.
+// The handler of an operation on three f16 sources. F takes its arguments, and returns its result,
+// in one floating-point type.
 template <class F>
 Handler half_of_three(F) {
   return [](Wave& w, const Inst& i) {
@@ -276,7 +277,8 @@ void register_scalar(Ops& ops) {
   });
 }
 
-// The halves of a VOPD, X first or Y first. kWhole: for use while all lanes are active.
+// Execute one half of a dual-issue instruction (VOPD): half_x the X half, half_y the Y half.
+// kWhole: true for use while all lanes are active.
 template <bool kWhole>
 void half_x(Wave& w, const Inst& i) {
   (kWhole ? i.first_whole : i.first)(w, i);

@@ -11,7 +11,8 @@
 namespace ark_emu {
 namespace {
 
-// Handlers differ in an operation or a width. Their common code is in functions that they call.
+// The many handlers differ in an operation or a width. Their common code is in functions that are
+// not inlined, so that it is compiled once.
 [[gnu::noinline]] Addresses lds_addresses(Wave& w, const Inst& i, uint64_t offset) {
   Addresses a;
   a.space = Space::Lds;

@@ -47,7 +47,8 @@ void with_spaces(Wave& w, const Inst& i, F each) {
   }
 }
 
-// Handlers differ in an operation or a width. Their common code is in functions that they call.
+// The many handlers differ in an operation or a width. Their common code is in functions that are
+// not inlined, so that it is compiled once.
 [[gnu::noinline]] void load_rows(Wave& w, const Inst& i, int bytes, uint32_t* rows) {
   with_spaces(w, i, [&](const Addresses& a) { load_lanes(w, i, a, bytes, rows); });
 }

@@ -35,7 +35,7 @@ struct Tiles {
   alignas(64) T at[kElements / kSize][kSize];
 };
 
-// Rows of a matrix, of all its blocks.
+// Points to the rows of a matrix, in all of its blocks.
 template <int kSize, class T>
 using Lines = const T (*)[kSize];
 
@@ -159,7 +159,8 @@ void multiply(Wave& w, const Inst& i) {
   multiply_to_d<kSize, T>(w, i, kShape, left, right, A::kBits == 16 && flushes_denormals(w));
 }
 
-// f64: one element a lane, other layouts, and blgp negates the operands.
+// MFMA of f64 differs from the other types: a lane holds one element, the layouts are others, and
+// blgp negates the operands.
 template <int kSize, int kBlocks>
 void multiply_f64(Wave& w, const Inst& i) {
   constexpr int kDepth = 4, kRegs = kSize * kSize * kBlocks / 64;
@@ -253,7 +254,8 @@ void register_mfma(Ops& ops) {
   add_fp8<32, 16>(ops, "v_mfma_f32_32x32x16_");
   ops.add("v_mfma_f64_16x16x4_f64", "b256=f64,f64,b256", multiply_f64<16, 1>, kMatrix);
   ops.add("v_mfma_f64_4x4x4_4b_f64", "b64=f64,f64,b64", multiply_f64<4, 4>, kMatrix);
-  // The second generation's instructions with half the depth.
+  // bf16 instructions that only the second generation (gfx90a) has, with half the depth of the
+  // others.
   add<32, 2, 2, InBF16>(ops, "v_mfma_f32_32x32x2bf16");
   add<16, 2, 4, InBF16>(ops, "v_mfma_f32_16x16x2bf16");
   add<4, 2, 16, InBF16>(ops, "v_mfma_f32_4x4x2bf16");

@@ -9,7 +9,7 @@
 namespace ark_emu {
 namespace {
 
-// Two sources, F sets SCC itself.
+// The handler of an operation on two scalar sources of 32 bits. F itself sets SCC.
 template <class F>
 Handler carry32(F) {
   return [](Wave& w, const Inst& i) {
@@ -25,7 +25,7 @@ Handler compare32(F) {
   return [](Wave& w, const Inst& i) { w.scc = F{}(w.scalar32(i.src[0]), w.scalar32(i.src[1])); };
 }
 
-// SOPK comparisons: register against simm16.
+// The handler of a SOPK comparison of a register with the instruction's 16-bit immediate.
 template <class F>
 Handler compare_imm(F) {
   return [](Wave& w, const Inst& i) { w.scc = F{}(w.scalar32(i.src[0]), i.imm); };

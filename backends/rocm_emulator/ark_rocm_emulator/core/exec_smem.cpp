@@ -16,7 +16,7 @@ uint64_t scalar_address(const Wave& w, const Inst& i) {
   return (base + offset) & ~3ull;
 }
 
-// The address of a scalar load, as that of a single lane.
+// Returns the address of a scalar load in the form of a vector access with one active lane.
 Addresses single(uint64_t address) {
   Addresses a;
   a.active = 1;

@@ -10,7 +10,8 @@
 namespace ark_emu {
 namespace {
 
-// flags: 0 or ~0 for each lane.
+// Writes a comparison's result as a lane mask, and to EXEC if the instruction does. flags: 0 or ~0
+// for each lane. opposite: true to negate the flags.
 [[gnu::noinline]] void finish_compare(Wave& w, const Inst& i, const uint32_t* flags,
                                       bool opposite = false) {
   uint64_t bits = row_bits(flags, w.lanes);

@@ -20,7 +20,7 @@ Handlers transcendental(F) {
   return float1([](float a) { return flush(F{}(flush(a))); });
 }
 
-// sin and cos take their argument in turns.
+// v_sin and v_cos take their argument in turns, which are multiples of 2 pi.
 template <bool Sine>
 float turns(float value) {
   if (!std::isfinite(value)) return std::nanf("");

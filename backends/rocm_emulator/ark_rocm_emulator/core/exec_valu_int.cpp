@@ -22,7 +22,8 @@ U32 reverse_bits(U32 a) {
   return __builtin_bswap32(a);
 }
 
-// add and sub with the clamp modifier saturating, signed or unsigned.
+// Additions and subtractions of 32-bit integers. With the clamp modifier the result saturates,
+// signed or unsigned.
 template <bool Signed, bool Subtract, bool Reverse>
 void add_sub(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, out;
@@ -39,7 +40,8 @@ void add_sub(Wave& w, const Inst& i) {
   if (to == out) w.put32(i, out);
 }
 
-// Carry in from a lane mask (or 0); carry out to a lane mask.
+// Additions and subtractions with a carry. The carry-in is a lane mask or 0; the carry-out is a
+// lane mask.
 template <bool Subtract, bool Reverse, bool CarryIn>
 void add_carry(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, out, in, over;
@@ -333,7 +335,7 @@ void register_bits(Ops& ops) {
   one("v_accvgpr_write_b32", move);
   one("v_accvgpr_mov_b32", move);
   ops.add("v_swap_b32", "b32=b32", swap_b32);
-  // A selection of bits. neg and abs act on its sources as on floats.
+  // v_cndmask selects whole dwords, but its modifiers neg and abs treat the sources as floats.
   Handlers select = cndmask;
   select.whole = {nullptr, nullptr, nullptr, nullptr, cndmask_whole<false, false>,
                   cndmask_whole<true, false>, cndmask_whole<false, true>, cndmask_whole<true, true>};

@@ -47,7 +47,7 @@ Words sum(Words a, Words b) { return _mm512_add_epi32(a, b); }
 Words high_words(Words a) { return _mm512_maskz_srli_epi64(kAll, a, 32); }
 Words to_high(Words a) { return _mm512_maskz_slli_epi64(kAll, a, 32); }
 Words even_odd(Words even, Words odd) { return _mm512_mask_blend_epi32(kOdd, even, odd); }
-// ~0 where a + b = total did not carry.
+// For each word, ~0 if the addition with the result `total` did not carry, otherwise 0.
 Words not_carried(Words a, Words total) {
   return _mm512_maskz_set1_epi32(_mm512_cmple_epu32_mask(a, total), -1);
 }
@@ -68,7 +68,7 @@ Words sum(Words a, Words b) { return _mm256_add_epi32(a, b); }
 Words high_words(Words a) { return _mm256_srli_epi64(a, 32); }
 Words to_high(Words a) { return _mm256_slli_epi64(a, 32); }
 Words even_odd(Words even, Words odd) { return _mm256_blend_epi32(even, odd, 0xaa); }
-// ~0 where a + b = total did not carry.
+// For each word, ~0 if the addition with the result `total` did not carry, otherwise 0.
 Words not_carried(Words a, Words total) {
   return _mm256_cmpeq_epi32(_mm256_max_epu32(a, total), total);
 }
@@ -114,7 +114,7 @@ void mad_u64_u32(Wave& w, const Inst& i) {
 }
 #endif
 
-// Sources of 64 bits as two rows.
+// A 64-bit source of all lanes: a row of low dwords and a row of high dwords.
 template <bool kUniform>
 struct WideSource {
   const U32* row;

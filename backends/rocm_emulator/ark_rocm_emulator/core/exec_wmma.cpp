@@ -19,7 +19,8 @@ namespace {
 
 constexpr int kSize = 16;
 
-// Register `offset` of an operand; a constant is the same everywhere.
+// The row of lanes of register number `offset` of an operand. For a constant, each lane has the
+// constant.
 const uint32_t* operand_row(Wave& w, const Operand& operand, int offset, uint32_t* tmp) {
   if (operand.kind == Kind::Vgpr) return w.row(operand.reg + offset);
   fill_row(tmp, operand.lo, kLanes);
@@ -29,7 +30,7 @@ const uint32_t* operand_row(Wave& w, const Operand& operand, int offset, uint32_
 template <class T>
 using Tile = T[kSize][kSize];
 
-// A wave of 64 has different layouts.
+// Throws a fault for a wave of 64 lanes, for which WMMA has other layouts, which are not emulated.
 void expect_wave32(const Wave& w, const Inst& i) {
   if (w.lanes == 32) return;
   throw Fault{ErrorKind::UnknownOpcode,
@@ -81,7 +82,7 @@ Lines load_floats(Wave& w, const Inst& i, int k, Tile<double>& tile) {
   return tile;
 }
 
-// abs and neg of the addend.
+// Applies the modifiers abs and neg of the addend.
 void modify_addend(const Inst& i, Tile<double>& sums) {
   const bool positive = ((i.abs >> 2) & 1) != 0, negated = ((i.neg >> 2) & 1) != 0;
   if (!positive && !negated) return;

@@ -44,7 +44,7 @@ T max_number(T a, T b) {
   return unless_signalling(a, b, a != a ? b : b != b ? a : more);
 }
 
-// v_minimum3 / v_maximum3: NaN wins.
+// v_minimum3 and v_maximum3: the result is NaN if an operand is NaN.
 template <class T>
 T minimum(T a, T b) {
   return a != a ? a : b != b ? b : min_number(a, b);
@@ -168,7 +168,8 @@ T fix_quotient(T quotient, T denominator, T numerator) {
   if (biased_exponent(numerator) - biased_exponent(denominator) < -Parts<T>::gap) {
     return with_sign(T(0));
   }
-  // Beyond the largest number the Newton steps would compute infinity minus infinity.
+  // The quotient is NaN if it exceeds the largest number, because the Newton steps then compute
+  // infinity minus infinity. The correct result is infinity.
   if (std::isnan(quotient)) return with_sign(std::numeric_limits<T>::infinity());
   return with_sign(std::fabs(quotient));
 }

@@ -104,7 +104,8 @@ struct Inst {
   bool vop3_form = false;             // VOP1/2/C in the 64-bit encoding
   Operand dst[2], src[4];
 
-  // VALU modifiers. plain_src/plain_dst: nothing to apply, the fast path.
+  // Modifiers of vector ALU instructions. plain_src, plain_dst: true if no modifier applies to the
+  // sources or to the destination, so that the fast path can be used.
   bool plain_src = true, plain_dst = true;
   uint8_t neg = 0, abs = 0;           // bit per source; VOP3P: abs is neg_hi
   uint8_t opsel = 0, opsel_hi = 0;    // bit per source; opsel bit 3: destination's high half

@@ -11,7 +11,7 @@
 
 namespace ark_emu {
 
-// A dword, in one access if it is aligned.
+// Reads a dword, in one access if it is aligned.
 inline uint32_t read_dword(const uint8_t* from) {
   if ((reinterpret_cast<uintptr_t>(from) & 3) == 0) {
     return __atomic_load_n(reinterpret_cast<const uint32_t*>(from), __ATOMIC_RELAXED);
@@ -75,7 +75,8 @@ inline bool side_by_side(const uint64_t* at, int lanes) {
 }
 
 #if defined(__AVX2__)
-// Four lanes' elements of 8 or 16 bytes to rows. Registers of 16 bytes are read at once.
+// Reads the elements of four lanes, 8 or 16 bytes each, with vector registers of 16 bytes, and
+// stores them as rows of dwords.
 template <int kBytes>
 void read_four(const uint8_t* const (&from)[4], uint32_t* rows) {
   __m128i lane[4];
@@ -99,7 +100,7 @@ void read_four(const uint8_t* const (&from)[4], uint32_t* rows) {
 }
 #endif
 
-// All lanes read: element l is at base + at[l].
+// Reads an element for each lane: that of lane l is at base + at[l].
 template <int kBytes>
 void read_all(const uint8_t* base, const uint64_t* at, int lanes, uint32_t* rows) {
   if (kBytes == 4 && side_by_side(at, lanes)) {

@@ -50,7 +50,8 @@ struct Source<true> {
   uint32_t operator[](int) const { return value; }
 };
 
-// Like each_lane, for handlers that do little work: no lane count is tested between the halves.
+// Like each_lane, for handlers that do little work: the loop over 32 lanes is unrolled, and the
+// number of lanes is tested only once, before the second half.
 template <class F>
 [[gnu::always_inline]] inline void whole_lanes(const Wave& w, F f) {
   ARK_LANES
@@ -60,7 +61,7 @@ template <class F>
   for (int l = 32; l < 64; l++) f(l);
 }
 
-// Handlers::whole: F applied to the sources k, 32 bits each.
+// A handler for Handlers::whole: applies F to the 32-bit sources k of all lanes.
 template <class F, unsigned kUniform, int... k>
 void run_whole(Wave& w, const Inst& i) {
   uint32_t* to = w.row(i.dst[0].reg);
@@ -70,7 +71,8 @@ void run_whole(Wave& w, const Inst& i) {
   apply(Source<(kUniform >> k & 1) != 0>(w, i.src[k])...);
 }
 
-// `run` together with such handlers, for the combinations of uniform sources that compilers emit.
+// Returns `run` together with handlers of run_whole, for those combinations of uniform sources that
+// compilers emit.
 template <class F>
 Handlers with_whole1(Handler run, F) {
   Handlers all = run;
@@ -101,7 +103,7 @@ Handlers with_whole3(Handler run, F) {
 using Row = uint32_t[kLanes];
 using Row2 = uint32_t[2 * kLanes];
 
-// 32-bit integers in, 32 bits out.
+// The handlers of an operation on one 32-bit integer, whose result has 32 bits.
 template <class F>
 Handlers int1(F each) {
   const Handler run = [](Wave& w, const Inst& i) {
@@ -175,7 +177,7 @@ Handler exact2(F) {
   };
 }
 
-// f32 in, f32 out.
+// The handlers of an operation on one f32, whose result is an f32.
 template <class F>
 Handlers float1(F) {
   return int1([](uint32_t a) { return as_bits(F{}(as_float(a))); });
@@ -193,7 +195,7 @@ Handlers float3(F) {
   });
 }
 
-// 64-bit values in and out, each source 32 or 64 bits wide by its operand type.
+// Source k as 64-bit values. A source whose operand type has 32 bits is zero-extended.
 inline const uint32_t* src_wide(Wave& w, const Inst& i, int k, uint32_t* tmp) {
   if (i.src[k].dwords == 2) return w.src64(i, k, tmp);
   const uint32_t* narrow = w.src32(i, k, tmp + kLanes);
@@ -267,7 +269,8 @@ Handler double3(F) {
   });
 }
 
-// 16-bit integers: sources zero-extended, low half of the result kept.
+// The handler of an operation on one 16-bit integer. The source is zero-extended, and the low half
+// of the result is kept.
 template <class F>
 Handler short1(F) {
   return [](Wave& w, const Inst& i) {

@@ -54,7 +54,8 @@ inline void to_floats(uint32_t* to, Doubles value) {
 #endif
 constexpr int kDoubles = sizeof(Doubles) / sizeof(double);
 
-// `kRows` rows of left * right from `row` on, both by (k, line), kColumns vectors wide.
+// Computes kRows rows of left * right, from `row` on, kColumns vectors wide. Both matrices are
+// indexed by (k, line).
 template <int kRows, int kColumns, int kSize, class Begin, class End>
 [[gnu::always_inline]] inline void multiply_rows(const double (*left)[kSize],
                                                  const double (*right)[kSize], int depth, int row,

@@ -102,7 +102,8 @@ inline uint32_t word_of(Wave& w, const Operand& operand, int offset, int lane) {
   return operand.lo;
 }
 
-// Register `offset` of an operand; a constant is the same in all lanes.
+// The row of lanes of register number `offset` of an operand. For a constant, each lane has the
+// constant.
 inline const uint32_t* words_of(Wave& w, const Operand& operand, int offset, uint32_t* tmp) {
   if (operand.kind == Kind::Vgpr) return w.row(operand.reg + static_cast<unsigned>(offset));
   fill_row(tmp, operand.lo, kLanes);

@@ -29,7 +29,7 @@ inline void fill_row(uint32_t* to, uint32_t value, int lanes) {
   }
 }
 
-// The lanes in `bits` get `from`; the others are unchanged.
+// Copies `from` to `to` for the lanes in `bits`; other lanes are unchanged.
 inline void blend_row(uint32_t* to, const uint32_t* from, uint64_t bits, int lanes) {
   for (int l = 0; l < lanes; l += 16) {
 #if defined(__AVX512F__)

@@ -31,7 +31,8 @@ inline void put_scalar(Wave& w, const Operand& operand, U64 value) {
   w.put_scalar64(operand, value);
 }
 
-// One source of type A; SCC = result is not zero where Scc says so.
+// The handler of a scalar operation on one source of type A. Scc: true if it sets SCC to 1 for a
+// nonzero result and to 0 otherwise.
 template <class A, bool Scc, class F>
 Handler scalar1(F) {
   return [](Wave& w, const Inst& i) {
@@ -41,7 +42,7 @@ Handler scalar1(F) {
   };
 }
 
-// Two sources of types A and B; SCC as above.
+// The same for two sources, of types A and B.
 template <class A, class B, bool Scc, class F>
 Handler scalar2(F) {
   return [](Wave& w, const Inst& i) {

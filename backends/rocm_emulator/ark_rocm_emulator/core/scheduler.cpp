@@ -91,7 +91,7 @@ struct Checked : Plainly {
   }
 };
 
-// Memory operations take effect at their issue or later.
+// Memory operations do not take effect when they are issued, but at a random later time.
 struct Stale : Plainly {
   StaleGrid& stale;
   explicit Stale(StaleGrid& grid) : stale(grid) {}
@@ -308,7 +308,8 @@ bool Grid::independent() const {
       if (inst.op == nullptr) continue;
       calls |= inst.op->name == "s_swappc_b64" || inst.op->name == "s_setpc_b64";
       const bool coherent = (inst.op->flags & kMemory) != 0 && (inst.glc || inst.scc_bit);
-      // RDNA3's barriers come with an invalidation of the workgroup's own cache.
+      // A barrier, and the invalidation of the workgroup's own cache that RDNA3 has at barriers,
+      // synchronise only the waves of one workgroup.
       const bool within = inst.op->name == "s_barrier" || inst.op->name == "buffer_gl0_inv";
       const bool sync = (inst.op->flags & kSync) != 0 && !within;
       if (coherent || sync) return false;

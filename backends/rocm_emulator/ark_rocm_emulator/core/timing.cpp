@@ -301,8 +301,8 @@ void Timing::access(Wave& w, const Inst& i, const Cost& cost) {
     t.taken = address - busy;
     done = address;
     Die& die = dies_[t.unit % static_cast<uint32_t>(model_.dies)];
-    // sc1: beyond this die's L2. Atomics are performed at the memory side, because the dies do not
-    // share an L2.
+    // An access with the bit sc1 goes beyond this die's L2. Atomics are performed at the memory
+    // side, because the dies do not share an L2.
     const bool outside = i.scc_bit || cost.unit == Unit::Atomic;
     for (int k = 0; k < count; k++) {
       double there;

@@ -134,7 +134,8 @@ const uint32_t* Wave::dpp_row(const Inst& inst, const uint32_t* from, uint32_t* 
   return tmp;
 }
 
-// abs and neg by type, on tmp.
+// Applies the modifiers abs and neg of source k to the values in tmp, according to the operand's
+// type.
 void Wave::modify(const Inst& inst, int k, uint32_t* tmp) {
   const Ty ty = inst.src[k].ty;
   const uint32_t sign = ty == Ty::F32 ? 0x80000000u

@@ -121,13 +121,14 @@ struct Wave {
   uint32_t* target(const Inst& inst, uint32_t* out) {
     return inst.plain_dst && all_lanes() ? row(inst.dst[0].reg) : out;
   }
-  // Results, under EXEC: clamp, omod, op_sel, SDWA destination by the type of dst[0].
+  // Write a handler's results to the active lanes. Clamp, omod, op_sel and the SDWA destination are
+  // applied first, according to the type of dst[0].
   void put32(const Inst& inst, uint32_t* out);
   void put64(const Inst& inst, uint32_t* out);
   void put16(const Inst& inst, uint32_t* out);       // low half of each lane of `out`
   // Writes dst[which], a lane mask. Lanes outside EXEC get 0.
   void put_mask(const Inst& inst, int which, uint64_t bits);
-  // The lanes in `bits` get `from`.
+  // Copies `from` to `to` for the lanes in `bits`.
   void blend(uint32_t* to, const uint32_t* from, uint64_t bits);
 
  private:

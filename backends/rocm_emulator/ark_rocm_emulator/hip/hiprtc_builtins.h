@@ -11,7 +11,8 @@
 #define __constant__ __attribute__((constant))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
-// The number of threads in a block, and the least number of waves per SIMD.
+// The attributes for __launch_bounds__: the number of threads in a block, and if there is a second
+// argument, the least number of waves per SIMD.
 #define ARK_BOUNDS_1(THREADS) __attribute__((amdgpu_flat_work_group_size(1, THREADS)))
 #define ARK_BOUNDS_2(THREADS, WAVES) \
   ARK_BOUNDS_1(THREADS) __attribute__((amdgpu_waves_per_eu(WAVES)))

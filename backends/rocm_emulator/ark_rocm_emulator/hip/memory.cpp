@@ -260,7 +260,7 @@ HIP_EXPORT hipError_t hipHostUnregister(void* pointer) {
   return hipSuccess;
 }
 
-// The memory of the emulating machine; there is no other.
+// Returns the free and the total memory of the host, because emulated devices use that memory.
 HIP_EXPORT hipError_t hipMemGetInfo(size_t* free_bytes, size_t* total) {
   HIP_ENTER();
   std::lock_guard<std::mutex> hold(rt->lock);

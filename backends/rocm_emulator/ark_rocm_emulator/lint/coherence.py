@@ -122,7 +122,7 @@ class Coherence:
                 facts = self._step(inst, facts)
 
     def _step(self, inst: Instruction, facts: _Facts) -> _Facts:
-        """The facts after ``inst``."""
+        """Returns the facts that hold after ``inst`` if `facts` hold before it."""
         rules = self._rules
         if inst.is_marker:
             scope = inst.operands[0]
