@@ -141,7 +141,7 @@ def test_compare_reports_too_large_networks(capsys, tmp_path, monkeypatch):
     assert "one_shot is left out: one_shot needs more operations for all_gather over 8" in out
     monkeypatch.setattr("ark.cli.topo._MOST_COMPARED", 0)
     code, _, err = run(capsys, "compare", "ring8", "--size", "1M")
-    assert code == 2 and "no algorithm does all_gather" in err
+    assert code == 2 and "no algorithm supports all_gather" in err
 
 
 @pytest.mark.parametrize(
