@@ -36,7 +36,7 @@ def tell(name: str, **figures: Any) -> None:
 
 
 def least(run: Callable[[], Any], repeats: int = 3) -> float:
-    """Seconds of the fastest run."""
+    """Seconds of the fastest of several calls."""
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()

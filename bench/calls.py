@@ -56,7 +56,9 @@ class _Clock:
 
     @property
     def tenth(self) -> float:
-        """The 10% quantile of the times. It is used because other programs share the machine."""
+        """The 10% quantile of the times. Other programs share the machine, so larger times say
+        little.
+        """
         return sorted(self.times)[len(self.times) // 10] if self.times else 0.0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:

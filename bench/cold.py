@@ -98,7 +98,9 @@ def measure_ops(machine_name: str) -> None:
 
 
 def measure(name: str, machine_name: str, chunk: int | None) -> None:
-    """Prints a line for each part."""
+    """Plans, verifies, emits and compiles one program, and prints a line with the time of each of
+    these parts.
+    """
     began, cpu = time.monotonic(), time.thread_time()
 
     def tell(stage: str) -> None:

@@ -1,8 +1,9 @@
 """Times TACCL's stages on the networks of its paper: run `python bench/comm_taccl.py`.
 
 Prints, for each case, the seconds of routing (building and solving the model), of ordering with
-contiguity, of writing the program and of the checker. The first call of the solver library is made
-before the clock starts. The sketches are those of the paper's DGX-2 and NDv2 experiments.
+contiguity, of writing the program and of the program's checker. The first call of the solver
+library is made before the clock starts. The sketches are those of the paper's DGX-2 and NDv2
+experiments.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SIZE = 1 << 20  # bytes of one rank's share
 
 
 def dgx2(boxes: int) -> Sketch:
-    """Odd ranks send between boxes, even ranks receive. There are two chunks per rank."""
+    """A sketch for DGX-2 boxes: odd ranks send to other boxes, even ranks receive from them. There
+    are two chunks per rank.
+    """
     odd = range(1, 16, 2)
     return _sketch(
         boxes,
@@ -43,7 +46,9 @@ def dgx2(boxes: int) -> Sketch:
 
 
 def ndv2(boxes: int) -> Sketch:
-    """Rank 0 sends between boxes, rank 1 receives."""
+    """A sketch for NDv2 boxes: rank 0 of each box sends to other boxes, rank 1 receives
+    from them.
+    """
     return _sketch(
         boxes,
         8,
@@ -61,7 +66,7 @@ def _sketch(boxes: int, per_box: int, raw: dict[str, Any]) -> Sketch:
     return Sketch.from_json({**raw, "nnodes": boxes, "symmetry_offsets": offsets})
 
 
-# Topology, sketch (None: from the topology), collective, the limit that routing must keep.
+# Topology, sketch (None: from the topology), collective, the goal for the time of routing.
 CASES: tuple[tuple[str, Sketch | None, str, str], ...] = (
     ("ndv2", ndv2(1), "all_gather", ""),
     ("ndv2x2", ndv2(2), "all_gather", ""),

@@ -204,14 +204,16 @@ def watched_steps() -> Iterator[dict[str, list[float]]]:
 
 
 class Bench:
-    """An engine whose requests are measured."""
+    """An engine with a model of random weights, whose requests are timed."""
 
     def __init__(self, engine: Engine, position: int, tokens: int, plain_us: float) -> None:
         self.engine, self.position, self.tokens, self.plain_us = engine, position, tokens, plain_us
         self.number = 0
 
     def request(self, prompt: int, tokens: int) -> Request:
-        """A request with a text of its own."""
+        """A request whose prompt differs from those of all other requests, so that no cached prefix
+        is reused.
+        """
         self.number += 1
         rng = np.random.default_rng(self.number)
         text = tuple(map(int, rng.integers(1, 90, prompt)))

@@ -21,7 +21,7 @@ from ark.ir.dtype import by_name
 from ark.ir.graph import Graph
 
 MACHINE = "h100"
-# By workload: four sizes. The last one is the size of the goal.
+# By workload: four sizes. The last one is the size for which docs/ state a goal.
 SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "matmul": ((1024,), (2048,), (4096,), (8192,)),
     "lstm": ((2, 10), (5, 25), (10, 40), (10, 100)),

@@ -29,7 +29,9 @@ from ark.runtime.executor import Executor
 
 
 def planned(machine: Machine, kind: DataType, heads: int, width: int, rows: int, keys: int) -> Plan:
-    """kind: the type of queries and results. Keys and values are bf16."""
+    """Plans attention of `rows` queries over `keys` keys. kind: the data type of queries and
+    results. Keys and values are bf16.
+    """
     graph = Graph()
     q = graph.tensor((rows, heads * width), kind, arena="state", name="q")
     k, v = (graph.tensor((heads, keys, width), bf16, arena="state", name=n) for n in "kv")

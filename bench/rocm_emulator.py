@@ -106,7 +106,7 @@ def measure(arch: str, name: str, rounds: int, parallel: bool) -> tuple[int, flo
 
 
 def main() -> None:
-    """Print a table: million wave-instructions a second on one thread and on all cores."""
+    """Prints a table: million wave-instructions per second on one thread and on all cores."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--arch", choices=TARGETS, action="append")
     parser.add_argument("--rounds", type=int, default=2000, help="loop iterations of each kernel")

@@ -29,7 +29,7 @@ from ark.models.sequences import write_sequences
 from ark.runtime.executor import Executor
 
 LAYERS, CONTEXT, TRACE_RECORDS = 36, 512, 1024
-# The ops of a layer that each group ends with, by parts of their names; in order.
+# For each group of a layer's ops, in order: a part of the name of the op that ends the group.
 GROUPS = {
     "query, key, value": "query+key+value",
     "attention": "attention.attention",
@@ -86,8 +86,8 @@ def predict(
 
 
 def group_ends(events: list[dict], layer: int) -> dict[str, float]:
-    """For each group of a layer's ops, the time (in microseconds from the trace's begin) at which
-    its last task ends.
+    """For each group of a layer's ops, the time (in microseconds from the beginning of the trace)
+    at which its last task ends.
     """
     own = [e for e in events if f".layers.{layer}." in e["name"]]
     return {

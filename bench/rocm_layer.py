@@ -26,7 +26,9 @@ from ark.runtime.executor import Executor
 
 
 def row_of(name: str, k: int) -> DataType:
-    """The type of weights with `k` columns in a format."""
+    """The data type of weights with `k` columns in a format. Of a quantised matrix it is a row
+    type: codes and scales of a whole row are one element.
+    """
     return {
         "bf16": bf16,
         "fp8": row_type(fp8_e4m3, k, k, fp32, False, bf16),
@@ -60,7 +62,9 @@ def planned(machine: Machine, name: str, rows: int, width: int, inner: int, bloc
 
 
 def microseconds(model: str, name: str, rows: int, width: int, inner: int, blocks: int) -> float:
-    """Runs the given number of blocks once."""
+    """Runs the given number of gated blocks in sequence once on the emulator. Returns the predicted
+    microseconds.
+    """
     with ark_rocm_emulator.emulated(model), contextlib.closing(backend.open(0)) as device:
         program = planned(device.machine, name, rows, width, inner, blocks)
         with Executor(program, backend, device) as executor:

@@ -43,9 +43,9 @@ def microseconds(
     tile: tuple[int, int] | None = None,
     cut: list[int] | None = None,
 ) -> tuple[float, list[int]]:
-    """Runs a product (rows, columns, depth) once, with tiles of `tile`, with the given cut, or
-    otherwise as the planner cuts it. Also returns the rows and columns of a tile and the parts of
-    k.
+    """Predicts the microseconds of a product (rows, columns, depth) with tiles of `tile`, with the
+    given cut, or otherwise as the planner cuts it. Also returns the rows and columns of a tile and
+    the parts of k.
     """
     m, n, k = shape
     ta, tb = (letter == "t" for letter in turned)

@@ -49,7 +49,7 @@ class Autoencoder(nn.Module):
 
 
 class Graph(nn.Module):
-    """Two graph layers that sum over 200 edges of 50 nodes."""
+    """Two layers of a graph network; each sums messages over 200 edges of 50 nodes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -137,9 +137,9 @@ class Pusher:
 
 
 def end_of_cable(nbytes: int) -> None:
-    """Runs one of the two sides. It prints how to connect to its memory, reads the other side's
-    answer, and then runs the measurements that it reads, all as lines of JSON. The passive side
-    runs none; it ends when its input ends.
+    """Runs one of the two connected processes. It prints how to connect to its memory, reads the
+    other process's answer, and then runs the measurements that it reads, all as lines of JSON. The
+    passive process gets none; it ends when its input ends.
     """
     device = registry.get("cpu").open(0)
     abort, memory = device.alloc(4, "host"), device.alloc(1 << 20, "symmetric")
@@ -163,7 +163,7 @@ def end_of_cable(nbytes: int) -> None:
 
 
 def perftest(hosts: Hosts, test: str, nbytes: int, count: int) -> tuple[float, float]:
-    """Microseconds per put of ucx_perftest, and CPU time of both sides for the whole run."""
+    """Microseconds per put of ucx_perftest, and CPU time of client and server for the whole run."""
     port = ["-p", "13399"]
 
     def start(host: int, *words: str) -> subprocess.Popen[str]:
@@ -207,8 +207,9 @@ def perftest(hosts: Hosts, test: str, nbytes: int, count: int) -> tuple[float, f
 def both_ends(
     hosts: Hosts, nbytes: int
 ) -> Iterator[tuple[Callable[..., float], Callable[[], int]]]:
-    """The two connected sides: a function that makes one of them (by default the first) measure
-    something, and a function that returns the number of segments that TCP has sent on both sides.
+    """Starts two connected processes. Yields a function that lets one of them (by default the
+    first) measure something, and a function that returns the number of segments that TCP has sent
+    in both directions.
     """
     words = [str(Path(__file__).resolve()), "--end", "--bytes", str(nbytes)]
     sides = [

@@ -39,8 +39,8 @@ def forced(folder: Path) -> dict[str, str]:
 
 
 def examine() -> dict[str, str]:
-    """The results of the checks for the models with the NVRTC that this process uses, by the
-    table's columns.
+    """The results of the checks for the models of ark.runtime.known with the NVRTC that this
+    process uses, by the names that the printed line gives them.
     """
     from ark_cuda import backend, machines
     from ark_cuda.compiler import NvrtcCompiler
@@ -85,8 +85,8 @@ def tested(paths: list[str], environment: dict[str, str]) -> str:
 
 
 def run(folder: Path, paths: list[str]) -> tuple[str, bool]:
-    """Checks the NVRTC in a folder, in a separate process. Returns its line of the table, and True
-    if all requested checks passed.
+    """Checks the NVRTC in a folder, in a separate process. Returns the line to print for it, and
+    True if all requested checks passed.
     """
     environment, begin = forced(folder), time.perf_counter()
     words = [sys.executable, str(Path(__file__).resolve()), "--one"]

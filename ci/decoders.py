@@ -59,7 +59,7 @@ def read(backend: str) -> Cells | None:
 
 
 def table() -> str:
-    """The text of the page."""
+    """The Markdown text of docs/reference/decoders.md."""
     runs = {backend: run for backend in BACKENDS if (run := read(backend))}
     rows = sorted({tuple(cell) for run in runs.values() for cell in run.cells})
     lines = [

@@ -3,7 +3,8 @@ architecture, and how many sound programs they accuse.
 
 `python ci/defect_counts.py` runs every program and every defect of tests/rocm_emulator/planted.py,
 prints the page and writes ci/results/emulator/defects.json, of which ci/generate.py makes the page.
-It names those that were missed or accused; the exit code is 1 if there is one.
+It prints the names of missed defects and of accused sound programs; the exit code is 1 if there are
+any.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def count() -> Iterator[tuple[str, Counts]]:
-    """Runs everything, an architecture at a time."""
+    """Runs all programs and defects; yields the counts of one architecture after another."""
     from checks_bench import ALL
     from planted import DEFECTS, assembly
     from planted_programs import PROGRAMS
@@ -63,7 +64,9 @@ def count() -> Iterator[tuple[str, Counts]]:
 
 
 def read(path: Path = FILE) -> dict[str, Counts]:
-    """The file; raises ValueError with its name if it is not valid."""
+    """The counts that defects.json stores, by architecture; raises ValueError with the file's name
+    if it is not valid.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Counts])
     except (msgspec.DecodeError, OSError) as error:
@@ -100,7 +103,7 @@ def table(counts: dict[str, Counts]) -> str:
 
 
 def page() -> str:
-    """The page from the file of the tree."""
+    """The text of docs/reference/emulator-checks.md, made from the stored counts."""
     return table(read())
 
 

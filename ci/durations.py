@@ -37,7 +37,9 @@ def functions(reports: Iterable[Path]) -> dict[str, list[float]]:
 
 
 def _module(case: ElementTree.Element, report: Path) -> str:
-    """The file of a test, with the class if it has one, as in a node ID."""
+    """The test file of a report's test case, and its class if it has one, in the notation of a
+    pytest node ID.
+    """
     words = case.get("classname", "").split(".")
     for count in range(len(words), 0, -1):
         file = Path(*words[:count]).with_suffix(".py")

@@ -1,10 +1,10 @@
-"""Runs a row's tests on the row's machine and writes the outcome, for ci/coverage.md.
+"""Runs the tests of a row of ci/matrix.toml on the machine that the row names and writes the
+outcome, for ci/coverage.md.
 
 `python ci/evidence.py cuda-h100` (or `nox -s cuda-h100`) runs the tests of that row of
 ci/matrix.toml and writes ci/results/cuda-h100.json: the devices, the versions of drivers and
-packages, the date, and the counts of pytest's own report. A run in which a test failed, or no test
-ran on a device of the row, writes nothing. ci/generate.py reads the files back through the same
-schema.
+packages, the date, and the counts of pytest's own report. If a test failed, or no test ran on such
+a device, no file is written. ci/generate.py reads the files back through the same schema.
 
 A machine that is available for minutes at a time runs a row in parts, each with pytest's own
 options: `--reports FOLDER` keeps each part's report there, and the result counts all reports of the
@@ -95,7 +95,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class SuiteCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Counts of the outcomes of a suite's tests. refused: ended with an error that names an
-    unsupported operator, type or opset. refused_otherwise: ended with another error of ark.
+    unsupported operator, type or opset. refused_otherwise: ended with another error message of ark.
     """
 
     passed: Count
@@ -126,7 +126,7 @@ class SuiteResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_suite(path: Path) -> SuiteResult:
-    """A suite's result file; raises ValueError with the file name if it is not valid."""
+    """Reads the result file of a suite; raises ValueError with the file name if it is not valid."""
     try:
         result = msgspec.json.decode(path.read_bytes(), type=SuiteResult)
     except (msgspec.DecodeError, OSError) as error:
@@ -174,7 +174,7 @@ def write_suite(
 
 
 def read(path: Path) -> Result:
-    """A result file; raises ValueError with the file name if it is not valid."""
+    """Reads the result file of a row; raises ValueError with the file name if it is not valid."""
     try:
         result = msgspec.json.decode(path.read_bytes(), type=Result)
     except (msgspec.DecodeError, OSError) as error:
@@ -191,7 +191,7 @@ def read(path: Path) -> Result:
 
 
 def add(counts: Any) -> Counts:
-    """The sum of counts."""
+    """Adds up counts, outcome by outcome."""
     listed = list(counts)
     return Counts(*(sum(getattr(c, f) for c in listed) for f in Counts.__struct_fields__))
 
@@ -247,8 +247,8 @@ def installed() -> dict[str, str]:
 
 
 def describe(row: dict[str, Any], reports: Sequence[Path]) -> Result:
-    """The result of the runs with these reports. Raises ValueError if no test passed on the row's
-    device.
+    """The content of the row's result file, from pytest's reports of its runs. Raises ValueError if
+    no test passed on the row's device.
     """
     from ark.backend import registry
     from ark.runtime.cache import code_digest
@@ -286,7 +286,9 @@ def describe(row: dict[str, Any], reports: Sequence[Path]) -> Result:
 
 
 def _reports(folder: Path) -> list[Path]:
-    """The reports of ark's present source, and the path of the next one."""
+    """The pytest reports in a folder that belong to ark's present source, followed by the path for
+    the next report.
+    """
     from ark.runtime.cache import code_digest
 
     own = folder / code_digest()[:16]
@@ -309,7 +311,7 @@ def _run(row: dict[str, Any], report: Path, rest: list[str]) -> int:
 
 
 def _summary(report: Path, code: int) -> str:
-    """The summary of a run that ended with this exit code."""
+    """A line that says how a pytest run ended, from its report and its exit code."""
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     bad = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
     names = "".join(f"\n  {c.get('classname')}::{c.get('name')}" for c in bad)

@@ -25,7 +25,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_figures(path: Path, row: str) -> Figures:
-    """A row's file; raises ValueError with its name if it is not valid."""
+    """Reads a row's file of figures; raises ValueError with its name if it is not valid."""
     try:
         figures = msgspec.json.decode(path.read_bytes(), type=Figures)
         for run in figures.runs:
@@ -42,7 +42,7 @@ def read_figures(path: Path, row: str) -> Figures:
 
 
 def write_figures(path: Path, figures: Figures) -> None:
-    """Writes a file completely or not at all."""
+    """Writes a row's file of figures completely or, on an error, not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n"
     beside = path.with_suffix(".new")
@@ -51,8 +51,8 @@ def write_figures(path: Path, figures: Figures) -> None:
 
 
 def merged(before: Figures, runs: Sequence[Results], noisy: bool, commit: str = "") -> Figures:
-    """The earlier figures, replaced by those of new runs where these have them. commit: the commit
-    of the new runs, if their own is missing or of a copy of the repository.
+    """All figures: those of the new runs, and earlier ones that the new runs did not measure. commit:
+    replaces the commit that a new run names, if it names none or that of a copy of the repository.
     """
     now = {f.figure for run in runs for f in run.figures}
     runs_kept = []

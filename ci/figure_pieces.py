@@ -21,11 +21,11 @@ OPS_OF_PIECE = 16
 
 @dataclass(frozen=True)
 class Piece:
-    """One call of `ark bench`. words: its arguments, followed by those of `names` that have no
-    figure yet. figures: prefixes of the names of its figures, one for each of `names` if there are
-    any. peer: the argument of --vs. kept: the peer is slow, so its times are kept with its
-    versions, and measured again only if these change. alone: arguments that replace --vs in a run
-    that does not measure the peer. seconds: the time limit.
+    """One call of `ark bench`. words: its arguments, to which those of `names` are added that have
+    no figure yet. figures: prefixes of the names of its figures, one for each of `names` if there
+    are any. peer: the program to compare with, the argument of --vs. kept: the peer is slow, so its
+    times are kept with its versions, and measured again only if these change. alone: arguments that
+    replace --vs in a run that does not measure the peer. seconds: the time limit.
     """
 
     name: str
@@ -68,7 +68,7 @@ def _prompt(config: str, length: int, seconds: float) -> Piece:
 
 
 def _parts(names: Sequence[str], name: str, repeats: int) -> list[Piece]:
-    """Pieces of a few ops each, which run side by side."""
+    """Splits a bench of many ops into pieces of a few ops each, which can run side by side."""
     begins = range(0, len(names), OPS_OF_PIECE)
     parts = [tuple(names[begin : begin + OPS_OF_PIECE]) for begin in begins]
     return [_ops(part, 150, f"{name} {i}", repeats) for i, part in enumerate(parts, 1)]
@@ -113,7 +113,7 @@ def devices_of(row: dict[str, Any]) -> int:
 
 
 def on_accelerator(devices: int) -> list[Piece]:
-    """The set of a GPU, or of several of one host, the most important first."""
+    """The pieces to run on a GPU, or on several GPUs of one host, the most important first."""
     if devices > 1:
         shapes = [_decode(c, 100, ranks=devices) for c in ("llama-3.2-1b", "llama-3.1-8b")]
         return [*shapes, *_comm(devices, SIZES, "nccl", 60)]
@@ -131,7 +131,7 @@ def on_accelerator(devices: int) -> list[Piece]:
 
 
 def on_cpu(tiny: bool) -> list[Piece]:
-    """The set of a CPU. tiny: one figure of each kind, to test this script."""
+    """The pieces to run on a CPU. tiny: only one figure of each kind, to test this script."""
     table = tuple(c.name for c in cases() if c.on_cpu and not c.name.startswith(SWEEP))
     names = ("adds-64x4096-fp32", "matmul-512x512x512-nt-bf16")
     small = tuple(n for n in table if "64m" not in n and "8192" not in n and "16384" not in n)

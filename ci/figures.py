@@ -3,11 +3,11 @@
 `python ci/figures.py cuda-h200` runs the benches of ci/figure_pieces.py, each in its own process,
 and writes ci/results/figures/cuda-h200.json, from which ci/generate.py makes the tables of
 docs/performance.md. It prints the figures that are worse by 3% than the previous file's. It stops
-after --budget seconds; results so far are kept in --work, and the next run continues from there if
-ark's source is the same. Rows that were not measured again keep the previous figures. The exit code
-is 1 if a figure is missing or worse. On one GPU --lanes benches run side by side: they plan and
-compile at the same time, and use the GPU in turns. --sweep measures `ark bench ops "sweep-*"` and
-`ark bench fidelity` instead of the standard set.
+after --budget seconds; the results so far are kept in the folder --work, and the next run continues
+from there if ark's source is the same. Rows that were not measured again keep the previous figures.
+The exit code is 1 if a figure is missing or worse. On one GPU --lanes benches run side by side:
+they plan and compile at the same time, and use the GPU in turns. --sweep measures `ark bench ops
+"sweep-*"` and `ark bench fidelity` instead of the standard set.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_LANES = 4
 
 
 def say(text: str) -> None:
-    """Prints at once, because a run may be interrupted."""
+    """Prints a line without buffering, so that it is not lost if the run is interrupted."""
     print(text, flush=True)
 
 
@@ -74,8 +74,9 @@ def environment(row: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 @dataclass
 class Run:
-    """A run of a row. runs: all measurements, including those of a resumed run. failed: for each
-    figure how its process ended. lanes: the number of benches that run side by side.
+    """The state of one call of this script for a row. runs: all measurements, including those of a
+    resumed run. failed: for each figure how its process ended. lanes: the number of benches that
+    run side by side.
     """
 
     row: dict[str, Any]
@@ -99,7 +100,7 @@ class Run:
         return [f for f in left if not any(_is(name, f) for name in done)]
 
     def left(self) -> float:
-        """Seconds of the budget."""
+        """The seconds that remain of --budget."""
         return 0.0 if self.stop.is_set() else self.ends - time.monotonic()
 
     def keep(self, run: Results) -> None:
@@ -240,7 +241,9 @@ def known_peers(before: Figures, runs: Iterable[Results]) -> dict[str, tuple[Fig
 
 
 def beside(results: Results, peers: Mapping[str, tuple[Figure, Results]]) -> Results:
-    """The run, completed by kept times of peers on the same machine and torch."""
+    """The results, with the peers' times added that were measured earlier on the same machine with
+    the same torch.
+    """
     figures = []
     for row in results.figures:
         old, run = peers.get(row.figure, (None, None))
@@ -277,7 +280,9 @@ def worse(before: Figures, runs: Sequence[Results], noisy: bool) -> list[tuple[F
 
 
 def report(run: Run, asked: Sequence[Piece], noisy: bool) -> int:
-    """Prints a short table; returns the exit code."""
+    """Prints the number of figures, their mean ratio to peers by kind, and those that failed, are
+    missing or became worse; returns 1 if there is one of these, otherwise 0.
+    """
     rows = [row for results in run.runs for row in results.figures]
     groups: dict[str, list[float]] = {}
     for row in rows:

@@ -58,7 +58,9 @@ def rows(folder: Path = RESULTS) -> list[dict[str, Any]]:
 def prove(
     row: dict[str, Any], result: Result | None, emulated: list[dict[str, Any]]
 ) -> tuple[str, str]:
-    """The level of proof of a row, and its evidence."""
+    """The proof of a row of the coverage table (`executed`, `emulated`, `simulated` or `compiled`,
+    as the table's page defines them), and the text of its evidence.
+    """
     if result is not None:
         for key in ("name", "backend", "arch"):
             if getattr(result, "row" if key == "name" else key) != row[key]:

@@ -38,9 +38,11 @@ PACKAGES = (
     "swift-f0",
 )
 MAX_DISTANCE = 1e-3
-# Sizes that a file leaves open: of a first dimension, of a signal, and of an image's sides.
+# The sizes used for dimensions that a file leaves symbolic: a first dimension, a signal's length,
+# and an image's height and width.
 FIRST, SAMPLES, SIDE = 1, 16000, 64
-# Inputs that no random numbers serve, and sizes of a file's own, by a part of the file's name.
+# Inputs for which random numbers make no sense, by name; and the shapes of inputs of single files,
+# by a part of the file's name.
 VALUES = {"sr": np.int64(SAMPLES)}
 SIZES = {
     "silero_vad": {"input": (1, 576), "state": (2, 1, 128)},
@@ -88,7 +90,9 @@ def inputs(path: Path) -> dict[str, np.ndarray]:
 
 
 def one(path: Path) -> dict[str, Any]:
-    """A file's row: its distance from onnxruntime, or the reason why it has none."""
+    """The table row of a file: the distance of ark's results from onnxruntime's, or the error that
+    prevented the comparison.
+    """
     import onnxruntime
 
     import ark
@@ -126,7 +130,9 @@ def _line(error: BaseException) -> str:
 
 
 def _row(path: Path, limit: float) -> dict[str, Any]:
-    """The result for a file, which a separate process computes."""
+    """Runs `one` for a file in a separate process, which is stopped after `limit` seconds; returns
+    the table row.
+    """
     command = [sys.executable, __file__, "--one", str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)

@@ -30,8 +30,8 @@ CODE_LINES_BEFORE_ERROR = 3
 
 @dataclass(frozen=True)
 class Passage:
-    """A text to read. place: path and line. context: the lines of the file that a reader needs with
-    it, such as the signature of the function that the docstring describes.
+    """A text to read. place: the file's path and the line. context: the lines of the file that a
+    reader needs with it, such as the signature of the function that the docstring describes.
     """
 
     kind: str

@@ -146,7 +146,9 @@ def _kind(figure: str) -> str:
 
 
 def _read_reasons(path: Path) -> dict[str, dict[str, str]]:
-    """For each row, why figures are below MIN_RATIO; raises ValueError for an invalid file."""
+    """For each row, the reasons why figures are below MIN_RATIO; raises ValueError for an invalid
+    file.
+    """
     try:
         text = path.read_text() if path.is_file() else ""
         return msgspec.convert(tomllib.loads(text), dict[str, dict[str, str]])
@@ -255,5 +257,7 @@ def _line(row: Figure) -> str:
 
 
 def _cell(text: str) -> str:
-    """The beginning of an error message, for a table cell."""
+    """The beginning of an error message, short enough for a table cell and with no character that
+    ends the cell.
+    """
     return " ".join(text.split())[:120].replace("|", "/")

@@ -67,7 +67,7 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reasons(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file of reasons."""
+    """The content of ci/plans/reasons.toml."""
 
     reason: list[Reason] = []
 
@@ -139,7 +139,7 @@ def describe_one(name: str, machine: str) -> str:
 
 
 def describe_all(machines: Sequence[str]) -> dict[str, str]:
-    """The text of each machine's file."""
+    """The text of ci/plans/MACHINE.txt for each machine."""
     wanted = [
         (machine, program.name)
         for machine in machines
@@ -172,7 +172,9 @@ def predicted(text: str) -> dict[str, float]:
 
 
 def growths(old: Mapping[str, str], new: Mapping[str, str]) -> list[Growth]:
-    """The predicted times of files that grew, by machine."""
+    """The predicted times that grew from the old texts to the new ones. The texts are by
+    machine.
+    """
     grown = []
     for machine, text in new.items():
         before = predicted(old.get(machine, ""))
@@ -183,7 +185,7 @@ def growths(old: Mapping[str, str], new: Mapping[str, str]) -> list[Growth]:
 
 
 def read_reasons(path: Path) -> Reasons:
-    """The file of reasons; raises ValueError with its name if it is not valid."""
+    """Reads ci/plans/reasons.toml; raises ValueError with its name if it is not valid."""
     if not path.is_file():
         return Reasons()
     try:
@@ -209,7 +211,7 @@ def reasons_text(reasons: Reasons) -> str:
 
 
 def unexplained(grown: Sequence[Growth], reasons: Reasons) -> list[Growth]:
-    """The growths for which no reason names the same times."""
+    """The growths for which no reason has the same old and new times."""
     explained = {(key, *us) for reason in reasons.reason for key, us in reason.us.items()}
     return [g for g in grown if (g.key, g.old, g.new) not in explained]
 
@@ -236,7 +238,7 @@ def kept(reasons: Reasons, texts: Mapping[str, str]) -> Reasons:
 
 
 def refusal(missing: Sequence[Growth]) -> str:
-    """The message for growths without a reason."""
+    """The message that is printed, instead of writing files, for growths without a reason."""
     example = reasons_text(Reasons([Reason("...", {g.key: (g.old, g.new) for g in missing})]))
     entry = example[example.index("[[reason]]") :]
     return (
@@ -276,7 +278,7 @@ def check(texts: Mapping[str, str], folder: Path) -> int:
 
 
 def write(texts: Mapping[str, str], folder: Path, why: str = "") -> int:
-    """Writes the files and the reasons, or prints why it does not. Returns the exit code."""
+    """Writes the files and the reasons, or prints why it writes none. Returns the exit code."""
     old = {m: (folder / f"{m}.txt").read_text() for m in texts if (folder / f"{m}.txt").is_file()}
     try:
         reasons = read_reasons(folder / "reasons.toml")

@@ -1,8 +1,9 @@
 """Counts the source that runs for a program, and the files and lines of the package `ark`.
 
-`python ci/reading.py` prints the figures of docs/architecture.md. A program is planned for an H200
-and its source is written. Its own files and lines are those of functions that run for it and not
-for a sum of two tensors, and of device headers that only its source includes.
+`python ci/reading.py` prints the figures of docs/architecture.md. For each of a few programs, it
+plans the program for an H200 and emits its source. It counts the functions that run for this
+program but not for a sum of two tensors, and the device headers that only this program's source
+includes: their files and lines.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def trace(name: str) -> dict[str, list[int]]:
 
 
 def traced(name: str) -> dict[str, list[int]]:
-    """The trace of a fresh process, in which nothing is cached."""
+    """Calls `trace` in a new process, in which nothing is cached."""
     command = [sys.executable, __file__, "--trace", name]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines: dict[str, list[int]] = json.loads(done.stdout)
@@ -97,7 +98,7 @@ def traced(name: str) -> dict[str, list[int]]:
 
 
 def own(lines: Mapping[str, Sequence[int]], plain: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """The number of lines of each file that are not lines of the plain program."""
+    """For each file, the number of lines that run for a program but not for the plain program."""
     counts = {path: len({*numbers} - {*plain.get(path, ())}) for path, numbers in lines.items()}
     return {path: count for path, count in counts.items() if count}
 

@@ -101,7 +101,7 @@ def plan() -> str:
 
 
 def _code(text: str) -> str:
-    """Text between backticks in a cell."""
+    """Text as code (between backticks) in a cell of a table."""
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 
@@ -112,7 +112,7 @@ def capabilities() -> str:
 
 
 def api() -> str:
-    """Classes and functions other than ops."""
+    """The page of the public classes and functions other than ops."""
     own = {f"ark.{name}" for name in {*ark.__all__} - {*ark.ops.__all__} if _shown(ark, name)}
     classes = {f"ark.{name}" for name in ark.ops.__all__ if inspect.isclass(getattr(ark, name))}
     parts = [API, *(f"::: {place}\n" for place in sorted({*own, *classes, *ALONE}))]
@@ -161,8 +161,8 @@ def ops() -> str:
 
 
 def _entry(name: str) -> str:
-    """An op that is generated from an entry of ark.tasks.functions; no source file defines it by
-    name.
+    """The page's entry for an op that is generated from an entry of ark.tasks.functions; no source
+    file defines it by name.
     """
     text = inspect.cleandoc(getattr(ark, name).__doc__).replace("Examples:\n    ", "```python\n")
     text = re.sub(r"\n {4}", "\n", text)

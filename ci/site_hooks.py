@@ -19,6 +19,6 @@ def outside(link: str, page: str) -> bool:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page's text as mkdocs renders it."""
+    """Called by mkdocs for each page: the text without links that lead out of the site."""
     at = page.file.src_uri
     return LINK.sub(lambda m: m[1] if outside(m[2], at) else m[0], markdown)

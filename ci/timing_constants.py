@@ -35,7 +35,9 @@ def constants(text: str) -> dict[str, dict[str, str]]:
 
 
 def table(models: str, sources: str) -> str:
-    """The page. Raises ValueError if a constant has no source, or a source no constant."""
+    """The text of the page timing-constants.md. Raises ValueError if a constant has no source, or a
+    source no constant.
+    """
     products, known = constants(models), tomllib.loads(sources)
     names = list(next(iter(products.values())))
     for product, fields in products.items():
@@ -74,6 +76,6 @@ def table(models: str, sources: str) -> str:
 
 
 def page() -> str:
-    """The page from the files of the tree."""
+    """The text of timing-constants.md from the files of this repository."""
     sources = (CORE / "timing_sources.toml").read_text()
     return table((CORE / "timing_models.cpp").read_text(), sources)

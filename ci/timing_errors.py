@@ -24,7 +24,9 @@ FLEET = "ROCm/fleet-chiplet-megakernel"
 
 
 class Predictions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file's content. predicted: the predicted figures, by the key of a row of the page."""
+    """The content of ci/results/emulator/timing.json. predicted: the predicted figures, by the key
+    of a row of the page.
+    """
 
     predicted: dict[str, float]
 
@@ -191,7 +193,7 @@ PARTS: dict[str, Callable[[], dict[str, float]]] = {
 
 
 def read(path: Path = FILE) -> Predictions:
-    """The file; raises ValueError with its name if it is not valid."""
+    """Reads timing.json; raises ValueError with the file's name if it is not valid."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Predictions)
     except (msgspec.DecodeError, OSError) as error:
@@ -199,7 +201,7 @@ def read(path: Path = FILE) -> Predictions:
 
 
 def number(value: float) -> str:
-    """Three or four digits."""
+    """A number as text, with three or four significant digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
@@ -216,7 +218,7 @@ def compared(rows: tuple[Published, ...], predicted: dict[str, float]) -> list[s
 
 
 def table(predicted: dict[str, float]) -> str:
-    """The page. Raises ValueError if a prediction is missing."""
+    """The text of the page timing-errors.md. Raises ValueError if a prediction is missing."""
     keys = [r.key for r in (*MICRO, *OPS, *GOALS)] + [key for _, *each in LEVELS for key in each]
     missing = sorted(set(keys) - set(predicted))
     if missing:
@@ -274,7 +276,7 @@ def table(predicted: dict[str, float]) -> str:
 
 
 def page() -> str:
-    """The page from the file of the tree."""
+    """The text of timing-errors.md from the stored predictions."""
     return table(read().predicted)
 
 

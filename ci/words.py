@@ -212,7 +212,7 @@ def uses(path: str, source: str) -> list[Use]:
 
 
 def python_files(root: Path = ROOT) -> list[Path]:
-    """The Python files of the repository, sorted."""
+    """The Python files of the repository that are checked, sorted by path."""
     return sorted(
         path
         for folder in FOLDERS

@@ -12,7 +12,7 @@ PUSHES = "    if: github.event_name == 'push'\n"
 
 
 def _job(session: str, runner: str = "ubuntu-24.04", more: str = "") -> str:
-    """A job that runs one session of noxfile.py. more: further lines at its beginning."""
+    """A job that runs one session of noxfile.py. more: further lines of YAML at its beginning."""
     return (
         f"  {session}:\n    runs-on: {runner}\n{more}    timeout-minutes: 90\n    steps:\n"
         "      - uses: actions/checkout@v4\n"
@@ -32,7 +32,9 @@ def hosted(row: dict[str, Any]) -> bool:
 
 
 def changes(matrix: list[dict[str, Any]]) -> str:
-    """The jobs of every change: tests on each Python, and the rows of hosted runners."""
+    """The workflow that runs for every change: tests on each Python, and the rows of hosted
+    runners.
+    """
     pythons = ", ".join(f'"{p}"' for p in PYTHONS)
     default = (
         "  default:\n    runs-on: ubuntu-24.04\n    timeout-minutes: 90\n"
@@ -47,8 +49,8 @@ def changes(matrix: list[dict[str, Any]]) -> str:
 
 
 def devices(matrix: list[dict[str, Any]]) -> str:
-    """A row that needs a runner with GPUs. It is started by hand if such a runner exists, because a
-    job without a runner would wait in the queue.
+    """The workflow that tests a row of the matrix on a runner with GPUs. It is started by hand if
+    such a runner exists, because a job without a runner would wait in the queue.
     """
     rows = [row for row in matrix if not hosted(row)]
     names = "".join(f"          - {row['name']}\n" for row in rows)
@@ -62,7 +64,9 @@ def devices(matrix: list[dict[str, Any]]) -> str:
 
 
 def package() -> str:
-    """Builds wheel and sdist, tests them outside of the repository, and keeps both."""
+    """The workflow that builds wheel and sdist, tests them outside of the repository, and stores
+    both.
+    """
     keep = (
         "      - uses: actions/upload-artifact@v4\n        with:\n          name: package\n"
         "          path: dist/\n"
@@ -72,8 +76,9 @@ def package() -> str:
 
 
 def release() -> str:
-    """A release of a tag: the tag is the version, wheel and sdist are tested outside of the
-    repository, and both are attached to the release with the changelog's section as its notes.
+    """The workflow that releases a tag: the tag is the version, wheel and sdist are tested outside
+    of the repository, and both are attached to the release with the changelog's section as its
+    notes.
     """
     on = 'on:\n  push:\n    tags: ["v*"]\n'
     write = "permissions:\n  contents: write\njobs:\n"
