@@ -1,5 +1,5 @@
-"""Many calls of attention of many rows as one plan, for tests of vendors' bodies. They use the
-shapes of tests.backend, and shapes that fill whole tiles.
+"""Plans many calls of attention with many query rows as one plan, for tests of vendors' bodies
+(device functions). The shapes are those of tests.backend, and some that fill whole tiles.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.cases import paged
 from tests.cases.attention import Shape, case
 from tests.opcheck import Case, rounded
 
-# Tiles of 128 rows, of which a task has several: whole blocks of keys, ragged ends, and all ways in
-# which slabs, teams and groups share a tile. In the first case the maxima of scores grow.
+# Tiles of 128 rows, of which a task has several: whole blocks of keys, incomplete last blocks, and
+# all ways in which warps share a tile. In the first case the maxima of scores grow.
 WIDE = (
     Shape(280, 333, 4, 2, 64, position=40, scale=1.0),
     Shape(130, 130, 2, 1, 128, batch=2, window=100),
@@ -51,13 +51,14 @@ def planned(
     variant: str = "block",
     cached: DataType | None = None,
 ) -> tuple[Plan, list[tuple[Case, list[str], PlanOp]]]:
-    """Returns one plan of all calls, and for each case the names of its inputs and its op. cached:
-    the type of keys and values, if it differs from the queries' type.
+    """Returns one plan with a call of attention for each shape, and for each call its case, the
+    names of its inputs and its op. cached: the type of keys and values, if it differs from the
+    queries' type.
     """
     model, result = ark.Model(0, 1), []
 
     def kept(shape: Sequence[int], kind: DataType, name: str) -> Tensor:
-        """Returns a tensor whose memory is not shared with others while the plan runs."""
+        """Returns a tensor whose memory no other tensor of the plan shares."""
         return Tensor(model.graph.tensor(tuple(shape), kind, arena="state", name=name), model)
 
     with ark.use_model(model):

@@ -286,7 +286,8 @@ static void st_v4_u32(P to, unsigned a, unsigned b, unsigned c, unsigned d) {
   std::memcpy(reinterpret_cast<char*>(to), words, 16);
 }
 
-// Runs work() in each of the given number of threads. late, downwards: the modes described above.
+// Runs work() in each of the given number of threads. late: asynchronous copies complete only when
+// they are waited for. downwards: threads take their turns in descending order.
 static void (*host_work)();
 static void host_begin() {
   host_work();

@@ -56,7 +56,7 @@ def statement(inside: str) -> str:
 
 
 class Block:
-    """The tasks of a plan, to be run by a block on the host.
+    """Runs the tasks of a plan in a thread block that the host simulates.
 
     memory: by id, the bytes of the buffers, which begin at a multiple of 16 bytes. tensors: by id,
     their elements in this memory. Tasks read and change these arrays.

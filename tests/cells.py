@@ -22,7 +22,7 @@ def compared(checkpoint: Checkpoint, backend: str) -> None:
 
 
 def finish(passed: bool) -> None:
-    """Writes the reports of the test that has ended, if it passed."""
+    """Writes what the test that has ended reported by `compared`, if it passed."""
     path = os.environ.get(FILE)
     if path and passed and _pending:
         with Path(path).open("a", encoding="utf-8") as file:

@@ -26,7 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Chooses the part, which xdist gives to its workers."""
+    """Chooses the part of the tests to run (default or long); xdist passes the choice to its
+    workers.
+    """
     if config.option.part is None:
         paths = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
         config.option.part = long.ALL if paths else long.DEFAULT
@@ -37,14 +39,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Does not import files without long tests to run the long ones."""
+    """If only long tests are to run, skips the import of files that have none."""
     if config.option.part != long.LONG or collection_path.suffix != ".py":
         return None
     return collection_path.relative_to(long.ROOT).as_posix() not in long.files() or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the tests of the other part."""
+    """Deselects the tests of the part (default or long) that is not to run."""
     left = [item for item in items if not long.runs(config.option.part, item.nodeid)]
     if left:
         config.hook.pytest_deselected(items=left)
@@ -67,7 +69,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Builds the emulator before the first test that runs on it. A process that waits for another's
-    build does so here, where no test's time limit counts.
+    build does so here, where no test's time limit applies.
     """
     emulated = os.environ.get("ARK_ROCM_DEVICE", "").startswith("emulated")
     chosen = [i for i in session.items if emulated or "rocm_emulator" in i.path.parts]

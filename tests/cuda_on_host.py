@@ -22,7 +22,8 @@ from ark.plan.types import Plan
 SHIM = Path(__file__).parent / "cuda_on_host.h"
 ENTER = "ARK_DEVICE bool ark_enter(ArkCtx&) {"
 STRING = r'"((?:[^"\\]|\\.)*)"'
-# All threads leave. The compiler does not know that and moves no read across this point.
+# All threads leave the body here. The compiler cannot see that they always do, so it moves no read
+# across this point.
 LEAVE = f"""
 static bool host_entered;
 static volatile bool host_goes = false;
@@ -74,7 +75,9 @@ def assembly(text: str, statement: Callable[[str], str]) -> str:
 
 
 def parts(inside: str) -> tuple[str, list[str], list[str]]:
-    """The template, the results and the inputs of an assembly statement."""
+    """Returns the template of an assembly statement (its instructions with placeholders), and the
+    C++ expressions of its results and of its inputs.
+    """
     words = re.sub(rf"^(\s*{STRING})+", "", inside)
     template = "".join(re.findall(STRING, inside[: len(inside) - len(words)]))
     return template, _bracketed(words, r'"[=+]\w+"\s*\('), _bracketed(words, r'"\w+"\s*\(')

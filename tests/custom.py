@@ -1,4 +1,6 @@
-"""Custom ops that several tests use. Each has a text, a signature and its NumPy reference."""
+"""Custom ops that several tests use. Each has its device code as text, a signature and a NumPy
+reference.
+"""
 
 from __future__ import annotations
 

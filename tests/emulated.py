@@ -23,8 +23,8 @@ PLACES = ("slow", "gfx942", "gfx1100")
 
 
 def places(item: pytest.Item) -> list[str]:
-    """The words of a test's `emulated` marks. A word that is not in PLACES ends the run with an
-    error.
+    """Returns the arguments of a test's `emulated` marks. A word that is not in PLACES ends the run
+    with an error.
     """
     actual = [word for mark in item.iter_markers("emulated") for word in mark.args or ("nothing",)]
     for word in actual:

@@ -21,7 +21,8 @@ from tests.interpreter import Interpreter
 class Case:
     """inputs: arrays of integers or of floats. Floats are differentiated unless their index is in
     `fixed`. Both functions take one tensor for each input and return one. smooth: False if finite
-    differences are not the gradient, because elements tie or no gradient passes.
+    differences are not the gradient, because elements are equal (as in a maximum) or the op passes
+    no gradient.
     """
 
     name: str
@@ -76,8 +77,8 @@ def check(cases: Sequence[Case]) -> None:
 
 
 def check_rule(case: Case) -> None:
-    """Evaluates a case's graph in NumPy in float64. Its gradients equal torch's, and predict the
-    change of the result when the inputs move along a direction.
+    """Evaluates a case's graph in NumPy in float64. Asserts that its gradients equal torch's and,
+    for a small change of the inputs, predict the change of the result.
     """
     model = ark.Model(0, 1)
     with ark.use_model(model):

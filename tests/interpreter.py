@@ -20,7 +20,7 @@ class Interpreter:
         self.buffers: dict[int, np.ndarray] = {}
 
     def view(self, tensor: Tensor) -> np.ndarray:
-        """The elements of a tensor, as a view of its buffer."""
+        """Returns the elements of a tensor, as a view of its buffer."""
         kind = np.int64 if tensor.dtype.name == "int32" else np.float64
         size = tensor.buffer.nbytes // tensor.dtype.itemsize
         flat = self.buffers.setdefault(tensor.buffer.id, np.zeros(size, kind))
@@ -41,7 +41,8 @@ class Interpreter:
         result = define([self.view(t).copy() for t in node.inputs], node.attrs)
         targets: list[Any] = list(node.outputs)
         if "rope_kv" in (node.type, node.attrs.get("epilogue")):
-            # A single row passes its keys and values on directly; the caches are among the inputs.
+            # For a single row the op also gets the new key and value as inputs and writes them to
+            # the caches, which are inputs, too.
             pages = len(node.inputs[-2].shape) == 4  # the page table follows the caches
             caches = node.inputs[-3:-1] if pages else node.inputs[-2:]
             targets = [node.outputs[0], *(node.outputs[1:] or [None]), *caches]

@@ -19,7 +19,8 @@ from ark.models.config import LlamaConfig
 def logits(
     config: LlamaConfig, dtype: DataType, weights: Mapping[str, np.ndarray], tokens: np.ndarray
 ) -> np.ndarray:
-    """Returns (tokens, vocabulary): the scores of the next token after each token of the sequence.
+    """Returns (tokens, vocabulary): the logits of the token that follows each token of the
+    sequence.
 
     weights: by their names in the plan, before they are rounded to `dtype`.
     """

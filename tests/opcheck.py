@@ -20,8 +20,8 @@ WHOLE = ("int64", "int32", "uint32", "int8", "uint8", "byte", "int4", "uint4")
 
 @dataclass
 class Case:
-    """One call. build: a function from tensors to a tensor. expected: a function from float64 (or
-    integer) arrays to an array.
+    """One op call to check. build: maps the input tensors to the result, by ark. expected: maps
+    float64 (or integer) arrays to the result, by NumPy.
     """
 
     name: str

@@ -1,8 +1,9 @@
-"""Compares every named plan on six kinds of model (tests/cases/training_models.py) with one device.
+"""Compares every named parallel plan (a way to divide training among devices) with training on one
+device, for six kinds of model (tests/cases/training_models.py).
 
 `in_numpy` and `on_cpu_ranks` run two steps over ranks, in float64 and in fp32, and return the
 largest difference of parameters and moments from torch's in float64. `python -m
-tests.plans_of_models` runs all on CPU ranks. With `--write` it runs those that
+tests.plans_of_models` runs all of them on CPU ranks. With `--write` it runs those that
 docs/reference/parallel-plans.md lacks, and adds them to that page.
 """
 
@@ -50,12 +51,14 @@ MICRO_BATCHES = 4
 
 
 def passes_of(plan: str) -> int:
-    """Forward passes of the model."""
+    """The number of forward passes in a training step of a parallel plan."""
     return 3 if plan == "3f1b" else 1
 
 
 def split(kind: str, plan: str, ranks: int) -> tuple[Step, Parallelized]:
-    """The step and its graphs on the ranks."""
+    """Returns the training step on one device, and the ranks' graphs into which a parallel plan
+    divides it.
+    """
     step = step_of(kind, LAYERS[kind], gathered=plan == "zero3", passes=passes_of(plan))
     cuts = step.cuts if plan in PIPELINES or plan in COPIES else None
     micro_batches = MICRO_BATCHES if plan in PIPELINES else None
@@ -63,7 +66,9 @@ def split(kind: str, plan: str, ranks: int) -> tuple[Step, Parallelized]:
 
 
 def _worst(step: Step, kind: str, plan: str, parts: Iterable[Part]) -> float:
-    """The largest difference. Raises AssertionError if no rank holds one of the results."""
+    """The largest difference of the ranks' results from torch's. Raises AssertionError if a result
+    is held by no rank.
+    """
     want = in_torch(kind, LAYERS[kind], passes=passes_of(plan))
     worst, seen = 0.0, set()
     for buffer, view, actual in parts:
@@ -78,7 +83,9 @@ def _worst(step: Step, kind: str, plan: str, parts: Iterable[Part]) -> float:
 
 
 def in_numpy(kind: str, plan: str, ranks: int) -> float:
-    """The largest relative difference in float64."""
+    """Runs the ranks' graphs in NumPy in float64. Returns the largest relative difference from
+    torch.
+    """
     step, result = split(kind, plan, ranks)
     given, memory = values(kind, LAYERS[kind]), Ranks(result.ranks.graphs)
     held = [(r, b, v) for r, held in enumerate(result.ranks.held) for b, v in held.items()]
@@ -91,7 +98,9 @@ def in_numpy(kind: str, plan: str, ranks: int) -> float:
 
 
 def on_cpu_ranks(kind: str, plan: str, ranks: int, verified: bool = False) -> float:
-    """The largest relative difference in fp32. verified: the plans are verified before they run."""
+    """Runs the ranks' graphs on CPU ranks in fp32. Returns the largest relative difference from
+    torch. verified: the plans are verified before they run.
+    """
     step, result = split(kind, plan, ranks)
     given = values(kind, LAYERS[kind])
     plans = plan_ranks(result.ranks.graphs, registry.machine("cpu-1"))
@@ -116,11 +125,11 @@ def on_cpu_ranks(kind: str, plan: str, ranks: int, verified: bool = False) -> fl
 
 
 Rows = dict[tuple[str, str], dict[int, str]]
-"""By kind and plan, the difference as text for each number of ranks."""
+"""By kind of model and parallel plan: the largest difference as text for each number of ranks."""
 
 
 def table(rows: Rows) -> str:
-    """Writes the page, with a row for each plan."""
+    """Returns the text of docs/reference/parallel-plans.md, with a row for each parallel plan."""
     lines = [
         "# Named plans on six kinds of model",
         "",
@@ -145,7 +154,7 @@ def table(rows: Rows) -> str:
 
 
 def known() -> Rows:
-    """Reads the results from the page."""
+    """Reads the results that docs/reference/parallel-plans.md already has."""
     rows: Rows = {}
     for line in PAGE.read_text().splitlines() if PAGE.exists() else ():
         plan, *cells = [cell.strip() for cell in line.strip("|").split("|")]

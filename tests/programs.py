@@ -26,7 +26,7 @@ UNARY = (ark.relu, ark.sigmoid, ark.copy)
 
 
 def _view(rng: np.random.Generator, tensor: ark.Tensor) -> ark.Tensor:
-    """Returns the tensor or a random box of it."""
+    """Returns the tensor or a view of a random box of it (a range in each dimension)."""
     if rng.random() < 0.4:
         return tensor
     index = []
@@ -37,7 +37,9 @@ def _view(rng: np.random.Generator, tensor: ark.Tensor) -> ark.Tensor:
 
 
 def _box(rng: np.random.Generator, tensor: ark.Tensor, shape: list[int]) -> ark.Tensor | None:
-    """Returns a random box of the given shape, if there is one."""
+    """Returns a view of a random box of the tensor with the given shape, or None if the tensor is
+    too small.
+    """
     if len(tensor.shape()) != len(shape):
         return None
     index = []

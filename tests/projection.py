@@ -21,8 +21,8 @@ from ark.plan.verify import verify
 
 
 def with_matrix(machine: Machine) -> Machine:
-    """A machine with one thread per processor and the variant `matrix`. Its bodies are the common
-    ones, with the tiles of a machine with warpgroups.
+    """A machine with one thread per processor and the variant `matrix`. It runs the common
+    (vendor-independent) bodies, but has the tile sizes of a machine with warpgroups.
     """
     variants = (*machine.variants, Variant("matrix", (Role(COMPUTE, 1),)))
     tiles = registry.machine("h100").box_tiles
@@ -31,8 +31,8 @@ def with_matrix(machine: Machine) -> Machine:
 
 @dataclass(frozen=True)
 class Projection:
-    """Projects rows of k elements to heads + 2 kv_heads of `width` columns. Caches have `context`
-    rows.
+    """The shape of a projection of rows of k elements to heads + 2 kv_heads of `width` columns.
+    Caches have `context` rows.
     """
 
     rows: int
@@ -76,7 +76,9 @@ class Projection:
         return result
 
     def random(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """The contents of everything that is read or appended to, except the position."""
+        """Random contents by name of all tensors that are read or appended to, except the
+        position.
+        """
         cache = (self.kv_heads, self.context, self.width)
         shapes = {"x": (self.rows, self.k), "w": (self.columns, self.k)}
         shapes |= {"keys": cache, "values": cache}
@@ -88,7 +90,9 @@ class Projection:
         return actual
 
     def expected(self, given: dict[str, np.ndarray], position: int) -> dict[str, np.ndarray]:
-        """The expected queries, keys and values in fp64. Rotated pairs are neighbours."""
+        """The expected queries, keys and values in fp64. The two elements of each rotated pair are
+        adjacent.
+        """
         product = given["x"].astype(np.float64) @ given["w"].astype(np.float64).T
         product = product.reshape(self.rows, -1, self.width)
         places = position + np.arange(self.rows)

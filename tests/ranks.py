@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Hub:
-    """The state that the ranks of one run share."""
+    """The state that the ranks (threads) of one run share: their barrier and exchanged data."""
 
     def __init__(self, world_size: int) -> None:
         self.barrier = threading.Barrier(world_size, timeout=300)

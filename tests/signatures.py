@@ -315,7 +315,9 @@ def _sums(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]
 
 
 def _overlapped(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
-    """Builds products whose tiles are sent to a peer, and one of gathered rows."""
+    """Builds products whose tiles are sent to a peer on completion, and a product of rows that are
+    gathered from a peer.
+    """
 
     def first(dtype: DataType, m: int, n: int, k: int, gathered: bool) -> Plan:
         pair = []
@@ -371,8 +373,8 @@ def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Pl
 
 
 def _claimed(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
-    """Builds ops that are large enough for their tiles to be claimed, if the machine supports
-    it.
+    """Builds ops that are large enough for processors to take their tiles at run time, if the
+    machine supports it.
     """
     results = []
     for dtype in [t for t in types if t in FLOATS and machine.has(Capability.CLAIMS)][:1]:
@@ -416,7 +418,9 @@ def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:
 
 
 def _of_one_variant(planned: Plan, op: PlanOp) -> bool:
-    """True if only a variant with roles has a body for the signature, or only `matrix`."""
+    """True if an op of this signature can run only in the kernel variant `roles` or only in
+    `matrix`.
+    """
     if op.kind == "matmul" and row_type_of(kinds.signature(planned, op).operands[1]) is not None:
         return True
     several = op.kind == "linear" and planned.tensors[op.operands[2]].shape[0] > 1
@@ -431,9 +435,10 @@ def united(
     share: int = 24,
 ) -> list[Plan]:
     """Plans of at most `share` ops that together have every signature of `plans` once. By default
-    they have the first signature of each kind and a part of the others: every fourth of kinds for
-    which the backend has a specialised body, and every eighth of the others, whose text is the same
-    for all backends. `which` selects the part. In the slow run they have all signatures.
+    they have only the first signature of each task kind and some of the others: every fourth of the
+    kinds for which the backend has a specialised body, and every eighth of the kinds whose body is
+    the same for all backends. `which` selects those that are included. In the slow run they have
+    all signatures.
     """
     result = [plan for _, plan in plans(machine, types)]
     seen, first_of, skipped = set(), set(), {4: 0, 8: 0}

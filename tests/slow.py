@@ -1,8 +1,8 @@
 """Selects the tests and cases that `nox` omits because they are slow and rarely fail.
 
 `slow` marks a test that only `nox -s slow` runs (`pytest -m slow`). `few` marks all but a few cases
-of a list. `in_turns` marks all pairs of a case and an architecture except one per case (or except
-one for some of the cases). `examples` is the number of random cases of a test: all of them in the
+of a list. `in_turns` pairs cases with architectures and marks all pairs except one for each case
+(or for some of the cases). `examples` is the number of random cases of a test: all of them in the
 slow session, a fifth in others.
 """
 

@@ -123,7 +123,7 @@ def norm_and_product() -> dict[str, Any]:
 
 
 def _on(entry: dict[str, Any], **buffer: Any) -> dict[str, Any]:
-    """The tensor with changed fields of its buffer."""
+    """Returns the tensor's entry with other fields of its buffer."""
     return {**entry, "Buffer": {**entry["Buffer"], **buffer}}
 
 
@@ -152,7 +152,9 @@ def ring(rank: int, world: int, shape: tuple[int, ...] = (3, 700)) -> dict[str, 
 
 
 def _packets(number: int, nbytes: int, at: int = 0, slots: int = 1, **buffer: Any) -> Any:
-    """The bytes of a buffer for packets with the given number of data bytes: one slot."""
+    """A tensor of the bytes in which packets with `nbytes` bytes of data arrive: one slot of a
+    buffer that has `slots`.
+    """
     one = 2 * nbytes
     held = _on(tensor(number, number, [one], "UINT8"), **buffer)
     return {**held, "Strides": [slots * one], "Offsets": [at * one]}
@@ -206,8 +208,8 @@ def packet_sum(rank: int, world: int, size: int = 96) -> dict[str, Any]:
         return {**whole, "Shape": [size], "Offsets": [index * size], "PaddedShape": [size]}
 
     def held(number: int, owner: int, sender: int, tag: int) -> dict[str, Any]:
-        """The offset at which rank `owner` receives from `sender`: there is one slot for each
-        peer.
+        """The slot of rank `owner`'s packet buffer for data from `sender`. There is one slot for
+        each peer.
         """
         slot = sender - (sender > owner)
         tags = [[-1, tag]] if owner != rank else [[r, tag] for r in others]

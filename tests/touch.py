@@ -42,8 +42,8 @@ extern "C" void ark_touch(const ArkParams* params, char* scratch) { ark_run(para
 class Touched:
     """The accesses of one task.
 
-    marks: by buffer id, flags READ and WRITTEN for each byte. scratch: the same for the task's
-    scratch memory and the space after it. outside: accessed bytes that are in no buffer.
+    marks: by buffer id, flags READ and WRITTEN for each byte. scratch: the same flags for the
+    task's scratch memory and the space after it. outside: accessed bytes that are in no buffer.
     """
 
     task: Task
@@ -86,7 +86,7 @@ def _library(text: str) -> ctypes.CDLL:
 
 
 def _fill(plan: Plan, buffer: int, values: np.ndarray, rng: np.random.Generator) -> None:
-    """Random contents of the type of the buffer's tensors."""
+    """Fills a buffer with random numbers of the type of its tensors."""
     held = [t for t in plan.tensors if t.buffer == buffer]
     if not held:
         return

@@ -12,7 +12,7 @@ uintptr_t region = 0;
 size_t region_bytes = 0;
 unsigned char* marks = nullptr;
 
-// Bytes that the code itself wrote before do not count when it reads them back.
+// A read of bytes that the same code wrote before is not recorded.
 void note(const volatile void* address, size_t bytes, bool write) {
   const uintptr_t first = reinterpret_cast<uintptr_t>(address) - region;
   for (uintptr_t at = first; at < first + bytes; ++at) {
@@ -52,7 +52,8 @@ void __tsan_write_range(void* p, size_t n) { note(p, n, true); }
   void __tsan_volatile_write##N(void* p) { note(p, N, true); }
 PLAIN(1) PLAIN(2) PLAIN(4) PLAIN(8) PLAIN(16)
 
-// For atomics, the called function also performs the operation.
+// The compiler replaces an atomic operation by a call, so these functions also perform the
+// operation.
 #define ATOMIC(BITS)                                                                             \
   uint##BITS##_t __tsan_atomic##BITS##_load(const volatile uint##BITS##_t* p, int) {             \
     note(p, BITS / 8, false);                                                                    \

@@ -27,7 +27,7 @@ CURVE_TOLERANCE = 2e-3
 
 
 class Curve:
-    """Records a number in every iteration on the device."""
+    """A tensor in which the device records a number in every iteration, such as the loss."""
 
     def __init__(self, steps: int) -> None:
         self.at = ark.tensor([1], ark.int32, name="step")
@@ -66,7 +66,7 @@ def perceptron(optimizer: Callable[[list[Any]], Any], steps: int) -> tuple[Any, 
 def torch_perceptron(
     weights: dict[str, np.ndarray], given: list[np.ndarray], optimizer: Any, steps: int
 ) -> list[float]:
-    """The same training in torch in float64."""
+    """Trains the same perceptron in torch in float64; returns the losses."""
     import torch
 
     wide = {n: torch.tensor(w, dtype=torch.float64).requires_grad_() for n, w in weights.items()}
@@ -107,7 +107,7 @@ def decoder(
 def torch_decoder(
     directory: Path, layers: int, text: np.ndarray, optimizer: Callable[[Any], Any]
 ) -> list[float]:
-    """The same training with transformers."""
+    """Trains the same decoder with transformers and torch; returns the losses."""
     import torch
     from transformers import LlamaForCausalLM
 

@@ -1,5 +1,6 @@
-// A warp on the host, for device text that runs there: 32 threads, each a lane, which synchronise
-// where lanes exchange values; and the product of matrix units. Used by tests/codegen.
+// Simulates a warp on the host, so that device code can run there: 32 threads, one for each lane,
+// which synchronise where lanes exchange values. Also simulates the product of matrix units. Used
+// by tests/codegen.
 #include <array>
 #include <barrier>
 #include <cstdint>

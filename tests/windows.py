@@ -1,5 +1,5 @@
-"""Plans convolutions so that they read their windows in place, for processors that would not do
-so.
+"""Lets the planner read the windows of convolutions in place also on processors for which it would
+not.
 """
 
 from __future__ import annotations

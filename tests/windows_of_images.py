@@ -1,5 +1,5 @@
-"""Copies of images (n, h, w, c): shifts, and windows of rows and columns. Called by tests of
-ark.lower.rewrite.
+"""Copies of images (n, h, w, c): cyclic shifts, and the division into windows of rows and columns.
+Called by tests of ark.lower.rewrite.
 """
 
 from __future__ import annotations

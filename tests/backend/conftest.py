@@ -2,8 +2,9 @@
 
 A backend without a device is skipped with the probe's reason, unless ARK_REQUIRE promises one:
 ARK_REQUIRE=cuda:1 (several separated by commas) turns the skip into a failure. Simulated backends
-run these tests only if ARK_REQUIRE names them; test_mesh.py covers one in `nox`. A test
-whose program such a backend refuses, naming itself, is skipped with the message.
+run these tests only if ARK_REQUIRE names them; test_mesh.py covers one in `nox`. If such a backend
+refuses a test's program with an error that contains the backend's name, the test is skipped with
+the message.
 """
 
 from __future__ import annotations

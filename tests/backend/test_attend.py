@@ -1,6 +1,6 @@
-"""Attention written as product, softmax and product, in the forms that front ends emit. Plans for
-matrix units replace it by one op. A CPU that executes such a plan by generic bodies gives torch's
-results.
+"""Attention written as product, softmax and product, in the ways in which front ends write it.
+Plans for matrix units replace it by one op. A CPU that executes such a plan by generic bodies gives
+torch's results.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from tests.slow import slow
 
 
 def planned(forms: list[Form], machine: Machine, dtype: Any) -> Plan:
-    """Returns a verified plan for matrix units, of forms on tensors x0, x1, ... with results out0,
-    out1, ...
+    """Returns a verified plan for matrix units, that contains the attention of each form (a way to
+    write it), on tensors x0, x1, ... with results out0, out1, ...
     """
     model = ark.Model(0, 1)
     with ark.use_model(model):
@@ -117,8 +117,8 @@ def weights_read(x: Any) -> Any:
 
 
 def queries_change(x: Any) -> Any:
-    """A form that must not be fused: the queries are overwritten between the scores and the product
-    with the values.
+    """A way to write attention that must not be fused: the queries are overwritten between the
+    scores and the product with the values.
     """
     q, k, v = apart(ark.tensor((3, BATCH, HEADS, ROWS, WIDTH), bf16, name="y"))
     weights = ark.softmax(ark.matmul(q, k, transpose_other=True))
@@ -127,8 +127,8 @@ def queries_change(x: Any) -> Any:
 
 
 def weakly_masked(x: Any) -> Any:
-    """A form that must not be fused as masked: masked scores become about -65 after scaling, so
-    their weights are not 0.
+    """A way to write attention that must not be fused as masked: masked scores become about -65
+    after scaling, so their weights are not 0.
     """
     scores, v = scored(x)
     masked = ark.where(lower_left("where"), scores, -6.5e4)
@@ -142,8 +142,8 @@ def scaled_after(x: Any) -> Any:
 
 
 def negated_twice(x: Any) -> Any:
-    """A form that must not be fused as masked: the mask's -inf becomes inf, because scores are
-    negated afterwards.
+    """A way to write attention that must not be fused as masked: the mask's -inf becomes inf,
+    because scores are negated afterwards.
     """
     scores, v = scored(x)
     masked = ark.where(lower_left("where"), ark.mul(scores, -1.0), float("-inf"))
@@ -151,14 +151,14 @@ def negated_twice(x: Any) -> Any:
 
 
 def scaled_sum(x: Any) -> Any:
-    """A form in which the scale also multiplies the mask."""
+    """A way to write attention in which the scale also multiplies the mask."""
     scores, v = scored(x)
     return ark.matmul(ark.softmax(ark.mul(ark.add(scores, ark.tensor((ROWS, ROWS), bf16)), 0.5)), v)
 
 
 def mask_changes(x: Any) -> Any:
-    """A form that must not be fused: the mask is overwritten between the scores and the product
-    with the values.
+    """A way to write attention that must not be fused: the mask is overwritten between the scores
+    and the product with the values.
     """
     scores, v = scored(x)
     mask = ark.tensor((ROWS, ROWS), bf16)

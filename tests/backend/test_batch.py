@@ -69,14 +69,15 @@ def test_each_sequence_equals_transformers(generator: Generator, small: Path) ->
     assert batched(generator, PROMPTS, 12) == right
     assert batched(generator, PROMPTS[1:], 12) == right[1:]
     assert list(generator.stream(PROMPTS[1], 12, stop_tokens=())) == right[1]
-    # A stop token ends only its own sequence. When all sequences have ended, the launch ends.
+    # A stop token ends only the sequence that draws it. When all sequences have ended, the launch
+    # ends.
     stop = right[2][3]
     ends = [row[: row.index(stop) + 1] if stop in row else row for row in right]
     assert batched(generator, PROMPTS, 12, [stop]) == ends
     assert len(ends[2]) <= 4 < max(map(len, ends))
     firsts = [row[0] for row in right]
     assert batched(generator, PROMPTS, 12, firsts) == [[token] for token in firsts]
-    # On the device, too, no position has moved past a stop token.
+    # The positions in the device's memory have not moved past the stop tokens, either.
     assert generator.executor.read("position").tolist() == list(LENGTHS)
 
 

@@ -40,7 +40,9 @@ def quantised(rows: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def stored(cache: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the codes in a cache's bytes (..., bytes of a row) as numbers, and its scales."""
+    """Returns the codes that are stored in a cache as numbers, and the scales that follow them in
+    each row. cache: bytes, (..., bytes of a row).
+    """
     numbers = np.ascontiguousarray(cache[..., :WIDTH]).view(by_name(codes).numpy)
     scales = np.ascontiguousarray(cache[..., WIDTH : WIDTH + 4]).view(np.float32)
     return numbers.astype(np.float32), scales
@@ -114,7 +116,8 @@ def test_codes_and_attention_over_them_are_torchs(backend: str, codes: str) -> N
         for cache in (held[n - 1], pages):
             got, got_scales = stored(cache[:, : many + 1], codes)
             np.testing.assert_allclose(got_scales, scales, rtol=3e-7)
-            # For a value near a tie, the last bit of the factor decides the code.
+            # Where a value lies midway between two codes, the last bit of the scale decides which
+            # one it gets.
             near = np.abs(got - want) > 0
             assert near.mean() < 1e-3
             assert (np.abs(got - want) <= np.maximum(1.0, np.abs(want) / 8)).all()
@@ -165,7 +168,7 @@ def test_the_registered_reference_rounds_to_codes(codes: str) -> None:
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_memory_is_counted_in_codes(kind: str) -> None:
     """The bytes per position of a quantised cache, from which the memory check and the number of
-    pages are computed, are those of the plan's caches.
+    pages are computed, equal those of the caches in the plan.
     """
     checkpoint = Checkpoint.open("examples/noah", kv_cache_dtype=kind)
     shape = Shape(checkpoint.config, ark.bf16, 64, 0)
@@ -215,8 +218,8 @@ def test_decoders_over_codes(backend: str, case: str, kind: str, tmp_path: Path)
 @pytest.mark.emulated("slow")
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_latent_rows_over_codes(backend: str, kind: str, tmp_path: Path) -> None:
-    """DeepSeek's cache has one latent row for all heads. transformers' cache holds other values, so
-    it is compared with ark's own in floats.
+    """DeepSeek's cache has one latent row for all heads. transformers' cache stores other numbers,
+    so the result is compared with that of ark's own cache of floats.
     """
     directory = make_checkpoint(tmp_path, **CASES["deepseek-v2-lite"])
     chosen, _ = registry.choose(backend)

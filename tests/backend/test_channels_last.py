@@ -56,14 +56,18 @@ def test_convolutions_of_turned_channels(backend: str, monkeypatch: pytest.Monke
 
 
 def keep_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans small convolutions and depthwise ones with channels last, on every GPU."""
+    """Lets the planner rewrite also small and depthwise convolutions to channels last, on every
+    GPU.
+    """
     monkeypatch.setattr(convolutions, "least_work", lambda _: 1.0)
     always = channels_last.channels_last
     monkeypatch.setattr(passes, "turn_channels", lambda graph, context, **_: always(graph, context))
 
 
 def scaled(rng: np.random.Generator, shapes: list[Any]) -> list[np.ndarray]:
-    """An image, and weights for which results are about as large as the image."""
+    """Returns an image, and weights scaled so that the results are about as large as the image's
+    elements.
+    """
     image, *weights = shapes
     small = [rng.uniform(-1, 1, s) / np.sqrt(np.prod(s[1:])) for s in weights]
     return [rng.uniform(-1, 1, image), *small]

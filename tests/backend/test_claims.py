@@ -1,4 +1,6 @@
-"""Tiles that processors claim at run time (ark.tasks.claimed)."""
+"""Ops whose tiles are not assigned to processors by the planner: a processor takes the next tile
+from a counter at run time (ark.tasks.claimed).
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ CASES: dict[str, tuple[str, Build, Callable[[np.ndarray], np.ndarray], int, Data
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lowers the size from which tiles are claimed."""
+    """Lowers the size from which an op's tiles are taken from a counter at run time."""
     monkeypatch.setattr(claims, "is_large", lambda nbytes, machine: nbytes >= 1 << 10)
     monkeypatch.setattr(elementwise, "CLAIM_BYTES", 1 << 10)
 
@@ -118,8 +120,8 @@ def test_claimed_tiles_are_numpys(backend: str, case: str) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_every_tile_is_done_once_in_an_iteration(backend: str) -> None:
-    """An in-place sum continues from the previous iteration's, so a tile done twice or
-    never shows.
+    """A sum in place continues from the previous iteration's, so a tile that is computed twice or
+    never makes the result wrong.
     """
     model = Model()
     with use_model(model):

@@ -1,5 +1,5 @@
 """Products on a CPU from packed panels, by every instruction set that this machine can execute,
-compared with NumPy; those of other machines are compiled.
+compared with NumPy; those that it cannot execute are only compiled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ark.lower.pipeline import plan
 from tests.opcheck import Case, check
 from tests.slow import slow
 
-# By name, compiler options that exclude instruction sets, from the widest units down.
+# By name: compiler options that exclude the widest instruction sets, then the next ones, and so on.
 SETS = {
     "host": "",
     "vectors": "-mno-amx-bf16",

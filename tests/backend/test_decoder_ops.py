@@ -59,7 +59,8 @@ def test_rotary_embedding_turns_as_transformers_do(backend: str) -> None:
             limit = max(TOLERANCE[dtype.name], 1e-5)
             cases.append(Case(f"{dtype} {interleaved}", inputs, build, expected, limit))
     for case in cases:
-        # ark's frequencies are rounded to fp32, so the reference equals torch's only within that.
+        # ark's rotation frequencies are rounded to fp32, so the reference equals torch's only
+        # within that rounding.
         tensors = [rounded(a, d) for a, d in case.inputs]
         attrs = {"head_dim": 16, "interleaved": case.name.endswith("True")}
         (got,) = registry.get("rotary_embedding").reference(tensors, attrs)  # type: ignore[misc]
@@ -68,7 +69,9 @@ def test_rotary_embedding_turns_as_transformers_do(backend: str) -> None:
 
 
 def run(cases: list[Case]) -> None:
-    """Checks an op as tests.opcheck does, except that its reference is not compared again."""
+    """Compares an op's results on the device with its NumPy reference, as tests.opcheck does. The
+    reference itself is not compared with torch again.
+    """
     for case in cases:
         case.tensors = [ark.tensor(list(a.shape), dtype) for a, dtype in case.inputs]
         case.result = case.build(*case.tensors)
@@ -244,7 +247,7 @@ def loop(
 
 
 def referenced(logits: np.ndarray, after: SimpleNamespace, steps: int) -> np.ndarray:
-    """Returns the tokens that the reference draws, step by step."""
+    """Returns the tokens that the op's NumPy reference draws, iteration by iteration."""
     position, tokens = np.array([2]), after.before.astype(np.int64)
     define = registry.get("sample").reference
     assert define is not None
@@ -262,7 +265,8 @@ def test_sample_takes_the_best_and_embed_reads_at_the_position(backend: str) -> 
     after = loop(logits, 3)
     assert after.position == 5
     assert after.tokens[3:6].tolist() == [17] * 3 == referenced(logits, after, 3)[3:6].tolist()
-    # The last iteration, at position 4, read the token drawn for it and the token after that.
+    # The last iteration, at position 4, read the token drawn for position 4 and the one drawn for
+    # position 5.
     table = torch.tensor(after.embedding)
     ids = torch.tensor([17, int(after.before[5])])
     np.testing.assert_array_equal(after.rows, torch.nn.functional.embedding(ids, table).numpy())

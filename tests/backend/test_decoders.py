@@ -124,8 +124,8 @@ def test_random_shapes(backend: str, case: str, seed: int, tmp_path: Path) -> No
 def test_layers_that_slide_attend_to_their_window(
     device: tuple[Backend, Device], case: str, tmp_path: Path
 ) -> None:
-    """Layers with a sliding window attend to it only: when a prompt is read in chunks, token by
-    token, and beside other sequences.
+    """Layers with a sliding window attend to the keys in the window only: when a prompt is read in
+    chunks, token by token, and beside other sequences.
     """
     directory = make_checkpoint(tmp_path / case, **WINDOWS[case])
     checkpoint = Checkpoint.open(directory)

@@ -1,5 +1,5 @@
-"""Convolutions of each channel alone, or of groups of few channels, on every backend, compared with
-torch in fp64.
+"""Depthwise convolutions (each channel alone) and convolutions in groups of few channels, on every
+backend, compared with torch in fp64.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def depthwise(
     then: bool = False,
     **form: Any,
 ) -> Case:
-    """Returns a case. groups: 0 for as many as channels."""
+    """Returns a test case of a convolution. groups: 0 for one group per channel."""
     many = groups or x[1]
     rng = np.random.default_rng(outputs + kernel[0])
     image = rng.uniform(-1, 1, x)

@@ -34,7 +34,9 @@ MAX_NEW_TOKENS, VOCABULARY_TOKENS = 8, 320
 
 
 class EveryThird:
-    """A grammar that permits, at position n of a text, only tokens with remainder n modulo 3."""
+    """A grammar that permits, at position n of a text, only tokens whose number modulo 3 equals n
+    modulo 3.
+    """
 
     def __init__(self) -> None:
         self.place = 0
@@ -48,8 +50,8 @@ class EveryThird:
 
 
 def by_transformers(directory: Path, formed: Sequence[int] = ()) -> list[list[int]]:
-    """Returns transformers' texts. formed: the numbers of the prompts with the grammar
-    EveryThird.
+    """Returns transformers' texts. formed: the indices of the prompts whose texts must follow the
+    grammar EveryThird.
     """
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     texts = []
@@ -77,7 +79,7 @@ def test_requests_give_the_ids_of_transformers(
     backend: str, tmp_path: Path, formed: Sequence[int]
 ) -> None:
     """An engine with three rows and too few pages for all requests at once gives transformers'
-    tokens. formed: the requests that have a grammar.
+    tokens. formed: the indices of the requests with a grammar.
     """
     directory = make_checkpoint(tmp_path / "small", layers=2, hidden=32, intermediate=48)
     wanted = by_transformers(directory, formed)
@@ -110,9 +112,9 @@ def test_requests_give_the_ids_of_transformers(
 
 
 def test_a_word_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
-    """The host sets a word to end a launch. If it is set before the launch, one iteration runs. If
-    it is set during one, the iterations that have begun are finished, and perhaps one more. The
-    tokens equal those of a launch without it.
+    """The host sets a word in memory to end a launch. If it is set before the launch, one iteration
+    runs. If it is set during one, the iterations that have begun are finished, and perhaps one
+    more. The tokens equal those of a launch that the host does not end.
     """
     directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
     model = load_model(directory, backend, slots=2, context=24, chunk=4, page=4)
@@ -150,7 +152,7 @@ def test_a_word_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
 
 
 def _take(scheduler: Scheduler, step: Step, given: list[tuple[int, list[int]]]) -> list[int]:
-    """Passes tokens to the scheduler. Returns the numbers of tokens that row 0 received."""
+    """Passes tokens to the scheduler. Returns how many tokens row 0 received in each call."""
     for row, tokens in given:
         scheduler.take(step, row, tokens)
     return [len(tokens) for row, tokens in given if row == 0]
@@ -161,8 +163,8 @@ def _take(scheduler: Scheduler, step: Step, given: list[tuple[int, list[int]]]) 
 def test_each_number_of_rows_has_a_form(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests for 1 to 64 rows: an iteration runs the smallest compiled form that has enough rows,
-    and the tokens are those of transformers.
+    """Requests for 1 to 64 rows: an iteration runs the decoding phase that is compiled for the
+    smallest sufficient number of rows, and the tokens are those of transformers.
     """
     directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()

@@ -25,7 +25,9 @@ def test_word2vec(backend: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["momentum", pytest.param("LAMB", marks=slow)])
 def test_adasum(backend: str, optimizer: str) -> None:
-    """The Adasum example on one rank equals training with the plain optimizer, in both forms."""
+    """The Adasum example on one rank equals training with the plain optimizer, reducing by a tree
+    and by halving.
+    """
     torch, lamb = pytest.importorskip("torch"), pytest.importorskip("tests.lamb")
     data, steps, batch = ranks_of_adasum.small_data(), 3, 8
     methods = ("tree", "halving") if optimizer == "momentum" else ("tree",)

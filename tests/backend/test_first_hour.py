@@ -21,7 +21,9 @@ CHECKS = {"checks": [{"check": "packets", "verdict": "pass", "text": "none torn"
 
 
 class Commands:
-    """A stand-in for processes. outputs: what a command prints, by its first word."""
+    """Replaces the start of processes. outputs: the text that a command prints, by its
+    first word.
+    """
 
     def __init__(self, **outputs: object) -> None:
         self.outputs = {"doctor": CHECKS, "tokens": [1, 2], "ranks": [1, 2], **outputs}

@@ -1,4 +1,6 @@
-"""Tasks after which the warps of a block continue without synchronising (ark.runtime.flows)."""
+"""Sequences of tasks between which the warps of a block need not synchronise
+(ark.runtime.flows).
+"""
 
 from __future__ import annotations
 

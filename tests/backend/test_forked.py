@@ -1,5 +1,5 @@
-"""A process forked while a kernel ran: the child does not wait for threads that it does not
-have.
+"""A process that is forked while a kernel runs: at its end the child does not wait for the kernel's
+threads, which exist only in the parent.
 """
 
 from __future__ import annotations

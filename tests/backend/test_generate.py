@@ -58,8 +58,8 @@ def tokens_of(directory: Path, backend: str, prompt: list[int], count: int, **kw
 
 
 def same_up_to_ties(model: Any, prompt: list[int], ours: list[int], room: float) -> None:
-    """Asserts that each token's logit is within `room` of the best, given our own tokens as the
-    history.
+    """Asserts that transformers' logit of each of our tokens is within `room` of its best one,
+    given our own earlier tokens.
     """
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + ours])).logits[0].float()
@@ -178,8 +178,9 @@ def test_sampling_is_seeded_and_follows_the_softmax(generator: Generator) -> Non
     for seed in range(400):
         counts[draw(seed)[0]] += 1
     expected = torch.softmax(logits, 0).numpy() * 400
-    # Pearson's statistic over the likely tokens: its mean is the number of cells, its deviation
-    # sqrt(2 cells). The seeds are fixed, so the test is deterministic.
+    # Pearson's statistic over the likely tokens: its mean is the number of tokens that it sums
+    # over, n, and its standard deviation sqrt(2 n). The seeds are fixed, so the test is
+    # deterministic.
     cells = expected > 4
     statistic = float(((counts - expected)[cells] ** 2 / expected[cells]).sum())
     assert statistic < cells.sum() + 4 * np.sqrt(2 * cells.sum())
@@ -345,7 +346,9 @@ def test_weights_that_are_no_numbers_are_an_error(
 @pytest.mark.parametrize("chunk", [1, 8, 32])
 @pytest.mark.emulated("slow")
 def test_a_plan_brings_its_own_chunk_and_context(backend: str, small: Path, chunk: int) -> None:
-    """A Generator with a given plan uses the plan's chunk size, whatever the caller's is."""
+    """A Generator with a given plan uses the plan's chunk size, whatever chunk size the caller
+    passes.
+    """
     prompt = [int(t) for t in np.random.default_rng(0).integers(0, 300, 27)]
     expected = tokens_of(small, backend, prompt, 6, chunk=4)
     chosen, _ = registry.choose(backend)

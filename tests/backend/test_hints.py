@@ -1,4 +1,4 @@
-"""Configurations cut ops into other tiles; results stay equal to NumPy's."""
+"""A configuration of an op (`ark.hint`) changes its tile sizes; results stay equal to NumPy's."""
 
 from __future__ import annotations
 

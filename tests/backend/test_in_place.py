@@ -1,4 +1,6 @@
-"""Ops that write memory that others read, and chains fused into one op, compared with NumPy."""
+"""Ops whose output shares memory with inputs of other ops, and chains fused into one op, compared
+with NumPy.
+"""
 
 from __future__ import annotations
 

@@ -184,8 +184,9 @@ def test_many_updates_of_few_lines(backend: str, reduction: str) -> None:
     check(cases)
 
 
-# If there are few lines, a block processes each of them. If there are many, a warp does. Adjacent
-# lines go to adjacent lanes, and all warps share a line's length.
+# Inputs of cumulative sums: (shape, axis); a line is the elements along the axis. If there are few
+# lines, a block sums each of them; if there are many, a warp does. Where adjacent lines are
+# adjacent in memory, they go to adjacent lanes, and the warps divide a line's length.
 FEW = (([1025], 0), ([3, 700], 1), ([600, 2], 0))
 MANY = (([40, 90], 1), ([300, 40], 0), ([2, 260, 33], 1))
 LONG_LINES = (*FEW, *MANY)

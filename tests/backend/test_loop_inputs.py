@@ -34,7 +34,8 @@ def old_values(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def wrong_sums(
     make: Callable[[ark.Tensor], ark.Tensor] = lambda t: t, seen: list[bool] | None = None
 ) -> int:
-    """Returns how many sums of two tensors were wrong. The first tensor is written before each run.
+    """Runs a sum of two tensors many times. Returns how many results were wrong. The first tensor
+    is written before each run.
 
     make: computes the second tensor from the first. seen: receives, after each write, True if the
     kernel was still running.

@@ -1,5 +1,5 @@
 """A backend whose cores share no memory runs the other backends' plans: results are compared with
-NumPy and torch, tokens with the CPU's, and the exchange is checked message by message. With
+NumPy and torch, tokens with the CPU's, and the messages between cores are checked one by one. With
 ARK_REQUIRE=mesh all of tests/backend runs on it.
 """
 
@@ -31,8 +31,8 @@ MACHINE = ark_mesh.machines.by_name("mesh-4")
 
 
 def _chain() -> tuple[ark.Tensor, list[ark.Tensor]]:
-    """Builds a softmax of a product plus a sum, and a sum over its rows: all kinds that the backend
-    needs.
+    """Builds a softmax of a product plus a sum, and a sum over its rows: these contain every kind
+    of task that this backend serves.
     """
     a, b, x = ark.tensor((70, 48)), ark.tensor((48, 40)), ark.tensor((70, 40))
     rows = ark.softmax(ark.matmul(a, b) + ark.gelu(x))

@@ -81,8 +81,8 @@ def test_the_checkpoint_of_the_page_answers(
 
 @slow
 def test_the_package_of_the_page_is_found_by_commands(tmp_path: Path) -> None:
-    """A package with the classes of the page's program and an entry point for one of them is found
-    by `ark` commands.
+    """`ark` commands find the page's new decoder in an installed package that declares it by an
+    entry point.
     """
     page = PAGE.read_text()
     (program,) = re.findall(r"## A decoder of your own.*?```python\n(.*?)```", page, re.S)
@@ -108,7 +108,9 @@ def test_the_package_of_the_page_is_found_by_commands(tmp_path: Path) -> None:
 
 @pytest.fixture
 def case(monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
-    """Follows the page's steps. Returns the name and the fields of the new test case."""
+    """Follows the page's steps for a new decoder. Returns the name and the fields of the test case
+    that the page adds.
+    """
     section = PAGE.read_text().split("## Adding a decoder")[1]
     file, architecture, line = re.findall(r"```python\n(.*?)```", section, re.S)
     name = re.match(r"# ark/models/(\w+)\.py\n", file)

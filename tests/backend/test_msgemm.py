@@ -42,8 +42,8 @@ def test_unsigned_weights_and_any_numbers(backend: str) -> None:
 
 
 def test_codes_are_the_bytes_of_the_type() -> None:
-    """A code of the example holds two weights like a packed int4 tensor: the first one in the low
-    four bits.
+    """A byte of the example's codes holds two weights like a packed int4 tensor: the first one in
+    the low four bits.
     """
     weight = np.array([[1, -1, 7, -8]], np.int8)
     assert example.packed(weight, 2).tolist() == [[0xF1, 0x87]]

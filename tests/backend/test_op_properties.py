@@ -60,7 +60,9 @@ def doubled(x: Any, times: int) -> Any:
 
 
 def parts(row: Any, first: Callable[..., Any], last: Callable[..., Any]) -> Any:
-    """Returns the sum of a function of a row's left half and one of its right half."""
+    """Applies `first` to the left half of a row and `last` to the right half; returns the sum of
+    both.
+    """
     half = row.shape[1] // 2 if isinstance(row, np.ndarray) else row.shape()[1] // 2
     return first(row[:, :half]) + last(row[:, half : 2 * half]) if half else first(row)
 
@@ -293,8 +295,8 @@ OPS: dict[str, tuple[Callable[..., Any], ...]] = {
 
 @st.composite
 def calls(draw: Callable[..., Any]) -> tuple[str, DataType, tuple[int, int], tuple[int, int]]:
-    """Draws an op, its type, the shape of its input, and the margin before it in a larger
-    tensor.
+    """Draws an op, its type, the shape of its input, and its offset in a larger tensor of which it
+    is a view.
     """
     name = draw(st.sampled_from(sorted(OPS)))
     shape = draw(SIZES), draw(SIZES)

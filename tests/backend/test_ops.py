@@ -43,7 +43,7 @@ def test_unary(backend: str) -> None:
 @pytest.mark.emulated("gfx1100")
 def test_chains_of_tiles_that_end_within_a_warp(backend: str, count: int) -> None:
     """Chains of elementwise ops whose tasks run on one processor without waits between them. The
-    last tile ends within a warp.
+    last tile is so small that only a part of a warp's lanes have elements.
     """
     held = []  # held results are written, which keeps the ops separate
 

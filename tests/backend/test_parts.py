@@ -1,5 +1,5 @@
 """A product whose k is split into parts, with a residual added and a norm of the sum, on every
-backend under the variant `matrix`, which a CPU is declared to have.
+backend under the variant `matrix`, which is added to the CPU's machine description for this test.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def test_the_norm_of_a_sum_of_parts_is_numpys(
     backend: str, rows: int, columns: int, parts: int, residual: bool
 ) -> None:
     depth, rng = 256, np.random.default_rng(rows)
-    # The values have few bits, because factors are rounded to the weights' type.
+    # The numbers have few bits, so they stay exact when the product rounds its operands to the
+    # weights' type.
     x, w = (np.round(rng.standard_normal((n, depth)) * 8) / 32 for n in (rows, columns))
     r, scale = rng.standard_normal((rows, columns)), 1 + rng.standard_normal(columns) / 8
     with contextlib.closing(registry.get(backend).open(0)) as device:

@@ -38,7 +38,8 @@ TEXT = (
     "waters he called Seas. God saw that it was good. And the king said to the people of the city."
 )
 # The permitted relative difference of the perplexity. ark dequantises to bf16 and transformers to
-# fp32. An fp8 cache rounds that difference to steps of a sixteenth.
+# fp32. An fp8 cache has three bits of mantissa, so a small difference may become one of a sixteenth
+# of the number.
 MAX_RELATIVE_DIFFERENCE = {"auto": 0.01, "int8": 0.01, "fp8": 0.02}
 ON_LOAD = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 

@@ -22,7 +22,7 @@ MORE = ([0, 2, 0], [3, 0, 1], [0, 0, 2], 4, [1] * 20)
 
 
 def steps(count: int) -> Model:
-    """Returns a plan with `count` phases; phase p changes x to 2 x + p."""
+    """Builds a model with `count` phases; phase p changes x to 2 x + p."""
     with use_model(Model()) as model:
         x = ark.tensor((VECTOR_SIZE,), name="x")
         x.rename("x")

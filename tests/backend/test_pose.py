@@ -106,7 +106,7 @@ def test_two_points_are_too_few() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_covariances_are_those_that_numpy_takes(seed: int) -> None:
-    """The accepted covariances are those that NumPy's eigenvalues show to be semidefinite, for
+    """The accepted covariances are those that are positive semidefinite by NumPy's eigenvalues, for
     random matrices of every rank.
     """
     from examples.pose import status

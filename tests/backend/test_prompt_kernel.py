@@ -110,7 +110,9 @@ def test_a_projection_rotates_and_appends_its_rows(position: int) -> None:
 
 
 def _near(model: LlamaForCausalLM, prompt: list[int], drawn: list[int]) -> None:
-    """Asserts that each token's logit equals the best one's within the rounding of bf16."""
+    """Asserts that transformers' logit of each drawn token equals its best one within the rounding
+    of bf16.
+    """
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + drawn])).logits[0].float()
     for i, token in enumerate(drawn):

@@ -1,5 +1,5 @@
-"""Experts with weights stored as codes: logits equal those of transformers with weights dequantised
-by the format's own library or by torch.
+"""Mixtures of experts with quantised weights: logits equal those of transformers with weights
+dequantised by the format's own library or by torch.
 """
 
 from __future__ import annotations

@@ -118,8 +118,9 @@ def test_bitsandbytes_nf4(
     def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         kind = {"quant_type": "nf4", "compress_statistics": nested}
         codes, state = functional.quantize_4bit(weight, **kind)
-        # On the CPU the package dequantises rows of whole blocks only; block boundaries ignore
-        # rows.
+        # On the CPU the package dequantises a matrix only if its rows have whole blocks; so the
+        # matrix is reshaped, which changes nothing because blocks follow each other across row
+        # ends.
         values = functional.dequantize_4bit(*functional.quantize_4bit(weight.view(-1, 64), **kind))
         pieces = {f"weight.{end}": t for end, t in state.as_dict(packed=True).items()}
         return {"weight": codes, **pieces}, values.view(weight.shape)

@@ -10,8 +10,8 @@ import pytest
 import ark
 from ark.tasks.functions import FUNCTIONS
 
-# Expected words for a counter and key: Random123's first known answer, and blocks 2 to 4 of the
-# Python package randomgen's Philox(number=4, width=32).
+# Expected output words of Philox for a counter and key: Random123's first known answer, and blocks
+# 2 to 4 of the Python package randomgen's Philox(number=4, width=32).
 ZEROS = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
 COUNTER, STREAM, KEY = 0x05A308D30243F6A8, 0x0370734413198A2E, 0x299F31D0A4093822
 # fmt: off

@@ -1,5 +1,5 @@
 """Regions of elementwise ops that are fused into one op: results equal NumPy's, and ops that must
-stay separate do.
+not be fused stay separate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def kinds(build: Callable[[], Any]) -> list[str]:
 
 
 def steps(x: Any, y: Any, sum_over: Callable[[Any], Any], width: int = 12) -> list[Any]:
-    """Returns two results of values that depend on each other, for arrays or tensors."""
+    """Computes two results by a few dependent steps, with NumPy's arrays or ark's tensors
+    as input.
+    """
     values = [x * 0.5, x + y]
     for _ in range(width):
         values.append(values[-1] * 0.25 + values[-2] * y)

@@ -1,6 +1,7 @@
 """AMD's attention of one row, executed on the emulator and compared with NumPy in double precision.
-Waves have one head, several, or a part of one. Parts travel as packets, or, if there are too many,
-as plain memory. Positions fill a wave's loads or do not.
+A wave computes one head, several, or a part of one. The partial results travel as packets or, if
+there are too many, in plain memory. The numbers of positions are and are not multiples of those
+that a wave loads at once.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def test_parts_that_are_too_many_for_packets() -> None:
     (merge,) = (op for op in planned.ops if op.kind == "attention_merge")
     assert merge.params["splits"] == 32
     assert not planned.tensors[merge.operands[0]].packet
-    # As many parts have weight as a context of 1,501 positions would have.
+    # As many parts have a nonzero weight as a context of 1,501 positions fills.
     (weights,) = (array.reshape(8, 32, 130)[:, :, 129] for array in parts.values())
     assert ((weights > 0).sum(1) == 11).all() and (weights[:, :11] > 0).all()
 

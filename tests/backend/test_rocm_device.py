@@ -1,4 +1,6 @@
-"""An opened AMD device on the emulator, through unmodified hip-python: memory, limits, peers."""
+"""An opened AMD device on the emulator, through the unmodified package hip-python: memory, limits,
+peers.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Ops fused after a product on AMD's matrix units, executed on the emulator with its checks and
 compared with NumPy in double precision: expressions, gates and rotations, in the loop for large
-tiles and in the other one, in whole and ragged tiles, and after parts of k.
+tiles and in the general one, in whole and incomplete tiles, and after partial products over parts
+of k.
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ def follow(
     x, y, *others = (given.get(name, np.zeros(1)).astype(np.float64) for name in shapes)
     x, y = x.T if ta else x, y.T if tb else y
     exact = wanted(x @ y, *others)
-    # The derivatives of the epilogues are little above 1, except those of gates, which are
-    # multiplied.
+    # The derivatives of the epilogues are little above 1, except those of gates, which multiply two
+    # results.
     scale = np.sqrt((x**2 @ y**2).max()) * (np.abs(x @ y).max() if end == "gates" else 4.0)
     # A product with an epilogue is not rounded to its own type in between.
     bound = ROUNDING[dtypes[2].name] * np.abs(exact) + 2.0**-20 * np.sqrt(k) * scale

@@ -26,7 +26,8 @@ from tests.slow import in_turns
 pytestmark = pytest.mark.emulated("slow")
 
 EXPERTS, FIRST, OF = 3, 1, 5
-# (codes, group, rows, slots, one input for each slot, columns, outputs, type of the input, form)
+# (codes, group, rows, slots, one input for each slot, columns, outputs, type of the input, name of
+# the body's variant)
 CASES: list[tuple[DataType, int, int, int, bool, int, int, DataType, str]] = [
     (types.fp4, 32, 1, 4, False, 288, 640, fp32, "split"),
     (types.fp8_e4m3, 128, 3, 2, True, 384, 70, bf16, "split"),
@@ -57,7 +58,7 @@ def test_chosen_experts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Products with the quantised weights of chosen experts. The results of experts of other ranks
-    are zeros. MOST_SUMS is lowered, so that shared memory holds the sums of few rows.
+    are zeros. MOST_SUMS is lowered, so that shared memory has room for the sums of few rows.
     """
     monkeypatch.setattr(bodies, "MOST_SUMS", 32)
     rng = np.random.default_rng(k + n)

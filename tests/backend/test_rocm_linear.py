@@ -1,6 +1,6 @@
 """AMD's linear layers of one row and of several, executed on the emulator and compared with NumPy
-in double precision. Parts of rows fill a wave's loads or do not, and rows may be distributed
-unevenly.
+in double precision. The lengths of rows are and are not multiples of a wave's loads, and the
+numbers of rows are and are not multiples of the processors.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CASES = [
 ]
 ARCHS = ("gfx942", "gfx1100")
 LONG = (72, 14336, 9, bf16)  # 14 loads for a part of a row
-# (input rows, input columns, hidden columns, output columns). A wave has no chunk of 128 columns,
-# one, two, or parts of one. Tasks have one or several groups of rows of weights.
+# (input rows, input columns, hidden columns, output columns). A wave computes no chunk of 128 input
+# columns, one, two, or a part of one. Tasks have one or several groups of rows of weights.
 SEVERAL = [(2, 1024, 544, 37), (5, 160, 1184, 21), (8, 2048, 96, 130), (16, 96, 2048, 9)]
 UNIT_ARCHS = ("gfx942", "gfx950", "gfx90a")
 

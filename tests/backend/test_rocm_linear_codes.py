@@ -46,7 +46,7 @@ ARCHS = ("gfx942", "gfx950", "gfx90a")
 def test_rows_read_codes(
     arch: str, codes: DataType, group: int, scales: DataType, zeros: bool, rows: int, k: int, n: int
 ) -> None:
-    """A linear layer with quantised weights: x + rmsnorm(x) w^T. Its error is that of
+    """A linear layer with quantised weights: x + rmsnorm(x) w^T. The error must not exceed that of
     sums in fp32.
     """
     del arch

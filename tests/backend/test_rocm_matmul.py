@@ -29,7 +29,8 @@ CASES = [
     ((), 37, 45, 51, (False, False), (fp16, fp16, fp16)),
     ((), 64, 200, 96, (False, False), (bf16, bf16, fp32)),
     ((), 9, 33, 40, (True, True), (bf16, bf16, fp16)),
-    # Waves share these blocks unevenly. In the loop with bounds checks clang omitted a wait state.
+    # The blocks of this product do not divide evenly among waves. In its loop with bounds checks
+    # clang once omitted a wait state.
     ((), 65, 35, 43, (False, False), (bf16, bf16, bf16)),
     ((3,), 130, 70, 33, (False, True), (fp16, fp16, bf16)),
     ((), 16, 96, 256, (False, True), (fp32, bf16, fp32)),
@@ -40,7 +41,7 @@ CASES = [
     ((), 128, 128, 256, (False, True), (fp8_e4m3, fp8_e4m3, bf16)),
     ((2,), 33, 40, 51, (False, True), (fp8_e4m3, fp8_e4m3, fp32)),
     ((), 24, 40, 96, (True, False), (fp8_e5m2, fp8_e5m2, fp16)),
-    # Bodies without matrix units: packs along k, and integers.
+    # Bodies without matrix units: products of pairs along k, and of integers.
     ((), 1, 128, 256, (False, True), (bf16, bf16, bf16)),
     ((), 2, 24, 64, (False, True), (int8, int8, int32)),
 ]
@@ -59,10 +60,10 @@ def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype.to_numpy())
 
 
-# (rows of a, columns of b, k, transposes, types, tile). Some have rows and columns past the last
-# whole tile. Odd sizes, parts of a step of k and rows not aligned to 16 bytes take the loop with
-# bounds checks. Some have one step of k, others several, an even or odd number; no step past the
-# last is fetched.
+# (rows of a, columns of b, k, transposes, types, tile). Some have an incomplete last tile of rows
+# and of columns. Odd sizes, a k that is not a multiple of a loop step, and rows not aligned to 16
+# bytes take the loop with bounds checks. The numbers of loop steps over k are one, even and odd; no
+# data past the last step is loaded.
 LARGE = [
     (512, 256, 128, (False, True), (bf16, bf16, bf16), (256, 256)),
     (260, 300, 96, (False, False), (fp16, fp16, fp32), (256, 256)),

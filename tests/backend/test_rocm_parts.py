@@ -32,8 +32,8 @@ CASES = [
     (64, 70, 328, (True, False), (bf16, bf16, fp32), (64, 48, 3)),
     (48, 128, 260, (False, True), (fp32, bf16, fp32), (48, 32, 3)),
 ]
-# These cases take the loop for large tiles, with rows and columns past the end, a last part that is
-# not a multiple of a step, and k along rows.
+# These cases take the loop for large tiles, with incomplete last tiles, a last part of k that is
+# not a multiple of a loop step, and operands whose k is contiguous.
 LARGE = [
     (100, 256, 512, (False, True), (bf16, bf16, fp32), (100, 128, 3)),
     (200, 130, 328, (False, False), (bf16, bf16, bf16), (200, 128, 3)),

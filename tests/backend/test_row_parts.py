@@ -12,8 +12,8 @@ from tests.opcheck import TOLERANCE, Case, check
 
 
 def test_rows_of_which_a_warp_has_several(backend: str) -> None:
-    """Row operations in which a few lanes of a warp share a row. In the last round some lanes have
-    no row.
+    """Row operations in which a few lanes of a warp share a row. The number of rows is such that in
+    the last pass some lanes have no row.
     """
 
     def softmax(x: np.ndarray) -> np.ndarray:

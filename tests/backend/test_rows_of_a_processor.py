@@ -161,8 +161,9 @@ def test_the_largest_of_rows(backend: str) -> None:
 
 @pytest.mark.emulated("slow")
 def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a large matrix are dealt to the processors in turn. Each equals NumPy's, and equals
-    that of the small matrix except for roundings that another kernel's code may change.
+    """Rows of a large matrix are assigned to the processors in turn, one by one. Each equals
+    NumPy's, and equals that of the small matrix except for roundings that another kernel's code may
+    change.
     """
     rng = np.random.default_rng(6)
     chosen, results = registry.get(backend), []
@@ -184,7 +185,8 @@ def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> N
                 kept = model.graph.tensor(x.shape, ark.bf16, arena="state", name=f"out{n}")
                 ark.copy(result, Tensor(kept, model))
         with contextlib.closing(chosen.open(0)) as device:
-            # Dealing applies only to rows that are not claimed (test_claims.py).
+            # Rows are assigned in advance only on machines without claims, where a processor cannot
+            # take its next rows at run time (test_claims.py).
             machine = device.machine.with_processors(4).without_capabilities(Capability.CLAIMS)
             ready = plan(model.graph, machine, {"fuse": False})
             verify([ready])

@@ -403,7 +403,7 @@ def test_a_stop_token_ends_the_run(backend: str) -> None:
 
 
 def test_stopping_needs_no_second_thread(backend: str) -> None:
-    """init, or the end of the block, ends a persistent kernel at once."""
+    """`ark.init`, or the end of a `with` block of the runtime, ends a persistent kernel at once."""
     x = ark.tensor([4])
     y = ark.add(x, 1.0)
     runtime = ark.Runtime()

@@ -119,7 +119,7 @@ def draw(
 
 
 def referenced(drawn: Drawn, steps: int) -> np.ndarray:
-    """Returns the tokens that the op's reference draws."""
+    """Returns the tokens that the op's NumPy reference draws."""
     define = registry.get("sample_adjusted").reference
     assert define is not None
     own = drawn.given

@@ -1,5 +1,5 @@
-"""Tasks do not read stale shared memory: it is filled with NaN before each task, and results stay
-the same.
+"""Tasks do not read shared memory that they have not written: it is filled with NaN before each
+task, and results stay the same.
 
 The contents that an earlier kernel left differ from run to run, so a body that reads a word before
 writing it fails only sometimes. Matrix products whose loading warpgroup runs ahead are excluded,

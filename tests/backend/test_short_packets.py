@@ -1,6 +1,6 @@
 """The results that a linear layer of one row would round travel as 16-bit packets, on machines that
-have them. Rows that change in every iteration are compared with NumPy, which rounds at the same
-place, also after epochs have wrapped.
+have them. Rows that change in every iteration are compared with NumPy, which rounds the same
+intermediate results; also after the packets' 16-bit epochs have wrapped around.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def gated(columns: int, inner: int, dtype: DataType) -> Model:
 
 
 def short(machine: Machine) -> Machine:
-    """Returns the machine with short packets."""
+    """Returns the machine description with the capability of 16-bit packets added."""
     return machine.with_capabilities(Capability.PACKETS, Capability.SHORT_PACKETS)
 
 
@@ -72,7 +72,7 @@ def test_a_gated_block_agrees_with_numpy(backend: str, dtype: DataType, iteratio
         assert [result.buffers[t.buffer].nbytes for t in packets] == [4 * inner]
         with Executor(result, registry.get(backend), device) as executor:
             assert "ArkShort<" in executor.program.emitted.source.text
-            # The rows of gate and up alternate in memory.
+            # The fused layer stores the rows of the weights gate and up alternately.
             names = {t.name.split(".")[0].split("+")[0]: t.name for t in result.tensors}
             gate_and_up = np.stack([arrays.pop("gate"), arrays.pop("up")], 1).reshape(-1, columns)
             for name, array in {**arrays, "gate": gate_and_up}.items():

@@ -102,7 +102,7 @@ def test_functions_keep_the_digits_of_small_values(backend: str) -> None:
 
 def ends(dtype: Any) -> np.ndarray:
     """Returns values over the whole range of a type, of both signs: the smallest, infinities, those
-    where exponentials overflow, angles of many turns, and NaN.
+    where exponentials overflow, large angles, and NaN.
     """
     near = [0.0, 1e-45, 1.1754944e-38, 1e-6, 0.3, 1.0, 3.0, 8.5, 11.0, 88.3, 88.7, 88.8, 89.4, 89.5]
     far = [104.0, 1e3, 65504.0, 1e5, 2.0**31, 5e9, 1e15, 1e22, 7e30, 3.4028235e38, np.inf]
@@ -148,7 +148,7 @@ TORCHS_OF_TWO: dict[str, Any] = {
 )
 def test_functions_over_the_whole_range_are_torchs(backend: str, dtype: Any) -> None:
     """Functions over the whole range of a type equal torch's in fp64: at the ends of the range, for
-    angles of many turns, and NaN.
+    large angles, and NaN.
     """
     values = ends(dtype)
     some = values[:: 3 if backend == "cpu" else 7]

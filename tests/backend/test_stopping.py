@@ -33,8 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True, scope="module")
 def _interrupts_arrive() -> Iterator[None]:
-    """Restores SIGINT's handler: a shell starts background processes with interrupts ignored, and
-    children inherit that.
+    """Sets Python's own handler of SIGINT during the test: a shell starts background processes with
+    SIGINT ignored, and child processes would inherit that.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -54,7 +54,9 @@ def command(backend: str, directory: Path, *extra: str) -> list[str]:
 
 
 def begin(argv: list[str], **extra: Any) -> subprocess.Popen[str]:
-    """Starts a process that ends with this one; left on a GPU, it would disturb later tests."""
+    """Starts a process that is killed when this one ends; if it stayed on the GPU, it would disturb
+    later tests.
+    """
     tied = [sys.executable, "-S", "-E", watchdog.__file__, str(os.getpid()), *argv]
     return subprocess.Popen(
         tied, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **extra

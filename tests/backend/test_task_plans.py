@@ -56,7 +56,9 @@ def test_a_plan_of_arks_runs(backend: str, tmp_path: Path) -> None:
 
 
 def test_a_plan_runs_on_tensors_of_its_numbers(backend: str) -> None:
-    """A plan runs in a model with other ops, on the tensors that have the plan's numbers."""
+    """A plan runs in a model with other ops, and uses the tensors whose numbers the plan
+    contains.
+    """
     data = norm_and_product()
     x, w = ark.tensor([1, ROWS, COLUMNS], ark.fp16), ark.tensor([COLUMNS, OUT])
     y = ark.tensor([1, ROWS, OUT])

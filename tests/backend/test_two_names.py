@@ -19,7 +19,7 @@ HEADS, GROUP, LENGTH, WIDTH = 2, 2, 12, 16
 
 @pytest.fixture(autouse=True)
 def _(backend: str) -> None:
-    """Runs only on backends in whose memory torch can have tensors."""
+    """Skips the test on backends in whose memory torch cannot have tensors."""
     if backend not in ("cpu", "cuda"):
         pytest.skip("torch has no tensors in this device's memory here")
 
@@ -30,8 +30,8 @@ def on_device(values: np.ndarray) -> Any:
 
 
 def attend(ordered: bool = True) -> dict[str, list[ark.Tensor]]:
-    """Builds, for each head, writes of a token's key and value to their rows, and attention over
-    the caches.
+    """Builds a model that, for each head, writes a token's key and value to their rows and computes
+    attention over the caches. ordered: attention waits for these writes by `deps`.
     """
     held: dict[str, list[ark.Tensor]] = {}
 
@@ -89,8 +89,8 @@ def test_a_cache_and_its_row_are_bound_anew_for_each_token() -> None:
 
 
 def bound_to_one_memory(held: dict[str, list[ark.Tensor]]) -> dict[ark.Tensor, Any]:
-    """Maps each placeholder of `attend` to its own memory, except slots, which are mapped into
-    their caches.
+    """Maps each placeholder of `attend` to its own memory, except those of the rows to write, which
+    are mapped into their caches.
     """
     mapping: dict[ark.Tensor, Any] = {}
     for name, tensors in held.items():

@@ -64,8 +64,8 @@ def test_the_vendor_of_the_page_runs(vendor: Path) -> None:
 
 
 def test_its_own_body_is_the_one_that_serves(vendor: Path) -> None:
-    """If the page's own matmul body computes a wrong result, the page's script fails. So the script
-    uses that body.
+    """If the matmul body (device function) that the page defines is changed to compute a wrong
+    result, the page's script fails; this proves that the script uses it.
     """
     refused(vendor, "ark_toy/tasks/matmul.h", "ark_row_dot(right, left, K)", "try_vendor.py")
 

@@ -15,8 +15,8 @@ from ark.plan.types import Plan
 from ark.tasks.adjusted import OPTIONS
 from tests.touch import READ, WRITTEN, Bench, Touched
 
-# Kinds whose tasks may touch less than they declare, each with the reason. Tasks of all other kinds
-# touch exactly the declared bytes.
+# Kinds whose tasks may access fewer bytes than they declare, each with the reason. Tasks of all
+# other kinds access exactly the declared bytes.
 LARGER = {
     "adjust_logits": "a sequence within its prompt, or one that has ended, draws nothing",
     "advance": "it reads two of the settings",
@@ -95,7 +95,7 @@ def compare(plan: Plan, touched: Touched, position: int | None) -> tuple[int, in
             )
             if not may_be_larger(sig):
                 less = np.count_nonzero(allowed & ~did)
-                # A read of bytes that the same task wrote before is local.
+                # A read of bytes that the same task wrote before need not be declared.
                 less -= 0 if write else np.count_nonzero(allowed & ~did & ((marks & WRITTEN) != 0))
                 assert not less, (
                     f"{less} declared bytes of {buffer} that it never {verb}: {task_name}"

@@ -1,4 +1,4 @@
-"""Cases and helpers of tests/multi/test_adasum.py, which other tests use too."""
+"""The reference result of tests/multi/test_adasum.py, which other tests use too."""
 
 from __future__ import annotations
 

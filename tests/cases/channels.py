@@ -27,8 +27,8 @@ def counting(n: int = INBOX_ELEMENTS) -> ark.Tensor:
 
 
 def add_up(arrived: ark.Tensor) -> None:
-    """Adds the arrived tensor to `total`. A stale or incomplete value in any iteration makes the
-    sum wrong.
+    """Adds a received tensor to the model's tensor `total`. A stale or incomplete value in any
+    iteration makes the sum wrong.
     """
     total = ark.tensor([arrived.shape()[0]], arrived.dtype(), name="total")
     ark.add(total, arrived, output=total)
@@ -167,7 +167,9 @@ def run(
     iterations: int = SUITE_ITERATIONS,
     budget_s: float = 30.0,
 ) -> np.ndarray:
-    """Returns the `total` of rank 1. backend: one name for all ranks, or a name for each rank."""
+    """Returns rank 1's tensor `total`, to which add_up added what arrived. backend: one name for
+    all ranks, or a name for each rank.
+    """
     names = [backend] * len(plans) if isinstance(backend, str) else backend
 
     def work(ranks: ThreadRanks) -> np.ndarray:

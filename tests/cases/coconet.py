@@ -57,17 +57,19 @@ def started(kind: str) -> ParallelGraph:
 
 
 def nothing(plan: ParallelGraph) -> None:
-    """No transformation: an all-reduce, then every rank computes the whole update."""
+    """The untransformed program: an all-reduce, then every rank computes the whole update."""
 
 
 def scattered(plan: ParallelGraph) -> None:
-    """A reduce-scatter and an all-gather, then every rank computes the whole update."""
+    """Splits the all-reduce: a reduce-scatter and an all-gather, then every rank computes the whole
+    update.
+    """
     coconet.split(plan, named(plan, "gradient"))
 
 
 def reordered(plan: ParallelGraph) -> None:
-    """A reduce-scatter, the update of each rank's slice (with its slice of the moments), an
-    all-gather.
+    """Moves the update before the all-gather: a reduce-scatter, the update of each rank's slice
+    (with its slice of the moments), an all-gather.
     """
     parts = coconet.split(plan, named(plan, "gradient"))
     reads, chosen = {parts.outputs[0].buffer.id}, []

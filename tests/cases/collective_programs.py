@@ -17,8 +17,8 @@ def boxes_for(ranks):
 
 @st.composite
 def any_program(draw, most_ranks=9):
-    """Draws a classic program of any collective, with one of the reductions if the collective
-    reduces.
+    """Draws a program of a known algorithm (such as ring) for any collective, with one of the
+    reductions if the collective reduces.
     """
     ranks = draw(st.integers(1, most_ranks))
     collective = draw(st.sampled_from(list(Collective)))

@@ -104,7 +104,7 @@ def reduced_by_packets(world: int, reduction: str = "sum") -> str:
 
 
 def copied_and_reduced_by_packets(world: int) -> str:
-    """The same, where the reduction also stores the sum as packets, which a second
+    """The same all-reduce, but the reduction also stores the sum as packets, which a second
     operation sends.
     """
 
@@ -187,7 +187,9 @@ def loaded_then_stored(world: int) -> str:
 
 
 def exchanged_in_place(world: int) -> str:
-    """An in-place all-to-all. Parts go through scratch, because the input is also the output."""
+    """An in-place all-to-all. The ranks' parts are copied through scratch memory, because the input
+    is also the output.
+    """
 
     def ops(rank: int, peers: list[int]) -> list[list[Op]]:
         sent = [move("put", [local("i", p)], [remote(i, rank)]) for i, p in enumerate(peers)]

@@ -30,7 +30,7 @@ def compile_c(folder: Path, name: str, out: str, *options: str) -> Path:
 
 
 class Library:
-    """The functions of a compiled export, called on one instance."""
+    """The functions of a compiled export, called for one instance of the exported model."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.c = ctypes.CDLL(str(path))

@@ -16,8 +16,8 @@ from tests.unit.plan.shapes import CONFIG, replace_task
 
 
 def small_machine(machine: Machine, *capabilities: Capability) -> Machine:
-    """Returns the device with at most 3 processors, and without packets unless they are passed in
-    `capabilities`.
+    """Returns the description of the device with at most 3 processors, and without packets unless
+    they are passed in `capabilities`.
     """
     few = machine.with_processors(min(3, machine.processors + 1))
     return few.without_capabilities(Capability.PACKETS).with_capabilities(*capabilities)
@@ -40,10 +40,10 @@ def prepare(executor: Executor) -> None:
 
 
 def without_a_signal(plan: Plan) -> tuple[Plan, int]:
-    """Returns the plan with one signal of a linear task removed, and the counter that then lacks
-    it.
+    """Returns the plan with one signal of a linear task removed, and the number of the counter that
+    this task then does not increment.
     """
     for place, task in tasks(plan).items():
         if plan.ops[task.op].kind == "linear" and task.signals and task.signals[0] != 0:
             return replace_task(plan, place, signals=task.signals[1:]), task.signals[0]
-    raise AssertionError("no linear task signals anything")
+    raise AssertionError("no task of a linear layer signals a counter")

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from ark.models.gguf_file import OF_LAYERS, TENSORS
 from tests.checkpoints import make_checkpoint
 
-# Rows are whole blocks of 256, except those of attention's output (96).
+# Rows of weights are whole GGUF blocks of 256 elements, except those of attention's output
+# projection (96 elements).
 SIZES: dict[str, Any] = {
     "hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 24, "intermediate": 256, "layers": 2,
 }  # fmt: skip
@@ -28,8 +29,8 @@ FP16_PLACES = {
 
 
 def blocks(shape: tuple[int, int], kind: str, seed: int) -> np.ndarray:
-    """Returns random blocks of a type. Their scales are small; the first scale is 0 if it is at
-    byte 0.
+    """Returns random blocks of a type. The scales of blocks are small; the scale of the first block
+    is 0 if a block of this type begins with its scale.
     """
     inputs, nbytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     rng = np.random.default_rng(seed)
@@ -52,7 +53,9 @@ def encoded(values: np.ndarray, kind: str, seed: int) -> tuple[np.ndarray, np.nd
 
 
 def permuted(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """Returns the rows of queries or keys in llama.cpp's order."""
+    """Returns the rows of queries or keys of a projection in the order that llama.cpp stores for
+    its rotary embedding.
+    """
     wide = weight.reshape(-1, 2, head_dim // 2, weight.shape[-1])
     return wide.swapaxes(1, 2).reshape(weight.shape)
 
@@ -106,7 +109,10 @@ def gguf_checkpoint(
 def add_tensors(
     writer: GGUFWriter, plain: Path, kind: str, name: str, head_dim: int
 ) -> dict[str, torch.Tensor]:
-    """Adds the tensors. A matrix whose rows are not whole blocks is stored as fp16."""
+    """Adds the weights of the checkpoint directory `plain` to a GGUF file, as blocks of type
+    `kind`. A matrix whose rows are not whole blocks is stored as fp16. Returns the stored values by
+    name.
+    """
     names = {own: short for short, own in {**TENSORS, **OF_LAYERS}.items()}
     values = {}
     for seed, (stored, tensor) in enumerate(sorted(load_file(plain / "model.safetensors").items())):

@@ -80,7 +80,7 @@ def start(hosts: Hosts, code: str, ranks: int = 2, **more: str) -> list[subproce
 
 def sums(rank: int) -> None:
     """Adds up an all-reduce less the rank's own input. Both ranks have the same input, so the
-    difference is that input.
+    difference must equal that input.
     """
     x = channels.counting()
     channels.add_up(ark.sub(ark.all_reduce(x, rank, 2, algorithm="ring"), x))

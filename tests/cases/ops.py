@@ -186,8 +186,8 @@ def check_movement(backend: str) -> None:
 
 
 def check_attention(backend: str) -> None:
-    """Compares a model that appends three rows at position 4 of two caches and then attends over
-    them.
+    """Compares with torch a model that appends three rows at position 4 of two caches and then
+    attends over them.
     """
     kv_heads, heads, width, context, rows = 2, 6, 8, 12, 3
 

@@ -15,8 +15,8 @@ from tests.opcheck import TOLERANCE, Case
 
 @dataclass(frozen=True)
 class Shape:
-    """The arguments of a call of paged attention. positions: one for each sequence, of one row
-    each; a single sequence has `rows` rows from its position. pool: the number of pages in all.
+    """The arguments of a call of paged attention. positions: of each sequence's query row; if there
+    is a single sequence, of the first of its `rows` query rows. pool: the number of pages in all.
     """
 
     positions: tuple[int, ...]
@@ -50,7 +50,9 @@ def table(s: Shape, seed: int) -> np.ndarray:
 
 
 def side_by_side(cache: np.ndarray, row: np.ndarray) -> torch.Tensor:
-    """Returns a sequence's (heads, positions, width). Pages that do not exist are zeros."""
+    """Returns the keys or values of a sequence in contiguous memory, (heads, positions, width),
+    gathered from the pages of its row of the page table. Pages that do not exist are zeros.
+    """
     pages = [cache[n] if 0 <= n < len(cache) else np.zeros_like(cache[0]) for n in row]
     return torch.tensor(np.concatenate(pages, axis=1))
 

@@ -14,9 +14,9 @@ SLOW_PRODUCT_SIZE = 1000  # width of a slow rank's product: takes far longer tha
 
 
 def messages(model: Model, rank: int, world: int, slow: int) -> None:
-    """Rank 0 counts, by 1 in the first phase and by 1000 in the second, and sends the count. Each
-    other rank receives it; all ranks add it to their total, and all but the last pass it on. Rank
-    `slow` computes a large product first.
+    """The model of one rank in two phases. Rank 0 adds 1 in each iteration of the first phase to a
+    count, and 1000 in the second, and sends the count. Each other rank receives it; all ranks add
+    it to their total, and all but the last pass it on. Rank `slow` computes a large product first.
     """
     batch, total = ark.tensor([WIDTH], name="batch"), ark.tensor([WIDTH], name="total")
     for number, step in enumerate((1.0, 1000.0)):

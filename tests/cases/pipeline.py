@@ -31,7 +31,9 @@ def run(
     name: str = "cpu",
     opened: Sequence[Device] = (),
 ) -> list[tuple[np.ndarray, list]]:
-    """Returns the totals of each rank and its trace. opened: a device for each rank."""
+    """Runs the plans of a pipeline's ranks. Returns, for each rank, its tensor of totals and its
+    trace. opened: a device for each rank.
+    """
     backend, _ = registry.choose(name)
 
     def work(ranks: ThreadRanks) -> tuple[np.ndarray, list]:

@@ -49,8 +49,8 @@ def quantised_checkpoint(
 def quantise_files(
     there: Path, quantise: Quantise, config: Mapping[str, Any], skip: str = ""
 ) -> Tensors:
-    """Quantises all linear layers of a checkpoint except the head, as
-    `quantised_checkpoint` does.
+    """Replaces all linear layers of the checkpoint in a directory, except the head, by quantised
+    ones, as `quantised_checkpoint` does.
     """
     stored, values = load_file(there / "model.safetensors"), {}
     for name in [n for n in stored if n.endswith("_proj.weight") and (not skip or skip not in n)]:
@@ -115,8 +115,8 @@ def check_logits(
 
 
 def check_values(checkpoint: Checkpoint, values: Mapping[str, torch.Tensor]) -> None:
-    """Compares the values of every weight with the given ones. Tests of logits do not use all
-    codes.
+    """Compares every weight of a checkpoint, dequantised, with the given values, because tests of
+    logits do not use all codes.
     """
     names = {weight.stored_name: name for name, weight in checkpoint.weights.items()}
     layouts = dict(checkpoint.config.layouts)

@@ -16,8 +16,8 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def words(codes: np.ndarray, bits: int, order: Sequence[int]) -> torch.Tensor:
-    """Packs codes (n, m) into words (n, m * bits / 32). order: the code at each position of
-    a word.
+    """Packs codes (n, m) into words (n, m * bits / 32). order: for each position in a word, the
+    index of the code that is stored there.
     """
     parts = codes.astype(np.uint32).reshape(len(codes), -1, len(order))
     packed = np.zeros(parts.shape[:2], np.uint32)
@@ -53,7 +53,9 @@ def valued(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray) -> np.ndarr
 
 
 def awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """Returns AWQ's 4-bit tensors, packed into words along the outputs, and their values."""
+    """Returns AWQ's 4-bit tensors, packed into words along the outputs, and the dequantised
+    values.
+    """
     codes, zeros, scales = coded(weight.numpy(), 4, False)
     pieces = {
         "qweight": words(codes.T, 4, AWQ_ORDER),
@@ -64,8 +66,8 @@ def awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def gptq(bits: int, symmetric: bool, ordered: bool) -> Quantise:
-    """Returns a function to GPTQ's tensors, packed into words along the inputs. Stored zero points
-    are 1 less than the actual ones.
+    """Returns a function that quantises a weight to GPTQ's tensors, with codes packed into words
+    along the inputs. Stored zero points are 1 less than the actual ones.
     """
 
     def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:

@@ -6,5 +6,7 @@ import re
 
 
 def fences(wanted: str) -> set[str]:
-    """Returns the fence and the stronger fences that older compilers emit in its place."""
+    """Returns the names of a memory fence and of the stronger fences that older compilers emit in
+    its place.
+    """
     return {re.sub("acquire|release", name, wanted) for name in (r"\g<0>", "acq_rel", "sc")}

@@ -1,5 +1,6 @@
-"""The models of tests/cases/training_models.py. Each is a function of a form (ark or torch), inputs
-and parameters and returns a matrix with one row for each example.
+"""The models of tests/cases/training_models.py. Each is a function of a library of ops (`InArk` or
+`InTorch`, passed as `form`), inputs and parameters, and returns a matrix with one row for each
+example.
 
 Convolutions with pooling and concatenation (Swin: Liu et al. 2021; Evoformer: Jumper et al. 2021;
 experts: Shazeer et al. 2017; encoder-decoder: Vaswani et al. 2017; Llama: Touvron et al. 2023).
@@ -71,7 +72,9 @@ class InArk:
 
     @staticmethod
     def largest(x: Any, count: int) -> Any:
-        """Returns 1 where an element is among the `count` largest of its row, else 0."""
+        """Returns a tensor of x's shape: 1 where an element is among the `count` largest of its
+        row, else 0.
+        """
         smallest = ark.detach(ark.topk(x, count)[0])[:, count - 1 : count]
         return ark.cast(ark.greater_equal(ark.detach(x), smallest), ark.fp32)
 
@@ -136,18 +139,19 @@ Model = Callable[[Any, Mapping[str, Any], Mapping[str, Any], int, int, Any], Any
 
 
 def _from(state: list[Any], before: list[Any] | None) -> list[Any]:
-    """Returns a model's initial values, plus the final values of an earlier pass if there is one
-    (recycling).
+    """Returns the values from which a model starts: its initial values, plus the final values of an
+    earlier pass if there is one (recycling).
     """
     return state if before is None else [a + b for a, b in zip(state, before, strict=True)]
 
 
 @dataclass(frozen=True)
 class Block:
-    """A model and its data. model: a function of a form, inputs, parameters, the numbers of layers
-    and of examples, and the final values of an earlier pass or None; returns a row for each example
-    and its own final values. inputs: by name, a function that draws the contents. parameters:
-    shapes for a number of layers. tables: inputs that are the same for all examples.
+    """A model and its data. model: a function of a library of ops (InArk or InTorch), inputs,
+    parameters, the numbers of layers and of examples, and the final values of an earlier pass or
+    None; returns a row for each example and its own final values. inputs: for each input's name, a
+    function that draws random contents. parameters: shapes for a number of layers. tables: inputs
+    that are the same for all examples.
     """
 
     model: Model
@@ -157,8 +161,8 @@ class Block:
 
 
 def _of_layers(own: Shapes, others: Shapes | None = None) -> Callable[[int], Shapes]:
-    """Returns a function of the number of layers to the shapes of all parameters: each layer's,
-    named with its number, and the others.
+    """Returns a function that maps the number of layers to the shapes of all parameters: each
+    layer's, named with its number, and the others.
     """
 
     def shapes(layers: int) -> Shapes:
@@ -195,7 +199,7 @@ def _conv(form: Any, given: Any, weights: Any, layers: int, batch: int, before: 
 
 
 def _rolled(form: Any, x: Any, shift: int) -> Any:
-    """Returns x with rows and columns rotated by `shift`."""
+    """Returns images x with rows and columns moved cyclically by `shift`."""
     shift %= SIDE
     x = form.concat([x[:, shift:], x[:, :shift]], 1)
     return form.concat([x[:, :, shift:], x[:, :, :shift]], 2)

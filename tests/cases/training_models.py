@@ -1,9 +1,9 @@
 """Six kinds of model, each written once for ark and for torch, with a step of AdamW: a convolution
 net, Swin blocks, Evoformer blocks, a mixture of experts, an encoder-decoder and a Llama.
 
-Models are functions of a form (`InArk`, `InTorch`), inputs and parameters. Sizes are small and
-divisible by 2, 3 and 4. The first moment after one step is a tenth of the gradient, so a comparison
-of moments compares gradients. Used by tests/unit/parallel/test_plans_of_models.py and
+A model is a function of a library of ops (`InArk` or `InTorch`), inputs and parameters. Sizes are
+small and divisible by 2, 3 and 4. The first moment after one step is a tenth of the gradient, so a
+comparison of moments compares gradients. Used by tests/unit/parallel/test_plans_of_models.py and
 tests/plans_of_models.py.
 """
 
@@ -28,10 +28,12 @@ TRAINED_STEPS = 2
 
 @dataclass(frozen=True)
 class Step:
-    """A training step on one device. names: from a buffer's name to the tensor's name in the tests.
+    """A training step on one device. names: maps the name of a buffer to the tensor's name in the
+    tests.
 
-    results: parameters, and their moments as `mean.NAME` and `square.NAME`. cuts: the dimension of
-    examples, by buffer. loss: the name of the buffer that receives the loss.
+    results: the new parameters, and their moments as `mean.NAME` and `square.NAME`. cuts: by
+    buffer, the dimension that counts training examples. loss: the name of the buffer that receives
+    the loss.
     """
 
     graph: Graph

@@ -30,7 +30,9 @@ from tests.unit.parallel.ranks_in_numpy import Ranks
 
 
 def traced(build: Callable[[], Any]) -> Graph:
-    """Returns the one-device graph that `build` builds; its result is copied to "result"."""
+    """Returns the graph for one device that `build` builds; the tensor that `build` returns is
+    copied to a tensor "result".
+    """
     model = Model(0, 1)
     with use_model(model):
         result = build()

@@ -54,7 +54,9 @@ def box(draw: Any, shape: list[int], even: bool = False) -> tuple[slice, ...]:
 
 
 def thinned(draw: Any, full: list[int]) -> list[int]:
-    """Draws a shape that broadcasts to `full`."""
+    """Draws a shape that broadcasts to `full`: some sizes become 1 and leading dimensions are left
+    out.
+    """
     kept = [n if draw(st.booleans()) else 1 for n in full]
     return kept[draw(st.integers(0, len(full) - 1)) :]
 
@@ -155,7 +157,7 @@ def elementwise(draw: Any) -> list[Case]:
 
 
 def total(*parts: Any) -> Any:
-    """Returns ((a + b) - c) + d ...; integers that wrap show a wrong order of operations."""
+    """Returns ((a + b) - c) + d ...; saturation or overflow shows a wrong order of operations."""
     result = parts[0]
     for number, part in enumerate(parts[1:]):
         result = result - part if number % 2 else result + part

@@ -23,8 +23,8 @@ def puts(plan: Plan) -> list[tuple[Place, Task]]:
 
 
 def signalled(plan: Plan) -> list[tuple[Place, Task]]:
-    """Returns the puts whose completion is signalled by a counter on a peer; packets need no
-    signal.
+    """Returns the puts (tasks that write to a peer's memory) whose completion is signalled by a
+    counter on a peer; packets need no signal.
     """
     return [
         (k, t) for k, t in puts(plan) if any(plan.counters[c].rank != plan.rank for c in t.signals)

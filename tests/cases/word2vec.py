@@ -36,8 +36,8 @@ def sigmoid(x: float) -> float:
 def chunk_steps(
     given: Corpus, o: Options, step: int, part: int, total: int, tables: list[np.ndarray]
 ) -> tuple[Steps, Steps]:
-    """Returns the sums that word2vec adds to the rows of both tables for every word and neighbour
-    of one part of a step. total: the number of steps of an epoch.
+    """Returns the sums that word2vec adds to the rows of both tables for every pair of a word and
+    its neighbour in one part of a step. total: the number of steps of an epoch.
     """
     at = (step % total * o.chunks + part) * o.chunk
     words, texts = given.words[at : at + o.chunk], given.texts[at : at + o.chunk]
@@ -74,7 +74,7 @@ def chunk_steps(
 
 
 def wanted(given: Corpus, o: Options, world: int, way: str) -> np.ndarray:
-    """Returns the words' vectors after an epoch."""
+    """Returns the expected word vectors after an epoch, computed by NumPy."""
     shape = (len(given.vocabulary), o.size)
     start = np.random.default_rng(o.seed).uniform(-0.5, 0.5, shape) / o.size
     tables = [start.astype(np.float32).astype(np.float64), np.zeros(shape)]

@@ -1,4 +1,6 @@
-"""A harness for test_cuda_device: tasks written by hand for a GPU, and NumPy's expected results."""
+"""Used by test_cuda_device: plans whose tasks and device functions are written by hand, run on a
+GPU, and their results by NumPy.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ TYPES = {
     "ark_bf16": ml_dtypes.bfloat16,
 }
 
-# Each stage holds whole rows of w, and a warp writes the products of its rows with x. Then the
-# processor publishes a packet.
+# Each stage of the ring that weights are streamed through holds whole rows of w, and a warp writes
+# the products of its rows with x. Then the processor publishes a packet.
 STREAM = """
 ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{
   const float* x = reinterpret_cast<const float*>(t.operand[0]);
@@ -52,8 +54,8 @@ ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{
 }}
 """
 
-# Waits for every processor by reading its packet, and copies the neighbour's rows. A counter
-# guarantees that these rows are complete.
+# Waits for the packet of every processor, and copies the rows that the neighbouring processor
+# wrote. A counter guarantees that these rows are complete.
 GATHER = """
 ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{
   const ark_u64* packets = reinterpret_cast<const ark_u64*>(t.operand[0]);
@@ -112,10 +114,10 @@ class Probe(kinds.TaskKind):
         pass
 
     def places(self, sig):
-        raise NotImplementedError("tasks are made by hand here")
+        raise NotImplementedError("the tasks of this harness are written by hand")
 
     def accesses(self, sig, coord):
-        raise NotImplementedError("tasks are made by hand here")
+        raise NotImplementedError("the tasks of this harness are written by hand")
 
     def scratch(self, sig, machine):
         return 16384  # the largest row of the bodies above, as floats
@@ -270,7 +272,7 @@ class Streams:
         self.processors, self.iterations = processors, control.get("limit", 1)
         self.width = max(rows * stages for _, _, rows, stages in self.CASES)
         self.x = [rng.standard_normal(k).astype(np.float32) for _, k, _, _ in self.CASES]
-        # Every third processor has fewer stages, and one processor has none.
+        # Every third processor has fewer stages of weights to read, and one processor has none.
         self.stages = [
             [0 if p == 1 else stages - p % 3 for p in range(processors)]
             for _, _, _, stages in self.CASES

@@ -71,7 +71,8 @@ def launched() -> list[int]:
 
 def launches_behind_copies(device: Any, program: Any, address: int) -> None:
     """Copies and clears are passed to the driver with the next launch and not before, in their
-    order. With and without a compiler the driver sees the same launch.
+    order. With ark's launch function compiled, and without a compiler, the driver gets the same
+    calls.
     """
     device.write(address, NUMBERS)
     for compiled in (True, False):
@@ -104,8 +105,8 @@ def launches_behind_copies(device: Any, program: Any, address: int) -> None:
 
 def launches_that_follow_each_other(device: Any, program: Any) -> None:
     """The Python bindings launch if the stream is new or another context is current; otherwise the
-    compiled function does. The driver sees no difference. This is tested with and without a
-    compiler.
+    compiled function does. The driver gets the same calls both ways. This is tested with and
+    without a compiler.
     """
     params = np.zeros(12, np.uint64)
     for compiled in (True, False):
@@ -143,8 +144,8 @@ def launches_that_follow_each_other(device: Any, program: Any) -> None:
 
 
 class NoCompiler:
-    """Returns a placeholder as the kernel's code, because the stand-in runs nothing and NVRTC's
-    wrapper needs more of the driver than the stand-in has.
+    """A compiler that returns a placeholder as the kernel's code, because the stand-in runs nothing
+    and NVRTC's wrapper needs more of the driver than the stand-in has.
     """
 
     def key(self, target: Target) -> str:
@@ -155,7 +156,9 @@ class NoCompiler:
 
 
 def leave_one_running() -> None:
-    """The calls that ark.runtime makes while a kernel runs: nothing may be freed meanwhile."""
+    """Makes the calls that ark.runtime makes while a kernel runs, during which nothing may be
+    freed.
+    """
     from ark.backend import registry
     from ark.ir.dtype import by_name
     from ark.models.build import Shape

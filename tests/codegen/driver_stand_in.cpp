@@ -75,7 +75,8 @@ Address map(int file, size_t size) {
   return at == MAP_FAILED ? 0 : reinterpret_cast<Address>(at);
 }
 
-// A handle's 64 bytes: process, file, size, and a pattern up to the last byte.
+// The 64 bytes of an exported memory handle: the process, the file descriptor, the size, and a
+// pattern that shows if a copy of the handle is incomplete.
 struct Handle {
   int32_t process, file;
   uint64_t size;
@@ -232,7 +233,8 @@ API cuLaunchCooperativeKernel(void* function, unsigned gx, unsigned gy, unsigned
   launched = {reinterpret_cast<uint64_t>(function), gx, gy, gz, bx, by, bz, shared};
   launched.push_back(reinterpret_cast<uint64_t>(stream));
   launched.push_back(reinterpret_cast<uint64_t>(params[0]));
-  // ArkParams.host is its seventh address, ArkHost.abort its third word.
+  // The kernel's only parameter is a struct ArkParams, whose seventh address is that of ArkHost;
+  // the third word of ArkHost is `abort`.
   const uint64_t host = static_cast<const uint64_t*>(params[0])[6];
   abort_word = host ? reinterpret_cast<volatile uint32_t*>(host) + 2 : nullptr;
   return kSuccess;

@@ -40,7 +40,7 @@ def kernel(dtype: DataType) -> str:
 def keeps_negations() -> bool:
     """True if the code of min(a, -b, c) differs from that of min(a, b, c), and likewise for maxima.
 
-    NVRTC 13.0 to 13.3 generate the same code for both on sm_90a.
+    NVRTC 13.0 to 13.3 lose the negation on sm_90a: they generate the same code for both.
     """
 
     def code(function: str, negated: bool) -> bytes:

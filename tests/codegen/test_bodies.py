@@ -1,4 +1,6 @@
-"""The choice of a vendor's body for an op: the first of its kind that supports the signature."""
+"""Tests which of a vendor's bodies (device functions) code generation chooses for an op: the first
+body of the op's kind that supports its signature.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Named(Body):
 
 
 class Mover(Named):
-    """The same body for the moving warps."""
+    """The same body, but for the moving warps (those that copy data while others multiply)."""
 
     moves = True
 

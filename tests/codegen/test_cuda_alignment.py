@@ -1,5 +1,5 @@
-"""The start of dynamic shared memory is requested from the toolchain, and checked in its ELF file
-and by the kernel itself.
+"""The alignment of the start of dynamic shared memory: it is requested from the toolchain, checked
+in the ELF file that the toolchain writes, and checked by the kernel itself.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ TEXTS = {
 
 
 def elf(size: int, aligned: int, name: str = ".nv.shared.ark_loop") -> bytes:
-    """An ELF file whose section has the given size and alignment, according to the format's
-    standard.
+    """An ELF file whose section has the given size and alignment, written as the standard of the
+    ELF format says.
     """
     names = b"\0.shstrtab\0" + name.encode() + b"\0"
     head = b"\x7fELF\x02\x01" + bytes(34) + struct.pack("<Q", 64) + bytes(10)
@@ -130,8 +130,9 @@ def test_the_barriers_of_a_ring_have_room(stages, nbytes, static):
 
 
 def test_a_compiler_that_loses_it_is_named():
-    """The kernel's own check reports a compiler that does not align dynamic shared memory. 12 bytes
-    of static memory stand for the output of NVRTC 13.0.
+    """The kernel's own check reports a compiler that does not align dynamic shared memory. The
+    kernel here has 12 bytes of static memory and requests no alignment, so its ELF file is like one
+    by NVRTC 13.0.
     """
     text = (
         "// ark_static_at<ArkParams\n"

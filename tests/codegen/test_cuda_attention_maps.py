@@ -30,7 +30,9 @@ BATCH, ROWS, HEADS, WIDTH = 2, 256, 4, 64
 
 
 def planned(causal: bool, mask: Sequence[int] = (), added: bool = False) -> Plan:
-    """A tensor (batch, rows, 3 parts of all heads), as a single projection produces it."""
+    """Returns a plan of attention whose queries, keys and values are the three parts of one tensor
+    (batch, rows, 3 * heads * width), the output of a single projection.
+    """
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.tensor((BATCH, ROWS, 3, HEADS, WIDTH), bf16)
@@ -73,7 +75,9 @@ def test_boxes_are_a_heads_columns_of_rows() -> None:
     ],
 )
 def test_nvrtc_compiles_it(causal: bool, mask: Sequence[int], added: bool) -> None:
-    """Attention's loop keeps a warpgroup's sums in registers."""
+    """Attention compiles with the sums of a warpgroup in registers: nothing is spilled in
+    its loop.
+    """
     plan = planned(causal, mask, added)
     machine = machine_of(plan)
     emitted = write(plan, machine, backend.dialect("sm_90a"))

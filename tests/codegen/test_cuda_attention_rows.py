@@ -24,7 +24,9 @@ LAST_ROW = 700
 
 
 def attended(query: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """(heads, width) of one row; keys and values (kv_heads, rows, width)."""
+    """Returns the attention (heads, width) of one row over keys and values (kv_heads, rows,
+    width).
+    """
     groups = query.reshape(KV_HEADS, HEADS // KV_HEADS, WIDTH).astype(np.float64)
     scores = groups @ keys.astype(np.float64).transpose(0, 2, 1) / np.sqrt(WIDTH)
     power = np.exp(scores - scores.max(-1, keepdims=True))

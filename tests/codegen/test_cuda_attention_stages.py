@@ -1,5 +1,6 @@
-"""Warps take their part of attention from the ring's stages. The device code runs on the host: 32
-threads are a warp's lanes, one warp after the other. Results are compared with NumPy.
+"""Attention of one row whose keys and values are streamed: each warp reads its part of the
+positions from stages of the ring in shared memory. The device code runs on the host: 32 threads are
+a warp's lanes, one warp after the other. Results are compared with NumPy.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ def bf16(values: np.ndarray) -> np.ndarray:
 def test_stages_taken_alone_and_shared_give_numpys_attention(
     device: ctypes.CDLL, sharers: int, positions: int, newest: int
 ) -> None:
-    """positions: positions of the part. newest: the position of this iteration, whose key and value
-    are in no stage.
+    """positions: the number of positions in the task's part. newest: the position of this
+    iteration, whose key and value are in no stage.
     """
     rng = np.random.default_rng(positions)
     query = rng.standard_normal((GROUP, WIDTH)).astype(np.float32) / 4

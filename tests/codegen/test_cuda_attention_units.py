@@ -1,4 +1,6 @@
-"""Returns the attention (heads, width) of one row over keys and values (kv_heads, rows, width)."""
+"""CUDA's attention of many rows on matrix units: masks, paged caches and views of one projection,
+in thread blocks that the host simulates (tests/block_on_host.py), compiled, and on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,9 @@ def test_masked_rows_of_the_cache_are_not_multiplied(tmp_path: Path) -> None:
 
 
 def test_rows_of_all_heads_are_read_where_they_lie(tmp_path: Path) -> None:
-    """Attention written as product, softmax and product of the parts of one projection's result."""
+    """Attention that is written as product, softmax and product, and whose queries, keys and values
+    are parts of the output of one projection. They are read there without a copy.
+    """
     machine = machines.MODELS["a100"].with_processors(4)
     model = ark.Model(0, 1)
     with ark.use_model(model):

@@ -1,5 +1,6 @@
-"""A network with products for matrix units, of which one reads unaligned rows, and a product with
-too few columns for them. One kernel runs both kinds, and on a GPU the results equal NumPy's.
+"""A network with products for matrix units, one of which reads unaligned rows, and a product with
+too few columns for matrix units. One kernel runs all of them, and on a GPU the results equal
+NumPy's.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def network(machine: Machine, wide: int = WIDE) -> Plan:
 
 
 def test_the_large_ones_are_loaded_by_boxes_beside_the_others() -> None:
-    """Rows of 333 elements are copied to aligned rows, from which boxes can be loaded. Ten columns
-    are fewer than a tile has.
+    """Rows of 333 elements are copied to aligned rows, from which boxes can be loaded. The product
+    with ten columns does not use matrix units, because a tile has more.
     """
     task_plan = network(H100, 4096)
     assert task_plan.variant == "matrix"

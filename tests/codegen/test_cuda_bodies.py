@@ -129,7 +129,9 @@ CACHES = {"fp32": 1e-4, "fp16": 1e-3, "bf16": 5e-3}  # relative errors, over a w
 
 @dataclass(frozen=True)
 class Decoded:
-    """A run's tokens, the used part of the caches in float64, and the plan's weights."""
+    """A run's tokens, the part of the KV caches that was written, in float64, and the plan's
+    weights.
+    """
 
     tokens: np.ndarray
     caches: dict[str, np.ndarray]
@@ -144,7 +146,9 @@ def _decoder(
     new: int,
     chunk: int = 16,
 ) -> Decoded:
-    """Runs a random model: first the prompt, then `new` tokens that it chooses."""
+    """Runs a model with random weights on a backend: first the prompt, then it generates `new`
+    tokens greedily.
+    """
     weights = {}
     rng = np.random.default_rng(11)
     with contextlib.closing(which.open(0)) as device:
@@ -196,7 +200,9 @@ def check_decoded(
 
 
 def agreed(got: Decoded, want: Decoded) -> dict[str, np.ndarray]:
-    """The caches of `want`, as far as both runs have the same tokens."""
+    """Returns the KV caches of the run `want`, up to the first position at which the tokens of the
+    two runs differ.
+    """
     same = int(np.append(got.tokens == want.tokens, False).argmin())
     return {name: values[:, :same] for name, values in want.caches.items()}
 
@@ -227,8 +233,8 @@ def test_a_decoder_on_the_cpu_equals_transformers_greedily(dtype, width):
 @needs_gpu
 @pytest.mark.parametrize(("dtype", "width", "chunk"), [(bf16, 64, 128), (fp16, 128, 256)])
 def test_a_prompt_in_a_kernel_of_its_own_agrees_with_the_cpu(dtype, width, chunk):
-    """A prompt whose kernel rounds activations to 16 bits before each product agrees with the CPU,
-    which shows in the caches.
+    """A prompt whose kernel rounds activations to 16 bits before each product gives the CPU's KV
+    caches within rounding.
     """
     from ark_cpu import backend as cpu
 

@@ -72,7 +72,9 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def boxed(weights: np.ndarray) -> np.ndarray:
-    """Arranges rows as the copy engine does: 128 bytes, swizzled, one block after another."""
+    """Arranges rows as a box copy to shared memory does: in blocks of 128 bytes per row, swizzled,
+    one block of all rows after another.
+    """
     rows, k = weights.shape
     box = np.zeros((k // LINE_ELEMENTS, rows, 8, 8), np.uint16)
     for row in range(rows):
@@ -87,7 +89,7 @@ def boxed(weights: np.ndarray) -> np.ndarray:
 def test_a_warps_sums_are_numpys(device: ctypes.CDLL, rows: int, inputs: int) -> None:
     rng = np.random.default_rng(rows * inputs)
     k = 3 * LINE_ELEMENTS
-    # Whole numbers that bf16 and the sums represent exactly.
+    # Whole numbers so small that they are exact in bf16 and their sums in fp32.
     weights = rng.integers(-8, 9, (rows, k)).astype(np.float32)
     x = rng.integers(-8, 9, (inputs, k)).astype(np.float32)
     given = to_bf16(x)

@@ -1,6 +1,6 @@
-"""Products of a few rows with quantised weights in the variant `matrix`: all codes become their
-values, and stages are multiplied as NumPy does, for every way to scale. The device code runs on the
-host. On a GPU products equal NumPy's.
+"""Products of a few rows with quantised weights in the variant `matrix`: all codes are converted to
+their values, and the products of a stage equal NumPy's, for every placement of scales. The device
+code runs on the host. On a GPU products equal NumPy's.
 """
 
 from __future__ import annotations
@@ -212,7 +212,9 @@ def matrix(dtype: RowType, rows: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def stage(dtype: RowType, x: np.ndarray, rows: np.ndarray, k: int) -> np.ndarray:
-    """A stage as box copies bring it: lines of the input, swizzled; codes; scales; zero points."""
+    """Returns a stage's contents in shared memory, as box copies write them: lines of 128 bytes of
+    the input, swizzled; codes; scales; zero points.
+    """
     lines = np.zeros((STAGE_DEPTH // 64, HIGH, 8, 8), np.uint16)
     for line in range(min(len(lines), (dtype.columns - k) // 64)):
         pieces = x[:, k + 64 * line : k + 64 * (line + 1)].reshape(len(x), 8, 8)
@@ -235,7 +237,7 @@ def stage(dtype: RowType, x: np.ndarray, rows: np.ndarray, k: int) -> np.ndarray
 @pytest.mark.parametrize("number", range(len(TYPES)), ids=lambda n: "-".join(map(str, TYPES[n])))
 @pytest.mark.parametrize("start", [0, 256])
 def test_stages_agree_with_numpy(device: ctypes.CDLL, number: int, start: int) -> None:
-    """start: the first element along k, as of the second part of a product in parts."""
+    """start: the first element along k; above 0 for a later part of a product whose k is split."""
     dtype = types()[number]
     rng = np.random.default_rng(number)
     rows = np.ascontiguousarray(matrix(dtype, COLUMNS, rng)).view(np.uint8).reshape(COLUMNS, -1)
@@ -278,7 +280,8 @@ def planned(machine: Machine, dtype: RowType, m: int, n: int, dtype_out: DataTyp
     return result
 
 
-# Each way to scale; zero points; rows and columns that end within a tile; a number of parts.
+# (type, rows, columns, type of the result). Together they cover each placement of scales, zero
+# points, rows and columns that end within a tile, and different numbers of parts of k.
 SHAPES = [
     (TYPES[0], 16, 2048, bf16),
     (TYPES[2], 33, 136, fp32),

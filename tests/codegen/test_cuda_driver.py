@@ -107,8 +107,8 @@ def test_the_device_object_fits_the_bindings(which: str, stand_in: Path, wheels:
 
 @slow
 def test_the_oldest_nvrtc_compiles_the_bodies(wheels: Path) -> None:
-    """Without an option, NVRTC 13.0 treats a lambda in a kernel as a host function and refuses
-    it.
+    """The oldest supported NVRTC compiles the bodies. NVRTC 13.0 needs an option for that;
+    otherwise it treats a lambda in a kernel as a host function and refuses it.
     """
     folder = unpacked("nvidia-cuda-nvrtc", OLDEST_NVRTC, wheels)
     (library,) = folder.rglob("libnvrtc.so.13")
@@ -139,7 +139,9 @@ def test_modules_are_unloaded(stand_in: Path, tmp_path: Path) -> None:
 def test_nothing_is_freed_under_a_running_kernel(
     kernel: str, stand_in: Path, tmp_path: Path
 ) -> None:
-    """Two kernels: one leaves when the host requests it, the other never does."""
+    """Ends an executor while a kernel runs: one kernel ends when the host requests it, the other
+    never does. Nothing is freed before the kernel has ended.
+    """
     output = check(stand_in, "run", STAND_IN_KERNEL=kernel, ARK_CACHE_DIR=str(tmp_path))
     if kernel == "aborts":
         assert output == "closed True\n"

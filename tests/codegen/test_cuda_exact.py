@@ -1,4 +1,4 @@
-"""fp32 products on NVIDIA GPUs, in full precision and as tf32, with both sides in their memory
+"""fp32 products on NVIDIA GPUs, in full precision and as tf32, with both operands in any memory
 layout: their tiles, the compiler's output, and on a GPU their sums compared with NumPy's in fp64.
 """
 
@@ -110,7 +110,9 @@ def test_tiles_are_compiled_without_many_spills(case: Any, tf32: bool) -> None:
 
 @pytest.mark.parametrize("name", ["a100", "h200", "b200", "rtx5090"])
 def test_every_machine_has_them(name: str) -> None:
-    """On every machine, the body of fp32 products has as many stages as shared memory can hold."""
+    """On every machine, the body of fp32 products has as many stages of operands as shared memory
+    can hold.
+    """
     machine = machines.MODELS[name]
     planned = product(machine, *CASES[0])
     emitted = source(planned)
@@ -124,7 +126,8 @@ def test_every_machine_has_them(name: str) -> None:
 
 def test_tiles_are_those_that_end_first() -> None:
     """Tile sizes of fp32 products are chosen so that large products have about as many tiles as
-    there are processors. Small products and other types have other tiles.
+    there are processors. Small products and products of other types use other bodies with their own
+    tiles.
     """
     tiles = [product(H100, *case).ops[0].params["tile"] for case in CASES[:3]]
     assert tiles == [[128, 128], [128, 128], [128, 64]]
@@ -188,8 +191,8 @@ def test_products_are_those_of_fp64(case: Any, tf32: bool, ordinary: bool) -> No
 @needs_gpu
 @pytest.mark.parametrize("transposes", [(False, True), (True, False)])
 def test_infinities_and_the_largest_numbers_stay(transposes: tuple[bool, bool]) -> None:
-    """On a GPU, products of infinities and of the largest numbers are right, although parts of
-    these numbers in tf32 are infinite or NaN.
+    """On a GPU, products of infinities and of the largest numbers are right, although these numbers
+    are split into parts in tf32 that may be infinite or NaN.
     """
     ta, tb = transposes
     m, n, k = 300, 260, 300

@@ -1,5 +1,6 @@
-"""Gathers rows of a batch in the weights' type. The device code runs on the host: each thread does
-its part of the gather in turn, with and without a norm's weights. Results are compared with NumPy.
+"""The copy of a linear layer's input rows to shared memory, in the type of the weights. The device
+code runs on the host: each thread does its part of the copy in turn, with and without a norm's
+weights. Results are compared with NumPy.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ pytest.importorskip("cuda.bindings.nvrtc")
 
 
 class Tables:
-    """A device that takes tables and a program, and runs nothing."""
+    """A device that accepts the tables and the program of a kernel, and runs nothing."""
 
     def __init__(self):
         self.machine = registry.machine("h100")

@@ -1,5 +1,6 @@
 """The number of copies that the operand stream keeps in flight. The device code runs on the host.
-Stages are used in order, and a slot's barrier has completed one phase for each of its used stages.
+The test checks that stages are used in order, and that the barrier of a ring slot completes one
+phase for each stage that used the slot.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Gathers of packets in the variant `roles`, run on the host. A lane that has all of its packets
-continues only together with its warp, and does not read packets again.
+"""Reads of packets in the variant `roles`, run on the host. A lane that has received all of its
+packets waits until its whole warp has, and does not read packets again.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     text = resources.files("ark_cuda").joinpath("roles.h").read_text()
     begin, end = "// This thread's pairs of elements", "// The lead warp's wait beside"
     source, library = folder / "lanes.cpp", folder / "lanes.so"
-    # Only NVRTC uses an array's size in overload resolution.
+    # NVRTC chooses an overload by an array's size, g++ does not; so the parameter becomes a
+    # pointer.
     gathers = text[text.index(begin) : text.index(end)].replace("float (&v)[2 * N]", "float* v")
     source.write_text(f"{HOST}{gathers}{CALLS}")
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]

@@ -50,7 +50,8 @@ H100 = machines.MODELS["h100"]
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
 
-# `nox` compiles each order of operands once, several products together, and few rows.
+# `nox` compiles each combination of transposes once, a batch of products, and a product of few
+# rows.
 @pytest.mark.parametrize(
     ("left", "right", "m", "n", "k", "transposes", "dtype"),
     [
@@ -101,8 +102,8 @@ def test_a_small_product_among_large_ones_runs_beside_them(depth, k, variant) ->
 
 
 def test_the_registers_of_roles_are_those_that_the_plan_names() -> None:
-    """The kernel's roles have the registers that the plan's variant states; together they fit on a
-    processor.
+    """The warps of each role have as many registers as the plan's variant states; together they fit
+    on a processor.
     """
     planned = product(H100, *CASES[0])
     entry = to_json(planned)
@@ -161,8 +162,8 @@ def test_products_are_numpys(left, right, m, n, k, transposes, dtype) -> None:
 
 
 def chained(machine: Machine) -> Plan:
-    """A plan of c = a b^T, e = softmax(c), g = e f^T. The left side of g is computed, and softmax
-    uses the stages' memory.
+    """A plan of c = a b^T, e = softmax(c), g = e f^T. The left operand of g is computed in the same
+    iteration, and softmax uses the memory of the ring's stages as scratch.
     """
     graph = Graph()
     shapes = {"a": (256, 1024), "b": (1024, 1024), "f": (512, 1024)}
@@ -199,8 +200,8 @@ def test_operands_written_in_the_iteration_are_not_loaded_early() -> None:
 
 
 def test_external_addresses_are_patched_in_task_records() -> None:
-    """Each copy of the task table contains the addresses of its external operands, and tensor maps
-    for these.
+    """An op's external operands may have new addresses in each launch: each copy of the task table
+    contains the addresses of its launch, and tensor maps for them.
     """
     graph = Graph()
     a = graph.tensor((512, 1024), bf16, arena="external", name="a")
@@ -265,7 +266,7 @@ def test_a_chain_of_products_is_numpys() -> None:
 
 def fused(machine: Machine, m: int, n: int, k: int, dtype: DataType, result: DataType) -> Plan:
     """A plan of c = relu(a b^T + bias) * column + rest, where c has type `result`. If m is odd, the
-    rows of `rest` are not whole packs of 16 bytes.
+    rows of `rest` are not multiples of 16 bytes.
     """
     graph = Graph()
     shapes = {"a": (m, k), "b": (n, k), "bias": (n,), "column": (m, 1)}
@@ -318,7 +319,9 @@ def test_epilogues_are_compiled_into_the_product(m, n, k, dtype, result) -> None
 
 
 def test_an_epilogue_with_written_gelu_is_short_and_unrolled() -> None:
-    """As transformers' GPT-2 writes it, with weights of contiguous columns."""
+    """An epilogue with gelu, written in elementary ops as in transformers' GPT-2, with weights
+    whose columns are contiguous.
+    """
     graph = Graph()
     shapes = {"a": (2048, 768), "b": (768, 3072), "bias": (3072,)}
     a, b, bias = (graph.tensor(s, bf16, arena="state", name=n) for n, s in shapes.items())
@@ -382,7 +385,7 @@ def test_products_with_epilogues_equal_numpy(m, n, k, dtype, result) -> None:
     assert (np.abs(c - exact) <= 2.0**-22 * np.sqrt(k) * scale + rounding * np.abs(exact)).all()
 
 
-# `nox` compiles both forms of 8-bit floats, integers, and tf32.
+# `nox` compiles one case of each of both types of 8-bit floats, integers, and tf32.
 @pytest.mark.parametrize(
     ("m", "n", "k", "types", "scaled", "instruction"),
     [pytest.param(*case, marks=[slow] * (i % 2 == 0)) for i, case in enumerate(FEW_BITS)],
@@ -464,7 +467,7 @@ def test_products_of_few_bits_are_numpys(m, n, k, types, scaled, instruction) ->
 @pytest.mark.parametrize(("rows", "leaves"), [(512, True), (4096, False)])
 def test_weights_that_are_read_once_leave_the_cache_first(rows, leaves) -> None:
     """The loads of weights that are read once have the eviction priority by which they leave L2
-    first. Weights that several rounds of tiles read stay in L2.
+    first. Weights that several tiles of a processor read one after another stay in L2.
     """
     planned = product(H100, (), (), rows, 2048, 4096, (False, True), bf16)
     machine = machine_of(planned)

@@ -25,7 +25,9 @@ from ark.runtime.placements import MAX_TABLES
 
 
 class Kept:
-    """Memory by address. A fake tensor map is its matrix's address, repeated."""
+    """A device whose memory is a dictionary by address. In place of a tensor map it stores the
+    address of the mapped matrix, repeated.
+    """
 
     def __init__(self) -> None:
         self.memory = np.zeros(1 << 24, np.uint8)

@@ -32,7 +32,9 @@ ROWS, DEPTH, TILES = 4096, 512, 512  # of 128 x 256, in four rounds of 128
 
 
 def graph_of(rank: int, collective: str) -> Graph:
-    """A product, its sum over two ranks or one share of that sum, and the ops that follow."""
+    """Returns the graph of one rank of two: a product, its all-reduce or reduce-scatter, and the
+    ops that follow.
+    """
     graph = Graph(rank, 2)
     x = graph.tensor((ROWS, DEPTH), bf16, arena="state", name="x")
     w = graph.tensor((ROWS, DEPTH), bf16, arena="state", name="w")
@@ -56,7 +58,9 @@ def plans_of(collective: str) -> list[Plan]:
 
 
 def tasks(planned: Plan, name: str) -> Iterator[tuple[int, Task]]:
-    """The tasks of ops whose names contain the given text, with their lists."""
+    """The tasks of ops whose names contain the given text, each with the number of the task list
+    that contains it.
+    """
     for lane, listed in enumerate(planned.phases[0].processors):
         yield from ((lane, task) for task in listed if name in planned.ops[task.op].name)
 

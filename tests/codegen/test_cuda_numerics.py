@@ -1,4 +1,6 @@
-"""The bodies of ops that order NaN, mask rows or reach to the ends of a type compile with NVRTC."""
+"""The bodies of ops that order NaN, mask rows or use the largest and smallest numbers of a type
+compile with NVRTC.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ LOADS = {
 
 
 def compiled(arch: str, text: str) -> bytes:
-    """The kernel's instructions, without the constants that stand beside them in the file."""
+    """The kernel's instructions, without the constants that the file also contains."""
     data = kept.binary(backend, Source(text), Target(arch, 32)).data
     (table,) = struct.unpack_from("<Q", data, 40)
     size, count, names = struct.unpack_from("<3H", data, 58)
@@ -41,7 +41,7 @@ def compiled(arch: str, text: str) -> bytes:
     for name, _, _, _, at, length in sections:
         if data.startswith(b".text.ark_loop\0", sections[names][4] + name):
             return data[at : at + length]
-    raise AssertionError("a kernel without instructions")
+    raise AssertionError("the file has no section with a kernel's instructions")
 
 
 def accesses(name: str, statement: str, far: bool) -> bytes:
@@ -83,7 +83,8 @@ def test_packets_of_other_gpus_have_no_place_in_this_ones_l2() -> None:
 
 
 def test_the_words_are_those_that_the_compiler_makes() -> None:
-    # For sm_80 it makes them itself; later architectures are given instructions for it.
+    # For sm_80 the compiler computes the policy words itself; for later architectures it emits an
+    # instruction that computes them at run time.
     def binary_of(kind: str) -> bytes:
         return compiled(
             "sm_80",

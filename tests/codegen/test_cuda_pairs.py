@@ -129,7 +129,9 @@ def _between(text: str, begin: str, end: str) -> str:
 def test_each_pair_meets_its_operands(
     tmp_path: Path, wide: int, columns: int, rest: bool, ctype: str
 ) -> None:
-    """Tests everything except rounding: values have few digits."""
+    """Each pair of results is combined with the right elements of the other operands. Rounding is
+    not tested: all numbers are exact.
+    """
     store = resources.files("ark_cuda").joinpath("matrix_store.h").read_text()
     slab = _between(store, "ARK_DEVICE ark_u32 ark_matrix_slab_at", "// Two blocks' pairs")
     text = WARP.read_text() + CALLS + slab + inline.header("pairs.h") + RUN

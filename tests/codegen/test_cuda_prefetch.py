@@ -57,10 +57,10 @@ extern "C" uint32_t run(uint32_t first, uint32_t last, uint32_t end, uint32_t fu
 def build(
     folder: Path, runs: int, stage_ns: int = 624, slots: int = 12, mib: int = 2357
 ) -> ctypes.CDLL:
-    """runs: the number of stages at the start of a list that are runs; the others are boxes. slots:
-    slots of the ring.
+    """Compiles the prefetch code for the host. runs: the number of stages at the start of a list
+    that are runs (consecutive bytes); the later ones are boxes. slots: slots of the ring.
 
-    mib: the MiB that an iteration reads.
+    mib: the MiB of weights that an iteration reads.
     """
     text = resources.files("ark_cuda").joinpath("prefetch.h").read_text()
     source, library = folder / "prefetch.cpp", folder / "prefetch.so"

@@ -1,6 +1,6 @@
-"""Codes of quantised rows as pairs of 16-bit floats (all codes), and products of stages of rows
-with one input row on matrix units. The device code runs on the host; results are compared with
-NumPy.
+"""The conversion of quantised codes to pairs of 16-bit floats, for all codes, and products of one
+input row with the rows of weights in a stage on matrix units. The device code runs on the host;
+results are compared with NumPy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ CASES: list[tuple[str, int, int, Any, int]] = [
     ("fp8_e4m3", 2048, 128, fp32, 4),
     ("fp8_e5m2", 768, 768, fp32, 1),
 ]
-# Rows that matrix units do not support: 96 columns in eight parts hold no whole groups.
+# A type of rows that matrix units do not support: 96 columns are divided among eight warps, and 12
+# columns are less than a group of 32.
 NARROW = row_type(NAMES["int8"], 96, 32, fp16, False, fp16)
 CALLS = r"""
 static void ark_narrow(ark_f16* to, float a, float b) {
@@ -157,7 +158,7 @@ def test_a_stage_of_rows_agrees_with_numpy(device: ctypes.CDLL, number: int) -> 
         codes = rng.standard_normal((rows, dtype.columns)) * 2
     scales = rng.uniform(0.5, 1.5, (rows, dtype.groups))
     stored = row_bytes(dtype, codes, scales)
-    # Blocks of any magnitude, and a block of zeros.
+    # The input's blocks have very different magnitudes, and one block is all zeros.
     x = rng.standard_normal(dtype.columns).astype(np.float32)
     x[:128] *= np.float32(2.0**6)
     if dtype.columns > 512:

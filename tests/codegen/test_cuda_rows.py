@@ -78,7 +78,8 @@ def planned(machine: ark.Machine, *sizes: object) -> Plan:
 )
 def test_all_layers_have_the_body_of_several_rows(sizes: tuple) -> None:
     """All linear layers of several rows use the body for several rows. Stages are parts of rows
-    that fit into the ring, and the result of gate and up is read without a gather.
+    that fit into the ring, and the result of gate and up is read in place, without a copy to shared
+    memory.
     """
     task_plan = planned(backend.machine("h100"), *sizes)
     machine = machine_of(task_plan)
@@ -110,8 +111,8 @@ def test_two_rows_take_whole_rows_of_weights(
 
 @pytest.mark.parametrize(("sizes", "in_flight"), [((1, 4096, 14336), 3), ((4, 2048, 8192), 2)])
 def test_several_rows_have_no_more_copies_in_flight(sizes: tuple, in_flight: int) -> None:
-    """Linear layers of several rows run in the kernel form with few copies in flight; a single wide
-    row runs in the one with more. Both have rings of 12 slots.
+    """Linear layers of several rows run in the kernel variant with few copies in flight; a single
+    wide row runs in the variant with more. Both have rings of 12 slots.
     """
     task_plan = planned(backend.machine("h100"), *sizes, 512, bf16)
     variant = machine_of(task_plan).variant
@@ -129,8 +130,9 @@ def test_more_than_four_rows_have_registers(rows: int, warps: int) -> None:
 
 @pytest.mark.parametrize("sizes", [SIZES[0], SIZES[3]])
 def test_the_stream_brings_every_byte_once(sizes: tuple) -> None:
-    """Compares the fetch records, read as the device reads them, with the rows that the tasks
-    multiply: boxes of whole lines, otherwise pieces of rows.
+    """The fetch records (copies to shared memory that the device will make) together load each
+    weight that the tasks multiply exactly once: as boxes if rows are whole lines of 128 bytes,
+    otherwise as pieces of rows.
     """
     task_plan = planned(backend.machine("h100"), *sizes)
     emitted = write(task_plan, machine_of(task_plan), backend.dialect("sm_90a"))

@@ -50,7 +50,9 @@ def test_only_kernels_of_many_bodies_are_compiled_separately():
 
 
 def beside_a_collective(product: bool, collective: bool):
-    """The plan and the source of a product, of an all-reduce, or of both in sequence."""
+    """Returns the plan of one rank and its source: a product, an all-reduce, or both in
+    sequence.
+    """
     plans = []
     for rank in range(2):
         graph = Graph(rank, 2)

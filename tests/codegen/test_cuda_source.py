@@ -68,10 +68,11 @@ def test_the_loop_compiles(name):
 
 
 # Bytes of spill stores of the real kernels of Llama 3.2 1B, by variant and tokens of a prompt's
-# chunk (0: decoding alone), as NVRTC 13.0 or 13.5 compiles them: of the loop itself, which contains
-# a decoder's bodies, and of all functions, including the registers that a callee saves. The figures
-# are upper bounds: a change that lowers a figure lowers it here. A prompt shares a kernel with
-# `roles` only if its chunks are short. A kernel for decoding only must not spill there (below).
+# chunk (0: decoding alone), as NVRTC 13.0 or 13.5 compiles them: of the loop itself, into which a
+# decoder's bodies are inlined, and of all functions, including the registers that a callee saves.
+# The figures are upper bounds: a change that lowers a figure lowers it here. A prompt shares a
+# kernel with `roles` only if its chunks are short. A kernel for decoding only must not spill there
+# (below).
 SPILLS = {("block", 0): (128, 128), ("block", 64): (212, 1428), ("roles", 64): (136, 788)}
 
 
@@ -100,14 +101,14 @@ def test_prompts_are_a_kernel_of_their_own_whose_products_are_not_serialized():
     target = machine_of(plan, 0)
     source = write(plan, target, backend.dialect(machine.arch), phases).source
     assert all(f"_{kind}_load(" in source.text for kind in ("matmul", "attention_tiles"))
-    # Rows are taken by four, and loads of the head's weights are in flight before its input row is
-    # complete.
+    # Four rows are multiplied at once, and loads of the head's weights are in flight before its
+    # input row is complete.
     assert "ark_embedding_packs<4, 512," in source.text
     assert next(op.kind for op in plan.ops if op.name == "begin.head.logits") == "matmul"
     log = kept.binary(backend, source, Target(machine.arch, target.threads)).log
     loop = re.search(r"(\d+) bytes spill stores", log)
-    # Allowed spills: values that the loop itself keeps and stores once per task or iteration, none
-    # within a product.
+    # Allowed spills: values of the loop itself, which are stored once per task or iteration;
+    # nothing in the inner loop of a product.
     assert loop and int(loop[1]) <= 160 and "serialized" not in log, log
 
 
@@ -278,7 +279,9 @@ def test_the_doctors_kernel_compiles(name):
 
 
 def sums(offsets: list[int], arena: str = "state") -> Plan:
-    """A plan with one sum y = x + x of 256 fp32 elements of x for each offset."""
+    """A plan with for each offset one sum y = x + x of the 256 fp32 elements of x that
+    begin there.
+    """
     graph = Graph()
     x = graph.tensor((512,), by_name("fp32"), arena=arena, name="x")
     for number, first in enumerate(offsets):

@@ -41,8 +41,9 @@ def compiled(plan: Plan, more: str = "") -> tuple[str, bytes, str]:
 
 
 def check(plan: Plan, kind: str) -> None:
-    """The code has only products of that kind, as many as one stage needs. Each stage is given
-    back, and one further commit signals that a tile's sums are complete. Nothing is spilled.
+    """Asserts about the machine code: it has only products of that kind, as many as one stage
+    needs; a commit instruction releases each stage, and one more signals that a tile's sums are
+    complete. Nothing is spilled.
     """
     assert plan.variant == "matrix"
     source, code, log = compiled(plan)

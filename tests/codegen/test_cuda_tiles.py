@@ -1,5 +1,5 @@
-"""Chooses each sequence's best token where a batch's logits are computed. The device code runs on
-the host: 32 threads are a warp's lanes. Results are compared with NumPy.
+"""The choice of each sequence's most likely token in the tasks that compute the logits of a batch.
+The device code runs on the host: 32 threads are a warp's lanes. Results are compared with NumPy.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Products of windows on NVIDIA GPUs: the input's tensor maps compared with hand-computed ones, the
-compiler's output for both halves, and on a GPU the sums of convolutions compared with torch's.
+compiler's output for windows as the left and as the right operand, and on a GPU the sums of
+convolutions compared with torch's.
 """
 
 from __future__ import annotations
@@ -148,8 +149,8 @@ def loaded(box: BoxMap, memory: np.ndarray, place: Sequence[int]) -> np.ndarray:
 def test_boxes_of_few_channels_hold_the_windows(
     x: Shape, w: Shape, options: dict[str, Any], dtype: Any
 ) -> None:
-    """Simulated copies through both maps load sides whose product is torch's convolution. From an
-    image's row they load only a window's taps.
+    """Simulated copies through both tensor maps load operands whose product is torch's convolution.
+    From each row of an image they load only the elements of the window.
     """
     torch = pytest.importorskip("torch")
     plan = planned("h100", x, w, dtype, BOXED, tf32=dtype == ark.fp32, **options)
@@ -226,8 +227,8 @@ def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:
 
 
 def test_images_of_their_own_channels_are_dealt_so_that_all_end_together() -> None:
-    """A depthwise convolution of 1,024 one-channel images is dealt to 128 processors with eight
-    images each, not to 132 with up to eight.
+    """A depthwise convolution of 1,024 one-channel images is assigned to 128 processors with eight
+    images each, not to 132 processors with up to eight.
     """
     window_plan = planned("h100", (16, 64, 56, 56), (64, 1, 3, 3), ark.fp32, padding=1, groups=64)
     assert [(op.kind, op.params["tile"]) for op in window_plan.ops] == [

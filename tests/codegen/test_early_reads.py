@@ -1,5 +1,5 @@
-"""The operands that bodies read before the end of their task's waits must be those that their kinds
-declare.
+"""Only operands that a task kind declares as `early` may be read by a body before its task has
+waited for its counters.
 
 The verifier relies on `TaskKind.early`. Here the bodies that begin early run as far as they get
 without waiting (tests/cuda_on_host.py), and every memory access is recorded.
@@ -30,7 +30,7 @@ CACHE_POSITION = 40  # of 64: the caches have old rows, and space for a new one
 def decoders(
     dtype: str, chunk: int, ranks: int, width: int, batch: int = 1, **options: object
 ) -> list[Plan]:
-    """The small decoder on an H100 with few processors, by rank.
+    """Returns the plans of a small decoder on an H100 with few processors, one for each rank.
 
     chunk: rows of its prompts. width: elements of a head; from 32 on, caches come through the
     operand stream. batch: sequences.

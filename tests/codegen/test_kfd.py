@@ -80,7 +80,9 @@ def test_calls_are_those_of_the_kernels_header(tmp_path: Path) -> None:
 
 
 class Driver:
-    """Counts allocations and frees. refuses: the calls that fail."""
+    """A simulated kernel driver that counts allocations and frees. refuses: the calls that it lets
+    fail.
+    """
 
     def __init__(self, *refuses: int) -> None:
         self.refuses, self.held, self.mapped, self.queues = refuses, {}, set(), set()
@@ -91,7 +93,7 @@ class Driver:
         if kind is kfd.CREATE_QUEUE:
             self.types.append(data.queue_type)
             if data.queue_type in self.refuses:
-                raise OSError(errno.ENOMEM, "no queue is left")
+                raise OSError(errno.ENOMEM, "the simulated driver has no queue left")
             flags = {a: f for a, _, f in self.held.values()}
             assert flags[data.ring_base_address] & kfd.GTT
             assert flags[data.write_pointer_address & -kfd.PAGE_BYTES] & kfd.UNCACHED
@@ -128,7 +130,7 @@ def test_other_engines_are_asked_for_and_a_refusal_leaves_nothing() -> None:
     kfd.KfdQueue.create(driver, 77, 4096).destroy()
     assert driver.types == [3, 1]
     driver = Driver(3, 1)
-    with pytest.raises(OSError, match="no queue is left"):
+    with pytest.raises(OSError, match="the simulated driver has no queue left"):
         kfd.KfdQueue.create(driver, 77, 4096)
     assert not driver.held and not driver.mapped
 

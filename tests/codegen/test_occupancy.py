@@ -61,7 +61,7 @@ def test_registers_and_waves_are_the_compilers(arch: str, count: int, waves: int
     assert used.spills == number(r"\.vgpr_spill_count:\s+(\d+)")
     assert used.scratch_bytes == number(r"; ScratchSize: (\d+)")
     assert used.shared_bytes == number(r"; LDSByteSize: (\d+)") >= 4000
-    # clang reports the waves per SIMD, without regard to LDS.
+    # clang reports the waves that fit on a SIMD by their registers; it does not count LDS.
     alone = occupancy(used, machines.ARCHS[arch].limits, 4, -used.shared_bytes)
     assert alone.warps // 4 == number(r"; Occupancy: (\d+)")
 

@@ -1,5 +1,5 @@
-"""The choice of a token from packets, in bodies that wait for packets before their task's
-counters.
+"""The choice of a token from candidates that travel as packets, by bodies that read these before
+their task has waited for its counters.
 """
 
 from __future__ import annotations

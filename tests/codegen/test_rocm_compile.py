@@ -211,7 +211,7 @@ def test_epilogues_of_products_spill_nothing(end: str, tile: tuple[int, int]) ->
     text = assembly(emitted.source, "gfx942")
     assert fact(text, "private_segment_fixed_size") == 0
     assert fact(text, "vgpr_spill_count") == 0
-    # An epilogue, with its exponentials, is emitted once whatever the tile.
+    # The epilogue, which has the exponentials, is emitted only once, whatever the tile's size.
     assert text.count("v_exp_f32") <= 64
 
 

@@ -107,8 +107,9 @@ MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...], str]] = {
     "a release to peers does not wait for its write-back": (
         SYSTEM, "ark_drain();", "", CDNA, "release-write-back-wait",
     ),
-    # In this kernel no store is in flight there: a signal follows ark_all, and a failure report
-    # follows a call, which waits for all stores.
+    # The fault also removes the wait for stores, but only the missing write-back is reported,
+    # because no store can be in flight at this place: a signal follows ark_all, and a failure
+    # report follows a call, which waits for all stores.
     "a release in the device is none": (
         DEVICE, FENCE.format("agent") + "\n  ark_drain();", "", CDNA3, "release-write-back",
     ),

@@ -22,7 +22,7 @@ Asked = list[tuple[str, Source]]
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """The sources that the CPU's compiler receives, with an empty cache."""
+    """Records the sources that the CPU's compiler receives. The cache of binaries is empty."""
     calls: Asked = []
 
     def counted(name: str, call: Callable[..., Binary]) -> Callable[..., Binary]:
@@ -56,7 +56,9 @@ def test_kernels_of_other_ops_and_scratch_have_one_loop(
 
 
 def test_a_source_is_one_program_too(asked: Asked) -> None:
-    """The whole source, as `ark emit` and `ark export` write it, compiles as one program."""
+    """The source with loop and bodies, as `ark emit` and `ark export` write it, compiles as one
+    program, although execution compiles the loop separately.
+    """
     ones = np.ones((4,), np.float32)
     check([Case("relu", [(ones, ark.fp32)], ark.relu, lambda x: x)])
     (source,) = (source for name, source in asked if name == "link")

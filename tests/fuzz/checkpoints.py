@@ -16,7 +16,7 @@ NOAH = Path(__file__).parent.parent.parent / "examples" / "noah"
 
 
 def mutated(rng: random.Random, keep: Callable[[str], None], folder: str) -> None:
-    """Writes a mutated checkpoint into a folder."""
+    """Writes the shipped checkpoint with one mutated file into a folder."""
     names = [n for n in sorted(os.listdir(NOAH)) if (NOAH / n).is_file()]
     name = rng.choice(names)
     data = (NOAH / name).read_bytes()

@@ -26,7 +26,7 @@ _LASTING = ("state", "host", "external")
 
 
 def sanitize() -> None:
-    """Makes this process compile loop kernels with AddressSanitizer from now on."""
+    """Lets this process compile loop kernels with AddressSanitizer from now on."""
     os.environ["ARK_CPU_FLAGS"] = "-O1 -fsanitize=address -fno-omit-frame-pointer"
 
 
@@ -80,8 +80,8 @@ def _contents(plan: Plan, buffer: int) -> np.ndarray:
 
 
 def run(plan: Plan) -> dict[str, bytes] | str:
-    """Runs a plan. Returns the final contents of its lasting memory by buffer, or the error's text
-    if it ends with one.
+    """Runs a plan. Returns the final contents of the buffers that outlive an iteration, by name, or
+    the error's text if it ends with one.
     """
     device = backend.open(0)
     externals = {
@@ -121,7 +121,8 @@ def _poison(executor: Executor) -> list[tuple[int, int]]:
     """
     if not sanitized():
         return []
-    # The packet arena is left out, because it is zeroed as a whole before a launch.
+    # The packet arena is not poisoned, because a launch first writes zeros to all of it, also
+    # between buffers.
     arenas = [(m.address, m.nbytes) for name, m in executor._arenas.items() if name != "packet"]
     plan = executor.plan
     for address, nbytes in arenas:

@@ -82,7 +82,7 @@ def _in_float64(graph_module: fx.GraphModule, inputs: list[torch.Tensor], want: 
 
 
 def _compare(number: int, got: Any, want: Any, precise: Any, largest: float) -> None:
-    """Raises WrongResult if a result is not torch's."""
+    """Raises WrongResult if a result of ark differs from torch's by more than rounding explains."""
     if got.shape != want.shape or got.dtype != want.dtype:
         raise WrongResult(
             f"result {number} is {got.dtype} {list(got.shape)}, torch's is {want.dtype} "

@@ -39,7 +39,9 @@ def _at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def _near(old: Any, rng: random.Random) -> Any:
-    """Returns a value near the old one."""
+    """Returns a value near the old one: a number slightly larger or smaller, or a slightly changed
+    text.
+    """
     if isinstance(old, bool):
         return not old
     if isinstance(old, int):

@@ -98,7 +98,7 @@ def of_model(rng: random.Random) -> bytes:
 
 
 def _circle(model: onnx.ModelProto, rng: random.Random) -> None:
-    """Makes a node read its own result or a later node's."""
+    """Lets a node read its own result or a later node's, so that the graph has a cycle."""
     nodes = model.graph.node
     if nodes:
         place = rng.randrange(len(nodes))
@@ -118,7 +118,7 @@ def _another_type(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _outside(model: onnx.ModelProto, rng: random.Random) -> None:
-    """Makes a weight external data, stored at a hostile path."""
+    """Changes a weight to external data, in a file at a hostile path."""
     if model.graph.initializer:
         weight = rng.choice(model.graph.initializer)
         for name in ("raw_data", "float_data", "int64_data"):
@@ -128,7 +128,7 @@ def _outside(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _recursion(model: onnx.ModelProto, rng: random.Random) -> None:
-    """Makes a function call itself."""
+    """Adds a function that calls itself."""
     for function in model.functions:
         if not function.node:
             continue

@@ -127,7 +127,7 @@ def _windows() -> None:
 
 
 def _quantised() -> None:
-    """Builds products with quantised weights, with one input row and with many."""
+    """Builds products with quantised weights, one with a single input row and one with many."""
     rows = row_type(ark.int4, 64, 32, ark.fp32, False, ark.bf16)
     weight = ark.parameter([8, 64], rows)
     for number in (1, 12):
@@ -202,7 +202,7 @@ NAMES = (*_DECODERS, *_BUILT)
 
 @cache
 def base(name: str) -> tuple[Any, list[tuple[Any, ...]]]:
-    """Returns a plan as JSON, and the paths of all values in it."""
+    """Returns the unmutated plan of that name as JSON, and the paths of all values in it."""
     if name in _DECODERS:
         base_plan = _DECODERS[name]()
     else:
@@ -215,8 +215,8 @@ def base(name: str) -> tuple[Any, list[tuple[Any, ...]]]:
 
 
 def mutated(rng: random.Random) -> str:
-    """Returns a plan's text with up to three changes. In half of the cases no change is within a
-    task.
+    """Returns the text of one of the plans with up to three changes. In half of the cases no change
+    is within a task.
     """
     data, paths = base(rng.choice(("decoder", *NAMES)))
     if rng.random() < 0.5:

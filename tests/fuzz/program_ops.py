@@ -49,8 +49,9 @@ class Op:
 def pick(
     rng: random.Random, values: Sequence[Value], types: Sequence[str], rank: int = 0
 ) -> int | None:
-    """Picks a value of one of the types with at least `rank` dimensions; recent values are
-    preferred. Returns its index, or None if none fits.
+    """Picks, as an operand of the next op, a value (tensor of the program) of one of the types with
+    at least `rank` dimensions; recent values are preferred. Returns its index, or None if none
+    fits.
     """
     fitting = [i for i, (s, d) in enumerate(values) if d in types and len(s) >= rank]
     newest = fitting[-3:] if rng.random() < 0.6 else fitting
@@ -58,8 +59,8 @@ def pick(
 
 
 def beside(rng: random.Random, values: Sequence[Value], first: int) -> int:
-    """Picks a value that has the type of value `first` and broadcasts with it. Returns its
-    index.
+    """Picks, as a second operand, a value that has the type of value number `first` and broadcasts
+    with it. Returns its index.
     """
     shape, dtype = values[first]
 
@@ -87,7 +88,7 @@ def unary(name: str, apply: Any, types: Sequence[str], out: str = "", smooth: bo
 
 
 def binary(name: str, apply: Any, types: Sequence[str], out: str = "", smooth: bool = True) -> Op:
-    """Returns an op of two tensors, or of a tensor and a number on either side."""
+    """Returns an op of two tensors, or of a tensor and a number as either operand."""
 
     def draw(rng: random.Random, values: Sequence[Value]) -> Drawn | None:
         i = pick(rng, values, types)
@@ -288,8 +289,8 @@ def _of_integers(apply: Any) -> Callable[..., np.ndarray]:
 
 
 def _counted(sums: np.ndarray, total: np.ndarray) -> Any:
-    """Returns sums, masked as undefined where their finite terms may overflow in fp32, even beside
-    infinite terms. total: the sum of the terms' absolute values.
+    """Returns sums, masked as undefined where their finite terms may overflow in fp32, even if
+    other terms are infinite. total: the sum of the terms' absolute values.
     """
     return np.ma.array(sums, mask=total > 1e38)
 
@@ -306,8 +307,8 @@ def _sum(a: np.ndarray, axis: int) -> Any:
 
 
 def _prod(a: np.ndarray, axis: int) -> Any:
-    """Returns products. Floats are masked as undefined where some order of the factors may overflow
-    or underflow.
+    """Returns products. Floats are masked as undefined where a product of some of the factors may
+    overflow or underflow.
     """
     products = a.prod(axis, keepdims=True)
     if a.dtype.kind != "f":

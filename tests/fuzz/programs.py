@@ -4,9 +4,10 @@ compute.
 
 A program is data (inputs and steps), so that a finding can be replayed from its text. The reference
 runs several times in float64: with and without rounding to the tensors' types between ops, and with
-operands changed by rounding errors. Elements on which these runs disagree in kind (an overflow, the
-border of a comparison) are not compared. The spread of the others is the tolerance. Programs with
-tensors above MOST elements are planned for a machine model and verified, not run.
+operands changed by rounding errors. Elements for which these runs give different kinds of results
+(because of an overflow, or of a comparison of nearly equal numbers) are not compared. For all other
+elements, the tolerance is the spread of these runs' results. Programs with tensors above MOST
+elements are planned for a machine model and verified, not run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MOST = 1 << 16  # limit of elements of a tensor in programs that are run
 EPSILON = {"fp32": 2.0**-21, "fp16": 2.0**-9, "bf16": 2.0**-6}
 TINY = {"fp32": 1e-36, "fp16": 3e-7, "bf16": 1e-36}
 REFERENCE_VARIANTS = 16  # runs of the reference
-# What undefined elements are filled with, one value per run of the reference. The values differ in
+# The number that replaces undefined elements in each run of the reference. The values differ in
 # class (zero, finite, infinite, NaN) and in comparisons, so a result that depends on an undefined
 # element changes. None: keep the result computed in float64. Further runs draw each element, so
 # that the order of undefined elements changes too.
@@ -43,13 +44,13 @@ HUGE = ("cpu-2", "h100", "mi300x")
 
 
 class Unknown(Exception):
-    """Raised if a cast to integers has a float that no integer represents; later results are
-    undefined.
+    """Raised if a float that no integer represents is cast to an integer type; the results of later
+    ops are then undefined.
     """
 
 
 def program(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
-    """The target: a random program. Returns what `run_program` returns."""
+    """The target: runs a random program. Returns the result of `run_program`."""
     text = json.dumps(random_program(rng))
     keep(text)
     return run_program(text)
@@ -118,8 +119,8 @@ def run_program(text: str) -> bool | str:
 
 
 def _said(text: str, given: dict[str, Any]) -> None:
-    """Raises WrongResult for a refusal that is not due to empty sizes or, on a machine model, to
-    memory.
+    """Checks ark's error message for a refused program. Raises WrongResult unless it is about empty
+    sizes or, on a machine model, about memory.
     """
     empty = any(0 in shape for shape, *_ in given["inputs"])
     memory = given["machine"] and any(w in text for w in ("memory", "GiB", "all of them from 1"))
@@ -233,7 +234,7 @@ def reference(
 
 
 def _filled(array: np.ma.MaskedArray, variant: int, noise: np.random.Generator) -> np.ndarray:
-    """Returns floats whose undefined elements have the values of a run of the reference."""
+    """Returns floats whose undefined elements are replaced as in run `variant` of the reference."""
     if variant >= len(UNDEFINED):
         drawn = noise.standard_normal(array.shape)
         return np.where(np.ma.getmaskarray(array), drawn, array.data)
@@ -260,8 +261,8 @@ def _moved(array: np.ndarray, dtype: str, noise: np.random.Generator) -> np.ndar
 
 
 def compare(got: np.ndarray, wanted: list[np.ndarray], dtype: str, label: str) -> None:
-    """Raises WrongResult if an element differs from the reference by more than the variants
-    differ.
+    """Raises WrongResult if an element differs from the reference by more than the variants of the
+    reference differ.
     """
     first, *others = wanted
     if got.shape != first.shape:

@@ -30,11 +30,11 @@ class TracedValue:
 
 
 class Unfit(Exception):
-    """Raised if an operator cannot be applied to the values at hand."""
+    """Raised if an operator cannot be applied to any of the values that the graph has so far."""
 
 
 class Maker:
-    """A graph that is being built, with its inputs and values."""
+    """Builds a graph node by node. It holds the graph, its inputs and all values so far."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -86,7 +86,7 @@ class Maker:
         return self.rng.choice(candidates[-4:] if self.rng.random() < 0.7 else candidates)
 
     def real(self, least: int = 0, exact: bool = False) -> TracedValue:
-        """Picks a float value with at least `least` dimensions."""
+        """Picks a value of a float type with at least `least` dimensions."""
         return self.pick(lambda v: v.is_floating_point() and v.dim() >= least, exact)
 
     def axis(self, value: TracedValue) -> int:
@@ -186,7 +186,7 @@ def elementwise(m: Maker) -> None:
 
 
 def chosen(m: Maker) -> None:
-    """Adds an operator that selects by a mask."""
+    """Adds an operator that selects elements by a mask."""
     mask = m.pick(lambda v: v.dtype == torch.bool)
     x = m.tensor(mask.value.shape) if m.rng.random() < 0.5 else m.real()
     kind = m.rng.randrange(4)
@@ -295,8 +295,8 @@ def multiplied(m: Maker) -> None:
 
 
 def windows(m: Maker) -> None:
-    """Adds a convolution or a pool. If odd values are in use, convolutions are left out, because
-    padding multiplies zeros by infinite weights.
+    """Adds a convolution or a pool. If NaN or infinities are in use, convolutions are left out,
+    because padding multiplies zeros by infinite weights.
     """
     rng, plane = m.rng, rng_shape(m)
     x = m.tensor([rng.choice((1, 2)), *plane])
@@ -319,7 +319,7 @@ def windows(m: Maker) -> None:
 
 
 def rng_shape(m: Maker) -> list[int]:
-    """Returns a number of channels and one or two spatial sizes."""
+    """Returns a random number of channels and one or two random spatial sizes."""
     return [m.rng.choice((1, 2, 4)), *(m.rng.choice((4, 5, 8)) for _ in range(m.rng.randint(1, 2)))]
 
 

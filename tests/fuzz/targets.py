@@ -43,12 +43,13 @@ from tests.fuzz.task_plans import run_task_plan, task_plan
 
 CORPUS = Path(__file__).parent.parent / "corpus"
 
-# Saves the next input so that the parent can read it if this process dies.
+# The type of the function by which a target saves its next input, so that the parent process can
+# read it if this process dies.
 Keep = Callable[[str], None]
 
 
 def seeds(name: str) -> list[str]:
-    """Returns the texts of a target's corpus."""
+    """Returns the stored inputs of a target, as text."""
     folder = CORPUS / name
     return [p.read_text() for p in sorted(folder.iterdir())] if folder.is_dir() else []
 
@@ -64,7 +65,8 @@ def plan(rng: random.Random, keep: Keep) -> bool | str:
 
 def run_plan(text: str) -> bool | str:
     """Returns False if the plan is refused, "executed" if its result is right, "ended alike" if it
-    and its oracle end with the same error, True if it is an unmutated plan, which is not run.
+    and its oracle (the serial execution) end with the same error, True if it is an unmutated plan,
+    which is not run.
     """
     try:
         mutated = serialize.from_json(text)
@@ -198,7 +200,7 @@ COMMANDS = (
     *("plan", "emit", "cache", "topo", "info", "generate", "bench", "trace"),
     *("parallelize", "export", "layout", "tessel", "run"),
 )
-# Commands that may run for long; they are called with arguments that they refuse.
+# Commands that may run for long; they are only called with arguments that they refuse.
 UNSAFE = {"generate", "bench", "trace"}
 
 
@@ -333,7 +335,7 @@ TARGETS: dict[str, Target] = {
     "export": exports.export,
     "bootstrap": bootstrap,
 }
-# From a target to the function that runs a text of its corpus.
+# By a target's name: the function that runs one of its stored inputs.
 REPLAY: dict[str, Callable[[str], bool | str]] = {
     "plan": run_plan,
     "task_plan": run_task_plan,

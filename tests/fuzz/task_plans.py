@@ -82,7 +82,9 @@ def _rank_of_pair(text: str) -> int | None:
 
 
 def _form(text: str) -> Callable[[int, int], Any]:
-    """Returns the unmutated form of a plan, recognised by its task types."""
+    """Returns the function that builds the unmutated version of a plan, which is recognised by its
+    task types.
+    """
     if "RecvReduceSend" in text:
         return packet_sum
     if "Fused" in text:
@@ -91,11 +93,15 @@ def _form(text: str) -> Callable[[int, int], Any]:
 
 
 class _Heard(Exception):
-    """Raised after the other rank has sent its messages: no rank answers it."""
+    """Raised in the peer's planning after it has sent its messages, because no rank answers
+    them.
+    """
 
 
 class _Pair:
-    """One of two ranks. It exchanges messages with a peer whose plan is not mutated."""
+    """The connection of one of two ranks. The answers are those of a peer whose plan is not
+    mutated.
+    """
 
     def __init__(self, rank: int, form: Callable[[int, int], Any]) -> None:
         self._rank = rank

@@ -54,7 +54,9 @@ def networks() -> dict[str, tuple[nn.Module, torch.Tensor]]:
 
 
 def export(module: nn.Module, example: torch.Tensor, path: Path) -> None:
-    """Writes the module in eval mode as ONNX, by the exporter that needs no other package."""
+    """Writes the module in eval mode as ONNX, by torch's older exporter, which needs no other
+    package.
+    """
     result = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -29,7 +29,7 @@ RELATIVE_TOLERANCE = 2e-5
 
 
 class First(nn.Module):
-    """A module that returns a transformers model's first result."""
+    """A module that wraps a transformers model and returns its first result alone."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -88,12 +88,12 @@ def compiled(module: nn.Module, example: torch.Tensor) -> torch.Tensor:
 
 
 def exported(module: nn.Module, example: torch.Tensor) -> torch.Tensor:
-    """Returns the result by torch.export."""
+    """Returns the result by ark.from_torch, which traces with torch.export."""
     return ark.from_torch(module, (example,))(example)
 
 
 def onnx(module: nn.Module, example: torch.Tensor) -> Any:
-    """Returns the result by an ONNX file."""
+    """Exports the module to an ONNX file and returns ark's result for the file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         with warnings.catch_warnings():
@@ -110,7 +110,9 @@ WAYS = {"compile": compiled, "export": exported, "onnx": onnx}
 
 
 def difference(name: str, way: str) -> float:
-    """Returns the largest relative difference from torch."""
+    """Returns the largest relative difference of a model's results from torch's, by the given way
+    into ark.
+    """
     module, example = seasoned_model(name)
     with torch.no_grad():
         want = module(example)

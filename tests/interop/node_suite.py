@@ -2,8 +2,8 @@
 
 As a program: `python -m tests.interop.node_suite [--seconds S] [--every N] [--start PREFIX]` runs
 the suite and prints the counts, refusals by operator or type, and wrong results; `--write
-ci/results/suites/onnx-cpu.json` keeps them for ci/coverage.md. Compiling dominates the time, so
-the graphs of many tests share a kernel; where that fails, each has its own.
+ci/results/suites/onnx-cpu.json` stores the counts for ci/coverage.md. Compiling dominates the time,
+so the graphs of many tests share a kernel; where that fails, each has its own.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ SAMPLE = tuple(
 
 @cache
 def every() -> tuple[TestCase, ...]:
-    """Returns all node tests."""
+    """Returns all of onnx's node tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tuple(load_model_tests(kind="node"))
@@ -122,7 +122,9 @@ def run_case(case: TestCase) -> None:
 
 
 def by_name(model: OnnxModel, arrays: Sequence[Any]) -> dict[str, Any]:
-    """Returns the arrays of a data set by input, without omitted optional inputs."""
+    """Returns the arrays of a test's data set by the name of the model's input, without omitted
+    optional inputs.
+    """
     names = [port.name for port in model.inputs]
     return dict(zip(names, map(plain, arrays), strict=True))
 
@@ -133,7 +135,9 @@ def plain(data: Any) -> Any:
 
 
 def compare(case: TestCase, results: Sequence[Any], wanted: Sequence[Any]) -> None:
-    """Compares shapes, types, and values within the test's own tolerance."""
+    """Raises AssertionError unless shapes and types are the expected ones, and values within the
+    test's own tolerance.
+    """
     for got, want in zip(results, map(plain, wanted), strict=True):
         assert got.shape == want.shape, f"shape {got.shape}, expected {want.shape}"
         assert got.dtype == want.dtype, f"{got.dtype}, expected {want.dtype}"
@@ -204,7 +208,9 @@ class Suite:
         self.nearer: list[str] = []  # not within the tolerance, but nearer to float64's results
 
     def run(self, cases: Sequence[TestCase]) -> None:
-        """Runs the first data set of all cases that ark accepts in one kernel."""
+        """Runs all cases that ark accepts in one kernel, each with its first data set, and counts
+        the outcomes.
+        """
         taken, staged = list[TestCase](), list[TestCase]()
 
         def graph(case: TestCase) -> None:
@@ -253,7 +259,9 @@ class Suite:
         return model, model.graph(inputs, into), inputs
 
     def _tried(self, case: TestCase, function: Callable[[TestCase], Any]) -> bool:
-        """Counts and reports a failure; returns True if there is none."""
+        """Calls the function for a test. If it fails, counts and prints the failure; returns True
+        if it does not.
+        """
         try:
             function(case)
             return True

@@ -45,7 +45,7 @@ class Sample:
 
 
 def samples(name: str, call: Any, given: Any, place: int) -> Sample | str:
-    """Yields each sample as a graph, or the reason why ark does not run it."""
+    """Returns one sample of an operator as a graph, or the reason why ark does not run it."""
     whole = (given.input, given.args, given.kwargs)
     flat, spec = pytree.tree_flatten(whole)
     tensors = [t.detach() for t in flat if isinstance(t, torch.Tensor)]
@@ -133,7 +133,7 @@ def check(batch: Sequence[Sample]) -> dict[str, str]:
 
 
 def differs(value: Any, want: Any) -> str:
-    """Returns the fault of a result, or ""."""
+    """Returns how a result differs from torch's, or ""."""
     got = value.tensor.to_numpy().reshape(value.shape)
     named = str(want.dtype).removeprefix("torch.")
     if got.shape != want.shape or got.dtype.name != named:

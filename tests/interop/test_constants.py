@@ -51,7 +51,9 @@ def test_a_mask_that_is_filled_in_regions_is_one_tensor(monkeypatch: pytest.Monk
 
 
 def test_results_of_the_graph_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller may change a result, which must not change a constant."""
+    """A value that is a result of the graph is not made a constant of the compiled graph: a caller
+    may change the result, and the next call would return the changed value.
+    """
 
     def function(x: Any) -> Any:
         table = torch.arange(4) * 2
@@ -75,7 +77,9 @@ def test_random_numbers_are_drawn_in_each_call() -> None:
 
 
 def test_masks_of_indices_stay_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler recognises causal masks by the ops that compute them."""
+    """Masks that are computed from indices are not folded to constants, because the planner
+    recognises causal masks by the ops that compute them.
+    """
 
     def function(x: Any) -> Any:
         places = torch.arange(8)

@@ -75,8 +75,8 @@ def test_a_device_that_fails_is_not_hidden(monkeypatch: Any) -> None:
 
 
 class Indexed(torch.nn.Module):
-    """A module whose index is a constant created on the CPU during tracing, like swin transformers'
-    positions.
+    """A module that indexes a parameter by a constant that is created on the CPU during tracing, as
+    Swin transformers do with relative positions.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -85,8 +85,9 @@ class Indexed(torch.nn.Module):
 
 
 def test_which_nodes_stay_in_torch_by_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors on other devices stay in torch, except constants of the graph and tensors without
-    dimensions. The graph is written by hand, because no GPU is present.
+    """Nodes whose tensors are on other devices than ark's are left to torch, except constants of
+    the graph and tensors without dimensions. The graph is written by hand, because no GPU is
+    present.
     """
     monkeypatch.setattr(compile, "torch_device", lambda: torch.device("meta"))
     graph, there = fx.Graph(), torch.device("meta")

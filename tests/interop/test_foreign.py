@@ -1,5 +1,5 @@
 """Tensors and arrays whose bytes are not their values, or that have no memory: each way into ark
-gives the results of torch and NumPy, or an error by name.
+gives the results of torch and NumPy, or an error that names the tensor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def _imaginary(x: Any) -> Any:
     return torch.complex(x, x + 1).conj().imag
 
 
-# Each returns a tensor of its argument's shape, mostly with a flag or unusual strides.
+# Functions that return a tensor of their argument's shape, mostly one with a flag (conjugate or
+# negative) or unusual strides.
 VIEWS: tuple[Callable[[Any], Any], ...] = (
     _plain,
     _imaginary,
@@ -92,7 +93,7 @@ def test_views_of_any_flags_and_strides(kind: str) -> None:
 
 
 def test_a_parameter_that_becomes_a_negative_view() -> None:
-    """A parameter that becomes a negative view at the same address gives torch's results, as do
+    """A parameter that becomes a negative view at the same address gives torch's results, and so do
     parameters and constants that are such views from the beginning.
     """
     module = torch.nn.Linear(4, 3).requires_grad_(False)
@@ -149,7 +150,7 @@ NO_MEMORY: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("kind", ["native", "without a compiler"])
 def test_tensors_without_memory_of_their_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors without memory of their own, through every way into ark, give torch's results or an
-    error. A kernel is called with a valid tensor first.
+    error. A kernel that is called with such a tensor was called with a valid one before.
     """
     if kind != "native":
         monkeypatch.setattr(look, "_module", lambda: None)
@@ -172,7 +173,9 @@ def test_tensors_without_memory_of_their_own(kind: str, monkeypatch: pytest.Monk
 
 
 def test_memory_that_is_shared_holds_the_values() -> None:
-    """A tensor that shares torch's memory holds torch's values, in place or copied."""
+    """ark shares torch's memory only if its bytes are the values in order: negative and transposed
+    views are refused. A copy into ark's memory has the values of any view.
+    """
     x = _base()
     first = ark.Tensor.from_torch(x)
     for view, message in ((x._neg_view(), "negative"), (x.t(), "contiguous")):

@@ -44,8 +44,8 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("make", [lambda m: ark.from_torch(m, (X,)), ark.inference_model])
 def test_calls_with_other_types_and_layouts_are_refused(make: Callable[[Any], Any]) -> None:
-    """A compiled module refuses inputs of another type or layout. With a check of the shape only,
-    doubles would be read as floats.
+    """A compiled module refuses inputs of another type or layout. If only shapes were checked,
+    float64 data would be read as float32.
     """
     ark.init(backend="cpu")
     inner = module()

@@ -82,8 +82,8 @@ def test_device_iterations_are_one_launch(mode: str, launches: list[int]) -> Non
 
 
 def test_replicas_take_rows_of_their_own(launches: list[int]) -> None:
-    """Each replica gets its own rows of a batch: a softmax over the batch depends only on the rows
-    of the replica.
+    """Each replica gets its own rows of a batch: so a softmax over the batch depends only on the
+    rows of the same replica.
     """
 
     class Share(torch.nn.Module):
@@ -166,7 +166,9 @@ def test_pipeline_stages_have_processors_of_their_own() -> None:
 
 
 def processors_by_stage(model: Any) -> tuple[dict[str, set[int]], Any]:
-    """Returns the processors that work on tensors with each layer's weight shape, and the plan."""
+    """Returns, for each pipeline stage, the processors whose tasks use tensors of the shape of its
+    layer's weight; and the plan.
+    """
     plan = model._program._plan
     where: dict[str, set[int]] = {}
     for processor, tasks in enumerate(plan.phases[0].processors):

@@ -1,4 +1,6 @@
-"""Many iterations of a compiled model's kernels are timed on tensors that exist."""
+"""Tests the function that times many iterations of the kernels of a compiled model, on the tensors
+of an earlier call.
+"""
 
 from __future__ import annotations
 

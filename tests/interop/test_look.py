@@ -1,6 +1,6 @@
-"""How a compiled module detects tensors that have changed since the previous call, with the native
-check and without a compiler for it. The old memory is filled with NaN, so that a kernel which still
-reads it is noticed.
+"""How a compiled module detects tensors that have changed since the previous call, with the check
+in compiled C and, as without a compiler, in Python. The old memory is filled with NaN, so that a
+kernel which still reads it is noticed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _swapped(module: Any) -> None:
 CHANGES = (
     _data, _set, _set_into_a_storage, _assign, _another, _storage, _strided, _written, _swapped
 )  # fmt: skip
-# The changes that keep the parameters themselves, in contiguous memory.
+# The changes after which the module has the same parameter objects, with new contiguous memory or
+# contents.
 HELD = (_data, _set, _set_into_a_storage, _storage, _written)
 
 
@@ -167,7 +168,7 @@ def test_a_subclass_may_answer_otherwise() -> None:
 
 
 def test_calls_that_are_alike_take_one_look(looking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls with inputs in other memory and the same parameters: with the native check, only the
+    """Calls with inputs in other memory and the same parameters: with the compiled check, only the
     first call of each kernel examines all tensors in Python.
     """
     module, before = network(), set(PROGRAMS)

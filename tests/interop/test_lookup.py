@@ -12,7 +12,9 @@ from tests.cases.lookup import same, torch
 
 
 def test_sums_over_the_edges_of_a_graph(capsys: pytest.CaptureFixture[str]) -> None:
-    """index_add with equal and negative indices, along either dimension, and of numbers."""
+    """index_add equals torch's, with equal and negative indices, along either dimension, and with a
+    number as the source.
+    """
     x, at = torch.randn(10, 6), torch.tensor([3, 0, 3, 9, 3, -1])
 
     def function(x: torch.Tensor, at: torch.Tensor) -> Any:

@@ -42,7 +42,9 @@ def steps_equal(
     optimizer: Callable[[Learner], Any],
     between: Callable[[Learner, Any], Any] = lambda learner, optimizer: None,
 ) -> None:
-    """Compares three steps with torch's. between: what happens to both after a step."""
+    """Compares three training steps by ark with torch's. between: changes the learner and the
+    optimizer of both after each step.
+    """
     theirs = copy.deepcopy(learner)
     mine, other = optimizer(learner), optimizer(theirs)
     model = ark.training_model(learner, None, mine)
@@ -197,8 +199,8 @@ class Unused(torch.nn.Module):
 
 
 def test_parameters_without_a_gradient_stay() -> None:
-    """Parameters without a gradient are not updated. With a gradient of zero, weight decay would
-    change them.
+    """Parameters without a gradient are not updated, as in torch. If their gradient were taken as
+    zero, weight decay would change them.
     """
     steps_equal(Learner(Unused()), sgd)
 

@@ -93,7 +93,9 @@ def test_the_command_runs_a_model_with_weights_beside_it(tmp_path: Path, capsys)
 
 
 def refused(tmp_path: Path, capsys, content: bytes) -> str:
-    """Returns the command's message for a file that it must refuse."""
+    """Runs an `ark` command on a file with this content, which it must refuse. Returns its
+    message.
+    """
     (tmp_path / "bad.onnx").write_bytes(content)
     assert main(["run", str(tmp_path / "bad.onnx"), "--backend", "cpu"]) == 2
     errors = capsys.readouterr().err
@@ -171,8 +173,8 @@ for seed in range(100):
 
 
 def test_mutated_files_end_in_one_paragraph(tmp_path: Path) -> None:
-    """Each of 100 mutated files ends in one paragraph. They are run in a separate process, so that
-    a crash would be noticed.
+    """Each of 100 mutated files is either run or refused with an error message of one paragraph.
+    They are run in a separate process, so that a crash would be noticed.
     """
     whole = tmp_path / "whole.onnx"
     whole.write_bytes(network(shape=(2, 4)).SerializeToString())

@@ -1,5 +1,5 @@
-"""Less common forms of ONNX files, compared with onnx's reference evaluator and NumPy: old opsets,
-branches, defaults, unknown sizes, empty tensors, float64, Resize and Einsum.
+"""Rarely used features of ONNX files, compared with onnx's reference evaluator and NumPy: old
+opsets, branches, defaults, unknown sizes, empty tensors, float64, Resize and Einsum.
 """
 
 from __future__ import annotations
@@ -247,8 +247,8 @@ def test_einsum(equation: str, left: tuple[int, ...], right: tuple[int, ...]) ->
 
 
 def test_a_number_cast_like_an_input_is_known() -> None:
-    """The result of CastLike of a constant is known while the graph is built, since it needs only
-    the input's type. So one kernel serves all inputs.
+    """CastLike of a constant needs only the type of the input that it follows, so its result is
+    computed while the graph is built. So one kernel serves all inputs.
     """
     nodes = [n("CastLike", ["low", "x"], ["v"]), n("Pad", ["x", "pads", "v"], ["y"])]
     proto = network(

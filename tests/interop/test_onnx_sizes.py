@@ -171,8 +171,8 @@ def test_other_operators_have_exact_sizes(name: str) -> None:
 
 
 def test_padded_indices_are_in_range() -> None:
-    """Sizes are rounded up if indices in the padding are valid: zeros are, but indices that are
-    computed from zeros are not.
+    """A size is rounded up only if the indices in the padding are valid. Padding is filled with
+    zeros, which are valid indices; indices that are computed from these zeros may not be.
     """
     for extra, kernels in (([], 1), ([n("Sub", ["x", "one"], ["i"])], 3)):
         name = "i" if extra else "x"
@@ -187,7 +187,9 @@ def test_padded_indices_are_in_range() -> None:
 
 
 def test_how_sizes_are_rounded_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a size that was used before, no graph is built to determine how it is rounded."""
+    """If a size was used before, its rounded size is looked up; no graph is built to determine it
+    again.
+    """
     from ark.interop.onnx import model as module
 
     built = []

@@ -1,6 +1,6 @@
-"""ONNX files with sizes that are computed in a run: several kernels, between which the host
-computes, compared with onnx's reference evaluator. Also recurrent layers in forms other than the
-default.
+"""ONNX files with tensor sizes that depend on values computed at run time. They run as several
+kernels (stages), between which the host computes sizes, compared with onnx's reference evaluator.
+Also recurrent layers with attributes other than the defaults.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def equal(proto: onnx.ModelProto, *inputs: dict[str, Any]) -> Any:
 
 
 def test_a_size_that_is_computed_is_a_stage_of_its_own() -> None:
-    """Rows are selected by their sums, which an earlier stage computes. Both stages have outputs of
-    the model.
+    """Rows are selected by their sums, which an earlier stage computes. Both kernels write outputs
+    of the model.
     """
     nodes = [
         n("Exp", ["x"], ["e"]),

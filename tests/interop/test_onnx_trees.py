@@ -97,8 +97,8 @@ def regressor(modes: tuple[str, ...], **words: Any) -> onnx.ModelProto:
     ids=["sums", "means", "base"],
 )
 def test_regressors_equal_the_reference(modes: tuple[str, ...], words: Any) -> None:
-    """Tree regressors equal the reference, also for rows with exactly a split's value, for which <
-    and <= differ, and for NaN.
+    """Tree regressors equal the reference, also for rows that contain exactly the threshold of a
+    split, for which < and <= differ, and for NaN.
     """
     proto = regressor(modes, **words)
     model = from_proto(proto)

@@ -149,8 +149,8 @@ def test_an_operator_that_does_not_take_a_type_says_so() -> None:
 
 @pytest.mark.parametrize("depth", [5, 700])
 def test_products_of_integers_are_exact(depth: int) -> None:
-    """Quantised products are exact. With zero points on both sides, sums exceed the integers that
-    fp32 represents exactly.
+    """Quantised products are exact. If both operands have zero points, sums exceed the integers
+    that fp32 represents exactly.
     """
     rng = np.random.default_rng(7)
     a = rng.integers(0, 256, (3, depth), np.uint8)
@@ -168,7 +168,7 @@ def test_products_of_integers_are_exact(depth: int) -> None:
 
 
 def test_a_loop_keeps_each_type_of_its_state() -> None:
-    """A loop whose state has an int16 that wraps and a float keeps both types."""
+    """A loop whose state is an int16, which overflows, and a float keeps both types."""
     kind, info = TensorProto.INT16, helper.make_tensor_value_info
     body = helper.make_graph(
         [n("Mul", ["s", "s"], ["t"]), n("Add", ["f", "f"], ["g"]), n("Identity", ["go"], ["on"])],

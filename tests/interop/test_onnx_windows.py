@@ -79,8 +79,8 @@ def test_grid_sample_equals_torch(padding: str) -> None:
 
 
 def test_transforms_equal_numpy() -> None:
-    """Fourier transforms with lengths below and above the signal's, real and complex, one-sided and
-    inverse, equal NumPy's.
+    """Fourier transforms equal NumPy's: with lengths below and above the signal's, real and
+    complex, one-sided and inverse.
     """
     rng = np.random.default_rng(13)
     real = rng.standard_normal((3, 12, 4, 1)).astype(np.float32)

@@ -32,8 +32,8 @@ def on_the_cpu() -> None:
 
 
 def _layers(x: Any, weights: Any, wide: Any) -> Any:
-    """Products of four widths. The result of the second one is small, and the first one's is read
-    at the end.
+    """Computes a chain of products of four widths. The result of the second one is small, so the
+    graph is best divided after it; the result of the first one is read again at the end.
     """
     first = x @ weights[0]
     small = torch.relu(first @ weights[1])
@@ -134,7 +134,9 @@ def test_images_pass_from_part_to_part_with_channels_last() -> None:
 
 @pytest.mark.parametrize("name", ["resnet", "gpt2"])
 def test_a_divided_model_equals_torch(name: str, monkeypatch: Any) -> None:
-    """Kernels of parts begin to compile when they are planned."""
+    """A model that is divided into parts gives torch's results. Each part's kernel begins to
+    compile as soon as the part is planned.
+    """
     begun: list[Any] = []
     begin = program.begin
     monkeypatch.setattr(compile, "joint_products", lambda: 4)
@@ -164,8 +166,9 @@ def test_kernels_without_loading_warps_have_no_limit() -> None:
 
 
 def test_a_part_has_the_variant_that_is_predicted_as_faster() -> None:
-    """A layer of a DenseNet, on the machine model of an H200. The planner compares products alone
-    and chooses the other variant.
+    """Each part of a graph gets the kernel variant with the smaller predicted time. For a layer of
+    a DenseNet on an H200 it is not the one that the planner chooses, which compares the times of
+    products only.
     """
 
     def layer(x: Any, narrow: Any, wide: Any) -> Any:

@@ -1,5 +1,6 @@
-"""The five networks planned as torch programs for machines that are not present. For a device of
-such a model the kernel's launches must continue from one another.
+"""The five networks of tests.interop.models, planned as torch programs for machines that are not
+present. The planned kernels must let each launch continue the counters of the launch before, so
+that these need not be reset.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def test_large_products_are_warpgroups_and_count_on(
     machine: str, boxes: bool, variant: str
 ) -> None:
     """Large products of a torch program are planned for warpgroups if all memory is aligned for box
-    copies, otherwise for the variant `block`. boxes: True if it is aligned.
+    copies, otherwise for the variant `block`, which reads by ordinary loads. boxes: True if it is
+    aligned.
     """
     plan = planned(large(), [], registry.machine(machine), boxes=boxes)
     assert plan.variant == variant
@@ -120,7 +122,7 @@ def test_ops_keep_the_processors_of_their_context() -> None:
 
 def test_a_plan_with_a_ring_does_not_count_on() -> None:
     """A plan whose weights are loaded by the ring, under the machine's first variant, cannot
-    continue from launch to launch.
+    continue the counters of the launch before, so they are reset.
     """
     graph = Graph()
     row = graph.tensor((1, 256), fp32, arena="state", name="row")

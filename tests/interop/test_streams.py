@@ -1,5 +1,5 @@
-"""Launches on a caller's streams, on a device that is not asynchronous: the CPU waits for launches
-in the order of the calls.
+"""Launches on a caller's streams (ark.runtime.streams), tested without a GPU: on a CPU device that
+is not asynchronous, so that launches are waited for in the order of the calls.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ def test_launches_count_on_and_tables_come_back(program: Program) -> None:
 
 
 def test_more_addresses_than_tables_are_kept_for(program: Program) -> None:
-    """If a program is called with more addresses than it has tables, the oldest table is
-    overwritten, and calls with its addresses get a new one.
+    """A program keeps a task table for each of the last few sets of tensor addresses. If it is
+    called with more sets, the oldest table is overwritten, and later calls with that table's
+    addresses get a new one.
     """
     executor, streamed = None, None
     kept = [torch.full((4, 5), float(i)) for i in range(25)]

@@ -119,8 +119,8 @@ def test_strides_after_a_graph_break_equal_torch(name: str) -> None:
 
 
 def test_results_do_not_share_memory_that_eagers_do_not() -> None:
-    """Results that are equal computations have separate memory as in eager torch, unless gradients
-    are requested: torch then merges the computations.
+    """Two results that are the same computation have separate memory, as in eager torch. If
+    gradients are requested they may share it, because torch.compile itself merges the computations.
     """
 
     def function(x: Any) -> Any:
@@ -156,7 +156,9 @@ class Halves(torch.nn.Module):
 
 
 def test_sizes_that_lie_within_a_dimension_are_not_padded() -> None:
-    """A size is not padded if padding would place rows between two parts of the result."""
+    """A size is not padded if the padding would lie between two parts of the result, whose elements
+    would then be in other places than eager torch's.
+    """
 
     def joined(x: Any) -> Any:
         return (x * 2).reshape(-1, 4)

@@ -32,7 +32,9 @@ def close(got: Any, want: Any) -> None:
 
 
 def test_torch_finds_the_backend_by_its_name() -> None:
-    """torch finds the backend by its entry point, also if ark's own names were used before."""
+    """torch.compile finds the backend "ark" by the package's entry point, also if ark's functions
+    for torch were used before.
+    """
     assert callable(ark.torch.Module)
     double = torch.compile(lambda x: x * 2.0, backend="ark")
     close(double(torch.ones(3)), torch.full((3,), 2.0))
@@ -150,8 +152,8 @@ SIZED: dict[str, tuple[Any, tuple[int, ...], int]] = {
 
 @pytest.mark.parametrize("name", SIZED)
 def test_twenty_sizes_have_few_kernels(name: str) -> None:
-    """Sizes are rounded up to powers of two if the padding does not change visible results. A bound
-    that torch derives adds one kernel.
+    """Sizes are rounded up to powers of two if the padding does not change visible results. If
+    torch derives a bound for a size from the code, one more kernel is compiled.
     """
     result, row, dim = SIZED[name]
     module = result().eval()
@@ -207,7 +209,9 @@ def test_numpy_sees_the_results_of_the_kernel() -> None:
 
 
 def test_some_of_torchs_own_samples() -> None:
-    """One sample each of a few operators; `nox -s torch_operators` runs the rest."""
+    """ark gives torch's results for one of torch's own samples (OpInfo) of each of a few operators;
+    `nox -s torch_operators` runs the rest.
+    """
     ready = [m for _, m in op_samples.outcomes(op_samples.SAMPLE, 1) if not isinstance(m, str)]
     assert len(ready) == len(op_samples.SAMPLE)
     assert op_samples.check(ready) == {}
@@ -258,7 +262,7 @@ def test_the_sign_of_nan_is_kept() -> None:
 
 
 class Counting(torch.nn.Module):
-    """A module that writes to a buffer and to its input, and that has a number as an argument."""
+    """A module that writes to a buffer and to its input, and that takes a number as an argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,7 +338,9 @@ def test_parameters_that_move_under_torch_compile_are_found() -> None:
 
 
 class Parts(torch.nn.Module):
-    """A module that reads only some parts of a split and normalises rows to length 1."""
+    """A module that splits a tensor, reads only some of the parts, and normalises their rows to
+    length 1.
+    """
 
     def forward(self, x: torch.Tensor) -> Any:
         _, second, _ = x.split((2, 5, 1), -1)
@@ -361,7 +367,8 @@ def test_unread_parts_and_norms_of_vectors_equal_torch() -> None:
 )
 def test_gradients_of_norms_under_autocast(norm: Callable[[], torch.nn.Module]) -> None:
     """Gradients of norms under autocast agree with torch within some steps of bfloat16. On a CPU
-    the statistics of 16-bit norms are fp32, although torch's shape propagation gives 16 bits.
+    the statistics of 16-bit norms are fp32, although torch's shape propagation says that they have
+    16 bits.
     """
     torch.manual_seed(3)
     first = torch.nn.Conv2d(3, 4, 1, bias=False)  # a norm's input has no use for one
@@ -459,7 +466,8 @@ def test_precisions_of_fp32_are_those_that_torch_is_set_to() -> None:
     try:
         torch.set_float32_matmul_precision("high")
         assert kinds(torch.float32) == [True, True, True]
-        # Torch's own test helpers freeze these switches, except within this context manager.
+        # If torch's own test helpers were imported, these settings can be changed only within this
+        # context manager.
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             assert kinds(torch.float32) == [False, True, True]
     finally:

@@ -178,8 +178,8 @@ FORMS = {
 
 @pytest.mark.parametrize("form", list(FORMS))
 def test_torch_does_not_take_attention_apart(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention calls stay one operator until ark lowers them. torch's decomposition multiplies in
-    fp32, which warpgroups do not support.
+    """Calls of torch's attention stay one operator until ark lowers them. torch's decomposition
+    would convert to fp32 before the products, which matrix units then could not compute.
     """
 
     class Net(nn.Module):
@@ -230,7 +230,9 @@ def test_groups_of_query_heads_read_their_keys_once(
 
 
 def test_sequences_before_batches_are_not_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """nn.MultiheadAttention on batches of sequences, as in torchvision's vision transformers."""
+    """nn.MultiheadAttention on (sequence, batch, columns), as in torchvision's vision transformers,
+    is planned without transposes.
+    """
 
     class Net(nn.Module):
         def __init__(self) -> None:

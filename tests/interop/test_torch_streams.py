@@ -1,5 +1,5 @@
-"""Kernels among torch's own work on a GPU: order on streams, memory that changes, captured
-graphs.
+"""ark's kernels between torch's own kernels on a GPU: order on streams, memory that changes,
+captured graphs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def network() -> Any:
 
 
 def test_a_kernel_is_ordered_with_the_work_on_its_stream(network: Any) -> None:
-    """A long computation writes the input on the caller's streams, and another reads the result."""
+    """A kernel of ark runs after a long computation of torch that writes its input on the same
+    stream, and before one that reads its result.
+    """
     compiled = torch.compile(network, backend=backend)
     big = torch.randn(4096, 4096, device="cuda") / 64
     x = torch.randn(8, 16, device="cuda")
@@ -95,8 +97,8 @@ def test_captured_in_a_graph(network: Any) -> None:
 def test_streams_in_turn_and_other_threads(
     network: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls on two streams in turn, then from a thread whose driver has no context yet. Parameters
-    are at another address each time.
+    """Calls on two streams in turn, then from a thread whose driver has no context yet. In each
+    call the parameters are at another address.
     """
     from ark_cuda import again
 

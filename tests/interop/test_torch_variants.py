@@ -1,5 +1,5 @@
-"""The kernel variant and tasks that whole networks are planned for, without a GPU: by the model of
-a machine whose warpgroups multiply.
+"""The kernel variant and the tasks that the planner chooses for whole networks on a machine whose
+matrix units are used by warpgroups. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def plan_of(module: Any, x: Any) -> Plan:
 
 
 class Block(nn.Module):
-    """A ConvNeXt block: a convolution of each channel alone, then products over channels."""
+    """A ConvNeXt block: a depthwise convolution, then products over channels."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -53,8 +53,8 @@ class Block(nn.Module):
 
 
 def test_channels_by_themselves_read_their_windows_in_place_beside_warpgroups() -> None:
-    """Beside warpgroups, a depthwise convolution reads its windows in the image. Their matrix would
-    have 49 times as many elements.
+    """In the kernel variant for warpgroups, a depthwise convolution reads its windows in the image.
+    A matrix of all windows would have 49 times as many elements.
     """
     for width, size in ((128, 28), (96, 56)):
         plan = plan_of(Block(width).bfloat16(), torch.randn(2, width, size, size).bfloat16())

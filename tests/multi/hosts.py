@@ -28,7 +28,7 @@ def _ip(*words: str) -> None:
 
 
 class Hosts:
-    """Two hosts. names: the namespaces. addresses: their addresses."""
+    """Two hosts. names: of their network namespaces. addresses: their IP addresses."""
 
     def __init__(self, count: int, relayed: bool = False) -> None:
         tag = os.getpid() % 100000
@@ -64,11 +64,11 @@ class Hosts:
         )
         assert self._relay.stdout is not None and self._relay.stderr is not None
         if self._relay.stdout.readline() != "open\n":
-            raise OSError(f"TAP devices cannot be made: {self._relay.stderr.read()[-300:]}")
+            raise OSError(f"TAP devices cannot be created: {self._relay.stderr.read()[-300:]}")
 
     def _wait(self) -> None:
-        """Waits until both ends have a carrier. Before that, UCX finds no device that reaches the
-        other end.
+        """Waits until the links at both ends of the cable are up. Before that, UCX finds no device
+        that reaches the other end.
         """
         end = time.monotonic() + 20.0
         for name, own in zip(self.names, self.ends, strict=True):
@@ -127,7 +127,7 @@ def two_hosts(relayed: bool = False) -> Iterator[Hosts]:
 
 
 def why_not(relayed: bool = False) -> str:
-    """Returns why this machine cannot have such hosts, or ""."""
+    """Returns the reason why `two_hosts` cannot work on this machine, or ""."""
     if not shutil.which("ip"):
         return "needs the command ip"
     if os.geteuid() != 0:

@@ -31,9 +31,10 @@ QUEUE_FRAMES = 1000  # that wait in one direction; further ones are dropped
 
 @dataclass(frozen=True)
 class Cable:
-    """delay_ms: in each direction, plus or minus up to jitter_ms, so that frames may be reordered.
-    lost: the fraction of frames that are dropped, 1 for a cut cable. mbit: per second, 0 for no
-    limit. seed: of losses and jitter.
+    """The properties of a cable. delay_ms: the delay in each direction, plus or minus up to
+    jitter_ms, so that frames may be reordered. lost: the fraction of frames that are dropped, 1 for
+    a cut cable. mbit: the bandwidth in Mbit/s, 0 for no limit. seed: of the random losses and
+    delays.
     """
 
     delay_ms: float = 0.0
@@ -71,7 +72,9 @@ class Direction:
         self.free = 0.0  # when the last frame has left
 
     def take(self, cable: Cable, chance: random.Random) -> None:
-        """Reads the frames that were sent."""
+        """Reads the frames that the sending end has sent since the last call, and drops or delays
+        each of them.
+        """
         for _ in range(64):
             try:
                 frame = os.read(self.source, FRAME_BYTES)

@@ -42,7 +42,7 @@ except BaseError as error:
 
 @dataclass
 class Job:
-    """Rank processes that print lines of JSON."""
+    """A set of rank processes, each of which prints lines of JSON that the test reads."""
 
     port: int
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -218,7 +218,9 @@ def test_a_rank_that_leaves_early_is_missed(job: Job) -> None:
 
 
 def knock(port: int, address: str = "127.0.0.1") -> socket.socket:
-    """Returns a connection to a server that is about to listen at an address."""
+    """Connects to a server that may not listen yet: retries until it does. Returns the
+    connection.
+    """
     deadline = time.monotonic() + 60
     while True:
         try:

@@ -1,5 +1,5 @@
-"""The engine `bulk`: copies to a peer in whole pieces. Its tasks use the common body on a CPU, the
-copy unit on NVIDIA GPUs, and loads directly into LDS on AMD GPUs.
+"""The engine `bulk`: copies of large consecutive blocks to a peer. Its tasks use ordinary stores on
+a CPU, the copy unit (TMA) on NVIDIA GPUs, and loads directly into LDS on AMD GPUs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Collectives on CPU ranks run on the caller's thread: interrupts and errors that reach it while it
-waits for a rank that is late.
+"""Collectives on CPU ranks run on the caller's thread: what happens if an interrupt or an error
+arrives while it waits for a rank that is late.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def call_of(ranks: ThreadRanks) -> Call:
 
 
 def interrupted(elements: int) -> None:
-    """Rank 0 gets SIGINT while it waits for rank 1, which comes later and gets the error."""
+    """Rank 0 gets SIGINT while it waits for rank 1 in a collective. Rank 1 calls the collective
+    later and gets the error.
+    """
     import os
     import signal
 
@@ -61,8 +63,8 @@ def test_ctrl_c_while_a_peer_is_waited_for() -> None:
 
 
 def one_comes(ranks: ThreadRanks, ending: Any) -> tuple[int, str]:
-    """Two calls, of which rank 1 joins only the first. Returns rank 0's number of processors and
-    the error that ended its second call.
+    """Runs two collective calls, of which rank 1 joins only the first. Returns rank 0's number of
+    processors and the error that ended its second call.
     """
     call = call_of(ranks)
     call.run()

@@ -31,8 +31,8 @@ def test_the_script_of_the_page(tmp_path: Path) -> None:
 
 
 def test_memory_that_peers_reach_is_not_the_hosts_to_read() -> None:
-    """The host can read and write neither a symmetric tensor nor the view of it that `wait`
-    returns.
+    """Memory that peers write cannot be accessed by the host: a symmetric tensor, and the view of
+    it that `wait` returns, can be neither read nor written from Python.
     """
     ark.Model.reset()
     ark.Model.set_rank(1)

@@ -54,7 +54,9 @@ def test_every_collective_on_four_emulated_devices() -> None:
 
 
 def loop_in_processes() -> None:
-    """The body of each of two processes: one launch with several runs, each on other data."""
+    """The function that each of two processes runs: one launch of a kernel that runs several times,
+    each time on other data.
+    """
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     x = ark.tensor([5, 41])
@@ -102,8 +104,8 @@ def refused(plans: list[Plan], rank: int, changed: Plan) -> bool:
 
 
 def breaks(plan: Plan) -> Iterator[Plan]:
-    """Yields the plan with one fault each: a put to a wrong rank, or one wait or signal of a peer
-    dropped.
+    """Yields variants of the plan, each with one fault: a put to a wrong rank, or one wait or
+    signal of a peer dropped.
     """
     for buffer in plan.buffers:
         for wrong in range(plan.world_size):
@@ -134,8 +136,8 @@ def breaks(plan: Plan) -> Iterator[Plan]:
 def test_every_broken_put_wait_and_signal_is_refused(
     world: int, network: str, every: int, engine: str
 ) -> None:
-    """Faults on rank 1, whose plan is like the others'; on 8 ranks a sample. Packets have
-    no waits.
+    """Every single fault (see `breaks`) in the plan of rank 1 is refused by the verifier; on 8
+    ranks only some are tried. Waits are not dropped if data travel as packets, which need none.
     """
     plans = forest_plans(world, network, engine)
     broken = list(breaks(plans[1]))[::every]

@@ -1,6 +1,6 @@
 """The engine `dma` on a device that writes its copy engine's queue itself: AMD's SDMA, emulated.
-The bytes arrive for odd sizes and past the end of the ring. Without a queue the host's proxy is
-used. A fault ends the launch with an error message.
+The bytes arrive for odd sizes, and when requests continue at the start of the queue's ring. Without
+a queue the host's proxy is used. A fault ends the launch with an error message.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from tests.slow import few  # noqa: E402
 
 
 class CreatedQueues:
-    """The queues created, and the number of packets that their engines have executed."""
+    """Records the queues that were created, and the number of commands that their copy engines have
+    executed.
+    """
 
     def __init__(self) -> None:
         self.queues: list[Queue] = []
@@ -44,7 +46,9 @@ class CreatedQueues:
 
 @pytest.fixture
 def created(monkeypatch: pytest.MonkeyPatch) -> CreatedQueues:
-    """Disables the proxy, so that all data must come through queues."""
+    """Makes the start of the host's proxy an error, so that all data must be copied through queues.
+    Returns the record of created queues.
+    """
     seen, create, destroy = CreatedQueues(), queues.create, queues.destroy
 
     def creating(hip: Any, index: int, slots: int) -> Queue:
@@ -66,7 +70,7 @@ def created(monkeypatch: pytest.MonkeyPatch) -> CreatedQueues:
 
 @pytest.fixture
 def short_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits requests to 256 bytes and the ring to as few requests as a page holds."""
+    """Limits requests to 256 bytes and the queue's ring to one page of memory (64 requests)."""
     plain = dialect._text
 
     def shortened(name: str) -> str:
@@ -129,7 +133,9 @@ def odd_sizes(rank: int) -> None:
 def test_requests_fill_the_ring_and_go_round_it(
     created: CreatedQueues, short_requests: None, two: tuple
 ) -> None:
-    """67 requests per iteration, of sizes down to 4 bytes, through a ring with 64 slots."""
+    """An iteration has 67 requests, some of only 4 bytes, more than the 64 slots of the queue's
+    ring.
+    """
     opened, machine = two
     plans = build(2, odd_sizes, machine)
     verify(plans)
@@ -141,8 +147,8 @@ def test_requests_fill_the_ring_and_go_round_it(
 def test_a_full_ring_is_waited_for_no_longer_than_the_budget(
     monkeypatch: pytest.MonkeyPatch, short_requests: None, two: tuple
 ) -> None:
-    """If the copy engine never serves a request, the ring is full after 64 requests, and the next
-    one ends the launch with a timeout.
+    """If the copy engine never serves a request, the queue's ring is full after 64 requests, and
+    the next one ends the launch with a timeout.
     """
 
     def unanswered(rank: int) -> None:
@@ -209,8 +215,8 @@ def test_a_missing_order_is_found(
     monkeypatch: pytest.MonkeyPatch, two: tuple, file: str, old: str, new: str, expected_words: str
 ) -> None:
     """The emulator reports a missing release before the doorbell and a missing wait after the
-    engine's fence. The engine sees only writes that were released before the doorbell, and others
-    see its writes only after its fence.
+    engine's fence. The engine sees only writes that were released before the doorbell, and
+    processors see its writes only after it has executed its fence command.
     """
     opened, machine = two
     texts = {"queue.h": dialect._text, "transfer.h": transfer.device_text}

@@ -76,7 +76,8 @@ forward = ark.custom_op(
 
 def put_tiles(rank: int) -> None:
     """A custom op of rank 0 puts each tile when it is computed. An op of rank 1 adds each tile when
-    it has arrived. No op only signals.
+    it has arrived. The signals are sent by the tasks of the custom op, so there is no separate op
+    for them.
     """
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
@@ -110,7 +111,9 @@ def flush_then_relaxed(rank: int) -> None:
 
 
 def get_tiles(rank: int) -> None:
-    """A custom op reads each tile from the peer when the peer has computed it."""
+    """A custom op of one rank reads each tile of the peer's result as soon as the peer has computed
+    it.
+    """
     x, shared = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -272,7 +275,9 @@ def test_the_ring_of_the_page(world: int) -> None:
 
 
 def scripts() -> None:
-    """Returns each rank's script: the example, and an op whose text differs on rank 1."""
+    """Returns each rank's script: the example of the page with a custom op whose device code
+    differs on rank 1.
+    """
     ring.work("cpu", 2500, 2)
     ark.init(backend="cpu")
     text = MOVE + " " * ark.Model.get_rank()
@@ -283,7 +288,7 @@ def scripts() -> None:
     except PlanError as error:
         assert "custom op 'move'" in str(error) and "has another text" in str(error)
         return
-    raise AssertionError("ranks with different texts were launched")
+    raise AssertionError("ranks with different device code were launched")
 
 
 def test_the_example_and_ranks_that_differ_as_processes() -> None:

@@ -120,8 +120,8 @@ def test_sums_of_fp8_are_rounded_as_ml_dtypes_does() -> None:
 
 
 def with_tags(rank: int) -> None:
-    """Receives messages in another order than they were sent, with messages without a tag between
-    them.
+    """Receives messages in another order than they were sent, with messages that have no tag in
+    between.
     """
     import torch
     import torch.distributed as dist
@@ -162,7 +162,9 @@ def beside_gloo() -> None:
     torch.manual_seed(rank)
 
     def compared(call: Any, *shapes: int, dtype: Any = torch.float32) -> None:
-        """Runs a call on equal inputs in both groups and compares all tensors afterwards."""
+        """Runs a collective call on equal inputs in the group of ark and in that of Gloo, and
+        compares all tensors afterwards.
+        """
         ours = [torch.randint(-9, 10, (n,)).to(dtype) for n in shapes]
         theirs = [t.clone() for t in ours]
         call(None, *ours)
@@ -266,7 +268,9 @@ def test_a_receive_takes_the_first_message_that_fits() -> None:
 
 
 class ScriptedJob:
-    """A job of three ranks, in which the test plays the other ranks."""
+    """Replaces the connections of a job of three ranks: the test itself sends the messages of the
+    other two ranks.
+    """
 
     rank, world_size = 0, 3
 
@@ -322,7 +326,8 @@ def test_a_receive_from_any_rank_keeps_the_order_of_receives() -> None:
 
 def from_any_rank(folder: str) -> None:
     """Receives from any rank get the messages of all other ranks, with and without a tag, whether
-    they were sent before or after. Then two such receives wait, and one message ends one of them.
+    they were sent before or after the receive was called. Then two such receives wait, and one
+    message ends one of them.
     """
     import torch
     import torch.distributed as dist

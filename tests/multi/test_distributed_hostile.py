@@ -1,5 +1,5 @@
-"""Collectives on arrays with invalid arguments: every rank gets an error at once, and the next call
-works.
+"""Collectives on arrays with invalid arguments: every rank gets an error without a timeout, and the
+next call works.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def meet_late(timeout_s: float, late_s: float) -> None:
 
 
 def test_a_rank_that_comes_late_is_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
-    """The timeout of a group applies to a rank that comes late, whether it is longer or shorter
-    than the default of 10 s.
+    """A rank that calls a collective late is waited for until the timeout of the process group,
+    whether it is longer or shorter than the default of 10 s.
     """
     assert ark.launch(2, meet_late, 120.0, 13.0) == 0
     assert ark.launch(2, meet_late, 1.0, 60.0) == 2

@@ -82,7 +82,9 @@ def start(code: str, ranks: int) -> list[subprocess.Popen[str]]:
 @pytest.mark.timeout(3600 if LONG else 300)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_many_collectives_leave_nothing_behind() -> None:
-    """Memory, files and threads of a rank are the same afterwards, within a small tolerance."""
+    """After many collectives a rank has as much memory and as many open files and threads as
+    before, within a small tolerance.
+    """
     for process in (started := start(COUNTING, 2)):
         out, err = process.communicate(timeout=3000)
         assert process.returncode == 0, err

@@ -1,6 +1,6 @@
-"""The litmus test of a local flush. After the flush, the source of a put is overwritten, and the
-peer must have the old contents, with every engine. A plan in which the flush does not wait for the
-copies is refused.
+"""The litmus test of a flush on the sending rank (a wait until copies have read their source).
+After the flush, the source of a put is overwritten, and the peer must have the old contents, with
+every engine. A plan in which the flush does not wait for the copies is refused.
 """
 
 from __future__ import annotations

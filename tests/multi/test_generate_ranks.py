@@ -1,5 +1,5 @@
-"""`ark generate --ranks N`: real processes and shared memory give the tokens of one rank; also
-faults.
+"""`ark generate --ranks N`: ranks in separate processes with shared memory give the tokens of a
+single rank. Also tests what happens if a rank fails.
 """
 
 from __future__ import annotations
@@ -161,7 +161,9 @@ def test_checked_emulated_devices_give_the_tokens_of_one(ranks: str, tmp_path: P
 
 @slow
 def test_torchrun_variables_start_the_ranks_too() -> None:
-    """Two processes started with torchrun's variables, without --ranks, give the tokens of one."""
+    """Two processes started with torchrun's variables, without --ranks, give the tokens of one
+    rank.
+    """
     port = str(20000 + os.getpid() % 20000)
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     common = ("--backend", "cpu", "--max-new-tokens", "6", "--json")
@@ -227,7 +229,7 @@ def test_ranks_that_disagree_both_end_with_an_error(difference: str, tmp_path: P
     "prompt", [pytest.param("--no option " + PROMPT, marks=slow), PROMPT + "\0 and\n so on"]
 )
 def test_a_prompt_from_standard_input_reaches_every_rank(ranks: str, prompt: str) -> None:
-    """A prompt from standard input reaches every rank, also one that is too long for a command
+    """A prompt from standard input reaches every rank, also a prompt that is too long for a command
     line.
     """
     argv = [sys.executable, "-m", "ark", "generate", str(NOAH), "--prompt", "-", "--json"]
@@ -239,7 +241,9 @@ def test_a_prompt_from_standard_input_reaches_every_rank(ranks: str, prompt: str
 
 @slow
 def test_a_prompt_from_standard_input_under_a_launcher() -> None:
-    """mpirun and torchrun pass standard input to rank 0 only."""
+    """A prompt from standard input reaches all ranks under mpirun and torchrun, which pass standard
+    input to rank 0 only.
+    """
     port = str(20000 + (os.getpid() + 17) % 20000)
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     argv = [sys.executable, "-m", "ark", "generate", str(NOAH), "--prompt", "-", "--json"]

@@ -119,7 +119,8 @@ def test_a_stranger_is_turned_away(hosts: Hosts) -> None:
     assert stranger.returncode != 0 and not out
 
 
-# Plans for several hosts, run by threads that reach each other through UCX as if on two hosts.
+# Tests below run plans for several hosts in threads of this process, which communicate through UCX
+# as if they were on two hosts.
 
 
 def plans_of(body: channels.Body, hosts: list[int], machines: Sequence[Machine] = ()) -> list[Plan]:
@@ -162,8 +163,8 @@ def test_channels_between_hosts(monkeypatch: pytest.MonkeyPatch, body: channels.
 def test_a_cpu_and_an_emulated_device(
     monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, str]
 ) -> None:
-    """The ranks of the hosts are of two kinds. Each plans for its own device, and the plans are
-    verified together. The emulated device has all checks.
+    """One host's ranks are CPUs, the other's are emulated AMD devices. Each plans for its own
+    device, and the plans are verified together. The emulated device has all checks.
     """
     command = native.find_compiler()
     if command is None or not has_ucx(command):

@@ -1,5 +1,5 @@
-"""Ranks on two hosts whose cable is late, loses frames, or is cut for a while or for good. The
-kernel's own TCP resends what tests/multi/relay.py drops.
+"""Ranks on two hosts whose connection has a delay, loses frames, or is interrupted for a while or
+for good. The kernel's own TCP resends what tests/multi/relay.py drops.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def test_a_link_that_comes_back_after_three_seconds(hosts: Hosts) -> None:
 
 @slow
 def test_a_link_that_is_dead_ends_both(hosts: Hosts) -> None:
-    """The link is cut during a collective: no frame passes any more, and no device reports it."""
+    """If the link is cut during a collective, so that frames are lost without an error at either
+    end, both ranks end with an error.
+    """
     hosts.change(FAR)
     started = running(hosts, jobs.ENDLESS)
     hosts.change(Cable(lost=1.0))

@@ -20,7 +20,8 @@ from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Each rank writes once, so that lines of several ranks do not mix.
+# A script that each rank runs. It writes its output in one call, so that the lines of several ranks
+# do not mix.
 MEET = """
 import os
 from ark.runtime.bootstrap import Bootstrap
@@ -238,7 +239,7 @@ def test_a_function_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def stumble() -> None:
-    raise ValueError("of the function's own")
+    raise ValueError("raised by the function itself")
 
 
 def test_a_functions_traceback_is_its_own(capfd: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +319,8 @@ def test_under_torchrun(tmp_path: Path) -> None:
             },
             RankInfo(5, 8, 1, "gpu04", 6000, job="77"),
         ),
-        # A batch script outside of a step is not a rank.
+        # A Slurm batch script that was not started by srun has these variables too, but is not a
+        # rank.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}, RankInfo()),
     ],
 )
@@ -359,8 +361,8 @@ def member(name: str, patience: float = 60.0, **environment: str) -> subprocess.
 
 
 def test_jobs_on_one_host_do_not_meet() -> None:
-    """Two jobs on one host that search for a free port from neighbouring numbers, with torchrun's
-    default job id, do not join each other.
+    """Two jobs on one host that have torchrun's default job id and search for a free port from
+    adjacent numbers on do not join each other.
     """
     port = 30000 + os.getpid() % 20000
     jobs = []

@@ -122,8 +122,8 @@ def test_a_rank_that_the_system_kills(endless: Path) -> None:
 
 @slow
 def test_too_little_address_space(endless: Path) -> None:
-    """With half of the address space that it needs, and more, a command ends with an error message
-    and without a traceback or signal.
+    """If the limit of its address space is half of what it needs, or somewhat more, a command ends
+    with an error message and without a traceback or signal.
     """
     for limit in (0.45, 0.7, 1.0, 1.4):
         done = subprocess.run(

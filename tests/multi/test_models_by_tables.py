@@ -1,5 +1,5 @@
-"""Models use the engines that `ark tune --collectives` measured, by size and algorithm, the same on
-all ranks. The table is part of the plan cache's key.
+"""Models use the engines that `ark tune --collectives` measured, for each size and algorithm; all
+ranks use the same ones. The table is part of the plan cache's key.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def table(collective: str, nbytes: int, **engines: str) -> dict[str, Any]:
 def plans_of(
     collective: str, nbytes: int, engines: Mapping[str, Any] | None, **words: Any
 ) -> Sequence[Plan]:
-    """Returns two ranks' plans of a collective whose larger side has `nbytes` on a rank."""
+    """Returns two ranks' plans of a collective whose input or output, whichever is larger, has
+    `nbytes` on a rank.
+    """
     call, larger = CALLS[collective]
     graphs = []
     for rank in range(2):
@@ -83,8 +85,8 @@ def test_the_engine_is_the_measured_one_of_the_nearest_size(collective: str) -> 
             plans_of(collective, size, table(collective, SMALL, one_shot="threads"))
         )
     assert in_packets(plans_of(collective, LARGE, table(collective, LARGE, one_shot="packet")))
-    # A size far from it, another collective, another algorithm, or an engine that the machine
-    # lacks.
+    # The table is not used for a size far from the measured one, another collective or algorithm,
+    # or if it names an engine that the machine lacks.
     assert in_packets(
         plans_of(collective, SMALL // 4, table(collective, SMALL, one_shot="threads"))
     )

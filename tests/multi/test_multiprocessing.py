@@ -1,5 +1,5 @@
 """Processes that a script starts itself and gives their ranks, as in ARK's tutorials, without a
-launcher that says how they meet.
+launcher that gives them an address to connect to.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def late(rank, data):
 
 
 def key(rank, data):
-    # That of the parent, which no other job has.
+    # The secret and job id are derived from the parent process, so no other job has the same.
     found = rank_among_siblings(rank, 2)
     assert found.secret and found.job == data[2].hex()
 

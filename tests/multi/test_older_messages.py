@@ -1,5 +1,5 @@
-"""send and recv in the form of ARK 0.5: by id, rank and bytes. Processes are started by ark.launch,
-on the CPU.
+"""send and recv with the arguments of ARK 0.5: a message id, a rank and a number of bytes.
+Processes are started by ark.launch, on the CPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def ping_pong() -> None:
 
 
 def into_a_share() -> None:
-    """Sends and receives by name, from and into rows of a larger tensor. The receiver's next op
+    """Sends and receives rows of a larger tensor, with arguments by name. The receiver's next op
     waits for them.
     """
     ark.init(backend="cpu")

@@ -44,7 +44,9 @@ Body = Callable[[int], object]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets sums of any size overlap: small ones would otherwise travel as packets."""
+    """Lets all-reduces of any size be fused with products: small ones would otherwise travel as
+    packets.
+    """
     monkeypatch.setattr("ark.lower.rewrite.overlap_collectives.in_packets", lambda *_: False)
 
 
@@ -136,15 +138,17 @@ def moving(target: Machine) -> Machine:
 
 
 def moved(plan: Plan) -> list[Task]:
-    """Returns the tasks of the moving warps' lists, which follow those of the processors."""
+    """Returns the tasks in the lists of the moving warps (those that copy data while others
+    multiply), which follow those of the processors.
+    """
     return [t for listed in plan.phases[0].processors[plan.processors :] for t in listed]
 
 
 def results(
     name: str, world: int, shape_name: str, moves: bool = False, **options: object
 ) -> list[dict[str, np.ndarray]]:
-    """Returns the kept results by rank after some iterations. moves: on machines with
-    moving warps.
+    """Runs a fused product and collective for some iterations. Returns each rank's results by name.
+    moves: plan for machines with moving warps.
     """
     with devices(name, world) as (opened, target):
         target = moving(target) if moves and name == "cpu" else target
@@ -295,7 +299,7 @@ def test_processors_that_multiply_nothing_add_and_send() -> None:
 
 
 def test_products_keep_their_tiles_beside_a_collective() -> None:
-    """Products in fp32 that overlap with a collective keep their own tile sizes
+    """Products in fp32 that overlap with a collective have the tile sizes of fp32 products
     (Machine.exact_tiles).
     """
     target = dataclasses.replace(registry.machine("h200"), processors=8)

@@ -46,7 +46,9 @@ def test_a_phase_begins_while_a_peer_is_in_the_one_before() -> None:
 
 
 def shared_receive_buffers(plan: Plan) -> Plan:
-    """Places the second phase's receive buffers on those of the first."""
+    """Plants a fault: places the receive buffers of the second phase in the memory of those of the
+    first.
+    """
     received = [b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank]
     first, second = received
     moved = dataclasses.replace(second, offset=first.offset)
@@ -56,7 +58,7 @@ def shared_receive_buffers(plan: Plan) -> Plan:
 
 
 def shared_counters(plan: Plan) -> Plan:
-    """Replaces a counter of the second phase by one of the first."""
+    """Plants a fault: replaces a counter of the second phase by one of the first."""
     signals = [
         [c for tasks in phase.processors for t in tasks for c in t.signals if c]
         for phase in plan.phases

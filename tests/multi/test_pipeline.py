@@ -1,5 +1,5 @@
 """Ranks begin iterations independently: a pipeline has several micro-batches in flight. Messages
-and shares of collectives that a stage has not read yet are not overwritten.
+and parts of collectives that a stage has not read yet are not overwritten.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ Place = tuple[int, int, int]
 
 
 def stage(rank: int, slow: int, world: int, work: int = 300) -> None:
-    """Returns a stage. Rank 0 counts micro-batches and sends the number in every element. Each rank
-    adds up what it receives and passes it on. Stage `slow` computes more.
+    """Builds the model of one pipeline stage. Rank 0 counts micro-batches and sends the number in
+    every element. Each rank adds up what it receives and passes it on. Stage `slow` also computes
+    something long.
     """
     begun = ark.tensor([8], name="begun")
     ark.add(begun, 1.0, output=begun)
@@ -91,7 +92,7 @@ def test_two_stages_work_on_different_iterations_at_the_same_time() -> None:
 @pytest.mark.parametrize("name", ["cuda", pytest.param("rocm", marks=slow)])
 def test_neither_runs_ahead_on_a_gpu(name: str) -> None:
     """On GPUs, neither a stage that sends to a slower one nor a rank that only sends runs too far
-    ahead. AMD's devices are emulated.
+    ahead. AMD's GPUs are emulated.
     """
     with devices(name, 2) as (opened, machine):
         for plans, width in (
@@ -121,7 +122,9 @@ def wait_for_the_reader_of_this_iteration(plan: Plan, rng: random.Random) -> Pla
 
 
 def tell_before_the_read(plan: Plan, rng: random.Random) -> Plan:
-    """Moves a reader's signal to a task that its rank runs earlier."""
+    """Plants a fault: moves the signal that data were read from the reading task to a task that its
+    rank runs earlier.
+    """
     read_counters = [
         c.id for c in plan.counters if c.name.endswith(".read") and c.rank != plan.rank
     ]
@@ -258,8 +261,8 @@ def test_ranks_begin_together_where_that_is_asked_for(width: int) -> None:
 
 
 def end_before_the_end(plan: Plan, rng: random.Random) -> Plan:
-    """Changes the plan so that rank 0 is told of the end of an iteration before its data
-    are read.
+    """Plants a fault: rank 0 gets the signal that an iteration has ended before its data
+    were read.
     """
     return never_end(plan, rng, moved=True)
 
@@ -277,8 +280,8 @@ def never_end(plan: Plan, rng: random.Random, moved: bool = False) -> Plan:
 def build_broadcast(
     world: int, width: int, algorithm: str, machine: Machine | str = "cpu-2", work: int = 300
 ) -> list[Plan]:
-    """Plans in which rank 0 sends the iteration's number to the others and receives nothing from
-    them.
+    """Returns plans in which rank 0 sends the iteration's number to the others and receives nothing
+    from them.
     """
     graphs = []
     for rank in range(world):

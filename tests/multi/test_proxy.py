@@ -101,7 +101,7 @@ def test_each_vendor_copies_by_its_own_driver() -> None:
 @pytest.fixture
 def alone() -> Iterator[tuple[Proxy, np.ndarray, np.ndarray]]:
     """Returns a proxy without a kernel (the test writes the triggers), the memory that it may copy,
-    and the word that would tell a kernel to leave.
+    and the word by which the proxy would tell a kernel to end.
     """
     device = registry.get("cpu").open(0)
     abort = device.alloc(4, "host")
@@ -157,8 +157,8 @@ def test_idle_it_sleeps_and_then_serves_at_once(alone: tuple) -> None:
 
 @contextlib.contextmanager
 def joined(nbytes: int) -> Iterator[tuple[list[Proxy], np.ndarray, np.ndarray, int]]:
-    """Returns two proxies joined by UCX, the first one running: its memory, the other's, and the
-    address that stands for the other's.
+    """Returns two proxies joined by UCX, the first one running: the proxies, the memory of the
+    first, the memory of the second, and the address by which triggers name the latter.
     """
     command = native.find_compiler()
     if command is None or not proxies.has_ucx(command):
@@ -204,8 +204,8 @@ def test_served_requests_have_arrived(size: int) -> None:
 
 @pytest.mark.parametrize("answered", ["late", "never"])
 def test_puts_one_by_one_to_a_peer_that_is_late(answered: str) -> None:
-    """600 single puts to a peer that answers late. With a flush for each put, UCX would end the
-    process at the 255th pending flush.
+    """Makes 600 puts, one after another, to a peer that answers late. With a flush for each put,
+    UCX would end the process at the 255th pending flush.
     """
     count = 600
     with joined(4 * count) as (result, source, target, there):
@@ -221,7 +221,9 @@ def test_puts_one_by_one_to_a_peer_that_is_late(answered: str) -> None:
 
 
 def test_a_put_alone_after_many() -> None:
-    """40 puts without a wait, then 40 more with a wait for completion after each."""
+    """Makes 40 puts without a wait, then 40 more with a wait for completion after each; all
+    arrive.
+    """
     many, count = 40, 80
     with joined(4 * count) as (result, source, target, there):
         result[1].restart()
@@ -245,8 +247,8 @@ def test_other_memory_is_refused_and_the_kernel_told_to_leave(alone: tuple, offs
 
 
 def test_an_error_in_the_proxy_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the proxy refuses a copy, because the memory was not registered, all ranks get an error
-    message.
+    """If the proxy refuses a copy, because the memory to copy was not registered with it, all ranks
+    get an error message.
     """
     monkeypatch.setattr(Proxy, "allow", lambda *_: None)
     plans = build(2, put_and_send)

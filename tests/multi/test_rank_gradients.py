@@ -1,5 +1,5 @@
-"""Gradients through collectives: those of the sum of both ranks' outputs, compared with values by
-hand.
+"""Gradients through collectives: the gradients of the sum of both ranks' losses, compared with
+values that were computed by hand.
 """
 
 from __future__ import annotations

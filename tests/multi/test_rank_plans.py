@@ -62,8 +62,8 @@ def test_all_reduce_gives_the_same_bits_everywhere(world: int) -> None:
 
 
 def test_neighbouring_tiles_go_to_a_peer_as_one_put() -> None:
-    """Neighbouring tiles are sent by one put of at most 128 KB: a row of four tiles of 64 KB, of
-    which the last is smaller, takes two puts.
+    """Tiles that are adjacent in memory are sent by one put of at most 128 KB: a row of four tiles
+    of 64 KB, of which the last is smaller, takes two puts.
     """
     n, world = 60_001, 3
 
@@ -170,7 +170,7 @@ def test_llama_on_several_ranks_is_accepted(world: int, fuse: bool, machine: str
 
 
 def changed(plan: Plan, edit: Callable[[Plan, Task], Task]) -> Plan:
-    """Returns the plan with every task edited."""
+    """Returns the plan with `edit` applied to every task."""
     phases = tuple(
         dataclasses.replace(
             phase,
@@ -201,7 +201,9 @@ def drop_mail_signals(plan: Plan, task: Task) -> Task:
 
 
 def other_receive_buffer(plan: Plan) -> Plan:
-    """Points the first put at a receive buffer of another rank than the one that waits for it."""
+    """Plants a fault: the first put writes to a receive buffer of a rank that does not wait
+    for it.
+    """
     buffers = list(plan.buffers)
     at = next(b.id for b in buffers if b.rank != plan.rank)
     wrong = (buffers[at].rank + 1) % plan.world_size
@@ -211,7 +213,7 @@ def other_receive_buffer(plan: Plan) -> Plan:
 
 
 def shared_receive_buffer(plan: Plan) -> Plan:
-    """Places two receive buffers on the same bytes."""
+    """Plants a fault: two receive buffers have the same memory."""
     buffers = list(plan.buffers)
     mine = [b.id for b in buffers if b.arena == "symmetric" and b.rank == plan.rank]
     first, second = mine[:2]

@@ -28,7 +28,9 @@ NUMPY = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 
 
 def shares(world: int, count: int, kind: str) -> np.ndarray:
-    """Returns the ranks' inputs. The first one has one element, which is 0, so its norm is 0."""
+    """Returns the ranks' inputs. The first of them has a single element, 0, so that a norm of 0 is
+    tested.
+    """
     result = np.random.default_rng(count).standard_normal((world, count)).astype(NUMPY[kind])
     if count == 1:
         result[0] = 0

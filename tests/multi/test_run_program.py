@@ -1,4 +1,6 @@
-"""`ark.distributed.run_program`: plan files on memory that the caller owns."""
+"""`ark.distributed.run_program`: execution plans from files (MSCCL++), run on arrays of the
+caller.
+"""
 
 from __future__ import annotations
 

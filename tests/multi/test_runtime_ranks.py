@@ -46,7 +46,9 @@ def reduce_a_prompt_in_place() -> None:
 
 
 def disagree() -> None:
-    """Rank 1 reduces another shape, which every rank must refuse."""
+    """The body of each rank: rank 1 calls an all-reduce with another shape than the other ranks, so
+    every rank must raise an error.
+    """
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     x = ark.tensor([8 + rank])

@@ -1,6 +1,7 @@
-"""`ark generate --split NAME`: a decoder that op_trans splits gives the tokens of one device.
+"""`ark generate --split NAME`: a decoder that is split among ranks by the program NAME of
+`ark.parallel` (op_trans) gives the tokens of one device.
 
-Both of its entry points are split, with the caches that they share.
+Both the prompt phase and the decoding phase are split, with the caches that they share.
 """
 
 from __future__ import annotations

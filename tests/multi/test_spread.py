@@ -1,6 +1,6 @@
-"""Sums over ranks that a layer's packets carry directly to all ranks
-(ark.lower.rewrite.inline_all_reduce): the participating ranks, missing packets that the verifier
-finds, and equal tokens on one, two and three ranks.
+"""All-reduces after a linear layer of one row: the layer's tasks send their partial sums as packets
+directly to all ranks, which add them (ark.lower.rewrite.inline_all_reduce): the participating
+ranks, missing packets that the verifier finds, and equal tokens on one, two and three ranks.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def test_a_decoded_row_needs_no_sum_and_no_put(plans: list[Plan]) -> None:
 
 
 def test_only_the_first_rank_adds_the_residual(plans: list[Plan]) -> None:
-    """Only the first rank adds the residual to its share. The other ranks wait for it as well, so
-    that all plans are alike.
+    """Only the first rank adds the residual to its partial sum. The other ranks wait for it as
+    well, so that all plans are alike.
     """
     for plan, wanted in zip(plans, (0, 1), strict=True):
         layers = [
@@ -79,7 +79,8 @@ def test_only_the_first_rank_adds_the_residual(plans: list[Plan]) -> None:
 @pytest.mark.parametrize("backend", ["cpu", "rocm"])
 def test_ranks_that_do_the_same_share_a_kernel(backend: str, ranks: int) -> None:
     """Ranks with equal plans use one kernel. The tasks' records contain the numbers that differ:
-    the share that is added first, the rank that adds the residual, and the first row of the logits.
+    the rank whose partial sum is added first, the rank that adds the residual, and the first row of
+    the logits.
     """
     model = registry.machine("cpu-2" if backend == "cpu" else "mi300x")
     packed = model.with_capabilities(Capability.PACKETS)
@@ -122,7 +123,9 @@ def test_plain_memory_where_a_peer_writes_packets_is_refused(plans: list[Plan]) 
 
 
 def test_a_missing_share_is_detected(plans: list[Plan]) -> None:
-    """The layer's second output is written to its own rank instead of the peer."""
+    """The verifier refuses a plan in which a layer writes its partial sums, which the peer must
+    get, to its own rank.
+    """
     first = plans[0]
     number, op = next(
         (i, op)
@@ -140,7 +143,7 @@ def test_a_missing_share_is_detected(plans: list[Plan]) -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_ranks_give_the_tokens_of_one(world: int) -> None:
-    """Two and three CPU ranks give the tokens of one, on a machine model to which packets are
+    """Two and three CPU ranks give the tokens of one rank, on a CPU model to which packets are
     added.
     """
     backend, _ = registry.choose("cpu")

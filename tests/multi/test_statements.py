@@ -135,14 +135,14 @@ def failing_alone() -> None:
     plans_for = calls.plans_for
     if rank == 1:
         calls.plans_for = _no_memory
-    with pytest.raises(ark.SystemError, match="no memory is left"):
+    with pytest.raises(ark.SystemError, match="the test lets this allocation fail"):
         ark.distributed.all_reduce(x, "max")
     calls.plans_for = plans_for
     assert list(ark.distributed.all_reduce(x, "max")) == [1.0] * 8
 
 
 def _no_memory(*_: Any) -> Any:
-    raise ark.SystemError("no memory is left")
+    raise ark.SystemError("the test lets this allocation fail")
 
 
 def test_a_call_that_fails_on_one_rank_fails_on_all() -> None:
@@ -154,8 +154,8 @@ LIMIT_S = 20.0  # for a busy machine; without a bound it is 100 s and more
 
 
 def unanswered() -> None:
-    """Makes each kind of call that the other rank does not make, in use for the first time and
-    later.
+    """Makes calls of each kind that the other rank does not answer, both a first call and one after
+    an answered call of the same kind.
     """
     import ark.distributed
 
@@ -206,8 +206,9 @@ def test_no_call_waits_longer_than_the_timeout() -> None:
 
 
 def test_a_board_tells_calls_apart_by_all_that_were_made() -> None:
-    """What the boards of two ranks state about their calls before, during and after a call, and
-    after all slots were used once.
+    """The board (shared memory in which ranks on one host state their calls) tells whether two
+    ranks make the same call: before, during and after a call, and after all its slots were used
+    once.
     """
     one, other = Board(), Board()
     one.map(other.handle)
@@ -270,8 +271,8 @@ def test_statements_describe_mismatched_calls() -> None:
 
 
 def statement_while_inside(last: str) -> str | None:
-    """Returns the error that a rank of two gets in its second call, "b", when the other states its
-    calls.
+    """Returns the error that one of two ranks gets in its second call, "b", after the other rank
+    has stated its calls, the last of which is `last`.
     """
     job = types.SimpleNamespace(
         rank=1, failure=lambda: None, count=lambda _: 0, hear=lambda *_: None, post=lambda *_: None

@@ -47,7 +47,7 @@ def opened(arch: str, stack: ExitStack, **options: int) -> tuple[list[Device], M
 
 
 def adding(machine: Machine) -> Machine:
-    """Returns the machine with links that have all operations."""
+    """Returns the machine with links that support all operations, atomic additions included."""
     return machine.without_capabilities(Capability.PEER_STORES)
 
 
@@ -102,7 +102,9 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32, char*) {
 
 
 def storing(machine: Machine, backend: KernelBackend) -> Source:
-    """Returns a kernel in which all processors signal one counter."""
+    """Returns the source of a kernel in which all processors signal one counter of a peer by
+    stores.
+    """
     dialect = backend.dialect(machine.arch)
     device = resources.files("ark.codegen").joinpath("device")
     loop = [device.joinpath(name).read_text() for name in ("wait.h", "task_slots.h")]
@@ -112,7 +114,7 @@ def storing(machine: Machine, backend: KernelBackend) -> Source:
 
 
 def stored(bench: Bench, rounds: int) -> int:
-    """Returns the final value of the peer's word."""
+    """Runs the kernel for some rounds and returns the final value of the peer's counter."""
     word, count = bench.words(1, "symmetric"), bench.words(1)
     bench.finish(bench.start("add", data=word.address, words=count.address, rounds=rounds))
     return int(bench.device.read(word.address, 4).view(np.uint32)[0])

@@ -1,5 +1,6 @@
-"""The engine `switch`: planned and verified. The common body computes its sums on CPU ranks. Its
-own instructions are compiled for sm_90a but not run. It is used only if it is named.
+"""The engine `switch`: planned and verified. CPU ranks compute its sums by ordinary loads. NVIDIA's
+instructions for sums in the NVLink switch are compiled for sm_90a but not run. It is used only if
+it is named.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def write(folder: Path, plans: Plans) -> str:
 
 
 def run_own_file(folder: str, world: int, backend: str, of_model: bool) -> None:
-    """The body of each rank. of_model: the current model is the plan's; otherwise the rank has only
-    tensors with the plan's numbers.
+    """The body of each rank. of_model: the rank has built the model that the plan belongs to;
+    otherwise it has only tensors with the plan's numbers.
     """
     ark.init(backend=backend)
     rank = ark.Model.get_rank()
@@ -68,7 +68,9 @@ def refuse_all(folders: list[str]) -> None:
 
 
 def refuse(folder: str) -> None:
-    """The body of each rank for plans that do not fit: every rank refuses and none waits."""
+    """The body of each rank for plans that do not fit together: every rank raises an error, and
+    none waits for another.
+    """
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     plan = ark.Plan.from_file(Path(folder) / f"plan.{rank}.json")
@@ -81,7 +83,9 @@ def refuse(folder: str) -> None:
     except ark.BaseError as error:
         (Path(folder) / f"said.{rank}").write_text(str(error))
         return
-    raise AssertionError(f"{folder}: {len(tensors)} tensors, and the plan was launched")
+    raise AssertionError(
+        f"the plans in {folder} do not fit together, but were launched on {len(tensors)} tensors"
+    )
 
 
 def run_sum(folder: str, world: int, backend: str, size: int) -> None:
@@ -136,7 +140,7 @@ def run_all(cases: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
         function(*args)
 
 
-# The owner of the tensors and the number of ranks vary.
+# (number of ranks, True if the tensors are those of the plan's model).
 PLACES = few(1, [(3, True), (2, False), (2, True), (3, False)])
 
 
@@ -187,7 +191,7 @@ def op(plans: Plans, rank: int, name: str) -> dict[str, Any]:
 
 
 def tags(plans: Plans, rank: int, tag: int) -> None:
-    """Changes the tag of the rank's receive."""
+    """Plants a fault: changes the tag of the receive in the rank's plan."""
     received = op(plans, rank, "recv")
     received["ReadTensors"][0]["Buffer"]["SendTags"] = [[-1, tag]]
     received["WriteTensors"][0]["Buffer"]["RecvTags"] = [[1 - rank, tag]]
@@ -214,7 +218,7 @@ def twice(plans: Plans) -> None:
 
 
 def late(plans: Plans) -> None:
-    """Both ranks receive before they send, so that each waits for the other."""
+    """Plants a fault: both ranks receive before they send, so that each waits for the other."""
     for plan in plans:
         infos = plan["TaskInfos"]
         infos[0]["Ops"][0]["ReadTensors"] = op(plans, plan["Rank"], "recv")["ResultTensors"]
@@ -254,7 +258,7 @@ WRONG: dict[str, tuple[Callable[[Plans], object], str]] = {
 
 
 def unlike(plans: Plans) -> None:
-    """Puts an op that ark does not have into the second rank's plan."""
+    """Plants a fault: the second rank's plan has an op that ark does not have."""
     op(plans, 1, "add")["Type"] = "Conv"
 
 

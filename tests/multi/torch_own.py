@@ -26,15 +26,17 @@ os.environ["BACKEND"] = "mpi"  # torch tests groups of two of three ranks for it
 
 
 class OnArk(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
-    """A test case with torch's methods. `test_in_turn` calls the named ones."""
+    """A test case class with the methods of torch's tests. Its method `test_in_turn` calls the
+    named ones.
+    """
 
     def setUp(self) -> None:
         super().setUp()
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     def _barrier(self, *args: object, **more: object) -> None:
-        """Replaces torch's barrier, which waits only 10 s for files of other ranks, too short on a
-        busy machine.
+        """Replaces the barrier of torch's tests, which waits only 10 s for files of other ranks:
+        too short on a busy machine.
         """
         torch.distributed.barrier()
 

@@ -1,5 +1,5 @@
-"""Compiles, edits and runs small kernels on the emulator core with the checks on. Used by the tests
-of checks.
+"""Compiles small kernels, edits their code, and runs them on the emulator core with its checks.
+Used by the tests of these checks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALL = ("gfx90a", "gfx942", "gfx950", "gfx1100")
 
 @lru_cache(maxsize=32)
 def assembly(arch: str, source: str) -> str:
-    """The program as assembler text, at -O3."""
+    """Compiles a program at -O3. Returns the assembler text."""
     return to_assembly(source, arch, ("-O3",))[0]
 
 
@@ -45,7 +45,9 @@ def binary(arch: str, source: str, kernel: str, old: str, new: str, nth: int) ->
 
 
 class Bench:
-    """Devices with one loaded program. Buffers are uninitialised unless they are filled."""
+    """Emulated devices with one loaded program. Buffers are uninitialised unless they are
+    filled.
+    """
 
     def __init__(self, arch: str, source: str, edit: Any = ("", "", "", 0), devices: int = 1):
         self.machine = core().Machine([arch] * devices)
@@ -55,7 +57,9 @@ class Bench:
     def buffer(
         self, data: Any = None, size: int = 4096, kind: str = "device", device: int = 0
     ) -> int:
-        """The address of new memory: `size` bytes, the first of them `data` as 32-bit words."""
+        """Allocates a buffer of `size` bytes and returns its address. The buffer begins with
+        `data`, as 32-bit words.
+        """
         address: int = self.machine.allocate(device, kind, size, "buffer")
         if data is not None:
             self.machine.write(address, np.asarray(data, np.uint32).tobytes())
@@ -64,7 +68,9 @@ class Bench:
     def launch(
         self, kernel: str, *arguments: int, grid: int = 1, lanes: int = 64, **more: Any
     ) -> Any:
-        """Describes a launch of `grid` workgroups of `lanes` lanes. Arguments are 64-bit words."""
+        """Returns the description of a launch of `grid` workgroups of `lanes` lanes. Arguments are
+        64-bit words.
+        """
         packed = b"".join(struct.pack("<Q", a) for a in arguments)
         lds, device = more.pop("dynamic_lds", 0), more.pop("device", 0)
         options = core().LaunchOptions(**{"checks": True, "external_wait_ms": 2000, **more})
@@ -73,5 +79,5 @@ class Bench:
         return core().LaunchDesc(code, kernel, shape, block, packed, lds, options)
 
     def run(self, kernel: str, *arguments: int, **more: Any) -> Any:
-        """Launches, waits, and returns the result."""
+        """Launches a kernel, waits for its end, and returns the emulator's result."""
         return self.machine.run(self.launch(kernel, *arguments, **more))

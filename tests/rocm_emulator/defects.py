@@ -23,8 +23,8 @@ OPTIONS = ("-O3", "-ffp-contract=off")
 
 @dataclass(frozen=True)
 class Defect:
-    """One edit of a kernel, or of a function that it calls: match number `nth` of `old` is replaced
-    by `new`.
+    """A planted defect: one edit of a kernel, or of a function that it calls: match number `nth` of
+    `old` is replaced by `new`.
 
     In machine code, `old` is a regular expression, and matches are counted inside the kernel.
     """
@@ -123,7 +123,7 @@ DEFECTS = [
     _patch("wavefront", "invalidation on RDNA", r"buffer_gl0_inv", RACE, 1, arch="gfx1100"),
     _patch("wavefront", "invalidation on gfx90a", r"buffer_wbinvl1\w*", RACE, 1, arch="gfx90a"),
 ]
-# Defects between two devices: a scope that covers only the own device, and the edit that widens it.
+# Defects between two devices: an edit narrows the scope of a memory operation to its own device.
 PUT = "put_signal_wait"
 DEVICE_DEFECTS = [
     Defect(PUT, "signal's scope", "__ATOMIC_RELEASE, SYSTEM", "__ATOMIC_RELEASE, AGENT", RACE),

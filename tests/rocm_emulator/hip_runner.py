@@ -32,7 +32,9 @@ class HipError(AssertionError):
 
 
 def check(answer: Any) -> Any:
-    """The value of a HIP call that must succeed (None, one value, or a tuple)."""
+    """Checks the answer of a HIP call. Returns the values after its error code (None, one value, or
+    a tuple); raises HipError if it failed.
+    """
     code, *values = answer if isinstance(answer, tuple) else (answer,)
     if int(code) != 0:
         raise HipError(code)
@@ -41,7 +43,7 @@ def check(answer: Any) -> Any:
 
 @lru_cache(maxsize=512)
 def code_object(source: str, arch: str, options: tuple[str, ...]) -> bytes:
-    """Compiles one file of the suite."""
+    """Compiles one source file of the kernel suite; returns the code object."""
     return compile_hip((KERNELS / source).read_text(), arch, options)
 
 

@@ -75,7 +75,9 @@ def _dpp_control(rng: Random, rdna: bool) -> int:
 
 
 def _short_vector(rng: Random, first: int, rdna: bool, compare: bool = False) -> Words:
-    """A VOP1, VOP2 or VOPC with a plain source, a literal, DPP or SDWA."""
+    """Returns the words of a random VOP1, VOP2 or VOPC instruction with a plain source, a literal,
+    DPP or SDWA.
+    """
     form = rng.randrange(8)
     if form < 5:
         return [first | rng.choice([_vector(rng)] * 5 + [255]), _literal(rng)]
@@ -92,7 +94,9 @@ def _short_vector(rng: Random, first: int, rdna: bool, compare: bool = False) ->
 
 
 def _long_vector(rng: Random, first: int, compare: bool, exec_only: bool) -> Words:
-    """A VOP3. Half of them are plain, the others have modifiers."""
+    """Returns the words of a random VOP3 instruction. Half of these are plain, the others have
+    modifiers.
+    """
     sdst = 126 if exec_only else rng.randrange(12) * 8
     word = first | (sdst if compare else _vgpr(rng))
     second = _vector(rng) | at(_vector(rng), 9) | at(_vector(rng), 18)
@@ -148,7 +152,8 @@ def _rdna3() -> dict[str, tuple[range, Sampler]]:
         return [word, second]
 
     def vopd(rng: Random, op: int) -> Words:
-        # The format requires sources in different banks.
+        # The two operations of a VOPD must read vector registers in different banks (register
+        # numbers modulo 4).
         base = rng.randrange(60) * 4
         x, y = op >> 5, op & 31
         source = rng.choice([256 + base, rng.randrange(100)])
@@ -266,7 +271,8 @@ def _cdna() -> dict[str, tuple[range, Sampler]]:
 
 
 class _Plain(Random):
-    """Makes the samplers give an instruction without modifiers: other VGPRs, s0, no literal.
+    """A replacement for the random source with which the functions above return an instruction
+    without modifiers: with different VGPRs, s0 and no literal.
 
     ``kinds`` says which vector sources are scalar registers instead.
     """

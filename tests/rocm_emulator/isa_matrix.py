@@ -19,8 +19,8 @@ LANE = np.arange(64)
 
 @dataclass(frozen=True)
 class Format:
-    """An element type: its width in bits, and the type of ml_dtypes or NumPy that has its
-    values.
+    """An element type of a matrix: its width in bits, and the type of ml_dtypes or NumPy that
+    represents it.
     """
 
     bits: int
@@ -44,21 +44,25 @@ MX = (FP8, BF8, FP6, BF6, FP4)  # by the number that cbsz and blgp give them
 
 
 def pack(codes: NDArray[np.uint8], bits: int) -> list[Words]:
-    """The registers that hold row ``codes[lane]``, with the first element in the lowest bits."""
+    """Packs a row of codes for each lane into the lane's registers, with the first element in the
+    lowest bits.
+    """
     spread = (codes[..., None] >> np.arange(bits)) & 1
     flat = np.packbits(spread.reshape(64, -1), axis=1, bitorder="little")
     return list(np.ascontiguousarray(flat).view(np.uint32).T)
 
 
 def unpack(registers: Words, bits: int, count: int) -> NDArray[np.uint8]:
-    """The inverse: (lane, element) codes from (register, lane) words."""
+    """The inverse of `pack`: returns codes (lane, element) from register words (register, lane)."""
     raw = np.ascontiguousarray(registers.T).view(np.uint8)
     spread = np.unpackbits(raw, axis=1, bitorder="little")[:, : bits * count]
     return (spread.reshape(64, count, bits) << np.arange(bits)).sum(axis=2).astype(np.uint8)
 
 
 def places(size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The (row, column) of every register and lane of a square C or D."""
+    """Returns the rows and the columns of the elements of a square matrix C or D that each register
+    of each lane holds.
+    """
     register, lane = np.arange(size * size // 64)[:, None], LANE[None, :]
     if size == 32:
         row = 8 * (register // 4) + 4 * (lane // 32) + register % 4

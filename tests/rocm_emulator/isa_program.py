@@ -33,7 +33,7 @@ Words = NDArray[np.uint32]
 class Case:
     """``body`` may use v10 on (inputs), v40 on (outputs), and v60 on and s8 on as temporaries.
 
-    ``first_output`` moves the outputs if there are many inputs.
+    ``first_output`` is the first output register; it is moved from v40 if there are many inputs.
     """
 
     body: str
@@ -43,8 +43,8 @@ class Case:
 
 
 def _rows(text: str, base: int, registers: range, stride: int) -> list[str]:
-    """One access per register, ``stride`` bytes apart. The base address moves when offsets reach
-    their limit.
+    """Returns a load or store instruction for each register, at addresses ``stride`` bytes apart.
+    The base address moves when offsets reach their limit.
     """
     lines = []
     for k, register in enumerate(registers):
@@ -72,7 +72,8 @@ def _kernel(name: str, case: Case, arch: str) -> str:
     lines += _rows(f"global_load_{load} v{{}}, v0, s[4:5] offset:{{}}", 4, registers, stride)
     lines.append("\ts_waitcnt vmcnt(0)")
     registers = range(case.first_output, case.first_output + case.outputs)
-    # A register that the kernel has not written must not affect a result.
+    # The output registers are set to 0 first, so that a result does not depend on a register that
+    # the kernel has not written.
     lines += [f"\tv_mov_b32_e32 v{k}, 0" for k in registers]
     lines += ["\t" + line.strip() for line in case.body.strip().splitlines()]
     lines += _rows(f"global_store_{store} v0, v{{}}, s[6:7] offset:{{}}", 6, registers, stride)
@@ -114,7 +115,7 @@ def _metadata(names: Sequence[str], arch: str, wave: int) -> str:
 
 
 def build(arch: str, cases: Mapping[str, Case]) -> bytes:
-    """The code object, with one kernel for each case under the case's name."""
+    """Assembles a code object that has one kernel for each case, with the case's name."""
     text = (
         f'\t.amdgcn_target "amdgcn-amd-amdhsa--{arch}"\n\t.amdhsa_code_object_version 5\n\t.text\n'
     )
@@ -125,8 +126,8 @@ def build(arch: str, cases: Mapping[str, Case]) -> bytes:
 
 
 class Suite:
-    """The cases of one architecture. They are built when the first of them runs; one wave runs
-    each.
+    """The cases of one architecture. All are assembled when the first of them runs. Each is run by
+    one wave.
     """
 
     def __init__(self, arch: str, cases: Mapping[str, Case]) -> None:
@@ -140,8 +141,8 @@ class Suite:
         return machine, machine.load(code, 0)
 
     def run(self, name: str, inputs: Sequence[Words], seed: int = 0, checks: bool = False) -> Words:
-        """The rows of outputs (row, lane). Raises ``AssertionError`` with the emulator's
-        message.
+        """Runs a case. Returns the output registers' words (register, lane). Raises
+        ``AssertionError`` with the emulator's message.
         """
         case = self.cases[name]
         assert len(inputs) >= case.inputs, f"{name} takes {case.inputs} inputs"

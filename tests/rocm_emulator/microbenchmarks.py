@@ -220,8 +220,8 @@ def read_again(each: int, times: int, shift: int) -> float:
 
 
 def cache_bandwidth() -> float:
-    """The rate of the memory-side cache in TB/s, from the later ones of four reads, each by other
-    dies.
+    """The rate of the memory-side cache in TB/s, from the second and later of four reads of the
+    same memory, each by other dies.
     """
     each = 32
     taken = read_again(each, 4, 1) - read_again(each, 2, 1)

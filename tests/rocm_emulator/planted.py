@@ -1,6 +1,5 @@
-"""Defects for tests. Each is an edit of one of the correct programs (planted_programs.py), in
-source or in machine code, with the architectures on which the program does not depend on the edited
-text.
+"""Defects that tests plant in correct programs (planted_programs.py): each is an edit of the source
+or of the machine code, with a list of the architectures on which the edit is harmless.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ WAITED = "the fence waits until the store has arrived, and coherent loads pass t
 
 @dataclass(frozen=True)
 class Defect:
-    """Match number `nth` of `old` is replaced by `new`. In machine code, `old` is a regular
-    expression.
+    """A defect: match number `nth` of `old` is replaced by `new`. In machine code, `old` is a
+    regular expression.
 
     archs: the architectures on which the defect is planted. sound: architectures on which the ISA
     makes the edit harmless, with the reason.
@@ -45,7 +44,7 @@ class Defect:
         return f"{self.program}-{self.edit}".replace(" ", "_")
 
     def assembly(self, arch: str) -> str:
-        """The program's assembler text with the planted defect."""
+        """Returns the assembler text of its program with the defect planted."""
         return assembly(PROGRAMS[self.program], arch, self)
 
 
@@ -78,8 +77,9 @@ def _m(
 
 
 def _orders(program: str, nth: int = 0, drained: bool = True) -> list[Defect]:
-    """Returns two defects of a program: a relaxed release, and its acquire number `nth` relaxed.
-    drained: True if a barrier immediately precedes the release.
+    """Returns two defects of a program: in one its release becomes a relaxed operation, in the
+    other its acquire number `nth` does. drained: True if a barrier that waits for all stores
+    immediately precedes the release.
     """
     sound = {"gfx1100": IN_ORDER} if drained else {}
     return [

@@ -1,10 +1,9 @@
 """Small correct programs that pass data between workgroups, waves and lanes. Tests plant defects in
 them (planted.py) and check that the unedited programs are not reported.
 
-A program is a list of statements for each role, which is a workgroup. Its text may use these names:
-`t` is the lane, `n` the number of lanes of a workgroup, `r` the round, `f` the flags and `d` the
-data of the round (zeroed before the launch), `all` the flags of all rounds. BAD(x) counts a wrong
-value.
+A program is a list of statements for each workgroup (a role). Its text may use these names: `t` is
+the lane, `n` the number of lanes of a workgroup, `r` the round, `f` the flags and `d` the data of
+the round (zeroed before the launch), `all` the flags of all rounds. BAD(x) counts a wrong value.
 """
 
 from __future__ import annotations
@@ -46,9 +45,10 @@ static __device__ __forceinline__ void meet(u32* counter, u32 until) {
 
 @dataclass(frozen=True)
 class Program:
-    """roles: the statements of each workgroup. lanes: lanes of a workgroup. before: declarations in
-    the kernel, for example of LDS. meets: True if workgroups synchronise, without memory order, at
-    the start of each round. rounds: the number of rounds; more if a defect shows seldom.
+    """roles: the statements of each workgroup. lanes: the number of lanes of a workgroup. before:
+    declarations in the kernel, for example of LDS. meets: True if workgroups synchronise, without
+    memory order, at the start of each round. rounds: the number of rounds; it is larger for
+    programs in which a defect has a visible effect only seldom.
     """
 
     roles: tuple[str, ...]

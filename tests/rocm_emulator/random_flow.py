@@ -30,7 +30,9 @@ VARIABLES = {
 
 
 class _Writer:
-    """Draws statements. The possible jump targets depend on the current position."""
+    """Writes a function of random statements. A jump may leave enclosing loops, or go to a label
+    further on.
+    """
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -149,8 +151,8 @@ class _Writer:
         return f"{head}:\nwhile (turns > 0 && {test}) {{\n--turns;\n{body}\n}}"
 
     def switch(self, depth: int, loops: int, targets: list[str]) -> str:
-        """Draws a switch. Its cases are further paths to one point, because `break` inside a switch
-        leaves only the switch.
+        """Draws a switch. In its cases `break` leaves only the switch, so that several paths meet
+        after it.
         """
         count = self.random.randint(2, 4)
         parts = []

@@ -105,7 +105,7 @@ KERNEL direct(unsigned* out, unsigned* in) {
 
 
 class Bench(checks_bench.Bench):
-    """Devices with the kernels above."""
+    """Emulated devices with the kernels of this file loaded."""
 
     def __init__(self, arch: str, source: str = SOURCE, edit: Any = ("", "", "", 0), devices=1):
         super().__init__(arch, source, edit, devices)
@@ -121,7 +121,7 @@ def test_reads_of_unwritten_memory_are_reported(arch: str) -> None:
     assert result.kind == "uninitialised read" and result.lane == (32 if arch != "gfx1100" else 0)
     assert result.address == half + 128
     assert bench.run("copy", out, half, lanes=64, checks=False).ok
-    # Data that a kernel wrote counts as initialised, byte by byte.
+    # Each byte counts as initialised once a kernel has written it.
     assert bench.run("bytes", out, half, lanes=64).ok
     assert bench.run("copy", bench.buffer(), out, lanes=64).ok
     assert bench.run("add", bench.buffer()).kind == "uninitialised read"
@@ -134,7 +134,8 @@ def test_lds_without_a_barrier(arch: str, seed: int) -> None:
     out = bench.buffer()
     assert bench.run("mirror_sound", out, lanes=256, seed=seed).ok
     result = bench.run("mirror_race", out, lanes=256, seed=seed)
-    # The second access races. If a read comes first, it reads uninitialised memory.
+    # The report depends on the schedule: a race at the second of two accesses or, if the read comes
+    # first, a read of uninitialised memory.
     assert result.kind in ("race", "uninitialised read") and "LDS" in result.message
     one_wave = 32 if arch == "gfx1100" else 64
     assert bench.run("mirror_sound", out, lanes=one_wave).ok
@@ -201,7 +202,7 @@ def test_between_devices_only_system_scope_will_do(arch: str) -> None:
         bench.machine.write(flag, bytes(4))
         for address in (data, flag, out):
             bench.machine.set_access(address, 3)
-        # One workgroup on each device; only the first device has the sender, which is number 0.
+        # One workgroup on each device; only the first device has the sender, workgroup 0.
         launches = [
             bench.launch(kernel, data, flag, out, sender, device=d, seed=1)
             for d, sender in ((0, 0), (1, 5))
@@ -219,7 +220,8 @@ def test_writes_over_reads_of_other_workgroups_are_reported(arch: str) -> None:
     data, out = bench.buffer(np.arange(64)), bench.buffer()
     result = bench.run("overwrite", data, out, grid=2)
     assert result.kind == "race"
-    # In two consecutive launches the same accesses are ordered.
+    # If the same two accesses are made in two consecutive launches, they are ordered, and nothing
+    # is reported.
     assert bench.run("overwrite", data, out, grid=1).ok
     assert bench.run("copy", data, out).ok
 

@@ -2,7 +2,7 @@
 broken variants are.
 
 On gfx90a and gfx1100 an atomic store to global memory has the same encoding as a plain store. The
-checks distinguish them by the use of the word.
+checks distinguish them by how other accesses use the same word.
 """
 
 from __future__ import annotations

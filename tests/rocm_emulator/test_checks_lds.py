@@ -1,5 +1,6 @@
-"""LDS words used as atomics and flags are not reported, although no bit marks their accesses; their
-broken variants are. Also tests floating-point atomics on memory where MI200 ignores them.
+"""LDS words used as atomics and flags are not reported, although no bit of the instructions marks
+their accesses as atomic; their broken variants are reported. Also tests floating-point atomics on
+memory where MI200 ignores them.
 """
 
 from __future__ import annotations

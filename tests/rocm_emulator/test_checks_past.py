@@ -1,6 +1,6 @@
 """A value that depends on a load proves that the load is complete: a thread that receives it, by
-any chain of relaxed stores, may overwrite the memory that was read. It does not publish the writes
-of that thread.
+any chain of relaxed stores, may overwrite the memory that was read. But this does not make earlier
+writes of the loading thread visible to it.
 """
 
 from __future__ import annotations

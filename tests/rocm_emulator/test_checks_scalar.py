@@ -1,4 +1,4 @@
-"""The check of the scalar cache, which is not updated by stores and may hold lines too long.
+"""The check of the scalar cache, which is not updated by stores and may keep stale lines.
 
 Each defect is tested together with the most similar correct kernel. Without the checks every launch
 must succeed, because the emulator's memory has no caches.
@@ -151,8 +151,8 @@ def test_a_line_in_the_scalar_cache_follows_no_store(arch: str, seed: int) -> No
 
 @pytest.mark.parametrize("arch", ALL)
 def test_any_workgroup_may_share_the_scalar_cache(arch: str) -> None:
-    """A third workgroup that loads the line may fill the scalar cache of the reader, because it may
-    run on a compute unit that shares this cache.
+    """A third workgroup that loads the cache line may fill the scalar cache of the reading
+    workgroup, because it may run on a compute unit that shares this cache.
     """
     for seed in range(3):
         result = mailbox(arch, "cleared", seed, grid=3)

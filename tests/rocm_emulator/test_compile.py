@@ -1,5 +1,5 @@
-"""The header-free compile step: the same bytes each time, and clang's own message if it refuses the
-source.
+"""The compiler call for HIP sources without headers: it gives the same bytes each time, and the
+error contains clang's own message if clang refuses the source.
 """
 
 from __future__ import annotations

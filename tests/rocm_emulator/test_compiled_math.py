@@ -131,8 +131,8 @@ def test_floating_point_is_correctly_rounded(name: str, op: str, arch: str) -> N
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_quotients_below_the_smallest_normal_double(arch: str) -> None:
-    """Quotients that are subnormal doubles are correctly rounded. They lose one or a few bits, so
-    the last rounding may decide.
+    """Quotients that are subnormal doubles are correctly rounded. Such quotients have fewer bits
+    than normal ones; they must not be rounded twice.
     """
     rng = np.random.default_rng(6)
     y = np.ldexp(rng.uniform(1, 2, VALUE_COUNT), rng.integers(-20, 40, VALUE_COUNT))

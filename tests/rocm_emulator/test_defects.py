@@ -68,7 +68,9 @@ def test_sound_exchange_between_devices_raises_no_alarm(arch: str) -> None:
 
 
 def _sound() -> list[tuple[str, str]]:
-    """Unedited kernels: all of them on two architectures, and in a sweep on all four."""
+    """(kernel, architecture) of the kernels to test unedited: all kernels on two architectures or,
+    if ARK_EMULATOR_SWEEP is set, on all four.
+    """
     archs = kernel_cases.ALL if SWEEP else ("gfx942", "gfx1100")
     return [(name, arch) for name, case in CASES.items() for arch in archs if arch in case.archs]
 

@@ -109,7 +109,7 @@ def binary(arch: str, option: str = "-O3") -> bytes:
 
 
 class Bench:
-    """Devices of one architecture with the test kernels loaded on each."""
+    """Emulated devices of one architecture, each with the test kernels loaded."""
 
     def __init__(self, arch: str = "gfx942", devices: int = 1, option: str = "-O3") -> None:
         self.machine = core().Machine([arch] * devices)

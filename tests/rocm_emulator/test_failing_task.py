@@ -1,7 +1,7 @@
 """A task that fails under the checks: the host receives ark's error, and no race is reported.
 
-While one wave of a workgroup gives up, its other waves continue. Their communication about the
-failure must be as free of races as the rest of the loop kernel.
+A wave whose wait times out stops while other waves of its workgroup continue. Their communication
+about the failure must be as free of races as the rest of the loop kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def missing_signal(machine: Machine) -> Plan:
 
 
 def missing_packets(machine: Machine) -> Plan:
-    """The packets for which the bodies of the first tasks wait are never sent."""
+    """Returns a plan whose first tasks wait for packets that are never sent."""
     plan = decoder(small_machine(machine, Capability.PACKETS))
     phase = plan.phases[0]
     lists = tuple(tuple(t for t in own if t.op != 0) for own in phase.processors)

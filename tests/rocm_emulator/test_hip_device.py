@@ -20,7 +20,7 @@ ERROR = hip.hipError_t
 
 
 def _text(value: object) -> str:
-    """Versions of hip-python differ in whether a C string is bytes."""
+    """Returns a C string as str: some versions of hip-python return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 

@@ -70,7 +70,7 @@ def test_pointers_to_nothing() -> None:
         assert _answer(hip.hipHostFree(nothing)) == invalid
         assert _answer(hip.hipHostRegister(nothing, 64, 0)) == invalid
         assert _answer(hip.hipModuleLoadData(nothing)) == ERROR.hipErrorInvalidImage
-    # The first page may be read, the second may not.
+    # Makes the second of two pages inaccessible; the first stays readable.
     held = mmap.mmap(-1, 2 * PAGE)
     first = ctypes.addressof(ctypes.c_char.from_buffer(held))
     libc = ctypes.CDLL(None)
@@ -180,8 +180,9 @@ def test_unknown_ipc_handles_are_refused() -> None:
 
 
 def test_registered_memory_that_went_away() -> None:
-    """Host memory that was registered and then unmapped: if the system returns the same addresses
-    again, they are still registered.
+    """Host memory that was registered and then unmapped stays registered. If the system later gives
+    the same addresses to new pinned memory, its allocation fails with the error that they are
+    registered already.
     """
     held = mmap.mmap(-1, 64 * PAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(held))

@@ -1,8 +1,9 @@
-"""Damaged code objects: every truncation and every flipped byte gives an error, never a crash.
+"""Damaged code objects: a truncated file or a flipped byte gives an error or a loadable object,
+never a crash.
 
-Contents of files are not trusted: offsets that wrap around, sizes that no kernel has,
-relocations and symbols outside the image. The emulator's core is called directly, then through HIP;
-the lint is given damaged assembly.
+Contents of files are not trusted: offsets that wrap around, sizes that no kernel has, relocations
+and symbols outside the image. The emulator's core is called directly, then through HIP; the lint is
+given damaged assembly.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def assembly() -> str:
 
 
 def _try(data: bytes) -> str:
-    """Loads, prints and runs the object as far as possible. Returns the outcome in a word. Only the
-    core's Error may be raised.
+    """Loads, prints and runs the object as far as possible. Returns the outcome in a word. No
+    exception other than the core's Error may be raised.
     """
     try:
         code = core().CodeObject(data)
@@ -195,7 +196,7 @@ def test_hip_refuses_truncated_objects(kept: int) -> None:
     page = mmap.PAGESIZE
     held = mmap.mmap(-1, 2 * page)
     start = ctypes.addressof(ctypes.c_char.from_buffer(held))
-    # Reads past the last byte are refused.
+    # The page behind the data is made inaccessible, so that a read past the last byte is a crash.
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + page), ctypes.c_size_t(page), 0) == 0
     held[page - kept : page] = intact()[:kept]
     with emulated("gfx942"):

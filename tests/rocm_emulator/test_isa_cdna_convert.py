@@ -49,7 +49,9 @@ def next_random(bits: int) -> int:
 
 @dataclass(frozen=True)
 class Down:
-    """One conversion to a small format. ``select``: the index of the destination's part."""
+    """An instruction that converts to a small format. ``select``: which part of the destination
+    register it writes.
+    """
 
     name: str
     large: str
@@ -65,7 +67,9 @@ class Down:
 
     @property
     def separate(self) -> bool:
-        """Two sources whose elements alternate."""
+        """True if the instruction has two source operands, whose elements alternate in the
+        result.
+        """
         return "2xpk16" in self.name or (
             self.large == "f32" and self.count == 2 and not self.random
         )
@@ -115,7 +119,9 @@ def _downs() -> list[Down]:
 
 @dataclass(frozen=True)
 class Up:
-    """One conversion from a small format. ``select``: the index of the source's part."""
+    """An instruction that converts from a small format. ``select``: which part of the source
+    register it reads.
+    """
 
     name: str
     small: str
@@ -271,8 +277,8 @@ def test_to_a_small_format(key: str) -> None:
 
 @pytest.mark.parametrize("key", UPS)
 def test_from_a_small_format(key: str) -> None:
-    """Conversion from a small format, for every encoding. Four lanes together hold all encodings of
-    the widest formats.
+    """Conversions from a small format are right for every encoding. Four lanes together hold all
+    encodings of the widest formats.
     """
     op, rng = UPS[key], np.random.default_rng(len(key))
     form = SMALL[op.small]
@@ -296,8 +302,8 @@ def test_from_a_small_format(key: str) -> None:
 
 @pytest.mark.parametrize("arch", ("gfx942", "gfx950"))
 def test_eight_bits_without_a_scale(arch: str) -> None:
-    """Conversion to 8-bit floats without a scale: zero, numbers of every magnitude, and too large
-    ones. gfx942's types have no -0.
+    """Conversions to 8-bit floats without a scale are right for zero, numbers of every magnitude,
+    and numbers that are too large. gfx942's types have no -0.
     """
     types = (
         (ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz)

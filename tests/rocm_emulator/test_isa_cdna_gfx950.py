@@ -19,14 +19,15 @@ READS[6] = "ds_read_b96_tr_b6"
 TABLES = (0x00, 0x40, 0x96, 0xE8, 0xCA, 0xFF)
 # Four input rows, 1024 bytes, as the waves of a workgroup would store them.
 FILL = "".join(f"ds_write_b32 v0, v{10 + k} offset:{256 * k}\n" for k in range(4)) + LGKM + "\n"
-# A raw buffer over the input rows: its base, 1024 bytes, 32-bit data.
+# Writes a buffer descriptor of the input rows to s[8:11]: their address, 1024 bytes, raw 32-bit
+# data.
 RAW = "s_mov_b32 s8, s4\ns_mov_b32 s9, s5\ns_movk_i32 s10, 0x400\ns_mov_b32 s11, 0x27000\n"
 READ_BACK = "".join(f"ds_read_b32 v{40 + k}, v0 offset:{256 * k}\n" for k in range(4)) + LGKM
 
 
 def _to_lds(load: str, dwords: int) -> Case:
-    """Each lane loads ``dwords`` neighbouring dwords to the LDS address in M0. LDS contained zeros
-    before.
+    """Each lane loads ``dwords`` neighbouring dwords to the LDS address in M0. Returns a case of a
+    load to LDS.
     """
     clear = "v_mov_b32 v60, 0\n" + "".join(
         f"ds_write_b32 v0, v60 offset:{256 * k}\n" for k in range(5)
@@ -180,8 +181,8 @@ def test_odd_rows_change_places_with_even_ones(rows: int) -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_three_way_logic(table: int) -> None:
-    """Three-way logic by a table of eight bits: each bit of the result is bit 4 * a + 2 * b + c of
-    the table.
+    """Three-way logic by a table of eight bits: each bit of the result is the table's bit number 4
+    * a + 2 * b + c, where a, b and c are the operands' bits.
     """
 
     def expected(a: Words, b: Words, c: Words) -> Words:

@@ -19,9 +19,10 @@ B[:8] = A[:8]  # some that compare equal
 LANES = np.arange(64)
 M32, M64 = 2**32 - 1, 2**64 - 1
 LGKM, VM = "s_waitcnt lgkmcnt(0)", "s_waitcnt vmcnt(0)"
-# A raw buffer over the input rows: its base, 1024 bytes, 32-bit data.
+# Writes a buffer descriptor of the input rows to s[8:11]: their address, 1024 bytes, raw 32-bit
+# data.
 RAW = "s_mov_b32 s8, s4\ns_mov_b32 s9, s5\ns_movk_i32 s10, 0x400\ns_mov_b32 s11, 0x27000\n"
-# The same as 16 records of 64 bytes.
+# Writes a buffer descriptor of the same memory as 16 records of 64 bytes.
 RECORDS = (
     "s_mov_b32 s8, s4\ns_or_b32 s9, s5, 0x400000\ns_movk_i32 s10, 16\ns_mov_b32 s11, 0x27000\n"
 )
@@ -138,8 +139,8 @@ CASES: dict[str, Case] = {
         f"v_mov_b32 v45, v11\nglobal_load_short_d16_hi v45, v0, s[4:5]\n{VM}",
         4, 6,
     ),
-    # Private memory of gfx90a: dword k of lane l is dword l of row k. The accesses here are
-    # unaligned.
+    # Private memory of gfx90a is interleaved: dword k of lane l is dword number l of the k-th row
+    # of 64 dwords. The accesses of this case are unaligned.
     "swizzled_buffer": Case(
         """
         s_mov_b32 s8, s6
@@ -190,7 +191,8 @@ CASES: dict[str, Case] = {
         f"buffer_atomic_add v12, v0, s[8:11], 0 offen sc0\n{VM}\nv_mov_b32 v41, v12",
         3, 2,
     ),
-    # Lane 32 alone stores two dwords at byte 128 of 132, so only the first is in range.
+    # A single lane, 32, stores two dwords at byte 128 of a buffer of 132 bytes, so only the first
+    # dword is in range and stored.
     "straddling_store": Case(
         "s_mov_b32 s8, s6\ns_mov_b32 s9, s7\ns_movk_i32 s10, 0x84\ns_mov_b32 s11, 0x27000\n"
         f"global_store_dword v0, v11, s[6:7]\n{VM}\nv_mov_b32 v60, v10\nv_mov_b32 v61, v10\n"

@@ -1,9 +1,9 @@
-"""MFMA of CDNA against NumPy, through AMD's register layouts.
+"""MFMA of CDNA against NumPy, with the operands in AMD's register layouts.
 
 From the CDNA3 instruction set document and AMD's matrix instruction calculator. A lane holds row
 (of A) or column (of B) ``lane % size`` of block ``lane // size % blocks``; the K elements of its
-group follow one another in its registers. D's rows come in groups of four: for 32 x 32, row
-8 * (r // 4) + 4 * (lane // 32) + r % 4; for 16 x 16, row 4 * (lane // 16) + r; for 4 x 4, row r.
+group follow one another in its registers. D's rows come in groups of four: for 32 x 32, row 8 * (r
+// 4) + 4 * (lane // 32) + r % 4; for 16 x 16, row 4 * (lane // 16) + r; for 4 x 4, row r.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ OCP = {"fp8": ml_dtypes.float8_e4m3fn, "bf8": ml_dtypes.float8_e5m2}
 
 @dataclass(frozen=True)
 class Shape:
-    """One instruction. D and C are ``size`` square, K is ``depth``, and ``blocks`` products run at
-    once.
+    """The shape of an MFMA instruction. D and C are square matrices of ``size`` rows, K is
+    ``depth``, and the instruction computes ``blocks`` products.
     """
 
     name: str
@@ -186,7 +186,9 @@ def suite(arch: str) -> Suite:
 
 
 def pack(shape: Shape, lines: NDArray) -> list[Words]:
-    """The registers of A (block, row, k) or B (block, column, k)."""
+    """Packs A (block, row, k) or B (block, column, k) into the words of the registers that
+    hold it.
+    """
     line, block = LANE % shape.size, LANE // shape.size % shape.blocks
     first = LANE // shape.size // shape.blocks * shape.each
     values = lines[block[:, None], line[:, None], first[:, None] + np.arange(shape.each)]
@@ -195,7 +197,9 @@ def pack(shape: Shape, lines: NDArray) -> list[Words]:
 
 
 def places(shape: Shape) -> tuple[NDArray, NDArray, NDArray]:
-    """The (block, row, column) of every register and lane of D."""
+    """Returns the block, row and column of the element of D that each register of each lane
+    holds.
+    """
     r, lane = np.arange(shape.results)[:, None], LANE[None, :]
     if shape.size == 32:
         r, block = r % 16, r // 16
@@ -210,7 +214,9 @@ def places(shape: Shape) -> tuple[NDArray, NDArray, NDArray]:
 
 
 def operands(shape: Shape, seed: int) -> tuple[NDArray, NDArray, NDArray]:
-    """A (block, row, k), B (block, column, k), C (block, row, column)."""
+    """Returns random matrices A (block, row, k), B (block, column, k) and C (block, row,
+    column).
+    """
     rng = np.random.default_rng(seed)
     form = (shape.blocks, shape.size, shape.depth)
     square = (shape.blocks, shape.size, shape.size)
@@ -252,8 +258,8 @@ def test_accumulator_registers() -> None:
 
 @pytest.mark.parametrize("name", ["c_before_d", "c_behind_d"])
 def test_c_overlaps_d(name: str) -> None:
-    """A product whose C overlaps D by some registers, as compilers allocate four
-    registers of sums.
+    """A product whose C overlaps D by some registers, as compilers allocate registers for products
+    with four registers of sums.
     """
     a, b, c = operands(HALVES, 2)
     close(run("gfx942", name, HALVES, a, b, c), a, b, c)
@@ -333,8 +339,8 @@ def _doubles(values: NDArray[np.float64]) -> list[Words]:
     ],
 )
 def test_doubles(name: str, size: int, place: Callable[..., tuple[NDArray, ...]]) -> None:
-    """Matrix products of doubles. A lane holds one k: lane // 16. The instruction for 4 x 4 blocks
-    has a neg modifier, which negates A here.
+    """Matrix products of doubles. A lane holds the elements of one index of k: lane // 16. The
+    instruction for 4 x 4 blocks has a neg modifier, which negates A here.
     """
     rng = np.random.default_rng(6)
     blocks, registers = (1, 4) if size == 16 else (4, 1)

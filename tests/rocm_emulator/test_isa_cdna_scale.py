@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 SIZES = {16: 128, 32: 64}  # size: depth
 OUT_VGPR = 112
 A, B, SCALES = 80, 88, 96
-# Which byte of each scale register: op_sel[0] + 2 * op_sel_hi[0] for A, the same of [1] for B.
+# Which byte of the scale registers of A and B the instruction uses: op_sel[0] + 2 * op_sel_hi[0]
+# for A, the same of [1] for B.
 BYTES = ((0, 0), (1, 2), (2, 3), (3, 1))
 NAN_SCALE = 0xFF
 
@@ -32,7 +33,9 @@ def _product(size: int, a: int, b: int, d: str, tail: str = "") -> str:
 
 
 def _case(size: int, a: int, b: int, tail: str = "", file: str = "v") -> Case:
-    """Inputs: A, B, two scales, C; the result replaces C."""
+    """Returns the case of a scaled product. Its inputs are A, B, two scales and C; the result
+    replaces C.
+    """
     sources = [(A, MX[a].bits), (B, MX[b].bits), (SCALES, 2)]
     out = (OUT_VGPR, size * size // 64)
     return product_case(sources, out, lambda d: _product(size, a, b, d, tail), file)
@@ -66,7 +69,9 @@ def suite() -> Suite:
 
 
 def depths(size: int, form: Format) -> NDArray[np.int64]:
-    """Returns the index of k of each element, by (lane, element), in A and B."""
+    """Returns, for each lane and element of its registers of A or B, the element's index
+    along k.
+    """
     group, element = (LANE // size)[:, None], np.arange(32)[None, :]
     if form.bits == 8:
         return 16 * group + element % 16 + element // 16 * (SIZES[size] // 2)
@@ -78,7 +83,7 @@ def registers(size: int, form: Format, codes: NDArray[np.uint8]) -> list[Words]:
 
 
 def operands(size: int, a: int, b: int, seed: int) -> tuple[NDArray, NDArray, NDArray]:
-    """Codes of A (row, k) and B (column, k), and C (row, column)."""
+    """Returns random codes of A (row, k) and B (column, k), and a random C (row, column)."""
     rng = np.random.default_rng(seed)
     codes = [rng.choice(MX[k].finite_codes(), (size, SIZES[size])) for k in (a, b)]
     return codes[0], codes[1], rng.uniform(-8, 8, (size, size)).astype(np.float32)
@@ -87,7 +92,9 @@ def operands(size: int, a: int, b: int, seed: int) -> tuple[NDArray, NDArray, ND
 def run(
     name: str, size: int, a: int, b: int, seed: int, scales: NDArray[np.uint8]
 ) -> tuple[NDArray, NDArray]:
-    """(the emulator's D, the exact one). ``scales``: (A or B, line, block of K, byte)."""
+    """Runs a scaled product of random matrices. Returns the emulator's D and the exact one.
+    ``scales``: (A or B, line, block of K, byte).
+    """
     left, right, c = operands(size, a, b, seed)
     where = places(size)
     scale_rows = np.ascontiguousarray(scales[:, LANE % size, LANE // size]).view(np.uint32)[..., 0]
@@ -175,8 +182,8 @@ def test_overflow_by_the_mode() -> None:
 
 
 def test_scales_and_elements_need_their_waits() -> None:
-    """The check of waits covers the registers of scales and elements, but not the fifth register of
-    A, which 4-bit elements do not use.
+    """The check of waits covers the registers of scales and elements, but not the fifth and later
+    registers of A, which 4-bit elements do not use.
     """
     for name, register in (("scale", SCALES + 1), ("element", A + 3)):
         with pytest.raises(AssertionError, match=f"v{register} before an s_waitcnt covers"):

@@ -43,7 +43,7 @@ class Shape:
         return np.int32 if self.a is np.int8 else np.float32
 
     def depths(self) -> NDArray[np.int64]:
-        """(lane, element of B) -> its index in K."""
+        """Returns, for each lane and element of its registers of B, the element's index along K."""
         run, groups = 128 // self.bits, 64 // self.size
         group, element = (LANE // self.size)[:, None], np.arange(self.dense)[None, :]
         return element // run * run * groups + run * group + element % run
@@ -76,7 +76,8 @@ SHAPES = {
     "gfx950": _shapes(1, *OCP) + _shapes(2, *OCP),
 }
 ALL = [(arch, shape) for arch, shapes in SHAPES.items() for shape in shapes]
-# Forms with several index sets in a register, and the selected set.
+# Instructions with several index sets in a register: (architecture, name, modifiers, the selected
+# set).
 SETS = [
     ("gfx942", "f32_16x16x32_f16", " abid:3", 3),
     ("gfx942", "f32_32x32x16_bf16", " abid:1", 1),
@@ -133,7 +134,8 @@ def check(arch: str, name: str, shape: Shape, seed: int, chosen_set: int = 0) ->
     np.put_along_axis(full, pairs, values.astype(np.float64), axis=2)
     exact = full.reshape(shape.size, -1) @ b.astype(np.float64).T
     c = rng.uniform(-900, 900, exact.shape).astype(shape.result)
-    # The groups of four of a lane, in its order of K.
+    # The numbers of the groups of four elements along K that a lane holds, in the order of its
+    # registers.
     fours = shape.depths()[:, ::4] // 4
     row = (LANE % shape.size)[:, None]
     bits = pairs[row, fours].reshape(64, stored).astype(np.uint64)

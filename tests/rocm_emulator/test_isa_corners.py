@@ -63,7 +63,8 @@ def suite(arch: str) -> Suite:
         "dot_clamp": Case("v_dot2_f32_f16 v40, v10, v11, v12 clamp", 3),
     }
     if rdna:
-        # At the loop's head all registers repeat; only private memory differs.
+        # At each start of the loop all registers have the same contents; only private memory
+        # differs. The emulator must not take this for an endless loop.
         cases["count_in_private_memory"] = Case(
             "v_mov_b32 v60, 0\nscratch_store_b32 off, v60, off\nagain:\n"
             "scratch_load_b32 v60, off, off\ns_waitcnt vmcnt(0)\nv_add_nc_u32 v60, 1, v60\n"
@@ -189,7 +190,8 @@ def _unsigned(x: Words, bits: int) -> list[int]:
 
 Exact = Callable[[int, int, int], int]
 Reader = Callable[[Words, int], list[int]]
-# name -> how the factors and the addend are read (bits), bits of the result, its exact value.
+# name -> (reader of the operands, bits of a factor, bits of the addend, bits of the result,
+# function for its exact value).
 SATURATING: dict[str, tuple[Reader, int, int, int, Exact]] = {
     "v_mad_u32_u24": (_unsigned, 24, 32, 32, lambda a, b, c: a * b + c),
     "v_mad_i32_i24": (_signed, 24, 32, 32, lambda a, b, c: a * b + c),

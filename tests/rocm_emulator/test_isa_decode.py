@@ -1,7 +1,8 @@
 """Decoder and disassembler against LLVM's assembler, for every opcode that the emulator executes.
 
 Random words are decoded and printed; the assembler must turn the text back into an instruction that
-decodes to the same text, and into the same words but for fields that the instruction does not use.
+decodes to the same text, and whose words are the same except for fields that the instruction does
+not use.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ark_rocm_emulator.compile import toolchain
 from ark_rocm_emulator.engine import core
 from isa_encodings import samples
 
-# The number of opcodes that must be tested in this way, by architecture.
+# The number of opcodes that this test must cover, by architecture.
 PROVEN = {"gfx90a": 1300, "gfx942": 1350, "gfx950": 1450, "gfx1100": 1515}
 # Opcodes that the assembler cannot write in this form, or some of whose operands the sampler does
 # not draw.
@@ -26,7 +27,7 @@ UNPROVABLE = re.compile(
     r"|v_(readfirstlane|accvgpr_mov|dot2acc|permlane64).*_e64|flat_atomic_csub_u32"
 )
 
-# Written by hand, with operands that the sampler does not draw.
+# Instructions written by hand, with operands that the sampler does not draw.
 WRITTEN = {
     "gfx942": (
         "s_load_dwordx4 s[4:7], s[0:1], s9 offset:0x15 glc",
@@ -56,7 +57,8 @@ WRITTEN = {
         " v11",
     ),
 }
-# Words with an invalid register for a result, or with an extension without an instruction.
+# Invalid instruction words: with an invalid register for a result, or with an extension (DPP or
+# SDWA) of an opcode that has none.
 IMPOSSIBLE = {
     "gfx942": ([0xD04400FB, 0x00024081], [0x7E0000FA, 0xFF013000], [0x7E0000F9, 0x06060606]),
     "gfx1100": ([0xD41200FD, 0x000201C0], [0x7E0000FA, 0xFF010101], [0x7E0000E9, 0x01234500]),
@@ -107,7 +109,7 @@ def test_every_opcode_round_trips(arch: str, tmp_path: Path) -> None:
     for form, opcode, words in samples(arch, 4):
         padded = [*words, 0, 0, 0][:4]
         length, text, executed = core().disassemble_words(arch, padded)[0]
-        # LLVM packs a half of this one's inline constants into a literal.
+        # Excluded: v_pk_fmac, whose inline constants LLVM replaces by a literal.
         if executed and "v_pk_fmac" not in text:
             chosen.append((form, opcode, struct.pack(f"<{length}I", *padded[:length])))
             lines.append(text)

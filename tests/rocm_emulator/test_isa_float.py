@@ -13,7 +13,8 @@ from isa_program import Case, Suite, Words
 from numpy.typing import NDArray
 
 ARCHES = ("gfx942", "gfx1100")
-# MODE bits: rounding of f32 1:0, of f16 and f64 3:2 (nearest, up, down, zero); denormals 5:4, 7:6.
+# Bits of the register MODE: 1:0 are the rounding of f32, 3:2 that of f16 and f64 (nearest, up,
+# down, zero); 5:4 and 7:6 say whether denormals of these types are kept.
 ROUNDING = {"nearest": 0, "up": 1, "down": 2, "zero": 3}
 SPECIALS = np.array(
     [
@@ -168,7 +169,7 @@ def lanes(arch: str, values: NDArray) -> NDArray:
 
 
 def same(got: NDArray, expected: NDArray) -> None:
-    """True if equal, including the signs of zeros. Any NaN equals any NaN."""
+    """Asserts that the arrays are equal, including the signs of zeros. Any NaN equals any NaN."""
     assert np.array_equal(got, expected, equal_nan=True), (got, expected)
     numbers = ~np.isnan(expected)
     assert np.array_equal(np.signbit(got[numbers]), np.signbit(expected[numbers]))

@@ -174,7 +174,8 @@ VECTOR: dict[str, tuple[int, Function]] = {
     "v_dot4_u32_u8": (3, lambda a, b, c: dot(a, b, c, 8, False)),
     "v_dot8_i32_i4": (3, lambda a, b, c: dot(a, b, c, 4, True)),
     "v_dot8_u32_u4": (3, lambda a, b, c: dot(a, b, c, 4, False)),
-    # 16-bit ones leave zeros above (those of three sources keep the upper half: cleared before).
+    # Operations of 16 bits write zeros to the upper half of the register. (Those of three sources
+    # keep its contents, which are zero before.)
     "v_add_u16": (2, lambda a, b: a + b & 0xFFFF),
     "v_sub_u16": (2, lambda a, b: a - b & 0xFFFF),
     "v_subrev_u16": (2, lambda a, b: b - a & 0xFFFF),
@@ -192,7 +193,7 @@ VECTOR: dict[str, tuple[int, Function]] = {
     "v_min3_u16": (3, lambda *x: min(v & 0xFFFF for v in x)),
     "v_max3_i16": (3, lambda *x: max(map(s16, x)) & 0xFFFF),
 }
-# Saturating forms, and packed pairs of 16 bits.
+# Operations with the modifier clamp, which saturate; and operations on packed pairs of 16 bits.
 CLAMPED: dict[str, Function] = {
     "v_add_u32": lambda a, b: min(a + b, M32),
     "v_sub_u32": lambda a, b: max(a - b, 0),
@@ -355,7 +356,8 @@ def test_multiply_add_of_64_bits() -> None:
         assert int(got[2][lane]) | int(got[3][lane]) << 32 == signed & M64
 
 
-# Scalar operations: (64-bit result, widths of the sources, value, SCC or None where it must stay).
+# Scalar operations: (64-bit result, widths of the sources, value, the function of SCC, or None if
+# SCC must stay unchanged).
 Scc = Callable[..., bool] | None
 nonzero: Scc = lambda result, *_: result != 0  # noqa: E731
 SCALAR: dict[str, tuple[int, tuple[int, ...], Function, Scc]] = {
@@ -392,7 +394,7 @@ SCALAR: dict[str, tuple[int, tuple[int, ...], Function, Scc]] = {
     "s_mul_hi_i32": (1, (1, 1), lambda a, b: s32(a) * s32(b) >> 32, None),
     "s_bfe_u32": (1, (1, 1), lambda a, b: field(a, b & 31, b >> 16 & 0x7F, False), nonzero),
     "s_bfe_u64": (2, (2, 1), lambda a, b: field(a, b & 63, b >> 16 & 0x7F, False), nonzero),
-    # The difference wraps before its sign is looked at.
+    # The difference is taken modulo 2^32 before its absolute value is computed.
     "s_absdiff_i32": (1, (1, 1), lambda a, b: abs(s32(a - b & M32)), nonzero),
     "s_or_b64": (2, (2, 2), lambda a, b: a | b, nonzero),
     "s_orn2_b64": (2, (2, 2), lambda a, b: a | ~b, nonzero),

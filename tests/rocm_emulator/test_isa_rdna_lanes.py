@@ -17,7 +17,7 @@ LANES = np.arange(32)
 ROW, IN_ROW = LANES & ~15, LANES & 15
 OLD_VALUE = 0xDEAD0000  # what the destination held before
 
-# Lane map by DPP control; -1 is a lane that does not exist.
+# By DPP control: the source lane of each lane, or -1 if it does not exist.
 DPP: dict[str, Callable[[], np.ndarray]] = {
     "quad_perm:[1,0,3,2]": lambda: (LANES & ~3) + np.array([1, 0, 3, 2])[LANES & 3],
     "quad_perm:[3,3,0,1]": lambda: (LANES & ~3) + np.array([3, 3, 0, 1])[LANES & 3],
@@ -101,8 +101,8 @@ def test_dpp_reads_from_the_documented_lane(number: int, bound: int) -> None:
 
 
 def test_dpp_masks_keep_rows_and_banks() -> None:
-    """DPP with masks writes row 1 and banks 0 and 2; lane 16 has no source lane and is
-    not written.
+    """DPP with masks writes only lanes in row 1 and banks 0 and 2; lane 16 has no source lane and
+    is not written.
     """
     source = np.where(IN_ROW >= 1, LANES - 1, -1)
     written = (LANES >= 16) & np.isin((LANES // 4) % 4, (0, 2)) & (source >= 0)

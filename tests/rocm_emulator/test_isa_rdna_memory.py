@@ -56,7 +56,8 @@ LDS_LOADS = {
         lambda a, c: (c & 0xFFFF0000) | a >> 16,
     ),
 }
-# name: (instruction, NumPy's result of one lane's memory from old, data); memory is float or int.
+# name: (instruction, NumPy's result of one lane's memory from old, data); the type of the memory,
+# float or int.
 ATOMICS = {
     "add_u32": lambda old, data: old + data,
     "sub_u32": lambda old, data: old - data,
@@ -112,7 +113,8 @@ def _cases() -> dict[str, Case]:
         3,
         3,
     )
-    # RDNA3's compare-and-store takes the new value first, then what it expects.
+    # RDNA3's compare-and-store in LDS has the new value as its first data operand and the expected
+    # old value as its second.
     cases["ds_cmpstore"] = Case(
         f"ds_store_b32 v0, v10\n{LDS_WAIT}\nds_cmpstore_rtn_b32 v40, v0, v11, v12\n{LDS_WAIT}\n"
         f"ds_load_b32 v41, v0\n{LDS_WAIT}",
@@ -144,7 +146,8 @@ def _cases() -> dict[str, Case]:
         1,
         5,
     )
-    # Addressing: a negative offset, a vector address, the flat path to LDS, a buffer resource.
+    # Cases of addressing: a negative offset, an address in vector registers, a flat access to LDS,
+    # a buffer resource.
     cases["negative_offset"] = Case(
         f"s_add_u32 s8, s4, 0x80\ns_addc_u32 s9, s5, 0\n"
         f"global_load_b32 v40, v0, s[8:9] offset:-128\n{WAIT}",

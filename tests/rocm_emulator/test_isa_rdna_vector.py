@@ -25,7 +25,8 @@ def bits(values: NDArray[np.float32]) -> Words:
 
 
 CASES: dict[str, Case] = {
-    # Dual issue: both halves read before either writes, whatever they read from each other.
+    # Dual issue: both operations read their sources before either writes its result, also if one
+    # reads the other's destination.
     "dual_plain": Case("v_dual_add_f32 v40, v10, v11 :: v_dual_mul_f32 v41, v11, v12", 3, 2),
     "dual_x_feeds_y": Case(
         "v_mov_b32 v40, v10\nv_dual_mov_b32 v40, v11 :: v_dual_add_f32 v41, v40, v12", 3, 2
@@ -57,7 +58,7 @@ CASES: dict[str, Case] = {
         4,
         4,
     ),
-    # Carries live in one SGPR.
+    # In a wave of 32 lanes all carries are in one SGPR.
     "add_carry": Case(
         "v_add_co_u32 v40, s8, v10, v11\nv_add_co_ci_u32_e64 v41, s9, v12, v12, s8\n"
         "v_mov_b32 v42, s9",
@@ -71,7 +72,7 @@ CASES: dict[str, Case] = {
         3,
     ),
     "mad_wide": Case("v_mad_u64_u32 v[40:41], null, v10, v11, v[12:13]", 4, 2),
-    # Comparisons: a scalar destination, or EXEC alone.
+    # Comparisons write to a scalar register, or (cmpx) to EXEC only.
     "cmp": Case("v_cmp_lt_i32_e64 s8, v10, v11\nv_mov_b32 v40, s8", 2),
     "cmpx": Case(
         "s_mov_b32 vcc_lo, 0x1234\nv_mov_b32 v40, 7\nv_cmpx_gt_u32_e32 v10, v11\n"
@@ -87,7 +88,8 @@ CASES: dict[str, Case] = {
         2,
         2,
     ),
-    # 16-bit registers: halves by name; the other half of the destination stays.
+    # 16-bit registers: operands are named halves of registers; the other half of the destination is
+    # unchanged.
     "half_add": Case(
         "v_mov_b32 v40, v12\nv_add_f16_e32 v40.l, v10.h, v11.l\n"
         "v_mov_b32 v41, v12\nv_mul_f16_e32 v41.h, v10.l, v11.h",
@@ -157,7 +159,8 @@ CASES: dict[str, Case] = {
         2,
     ),
     "narrow": Case("v_cvt_pk_i16_f32 v40, v10, v11\nv_cvt_pk_u16_f32 v41, v10, v11", 2, 2),
-    # Registers by M0, the mode register, a hint, the time.
+    # Cases of moves between registers that M0 selects, of the mode register, of a hint, and of the
+    # clock.
     "movrel": Case("s_mov_b32 m0, 2\nv_movrels_b32 v40, v10\nv_movreld_b32 v39, v11", 3, 2),
     "rounding": Case(
         "s_round_mode 0xf\nv_add_f16_e32 v40.l, v10.l, v11.l\n"

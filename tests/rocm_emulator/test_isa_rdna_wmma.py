@@ -1,7 +1,8 @@
-"""WMMA of RDNA3 against NumPy, through the layout that AMD's instruction set document gives.
+"""WMMA of RDNA3 against NumPy, with operands in the layout that AMD's instruction set document
+gives.
 
-A lane (0 to 15) holds a row of A and a column of B, packed along K; lanes 16 to 31 hold the same
-again. Row r, column c of C and D lies in register r // 2 of lane c + 16 * (r % 2).
+A lane (0 to 15) holds a row of A and a column of B, packed along K; lanes 16 to 31 hold a copy of
+the same. Row r, column c of C and D lies in register r // 2 of lane c + 16 * (r % 2).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ LANE = np.arange(32)
 
 
 def _case(name: str, a_words: int, tail: str = "") -> Case:
-    """Inputs: the words of A, of B, then the eight of C."""
+    """Returns the case of a WMMA instruction. Its inputs are the words of A and of B, then the
+    eight of C.
+    """
     b_start = 10 + a_words
     c_start = b_start + a_words
     # Aligned register ranges, away from the inputs.
@@ -55,7 +58,7 @@ SUITE = Suite(
 
 
 def pack_lines(matrix: NDArray, bits: int) -> list[Words]:
-    """The registers that hold one row of ``matrix`` (unsigned fields) a lane."""
+    """Packs the matrix (unsigned numbers of `bits` bits) into registers, one row for each lane."""
     per_word = 32 // bits
     fields = (matrix.astype(np.uint64) & ((1 << bits) - 1)).reshape(16, -1, per_word)
     words = (fields << (np.arange(per_word, dtype=np.uint64) * bits)).sum(axis=2).astype(np.uint32)
@@ -63,7 +66,7 @@ def pack_lines(matrix: NDArray, bits: int) -> list[Words]:
 
 
 def spread(values: Words) -> list[Words]:
-    """C or D (16 x 16 words) as registers."""
+    """Distributes C or D (16 x 16 words) to the registers that hold it."""
     return [values[2 * k + LANE // 16, LANE % 16] for k in range(8)]
 
 

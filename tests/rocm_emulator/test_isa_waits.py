@@ -1,5 +1,5 @@
-"""The check of waits, instruction by instruction: waits that clang always writes are omitted by
-hand.
+"""The check of missing `s_waitcnt`, tested with single instructions: waits that clang would always
+emit are omitted in handwritten code.
 
 Each fault is a few instructions that compute the right values on the emulator, because its memory
 answers at once. On hardware they would read a register before its load has completed.
@@ -50,7 +50,8 @@ def _cases(arch: str) -> tuple[dict[str, Case], dict[str, Case]]:
         "atomic_used": Case(f"{atomic} v40, v0, v10, s[4:5] {returns}\nv_mov_b32 v41, v40", 1, 2),
     }
     if rdna:
-        # The counter of stores does not count loads and returning atomics.
+        # Waiting for the counter of stores does not complete loads and returning atomics, so this
+        # is a fault.
         wrong["store_counter"] = Case(
             f"{load} v40, v0, s[4:5]\ns_waitcnt_vscnt null, 0x0\nv_mov_b32 v41, v40", 1, 2
         )

@@ -18,8 +18,8 @@ from ark_rocm_emulator.engine import core
 
 from tests.kept import compile_hip
 
-# Each argument is a duration within `emulated`; one with ! fails. Objects of a failed run are kept
-# until its devices have been removed.
+# A script that uses emulated devices once for each argument; an argument with ! makes that use
+# fail. Objects of a failed run are kept until its devices have been removed.
 SCRIPT = """
 import gc
 import sys

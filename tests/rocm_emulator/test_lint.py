@@ -22,8 +22,8 @@ from tests.kept import to_assembly
 ARCHES = tuple(TARGETS)
 KERNELS = Path(__file__).parent / "kernels"
 
-# A hand-over as ark's dialect writes it. The wait after the write-back is written out, because
-# clang 22 omits its own wait if no store of the same wave is in flight.
+# The hand-over of data by a flag, as ark's AMD device code writes it. The wait after the write-back
+# is written out, because clang 22 omits its own wait if no store of the same wave is in flight.
 HAND_OVER = """
 template <int kSystem> __device__ __forceinline__ void publish(unsigned* flag, unsigned value) {
   if (kSystem) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");

@@ -1,4 +1,5 @@
-"""Wait states around matrix instructions: the number in the tables passes, one fewer is reported.
+"""Wait states around matrix instructions: with the number of wait states in the tables nothing is
+reported, with one fewer the hazard is.
 
 The hand-written rows have the numbers of AMD's CDNA2, CDNA3 and CDNA4 instruction set documents
 ("Dependency resolution: required independent instructions"). In addition, clang's output is used:
@@ -137,7 +138,9 @@ KERNELS = ("middle", "large", "chain", "doubles")
 
 
 def run_compiled(assembly: str, arch: str, kernel: str) -> str:
-    """The message of the checks; empty if they pass."""
+    """Runs a kernel given as assembler text. Returns the message of the checks; empty if
+    they pass.
+    """
     machine = core().Machine([arch])
     code = machine.load(core().CodeObject(assemble(assembly, arch)), 0)
     source, target = (machine.allocate(0, "device", 4096, name) for name in ("in", "out"))

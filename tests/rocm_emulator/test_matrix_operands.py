@@ -2,7 +2,7 @@
 
 The emulator converts an operand once for as long as its registers hold the same bits. Here the same
 registers are used by several products in one wave: with other contents, as another type, under
-another MODE, and on the other side. Each product is compared with NumPy; sums are exact.
+another MODE, and as the other operand. Each product is compared with NumPy; sums are exact.
 """
 
 from __future__ import annotations

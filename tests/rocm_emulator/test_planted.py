@@ -1,9 +1,9 @@
 """Every planted defect is detected on every architecture on which it is not harmless, and no
 correct program is reported.
 
-The checks are tried first. Vector clocks on a sequentially consistent execution cannot detect every
-defect (for example a store and a load of another word that are reordered). Those must give a wrong
-value in stale mode.
+The emulator's checks are tried first. Vector clocks on a sequentially consistent execution cannot
+detect every defect (for example a store and a load of another word that are reordered). Defects
+that the checks miss must give a wrong value in stale mode.
 """
 
 from __future__ import annotations
@@ -58,14 +58,16 @@ def run(code: bytes, arch: str, program: Program, seed: int, stale: bool) -> str
 
 
 def reports(code: bytes, arch: str, program: Program, checked: int, stale: int) -> str:
-    """The first result that differs from correct among the given number of seeds."""
+    """Runs code with a number of seeds with the checks, then in stale mode. Returns the first
+    report or wrong value, or an empty string.
+    """
     runs = [(seed, False) for seed in range(checked)] + [(seed, True) for seed in range(stale)]
     return next(filter(None, (run(code, arch, program, *each) for each in runs)), "")
 
 
 def linted(program: Program, arch: str) -> list[Finding]:
-    """The findings of the lint in each workgroup's program, without the meetings of rounds, which
-    order nothing.
+    """The findings of the lint in each workgroup's program, without the code by which workgroups
+    meet at the start of a round, which orders no memory.
     """
     alone = (
         dataclasses.replace(program, roles=(role,), meets=False)

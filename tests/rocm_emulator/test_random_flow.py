@@ -94,7 +94,7 @@ def _inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def on_host(bodies: dict[int, str]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """By seed, the results and the memory after them."""
+    """Runs the functions on the host. Returns by seed the results and the final memory."""
     loops = (
         f'extern "C" void k{seed}(const u32* a, const u32* b, u32* out, u32* mem) {{\n'
         f"  for (u32 t = 0; t < {LANE_COUNT}; ++t)\n"
@@ -130,7 +130,7 @@ def _clang() -> tuple[str, ...]:
 def on_device(
     bodies: dict[int, str], arch: str, level: str
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """The same from the waves of an emulated device."""
+    """Runs the functions on an emulated device. Returns the same as `on_host`."""
     kernels = (
         f'extern "C" __global__ void k{seed}(const u32* a, const u32* b, u32* out, u32* mem) {{\n'
         f"  u32 t = threadIdx.x;\n  out[t] = f{seed}(a[t], b[t], mem + {LANE_WORDS} * t);\n}}"

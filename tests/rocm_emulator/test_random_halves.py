@@ -33,7 +33,9 @@ Function = Callable[..., NDArray[Any]]
 
 @dataclass(frozen=True)
 class Op:
-    """``text`` in C with {0}, {1}, ... for operands of ``sources``, and the same in NumPy."""
+    """An operation of random kernels. ``text`` is its C expression, with {0}, {1}, ... for operands
+    of the types in ``sources``; the function computes the same in NumPy.
+    """
 
     result: str
     sources: tuple[str, ...]
@@ -97,7 +99,7 @@ __device__ inline unsigned bits(short v) { return raw<unsigned short>(v); }
 __device__ inline unsigned bits(unsigned short v) { return raw<unsigned short>(v); }
 __device__ inline unsigned bits(signed char v) { return raw<unsigned char>(v); }
 """
-# Two at once: packed arithmetic.
+# Operations on pairs of 16-bit values, for which clang emits packed instructions.
 PAIR = "pair p{0} = (pair){{{1}, {2}}} {3} (pair){{{2}, {1}}};"
 PAIRED: dict[str, Function] = {"+": np.add, "-": np.subtract, "*": np.multiply}
 

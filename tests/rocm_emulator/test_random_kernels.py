@@ -1,14 +1,14 @@
 """Random small HIP kernels against the very same function compiled for the host.
 
 Hypothesis draws a function in C (typed expressions, branches, loops, a local array); clang compiles
-it for the emulated device, the system's compiler for the host, and both run on the same inputs. The
-device adds a round through LDS: each thread combines its value with one from another lane. Half of
-the runs have the checks on, which must find nothing.
+it for the emulated device, the system's compiler for the host, and both run on the same inputs. On
+the device the results then pass through LDS: each thread combines its value with one from another
+lane. Half of the runs have the checks on, which must find nothing.
 
 The sign of a zero does not count: clang's AMD back end reads `0 - x` as `-x` in front of another
 operation and turns a selection between `x` and 0 into a minimum, so that a zero's sign is the
-compiler's choice. It does not affect other results: no value is divided by a signed zero.
-(The tests of single instructions compare zeros with their signs.)
+compiler's choice. It does not affect other results: no value is divided by a signed zero. (The
+tests of single instructions compare zeros with their signs.)
 """
 
 from __future__ import annotations

@@ -24,7 +24,9 @@ def _function(name: str, arch: str):
 
 
 def _queue_argument(queue: SdmaQueue):
-    """The kernels' struct Queue: four addresses and the ring's size."""
+    """Returns the kernels' argument of type struct Queue: four addresses of the DMA queue and the
+    size of its ring.
+    """
     words = [queue.ring, queue.write_pointer, queue.read_pointer, queue.doorbell]
     return (ctypes.c_uint64 * 5)(*words, queue.ring_bytes)
 
@@ -107,8 +109,8 @@ def test_kernels_of_two_devices_ring_their_own_engines(arch: str, seed: int) -> 
             r, t = np.arange(rounds)[:, None], np.arange(threads)
             expected = (((1 - rank) * 1000 + r * 100 + t) * (r + 1)).sum(0)
             np.testing.assert_array_equal(download(sums[rank], (threads,), np.int32), expected)
-        # A kernel waits for its peer's packets; its own have been executed when the peer has ended,
-        # too.
+        # A kernel waits only for packets that its peer's DMA queue copies, so the packets of its
+        # own queue may be executed after its end.
         _wait_for(lambda: [queue.executed for queue in queues] == [2 * rounds] * 2)
 
 

@@ -1,4 +1,5 @@
-"""NVRTC compiles device source of the ROCm dialect and keeps the requested orders and scopes.
+"""A shim lets NVRTC compile AMD device source for NVIDIA GPUs. The resulting instructions have the
+memory orders and scopes that the source requests.
 
 The PTX is compared with the PTX instruction set's notation for order and scope. It is compiled, not
 run.
@@ -137,7 +138,7 @@ def test_synchronisation_kernels_compile() -> None:
 
 @pytest.mark.parametrize("name", ("sync", "scan", "histogram", "sdma"))
 def test_the_kernel_suite_compiles(name: str) -> None:
-    """The unmodified files whose kernels synchronise between blocks."""
+    """The kernel suite's files with synchronisation between blocks compile unmodified."""
     source = (Path(__file__).parent / "kernels" / f"{name}.hip").read_text()
     kernels = re.findall(r"^KERNEL (\w+)\(", source, re.MULTILINE)
     ptx = compile_ptx(source)

@@ -1,4 +1,5 @@
-"""`ark doctor` in the ROCm dialect on an NVIDIA GPU: the prelude's hand-overs through the shim.
+"""`ark doctor` with AMD device code on an NVIDIA GPU: the functions that pass data between
+processors are compiled through the shim (test_shim.py).
 
 It is compiled everywhere, and its PTX is checked for the orders and scopes that the prelude
 requests. It runs where there is a GPU.
@@ -46,7 +47,8 @@ def ordering(statement: str) -> list[str]:
     ptx = compile_ptx(text)
     matches = re.findall(r"\b(?:(?:ld|st|atom|red)\.\S*(?:sys|gpu)\S*|fence\.\S+)", ptx)
     plain = [re.sub(r"\.(?:global|u32|b32|u64|b64)|;", "", word) for word in matches]
-    # An atomic addition whose result is unused is a `red`.
+    # The compiler emits `red` for an atomic addition whose result is unused; it counts as the same
+    # instruction.
     return [word.replace("red.add", "atom.add") for word in plain]
 
 

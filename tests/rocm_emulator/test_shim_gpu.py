@@ -28,7 +28,7 @@ LITMUS_ROUNDS = 20
 
 
 def ok(answer: tuple[Any, ...]) -> Any:
-    """The value of a driver call that must succeed."""
+    """Checks the answer of a CUDA driver call. Returns the values after its error code."""
     assert int(answer[0]) == 0, answer[0]
     return answer[1] if len(answer) == 2 else answer[1:]
 

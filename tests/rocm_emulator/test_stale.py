@@ -77,8 +77,8 @@ def test_a_sound_exchange_between_devices(arch: str) -> None:
 
 
 def test_a_scope_that_ends_at_the_device_is_not_seen_by_another() -> None:
-    """A signal to another device whose scope is only its own device stays in the caches of that
-    device, so the other one waits without end.
+    """A signal to another device, stored with the scope of the storing device only, stays in that
+    device's caches, so the other device waits without end.
     """
     defect = next(d for d in planted.DEVICE_DEFECTS if d.description == "signal's scope")
     with emulated(defect.arch, 2, seed=1, **OPTIONS), pytest.raises(HipError, match="deadlock"):

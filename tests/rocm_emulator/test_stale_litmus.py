@@ -37,7 +37,7 @@ static __device__ __forceinline__ void meet(unsigned* counter, unsigned until) {
 
 @dataclass(frozen=True)
 class Litmus:
-    """Threads as lists of HIP statements. `seen` collects the reported values as unsigned r0..r3.
+    """A litmus test: the HIP statements of each thread. They report values r0 to r3 by SET.
 
     `allowed`: the outcomes that the memory model permits. `all_seen`: True if each of them must
     occur.
@@ -107,7 +107,8 @@ LITMUS = {
     "lb_acquire_release": _lb("ACQUIRE", "RELEASE", True),
     "iriw_relaxed": _iriw("RELAXED", False, True),
     "iriw_seq_cst": _iriw("SEQ_CST", True, False),
-    # One word: two reads of one thread are never in reverse order, and a thread sees its own store.
+    # Accesses to one word: two reads by one thread are never in reverse order, and a thread sees
+    # its own store.
     "corr": Litmus(
         (f"STORE(RELAXED, {X}, 1u);",
          f"unsigned a = LOAD(RELAXED, {X}), b = LOAD(RELAXED, {X}); SET(0, a); SET(1, b);"),
@@ -117,7 +118,7 @@ LITMUS = {
         (f"STORE(RELAXED, {X}, 1u); SET(0, LOAD(RELAXED, {X}));", f"SET(1, LOAD(RELAXED, {X}));"),
         every(2, ((0, 0), (0, 1))),
     ),
-    # Plain data published by a flag, as in ark's kernels.
+    # Data written by plain stores and published by a flag, as in ark's kernels.
     "mp_plain": Litmus(
         (f"w[{X}] = 1; STORE(RELEASE, {Y}, 1u);",
          f"SET(0, LOAD(ACQUIRE, {Y})); if (r[0]) SET(1, w[{X}]); else SET(1, 1u);"),
@@ -171,4 +172,7 @@ def test_outcomes_are_those_that_the_model_allows(name: str, arch: str) -> None:
         assert seen <= litmus.allowed, (seed, sorted(seen - litmus.allowed))
         if seed >= LEAST and (seen == litmus.allowed or not litmus.all_seen):
             return
-    raise AssertionError(f"never seen: {sorted(litmus.allowed - seen)}")
+    raise AssertionError(
+        "outcomes that the memory model allows but that never occurred: "
+        f"{sorted(litmus.allowed - seen)}"
+    )

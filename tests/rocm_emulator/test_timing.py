@@ -117,7 +117,8 @@ def test_data_in_the_memory_side_cache_is_read_from_memory_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """80 MB, which exceed the dies' caches and fit into the memory-side cache of 256 MB, are read
-    from memory once: its sets fill evenly.
+    from memory only once, also if they are used again: the addresses are spread evenly over the
+    cache's sets.
     """
     each = 32
     nbytes = COMPUTE_UNITS * each * 8192
@@ -148,8 +149,8 @@ def test_a_device_barrier_takes_the_measured_time() -> None:
 
 
 def reading(code: bytes, blocks: int, naps: int, first: int, apart: int, count: int) -> float:
-    """The microseconds in which block `blocks` reads lines while the blocks before it request
-    theirs.
+    """The microseconds in which block `blocks` reads `count` cache lines while the blocks with
+    lower numbers read other lines.
     """
     with emulated("mi300x"), Buffers() as held:
         there, ticks = held.empty((blocks + 1) << 20), held.upload(np.zeros(1, np.uint32))
@@ -160,7 +161,8 @@ def reading(code: bytes, blocks: int, naps: int, first: int, apart: int, count: 
 
 def test_a_prediction_is_the_same_wherever_memory_lies() -> None:
     """A prediction does not depend on the addresses that the system gives. The data almost fill the
-    dies' caches, so cache sets decide which lines are read again; these depend on the seed only.
+    dies' caches, so cache sets decide which lines are read again; the sets depend on the emulator's
+    seed only.
     """
     each, taken = 12, {}
     for seed in (0, 0, 1):
@@ -226,8 +228,9 @@ def test_unissued_accesses_of_a_unit_delay_no_other_unit(code: bytes) -> None:
 
 
 def test_a_line_is_no_sooner_there_for_another_die(code: bytes) -> None:
-    """A line that one die requested last of 63 MB is not available earlier to another die: memory
-    delivers 33 MB within the 8 us in which the lines are requested.
+    """If one die has requested 63 MB, and another die then reads the line that was requested last,
+    it waits until that line arrives from memory: memory delivers 33 MB within the 8 us in which the
+    lines are requested.
     """
     last = 7 * 16 * 8192 + 14 * 8192  # the last wave's last load but one
     taken = reading(code, 60, naps=15, first=last, apart=8 << 20, count=8)

@@ -1,5 +1,6 @@
-"""The emulator's fast paths: instructions whose lanes are all active, and rows of instructions
-between two calls of the scheduler. Each must give the same result as the general path.
+"""The emulator's fast paths: instructions whose lanes are all active, and sequences of instructions
+that run without a call of the scheduler in between. Each must give the same result as the general
+path.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.kept import compile_hip
 
 ARCHS = ["gfx942", "gfx1100"]
 PI = np.float32(np.pi)  # s8
-# {0} and {1}: results of one and of two registers. v10 to v15 hold inputs, s8 and s9 numbers.
+# {0} and {1}: the destination, one or two registers. v10 to v15 hold inputs, s8 and s9 numbers.
 ONE_OR_TWO_REGISTERS = [
     *(f"v_{name}_f32 {{0}}, {sources}"
       for name in ("add", "sub", "mul", "max") for sources in ("v10, v11", "s8, v11", "0.5, v11")),
@@ -72,8 +73,8 @@ COMPARED: dict[str, Callable[[Words, Words], NDArray[np.bool_]]] = {
 
 
 def _case(text: str, rdna: bool) -> Case:
-    """The case of an instruction that runs with all lanes active (v40), then with every third lane,
-    and then with the others.
+    """Returns the case of an instruction that runs with all lanes active (v40), then with every
+    third lane, and then with the others.
     """
     mask, exec_, high = ("b32", "exec_lo", "") if rdna else ("b64", "exec", "s_mov_b32 s13, {}\n")
     some, others = ("0x49249249", "0x92492492"), ("0xb6db6db6", "0x6db6db6d")
@@ -98,7 +99,9 @@ def _case(text: str, rdna: bool) -> Case:
 
 
 def _comparison(text: str, rdna: bool) -> Case:
-    """The bits of a comparison with all lanes active, and with only the lower half active."""
+    """Returns the case of a comparison that runs with all lanes active, and then with only the
+    lower half active.
+    """
     low, all_, half = ("s20", "s20", "0xffff") if rdna else ("s20", "s[20:21]", "0xffffffff")
     exec_ = "s_mov_b32 exec_lo" if rdna else "s_mov_b64 exec"
     lines = ["s_mov_b32 s8, 0x40490fdb", f"v_cmp_{text.format(all_)}", f"v_mov_b32 v40, {low}",
@@ -121,7 +124,9 @@ def _suite(arch: str) -> tuple[Suite, dict[str, str]]:
 
 
 def _inputs(lanes: int) -> Words:
-    """Six rows: every second lane has a float, the others have random bits."""
+    """Returns six rows of inputs. In each row every second lane has a float, the others have random
+    bits.
+    """
     generator = np.random.default_rng(7)
     inputs = generator.integers(0, 2**32, (6, lanes), dtype=np.uint64).astype(np.uint32)
     floats = generator.standard_normal((6, lanes)).astype(np.float32).view(np.uint32)
@@ -164,7 +169,9 @@ WAYS = [
 
 
 def _way(text: str, rdna: bool) -> Case:
-    """The lanes that an instruction reaches after one that writes EXEC (v40), and EXEC."""
+    """Returns the case of an instruction that writes EXEC, followed by one that shows which lanes
+    are then active (v40). EXEC itself is a result, too.
+    """
     if rdna:
         text = text.replace("s[14:15]", "s14").replace("_andn1_", "_and_not0_")
         text = text.replace("v_cmpx_gt_u32 {all}, ", "v_cmpx_gt_u32 ")

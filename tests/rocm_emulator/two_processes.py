@@ -1,5 +1,5 @@
-"""Runs sync.hip's `put_signal_wait` in two processes that map each other's memory. The tests of
-memory between processes and of the checks there share it.
+"""Runs sync.hip's `put_signal_wait` in two processes that map each other's memory. Used by the
+tests of memory that processes share, and by those of the checks across processes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ TIMEOUT_S = 60  # seconds to wait for a process's message
 
 
 def _rank(pipe: Connection, arch: str, binary: bytes, rank: int, rounds: int, checks: int) -> None:
-    """One process: exchanges handles with the other, runs the kernel, and sends the row or the
-    error.
+    """One process: exchanges handles with the other, runs the kernel, and sends back the received
+    row of data or the error.
     """
     settings = {"seed": rank, "checks": checks, "external_wait_ms": 3000, "report": 0}
     with emulated(arch, **settings), Buffers() as buffers:
@@ -74,7 +74,9 @@ class _Ranks:
             pipe[1].close()  # so that reading ends when the process ends
 
     def answers(self, *case: Any) -> list[Any]:
-        """The results of both in one exchange: its row, or the emulator's report."""
+        """Runs one exchange. Returns, for each process, the row of data that it received or the
+        emulator's report.
+        """
         for end in self.ends:
             end.send(case)
         for _ in range(2):  # handles of the arriving data, then of the flags
@@ -101,7 +103,9 @@ def _ranks() -> _Ranks:
 
 
 def exchange(arch: str, binary: bytes, checks: int = 0, rounds: int = 5) -> list[ErrorKind]:
-    """The emulator's report in either process. If there is none, the rows are compared."""
+    """Runs one exchange between two processes. Returns the kinds of the emulator's reports. If
+    there is none, asserts that the received data are right.
+    """
     try:
         got = _ranks().answers(arch, binary, rounds, checks)
     except BaseException:

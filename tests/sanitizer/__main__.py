@@ -1,6 +1,6 @@
-"""`python -m tests.sanitizer [synccheck]`: reports the findings of racecheck (or synccheck) on each
-way in which ark orders shared memory. Each has a separate kernel in forms.cu. Needs an NVIDIA GPU,
-nvcc and compute-sanitizer.
+"""`python -m tests.sanitizer [synccheck]`: prints the findings of racecheck (or synccheck) for each
+way in which ark orders accesses to shared memory. Each way (form) has a separate kernel in
+forms.cu. Needs an NVIDIA GPU, nvcc and compute-sanitizer.
 
 Forms named `one-` and `all-` differ only in the lanes that arrive at an mbarrier: one lane for its
 warp, after __syncwarp (as the loop kernel does), or every lane. All compute the right result. For
@@ -28,7 +28,9 @@ SUMMARY = re.compile(
 
 
 def said_of(tool: str, program: str, form: str) -> tuple[int, int] | None:
-    """The errors and warnings; None if the tool or the kernel failed."""
+    """Runs the tool on the kernel of a form. Returns the numbers of errors and warnings, or None if
+    the tool or the kernel failed.
+    """
     argv = ["compute-sanitizer", "--tool", tool, program, form]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)

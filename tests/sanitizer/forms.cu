@@ -132,8 +132,9 @@ __device__ uint32_t said(uint32_t* word) {
   return value;
 }
 
-// Lane 0 of warp 0 releases a round, and releases the next one only after all lanes of the polling
-// warps have arrived. Only a poll that still reads the old word is unordered.
+// Lane 0 of warp 0 releases a round by writing a word that other warps poll, and releases the next
+// round only after all lanes of these warps have arrived. So the only unordered access is a poll
+// that still reads the old word.
 template <Form F>
 __device__ void polled(Shared& s, const uint32_t* from, uint32_t* to) {
   const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u;
@@ -244,7 +245,8 @@ __device__ void voted(Shared& s, const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = sum;
 }
 
-// Eight of twelve warps, as in the variant `matrix`: each writes a slot and reads its neighbour's.
+// Eight of a block's twelve warps synchronise, as in the variant `matrix`: each writes a slot and
+// then reads the slot of the next warp.
 template <Form F>
 __device__ void of_twelve(Shared& s, const uint32_t* from, uint32_t* to) {
   const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u, slot = warp % 8u;
@@ -284,8 +286,8 @@ __device__ void of_twelve(Shared& s, const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = sum;
 }
 
-// Two warps each store a part of every round's words; the one that counts last adds up the parts.
-// No address is used twice, so only the count orders the accesses.
+// Two warps each store a part of every round's words; the warp that increments the round's counter
+// last adds up the parts. No address is used twice, so only the count orders the accesses.
 __device__ void counted(const uint32_t* from, uint32_t* to) {
   __shared__ uint32_t part[kRounds][2][kWords], count[kRounds], total[kWords];
   const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u;
@@ -311,7 +313,8 @@ __device__ void counted(const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = total[lane];
 }
 
-// Warp 0 fills slots, and warp 1 reads the words of other lanes. A third warp does not take part.
+// Warp 0 fills slots of shared memory, and each lane of warp 1 reads a word that another lane
+// wrote. A third warp does not take part.
 template <Form F>
 __global__ void __launch_bounds__(384, 1) form(const uint32_t* from, uint32_t* to) {
   __shared__ Shared s;

@@ -51,14 +51,16 @@ def _replaced(text: str, pairs: tuple[tuple[str, str], ...]) -> str:
 
 
 def every_lane(dialect: Dialect) -> Dialect:
-    """The dialect in which every lane arrives."""
+    """Returns CUDA's dialect with a loop in which every lane arrives at an mbarrier."""
     return dataclasses.replace(
         dialect, roles=_replaced(dialect.roles, ROLES), stream=_replaced(dialect.stream, STREAM)
     )
 
 
 def whole_warps(dialect: Dialect) -> Dialect:
-    """The dialect whose warps are converged when they synchronise with others."""
+    """Returns CUDA's dialect with a loop whose warps are converged when they synchronise with other
+    warps.
+    """
     return dataclasses.replace(dialect, prelude=_replaced(dialect.prelude, WHOLE))
 
 

@@ -20,8 +20,8 @@ collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 @pytest.fixture(scope="package", autouse=True)
 def no_certificates() -> Iterator[None]:
-    """Names a folder without certificates. Each client of these servers, none of which uses TLS,
-    would otherwise read all certificates of the system.
+    """Sets the environment so that TLS certificates are read from an empty folder. Each client of
+    these servers, none of which uses TLS, would otherwise read all certificates of the system.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("SSL_CERT_FILE", raising=False)
@@ -41,7 +41,7 @@ def engine() -> Iterator[CountingEngine]:
 
 @pytest.fixture
 def server(engine: CountingEngine) -> Iterator[Running]:
-    """Yields a server on that engine."""
+    """Yields a server whose engine is the fixture `engine`."""
     from tests.server.running import noah_model, running
 
     with running(engine, noah_model(engine.context)) as started:

@@ -16,7 +16,7 @@ PATIENCE_S = 120.0
 
 
 class Process:
-    """A running `ark serve` on the CPU. A context manager that kills it."""
+    """A running `ark serve` on the CPU. As a context manager it kills the process at the end."""
 
     def __init__(self, directory: Path, *words: str) -> None:
         self.process = subprocess.Popen(
@@ -48,11 +48,11 @@ class Process:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def open_files(self) -> int:
-        """Returns the number of its open files and sockets."""
+        """Returns the number of the process's open files and sockets."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def listening(self) -> list[str]:
-        """Returns the local addresses on which it listens, from /proc/net."""
+        """Returns the local addresses on which the process listens, from /proc/net."""
         pid, inodes = self.process.pid, set()
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed in the meantime
@@ -66,5 +66,5 @@ class Process:
         return [row[1] for row in rows if row[9] in inodes and row[3] in ("0A", "07")]
 
     def listens_where_asked(self) -> bool:
-        """True if its only listening socket is the port on 127.0.0.1."""
+        """True if the process listens only on 127.0.0.1, at the requested port."""
         return self.listening() == [f"0100007F:{self.port:04X}"]

@@ -23,7 +23,7 @@ def request(body: bytes, path: str = "/v1/completions", **headers: str) -> bytes
 
 
 class Raw:
-    """A connection. A context manager."""
+    """A connection to a server. As a context manager it is closed at the end."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)

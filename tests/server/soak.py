@@ -1,5 +1,5 @@
-"""A soak of `ark serve` on the CPU: valid requests among faulty clients, for a given number of
-requests.
+"""A soak of `ark serve` on the CPU: a given number of requests, valid ones among those of faulty
+clients.
 
 python -m tests.server.soak --requests 100000 --connections 1000
 
@@ -44,7 +44,7 @@ OPTIONS = ("--slots", "8", "--queue", "1000", "--max-model-len", "128")
 
 
 def body(number: int, **fields: Any) -> bytes:
-    """Returns the body of a request whose answer depends on its number only."""
+    """Returns the body of a request whose answer depends on the given number only."""
     asked = {"prompt": f"fox {number}", "max_tokens": 12, "temperature": 1.0, "seed": number}
     if number % 4 == 0 and HAS_GRAMMARS:
         asked["structured_outputs"] = {"regex": "[a-z]{3}( [a-z]{2,5}){2}"}
@@ -74,7 +74,9 @@ def mutated(draw: random.Random) -> bytes:
 
 @dataclass
 class Client:
-    """A connection, the number of its request, the known texts, and a random source of faults."""
+    """One client of the soak: a connection, the number of its request, the expected texts by
+    number, and a random source of faults.
+    """
 
     number: int
     expected: dict[int, str]
@@ -130,20 +132,20 @@ def is_error(answer: Any) -> bool:
 
 
 async def good(client: Client) -> None:
-    """Reads the whole answer."""
+    """A client that sends a valid request and reads the whole answer."""
     client.writer.write(request(body(client.number)))
     await client.check()
 
 
 async def long(client: Client) -> None:
-    """Reads the whole of a longer answer."""
+    """A client that sends a valid request and reads the whole of a longer answer."""
     client.writer.write(request(body(client.number, max_tokens=100)))
     text = await client.text()
     assert client.expected.setdefault(PROMPT_COUNT + client.number, text) == text
 
 
 async def cancels(client: Client) -> None:
-    """Disconnects during the answer."""
+    """A client that disconnects during the answer."""
     client.writer.write(request(body(client.number, max_tokens=100)))
     await client.reader.readuntil(b"data: ")
 
@@ -155,13 +157,15 @@ async def slow_reader(client: Client) -> None:
 
 
 async def half(client: Client) -> None:
-    """Disconnects during the request."""
+    """A client that disconnects before it has sent the whole request."""
     client.writer.write(request(body(client.number))[: 20 + client.number])
     await client.writer.drain()
 
 
 async def half_closed(client: Client) -> None:
-    """Closes its own direction. The server may answer or not."""
+    """A client that closes its sending direction after the request. The server may answer
+    or not.
+    """
     client.writer.write(request(body(client.number)))
     client.writer.write_eof()
     with contextlib.suppress(ConnectionError):
@@ -170,14 +174,14 @@ async def half_closed(client: Client) -> None:
 
 
 async def malformed(client: Client) -> None:
-    """Sends a body with faults."""
+    """A client that sends a malformed body."""
     client.writer.write(request(mutated(client.draw)))
     status, answer = await client.answer()
     assert status == 200 or (status == 400 and is_error(answer)), (status, answer)
 
 
 async def cut_short(client: Client) -> None:
-    """Sends a body that ends early."""
+    """A client that sends less of the body than it announced."""
     client.writer.write(request(body(client.number)[: 10 + client.number]))
     await client.refused()
 
@@ -189,20 +193,20 @@ async def no_http(client: Client) -> None:
 
 
 async def invalid_utf8(client: Client) -> None:
-    """Sends a prompt that is not UTF-8."""
+    """A client that sends a prompt that is not UTF-8."""
     client.writer.write(request(body(client.number).replace(b"fox", b"f\xffx")))
     await client.refused()
 
 
 async def ten_megabytes(client: Client) -> None:
-    """Sends a prompt of 10 MB."""
+    """A client that sends a prompt of 10 MB."""
     client.writer.write(request(json.dumps({"prompt": "fox " * 2_500_000}).encode()))
     await client.writer.drain()
     await client.refused()
 
 
 async def chunked(client: Client) -> None:
-    """Sends its body in chunks of a byte."""
+    """A client that sends its body in chunks of one byte."""
     head = request(b"", transfer_encoding="chunked").replace(b"content-length: 0\r\n", b"")
     text = body(client.number)
     client.writer.write(head + b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n")
@@ -210,14 +214,14 @@ async def chunked(client: Client) -> None:
 
 
 async def pipelined(client: Client) -> None:
-    """Sends two requests at once."""
+    """A client that sends a second request before it has read the first answer."""
     other = (client.number + 1) % PROMPT_COUNT
     client.writer.write(request(body(client.number)) + request(body(other)))
     await client.check(client.number, other)
 
 
 async def half_open(client: Client) -> None:
-    """Sends half a request and stays, until the server closes."""
+    """A client that sends half a request and then waits until the server closes the connection."""
     client.writer.write(request(body(client.number))[: 40 + client.number])
     with contextlib.suppress(ConnectionError):
         while await client.reader.read(1 << 16):
@@ -245,7 +249,9 @@ SHARES: dict[Kind, int] = {
 
 @dataclass
 class Load:
-    """The clients of a server. expected: from a request's number to its text."""
+    """The load of a server by many clients. expected: the text of each valid request by its
+    number.
+    """
 
     port: int
     expected: dict[int, str] = field(default_factory=dict)
@@ -302,7 +308,9 @@ class Load:
 
 
 def soak(server: Process, requests: int, connections: int) -> Load:
-    """Runs the load and asserts that nothing remains of it."""
+    """Runs the load and asserts that afterwards the server uses no more memory, slots, pages, files
+    and sockets than before.
+    """
     load, files = Load(server.port), server.open_files()
     kinds = load.draw.choices(list(SHARES), list(SHARES.values()), k=requests)
 
@@ -380,7 +388,9 @@ def kill(server: Process) -> None:
 
 
 def whole(directory: Path, requests: int, connections: int) -> None:
-    """Runs the soak, both ends under load, and the start after each."""
+    """Runs the soak, then ends the server under load by SIGTERM and another by SIGKILL. After each,
+    a server starts on the same port.
+    """
     begin = time.monotonic()
     with Process(directory, "--port", "0", *OPTIONS) as server:
         load = soak(server, requests, connections)

@@ -21,8 +21,9 @@ class _Running:
 
 
 class CountingEngine:
-    """Every token is followed by the next one of FIRST to FIRST + COUNT - 1, which are printable
-    characters in noah's vocabulary. step_s: the duration of an iteration.
+    """An engine that answers with the tokens FIRST to FIRST + COUNT - 1 in cyclic order, which are
+    printable characters in the vocabulary of the shipped checkpoint. step_s: the duration of an
+    iteration.
     """
 
     def __init__(self, slots: int = 4, context: int = 128, step_s: float = 0.0) -> None:

@@ -58,7 +58,7 @@ def client_of(server: Running) -> openai.OpenAI:
 
 
 def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
-    """Returns calls as models of that form write them, written by hand."""
+    """Returns tool calls as text in the syntax of a family of models, written by hand."""
     values = [json.dumps({"name": name, "arguments": given}) for name, given in calls]
     if form == "hermes":
         return "\n".join(f"<tool_call>\n{value}\n</tool_call>" for value in values)
@@ -73,7 +73,9 @@ def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
 
 
 def streamed(client: openai.OpenAI, **asked: Any) -> tuple[str, list[tuple[str, Any]], str]:
-    """Returns content, calls and the finish reason, assembled from a stream's deltas."""
+    """Asks for a streamed answer. Returns its content, tool calls and finish reason, assembled from
+    a stream's deltas.
+    """
     content, calls, finish = "", {}, ""
     for chunk in client.chat.completions.create(stream=True, **asked):
         (choice,) = chunk.choices
@@ -87,7 +89,7 @@ def streamed(client: openai.OpenAI, **asked: Any) -> tuple[str, list[tuple[str, 
 
 
 def answered(client: openai.OpenAI, **asked: Any) -> tuple[str, list[tuple[str, Any]], str]:
-    """Returns the same from a whole answer."""
+    """Asks for a whole answer. Returns its content, tool calls and finish reason."""
     (choice,) = client.chat.completions.create(**asked).choices
     calls = choice.message.tool_calls or []
     assert len({call.id for call in calls}) == len(calls)

@@ -31,7 +31,9 @@ def talk_with(engine: CountingEngine, say: Callable[[str], None], **sampling: An
 
 
 def ask(*lines: str) -> Callable[[str], str]:
-    """Runs the chat as on a terminal where these lines are typed."""
+    """Returns a function that replaces `input`: it returns these lines one after another, as if
+    they were typed.
+    """
     rest = iter(lines)
 
     def read(prompt: str) -> str:

@@ -51,7 +51,7 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def peer(directory: Path) -> tuple[PreTrainedModel, Any]:
-    """Returns transformers' model and tokenizer of the same directory."""
+    """Returns transformers' model and tokenizer of the directory that the server serves."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     return model, AutoTokenizer.from_pretrained(directory)
 

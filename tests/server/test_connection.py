@@ -99,7 +99,7 @@ def test_a_prompt_of_ten_megabytes(server: Running) -> None:
 
 
 def test_more_prompts_than_may_wait(server: Running) -> None:
-    """The prompts of a request are counted before any of them is tokenised."""
+    """A request with more prompts than may wait is refused before any of them is tokenised."""
     status, answer = _whole(server, body(prompt=["king"] * 1_000_000))
     assert status == 400 and "1000000 choices" in answer["error"]["message"]
 

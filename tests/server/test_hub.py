@@ -25,7 +25,7 @@ IN_PYTHON = (
 def ark(
     home: Path, address: str, *words: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command `ark`, or Python with `-c`, with that address as the hub."""
+    """Runs the command `ark`, or Python with `-c`, with that address as the Hugging Face hub."""
     variables = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     return subprocess.run(
         [sys.executable, *(() if words[0] == "-c" else ("-m", "ark")), *words],

@@ -35,14 +35,16 @@ def test_the_page_needs_nothing_else(server: Running) -> None:
 
 
 class Browser:
-    """Chromium controlled by its debugging pipe: JSON messages, each followed by a zero byte."""
+    """A Chromium browser that is controlled through its debugging pipe: JSON messages, each
+    followed by a zero byte.
+    """
 
     def __init__(self, send: int, receive: int) -> None:
         self._send, self._receive = send, receive
         self._rest, self._number, self._session = b"", 0, ""
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """Calls a method of the protocol and waits for its result."""
+        """Calls a method of the browser's debugging protocol and waits for its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -89,7 +91,7 @@ class Browser:
 
 @contextlib.contextmanager
 def chromium(folder: str) -> Iterator[Browser]:
-    """A browser without a window."""
+    """Yields a headless browser."""
     assert BROWSER_PROGRAM
     read_commands, send = os.pipe()
     receive, write_answers = os.pipe()

@@ -1,4 +1,6 @@
-"""`ark serve` as a process: its start line, SIGTERM during work, and its sockets."""
+"""`ark serve` as a process: the line that it prints when it accepts requests, SIGTERM during work,
+and its sockets.
+"""
 
 from __future__ import annotations
 

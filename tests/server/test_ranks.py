@@ -33,7 +33,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stream(url: str, prompt: str, tokens: int, begun: Callable[[], object] = int) -> str:
-    """Returns the text of an answer, or its error. begun: called after the first piece."""
+    """Returns the text of an answer, or its error. begun: called after the first piece of the
+    answer's text.
+    """
     asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
     text = ""
     with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=PATIENCE_S) as answer:
@@ -52,7 +54,9 @@ def stream(url: str, prompt: str, tokens: int, begun: Callable[[], object] = int
 @slow
 @pytest.mark.timeout(600)
 def test_two_ranks_share_a_model(directory: Path) -> None:
-    """Many concurrent requests have transformers' texts, and SIGTERM lets them complete."""
+    """The answers of many concurrent requests equal transformers' texts, and requests that have
+    begun complete after SIGTERM.
+    """
     model, tokenizer = reference(directory), AutoTokenizer.from_pretrained(directory)
     expected = []
     for prompt in PROMPTS:

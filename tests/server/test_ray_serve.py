@@ -42,7 +42,9 @@ sys.stdin.read()
 
 
 class Cluster:
-    """Ray with the example's application. It ends when its standard input is closed."""
+    """A process that runs Ray with the example's application. It ends when its standard input is
+    closed.
+    """
 
     def __init__(self, directory: Path, log: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -65,7 +67,7 @@ class Cluster:
         return "\nready" in output
 
     def replicas(self) -> list[int]:
-        """Returns the processes of this cluster's replicas."""
+        """Returns the process ids of this cluster's replicas."""
         parents, names = {}, {}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -95,8 +97,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def ask(cluster: Cluster, number: int, stream: bool) -> tuple[str, bool, int]:
-    """Returns the text of an answer, whether it is complete, and how many replicas had died before
-    it.
+    """Sends a request. Returns the text of its answer, True if the answer is complete, and the
+    number of replicas that had died before.
     """
     asked = {
         "prompt": PROMPTS[number % len(PROMPTS)],
@@ -126,7 +128,7 @@ def ask(cluster: Cluster, number: int, stream: bool) -> tuple[str, bool, int]:
 
 
 def replica_of(cluster: Cluster, prompt: str) -> int:
-    """Returns the process that answers."""
+    """Returns the process id of the replica that answers a request with this prompt."""
     asked = {"prompt": prompt, "max_tokens": 1}
     answer = httpx.post(f"{cluster.url}/v1/completions", json=asked, timeout=PATIENCE_S)
     return int(answer.headers["x-replica"].rpartition(".")[2])

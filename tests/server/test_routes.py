@@ -145,7 +145,7 @@ def test_tokens_and_back(server: Running) -> None:
 
 
 def test_stop_strings_seeds_and_choices(server: Running, engine: CountingEngine) -> None:
-    # The stand-in generates characters in the order of their codes.
+    # The stand-in engine generates characters in the order of their codes.
     asked = {"prompt": [2], "max_tokens": 50, "stop": ["+,", "())"], "n": 3, "seed": 5}
     answer = post(server, "/v1/completions", asked).json()
     assert [c["text"] for c in answer["choices"]] == ["$%&'()*"] * 3

@@ -1,4 +1,4 @@
-"""The modules that a start of `ark serve` imports, which take most of its time
+"""Which modules a start of `ark serve` may import: imports take most of its time
 (bench/start_to_token.py).
 """
 

@@ -1,4 +1,6 @@
-"""The text of a choice compared with Python's str.find and the tokenizers package."""
+"""The text of a choice (one of the answers to a prompt) as it is streamed, compared with Python's
+str.find and the tokenizers package.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A device in plain Python that runs a scheduler's steps. A page holds, for each position, a hash
 of the text up to it, and the next token is a function of that hash. A page that another request has
-overwritten, or that was shared wrongly, shows as the hash of another text.
+overwritten, or that was shared wrongly, is noticed, because it holds the hash of another text.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ def solo(request: Request, context: int) -> tuple[list[int], FinishReason]:
 
 
 class ModelDevice:
-    """Runs steps. chunk: tokens of a chunk. size: positions of a page."""
+    """Executes the scheduler's steps. chunk: the number of prompt tokens that an iteration reads.
+    size: the number of positions in a page.
+    """
 
     def __init__(self, chunk: int, size: int) -> None:
         self.chunk, self.size = chunk, size
         self._cells: dict[tuple[int, int], int] = {}
 
     def run(self, step: Step, iterations: int | None = None) -> list[list[int]]:
-        """Returns, by row, the tokens that the step generates. iterations: the number after which
-        the step is left.
+        """Returns, by row, the tokens that the step generates. iterations: the number of iterations
+        after which the launch ends early.
         """
         done = step.iterations if iterations is None else iterations
         if step.chunks is not None:
@@ -68,7 +70,9 @@ class ModelDevice:
         return tokens
 
     def _compute(self, progress: Progress, tokens: Sequence[int], place: int) -> int:
-        """Computes a position, which reads all positions before it. Returns its hash."""
+        """Computes the hash of a position from those of all positions before it, stores it in the
+        request's page, and returns it.
+        """
         chain, pages = chained(tokens[: place + 1], progress.adapter), progress.pages
         self._cells[pages[place // self.size], place % self.size] = chain[place]
         for before in range(place):
@@ -95,7 +99,9 @@ class ModelDevice:
 
 
 def finish(scheduler: Scheduler, step: Step, device: ModelDevice) -> list[Outcome]:
-    """Runs a step to its end. Returns the tokens of each request."""
+    """Runs all iterations of a step on the device and passes the tokens to the scheduler. Returns
+    the outcome of each row that has new tokens.
+    """
     outcomes = [
         scheduler.take(step, row, tokens) for row, tokens in enumerate(device.run(step)) if tokens
     ]

@@ -36,7 +36,9 @@ MEAN_PAUSE_S = 0.002
 
 
 def kinds(count: int, vocabulary: int, draw: random.Random) -> list[Request]:
-    """Returns requests, half of them sampled. Every second prompt has a common beginning."""
+    """Returns `count` different kinds of requests, half of them sampled. Every second prompt has a
+    common beginning.
+    """
     beginning = [draw.randrange(vocabulary) for _ in range(20)]
     requests = []
     for number in range(count):
@@ -55,7 +57,9 @@ def kinds(count: int, vocabulary: int, draw: random.Random) -> list[Request]:
 
 @dataclass
 class Load(Listener):
-    """The requests that have not ended. Each is checked when it ends. expected: texts by kind."""
+    """The requests that have not ended. The text of each is checked when it ends. expected: the
+    text of each kind of request.
+    """
 
     expected: dict[str, list[int]] = field(default_factory=dict)
     outstanding: set[str] = field(default_factory=set)
@@ -112,7 +116,9 @@ def resident_bytes() -> int:
 
 
 def soak(checkpoint: Checkpoint, requests: int) -> tuple[Load, Stats]:
-    """Runs the load and asserts that nothing remains of it."""
+    """Runs the load and asserts that afterwards the engine uses no more memory, slots and pages
+    than before.
+    """
     given = kinds(REQUEST_KINDS, checkpoint.config.vocab_size, random.Random(0))
     load = Load(expected=solo_texts(checkpoint, given))
     memory, part = [], -(-requests // MEMORY_READINGS)

@@ -1,5 +1,5 @@
-"""Each request names its adapter; results are compared with peft's on the same checkpoint in
-transformers.
+"""Requests with different LoRA adapters, which each request names; results are compared with peft's
+on the same checkpoint in transformers.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_rows_have_adapters_of_their_own(
     engine: Engine, small: Checkpoint, adapters: dict[str, Path]
 ) -> None:
     """Requests with each adapter and with none run concurrently on one prompt, and again when its
-    pages are cached. Rows that verify drafts use the adapter of their text.
+    pages are cached. Rows that verify drafted tokens use the adapter of the request.
     """
     how = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
     expected = {

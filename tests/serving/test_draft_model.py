@@ -44,7 +44,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """Returns a model that seldom agrees."""
+    """Returns a draft model whose proposals are seldom right."""
     directory = tmp_path_factory.mktemp("other")
     return Checkpoint.open(make_checkpoint(directory, seed=5, layers=1, hidden=32))
 
@@ -141,7 +141,7 @@ def test_draft_models_that_do_not_fit_are_refused(
 
 @slow
 def test_llm_takes_a_draft_model(small: Checkpoint, other: Checkpoint) -> None:
-    """With a draft model, the texts equal those without it, and pages are reserved for
+    """With a draft model, `LLM` gives the same texts as without one, and pages are reserved for
     both models.
     """
     prompts = [[3, 4, 5], [9] * 20]
@@ -156,7 +156,9 @@ def test_llm_takes_a_draft_model(small: Checkpoint, other: Checkpoint) -> None:
 
 @slow
 def test_a_server_takes_a_draft_model() -> None:
-    """The shipped model noah drafts for itself, so all drafts are right."""
+    """`ark serve` with a draft model: the shipped model noah drafts for itself, so all its drafts
+    are right.
+    """
     body = {"prompt": "The king said", "max_tokens": 32, "temperature": 0}
     texts = []
     for words in ([], ["--draft", str(NOAH), "--draft-tokens", "5"]):

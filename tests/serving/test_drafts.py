@@ -1,4 +1,6 @@
-"""Drafts: tokens that are proposed as the continuation of a text, from its earlier parts."""
+"""Drafts from earlier text: tokens that are proposed as the continuation of a text, because they
+followed the same tokens before.
+"""
 
 from __future__ import annotations
 

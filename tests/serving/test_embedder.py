@@ -50,7 +50,9 @@ def embeddings(directory: Path, texts: list[list[int]]) -> list[np.ndarray]:
     ["llama", *(pytest.param(kind, marks=slow) for kind in ("qwen3", "gemma2", "granite", "phi3"))],
 )
 def test_embeddings_are_transformers_last_hidden_values(tmp_path: Path, kind: str) -> None:
-    """The embeddings are right wherever in a chunk the text ends, and also after longer texts."""
+    """The embeddings are right for texts that end at any position of a chunk, and also if a longer
+    text was embedded before.
+    """
     directory = make_checkpoint(tmp_path / kind, context=CONTEXT_TOKENS, kind=kind)
     texts = [ids_of(count) for count in (CONTEXT_TOKENS, 1, 16, 17, 31)]
     for ids, vector in zip(texts, embeddings(directory, texts), strict=True):
@@ -59,7 +61,9 @@ def test_embeddings_are_transformers_last_hidden_values(tmp_path: Path, kind: st
 
 
 def test_a_decoder_stored_without_its_head(tmp_path: Path) -> None:
-    """A checkpoint as sentence-transformers stores it, with a pooling that does not normalise."""
+    """Embeddings of a checkpoint without an output head, as sentence-transformers stores it, whose
+    pooling does not normalise.
+    """
     directory = make_checkpoint(tmp_path / "whole", context=CONTEXT_TOKENS, tie=True)
     alone = tmp_path / "alone"
     AutoModel.from_pretrained(directory).save_pretrained(alone)

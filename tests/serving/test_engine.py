@@ -210,7 +210,7 @@ def test_an_id_is_served_once_at_a_time(shared: Engine) -> None:
 
 
 def test_a_listener_may_submit_and_cancel(shared: Engine) -> None:
-    """From the engine's own thread."""
+    """A listener, which the engine's thread calls, may submit and cancel requests."""
     listener = Listener()
 
     def goes_on(event: Event) -> None:

@@ -1,5 +1,6 @@
-"""Long launches of the engine: when the host sets a word, the device ends the launch. These tests
-count iterations: after the word is set, the running one ends and perhaps one more.
+"""Long launches of the engine, which the device ends early when the host sets a word in memory. The
+tests count iterations: after the word is set, the running iteration is completed and at most one
+more runs.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def launches() -> Iterator[list[tuple[Step, int]]]:
 
 
 def visible(engine: Engine) -> int:
-    """Returns the first row's new tokens that the device has written."""
+    """Returns the number of new tokens of the first row that the device has written so far."""
     output = engine._rows.output[0, 3:]
     return int(np.argmax(output == NO_TOKEN)) if (output == NO_TOKEN).any() else len(output)
 
@@ -79,8 +80,8 @@ NEWS: dict[str, Callable[[Engine, Listener], None]] = {
 
 
 def ends_early(small: Checkpoint, news: str) -> bool:
-    """Sets the word after the first token of a long launch. Returns False if the device had
-    finished by then.
+    """Sets the word that ends a launch after the first token of a long launch. Returns False if the
+    device had finished by then.
     """
     heard, seen = Listener(), [0]
     with opened(small) as engine, launches() as records:

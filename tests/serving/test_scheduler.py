@@ -50,7 +50,9 @@ class AnyText:
 
 
 def mostly_right(texts: Sequence[Progress], most: int) -> list[tuple[int, ...]]:
-    """Returns drafts like a draft model's for ModelDevice. Every fourth position is wrong."""
+    """Replaces a draft model in schedules on ModelDevice. Its proposals are right except for every
+    fourth position.
+    """
     drafts = []
     for text in texts:
         tokens = list(text.tokens)
@@ -62,8 +64,8 @@ def mostly_right(texts: Sequence[Progress], most: int) -> list[tuple[int, ...]]:
 
 
 class Schedules(RuleBasedStateMachine):
-    """A state machine: requests arrive, are cancelled, get their masks, and steps run, in any
-    order.
+    """A hypothesis state machine: requests arrive, are cancelled, get their grammar masks, and
+    steps run, in any order.
     """
 
     @initialize(
@@ -126,8 +128,8 @@ class Schedules(RuleBasedStateMachine):
     @precondition(lambda self: not self.scheduler.idle)
     @rule(iterations=st.integers(1, 40), data=st.data())
     def step(self, iterations: int, data: st.DataObject) -> None:
-        """Runs a launch that ends after any of its iterations. Its tokens are reported in portions
-        of any size.
+        """Runs a launch that ends after any of its iterations. Its tokens are passed to the
+        scheduler in portions of any size.
         """
         scheduler = self.scheduler
         step = scheduler.plan(iterations)
@@ -236,8 +238,8 @@ TestSchedules.settings = settings(
 
 
 def test_a_cached_prompt_computes_its_last_token_again() -> None:
-    """If all pages of a prompt are cached, the row still reads the prompt's last token, from which
-    it computes the next one.
+    """If all pages of a prompt are cached, its last token is nevertheless computed again, because
+    the next token is computed from it.
     """
     pool = PagePool(0, 8, 4)
     scheduler, device = Scheduler(2, 4, MAX_POSITIONS, pool), ModelDevice(4, 4)
@@ -254,8 +256,8 @@ def test_a_cached_prompt_computes_its_last_token_again() -> None:
 
 
 def test_a_step_ends_where_a_request_may_stop_first() -> None:
-    """A step is not longer than up to the first token that may be a stop token, here the fifth
-    (min_tokens).
+    """A step ends no later than with the first token that may be a stop token, here the fifth
+    because of min_tokens.
     """
     pool = PagePool(0, 8, 4)
     scheduler, device = Scheduler(2, 4, MAX_POSITIONS, pool, draft=1), ModelDevice(4, 4)
@@ -279,7 +281,9 @@ def test_requests_that_arrive_together_compute_their_beginning_once() -> None:
 
 
 def test_a_launch_has_pages_for_all_of_its_iterations() -> None:
-    """If either of two rows could take all free pages, a launch is as long as both have pages."""
+    """A launch has at most as many iterations as every row has pages for. Here either of two rows
+    could take all free pages.
+    """
     scheduler = Scheduler(2, 0, MAX_POSITIONS, PagePool(0, MAX_POSITIONS, 1))
     for number in range(2):
         scheduler.add(Request(str(number), (1, 2, 3), SamplingParams(max_tokens=None)))
@@ -289,7 +293,9 @@ def test_a_launch_has_pages_for_all_of_its_iterations() -> None:
 
 
 def test_a_step_is_left_where_it_makes_a_difference() -> None:
-    """If one of four rows ends, a launch continues, unless a request waits for its slot."""
+    """If one of four rows ends, the launch continues; it is ended early only if a request waits for
+    the slot.
+    """
     for waits in (False, True):
         pool = PagePool(0, 200, 4)
         scheduler = Scheduler(4, 0, MAX_POSITIONS, pool)

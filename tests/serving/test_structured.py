@@ -1,5 +1,5 @@
-"""Structured outputs: texts checked by jsonschema, Python's re and transformers, with other
-requests and a late mask beside them.
+"""Structured outputs: texts checked by jsonschema, Python's re and transformers, while other
+requests run and masks come late.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ jsonschema = pytest.importorskip("jsonschema")
 
 MAX_POSITIONS = 256
 RANDOM = {"temperature": 1e5, "max_tokens": None}
-"""Options under which all allowed tokens have equal probability. No model could follow a form less
-well.
+"""Options under which all allowed tokens have equal probability. So the texts are arbitrary except
+for what the grammar enforces.
 """
 PLAIN = ark.SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPT = "The quick brown"
@@ -112,8 +112,8 @@ SCHEMAS = st.recursive(
 )
 @given(schema=SCHEMAS, seed=st.integers(0, 1 << 31))
 def test_texts_match_random_schemas(llm: LLM, plain_text: str, schema: Any, seed: int) -> None:
-    """Requests without a form, one of them in an earlier row, have the same texts beside requests
-    with a form.
+    """Texts match random JSON schemas. Requests without a schema, one of them in an earlier row,
+    have the same texts as alone.
     """
     form = ark.SamplingParams(seed=seed, n=2, structured_outputs={"json": schema}, **RANDOM)
     before, given, after = llm.generate([PROMPT] * 3, [PLAIN, form, PLAIN])
@@ -146,8 +146,8 @@ def test_grammars_and_any_object(llm: LLM) -> None:
 
 @pytest.mark.parametrize("prompt", [PROMPT, "A tile of a matmul", "lazy dog"])
 def test_a_greedy_text_is_transformers(llm: LLM, folder: Path, prompt: str) -> None:
-    """Texts equal those of transformers' generate, restricted to tokens after which the form can
-    still be completed.
+    """Texts equal those of transformers' generate, restricted to tokens after which the text can
+    still match the grammar.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

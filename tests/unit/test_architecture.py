@@ -23,8 +23,8 @@ from ark.plan import kind as kinds
 ROOT = Path(__file__).resolve().parents[2]
 ARK = sorted((ROOT / "ark").rglob("*.py")) + sorted((ROOT / "ark").rglob("*.h"))
 VENDOR_WORDS = re.compile(r"\b(nvidia|amd|cuda|rocm|hip|nvrtc|hiprtc|cubin|hsaco)\b", re.IGNORECASE)
-# The peers of benches and the probing of links must name their vendor. Code for torch uses torch's
-# terms, in which `cuda` also means other vendors.
+# Files that may contain a vendor's name: the programs that benches compare with, and the probing of
+# links. Code for torch uses torch's terms, in which `cuda` also means other vendors.
 MAY_NAME = {
     "ark/interop/torch/products.py",  # torch's own switches have such names
     "ark/bench/peer.py",
@@ -65,7 +65,9 @@ def test_attributes_of_nodes_are_read_by_name() -> None:
 
 
 def test_the_spine_imports_neither_synthesis_nor_emulator() -> None:
-    """Planning and running import these packages only when they are used."""
+    """Planning and running a model import neither the synthesis of collectives nor the emulator,
+    until these are used.
+    """
     program = (
         "import sys, ark.models.generate, ark.bench.decode, ark.cli.plan, ark.cli.generate\n"
         "from ark.backend import registry\n"
@@ -182,7 +184,8 @@ PLANNER_NUMBERS = {
     "ark/lower/choose.py": {1024},  # bytes of shared memory of a linear layer's body
     "ark/lower/ops/norms.py": {1024},  # elements of rows that one task takes
     "ark/lower/ops/reductions.py": {16384},  # elements of a row that several tasks share
-    # A machine's number that has not moved yet: the work that justifies a hand-over.
+    # A number that should be in the machine's description: the amount of work from which a
+    # hand-over between processors pays off.
     "ark/lower/ops/windows.py": {1 << 13},
     "ark/lower/rewrite/fuse_attention.py": {1 << 12},  # heads that are counted in a graph
     "ark/lower/rewrite/fuse_regions.py": {1024, 2048},  # elements that a body's thread holds
@@ -205,7 +208,9 @@ def _numbers(tree: ast.AST) -> Iterator[float]:
 
 @pytest.mark.parametrize("path", PLANNER, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_planner_holds_no_machines_numbers(path: Path) -> None:
-    """Bytes, work and times are in Machine.costs; pairs of rows and columns are its tiles."""
+    """The planner's source contains no numbers of a machine: sizes in bytes, amounts of work and
+    times are in Machine.costs, pairs of rows and columns in its tiles.
+    """
     name, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text())
     large = {n for n in _numbers(tree) if abs(n) >= 1024} - UNITS
     assert large <= {abs(n) for n in PLANNER_NUMBERS.get(name, set())}, f"{name} holds {large}"
@@ -218,7 +223,9 @@ def test_the_planner_holds_no_machines_numbers(path: Path) -> None:
 
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
 def test_a_vendors_bodies_are_listed_once_and_beside_their_device_code(vendor: str) -> None:
-    """A form is one class in the vendor's folder `tasks`, whose package lists it."""
+    """Each body (device function with its conditions) is one class in the vendor's folder `tasks`,
+    whose package lists it.
+    """
     package = importlib.import_module(f"ark_{vendor}.tasks")
     modules = (
         importlib.import_module(f"{package.__name__}.{m.name}")

@@ -42,7 +42,9 @@ def collected(*words: str) -> list[str]:
 
 
 def test_every_test_is_in_one_of_two_runs() -> None:
-    """Of a small folder that has long tests, in runs without paths and in one with its path."""
+    """Every test of a small folder with long tests is in either the default or the long part, and
+    all are in a run with the folder's path.
+    """
     folders = {file.rpartition("/")[0] for file in long.files() if file.count("/") == 3}
     folder = min(sorted(folders), key=lambda name: len([*(ROOT / name).rglob("test_*.py")]))
     without_paths = ("-o", f"testpaths={folder}")
@@ -60,7 +62,7 @@ def test_ci_runs_both_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ROOT / ".ci/run").read_text().endswith(".venv/bin/nox\n")
 
     def words(function: Any, *posargs: str) -> tuple[str, ...]:
-        """The last command of a session."""
+        """Returns the last command that a nox session runs."""
         session = Mock(posargs=[*posargs])
         function.func(session)
         return tuple(session.run.call_args.args)

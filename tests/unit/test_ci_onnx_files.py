@@ -1,4 +1,4 @@
-"""ci/onnx_files.py: the rows of ONNX files of packages, beside onnxruntime."""
+"""ci/onnx_files.py: its table rows for ONNX files in packages, compared with onnxruntime."""
 
 from __future__ import annotations
 

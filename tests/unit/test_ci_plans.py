@@ -35,7 +35,9 @@ def slower(text: str, old: str, new: str) -> str:
 
 
 def test_every_machine_has_a_file_of_the_same_programs() -> None:
-    """A CPU's file has only the programs that a few processors can run."""
+    """The files of all machines have the same programs, except a CPU's, which has only those small
+    enough for a few processors.
+    """
     for machine in plans.LINT:
         registry.machine(machine)
         text = (plans.FOLDER / f"{machine}.txt").read_text()
@@ -57,8 +59,8 @@ def test_the_kept_text_is_the_plan_s(name: str, machine: str) -> None:
 def test_products_that_are_cut_too_finely_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an LSTM, products of one row are cut as if each ran alone. More tasks then wait for each
-    other, and the longer predicted time needs a reason.
+    """A planner that cuts an LSTM's products of one row as if each ran alone is noticed: more tasks
+    wait for each other, so the predicted time grows, and ci/plans.py demands a reason.
     """
     program, machine = PROGRAMS["lstm-2x4-h64-bf16"], registry.machine("h200")
     texts = ["#\n\n" + plans.describe(program, machine)]
@@ -150,8 +152,8 @@ def test_a_file_of_reasons_is_checked(tmp_path: Path, text: str, message: str) -
 def test_texts_of_the_same_source_are_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that was refused because a reason was missing stores its texts. The next run, with a
-    reason, does not compute them again.
+    """A run that was refused because a reason was missing stores the summaries that it computed.
+    The next run, with a reason, does not compute them again.
     """
     results = []
     monkeypatch.setattr(plans, "UNWRITTEN", tmp_path / "made")

@@ -1,4 +1,6 @@
-"""ci/reading.py counts the source of a program, and files of `ark` do not get more again."""
+"""ci/reading.py counts the source of a program, and the number of files of `ark` does not grow
+again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names in ark.comm. Those of the collectives on arrays are deprecated there."""
+"""The names in ark.comm. The collectives on arrays still have names there, which are deprecated."""
 
 import warnings
 

@@ -97,7 +97,9 @@ def _parser(name: str) -> argparse.ArgumentParser:
 
 
 def _wrong(command: str) -> str:
-    """Returns the fault of a command on a page, which may be part of a command line, or ""."""
+    """Returns the error in a command on a page, which may be part of a command line,
+    or "".
+    """
     words = re.sub(r'"[^"]*"', "TEXT", command).replace("\\|", " ").split()
     if words[0] not in COMMANDS:
         return f"there is no command {words[0]!r}"

@@ -12,7 +12,9 @@ OPTION = re.compile(r"^_OPTIONS = \((.*)\)$", re.M)
 
 
 def _called(call: ast.Attribute) -> str:
-    """Returns the object of a method call, or `os.getenv`."""
+    """Returns the name of the object whose method is called, or `os.getenv` for a call of that
+    function.
+    """
     whole = ast.unparse(call)
     return whole if whole == "os.getenv" else ast.unparse(call.value)
 

@@ -64,8 +64,8 @@ def test_mutations_begin_with_every_kind_of_task() -> None:
         assert json.loads(serialize.to_json(result)) == data
         admit([result], registry.machine(plans.MACHINE))
         seen |= {op.kind for op in result.ops}
-    # Claimed tiles and channels last do not occur on a CPU; tests/unit/plan/verify/test_claims.py
-    # damages plans with claimed tiles.
+    # Plans for a CPU have no claimed tiles (taken at run time) and no convolutions with channels
+    # last; tests/unit/plan/verify/test_claims.py damages plans with claimed tiles.
     assert set(kind.names()) - seen == BETWEEN_RANKS | {"claimed", "depthwise"}
 
 
@@ -129,7 +129,9 @@ def test_earlier_failures_stay_fixed(kind: str, path: Path) -> None:
 
 @slow
 def test_the_oracle_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts as a finding if a plan computes something else than its program."""
+    """If a plan computes something else than its program, the fuzz target for plans reports a
+    finding.
+    """
     from tests.fuzz import execute
 
     result = serialize.from_json(json.dumps(plans.base("decoder")[0]))

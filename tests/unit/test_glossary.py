@@ -21,7 +21,7 @@ SYMBOL = re.compile(r"`((?:ark|backends)/[\w./]+):(\w+)`")
 
 @cache
 def _tables() -> dict[str, list[list[str]]]:
-    """Returns the rows of each section's table, without its header."""
+    """Returns, for each section of the glossary, the rows of its table without the header."""
     sections = re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]
     tables = {}
     for section in sections:
@@ -68,7 +68,8 @@ def test_glossary_lists_all_capabilities() -> None:
 
 def test_glossary_gives_every_task_kind_a_name() -> None:
     kinds = {word for row in _tables()["Names of ops"] for word in re.findall(r"`(\w+)`", row[2])}
-    # `claimed` runs tiles of other kinds. Custom ops register further kinds.
+    # The kind `claimed` is not listed: it runs tiles of other kinds. Custom ops may have registered
+    # further kinds.
     assert set(kind.names()) - kinds <= {"claimed"}
 
 

@@ -73,7 +73,9 @@ def test_the_modules_of_the_page_of_models() -> None:
 def test_why_a_plan_chose_its_variant(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Decisions are also printed for a plan from the cache."""
+    """The reasons for the choice of a kernel variant are printed also if the plan comes from the
+    cache.
+    """
     page = (ROOT / "docs/plan-decisions.md").read_text()
     blocks = re.findall(r"```console\n(.*?)```", page, re.S)
     calls = [line for block in blocks for line in block.splitlines() if line.startswith("$ ")]

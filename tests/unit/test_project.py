@@ -1,5 +1,5 @@
-"""The files of the project beside its code: types, templates, hooks and workflows agree with the
-rest.
+"""The files of the project beside its code: type marker, templates, hooks and workflows agree with
+the code.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def test_forms_have_labels_and_distinct_fields() -> None:
 
 
 def _lint() -> list[list[str]]:
-    """Returns the literal words of each command of the lint session."""
+    """Returns the words of each command that noxfile.py runs in the lint session, as far as they
+    are literals.
+    """
     tree = ast.parse((ROOT / "noxfile.py").read_text())
     lint = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "lint")
     calls = [n for n in ast.walk(lint) if isinstance(n, ast.Call)]

@@ -78,7 +78,7 @@ CASES: dict[str, Case] = {}
 
 
 def three(extent: Extent) -> tuple[int, ...]:
-    """Returns an extent as (x, y, z)."""
+    """Returns the extent of a grid or block, a number or tuple, as (x, y, z)."""
     given = (extent,) if isinstance(extent, int) else extent
     return (*given, *(1,) * (3 - len(given)))
 
@@ -111,7 +111,7 @@ def compare(work: Work, got: dict[int, np.ndarray]) -> None:
 
 
 def load_all() -> dict[str, Case]:
-    """Import every module of cases; return all of them by name."""
+    """Imports every module of cases; returns all cases by kernel name."""
     from kernel_cases import (  # noqa: F401
         elementwise,
         gemm,

@@ -1,4 +1,4 @@
-"""Cases of elementwise.hip: arithmetic of one thread on one element, against NumPy."""
+"""Cases of elementwise.hip: arithmetic of one thread on one element, compared with NumPy."""
 
 from __future__ import annotations
 

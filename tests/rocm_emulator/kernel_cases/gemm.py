@@ -1,4 +1,4 @@
-"""Cases of gemm.hip: matrix products on the vector units, against NumPy in double."""
+"""Cases of gemm.hip: matrix products on the vector units, compared with NumPy in double."""
 
 from __future__ import annotations
 

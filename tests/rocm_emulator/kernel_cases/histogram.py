@@ -1,4 +1,4 @@
-"""Cases of histogram.hip: atomics on global memory and LDS, against NumPy."""
+"""Cases of histogram.hip: atomics on global memory and LDS, compared with NumPy."""
 
 from __future__ import annotations
 

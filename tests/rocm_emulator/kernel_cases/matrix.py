@@ -1,4 +1,4 @@
-"""Cases of mfma.hip and wmma.hip: the matrix instructions, against NumPy in double."""
+"""Cases of mfma.hip and wmma.hip: the matrix instructions, compared with NumPy in double."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ Types = Callable[[Target], tuple[Any, Any, Any]]
 def _register(
     name: str, source: str, tile: int, k: int, types: Types, archs: tuple[str, ...], wave: int
 ) -> None:
-    """One tile shape and type: C [2 tiles][2 tiles] = A B with `k` columns of A."""
+    """Registers a case for one tile shape and type: C [2 tiles][2 tiles] = A B with `k` columns of
+    A.
+    """
 
     def make(rng: np.random.Generator, target: Target) -> Work:
         left, right, result = types(target)

@@ -1,4 +1,6 @@
-"""Cases of movement.hip: transposes, LDS in all widths, buffers with bounds, against NumPy."""
+"""Cases of movement.hip: transposes, LDS in all widths, buffers with bounds, compared with
+NumPy.
+"""
 
 from __future__ import annotations
 

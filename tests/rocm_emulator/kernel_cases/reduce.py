@@ -1,4 +1,4 @@
-"""Cases of reduce.hip: reductions and lane exchanges, against NumPy."""
+"""Cases of reduce.hip: reductions and lane exchanges, compared with NumPy."""
 
 from __future__ import annotations
 

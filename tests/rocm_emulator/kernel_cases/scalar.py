@@ -1,4 +1,6 @@
-"""Cases of scalar.hip: scalar loads of memory that changes, against the same sums in NumPy."""
+"""Cases of scalar.hip: scalar loads of memory that changes, compared with the same sums in
+NumPy.
+"""
 
 from __future__ import annotations
 

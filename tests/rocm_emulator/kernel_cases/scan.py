@@ -1,4 +1,4 @@
-"""Cases of scan.hip: prefix sums, compaction and sorting, against NumPy."""
+"""Cases of scan.hip: prefix sums, compaction and sorting, compared with NumPy."""
 
 from __future__ import annotations
 

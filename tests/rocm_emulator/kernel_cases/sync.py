@@ -1,4 +1,6 @@
-"""Cases of sync.hip: workgroups that wait for one another, against the same steps in NumPy."""
+"""Cases of sync.hip: workgroups that wait for one another, compared with the same steps in
+NumPy.
+"""
 
 from __future__ import annotations
 

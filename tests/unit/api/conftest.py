@@ -1,4 +1,4 @@
-"""Every test of the interface starts with an empty model on the CPU backend."""
+"""Every test of this folder starts with an empty model on the CPU backend."""
 
 from __future__ import annotations
 

@@ -142,7 +142,9 @@ def test_all_reduce_prefill_refuses_other_sizes(shape: Any, world: int, dtype: A
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_other_all_reduces_are_rings_that_sum_all_shares(world: int, in_place: bool) -> None:
-    """The serialised nodes of all ranks are interpreted. Every rank must end with the sum."""
+    """The serialised nodes of all ranks are interpreted. All-reduces other than the default are
+    serialised as rings. Every rank must end with the sum.
+    """
     programs = [reduced("all_reduce", [4097], r, world, in_place=in_place) for r in range(world)]
     mail: dict[tuple[int, int, int], int] = {}
     memory: list[dict[int, int]] = [{} for _ in range(world)]

@@ -1,5 +1,5 @@
 """Every public function has an example in its docstring that runs on the CPU and prints the output
-shown. Docstrings have one style.
+shown. Also checks that docstrings follow one style.
 """
 
 from __future__ import annotations

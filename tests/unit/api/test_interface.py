@@ -329,7 +329,9 @@ def test_a_saved_state_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_eval_runs_the_tensors_own_model() -> None:
-    """Evaluates the model that the tensor belongs to, although the current model was reset."""
+    """Tensor.eval runs the model that the tensor belongs to, although the current model was
+    reset.
+    """
     x = ark.tensor([4], ark.fp32)
     y = ark.add(x, 1.0)
     first = y.eval()

@@ -1,4 +1,4 @@
-"""Processes that set their rank with ark.set_rank, as ARK's scripts do, with and without a
+"""Processes that set their rank by ark.set_rank, as ARK's scripts do, started with and without a
 launcher.
 """
 

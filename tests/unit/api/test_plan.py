@@ -1,4 +1,4 @@
-"""The ARK interface: plans, planner contexts and the profiler, as scripts use them."""
+"""Plans, planner contexts and the profiler of ARK's interface, used as in ARK's scripts."""
 
 from __future__ import annotations
 

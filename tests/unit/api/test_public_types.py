@@ -61,8 +61,8 @@ def untyped(name: str, function: Any) -> Iterator[str]:
 
 
 def untyped_members(name: str, owner: type) -> Iterator[str]:
-    """Yields the same for a class's public methods, properties and fields, including inherited ones
-    from ark.
+    """Yields, as `untyped` does for a function, what lacks an annotation in a class's public
+    methods, properties and fields, including those inherited from classes of ark.
     """
     for base in (b for b in owner.__mro__ if b.__module__.partition(".")[0] == "ark"):
         fields = inspect.get_annotations(base)

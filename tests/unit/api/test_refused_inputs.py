@@ -137,7 +137,9 @@ def test_shapes_are_the_tensors(shape: list[int], given: tuple[int, ...], fits: 
 
 @pytest.mark.parametrize("loop_mode", [True, False])
 def test_reading_and_writing_wait_for_iterations_under_way(loop_mode: bool) -> None:
-    """Adds ones in place. Each read must include all iterations that were requested before it."""
+    """Reading a tensor waits for running iterations: the model adds ones in place, and each read
+    must include all iterations that were requested before it.
+    """
     total, one = ark.tensor([1 << 16]), ark.tensor([1 << 16])
     ark.add(total, one, output=total)
     with ark.Runtime() as runtime:

@@ -50,7 +50,8 @@ def test_it_is_taken_or_refused_in_words(op: str) -> None:
                 assert str(error), (op, place, wrong)
 
 
-# Names of types, or phrases that refer to another operand's type.
+# Matches a data type in a parameter's documentation: names of types, or phrases that refer to
+# another operand's type.
 TYPES = re.compile(r"fp32|any type|[Tt]ypes?\b|int\d|bool|integers|[Aa]s (for )?`?\w+")
 
 

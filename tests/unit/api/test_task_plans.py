@@ -1,4 +1,4 @@
-"""Plans in ARK's own layout: the faults that are refused, and the messages."""
+"""Plans in ARK's own layout: the faults for which they are refused, and the error messages."""
 
 from __future__ import annotations
 
@@ -352,7 +352,9 @@ def test_a_task_shared_out_over_groups_runs_whole(model: Any) -> None:
 
 
 def test_exported_model_files_can_be_planned_by_hand() -> None:
-    """A plan is written by hand from the ops in ark's serialised model, scalars among them."""
+    """ark's serialised model has all that a plan in ARK's layout needs: the test writes one by hand
+    from the model's ops, scalars included.
+    """
     ark.init()
     x = ark.tensor([8, 8])
     y = ark.softmax(ark.transpose(ark.sub(ark.layernorm(x), 2.0), [1, 0]))

@@ -27,8 +27,8 @@ def test_a_thread_that_the_system_refuses(no_room: None) -> None:
 
 
 def test_a_server_without_threads_goes_on() -> None:
-    """A client that connects while no thread can be started is rejected. It may connect again
-    later.
+    """If no thread can be started for a client, the server rejects the client and continues; the
+    client may connect again later.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     server = rendezvous.Server(listener, 1, "a job", 5.0)

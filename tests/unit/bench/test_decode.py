@@ -74,8 +74,9 @@ def test_a_prediction_needs_no_warm_up(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With `--repeats 2`, two runs count. A measurement has one more run before them. A prediction
-    has a launch of one token after them; the time of the further tokens is the difference to it.
+    """The launches of `--repeats 2`. A measurement has a warm-up run before the two runs that
+    count. A prediction has none, but a launch of one token after them; the difference to it is the
+    time of the further tokens.
     """
     whole, result = decode._run, []
     monkeypatch.setattr(decode, "_run", lambda *a: result.append(whole(*a)) or result[-1])

@@ -38,7 +38,7 @@ def test_it_prints_each_program_and_the_errors(
 
 
 # Microseconds measured on an H200. The programs have tasks that depend on each other on one
-# processor, wait for their loads in turn, or are loaded by box copies.
+# processor, wait for one load after another, or are loaded by box copies.
 ON_H200 = {
     "adds-64x4096-apart-fp32": 19.75,
     "adds-64x4096-apart-bf16": 14.15,

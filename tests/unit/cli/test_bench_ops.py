@@ -38,8 +38,8 @@ def test_figures_and_chart_beside_torch(tmp_path: Path) -> None:
 
 
 def test_memory_bound_ops_are_compared_with_an_equal_copy() -> None:
-    """A result that two ops write is compared as a whole. A small result is not compared with a
-    copy.
+    """`ark bench ops` compares memory-bound ops with a copy of as many bytes. A result that two ops
+    write counts as a whole; a small result is not compared.
     """
     pytest.importorskip("torch")
     case = next(c for c in moves() if c.name.startswith("concat"))
@@ -101,8 +101,8 @@ amdhsa.kernels:
 
 
 def test_slots_of_a_loop_are_counted_by_passes() -> None:
-    """The share of a loop's issue slots that matrix instructions take, compared with the share
-    computed by hand from the passes of each instruction.
+    """The share of a loop's issue slots that matrix instructions take, compared with a share
+    computed by hand from the number of cycles (passes) that each instruction takes.
     """
     lint = pytest.importorskip("ark_rocm_emulator.lint.matrix_loop")
     loop = lint.matrix_loop(LOOP, "gfx942", "kernel")
@@ -116,7 +116,7 @@ def test_slots_of_a_loop_are_counted_by_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    # `nox` covers gfx942 in the test below.
+    # The test below runs gfx942 in `nox`, so it is slow here.
     "arch",
     ["gfx1100", *(pytest.param(a, marks=slow) for a in ("gfx942", "gfx90a", "gfx950"))],
 )
@@ -176,8 +176,8 @@ def test_the_sweep_is_asked_for_by_name(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("name", ["roll", "layer-norm", "index-select-1", "nearest", "turn"])
 def test_functions_of_torch_are_measured_beside_torch(name: str) -> None:
-    """Cases that measure a torch function: ark's translation of the function gives torch's result,
-    also if the function reads only parts of its inputs.
+    """In cases that measure a torch function, ark's translation of the function gives torch's
+    result, also if the function reads only parts of its inputs.
     """
     pytest.importorskip("torch")
     backend = registry.get("cpu")

@@ -265,7 +265,9 @@ def test_emit_refuses_a_plan_of_another_vendor(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`ark emit` refuses a CPU's plan for a GPU backend, because its warps have one lane."""
+    """`ark emit` refuses a CPU's plan for a GPU backend, because a CPU's plan has warps of one
+    lane.
+    """
     extra = ["--arch", arch] if arch else []
     argv = ["emit", str(plan_file), "--backend", backend, *extra, "-o", str(tmp_path / "out")]
     assert main([*argv, "--binary"]) == 2
@@ -351,7 +353,8 @@ def test_cache_clear(
     assert capsys.readouterr().out.startswith("0 entries")
     argv = ["generate", NOAH, "--backend", "cpu", "--prompt", "A", "--max-new-tokens", "1"]
     assert main(argv) == 0
-    # Beside the kernel there is an extension if this process has not compiled it before.
+    # The cache has the kernel and, if this process was the first to need it, a compiled Python
+    # extension.
     entries = sorted((tmp_path / "cache/programs").iterdir())
     for entry in entries:
         entry.write_bytes(entry.read_bytes()[:100])  # a damaged entry is replaced

@@ -1,6 +1,6 @@
-"""Models as C libraries: the tokens equal those of `ark generate`, computed without Python and
-under sanitizers. Weights of another model are refused. Also the functions' error codes and the
-export of a plan of a user's graph.
+"""`ark export`: models as C libraries. The tokens equal those of `ark generate`, computed without
+Python and under sanitizers. Weights of another model are refused. Also the functions' error codes
+and the export of a plan of a user's graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.cases.export import ADDRESSES, Library, compile_c
 from tests.slow import slow
 
 NOAH = Path(__file__).resolve().parents[3] / "examples/noah"
-# The numbers of c/ark.h.
+# The error codes of c/ark.h.
 BAD_ARGUMENT, BAD_FILE, NO_TENSOR, BAD_SIZE, NOT_LOADED, NOT_BOUND = 1, 3, 4, 5, 6, 7
 
 

@@ -34,7 +34,8 @@ COMPILERS = {"gcc": ["gcc"], "zig": [sys.executable, "-m", "ziglang", "cc"]}
 TARGETS = {"cuda": ("sm_90a", "h100"), "rocm": ("gfx942", "mi300x")}
 EMULATED_PROCESSORS = 8  # compute units of the emulated device
 
-# Provides an emulated device before the program looks for one.
+# A library that is preloaded into the program. It creates an emulated device before the program
+# searches for devices.
 PRELOAD = r"""
 #include <dlfcn.h>
 #include <stdio.h>
@@ -67,7 +68,7 @@ def compiled(folder: Path, compiler: str, name: str = "noah") -> Path:
 
 
 def run(program: Path, *words: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs the program with the weights of its folder and these arguments."""
+    """Runs the program with the weights in its folder and these arguments."""
     (weights,) = program.parent.glob("*.safetensors")
     environment = {**os.environ, **variables}
     return subprocess.run(
@@ -100,7 +101,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp(f"{backend}-{name}")
     words = ["--backend", backend, "--arch", TARGETS[backend][0], "--name", name, "-o", str(folder)]
     if name == "noah":
-        # With prompts of one token at a time there is no prompt kernel, which saves half of the
+        # With a chunk of one token no prompt kernel is compiled, which saves half of the test's
         # time.
         source = [str(NOAH), "--chunk", "1"]
     else:
@@ -126,7 +127,9 @@ def test_without_a_driver_the_program_names_the_fix(exported: Exported, compiler
 
 
 def test_the_archive_of_a_device_needs_no_cxx(exported: Exported) -> None:
-    """The archive is built from C alone and contains the machine code."""
+    """The static library for a GPU is built by a C compiler alone and contains the GPU's machine
+    code.
+    """
     folder, name = exported.folder, exported.name
     text = (folder / "CMakeLists.txt").read_text()
     assert "CXX" not in text and f"add_library({name} STATIC" in text and f"{name}_image.c" in text

@@ -47,8 +47,8 @@ def test_the_program_of_a_network_runs_it(name: str, tmp_path: Path) -> None:
 
 
 def test_tensors_are_called_as_in_the_file(tmp_path: Path) -> None:
-    """Tensors keep the file's names, even if ark gives such names itself or an output is an
-    input.
+    """Tensors have the names of the ONNX file in the exported program, even if ark uses such a name
+    itself or an output is an input.
     """
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
     ports = [helper.make_tensor_value_info(n, float32, [4]) for n in ("matmul", "add/0:1", "sum")]

@@ -229,8 +229,8 @@ def test_cxx_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_is_written_to_and_not_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Writes into a FIFO or a device. Before, `-o /dev/full` as root replaced the device by
-    a file.
+    """`-o` writes into a FIFO or a device and does not replace it by a file, as `-o /dev/full` once
+    did if run as root.
     """
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

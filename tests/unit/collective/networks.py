@@ -54,7 +54,7 @@ def planes(boxes, gpus, nvswitches, fabrics, seed):
 
 
 def brute_force(topology, weight=None):
-    """Returns 1/x*, the largest ratio over all cuts."""
+    """Returns 1/x*, the largest ratio of data to capacity over all cuts."""
     capacity = topology.capacities()
     best = Fraction(0)
     for size in range(1, len(topology.nodes)):
@@ -71,7 +71,9 @@ def brute_force(topology, weight=None):
 
 
 def verify(topology, trees):
-    """Checks a gathering forest by its definition, independently of the checks in ark."""
+    """Checks by its definition a forest of trees for an all-gather, independently of the checks in
+    ark.
+    """
     ranks = topology.ranks
     capacity = topology.capacities()
     load = dict.fromkeys(capacity, 0)

@@ -1,5 +1,5 @@
-"""No algorithm beats the bound, on random networks. Some have weak links, some have switches that
-multicast and reduce.
+"""No algorithm is faster than the computed bound of a collective, on random networks. Some have
+weak links, some have switches that multicast and reduce.
 
 12 networks by default, 5,000 with `nox -s slow`.
 """

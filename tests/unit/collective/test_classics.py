@@ -143,7 +143,7 @@ def test_trees_over_boxes_are_chains_behind_trees():
 
 
 def test_lists_are_issued_so_that_a_rank_in_order_does_not_wait_to_send_its_own():
-    """With operations issued in the order of each list, the first put of every rank waits for
+    """The operations in each rank's list are ordered so that the first put of a rank waits for
     nothing.
     """
     for name in ("ring", "bidirectional_ring", "two_shot", "recursive_halving"):

@@ -17,9 +17,9 @@ from ark.errors import InvalidUsageError, UnsupportedError
 from tests.slow import slow
 from tests.unit.collective.networks import random_eulerian
 
-# Seconds for 1 GB between each pair. Rings: the sum of distances over the number of links. mesh4x4:
-# 8 * 8 pairs cross the 4 middle links. hypercube: 8 * 12 / 24. DGX boxes: the bytes that leave a
-# box over its NICs.
+# Seconds for 1 GB between each pair. In rings it is the sum of the distances of all pairs divided
+# by the number of links. mesh4x4: 8 * 8 pairs cross the 4 middle links. hypercube: 8 * 12 / 24. DGX
+# boxes: the bytes that leave a box over its NICs.
 KNOWN = {
     "ring5": 3,
     "ring8": 8,
@@ -41,8 +41,8 @@ def test_known_times_are_proven_and_attained(name):
 
 
 def cut_bound(topology):
-    """Returns the largest ratio, over all sets of nodes, of the pairs that cross a cut to its
-    capacity.
+    """Returns the largest ratio, over all sets of nodes, of the data that leaves the set to the
+    bandwidth of the links that leave it.
     """
     nodes, capacity = topology.nodes, topology.capacities()
     best = Fraction(0)

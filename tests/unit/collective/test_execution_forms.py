@@ -1,5 +1,5 @@
 """MSCCL++ execution plans with packets, slices, switch channels and reductions, in place or not:
-each gives NumPy's result, and unsupported forms are refused by name.
+each gives NumPy's result, and unsupported features are refused with an error that names them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_unsupported_plans_name_the_reason() -> None:
 
 
 def test_a_share_that_no_block_moves_is_missed() -> None:
-    """A plan in which one half of a rank's data is not put to the peers is refused."""
+    """A plan in which no thread block sends one half of a rank's data to the peers is refused."""
     text = changed(plans.gathered_in_slices(2), "put", tbg_info={"tb_id": 1, "tbg_size": 2})
     with pytest.raises(PlanError):
         from_execution_plan(text)

@@ -1,5 +1,5 @@
-"""The page of simulated runs: one self-contained file with their data, safe and deterministic, with
-links drawn apart.
+"""The page of simulated runs: one self-contained file with their data, safe and deterministic, in
+which links do not overlap.
 """
 
 import base64

@@ -1,4 +1,6 @@
-"""The simulator: closed forms, fair shares, conservation, and never faster than the optimum."""
+"""The simulator of collectives: times are those of closed formulas, links are shared fairly, no
+data are lost, and no program is faster than the optimum.
+"""
 
 import dataclasses
 import itertools

@@ -57,7 +57,9 @@ NDV2X2 = {
 
 
 def random_topology(seed):
-    """Returns a strongly connected digraph of 3 or 4 ranks with two bandwidths."""
+    """Returns a strongly connected digraph of 3 or 4 ranks whose links have one of two
+    bandwidths.
+    """
     rng = random.Random(seed)
     n = rng.choice([3, 4])
     pairs = {(i, (i + 1) % n) for i in range(n)}

@@ -339,13 +339,15 @@ def test_a_group_of_ranks_takes_part_and_the_others_relay():
     group = six.subgroup([0, 3, 1])
     assert group.ranks == ("g0", "g3", "g1") and group.switches == ("g2", "g4", "g5")
     assert group.links == six.links
-    # g3 and the others are joined both ways around the ring.
+    # Removed ranks still forward data (they became switches), so g3 is connected to the others in
+    # both directions around the ring.
     assert optimal(group, roots={"g3": 1}).inv_x == Fraction(1, 2)
     with pytest.raises(TopologyError, match="disconnected"):
         six.subgroup([0, 3], relay=False).validate()
     alone = named("a100x2").subgroup(range(8), relay=False)
     assert alone.boxes == (tuple(f"g{i}" for i in range(8)),)
-    # Its NICs, 25 GB/s beside 300, are still joined by the fabric.
+    # The NICs of the removed ranks' box (25 GB/s, beside 300 GB/s inside of the box) still connect
+    # to the network.
     assert optimal(alone).algbw == optimal(named("a100")).algbw * Fraction(325, 300)
     for wrong in ([0, 0], [6], [-1]):
         with pytest.raises(InvalidUsageError, match="different ranks of 0 to 5"):

@@ -1,5 +1,5 @@
-"""The plan cache's key is a digest of the traced graph: an edited model, op or lowering is planned
-again.
+"""The key of the plan cache is a digest of the traced graph: if a model, an op or a lowering was
+edited, the plan is computed again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SHAPE = Shape(CONFIG, by_name("fp32"), 32, 4)
 
 @pytest.fixture
 def planned_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns a list with one entry for each planning that the cache did not save. The cache is
-    empty at first.
+    """Returns a list that gets one entry each time a plan is computed instead of read from the
+    cache. The cache is empty at first.
     """
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "cache"))
     calls: list[int] = []

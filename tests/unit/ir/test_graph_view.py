@@ -13,7 +13,8 @@ from ark.ir.graph import Graph
 from ark.ir.graph_view import GraphView, WritesSoFar
 
 REWRITES = Path(__file__).parents[3] / "ark/lower/rewrite"
-# A comprehension over all nodes of a graph whose keys are tensors or buffers.
+# Matches code that builds such a table by hand: a comprehension over all nodes of a graph whose
+# keys are tensors or buffers.
 BY_HAND = re.compile(r"(Counter\(|\{)[^\n]*for n(ode)? in (graph\.|self\.graph\.)?nodes for t in")
 
 

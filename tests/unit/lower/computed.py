@@ -14,7 +14,9 @@ from ark.lower import registry as ops
 
 
 def computed(graph: Graph, inputs: Mapping[int, np.ndarray], result: Tensor) -> np.ndarray:
-    """Returns a result tensor's values, given the contents of the input buffers."""
+    """Runs a graph by its nodes' references. Returns the elements of one result tensor. inputs: the
+    contents of input buffers, by their ids.
+    """
     memory = {number: value.reshape(-1) for number, value in inputs.items()}
     for node in graph.nodes:
         reference = ops.get(node.type).reference
@@ -26,7 +28,7 @@ def computed(graph: Graph, inputs: Mapping[int, np.ndarray], result: Tensor) -> 
 
 
 def _seen(tensor: Tensor, memory: dict[int, np.ndarray]) -> np.ndarray:
-    """Returns the tensor's elements as a view of its buffer."""
+    """Returns the tensor's elements as a view of its buffer's contents."""
     flat = memory.setdefault(tensor.buffer.id, np.zeros(tensor.buffer.nbytes // 4, np.float32))
     start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
     steps = [4 * s for s in tensor.strides]

@@ -72,8 +72,8 @@ def test_a_variant_can_be_asked_for_and_must_exist() -> None:
 
 
 def with_a_computed(operand: str) -> Graph:
-    """Returns a graph in which an operand is computed in the iteration: the norm's weight before a
-    linear layer of one row, or attention's position.
+    """Returns a graph in which an operand is computed by the kernel itself in the same iteration:
+    the norm's weight before a linear layer of one row, or attention's position.
     """
     fp32, int32 = by_name("fp32"), by_name("int32")
     graph = Graph(0, 1)
@@ -143,8 +143,8 @@ def test_a_prompts_products_take_no_residual_under_roles() -> None:
 
 @pytest.mark.parametrize(("sequences", "variant"), [(8, "roles"), (9, "matrix"), (64, "matrix")])
 def test_many_sequences_decode_on_warpgroups(sequences: int, variant: str) -> None:
-    """Linear layers of few rows take 8 sequences. More run under the variant that reads prompts,
-    whose products round their inputs to the weights' type.
+    """With up to 8 sequences, decoding uses linear layers of few rows. With more it runs in the
+    kernel variant for prompts, whose products round their inputs to the weights' type.
     """
     few = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
     graph = build(Shape(few, by_name("bf16"), 64, 0, batch=sequences)).graph
@@ -167,7 +167,9 @@ def test_the_reason_for_warpgroups_gives_the_time_of_the_first_variant(
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_inputs_of_a_product_alone_are_not_rounded(rows: int) -> None:
-    """A product of fp32 with 16-bit weights keeps its precision where nothing decodes."""
+    """A product of fp32 rows with 16-bit weights in a graph that is no decoder does not round the
+    rows to 16 bits.
+    """
     graph = Graph(0, 1)
     x = graph.tensor((rows, 2048), by_name("fp32"))
     w = graph.tensor((512, 2048), by_name("bf16"), arena="parameter")
@@ -182,7 +184,10 @@ def test_inputs_of_a_product_alone_are_not_rounded(rows: int) -> None:
 def test_many_rows_with_little_work_of_experts_decode_on_warpgroups(
     experts: int, variant: str
 ) -> None:
-    """Adapters are experts of a low rank. Larger layers of experts keep the first variant."""
+    """Many rows are decoded in the variant for warpgroups, also if some weights are chosen by row
+    and small, as those of LoRA adapters, which are planned as experts. With larger layers of
+    experts, the machine's first variant is used.
+    """
     few = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
     graph = build(Shape(few, by_name("bf16"), 64, 0, batch=16)).graph
     x = graph.tensor((16, 2048), by_name("fp32"), name="x")

@@ -57,7 +57,7 @@ def test_many_sequences_decode_from_codes(sequences: int, quantize: str) -> None
 
 
 def of_codes(result: Plan) -> list[kinds.Signature]:
-    """The signatures of products whose weights are quantised."""
+    """Returns the signatures of products whose weights are quantised."""
     given = (kinds.signature(result, op) for op in result.ops if op.kind == "matmul")
     return [sig for sig in given if row_type_of(sig.operands[1]) is not None]
 
@@ -125,7 +125,9 @@ def test_few_tiles_have_parts_of_k(outputs: int, parts: int) -> None:
 
 
 def test_a_stage_has_room_for_all_scales_that_it_meets() -> None:
-    """Boxes begin at multiples of 16 bytes of a row: the device refuses other places."""
+    """A stage has room for the scales of all groups of which it holds codes, also those that the
+    box loads in front of them, because a box must begin at a multiple of 16 bytes in a row.
+    """
     for group, scales, zeros in itertools.product(
         (16, 32, 48, 64, 96, 128, 192, 256, 512), (fp32, bf16), (False, True)
     ):

@@ -1,4 +1,6 @@
-"""The cut that is predicted to be fastest is one of the fastest measured on an H100."""
+"""The cut of a product (tile size and parts of k) that the planner predicts to be fastest is one of
+the fastest measured on an H100.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ark.lower.cuts import candidates, choose_cut, choose_tile
 SUM_US = 11.0  # time to add two to four parts, measured within a whole model
 
 # (rows, columns, depth): microseconds by (rows and columns of a tile, parts), with weights read
-# from memory (docs/matmul.md). The last three were measured alone, in a loop.
+# from memory (docs/matmul.md). The last three products were measured alone, repeated in a loop.
 MEASURED = {
     (512, 3072, 2048): {
         (64, 64, 1): 28.1,
@@ -63,7 +65,8 @@ def test_the_cut_chosen_is_near_the_fastest_measured(shape: tuple[int, int, int]
     assert times[cut.rows, cut.columns, cut.parts] <= 1.02 * min(times.values())
 
 
-# The same measured on an H200 on 2026-11-29, where each result is stored by its product.
+# The same times on an H200 on 2026-11-29, for products that store their results one by one instead
+# of by a box copy.
 BETWEEN = {
     (1024, 768, 768): {(128, 64, 1): 5.4, (64, 96, 1): 5.2},
     (1024, 3072, 768): {(128, 256, 1): 13.9, (128, 192, 1): 11.0},
@@ -92,7 +95,9 @@ def test_tiles_fill_the_processors_where_sums_are_stored_one_by_one(
 def test_tiles_of_whole_boxes_fill_the_processors_for_any_weights(
     shape: tuple[int, int, int],
 ) -> None:
-    """If k is not contiguous in the right side, a tile has a multiple of 64 columns of 16 bits."""
+    """If k is not contiguous in the right operand, a tile has a multiple of 64 columns of
+    16 bits.
+    """
     rows, columns, depth = shape
     whole, machine = (1, 1, rows, columns), registry.machine("h200")
     cut = choose_cut(whole, depth, 2, machine, True, {}, plain=True)
@@ -144,7 +149,9 @@ def test_parts_are_taken_where_a_norm_follows() -> None:
     ],
 )
 def test_products_of_windows_take_the_tiles_that_were_measured(shape, depth, measured) -> None:
-    """The times are in docs/history/performance.md."""
+    """The planner chooses the tiles that were the fastest for convolutions; the measured times are
+    in docs/history/performance.md.
+    """
     cut = choose_cut(
         shape, depth, 2, registry.machine("h100"), False, {}, narrow=True, windows=True
     )

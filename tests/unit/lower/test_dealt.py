@@ -1,6 +1,6 @@
-"""The number of processors to which the tasks of a linear layer are dealt: all of them, or, if
-waiting processors prefetch the weights of later layers, only as many as are needed to have a whole
-layer's weights in flight.
+"""The number of processors that get the tasks of a linear layer: all of them, or, if waiting
+processors prefetch the weights of later layers, only as many as are needed to have the weights of a
+whole layer in flight.
 """
 
 from __future__ import annotations

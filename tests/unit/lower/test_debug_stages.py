@@ -21,7 +21,9 @@ Printed = Callable[..., tuple[Plan, str, str]]
 
 
 def compiled(machine: str) -> tuple[Plan, str]:
-    """Returns the plan and the source of relu(x @ w) and a softmax."""
+    """Plans and emits a small program. Returns the plan and the source of relu(x @ w) and a
+    softmax.
+    """
     model = Model()
     with use_model(model):
         x, w = ark.tensor([512, 1024], ark.bf16), ark.parameter([1024, 1024], ark.bf16)

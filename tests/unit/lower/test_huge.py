@@ -65,8 +65,8 @@ def test_huge_tensors_are_planned(name: str, shape: tuple[int, ...], machine: st
 
 
 def test_rows_of_four_dimensions_are_few_tasks() -> None:
-    """The rows are dealt as one matrix. A task for each leading index would be four million
-    tasks.
+    """An op on rows of a tensor of four dimensions treats all rows as one matrix. With a task for
+    each leading index it would have four million tasks.
     """
     planned(OPS["softmax"], (1 << 12, 1 << 10, 4, 2), "cpu-2")
 
@@ -92,7 +92,9 @@ def test_more_lines_than_a_coordinate_counts_are_cut(name: str) -> None:
 def test_dimensions_that_merge_stay_countable(
     build: Callable[[Any], Any], shape: tuple[int, ...], machine: str
 ) -> None:
-    """Both a task's coordinate and a tile's number of elements are at most 2^30."""
+    """If dimensions are merged, both a task's coordinate and the number of elements in a tile stay
+    at most 2^30, so that they fit into the device's integers.
+    """
     planned(build, shape, machine)
 
 

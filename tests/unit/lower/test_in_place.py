@@ -88,7 +88,9 @@ def test_a_pointwise_convolution_is_a_product() -> None:
 
 
 def test_patches_of_an_image_are_rows_of_a_product() -> None:
-    """The patch embedding of a vision transformer needs no matrix of windows."""
+    """The patch embedding of a vision transformer becomes a product that reads the patches in the
+    image, without a matrix of windows.
+    """
 
     def build() -> None:
         x, weight = ark.tensor((2, 3, 32, 32), ark.bf16), ark.tensor((64, 3, 8, 8), ark.bf16)

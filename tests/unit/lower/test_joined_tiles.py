@@ -1,5 +1,6 @@
 """Tiles of large products on machines with warpgroups: all tiles of a processor are one task,
-unless a peer waits for them. Then each is a task, so that it is sent as soon as it is done.
+unless a peer waits for them. If a peer waits, each tile is a task, so that it is sent as soon as it
+is complete.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Products whose sum over k is split into parts, on machines where every variant uses matrix units.
 The chosen cut is among the fastest by the timing model of docs/rocm-timing.md, and k is not split
-where that is not permitted.
+for products whose epilogue does not permit it.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def test_a_prompts_layer_takes_few_passes(rows: int, turned: bool) -> None:
     ops = {op.name.removeprefix("prompt.layers.0."): op for op in prompt_layer(rows)}
     products = {name: op.params for name, op in ops.items() if op.kind == "matmul"}
     qkv, gates = products["attention.query+key+value"], products["mlp.gate+up"]
-    # The product applies the rotation itself, unless splitting k is faster.
+    # The product that computes queries and keys also rotates them, unless splitting its k is
+    # faster.
     assert bool(qkv.get("head_dim")) == turned and (qkv.get("splits", 1) == 1) == turned
     assert gates["gated"] and gates["tile"][1] == 128
     kinds = [op.kind for op in ops.values()]

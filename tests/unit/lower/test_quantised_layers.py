@@ -32,8 +32,8 @@ def decoder(machine: str, name: str | None, **fields: Any) -> list[Plan]:
 
 
 def layers(plan: Plan) -> list[tuple[str, str, bool]]:
-    """Returns the linear layers of the last phase as (prologue, epilogue, True if the weights are
-    codes).
+    """Returns the linear layers of a plan's last phase as (prologue, epilogue, True if the weights
+    are codes).
     """
     last = {t.op for tasks in plan.phases[-1].processors for t in tasks}
     return [

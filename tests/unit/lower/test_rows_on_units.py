@@ -38,7 +38,7 @@ def gated(machine: str, rows: int, dtype: DataType) -> Plan:
 
 
 def joined(result: Plan) -> bool:
-    """True if the plan is two linear layers into which all other ops are fused."""
+    """True if the plan has only two ops, linear layers into which all others are fused."""
     kinds = [(op.kind, op.params.get("prologue"), op.params.get("epilogue")) for op in result.ops]
     return kinds == [("linear", "rmsnorm", "swiglu"), ("linear", "none", "add")]
 

@@ -1,4 +1,6 @@
-"""Tiles of a result are chosen so that the last round of tasks leaves few processors idle."""
+"""The sizes of tiles are chosen so that few processors are idle while the last tasks of an
+op run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from ark.ir.fold import fold
 from ark.lower.tiling import box_tile
 
 H200 = registry.get("cuda").machine("h200")
-# (shape, cost of an element): sums of 64x257x1000 over two dimensions, and a batch norm.
+# (shape of the result, operations for an element): sums of 64x257x1000 over two dimensions, and
+# batch norms.
 CASES = [((64, 257, 1), 1000), ((64, 1, 1000), 257), ((16, 64, 56, 56), 1), ((16, 64, 57, 57), 1)]
 
 

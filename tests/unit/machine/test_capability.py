@@ -27,7 +27,9 @@ def test_members_have_a_meaning_and_keep_their_word() -> None:
 
 
 def test_a_word_is_no_question() -> None:
-    """A misspelt string would otherwise test as False without an error."""
+    """A capability that is given as a string is refused. Otherwise a misspelt one would count as
+    missing, without an error.
+    """
     model = registry.machine("h200")
     assert model.has(Capability.WGMMA)
     assert not model.has(Capability.MFMA)
@@ -69,8 +71,9 @@ def test_more_and_fewer() -> None:
 
 
 def test_no_module_asks_for_a_single_thread() -> None:
-    """Bodies query whether threads share a task (`Machine.cooperative`). Every other difference is
-    a cost or a capability of its own.
+    """Only ark.machine reads Capability.SINGLE_THREAD. Other modules query whether threads share a
+    task (`Machine.cooperative`); every other difference between machines is a cost or a separate
+    capability.
     """
     root = Path(ark.__file__).parent
     asking = [

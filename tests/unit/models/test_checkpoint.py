@@ -1,5 +1,5 @@
-"""Checkpoint compared with transformers' reading of the same directory, and every kind of
-damage.
+"""Checkpoint compared with transformers' reading of the same directory, and the refusal of every
+kind of damage.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def copy(intact: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
 
 
 def same(tensors: Tensors) -> None:
-    """A change that does nothing."""
+    """A change of a checkpoint's tensors that changes nothing."""
 
 
 def setting(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], None]:
@@ -186,7 +186,7 @@ def test_the_command_reports_damage_in_one_line(
 
 def test_weights_that_are_not_quantised_lie_beside_others(copy: Callable[..., Path]) -> None:
     """A GPTQ checkpoint in which one linear layer is not quantised: that layer is read as floats,
-    the others as codes.
+    all other layers as codes.
     """
 
     def plain(tensors: Tensors) -> None:

@@ -41,7 +41,9 @@ def test_a_file_that_transformers_write_by_default_is_silent(tmp_path: Path) -> 
 
 
 def test_each_field_that_changes_a_text_is_named(tmp_path: Path) -> None:
-    """Covers all fields of transformers' class, each with another value than its default."""
+    """Each field that changes the generated text and that ark does not support is named in a
+    warning. Tested for all fields of transformers' class, each with another value than its default.
+    """
     defaults = GenerationConfig._get_default_generation_params()
     others = {bool: lambda v: not v, int: lambda v: v + 3, float: lambda v: v + 0.5}
     for name, value in defaults.items():

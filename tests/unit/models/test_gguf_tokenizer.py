@@ -190,7 +190,9 @@ def test_absent_files_and_directories_are_told(intact: Path, tmp_path: Path) -> 
 
 
 def test_all_types_of_the_package_are_known() -> None:
-    """All types of the gguf package are supported or refused because weights do not have them."""
+    """Each tensor type of the gguf package is either supported or listed as one that weights do not
+    have.
+    """
     from ark.models.formats.gguf import BLOCKS
 
     for kind in (*BLOCKS, *OTHERS):

@@ -1,5 +1,5 @@
-"""Every argument of a Generator and of its streams with a wrong value: it is refused with a clear
-error before anything is planned.
+"""Every argument of a Generator and of its streams with a wrong value: the value is refused with a
+clear error before anything is planned.
 """
 
 from __future__ import annotations

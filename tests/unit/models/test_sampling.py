@@ -78,8 +78,8 @@ def test_a_field_has_its_range(name: str) -> None:
 
 
 def test_other_spellings_of_a_value() -> None:
-    """Values that vLLM accepts in other forms: top_k=-1 means no top-k, and a string is a list of
-    one string.
+    """Values that vLLM accepts are accepted: top_k=-1 means no top-k, and a string is a list of one
+    string.
     """
     assert SamplingParams(top_k=-1) == DEFAULT
     assert SamplingParams(stop="end") == SamplingParams(stop=["end"])  # type: ignore[arg-type]

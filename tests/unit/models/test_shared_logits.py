@@ -1,5 +1,5 @@
-"""Ranks that each compute a share of a decoder's logits: each rank finds the best token of its
-share and sends it to every rank. If a task's record cannot hold the indices of all ranks, the
+"""Ranks that each compute the logits of a part of the vocabulary: each rank finds the best token of
+its part and sends it to every rank. If a task's record cannot hold the indices of all ranks, the
 logits are gathered first.
 """
 

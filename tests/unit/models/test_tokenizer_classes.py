@@ -163,8 +163,8 @@ def write(folder: Path, where: dict[str, Any], config: dict[str, Any]) -> Path:
 
 
 def check(folder: Path, texts: list[str], drawn: list[int]) -> None:
-    """Asserts that ids and their text, whole and streamed, equal transformers', if transformers
-    loads the folder.
+    """Asserts that a tokenizer folder gives transformers' ids for the texts and transformers' text
+    for the ids `drawn`, at once and streamed, if transformers can load it.
     """
     try:
         theirs = AutoTokenizer.from_pretrained(folder)

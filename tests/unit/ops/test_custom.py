@@ -149,8 +149,8 @@ def test_comments_and_strings_are_no_code() -> None:
     ],
 )
 def test_a_text_is_code_that_its_author_trusts(text: str) -> None:
-    """A custom op's text may contain any code. A filter of words could not make code of an
-    untrusted author safe.
+    """A custom op's text may contain any code. ark does not filter it: a filter of words could not
+    make an untrusted author's code safe.
     """
     op = copied(COPY + text + "\n")
     plan(lambda: op(ark.tensor([4])))
@@ -306,7 +306,9 @@ def test_two_texts_may_use_one_name() -> None:
     "backend, machine", [("cpu", "cpu-2"), ("cuda", "h100"), ("rocm", "mi300x")]
 )
 def test_compiler_messages_are_passed_on(backend: str, machine: str) -> None:
-    """The message has the file, the line and the compiler's text, and no source of ark's."""
+    """If a custom op does not compile, the error has the file, the line and the compiler's message,
+    and no lines of ark's own source.
+    """
     pytest.importorskip({"cuda": "cuda.bindings.nvrtc", "rocm": "ziglang"}.get(backend, "ark"))
     wrong = copied(COPY.replace("ark_load(c, x, m)", "ark_load(c, x, m) * nowhere"))
     with use_model(Model()) as model:

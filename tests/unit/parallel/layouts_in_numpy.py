@@ -23,8 +23,8 @@ def scatter(parts: Sequence[np.ndarray], layout: Layout) -> Shards:
 
 
 def places(layout: Layout, steps: Sequence[Step]) -> np.ndarray:
-    """Returns the block that each device holds after the steps, as rows of (replica, value,
-    *dims).
+    """Returns, for each device, its coordinates after the steps: the number of its replica, of its
+    value split (partial sum), and of its block in each dimension.
     """
     coordinates = layout.coordinates()
     for step in steps:
@@ -64,7 +64,9 @@ def run(shards: Shards, steps: Sequence[Step]) -> tuple[Shards, float]:
 
 
 def _together(step: Step, blocks: Shards) -> Shards:
-    """Returns the shards of a group after a step, by position in the group."""
+    """Executes one step of a conversion within a group of devices. Returns the group's new shards,
+    by position in the group.
+    """
     count, source, target = step.ranks, step.source - D, step.target - D
     if step.op == "all_reduce":
         return [sum(blocks[1:], blocks[0])] * count

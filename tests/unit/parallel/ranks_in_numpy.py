@@ -48,7 +48,9 @@ class Ranks:
             assert before != at, "all ranks wait for each other"
 
     def _step(self, rank: int, node: Node, reduced: list[int]) -> bool:
-        """Executes a node. Returns False if its data have not arrived."""
+        """Executes a node of a rank's graph. Returns False if data that it receives have not
+        arrived.
+        """
         view = self.memory[rank].view
         if node.type == "send":
             self.mail[rank, node.attrs["remote_rank"]].append(view(node.inputs[0]).copy())

@@ -83,7 +83,9 @@ def test_each_rank_does_half_of_the_work(plan: str) -> None:
 
 
 def test_replicated_work_is_said() -> None:
-    """Work that every rank repeats is listed by name, with its share of the total."""
+    """If every rank repeats some work, the printed plan lists these ops by name, with their share
+    of the total work.
+    """
     split = parallelize(NET, 2, "replicated")
     assert split.work == (1.0, 1.0)
     assert abs(sum(op.share for op in split.whole) - 1) < 1e-9

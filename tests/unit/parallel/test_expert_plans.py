@@ -1,5 +1,5 @@
-"""Routed experts under an expert plan: each rank holds some of the experts, and one sum ends each
-mixture.
+"""Routed experts under an expert plan: each rank holds some of the experts, and each mixture of
+experts ends with one sum over ranks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def test_on_cpu_ranks() -> None:
 
 
 def test_shares_pass_only_where_they_may() -> None:
-    """An op reads the sum of the shares, unless it is linear in them or maps zeros to zeros."""
+    """An op may read a rank's partial sum instead of the whole sum only if it is linear, or maps
+    zeros to zeros.
+    """
     plan = ParallelGraph(GRAPH, 2)
     by_type: dict[str, list[dict]] = {}
     for node in plan.nodes:
@@ -113,8 +115,8 @@ def test_a_share_of_a_whole_tensor_is_refused() -> None:
 
 
 def test_a_part_of_the_experts_gives_zeros_for_others() -> None:
-    """Rows of other experts are zero, as in the NumPy reference. A part that does not exist is
-    refused.
+    """An op that computes a part of the experts gives zeros for rows that chose other experts, as
+    the NumPy reference does. The number of a part that does not exist is refused.
     """
     product = next(n for n in GRAPH.nodes if n.type == "expert_linear")
     assert str(annotate(product)) == "r k+, e+ n k+, r s -> r s n"

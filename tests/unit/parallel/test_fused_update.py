@@ -27,8 +27,8 @@ WHOLE = 16 * coco.WIDTH * 4  # bytes of one moment
 
 
 def lamb_reordered(plan: ParallelGraph) -> None:
-    """Transforms LAMB's update: a reduce-scatter, then the update and the partial sums of its norms
-    on slices, then an all-gather. Each rank keeps its slice of the moments.
+    """Transforms a plan that has LAMB's update: a reduce-scatter, then the update and the partial
+    sums of its norms on slices, then an all-gather. Each rank keeps its slice of the moments.
     """
     parts = coconet.split(plan, coco.named(plan, "gradient"))
     sliced, chosen = {parts.outputs[0].buffer.id}, []
@@ -65,8 +65,8 @@ WAYS = {
 
 
 def one_device(kind: str, steps: int) -> dict[str, np.ndarray]:
-    """Returns the final contents of lasting memory after some steps of the untransformed graph, and
-    the initial ones.
+    """Runs some steps of the untransformed graph on one device. Returns the final contents of the
+    memory that outlives an iteration, and the initial ones.
     """
     graph, memory = coco.update(kind), Interpreter()
     given = contents(coco.started(kind))

@@ -1,5 +1,5 @@
 """Parameters that a graph reads in another shape: every plan trains them as one device does, and
-lasting memory is identified by its name.
+memory that outlives an iteration is identified by its name.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def middle_in(front: Any, kind: str, h: Any, b: Any, conv: Any) -> Any:
 
 
 def net(kind: str) -> tuple[Graph, dict[str, str]]:
-    """Returns a training step, and from the names of its buffers to those of the tensors."""
+    """Returns a training step, and a map from its buffers' names to the tensors' names."""
     model = Model(0, 1)
     with use_model(model):
         x = ark.tensor(SHAPES["x"])

@@ -118,8 +118,8 @@ def test_values_after_the_steps_are_the_logical_tensor(data: st.DataObject) -> N
 
 
 def test_a_forgotten_step_is_seen() -> None:
-    """The comparison of the tests above can fail: if no step of a layout change is executed, the
-    array is not the sum.
+    """Shows that the comparison of the tests above would notice a missing step: if no step of a
+    layout change is executed, the array is not the sum.
     """
     before, after = counts(1, 4, 1, 1), counts(4, 1, 1, 1)
     parts = [np.full((4, 4), i) for i in range(4)]

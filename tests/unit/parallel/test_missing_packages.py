@@ -1,4 +1,6 @@
-"""A missing package is reported as missing, and not as a plan or algorithm that is impossible."""
+"""If a package is missing, the error says so, and not that the plan or the algorithm is
+impossible.
+"""
 
 from __future__ import annotations
 

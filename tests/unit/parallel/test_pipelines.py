@@ -84,7 +84,9 @@ def test_forward_only_takes_the_load_of_a_device(name: str) -> None:
 def test_eight_devices_and_micro_batches_with_proof(
     name: str, memory: int, period: int, makespan: int | None
 ) -> None:
-    """The solver proves the periods optimal. The brute-force test below checks such proofs."""
+    """The periods of pipeline schedules for eight devices and micro-batches are the known ones, and
+    the solver proves them optimal. The brute-force test below checks such proofs.
+    """
     placement = shape(name, 8)
     schedule = tessel(placement, memory, 8)
     assert (schedule.period, schedule.optimal) == (period, True)
@@ -93,8 +95,8 @@ def test_eight_devices_and_micro_batches_with_proof(
 
 
 def holds(placement: Placement, memory: int, starts: dict[tuple[str, int], int]) -> bool:
-    """Returns whether a schedule is valid, by a check of each time step that is independent of
-    ark's.
+    """True if a schedule keeps all dependences and the memory limit. It checks each time step,
+    independently of ark's own check.
     """
     by_name = {b.name: b for b in placement.blocks}
     for (name, m), start in starts.items():

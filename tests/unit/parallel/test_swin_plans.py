@@ -1,5 +1,5 @@
 """A training step of Swin blocks with shifted windows on several ranks: data parallelism, co-shard
-and ZeRO train as torch does, and no rank repeats work.
+and ZeRO train as torch does, and no rank repeats work of another.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class InTorch:
 
 
 def rolled(form: Any, x: Any, shift: int) -> Any:
-    """Returns x with rows and columns rotated by `shift`."""
+    """Returns images x with rows and columns moved cyclically by `shift`."""
     shift %= SIDE
     x = form.joined([x[:, shift:], x[:, :shift]], 1)
     return form.joined([x[:, :, shift:], x[:, :, :shift]], 2)
@@ -117,7 +117,7 @@ def in_torch() -> dict[str, np.ndarray]:
 
 
 def in_ark() -> tuple[Graph, dict[str, str]]:
-    """Returns the step, and from the names of its buffers to those of the tensors."""
+    """Returns the training step in ark, and a map from its buffers' names to the tensors' names."""
     model = Model(0, 1)
     with use_model(model):
         x = ark.tensor(IMAGE.shape)

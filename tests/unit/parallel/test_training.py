@@ -60,7 +60,9 @@ def config_of(plan: str) -> Any:
 
 @functools.cache
 def split(plan: str, ranks: int) -> tuple[Any, Any]:
-    """Returns the step and its ranks' graphs. They are cached; tests must not change them."""
+    """Returns the training step and the ranks' graphs into which a parallel plan divides it. They
+    are cached; tests must not change them.
+    """
     result: tuple[Any, Any] = example.make(config_of(plan), plan, ranks, TRAINING_STEPS)
     return result
 
@@ -134,8 +136,8 @@ def test_recycled_passes_spread_in_torch_itself() -> None:
 
 
 def test_memory_and_traffic_of_ranks_equal_the_plan() -> None:
-    """The bytes of parameters and of the optimizer's moments are whole or divided, as the plan
-    defines.
+    """Each rank has as many bytes of parameters and of the optimizer's moments as the plan defines:
+    the whole, or a part.
     """
 
     def share(result: Any, buffer: str) -> float:
@@ -179,7 +181,9 @@ def test_on_cpu_ranks(plan: str) -> None:
 
 
 def blocks_on(graph: Any) -> list[str]:
-    """Returns blocks with their micro-batches in the order in which a rank computes them."""
+    """Returns the names of pipeline blocks with their micro-batches, in the order in which a rank
+    computes them.
+    """
     scopes = [n.name.partition(".")[0] for n in graph.nodes if "-" in n.name.partition(".")[0]]
     return list(dict.fromkeys(scopes))
 
@@ -201,7 +205,8 @@ def test_ranks_compute_in_the_order_of_the_schedule() -> None:
 
 def test_zero_bubble_hands_gradients_on_first() -> None:
     """In a stage's backward pass, the gradients that the previous stage waits for come before the
-    gradients of weights. After a rank's first send, products of that micro-batch remain.
+    gradients of weights. So products of a micro-batch remain to be computed after a rank has sent
+    its gradients.
     """
     _, result = split("zero-bubble", 2)
     nodes = result.graphs[1].nodes
@@ -228,8 +233,9 @@ def test_memory_of_newer_pipelines_equals_the_plan() -> None:
 
 @slow
 def test_co_shard_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first half of a rank's batch passes a layer before the second half starts, and each
-    layer's activations are recomputed for its gradients. So fewer bytes are live at once.
+    """Under co-shard, the first half of a rank's batch passes a layer before the second half
+    starts, and each layer's activations are recomputed for its gradients. So fewer bytes are live
+    at once.
     """
     monkeypatch.setattr(memory, "MAX_UNSHARED_BYTES", 0)  # so that small buffers also share memory
     config, sizes, orders = dataclasses.replace(CONFIG, rows=24, layers=4), {}, {}

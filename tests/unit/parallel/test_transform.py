@@ -51,8 +51,9 @@ OPS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", OPS)
 def test_annotations_say_how_ops_split(name: str) -> None:
-    """Along every letter that may be cut, the results of the parts, by the op's reference, combine
-    to the whole result.
+    """An op's annotation has a letter for each dimension. If the op is cut along a letter that
+    permits this, the results of the parts, computed by the op's reference, combine to the whole
+    result.
     """
     node = traced(OPS[name]).nodes[0]
     annotation = annotate(node)
@@ -122,8 +123,8 @@ def test_plans_on_cpu_ranks(split: Callable[[ParallelGraph], None], ranks: int, 
 
 
 def test_a_missing_share_is_seen() -> None:
-    """The comparison of the tests above can fail: if one of two partial sums is missing, the result
-    differs.
+    """Shows that the comparison of the tests above would notice an error: if one of two partial
+    sums is missing, the result differs.
     """
     graph = traced(lambda: ark.linear(ark.tensor((4, 8), name="x"), ark.tensor((4, 8), name="w")))
     plan = ParallelGraph(graph, 2)

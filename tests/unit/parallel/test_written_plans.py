@@ -1,4 +1,4 @@
-"""A plan of twenty lines written by a user: the example of docs/parallel.md is run."""
+"""Runs the example of docs/parallel.md, a parallel plan that a user has written in twenty lines."""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ def test_bytes_of_parameters_and_moments() -> None:
 @slow
 @pytest.mark.parametrize("name", ["data", "zero1", "zero3"])
 def test_as_many_bytes_as_torch(name: str, tmp_path: Path) -> None:
-    """Compared with DDP and AdamW, with ZeroRedundancyOptimizer (which deals whole parameters to
-    ranks), and with fully_shard.
+    """Ranks under ZeRO hold as many bytes as in torch: compared with DDP and AdamW, with
+    ZeroRedundancyOptimizer (which assigns whole parameters to ranks), and with fully_shard.
     """
     want, actual = _ranks_of_torch(tmp_path, name), _by_plan(name)
     assert actual["parameters"] == want[0]["parameters"]

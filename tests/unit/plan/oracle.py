@@ -71,7 +71,7 @@ def conflict(a: list, b: list) -> bool:
 
 def conflicts(a: list, b: list) -> set[str]:
     """Returns the kinds of memory in which two tasks conflict. In "plain" memory the first task
-    must have completed and be visible. In "packets" a load is itself a wait.
+    must have completed and its writes must be visible. In "packets" a load is itself a wait.
     """
     return {
         "packets" if x[0] == "packet" else "plain"
@@ -83,8 +83,8 @@ def conflicts(a: list, b: list) -> set[str]:
 def order(plan: Plan, number: int) -> nx.DiGraph:
     """Returns happens-before of one phase: program order, full waits, and packet reads.
 
-    An edge with `packet` publishes only the packet and no other memory. `touched`: the accesses of
-    a node.
+    An edge with the attribute `packet` makes only the packet visible, not other writes. The node
+    attribute `touched` has a task's accesses.
     """
     graph = nx.DiGraph()
     listed = {k: t for k, t in tasks(plan).items() if k[0] == number}

@@ -19,8 +19,8 @@ BUFFER_BYTES = 480
 
 @st.composite
 def touched(draw: Any) -> tuple[PlanTensor, int, list[Access]]:
-    """Draws a tensor in a small buffer, the bytes of an element, and the boxes of tasks 0,
-    1, ...
+    """Draws a tensor in a small buffer, the size of an element in bytes, and the boxes that tasks
+    0, 1, ... access.
     """
     itemsize = draw(st.sampled_from([1, 2, 4]))
     room = BUFFER_BYTES // itemsize

@@ -1,5 +1,5 @@
-"""Fetches of cache rows that iterations append: their form in plans, and what the verifier
-refuses.
+"""Growing fetches: loads of the rows of a cache, to which each iteration appends one. Tests their
+representation in plans, and faults that the verifier refuses.
 """
 
 from __future__ import annotations
@@ -61,14 +61,16 @@ def test_a_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
 
 @pytest.mark.parametrize("dtype", [fp32, bf16])
 def test_who_reads_in_place_streams_nothing(dtype: ark.DataType) -> None:
-    """The `block` variant streams no growing fetches; in fp32 there are no matrix units for it."""
+    """Attention reads its caches in place if they are not streamed: in the `block` variant, and in
+    fp32, for which matrix units cannot be used.
+    """
     options = {"variant": "block"} if dtype is bf16 else {}
     assert not growing(decoder(offers_roles(), dtype=dtype, **options))
 
 
 def test_a_part_has_a_stage_at_least() -> None:
-    """With 64 positions of a head of width 64 in a stage, parts are not smaller, although more
-    processors are available.
+    """A part of attention has at least the positions of one stage, here 64 of a head of width 64,
+    although more processors are available.
     """
     config = dataclasses.replace(WIDE, head_dim=64)
     target = registry.machine("h100")
@@ -81,8 +83,8 @@ def test_a_part_has_a_stage_at_least() -> None:
     [(2, 576, 4), (2, 2048, 8), (3, 576, 4), (4, 576, 4), (8, 576, 1), (8, 640, 1), (8, 704, 2)],
 )
 def test_several_sequences_have_fewer_parts(batch: int, room: int, parts: int) -> None:
-    """Each part has at least two stages. There is one part if a head's positions fit into a ring of
-    ten slots.
+    """With several sequences attention is divided into fewer parts, each of at least two stages;
+    into one if all positions of a head fit into a ring of ten slots.
     """
     config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
     (planned,) = make_plans(Shape(config, bf16, room, 0, batch=batch), registry.machine("h100"))
@@ -92,7 +94,8 @@ def test_several_sequences_have_fewer_parts(batch: int, room: int, parts: int) -
 
 
 def test_a_head_has_no_more_parts_than_can_be_merged() -> None:
-    """Many processors for few heads, and little shared memory beside the ring: 24 parts of 34
+    """A head is divided into at most as many parts as the merging task can hold. Here there are
+    many processors for few heads, and shared memory beside the ring has room for 24 parts of 34
     floats.
     """
     target = dataclasses.replace(offers_roles().with_processors(64), shared_bytes=6 * 4096 + 3264)
@@ -196,7 +199,7 @@ def test_stages_that_a_ring_cannot_hold_are_refused() -> None:
 
 
 def test_a_growing_fetch_is_one_record_with_its_growth() -> None:
-    """The records of growing fetches contain the plan's values: the address of the rows, the
+    """The records of growing fetches contain the numbers of the plan: the address of the rows, the
     largest number of rows, and the part of the positions.
     """
     planned = decoder(machine(4, Capability.PACKETS), chunk=4)

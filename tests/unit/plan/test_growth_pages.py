@@ -65,7 +65,9 @@ def test_an_engine_streams_its_pages_and_the_file_says_so() -> None:
 
 
 def test_stages_of_many_pages_are_read_in_place() -> None:
-    """A lane of the loader holds one page: a stage of 32 pages is streamed, one of 64 is not."""
+    """Each lane of the loading warp copies one page of a stage: caches whose stages have 32 pages
+    are streamed, those with 64 are read in place.
+    """
     assert growing(served(page=1)) and not growing(served(page=1, stage=8192))
 
 

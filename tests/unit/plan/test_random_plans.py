@@ -84,8 +84,8 @@ def test_verifier_and_brute_force_agree(
 def test_a_write_hides_only_the_bytes_that_it_covers(
     monkeypatch: pytest.MonkeyPatch, inner: slice
 ) -> None:
-    """A write hides earlier writes only for the bytes that it covers: between a write of a whole
-    tensor and a read of some columns, other columns are written.
+    """A write hides earlier writes only for the bytes that it covers: here the whole tensor is
+    written, then some columns, and a read of other columns still needs the first write.
     """
     monkeypatch.setattr(tiling, "least_elements", lambda _: 4)
     model = Model(0, 1)
@@ -101,8 +101,8 @@ def test_a_write_hides_only_the_bytes_that_it_covers(
 
 @pytest.mark.parametrize("processors", [2, 3])
 def test_they_agree_on_packets(processors: int) -> None:
-    """Decoders have both packets and counters. Knowing that a task ran does not make its writes
-    visible.
+    """Verifier and brute force agree on decoders, which have both packets and counters. A packet
+    proves that its sender ran, but does not make the sender's other writes visible.
     """
     (plan,) = decoder_plans(machine(processors, Capability.PACKETS, warps=2), chunk=0)
     assert any(t.packet for t in plan.tensors)

@@ -38,8 +38,8 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
 def test_every_mutation_is_refused(plan: Plan, mutate: Callable) -> None:
-    """Every mutation on every machine: 4 seeds, 20 in `nox -s slow`, 12 times as many in `nox -s
-    plan_fuzz`.
+    """The verifier refuses every mutation on every machine: 4 seeds, 20 in `nox -s slow`, 12 times
+    as many in `nox -s plan_fuzz`.
     """
     accepted = []
     for seed in range(examples(20) * MORE):
@@ -59,8 +59,8 @@ def test_every_mutation_is_refused(plan: Plan, mutate: Callable) -> None:
 
 
 def test_memory_is_used_again_behind_counters_alone() -> None:
-    """Memory may be reused only after a counter, not after a packet. Places each buffer at the
-    address of every other whose lifetime has ended: the reader of a task's packet may run
+    """Memory may be reused only after a counter, not after a packet. The test places each buffer at
+    the address of every buffer whose lifetime has ended: the reader of a task's packet may run
     concurrently with that task's other readers.
     """
     (plan,) = decoder_plans(MACHINES["gpu"], chunk=8)
@@ -116,8 +116,8 @@ def test_no_valid_plan_is_refused(processors: int, chunk: int, packets: bool) ->
 
 
 def test_harmless_swaps_are_accepted_and_no_others(plan: Plan) -> None:
-    """Swaps neighbouring tasks of a processor that share no bytes, and compares the verifier with
-    brute force.
+    """Swaps adjacent tasks in a processor's list that share no bytes. The verifier accepts a swap
+    exactly if brute force finds no fault.
     """
     places = [
         (number, processor, i)

@@ -30,8 +30,8 @@ def plans(request: pytest.FixtureRequest) -> list[Plan]:
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
 def test_every_mutation_of_a_rank_is_refused(plans: list[Plan], mutate: Callable) -> None:
-    """Every mutation on every machine, on either rank: 2 seeds, 10 in `nox -s slow`, 12 times as
-    many in `nox -s plan_fuzz`.
+    """The verifier refuses every mutation of either rank's plan on every machine: 2 seeds, 10 in
+    `nox -s slow`, 12 times as many in `nox -s plan_fuzz`.
     """
     verify(plans)
     accepted = []

@@ -38,7 +38,9 @@ def test_device_memory_asks_for_huge_pages() -> None:
 
 
 def test_memory_that_is_not_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small allocations are compared with the free memory when they have reached 1 MiB together."""
+    """Allocations larger than the free memory are refused. Small ones are added up, and compared
+    with the free memory each time their sum has reached 1 MiB.
+    """
     device, free = CpuDevice(0), Mock(return_value=1 << 30)
     monkeypatch.setattr(cpu, "available_bytes", free)
     for _ in range(8 * 4):

@@ -1,5 +1,5 @@
-"""Threads that run a CPU's launches: kept for a while, one for each launch, not inherited by a
-forked child. A launch may also run on the caller's thread.
+"""Threads that run a CPU's launches: each runs one launch at a time and is kept for a while. A
+forked child does not inherit them. A launch may also run on the caller's thread.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
     assert status == 0
 
 
-# Two processors. The caller's own has no work; the other waits for the parameters to change.
+# A kernel for two processors. The one that runs on the caller's thread has no work; the other waits
+# until the parameters change.
 WAITING = """
 #define ARK_LANES 1
 #define ARK_WARPS 1

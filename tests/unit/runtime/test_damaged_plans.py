@@ -45,7 +45,7 @@ DAMAGES = {
 
 
 def _grow(data: dict, nbytes: int) -> None:
-    """Enlarges the last activation buffer, and its arena accordingly."""
+    """Enlarges the plan's last activation buffer by some bytes, and its arena accordingly."""
     buffer = [b for b in data["buffers"] if b[1] == "activation"][-1]
     buffer[2] += nbytes
     data["arenas"]["activation"] = max(
@@ -144,7 +144,9 @@ def test_a_machine_without_a_model_of_its_name_keeps_to_its_architecture() -> No
 
 
 def test_every_damaged_field_is_refused_or_harmless() -> None:
-    """Each field of a plan's JSON is given values near its own and far from it."""
+    """Every field of a plan's JSON is replaced by values near the original one and far from it. The
+    plan is refused, or gives the result of its ops.
+    """
     command = [sys.executable, "-m", "tests.unit.runtime.test_damaged_plans", "40" if SLOW else "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,6 @@
-"""Runs of tasks in a processor's list that warps execute without synchronising in between."""
+"""Sequences of tasks in a processor's list that warps execute without synchronising in between
+(ark.runtime.flows).
+"""
 
 from __future__ import annotations
 

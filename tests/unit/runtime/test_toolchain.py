@@ -1,5 +1,5 @@
-"""The first use of a compiler on a device: compilers that generate wrong code are refused by name,
-correct ones are examined once.
+"""The first use of a compiler on a device: a compiler that generates wrong code is refused with an
+error that names it, a correct one is examined only once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from ark.runtime.executor import Executor
 
 @dataclasses.dataclass
 class Miscompiler:
-    """The CPU's compiler applied to a changed text. texts: the number of texts compiled."""
+    """A compiler with a fault: the CPU's compiler applied to a changed source. texts: the number of
+    sources compiled.
+    """
 
     change: Any
     texts: int = 0
@@ -60,7 +62,7 @@ class StandIn:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Replaces the models of the examination by one of two ops."""
+    """Replaces the models by which compilers are examined by one model of two ops."""
 
     def build(target_graph: Any) -> None:
         target_graph.product(4, 6, 8, fp32)
@@ -108,11 +110,11 @@ def test_a_compiler_is_examined_once(small: None, monkeypatch: pytest.MonkeyPatc
     assert (ones(backend) == 1.0).all() and backend.made.texts == 2
     ones(backend)
     assert backend.made.texts == 2
-    # In another process the verdict is read from disk.
+    # As in another process, the result of the examination is read from disk.
     monkeypatch.setattr(toolchain, "_admitted", set())
     monkeypatch.setattr(toolchain, "examine", lambda *_: pytest.fail("examined again"))
     ones(backend)
-    # Another version of the compiler or of ark's text is examined anew.
+    # With another version of the compiler or of ark's device code, the compiler is examined again.
     with pytest.raises(pytest.fail.Exception, match="examined again"):
         ones(StandIn(version="1.3"))
     monkeypatch.setattr(toolchain, "_texts", lambda root: "other text")
@@ -136,7 +138,8 @@ def test_a_miscompiler_is_refused_by_name(small: None, monkeypatch: pytest.Monke
     message = str(raised.value)
     assert "compiler 1.2 generates wrong code" in message and "attention" in message
     assert "install-another" in message and "ark doctor" in message
-    # The verdict is stored, so the compiler is refused again without an examination.
+    # The result of the examination is stored, so the compiler is refused again without an
+    # examination.
     monkeypatch.setattr(toolchain, "examine", lambda *_: pytest.fail("examined again"))
     with pytest.raises(SystemError, match=r"compiler 1\.2 generates wrong code"):
         ones(backend)

@@ -81,7 +81,9 @@ def _matmul(d: Draw, dtype: DataType) -> None:
 
 
 def long_products(d: Draw, dtype: DataType) -> None:
-    """Few rows and a long sum: with many threads, both operands pass through shared memory."""
+    """Adds products of few rows with a long k: with many threads, both operands pass through shared
+    memory.
+    """
     for rows in (1, 2, 3, 5):
         for ta, tb in ((False, True), (True, True), (False, False)):
             n, k = d.int(1, 4), d.int(1030, 1100)
@@ -188,8 +190,8 @@ def _indexing(d: Draw, dtype: DataType) -> None:
 
 
 def _regions(d: Draw, dtype: DataType) -> None:
-    """Adds a region of elementwise ops on shared values, with sums over a dimension. The last
-    result may be written in place.
+    """Adds elementwise ops that share operands and are fused as one region, with sums over a
+    dimension. The last result may be written in place.
     """
     count, wide = d.int(2, 5), d.int(64, 90)
     few = d.tensor([d.int(1, 3), 1, wide], fp32)

@@ -1,5 +1,5 @@
 """The bytes that a kind declares (`accesses`, `scratch`) compared with those that its compiled body
-touches, on the CPU.
+accesses, on the CPU.
 
 Planner, verifier and the brute-force oracle all rely on the declaration, so they cannot detect an
 error in it. Here random ops of every kind are planned, compiled with a recorder before every memory
@@ -97,9 +97,9 @@ def _of_every_kind() -> list[Plan]:
 
 
 def test_every_kind_is_among_them() -> None:
-    """A new kind needs a call above that creates its tasks. Transfers access no memory themselves
-    (the host's proxy does), nor does an iteration's end. Claimed tiles are of other kinds and do
-    not occur on a CPU; tests/backend/test_claims.py runs them.
+    """The plans above have tasks of every kind, so a new kind needs a call there. Transfers access
+    no memory themselves (the host's proxy does), nor does an iteration's end. Claimed tiles are of
+    other kinds and do not occur on a CPU; tests/backend/test_claims.py runs them.
     """
     used = {op.kind for planned in _of_every_kind() for op in planned.ops}
     nothing = {"transfer", "iteration_end", "claimed"}
@@ -119,7 +119,7 @@ def _half(access: kinds.Access) -> kinds.Access:
 @pytest.mark.parametrize("write", [False, True], ids=["reads", "writes"])
 def test_half_of_any_declaration_is_found(write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Halving the declaration of any kind whose tasks touch more than one element is detected.
-    Arrivals are exempt, because peers write their memory.
+    Tasks of the kind `arrival` are exempt, because peers write the memory that they declare.
     """
     plans, missed = _of_every_kind(), set()
     names = {op.kind for planned in plans for op in planned.ops} - {"transfer", "iteration_end"}
@@ -184,7 +184,8 @@ def test_declarations_that_are_too_large_or_in_the_future_are_found(
         AssertionError, match=r"declared bytes of .* it never (reads|writes): kv_append"
     ):
         check(cache_plan)
-    # Only the comparison uses the limit of 8 bytes; the body gets the scratch that it needs.
+    # The lowered declaration of 8 bytes of scratch is used by the comparison only; the body gets
+    # the scratch that it needs.
     needed = kind.scratch
     monkeypatch.setattr(accesses, "machine_of", lambda plan: None)
     monkeypatch.setattr(

@@ -91,7 +91,9 @@ def test_the_forms_with_tanh_are_gelu(tree) -> None:
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_values_are_torchs(approximate) -> None:
-    """Includes small results for negative inputs, for which the definition in fp32 loses digits."""
+    """The device function gives torch's values, also small results for negative inputs, for which
+    the formula in fp32 loses digits.
+    """
     torch = pytest.importorskip("torch")
     x = torch.cat([torch.linspace(-6, 8, 4001), torch.tensor([0.0, 50.0, torch.inf, torch.nan])])
     call = ark.gelu_erf if approximate == "none" else ark.gelu
@@ -101,7 +103,9 @@ def test_values_are_torchs(approximate) -> None:
 
 
 def test_values_of_the_written_form_are_torchs() -> None:
-    """The form in fp32 as written would give 0 for negative inputs below -5."""
+    """GELU written out by its formula gives torch's values on the device. Evaluated in fp32 as
+    written, it would give 0 for inputs below -5.
+    """
     torch = pytest.importorskip("torch")
     x = torch.linspace(-6, 8, 4001)
 

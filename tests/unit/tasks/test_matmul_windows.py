@@ -106,8 +106,8 @@ def test_the_reference_is_a_product_with_the_matrix() -> None:
     assert reference is not None
     attrs = {"transpose_a": False, "transpose_b": True, "windows": windows}
     (product,) = reference([np.array([[[[1.0, 0.0, 0.0, 1.0]]]]), source], attrs)
-    # The first channel is read at the first window element, the second at the second; the margin is
-    # zero.
+    # The weights select the first channel at the first element of the window and the second channel
+    # at the second; the padding is zero.
     assert product.tolist() == [[[[0.0 + 10.0, 2.0 + 30.0, 4.0 + 0.0]]]]
 
 

@@ -1,4 +1,4 @@
-"""The terms that a reduction refuses, and the messages."""
+"""The expressions of terms that a reduction refuses, and the error messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNTED = ["where", ["greater", ["input", 0], ["number", 0.5]], ["index", -1], [
 def reduction(
     shapes: Sequence[Sequence[int]], term: Any, dtype: str = "fp32", axis: int = 3
 ) -> None:
-    """Checks a sum of (3, 40) over an axis."""
+    """Checks the parameters of a sum of a (3, 40) tensor over an axis."""
     operands = []
     for shape in shapes:
         strides = [shape[1], 1]

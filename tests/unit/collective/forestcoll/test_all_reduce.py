@@ -1,5 +1,5 @@
-"""The optimal all-reduce rate: known values, a linear program over all trees, and no program beats
-it.
+"""The optimal all-reduce rate: known values, a comparison with a linear program over all trees, and
+a test that no collective program is faster.
 """
 
 import itertools

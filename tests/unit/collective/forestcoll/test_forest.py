@@ -105,7 +105,8 @@ def test_fixed_k_is_the_least_that_floors_allow(name, k):
     result = forest(topology, k=k)
     verify(topology, result)
     assert result.optimum == best
-    # Just below U some link carries one tree fewer, so that a cut has too little capacity.
+    # If U (trees per unit of bandwidth) were just below the optimum, some link would carry one tree
+    # fewer, and a cut would have too little capacity.
     below = max(
         Fraction(math.ceil(best.scale * each) - 1) / each
         for each in bandwidth
@@ -260,7 +261,7 @@ def test_a_switch_that_hears_more_than_it_says_by_hand():
     """Three ranks on a switch; g0 sends at 1 GB/s, all other links have 3 GB/s.
 
     All data of g0 pass its link of 1 GB/s, so the rate x* is at most 1. 7 GB/s enter the switch and
-    9 GB/s can leave it: it is unbalanced, which the cuts alone do not show.
+    9 GB/s can leave it: it is unbalanced, which the bounds by cuts do not take into account.
     """
     links = [Link(f"g{i}", "s", Fraction(3 if i else 1)) for i in range(3)]
     links += [Link("s", f"g{i}", Fraction(3)) for i in range(3)]

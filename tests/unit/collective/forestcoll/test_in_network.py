@@ -1,4 +1,6 @@
-"""Switches that multicast and reduce: rates of synthesis and bounds, by hand and by trees."""
+"""Switches that multicast and reduce: rates of the synthesised trees and their bounds, compared
+with values by hand and with a linear program over all trees.
+"""
 
 import dataclasses
 import itertools
@@ -74,8 +76,8 @@ def test_one_tree_of_height_one_does_a_rooted_collective(collective):
 
 
 def test_a_switch_that_sends_more_than_it_gets_is_of_use_where_it_multicasts():
-    """Uplinks are thin and downlinks wide, so an all-gather is bound by the bytes that each rank
-    receives.
+    """A switch that multicasts may send more than it receives: uplinks are slow and downlinks fast,
+    so an all-gather is bound by the bytes that each rank receives.
     """
     links = [Link(f"g{i}", "s", 1) for i in range(4)] + [Link("s", f"g{i}", 3) for i in range(4)]
     plain = Topology("uneven", tuple(f"g{i}" for i in range(4)), ("s",), tuple(links))
@@ -89,8 +91,8 @@ def test_a_switch_that_sends_more_than_it_gets_is_of_use_where_it_multicasts():
 
 
 def small(seed):
-    """Returns three or four ranks and a switch with random abilities. Links are in pairs of equal
-    bandwidth.
+    """Returns three or four ranks and a switch which may or may not multicast and reduce. Links are
+    in pairs of equal bandwidth.
     """
     rng = random.Random(seed)
     ranks = tuple(f"g{i}" for i in range(rng.randint(3, 4)))
@@ -109,7 +111,8 @@ def steiner_trees(topology, able):
     """Yields (root, links, times) of every way to reach all ranks from a root.
 
     The links form a tree over the ranks, and over the switch if it multicasts. A switch that does
-    not multicast lies on paths between two ranks, and its links may be used several times.
+    not multicast lies on paths between two ranks, and its links may be used several times; times:
+    how often each link is used.
     """
     ranks = topology.ranks
     pairs = list(topology.capacities())

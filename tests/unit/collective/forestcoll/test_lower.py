@@ -1,5 +1,5 @@
-"""Forests as programs: the checker accepts them, and their results equal the reference bit
-for bit.
+"""Forests of trees lowered to collective programs: the checker accepts the programs, and their
+results equal the reference bit for bit.
 """
 
 import numpy as np

@@ -1,4 +1,6 @@
-"""The checker refuses every kind of fault with its name; programs that it accepts run correctly."""
+"""The checker of collective programs refuses every kind of fault with an error that names it;
+programs that it accepts run correctly.
+"""
 
 import dataclasses
 import random
@@ -42,7 +44,7 @@ def ring():
 
 
 def place(program, kind, nth=0):
-    """Returns the index of the nth operation of a kind on rank 0."""
+    """Returns the index, in rank 0's list of operations, of the nth operation of a kind."""
     actual = [i for i, op in enumerate(program.operations[0]) if op.kind is kind]
     return actual[nth]
 
@@ -181,7 +183,7 @@ def test_whole_tensor_reductions_need_all_dot_products():
 @settings(max_examples=150, deadline=None)
 @given(any_program(most_ranks=5), st.integers(0, 10**6))
 def test_damaged_programs_are_refused_or_correct(program, seed):
-    """Soundness: a damaged program is refused, or gives the right result in every order tried."""
+    """A damaged program is refused, or gives the right result in every order that is tried."""
     rng = random.Random(seed)
 
     def damage(ops):

@@ -33,7 +33,7 @@ MOST_OPS, MOST_CHANNELS, MOST_PER_OP, MOST_SEMAPHORES = 64, 16, 8, 16
 
 
 def needed_fields(plan: dict[str, Any]) -> None:
-    """Asserts that all fields are present for which the executor has no default."""
+    """Asserts that a plan has all fields for which MSCCL++'s executor has no default."""
     assert {"name", "collective", "protocol", "inplace", "gpus"} <= plan.keys()
     for gpu in plan["gpus"]:
         parts = {"threadblocks", "channels", "remote_buffers"}
@@ -290,8 +290,8 @@ def test_invalid_plans_are_refused(case: str) -> None:
 
 
 def all_pairs(world: int, place: str) -> str:
-    """Returns an in-place all-reduce as MSCCL++'s own tools write it: every rank reads one share
-    from all others, reduces it, and writes the sum to all others.
+    """Returns an in-place all-reduce as MSCCL++'s own tools write it: every rank reads its part of
+    the data from all others, reduces it, and writes the sum to all others.
     """
     gpus = []
     for r in range(world):

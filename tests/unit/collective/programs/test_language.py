@@ -174,7 +174,7 @@ def test_a_mean_is_divided_once() -> None:
 
 
 def elsewhere() -> object:
-    """Returns a chunk that belongs to another program."""
+    """Returns a chunk of another collective program."""
     kept = []
     with pytest.raises(PlanError):
         ark.comm.program("all_reduce", 2)(lambda p: kept.append(p.output(1)))

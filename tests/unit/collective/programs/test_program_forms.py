@@ -1,4 +1,6 @@
-"""Programs: their text, JSON and XML forms, and the executor against NumPy."""
+"""Collective programs written as text, JSON and XML and read back, and their execution compared
+with NumPy.
+"""
 
 import dataclasses
 import functools
@@ -174,8 +176,8 @@ def test_steps_and_final_writers():
 
 
 def _run_xml(text, inputs):
-    """Interprets MSCCL XML: thread blocks in order, with at most one message in flight on a
-    connection.
+    """Interprets a program in MSCCL XML: the steps of a thread block run in order, with at most one
+    message in flight on a connection.
     """
     root = ElementTree.fromstring(text)
     memory, blocks = {}, []
@@ -245,7 +247,9 @@ def test_xml_runs_to_the_same_result(collective, ranks):
 
 
 def _check_limits(text, steps, blocks, collectives):
-    """Asserts the limits of the runtimes' parsers, taken from their sources."""
+    """Asserts that a program keeps the limits of the parsers of MSCCL's runtimes, which are taken
+    from their sources.
+    """
     root = ElementTree.fromstring(text)
     assert root.tag == "algo" and root.get("coll") in collectives
     for name in ("nchunksperloop", "nchannels", "ngpus", "minBytes", "maxBytes", "inplace"):

@@ -1,5 +1,5 @@
-"""Reductions other than sums: known values, equality of the forms of Adasum, means of any
-program.
+"""Reductions other than sums: known values, equal results of both algorithms of Adasum, means by
+any program.
 """
 
 import ml_dtypes
@@ -40,7 +40,7 @@ def test_the_combiner_is_not_symmetric_so_order_matters():
 
 
 def by_hand(rows):
-    """Returns Adasum of a power of two of vectors, by the paper's formula."""
+    """Returns Adasum of vectors, whose number is a power of two, by the paper's formula."""
     if len(rows) == 1:
         return rows[0]
     half = len(rows) // 2

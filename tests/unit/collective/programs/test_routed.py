@@ -1,5 +1,5 @@
-"""Puts with routes over other ranks become puts from rank to rank. They are right in every order
-and use the same links.
+"""Puts with routes over other ranks become puts from rank to rank. The resulting programs are right
+in every order and use the same links.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from ark.plan.verify import verify
 
 
 def with_routes(program, topology):
-    """Returns the program with the default route written in every put."""
+    """Returns the program with an explicit route in every put, the default one."""
     routes = Routes(topology)
     lists = [
         [

@@ -1,5 +1,5 @@
-"""Measured topologies: lines fitted to times, links computed from pairs, costs, and the file's
-contents.
+"""Measured topologies: latency and bandwidth fitted to times, links computed from measured pairs of
+ranks, costs of operations, and the contents of the file.
 """
 
 import itertools
@@ -65,8 +65,9 @@ def test_pairs_become_links_and_costs():
 
 
 def test_links_that_differ_by_less_than_repeats_do_are_equal():
-    """Six pairs of a mesh of four: five within 15% of each other, one at a third. The five get one
-    bandwidth, so that few trees suffice.
+    """Links whose measured bandwidths differ by less than repeated measurements do count as equal.
+    Here five of six links are within 15% of each other and get one bandwidth, so that few trees
+    suffice; the sixth has a third of it.
     """
     rates = (338.2, 361.9, 350.0, 345.1, 359.7, 112.4)
     lines = [{"threads": Line(4.3 + 0.01 * i, rate)} for i, rate in enumerate(rates)]
@@ -84,7 +85,7 @@ def test_links_that_differ_by_less_than_repeats_do_are_equal():
 
 def test_small_sizes_rank_by_latency(capsys, tmp_path):
     """With typical costs one_shot is faster for small sizes and the ring for large ones; small puts
-    carry flags.
+    are sent with flags in the data (packets).
     """
     h100 = load("h100")
     ring, direct = (classics.build(name, "all_reduce", 8) for name in ("ring", "one_shot"))

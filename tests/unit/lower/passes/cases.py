@@ -28,8 +28,8 @@ RUNS = {step.name: step.run for step in PASSES}
 
 @dataclass(frozen=True)
 class Case:
-    """A pass and a program that it changes. machine, ranks, options: those that it is planned for.
-    label: distinguishes a second program of the same pass.
+    """A pass and a program that it changes. machine, ranks, options: what the program is planned
+    for. label: distinguishes a second program of the same pass.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Each pass alone on a small printed graph: its texts before and after equal the stored ones.
 
-A second run of the pass changes nothing.
+Also tests that a second run of the pass changes nothing.
 """
 
 from __future__ import annotations

@@ -53,8 +53,9 @@ def test_weights_multiply_rows_of_windows(machine: str) -> None:
 
 
 def test_images_of_any_size_are_loaded_by_boxes() -> None:
-    """A 14 x 14 image in 16 bits is 392 bytes, not a multiple of 16, so the result is transposed
-    back.
+    """Images of any size are rewritten to channels last and loaded by box copies. A channel of a 14
+    x 14 image in 16 bits is 392 bytes, not a multiple of 16, so the result is computed with
+    channels last and then transposed back.
     """
     window_plan = planned("h100", (2, 128, 14, 14), (128, 128, 3, 3))
     assert kinds(window_plan) == [*BOXED, "transpose"]
@@ -73,8 +74,8 @@ def test_images_of_any_size_are_loaded_by_boxes() -> None:
 
 
 def test_windows_are_boxes_of_the_input() -> None:
-    """A 28 x 28 result in 16 bits is a whole number of packs, so it is written in the original
-    order.
+    """The windows of a convolution are loaded as boxes of its input. A channel of a 28 x 28 result
+    in 16 bits is a multiple of 16 bytes, so the result is written directly in the original order.
     """
     task_plan = planned("h100", (4, 64, 56, 56), (64, 64, 3, 3), stride=2)
     assert kinds(task_plan) == BOXED
@@ -149,7 +150,9 @@ def block() -> ark.Model:
 
 
 def test_depthwise_convolutions_read_rows_of_channels() -> None:
-    """The transposes are those of the image, of the depthwise weights, and of the result."""
+    """Depthwise convolutions next to others are rewritten to channels last. The only transposes are
+    those of the image, of the depthwise weights, and of the result.
+    """
     task_plan = make_plan(block().graph, registry.machine("h100"))
     verify([task_plan])
     (node,) = (op for op in task_plan.ops if op.kind == "depthwise")
@@ -160,7 +163,9 @@ def test_depthwise_convolutions_read_rows_of_channels() -> None:
 
 
 def test_depthwise_convolutions_alone_keep_channels_first() -> None:
-    """Also those of machines whose box copies load no windows."""
+    """Depthwise convolutions without such a neighbour keep channels first, also on machines whose
+    box copies load no windows.
+    """
     task_plan = planned("h100", w=(64, 1, 3, 3), groups=64)
     assert kinds(task_plan) == ["convolution"]
     others = kinds(make_plan(block().graph, registry.machine("mi300x")))
@@ -182,5 +187,5 @@ def test_transposes_around_layers_over_channels_are_not_made() -> None:
     images = [op for op in task_plan.ops if op.kind == "transpose"]
     sizes = [task_plan.tensors[op.operands[0]].shape[0] for op in images]
     # The transposes with two dimensions are that of the image and at most that of the result, whose
-    # rows do not consist of whole packs. All others are transposes of weights.
+    # rows are not multiples of 16 bytes. All other transposes are of weights.
     assert sizes.count(2) <= 2

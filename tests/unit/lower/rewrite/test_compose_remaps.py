@@ -21,7 +21,9 @@ SHAPE = (2, 12, 8, 5)
 
 
 def steps(x: Any, *begins: int) -> Any:
-    """Takes every other row, and of these every other column."""
+    """Takes every second row, and of these every second column. begins: the first row and the first
+    column.
+    """
     n, h, w, c = x.shape()
     rows = ark.strided_slice(x, [0, begins[0], 0, 0], [n, h // 2, w, c], [1, 2, 1, 1])
     return ark.strided_slice(rows, [0, 0, begins[1], 0], [n, h // 2, w // 2, c], [1, 1, 2, 1])

@@ -30,8 +30,9 @@ def planned(x: Shape, w: Shape, dtype: Any, **conv: Any) -> Plan:
 
 @pytest.mark.parametrize(("dtype", "channels"), [(ark.fp32, 4), (ark.bf16, 8)], ids=str)
 def test_the_first_convolution_of_a_network_makes_no_matrix(dtype: Any, channels: int) -> None:
-    """The image grows by its padding and to the channels of a pack, not by the 49 window
-    elements.
+    """The first convolution of a network builds no matrix of windows, in which each pixel would
+    occur 49 times. Only the image is copied: with its padding, and with as many channels as fill 16
+    bytes.
     """
     plan = planned((16, 3, 224, 224), (64, 3, 7, 7), dtype, stride=2, padding=3)
     assert [op.kind for op in plan.ops] == ["remap", "remap", "matmul"]

@@ -23,8 +23,8 @@ def kinds(build: Callable[[Any], Any]) -> list[str]:
 
 
 def soft(x: Any) -> Any:
-    """Returns an expression in which a comparison and a function read one value and `where` joins
-    them.
+    """Returns an expression in which a comparison and a function read one value and `where`
+    combines them.
     """
     scaled = ark.mul(x, 2.0)
     return ark.where(ark.greater(scaled, 20.0), x, ark.mul(ark.log_sigmoid(scaled), -0.5))
@@ -40,7 +40,9 @@ def test_values_read_by_parts_of_one_op_are_not_written(build: Callable[[Any], A
 
 
 def test_values_read_by_two_ops_are_written_once() -> None:
-    """A value that two ops read stays an op of its own if neither of them reads the other."""
+    """A value that two ops read is computed by a separate op, unless one of the two reads the
+    other's result.
+    """
 
     def two(x: Any) -> Any:
         shared = ark.exp(ark.mul(x, 2.0))

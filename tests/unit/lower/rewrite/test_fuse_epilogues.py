@@ -122,14 +122,14 @@ def test_a_product_is_not_moved_past_a_write_of_its_operands() -> None:
 
 
 def normed(x: Any, *norm: Any) -> Any:
-    """Returns a batch norm of columns."""
+    """Returns a batch norm of x with one mean, variance, weight and bias for each column."""
     mean, variance, weight, shift = norm
     return (x - mean) * ark.rsqrt(variance + 1e-5) * weight + shift
 
 
 def test_two_products_take_in_their_norms_and_one_the_sum() -> None:
-    """relu(norm(x w) + norm(y v)): each product applies its own norm, and one of them also the sum,
-    because one op cannot have all ten operands.
+    """relu(norm(x w) + norm(y v)): each product applies its own norm, and one of them also computes
+    the sum, because one op cannot have all ten operands.
     """
     torch = pytest.importorskip("torch")
     names = ("x", "w", "y", "v", *(f"{side}{i}" for side in "ab" for i in range(4)))

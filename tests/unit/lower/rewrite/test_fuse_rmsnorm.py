@@ -1,5 +1,5 @@
 """An rmsnorm that is written with plain ops becomes one op that rounds where the plain ops round:
-compared with torch on the CPU, bit for bit.
+its results on the CPU have the same bits as torch's.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def kinds(build: Callable[..., Tensor], dtype: ark.DataType) -> list[str]:
 @pytest.mark.parametrize("build", [as_llama, as_t5, as_gemma])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_the_norm_is_one_and_equals_torchs(build: Callable[..., Tensor], dtype: str) -> None:
-    """Rows contain integers whose sums of squares are exact in any order."""
+    """A norm of plain ops becomes one op and equals torch's. The rows contain integers, so that
+    sums of squares are exact in any order.
+    """
     ark.init(backend="cpu")
     kind = getattr(ark, dtype)
     wanted = "rmsnorm" if build is as_gemma else "rounded_rmsnorm"

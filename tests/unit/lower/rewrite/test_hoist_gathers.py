@@ -1,4 +1,6 @@
-"""Rows that a later gather drops are not computed; the gathered rows stay the same."""
+"""If a later gather reads only some rows of a result, the other rows are not computed; the gathered
+rows stay the same.
+"""
 
 from __future__ import annotations
 
@@ -182,7 +184,7 @@ def test_the_first_token_of_a_prompt_takes_one_row_behind_the_last_attention() -
     last = ("layers.1.attention.output", "layers.1.mlp.gate+up", "layers.1.mlp.down", "head.logits")
     assert {name for name, n in rows.items() if n == 1} == {f"begin.{name}" for name in last}
     assert set(rows.values()) == {1, 128}
-    # The gather of the residual comes before the gather of attention's output.
+    # The residual is gathered before the output of attention is.
     taken = [op.name for op in begin if op.kind == "gather"]
     names = ("add.rows", "attention.output.rows")
     assert taken == [f"begin.layers.1.{name}" for name in names]

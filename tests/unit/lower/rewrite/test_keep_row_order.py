@@ -37,7 +37,9 @@ def layer(x: Any, weight: Any) -> Any:
 
 
 def mixed(x: Any) -> Any:
-    """Mixes the rows of each window, as attention does."""
+    """Computes from the rows of each window new rows, each of which depends on all of them, as
+    attention does.
+    """
     *lead, high, wide, c = x.shape()
     flat = ark.reshape(x, [math.prod(lead), high * wide, c])
     scores = ark.matmul(flat, flat, transpose_other=True)
@@ -45,7 +47,9 @@ def mixed(x: Any) -> Any:
 
 
 def block(x: Any, vector: Any, matrix: Any, shift: int, mix: Mix = mixed, back: int = 0) -> Any:
-    """A block with windows of 3 x 4. back: a further shift, so that rows do not come back."""
+    """A block with windows of 3 x 4. back: an additional shift at the end, after which the rows are
+    not in their original order.
+    """
     normed = norm(x, vector)
     shifted = roll(normed, 0, shift, shift, 0) if shift else normed
     result = image(mix(windows(shifted, 3, 4)))
@@ -92,8 +96,8 @@ def built(form: Any) -> tuple[Graph, dict[int, np.ndarray], Any, frozenset[int]]
     ids=["twice", "displaced", "read elsewhere"],
 )
 def test_rows_are_computed_as_before(form: Any, copies: int) -> None:
-    """Of two blocks three permutations are left: to windows, from one block's to the next one's,
-    and back.
+    """Results stay the same, and of two blocks' permutations three are left: to the first block's
+    windows, from these to the second block's windows, and back.
     """
     graph, inputs, out, kept = built(form)
     context = Context(registry.machine("cpu"), {}, kept)

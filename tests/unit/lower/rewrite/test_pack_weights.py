@@ -31,7 +31,9 @@ PROMPT, CHUNK, NEW = 11, 4, 3
 
 
 def lowered(built: Built, form: str) -> tuple[Graph, list[Packing]]:
-    """Returns the graph and its packings. form: as built, with packed weights, or also fused."""
+    """Returns a model's graph and its packings (weights stored as one). form: whether the graph is
+    as built, has packed weights, or is also fused.
+    """
     if form == "as built":
         return built.graph, []
     context = Context(backends.machine("cpu-2"))
@@ -157,7 +159,9 @@ def test_decoding_over_pages_is_packed_too(apart: bool, tmp_path: Path) -> None:
 def test_every_form_over_pages_computes_transformers_logits(
     kind: str, form: str, tmp_path: Path
 ) -> None:
-    """Two sequences, which read their prompts token by token. gpt-oss has biases and sinks."""
+    """A model with a paged cache, in each form, gives transformers' logits for two sequences, which
+    read their prompts token by token. gpt-oss has biases and sinks.
+    """
     directory = make_checkpoint(tmp_path / kind, **decoders.CASES.get(kind, {}))
     checkpoint = Checkpoint.open(directory)
     pages = Pages(16, 4, (2,))
@@ -197,7 +201,9 @@ HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 8, 24
 
 
 class Parts:
-    """A model of one layer, built of parts that a case can change."""
+    """A model of one layer, whose parts (norm, projection, gate and so on) a test case can
+    replace.
+    """
 
     def __init__(self) -> None:
         sizes = {"query": HEADS * WIDTH, "key": KV_HEADS * WIDTH, "value": KV_HEADS * WIDTH}

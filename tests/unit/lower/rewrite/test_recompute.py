@@ -42,8 +42,8 @@ def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _least(nodes: Any) -> int:
-    """Returns the largest number of bytes of activations that are live at once in a list of
-    nodes.
+    """Returns the peak: the largest number of bytes of activations that are live at once in a list
+    of nodes.
     """
     alive: dict[int, tuple[int, int, int]] = {}
     for place, node in enumerate(n for n in nodes if not n.virtual):
@@ -61,8 +61,8 @@ def _least(nodes: Any) -> int:
     "kind", [pytest.param(k, marks=() if k == "Swin" else slow) for k in SHARES]
 )
 def test_a_step_in_less_memory_trains_as_torch_does(kind: str) -> None:
-    """A training step whose activations are recomputed trains as torch does, if NumPy interprets
-    each op in float64.
+    """A training step whose activations are recomputed trains as torch does, if its graph is run in
+    NumPy in float64.
     """
     step = step_of(kind, 2)
     ranks = parallelize(step.graph, 1, "replicated").ranks

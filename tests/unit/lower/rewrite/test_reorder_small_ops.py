@@ -46,7 +46,9 @@ def test_random_programs_change_their_order(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_cells_of_a_diagonal_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 layers of 8 steps take 17 waves. In program order, cells wait that could run."""
+    """The cells of an LSTM of 10 layers and 8 steps that lie on one diagonal (layer + step) run
+    concurrently: it takes 17 rounds. In program order, cells would wait that could run.
+    """
     case = lstm(10, 8, 256)
     plan, _ = planned(case, H100)
     monkeypatch.setattr(reorder_small_ops, "MIN_MEAN_CONCURRENT_OPS", 1 << 20)

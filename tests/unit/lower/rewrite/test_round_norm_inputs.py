@@ -38,7 +38,9 @@ def layers(rows: int, dtype: DataType, norm: DataType) -> Plan:
 
 
 def types(planned: Plan) -> list[list[tuple[str, bool]]]:
-    """Returns, for each linear layer, the type of each operand and whether it is a packet."""
+    """Returns, for each linear layer, the type of each operand and True if it travels as
+    packets.
+    """
     return [
         [(planned.tensors[t].dtype, planned.tensors[t].packet) for t in op.operands]
         for op in planned.ops

@@ -1,5 +1,5 @@
-"""Elementwise results that are read in boxes are computed in the same boxes, with the same
-values.
+"""Elementwise results of which other ops read boxes (ranges in each dimension) are computed in the
+same boxes, with the same values.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.slow import examples
 
 
 def factored(draw: st.DrawFn, total: int) -> list[int]:
-    """Draws a shape with `total` elements."""
+    """Draws a shape with `total` elements, as a product of random factors."""
     sizes = []
     while total > 1 and len(sizes) < 5:
         size = draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0]))
@@ -76,7 +76,9 @@ def test_every_origin_holds_the_same_elements(data: st.DataObject) -> None:
 
 
 def test_rows_are_boxes_of_their_buffer() -> None:
-    """Reads the second part of (batch 2, rows 5, 3 parts of 4 heads of 8)."""
+    """A part of a projection's result is read as a box of its buffer: the second part of (batch 2,
+    rows 5, 3 parts of 4 heads of 8 elements).
+    """
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.tensor((2, 5, 96), fp32)

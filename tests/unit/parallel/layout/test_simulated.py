@@ -1,4 +1,6 @@
-"""Changes of layout by simulated times: the best steps depend on the network."""
+"""Changes of a tensor's layout on ranks, chosen by simulated times: which steps are the fastest
+depends on the network.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SHAPE = (64, 64)
 
 
 def test_on_a_ring_it_is_the_ring() -> None:
-    """On a ring, the change is one all-reduce with the time of the classic ring algorithm."""
+    """On a ring of ranks, partial sums become replicas by one all-reduce, in the time of the ring
+    algorithm.
+    """
     steps, times = change_on(load("ring8"), SHAPE, SUMS, WHOLE, 4)
     assert [s.op for s in steps] == ["all_reduce"]
     ring = synthesize("ring8", "all_reduce", "ring")

@@ -22,7 +22,9 @@ from tests.unit.parallel.ranks_in_numpy import Ranks
 
 
 def result(plan: ParallelGraph, steps: int = 2) -> dict[str, np.ndarray]:
-    """Returns the final contents of lasting memory by name, after some iterations in NumPy."""
+    """Runs some iterations of the ranks' graphs in NumPy. Returns the final contents, by name, of
+    the memory that outlives an iteration.
+    """
     result = materialise(plan)
     ranks, random = Ranks(result.graphs), np.random.default_rng(1)
     whole: dict[str, np.ndarray] = {}
@@ -141,8 +143,8 @@ def test_a_product_and_its_all_reduce_in_chunks() -> None:
 
 
 def test_slices_are_sent_down_a_pipeline() -> None:
-    """Two stages on two ranks each. Both ranks of a stage hold the same value, and each sends half
-    of it.
+    """A value that crosses from one pipeline stage to the next is sent in slices. There are two
+    stages on two ranks each. Both ranks of a stage hold the same value, and each sends half of it.
     """
     model = Model(0, 1)
     with use_model(model):
@@ -265,7 +267,7 @@ def test_side_conditions() -> None:
 
 
 def _summed(plan: ParallelGraph) -> Node:
-    """Adds an op that reads the product and sums over its columns."""
+    """Adds to the graph an op that sums the product over its columns."""
     tensor = named(plan, "product").outputs[0]
     out = plan.graph.tensor((ROWS, 1), tensor.dtype)
     attrs = {"function": "sum", "axis": 1, "keepdims": True}

@@ -43,7 +43,9 @@ def there_and_back(stages: int) -> Graph:
 
 
 def block_of(node: Node) -> tuple[str, int]:
-    """Returns a node's block and micro-batch, parsed from the name of its scope."""
+    """Returns the pipeline block and the micro-batch of a node, parsed from the name of its
+    scope.
+    """
     block, _, number = node.name.partition(".")[0].partition("-")
     return block, int(number)
 

@@ -50,7 +50,8 @@ def test_megatron_is_two_all_reduces_a_layer_and_two_for_its_gradients(
     hidden = 2048
     whole = BATCH_ROWS * hidden * 4
     volume = 2 * 3 / 4 * whole
-    # Rings at 450 GB/s; each rank reads the shares of its quarter at 3,079 GB/s and writes the sum.
+    # Rings at 450 GB/s; each rank reads all partial sums of its quarter from memory at 3,079 GB/s
+    # and writes their sum.
     us = 5 + volume / 450e3 + 5 * whole / 4 / 3079e3 + 4
     for cost in prediction.blocks:
         if cost.block.numbered:
@@ -174,7 +175,9 @@ def test_too_little_memory_is_refused(splits: Splits, target: Target) -> None:
 def test_a_script_in_place_of_a_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A perceptron with 131,072 parameters, of which each rank holds half."""
+    """`ark parallelize` accepts a script in place of a checkpoint: here a perceptron with 131,072
+    parameters, of which each rank holds half.
+    """
     script, none = tmp_path / "model.py", tmp_path / "none.py"
     script.write_text(
         "import ark\n"

@@ -36,8 +36,8 @@ def perceptron(normalised: bool = False, layers: int = LAYERS) -> tuple[Graph, s
 
 
 def rows_of(graph: Graph, split: Any, rank: int, type: str) -> list[int]:
-    """Returns the first row of each of a rank's pieces of the ops of a type, in the rank's
-    order.
+    """The ops of a type are split by rows. Returns the first row of each part that a rank computes,
+    in the order in which it computes them.
     """
     order = [p for p in split.plan.in_order() if split.plan.ranks_of(p) == [rank]]
     return [p.output.box[0][0] for p in order if p.node.type == type]

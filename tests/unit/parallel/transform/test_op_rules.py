@@ -21,8 +21,8 @@ from tests.cases.transform import on_ranks_in_numpy, one_device, traced
 
 
 def test_every_op_has_a_rule_or_a_reason() -> None:
-    """Elementwise ops share a lowering and a rule. Ops between ranks do not occur in graphs that
-    are split.
+    """Every op has a rule for splitting it or a reason why it has none. Elementwise ops share one
+    rule. Ops between ranks need none, because graphs that are split do not contain them.
     """
     elementwise = registry.get("add").lower
     for name in registry.names():

@@ -1,5 +1,5 @@
-"""Plans with ops whose tiles are claimed at run time: which ops these are, and what the verifier
-refuses.
+"""Plans with ops whose tiles processors take from a counter at run time (claim): which ops these
+are, and what the verifier refuses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GPU = machine(4, Capability.CLAIMS, warps=2)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lowers the size from which tiles are claimed."""
+    """Lowers the size from which an op's tiles are taken at run time."""
     monkeypatch.setattr(claims, "is_large", lambda nbytes, machine: nbytes >= 1 << 16)
     monkeypatch.setattr(elementwise, "CLAIM_BYTES", 1 << 10)
 

@@ -67,8 +67,8 @@ def test_one_plan_equals_the_plan_of_each_rank(ranks: int, name: str) -> None:
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=slow), 4])
 @pytest.mark.parametrize("name", sorted(MACHINES))
 def test_a_tied_head_is_the_same_view_further_on(ranks: int, name: str) -> None:
-    """Each rank's share of the logits reads its own rows of the embedding, of which it holds the
-    whole.
+    """With tied embeddings, each rank computes its part of the logits from its own rows of the
+    embedding, of which it holds the whole.
     """
     graphs = decoder_graphs(ranks, tied=True)
     rank_plans = plan_ranks(graphs, MACHINES[name])
@@ -172,7 +172,8 @@ def accepted(rank_set: RankSet) -> bool:
 def test_a_mutation_of_all_ranks_alike_is_refused_by_one_rank_as_by_all(
     isomorphic: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:
-    """Every mutation on every machine: one seed, 2 in `nox -s slow`, 12 times as many in `nox -s
+    """If all ranks have the same mutation, verifying one rank refuses the plans, as verifying all
+    does. Every mutation on every machine: one seed, 2 in `nox -s slow`, 12 times as many in `nox -s
     plan_fuzz`.
     """
     for seed in range(examples(2) * damaged.MORE):
@@ -227,7 +228,9 @@ def test_a_rank_that_differs_harmlessly_is_accepted_beside_the_others(isomorphic
 
 
 def test_names_that_meet_another_ranks_are_no_symmetry(isomorphic: Rotated) -> None:
-    """Exchanges the names of two receive buffers of one rank, so that puts reach the wrong ones."""
+    """Plans in which two receive buffers of one rank have exchanged names, so that puts would reach
+    the wrong ones, are not taken for plans of equal ranks.
+    """
     plans = list(isomorphic)
     own = [b for b in plans[1].buffers if b.arena == "symmetric" and b.rank == 1][:2]
     names = {own[0].id: own[1].name, own[1].id: own[0].name}
@@ -240,8 +243,8 @@ def test_names_that_meet_another_ranks_are_no_symmetry(isomorphic: Rotated) -> N
 def test_logits_that_lie_own_share_first_give_the_token_of_the_whole_row(
     temperature: float, top_k: int
 ) -> None:
-    """Sampling from logits of which each rank stores its own share first gives the token of the
-    NumPy reference, which has the whole row. Most logits occur more than once.
+    """Sampling from logits in which each rank stores its own part of the vocabulary first gives the
+    token of the NumPy reference, which has the whole row. Most logits occur more than once.
     """
     world, own = 3, 700
     graphs, random_ = [], np.random.default_rng(top_k)
