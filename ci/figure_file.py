@@ -51,8 +51,9 @@ def write_figures(path: Path, figures: Figures) -> None:
 
 
 def merged(before: Figures, runs: Sequence[Results], noisy: bool, commit: str = "") -> Figures:
-    """All figures: those of the new runs, and earlier ones that the new runs did not measure. commit:
-    replaces the commit that a new run names, if it names none or that of a copy of the repository.
+    """All figures: those of the new runs, and earlier ones that the new runs did not measure.
+    commit: replaces the commit that the new runs name, which is missing or wrong for a run in a
+    copy of the repository.
     """
     now = {f.figure for run in runs for f in run.figures}
     runs_kept = []
