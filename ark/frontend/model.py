@@ -58,8 +58,8 @@ class Model:
 
     @staticmethod
     def _all_current() -> tuple[Model, ...]:
-        """The current models, whose rank and number of ranks are set together with those of new
-        models.
+        """The current models: that of the process and, in a with block of use_model, that of the
+        block. set_rank and set_world_size change both.
         """
         return tuple(m for m in (Model._within.get(), Model._current) if m is not None)
 
@@ -108,12 +108,12 @@ class Model:
 
     @staticmethod
     def get_device_id() -> int:
-        """The device that models run on."""
+        """The number of the device that models run on, from 0."""
         return Model._device_id
 
     @staticmethod
     def set_device_id(device_id: int) -> None:
-        """Sets the device that models run on; devices are numbered from 0."""
+        """Sets the device that models run on; `device_id` is its number, from 0."""
         if device_id < 0:
             raise InvalidUsageError(
                 f"device_id={device_id} is not valid; devices are numbered from 0"

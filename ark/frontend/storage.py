@@ -139,7 +139,8 @@ class Storage:
         device.write(self.address, to_memory(whole, tensor.dtype))
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At the interpreter's exit the driver may be unloaded already, which frees its memory.
+        # At the interpreter's exit nothing is freed: the driver may be unloaded already, which has
+        # freed the memory.
         if self._memory is not None and self.device is not None and not finalizing():
             self.device.free(self._memory)
             self._memory = None

@@ -123,7 +123,7 @@ class Tensor:
         return base + self.ir.dtype.nbytes(start) if base else 0
 
     def bind(self, data: int | torch.Tensor) -> None:
-        """Binds a placeholder to the memory of a torch tensor or to a device address (0: later)."""
+        """Binds a placeholder to a torch tensor's memory or a device address; 0 binds nothing."""
         if isinstance(data, int):
             if data:
                 self.storage.bind(data, None)
@@ -223,7 +223,7 @@ class Tensor:
         """Runs the tensor's model once and returns the contents.
 
         A torch tensor, or a NumPy array without torch. The model is the one in which the tensor was
-        created, regardless of the current one. stream: an object with synchronize(), waited for.
+        created, regardless of the current one. stream: its work ends before the model runs.
         """
         wait_for_stream(stream)
         provided["run"](self.model)
@@ -378,7 +378,7 @@ def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
         )
     address, wanted = address_of(data), tensor.ir
     if DataType.from_torch(data.dtype) != wanted.dtype:
-        raise ModelError(f"the torch tensor is {data.dtype}, the placeholder {wanted.dtype.name}")
+        raise ModelError(f"the torch tensor is {data.dtype}, expected {wanted.dtype.name}")
     if not alike(data.shape, wanted.extents):
         raise ModelError(
             f"the torch tensor has {data.numel()} elements of shape {list(data.shape)}; the "

@@ -221,7 +221,9 @@ class Region:
         return np.concatenate([r for r, _ in kept]), np.concatenate([c for _, c in kept])
 
     def _meet(self, other: Region, rows: np.ndarray, columns: np.ndarray, distance: int) -> Pairs:
-        """The pairs of boxes, among those given by rows and columns, that share bytes."""
+        """The pairs of boxes, among (rows[i], columns[i]), that share bytes. distance: as in
+        `_share`.
+        """
         a, b = self.boxes, other.boxes
         begin, end = b.begin[columns] + distance, b.end[columns] + distance
         met = (a.begin[rows] < end) & (begin < a.end[rows])
@@ -246,7 +248,7 @@ class Region:
 
     @cached_property
     def _strides(self) -> list[int]:
-        """Bytes per step in each dimension."""
+        """For each dimension, the bytes from one index to the next."""
         padded = (1,) * (self.boxes.dims - len(self.extents)) + self.extents
         return [s * self.boxes.itemsize for s in row_major(padded)]
 
@@ -285,7 +287,8 @@ class Region:
         shared[same_step] = _meet_combs(
             [v[same_step] for v in mine], [v[same_step] for v in theirs], gap[same_step]
         )
-        # If steps differ, compare each range of the box with fewer ranges with the other box.
+        # If the steps of two boxes differ, each byte range of the box with fewer ranges is compared
+        # with the other box.
         unlike = np.flatnonzero(~same_step)
         fewer = mine[0][unlike] <= theirs[0][unlike]
         few = [np.where(fewer, a[unlike], b[unlike]) for a, b in zip(mine, theirs, strict=True)]

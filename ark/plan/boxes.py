@@ -265,7 +265,8 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
     for key, (rows, known) in sorted(grouped.items(), key=lambda kv: kv[0]):
         if not 0 <= key[0] < len(sig.operands):
             raise PlanError(
-                f"a task of kind {sig.kind!r} touches operand {key[0]} of {len(sig.operands)}"
+                f"a task of kind {sig.kind!r} accesses operand number {key[0]}, but the op has "
+                f"{len(sig.operands)} operands"
             )
         operand = sig.operands[key[0]]
         boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = list(known)  # type: ignore[arg-type]

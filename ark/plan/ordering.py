@@ -141,7 +141,8 @@ class Ordering:
             run = self.runs[op]
             processors, ends = run.processors[tasks], run.ends[tasks]
             if len(tasks) > 1 and len(set(processors.tolist())) < len(tasks):
-                # A processor runs its tasks in order, so the position of its last one is enough.
+                # Only the position after the last of each processor's tasks is kept, because a
+                # processor runs its tasks in order.
                 order = np.lexsort((ends, processors))
                 processors, ends = processors[order], ends[order]
                 last = np.ones(len(tasks), bool)
@@ -151,7 +152,9 @@ class Ordering:
         return number
 
     def add_set(self, op: int, members: np.ndarray) -> int:
-        """Adds a set of tasks and returns its number. Decisions about waits do not use it."""
+        """Adds a set of tasks and returns its number. The set is only for a counter that its tasks
+        signal: `decide` does not see it.
+        """
         self.sets.append(TaskSet(op, members, NO_ENDS, NO_ENDS))
         return len(self.sets) - 1
 
@@ -162,7 +165,9 @@ class Ordering:
         return self._set(op, tasks, tasks.tobytes())
 
     def begin(self, op: int, run: OpRun) -> None:
-        """Must be called before `decide` is called for the tasks of an op."""
+        """Stores the processors and positions of an op's tasks, and clears the caches of the
+        previous op. Must be called before `decide` is called for tasks of the op.
+        """
         self.runs[op] = run
         self._missing.clear()
         self._joined.clear()

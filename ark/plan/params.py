@@ -98,7 +98,7 @@ def count(sig: Signature, *wanted: int) -> None:
     """Raises PlanError unless the number of operands is one of these."""
     need(
         len(sig.operands) in wanted,
-        f"it has {len(sig.operands)} operands, expected {' or '.join(str(n) for n in wanted)}",
+        f"got {len(sig.operands)} operands, expected {' or '.join(str(n) for n in wanted)}",
     )
 
 
@@ -195,7 +195,7 @@ class Places:
         """Raises PlanError unless `coords` contains all coordinates, each once."""
         width = len(self.ranges) + self.span
         for r in self.ranges:
-            need(r.stop + r.step <= INT_MAX, "its coordinates exceed 32 bits")
+            need(r.stop + r.step <= INT_MAX, "task coordinates exceed 32 bits")
         for coord in coords:
             inside = len(coord) == width and all(
                 c in r for c, r in zip(coord, self.ranges, strict=False)
@@ -203,24 +203,27 @@ class Places:
             if inside and self.span:
                 last, end = self.ranges[-1], coord[-1]
                 inside = coord[-2] < end and (end == last.stop or end in last)
-            need(inside, f"no tile of it has the coordinates {list(coord)}")
-        need(len(set(coords)) == len(coords), "two of its tasks compute the same tile")
+            need(inside, f"no tile has the coordinates {list(coord)}")
+        need(len(set(coords)) == len(coords), "two tasks compute the same tile")
         lines = math.prod(len(r) for r in (self.ranges[:-1] if self.span else self.ranges))
         if self.first is not None:
             begun = itertools.islice(itertools.product(*self.ranges), self.first)
-            need(set(coords) == set(begun), "its tasks do not begin with its first tiles")
+            need(
+                set(coords) == set(begun),
+                f"the tasks are not those of the first {self.first} tiles",
+            )
             return
         if not self.span:
-            need(len(coords) == lines, f"{len(coords)} of its {lines} tiles are computed")
+            need(len(coords) == lines, f"only {len(coords)} of {lines} tiles are computed")
             return
         cuts: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         for coord in coords:
             cuts.setdefault(coord[:-2], []).append((coord[-2], coord[-1]))
-        need(len(cuts) == lines, f"{len(cuts)} of its {lines} rows are computed")
+        need(len(cuts) == lines, f"only {len(cuts)} of {lines} rows are computed")
         for cut in cuts.values():
             ends = [0, *(end for _, end in sorted(cut))]
             begins = [begin for begin, _ in sorted(cut)] + [self.ranges[-1].stop]
-            need(ends == begins, "its tiles do not cover its rows exactly once")
+            need(ends == begins, "the tiles of a row do not cover it exactly once")
 
 
 def box(shape: Sequence[int], tile: Sequence[int]) -> Places:

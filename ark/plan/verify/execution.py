@@ -218,8 +218,8 @@ class Run:
         event, node, rank = signalled.T
         at_home = self.processor[node]
         home = np.searchsorted(self.processors.starts, at_home, "right") - 1
-        # The signalling task may be that of a twin: a task of `rank` runs on the processor with the
-        # same index.
+        # The signalling task may be one that is executed in place of a task of `rank`, whose plan
+        # is equal. The task of `rank` runs on the processor with the same index there.
         start = self.processors.starts
         processor = at_home - start[home] + start[rank]
         end = self.position[node] + ~np.array(self._packet, bool)[event]
@@ -280,7 +280,7 @@ class _Lists:
         self.starts = np.searchsorted(rows[order, 0], np.arange(keys + 1))
 
     def of(self, keys: np.ndarray) -> np.ndarray:
-        """The numbers of all the given keys."""
+        """The lists of all the given keys, concatenated."""
         values: np.ndarray = self.values[spans(self.starts[keys], self.starts[keys + 1])]
         return values
 

@@ -55,7 +55,7 @@ class RankSet:
         return tuple(self.plan_of(rank) for rank in self.checked)
 
     def plan_of(self, rank: int) -> Plan:
-        """The plan of a checked rank."""
+        """The plan of rank `rank`, which must be one of the checked ranks."""
         if rank not in self._checked:
             self._checked[rank] = self.plans[rank]
         return self._checked[rank]
@@ -75,7 +75,9 @@ class RankSet:
         return [there.first_byte for there in self.plans.everywhere(tensor)]
 
     def signatures(self, rank: int) -> tuple[Signature, ...]:
-        """The signatures of a checked rank's ops, by op."""
+        """For each op of a checked rank's plan, its signature: kind, parameters and operand
+        types.
+        """
         if rank not in self._signatures:
             plan = self.plan_of(rank)
             self._signatures[rank] = tuple(kinds.signature(plan, op) for op in plan.ops)

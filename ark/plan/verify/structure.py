@@ -246,7 +246,7 @@ def _check_names(plan: Plan) -> None:
 def _check_ops(rank_set: RankSet, plan: Plan) -> None:
     hosts = plan.meta.get("hosts") or [0] * plan.world_size
     if len(hosts) != plan.world_size or any(type(h) is not int for h in hosts):
-        raise refuse(f"its hosts are {hosts!r}, expected a number for each rank")
+        raise refuse(f"the hosts are {hosts!r}, expected a number for each rank")
     for op in plan.ops:
         kinds.get(op.kind)
         for tensor in (*op.operands, *op.after):

@@ -65,7 +65,7 @@ def _check_aliases(plan: Plan, operands: tuple[int, ...], sig: Signature, coords
             j in able and j not in written and _same_layout(tensors[i], tensors[j])
         ):
             raise PlanError(
-                f"its tasks write operand {i}, which shares memory with operand {j}; kind "
+                f"tasks write operand {i}, which shares memory with operand {j}; kind "
                 f"{sig.kind!r} works in place on the operands {sorted(able)} of equal layout only"
             )
 

@@ -124,7 +124,7 @@ DAMAGES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "a signal": (_signalled, "another op or task uses"),
     "another step": (lambda p: _counter(p, step=7), "is 7; they must be equal"),
     "a counter of peers": (lambda p: _counter(p, system=True), "peers signal"),
-    "more tasks": (lambda p: _params(p, tasks=5), "first tiles"),
+    "more tasks": (lambda p: _params(p, tasks=5), "those of the first"),
     "more tasks than tiles": (lambda p: _params(p, tasks=4000), "4000 tasks for"),
     "claims of claims": (
         lambda p: _params(p, kind="claimed", params=dict(p.ops[0].params)),
@@ -133,7 +133,7 @@ DAMAGES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "products": (lambda p: _params(p, kind="matmul"), "'matmul' does not support claimed tiles"),
     "many tiles": (
         lambda p: _params(p, params={**p.ops[0].params["params"], "tile": (1, 1, 1, 1)}),
-        "first tiles",
+        "those of the first",
     ),
     "another tile twice": (
         lambda p: replace_task(p, _first(p, 0), coord=tasks(p)[0, 3, 0].coord),
