@@ -204,7 +204,7 @@ class CustomOp:
         if dtype is None:
             if not tensors:
                 raise InvalidUsageError(
-                    f"{self.name} has no input whose type {operand.name} takes; give it by dtypes="
+                    f"{self.name} has no input whose type {operand.name} could have; pass dtypes="
                 )
             dtype = next(iter(tensors.values())).ir.dtype
         shape = [sizes[dim.axis] if dim.axis else dim.size for dim in operand.dims]

@@ -92,7 +92,7 @@ def gather_elements(
     ):
         raise ModelError(
             f"gather_elements: indices of shape {list(wanted)} do not fit {list(shape)}; expected "
-            f"as many dimensions, none larger but dimension {axis}"
+            f"as many dimensions, none of them larger except {axis}"
         )
     attrs = AxisAttributes(axis=axis).to_node()
     return result("gather_elements", [tensor, ids], wanted, tensor.ir.dtype, output, attrs, name)

@@ -104,7 +104,7 @@ def append_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
         of = r if len(table) > 1 else 0
         at = int(position[of]) + r - of
         if not 0 <= position[of] < table.shape[1] * page:
-            raise IndexError(f"the table has no position {int(position[of])}")
+            raise IndexError(f"position {int(position[of])} is outside of the page table")
         number = int(table[of, at // page]) if at < table.shape[1] * page else -1
         if 0 <= number < len(cache):
             heads = row.reshape(cache.shape[1], cache.shape[3])

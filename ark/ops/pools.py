@@ -42,7 +42,8 @@ def _pool(
     for n, k, s, d, (a, b) in zip(tensor.ir.shape[2:], size, steps, spread, pads, strict=True):
         room = n + a + b - (k - 1) * d - 1
         places = (-(-room // s) if ceil else room // s) + 1
-        # The last window must begin inside of the input or in the padding before the input.
+        # The last window must begin inside of the input or in the padding before the input, so with
+        # `ceil` a window that would begin later is left out.
         sizes.append(places - 1 if ceil and (places - 1) * s >= n + a else places)
         if room < 0 or a >= k * d:
             raise ModelError(

@@ -59,7 +59,9 @@ class _Numbers:
         return ["mul", ["cast", "fp32", bits], number(2.0**-24)]
 
     def flat(self, op: str, tree: Tree, dtype: DataType, name: str) -> Tensor:
-        """Adds the node with a flat result, because the index gives the element its numbers."""
+        """Adds the node with a one-dimensional result, because the random numbers of an element
+        depend on its index in it.
+        """
         dims = check_dims(op, [math.prod(self.shape)])
         attrs = {"expr": tree, "shape": dims}
         return result(op, self.inputs, dims, dtype, attrs=attrs, name=name)

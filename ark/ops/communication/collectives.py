@@ -56,13 +56,13 @@ def choose_program(
         asked = (Collective(collective), world, root)
         if (algorithm.collective, algorithm.ranks, algorithm.root) != asked:
             raise InvalidUsageError(
-                f"{collective} over {world} ranks was given the program {algorithm}; pass one that "
-                "is made for this collective, this root and as many ranks"
+                f"{collective} over {world} ranks was given the program {algorithm}; pass a "
+                "program for this collective, root and number of ranks"
             )
         if algorithm.counts is not None and not algorithm.permutes:
             raise UnsupportedError(
-                f"the program {algorithm} has parts of unequal length; a tensor of a model "
-                "has equal ones, and ark.distributed.all_to_all_v takes arrays of any"
+                f"the program {algorithm} has parts of unequal length, but a tensor is "
+                "divided equally; call ark.distributed.all_to_all_v for parts of other lengths"
             )
         check(algorithm)
         program = algorithm
@@ -75,7 +75,7 @@ def choose_program(
         if len(network.ranks) != world:
             raise InvalidUsageError(
                 f"{collective} over {world} ranks was given the topology {network.name}, which has "
-                f"{len(network.ranks)}; pass one of as many ranks as the model"
+                f"{len(network.ranks)}; pass one with the model's number"
             )
         known = algorithms(network, collective, reduction)
         if algorithm not in known:
@@ -121,8 +121,8 @@ def _dealt(op: str, tensor: Tensor, world: int) -> tuple[int, ...]:
     first, *others = tensor.ir.shape
     if first % world:
         raise ModelError(
-            f"{op}: the first dimension of {list(tensor.ir.shape)} is dealt to {world} ranks; it "
-            "must be a multiple of that"
+            f"{op}: the first dimension of {list(tensor.ir.shape)} is divided among {world} ranks; "
+            f"it must be a multiple of {world}"
         )
     return (first // world, *others)
 

@@ -35,7 +35,7 @@ def _peer(op: str, tensor: Tensor, remote_rank: Number) -> int:
     if remote_rank is None or not 0 <= remote_rank < world:
         raise InvalidUsageError(
             f"{op}: the remote rank is {remote_rank}, but there are {world} ranks, numbered from "
-            "0; call ark.set_world_size before, and after ark.init"
+            "0; call ark.set_world_size first, but after ark.init, which resets it"
         )
     return int(remote_rank)
 

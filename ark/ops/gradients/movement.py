@@ -189,8 +189,8 @@ def places_of(count: int, start: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 
 @rule("embed")
 def _embed(call: Call) -> Gradients:
-    """The gradient of an embedding's table. Beyond the end of the text, the op has read the row of
-    token 0.
+    """The gradient of an embedding's table. Result rows beyond the end of the text are copies of
+    row 0 of the table, so their gradients are added to that row.
     """
     table, rows, text = call.node.inputs[1], call.node.read(RowsAttributes).rows, call.input(0)
     at, within = places_of(rows, call.input(2), text.ir.shape[0])

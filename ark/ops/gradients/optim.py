@@ -72,10 +72,12 @@ class Optimizer:
                 cast(updated, target.ir.dtype, target, "update")
 
     def _begin(self) -> None:
-        """Adds computations that are needed once per step."""
+        """Adds the computations that all parameters share, before the first parameter's update.
+        Subclasses override it.
+        """
 
     def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
-        """A parameter's new value; all in fp32."""
+        """The new value, in fp32, of parameter number `place`, whose present value is `value`."""
         raise NotImplementedError
 
 
@@ -144,7 +146,7 @@ class Adam(Optimizer):
         self._corrections: tuple[Tensor, Tensor] | None = None
 
     def _begin(self) -> None:
-        """Computes 1 - beta^t for both betas."""
+        """Computes 1 - beta^t for both betas, where t is the number of steps."""
         held = as_tensor(self.steps)
         steps = add(held, 1.0, held)
         first, second = (
