@@ -52,7 +52,7 @@ def wants_along(node: Node) -> bool:
 
 
 def lies_along(node: Node, side: int) -> bool:
-    """True where k is contiguous in memory on this side of a product."""
+    """True where k is contiguous in memory in the left (0) or right (1) operand of a product."""
     return node.read(MatmulAttributes).transposes[side] == ALONG[side]
 
 
@@ -66,7 +66,9 @@ def _read_often(node: Node, side: int, machine: Machine) -> bool:
 
 
 def _unit_types(node: Node) -> bool:
-    """True for types that warpgroups multiply: bf16, fp16, 8-bit floats, int8, or fp32 as tf32."""
+    """True if warpgroups multiply the operands' types: bf16, fp16, 8-bit floats, int8, or fp32 as
+    tf32.
+    """
     left, right = (t.dtype for t in node.inputs[:2])
     if left in (bf16, fp16):
         return all(t.dtype == left for t in (*node.inputs, *node.outputs))

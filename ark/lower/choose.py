@@ -179,7 +179,9 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
     names = tuple(dict.fromkeys(v.name for v in machine.variants))
     wanted = options.get("variant")
     if wanted is not None and wanted not in names:
-        raise PlanError(f"{machine.name} has no kernel variant {wanted!r}, but {', '.join(names)}")
+        raise PlanError(
+            f"{machine.name} has no kernel variant {wanted!r}; it has {', '.join(names)}"
+        )
     first = machine.using(names[0])
     hinted = next((n.name for n in graph.nodes if n.hints and n.hints.cuts), None)
     if wanted is None and hinted is not None:  # the first variant's bodies take tiles of any size

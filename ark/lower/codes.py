@@ -1,6 +1,6 @@
-"""Products of a few rows with quantised weights on the matrix units of the variant `matrix`, which
-read codes: their values are not written to memory. Decides which products these are, and how they
-are divided.
+"""Products of a few rows with quantised weights on the matrix units of the variant `matrix`, whose
+device functions read the codes (stored integers or small floats) and dequantise them in registers.
+Decides which products these are, and how they are divided.
 
 Called by ark.lower.rewrite.unpack_rows, which dequantises the weights of all others, and by the
 modules that predict and choose cuts.
@@ -24,8 +24,8 @@ ROWS = range(MIN_MATRIX_UNIT_ROWS, MAX_ROWS + 1)
 
 
 def multiplies_codes(node: Node, machine: Machine) -> bool:
-    """True where matrix units multiply a product's rows by codes, under one of the machine's
-    variants.
+    """True where matrix units multiply a product's rows by the codes of a quantised weight, under
+    one of the machine's variants.
     """
     if node.type != "matmul" or not isinstance(node.inputs[1].dtype, RowType):
         return False
@@ -46,7 +46,7 @@ def multiplies_codes(node: Node, machine: Machine) -> bool:
 
 
 def code_cuts(node: Node, machine: Machine, parts: bool) -> list[Cut]:
-    """The cuts of a product of codes. parts: True if k may be cut."""
+    """The cuts of a product with codes of a quantised weight. parts: True if k may be split."""
     weight, tiles = node.inputs[1], box_tiles(machine)
     counts = (1, *(tiles.parts if parts else ()))
     steps = -(-weight.shape[1] // STAGE_DEPTH)
@@ -58,7 +58,7 @@ def code_cuts(node: Node, machine: Machine, parts: bool) -> list[Cut]:
 
 
 def code_cut_us(cut: Cut, node: Node, machine: Machine, normed: bool = False) -> float:
-    """The approximate microseconds of a product of codes; only comparisons between cuts are
+    """The approximate microseconds of a product with codes; only comparisons between cuts are
     meaningful. normed: see ark.lower.cuts.predicted_us.
     """
     (x, weight), costs, dtype = node.inputs[:2], box_costs(machine), node.inputs[1].dtype

@@ -58,9 +58,11 @@ def candidates(
     low = shape[2] <= given.least_rows or shape[3] < wide or _few_tiles(shape, machine)
     several = parts and shape[0] == shape[1] == 1
     counts = (1, *(p for p in given.parts if several))
-    # A product of few rows is bound by memory bandwidth, so further tile widths would not help.
+    # Further tile widths are candidates only for products of many rows, because products of few
+    # rows are bound by memory bandwidth.
     between = plain and not windows and shape[2] > given.least_rows
-    # A box of a right operand with contiguous columns has whole lines of them.
+    # Box copies of a right operand whose columns are contiguous load whole cache lines, so the
+    # width of a tile must be a multiple of that.
     between_tiles = {
         tile
         for tile in given.plain

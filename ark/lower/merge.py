@@ -16,7 +16,7 @@ from ark.lower.tiling import MAX_COORDINATE
 
 
 def widen(tensor: Tensor, rank: int) -> Tensor:
-    """The tensor with dimensions of size 1 added in front, up to `rank` dimensions."""
+    """The tensor viewed with `rank` dimensions: dimensions of size 1 are added in front."""
     more = rank - len(tensor.shape)
     return dataclasses.replace(
         tensor,

@@ -22,8 +22,8 @@ MAX_LISTED_OPS = 5  # most ops listed per phase
 
 Observer = Callable[[str, Graph, Graph, Context], None]
 """A function that is called after each pass with the pass's name, the graph before and after it,
-and its context. After kernel variants are chosen, the graph of a pass may be only the phases of one
-kernel.
+and its context. In passes that run after kernel variants are chosen, a graph may contain the phases
+of only one kernel.
 """
 
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)

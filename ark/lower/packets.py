@@ -62,7 +62,7 @@ def choose_packets(
         short = takes_short(machines[group.phase])
         for tensor in (group.operands[i] for i in given):
             # If a buffer's bytes were written twice in an iteration, readers could not distinguish
-            # both writes, because they have the same epoch.
+            # both writes, because they have the same epoch. Such a buffer is not stored as packets.
             if any(_meet(tensor, other) for other in written[tensor.buffer.id]):
                 barred.add(tensor.buffer.id)
             written[tensor.buffer.id].append(tensor)
@@ -82,7 +82,8 @@ def choose_packets(
     for buffer, tensors in touched.items():
         source, most = tensors[0].buffer, machines[0].costs.packet_tensor_bytes
         small = source.nbytes <= most
-        # If only collectives use a buffer, its readers run on the processors that wrote it.
+        # If only collectives use a buffer, its readers run on the processors that wrote it, so that
+        # packets would save no wait.
         stays = kinds[buffer] == {"combine"}
         local = source.arena == "activation" and small and buffer not in barred and not stays
         if local or buffer in received:

@@ -97,7 +97,9 @@ class Product:
 
 
 def product_of(node: Node) -> Product:
-    """The product of a matmul node."""
+    """Describes the product that a matmul node computes: its operands, sizes, parameters and
+    cut.
+    """
     tensors, given = [*node.inputs, *node.outputs], node.read(MatmulAttributes)
     cut = None if given.cut is None else Cut(*given.cut)
     if len(node.outputs[0].shape) > MAX_FOLDED_DIMS:

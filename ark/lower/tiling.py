@@ -126,10 +126,10 @@ def hinted_tile(
         return None
     count = math.prod(-(-n // t) for n, t in zip(shape, tile, strict=True))
     if hints.tasks not in (None, count):
-        cut = f"tiles of {tile} are {count}" if sizes is not None else "no equal tiles are so many"
+        reason = f"tiles of {tile} are {count}" if sizes is not None else f"{count} is nearest"
         raise PlanError(
-            f"op {name!r}: NumTasks is {hints.tasks}, but of its result {list(shape)} {cut}; say "
-            f"{count}, or omit NumTasks"
+            f"op {name!r}: a result of shape {list(shape)} cannot be divided into NumTasks="
+            f"{hints.tasks} tiles ({reason}); set NumTasks={count}, or omit NumTasks"
         )
     return tile
 
@@ -307,7 +307,9 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
     if isinstance(weight.dtype, RowType):
         return 0
     if machine.variant.role(COMMUNICATE):
-        # In such a variant, different warps compute the parts; the input is in shared memory.
+        # In variants with communicating warps, different warps multiply the parts of a row, and the
+        # input is in shared memory. So there may be several
+        # input rows, at most MAX_INPUT_ROWS.
         least = -(-row_bytes(weight) // machine.stage_bytes) if rows <= MAX_INPUT_ROWS else 0
         unit = 16 if rows == 1 else 64  # a part is a multiple of this many bytes
         units = row_bytes(weight) // unit

@@ -209,7 +209,8 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     # with half of the positions each and a task that merges their results.
     if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:
         splits = 1
-    # The task that merges a head holds all of its parts in shared memory.
+    # The number of parts is limited, because the task that merges a head holds all of them in
+    # shared memory.
     splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))
     if given.sinks and splits == 1:  # only the merge adds sinks
         lower_attention_tiles(lowering, tiled)

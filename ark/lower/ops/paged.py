@@ -67,7 +67,8 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
     splits = attention_splits(q.shape[0], kv_heads, context, machine.processors, least)
     if splits == 2 and sequences > 1 and context <= streamed * machine.variant.stages:
         splits = 1  # as for attention over contiguous rows
-    # The task that merges a head holds all of its parts in shared memory.
+    # The number of parts is limited, because the task that merges a head holds all of them in
+    # shared memory.
     room = (machine.shared_bytes - machine.ring_bytes) // (4 * (width + 2))
     splits = max(1, min(splits, room))
     params = PagedAttentionParams(

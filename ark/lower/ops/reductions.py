@@ -25,7 +25,7 @@ MIN_SPLIT_ELEMENTS = 16384  # fewest elements of a part
 
 
 def _insert(tensor: IrTensor, axis: int) -> IrTensor:
-    """The tensor with a dimension of size 1 inserted at `axis`."""
+    """The tensor with a dimension of size 1 inserted before dimension `axis`."""
 
     def widen(dims: tuple[int, ...], fill: int) -> tuple[int, ...]:
         return (*dims[:axis], fill, *dims[axis:])

@@ -93,7 +93,9 @@ class _Turned(ImageNodes):
         self.moved: dict[int, Tensor] = {}
 
     def renamed(self, node: Node) -> Node:
-        """The node, reading the sources of removed transposes."""
+        """A copy of the node that reads the sources of removed transposes instead of their
+        results.
+        """
         inputs = tuple(self._moved_view(t) for t in node.inputs)
         return node if inputs == node.inputs else dataclasses.replace(node, inputs=inputs)
 
@@ -421,11 +423,10 @@ class _Turned(ImageNodes):
     def _as_rows(
         self, tensor: Tensor, node: Node, out: Tensor, shape: tuple[int, ...]
     ) -> Tensor | None:
-        """An elementwise op's operand in a form that broadcasts to rows of channels. `shape` is the
-        form of these rows, with the images as a dimension of their own if an operand has other
-        elements for each image. None if the operand has another form than these: an image with
-        channels last, one element for each channel, one element for each channel of each image, or
-        a single element.
+        """An elementwise op's operand in a form that broadcasts to rows of channels. shape: that of
+        the rows, with a separate dimension for images if an operand differs between images. None if
+        the operand is none of these: an image with channels last, one element for each channel, one
+        element for each channel of each image, or a single element.
         """
         if tensor.shape == out.shape:
             rows = self.rows(tensor, node)

@@ -92,7 +92,9 @@ def _windows(graph: Graph, node: Node) -> bool:
 
 
 def _rules(node: Node) -> Map | None:
-    """The rules by which a copy finds its source's elements; None if it adds elements."""
+    """The index rules by which a copy finds the source element of each result element; None if the
+    copy also adds elements that are not in the source.
+    """
     if node.type == "transpose":
         perm = node.read(TransposeAttributes).perm
         return [Rule(((perm.index(d), 1),), 0, 1, "fill") for d in range(len(perm))]
@@ -112,7 +114,7 @@ def _rules(node: Node) -> Map | None:
 
 
 def _inside(rule: Rule, shape: Sequence[int], n: int) -> bool:
-    """True for a rule without division whose indices are all within the n elements."""
+    """True for an index rule without division whose indices are all from 0 to n - 1."""
     ends = [f * (shape[d] - 1) for d, f in rule.terms]
     low = rule.add + sum(min(0, end) for end in ends)
     high = rule.add + sum(max(0, end) for end in ends)
@@ -140,8 +142,8 @@ def _of_two(first: Node, last: Node) -> Node | None:
 
 
 def _copy(like: Node, source: Tensor, out: Tensor, rules: Map) -> Node | None:
-    """A copy with these rules in the place of the node `like`; None if it would not read runs of
-    the last dimension.
+    """A copy node with these index rules, which replaces the node `like`; None if it would not read
+    runs of the last dimension.
     """
     runs = rules[-1].terms == ((len(out.shape) - 1, 1),) and rules[-1].add == 0
     if not runs or source.shape[-1] != out.shape[-1] or len(out.shape) > MAX_DIMS:
@@ -157,7 +159,7 @@ def _between(
     outer: Map, read: Sequence[int], middle: Sequence[int], out: Sequence[int]
 ) -> Map | None:
     """The outer copy's rules for a source that is viewed in the shape `middle` instead of `read`;
-    None if there are no such rules. out: the shape of its result.
+    None if no rules express that. out: the shape of its result.
     """
     rules: Map = []
     for old, new in groups(read, middle):
@@ -186,9 +188,9 @@ def _between(
 
 
 def _through(rule: Rule, between: Map, middle: Sequence[int], n: int) -> Rule | None:
-    """The rule of an inner copy, of indices that the outer copy's rules `between` give; None if
-    there is no such rule. middle: the shape between the copies. n: the size of the source's
-    dimension.
+    """The rule that replaces two: the inner copy's `rule`, applied to indices that the outer copy's
+    rules `between` compute; None if no rule expresses that. middle: the shape of the tensor between
+    the copies. n: the size of the source's dimension.
     """
     if len(rule.terms) == 1 and rule.terms[0][1] == 1 and rule.divide == 1:
         ((d, _),) = rule.terms
@@ -210,7 +212,8 @@ def _through(rule: Rule, between: Map, middle: Sequence[int], n: int) -> Rule | 
 
 def _of_slices(node: Node, slices: Sequence[Node]) -> Node | None:
     """The copy that replaces slices of one tensor and their concatenation along the last dimension;
-    None if their offsets do not follow from digits of the slice's number.
+    None if no index rule expresses the slices' offsets, because they are not sums of multiples of
+    the digits of the slice's number.
     """
     (out,), first = node.outputs, slices[0].inputs[0]
     axis, rank = node.read(AxisAttributes).axis, len(out.shape)
@@ -250,7 +253,9 @@ def _of_slices(node: Node, slices: Sequence[Node]) -> Node | None:
 
 
 def _digits(count: int) -> Iterator[tuple[int, ...]]:
-    """The sizes of one or two digits that number `count` slices, the first digit the slowest."""
+    """Each way to number `count` slices by one digit or by two: the number of values of each digit,
+    the most significant digit first.
+    """
     yield (count,)
     for n in range(2, count):
         if count % n == 0:
@@ -258,8 +263,9 @@ def _digits(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _steps(adds: Sequence[Sequence[int]], digits: Sequence[int]) -> list[list[int]] | None:
-    """For each digit of a slice's number, how much it adds to the slice's offset in each dimension;
-    None if the offsets do not have this form. adds: the offsets of all slices.
+    """For each digit of a slice's number, the elements by which a slice's offset in each dimension
+    grows if the digit grows by 1; None if the offsets are not such sums. adds: the offsets of all
+    slices.
     """
     numbers = list(itertools.product(*map(range, digits)))
     units = [math.prod(digits[k + 1 :]) for k in range(len(digits))]

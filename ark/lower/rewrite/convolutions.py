@@ -25,7 +25,7 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 # The share of least_work from which transposing pays off if box copies cannot load rows of pixels.
 UNALIGNED_SHARE = 1 / 16
 
-# The windows of a convolution of single pixels.
+# The parameters of the windows of a convolution with kernel size 1.
 PIXEL = {"size": [1], "stride": [1], "dilation": [1], "before": [0]}
 
 

@@ -117,7 +117,9 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
 
 
 def _stays_whole(product: Node, machine: Machine) -> bool:
-    """True where matrix units compute the product in whole tiles as fast as in parts of k."""
+    """True where matrix units compute the product with whole sums over k as fast as with k in
+    several parts (split-k).
+    """
     dtypes, shape = [t.dtype.name for t in product.inputs[:2]], fold(product.outputs[0].shape)
     return k_parts.serves(dtypes, shape, machine) and k_parts.stays_whole(
         shape, depth_of(product), dtypes, machine

@@ -1,7 +1,7 @@
 """Fuses elementwise work on the products of chosen experts into these products: biases by expert, a
-gated activation of two products of one input, and the sum over a row's slots, times their scores,
-with a residual. Also fuses the softmax of the chosen scores into their choice.
-ark.tasks.expert_epilogue describes the epilogue.
+gated activation of two products of one input, and the sum of the results of a row's experts,
+weighted by their scores, with a residual. Also fuses the softmax of the chosen scores into their
+choice. ark.tasks.expert_epilogue describes the epilogue.
 
 Products of a part of the experts (of several ranks) stay as they are. Listed in ark.lower.passes
 after chains are fused.
@@ -139,7 +139,9 @@ def _takes_rows(gather: Node, experts: Tensor, weight: Tensor, reader: Node) -> 
 
 
 def _total(node: Node, makers: Sequence[Node]) -> Node | None:
-    """A product fused with the sum of a row's slots; None if that is not possible."""
+    """A product of chosen experts, fused with the sum of the results of each row's experts; None if
+    that is not possible.
+    """
     given = _given(makers[0])
     if node.type != "reduce_sum" or given is None or given.total or node.hints:
         return None
@@ -156,7 +158,9 @@ def _total(node: Node, makers: Sequence[Node]) -> Node | None:
 
 
 def _added(node: Node, makers: Sequence[Node]) -> Node | None:
-    """A row's total fused with the addition of a residual; None if that is not possible."""
+    """A product that already adds up the results of each row's experts, fused with the addition of
+    a residual; None if that is not possible.
+    """
     given = _given(makers[0])
     plain = is_elementwise(node) and len(node.inputs) == 2 and not node.hints
     if not plain or given is None or not given.total or given.residual:

@@ -69,7 +69,7 @@ class _Finder(Pattern):
     """Recognises an rmsnorm by going backwards from its last node."""
 
     def reading(self, rows: Tensor) -> list[Node]:
-        """The casts that read the rows."""
+        """The cast nodes that read the tensor `rows`."""
         return [n for n in self.view.readers.get(rows.id, ()) if n.type == "cast"]
 
     def ending_with(self, last: Node) -> _Norm | None:

@@ -218,7 +218,7 @@ def _moved(
 
 
 def _view(graph: Graph, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """All of the tensor's buffer in another shape."""
+    """A view of all of the tensor's buffer in the given shape."""
     return graph.tensor(shape, tensor.dtype, buffer=tensor.buffer, name=tensor.name)
 
 
@@ -234,7 +234,7 @@ def _in_buffers(graph: Graph, node: Node, moves: Mapping[int, Tensor]) -> Node:
 
 
 def _chain(graph: Graph, copies: Sequence[Node], source: Tensor, out: Tensor) -> list[Node]:
-    """The copies applied to another source, with another result."""
+    """Copies of the nodes `copies` (a chain) that read `source` first and write `out` last."""
     chain = list(copies)
     first = _view(graph, source, chain[0].inputs[0].shape)
     chain[0] = dataclasses.replace(chain[0], inputs=(first,))

@@ -160,7 +160,7 @@ def test_ops_of_other_tiles_are_not_joined() -> None:
         ({"Tile": [2, 2, 8]}, lambda: ark.exp(tensor(4, 16)), "more dimensions than"),
         ({"Tile": [2, 8, 8]}, lambda: ark.matmul(tensor(4, 8, 8), tensor(8, 8)), "one by one"),
         ({"Tile": [2, 16], "NumTasks": 3}, lambda: ark.exp(tensor(4, 16)), "tiles of .* are 2"),
-        ({"NumTasks": 17}, lambda: ark.exp(tensor(4, 16)), "NumTasks is 17"),
+        ({"NumTasks": 17}, lambda: ark.exp(tensor(4, 16)), "NumTasks=17"),
         (
             {"Tile": [1, 8]},
             lambda: ark.attention(

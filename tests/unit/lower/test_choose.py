@@ -67,7 +67,7 @@ def test_everything_else_runs_under_the_first_variant() -> None:
 
 def test_a_variant_can_be_asked_for_and_must_exist() -> None:
     assert decoder_plans(offers_roles(), chunk=0, variant="block")[0].variant == "block"
-    with pytest.raises(PlanError, match="no kernel variant 'matrix', but block, roles"):
+    with pytest.raises(PlanError, match="no kernel variant 'matrix'; it has block, roles"):
         decoder_plans(offers_roles(), chunk=0, variant="matrix")
 
 

@@ -39,7 +39,8 @@ def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str
     coords = tiles(
         source.elements, source.dtype.itemsize, tile_bytes(engine, machine, source.nbytes)
     )
-    # Caches of this device may hold old contents of memory to which a copy engine writes.
+    # The caches of this device may hold old contents of memory that a copy engine has written. The
+    # copy engine then writes to uncached symmetric memory first, from which tasks copy the data.
     cached = target.buffer.rank < 0 and target.buffer.arena != "symmetric"
     landing = cached and engine.proxied and machine.has(Capability.UNCACHED_COPIES)
     into = _landing(lowering, target) if landing else target

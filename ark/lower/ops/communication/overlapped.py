@@ -227,7 +227,7 @@ class _Sum(Product):
             ]
 
     def _parts(self, cut: list[Chunks], row: int, round_index: int) -> int:
-        """The number of tasks that send one row of tiles from a peer."""
+        """The number of tasks by which a peer sends the sums of row `row` of tiles."""
         if self.movers:
             return len(cut[row])
         return 1 if self._copied(round_index) else self.across()

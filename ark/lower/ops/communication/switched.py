@@ -51,7 +51,8 @@ def _lower_all_reduce_switch(lowering: Lowering, node: Node) -> None:
 
     def owned(owner: int) -> list[tuple[str, int, list[tuple[int, int]]]]:
         """How the part of rank `owner` is added: the switch adds whole chunks, and tasks that load
-        from peers add the rest. For both: the task kind, the first element and the tiles.
+        from peers add the rest. Returns for each of the two the task kind, the first element and
+        the tiles.
         """
         whole = elements * size // ACCESS_BYTES * ACCESS_BYTES // size
         lines = -(-whole * size // 128)
