@@ -171,7 +171,9 @@ class Bodies:
         name = self._next_name(op)
         own = self._dialect.body(sig, self._machine, moves=True)
         if own is None:
-            raise PlanError(f"op {op.name!r} is for warps that move, and they have no body for it")
+            raise PlanError(
+                f"op {op.name!r} is for warps that move data, but they have no function for it"
+            )
         code = self._append(op, name, ())
         self.moved.add(code)
         self.texts.append(own.source(name, sig, self._machine))

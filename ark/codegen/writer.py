@@ -30,7 +30,8 @@ WAITS = ("wait.h", "task_slots.h", "iteration.h")
 ELEMENTS = ("common.h", "math.h", "math16.h", "small_floats.h", "pack.h", "operand.h")
 SHORT = ("short_packets.h",)  # included if operands are in short packets or a warp leads
 _LOOP = device_text("loop.h")
-# Kernels that share a loop need different amounts of shared memory, so the loop reads a variable.
+# Kernels that share a loop need different amounts of shared memory, so their loop reads the amount
+# from the variable ark_scratch_bytes, which each of them defines.
 _SCRATCH = "extern ARK_LINKED const int ark_scratch_bytes{};\n"
 MAX_COMPILED_PARTS = 4  # largest Source.parts
 

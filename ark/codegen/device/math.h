@@ -35,7 +35,7 @@ ARK_DEVICE T ark_chosen(T v) {
   return v;
 }
 
-// Towards zero to a whole number.
+// Rounds v towards zero to a whole number.
 ARK_DEVICE float ark_trunc(float v) {
   const float a = v < 0.0f ? -v : v;
   const float down = ark_floor(a);
@@ -124,7 +124,7 @@ ARK_DEVICE float ark_pow(float a, float b) {
   float series = 1.0f / 9.0f + q * (1.0f / 11.0f);
   series = 1.0f / 5.0f + q * (1.0f / 7.0f + q * series);
   series = 2.0f * s * q * (1.0f / 3.0f + q * series);
-  // Each sum, and its exact rounding error.
+  // near and log are sums; near_rest and rest are their exact rounding errors.
   const float near = ark_plus(2.0f * s, series), large = whole_e * 0.693145752f;
   const float near_rest = ark_plus(series, -ark_plus(near, -2.0f * s));
   const float log = ark_plus(large, near), rest = ark_plus(near, -ark_plus(log, -large));

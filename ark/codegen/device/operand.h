@@ -13,14 +13,14 @@ inline constexpr bool ark_packets<const ark_u64> = true;
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 struct ArkOperand {
   static constexpr bool given = true;
-  // the distance of neighbouring elements of a row
+  // The distance between neighbouring elements of a row, in elements.
   static constexpr int step = static_cast<int>(S3);
   static constexpr bool system = SYSTEM;
   static constexpr bool packets = ark_packets<T>;
   T* p;
 };
 
-// The type of an operand that a task does not have.
+// The type of an optional operand that the op does not have.
 struct ArkNoOperand {
   static constexpr bool given = false;
 };
@@ -52,7 +52,7 @@ ARK_DEVICE void ark_publish(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTE
   ark_publish(c, x.p, ark_at(x, i0, i1, i2, i3), v, SYSTEM);
 }
 
-// Two places of one result.
+// Two operands to which one result is stored.
 template <class A, class B>
 struct ArkBoth {
   A first;

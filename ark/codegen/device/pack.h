@@ -1,6 +1,6 @@
 // Packs: neighbouring elements that one access loads or stores, at most 16 bytes. ark_get and
-// ark_put access an element of a pack like an element in memory. A backend that accesses packs well
-// at any address defines ARK_LOOSE_PACKS.
+// ark_put access an element of a pack like an element in memory. A backend defines ARK_LOOSE_PACKS
+// if its accesses are fast also where the address is not a multiple of the pack's size.
 #if defined(ARK_LOOSE_PACKS)
 template <typename T, int N>
 struct ArkPack {
