@@ -48,7 +48,7 @@ ARK_DEVICE float ark_adjusted(const ArkOptions& o, float logit, float bias, ark_
   return times > 0 ? score - o.presence - o.frequency * static_cast<float>(times) : score;
 }
 
-// coord: tile, of TILES.
+// coord: the number of the tile of logits, below TILES.
 template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, class L, class O, class S, class P,
           class T, class E, class B, class N, class D, class C, class M, class A>
 ARK_DEVICE void ark_adjust_logits(ArkCtx& c, const ArkTask& t, L logits, O options, S settings,

@@ -82,7 +82,7 @@ def _check_state(sig: Signature, tiles: int) -> int:
     rows, vocabulary = matrix(sig, 0)
     need(
         rows == 1 and tiles <= vocabulary,
-        f"it has {rows} rows of {vocabulary} logits in {tiles} tiles; expected 1 row and no more "
+        f"got {rows} rows of {vocabulary} logits in {tiles} tiles; expected 1 row and no more "
         "tiles than logits",
     )
     need(vocabulary + tiles <= INT_MAX, f"{vocabulary} logits exceed 32-bit indices")

@@ -117,8 +117,9 @@ ARK_DEVICE void ark_scan_pieces(T start, T first_total, bool inside, const Load&
   }
 }
 
-// Calls body(x) for each of the SIZE elements of a window that exist. They are DILATION apart in a
-// line of N elements. The window of result i begins BEFORE elements before element i * STRIDE.
+// Calls body(x) for each of the SIZE elements of a window that is inside of the line. They are
+// DILATION apart in a line of N elements. The window of result i begins BEFORE elements before
+// element i * STRIDE.
 template <int SIZE, int STRIDE, int DILATION, int BEFORE, int N, class Body>
 ARK_DEVICE void ark_each_in_window(int i, const Body& body) {
   for (int w = 0; w < SIZE; ++w) {
@@ -127,8 +128,8 @@ ARK_DEVICE void ark_each_in_window(int i, const Body& body) {
   }
 }
 
-// Calls body(x, inside) for each of the SIZE elements. Outside of the line, x is the nearest
-// element.
+// Calls body(x, inside) for each of the SIZE elements of a window (see ark_each_in_window). For one
+// outside of the line, inside is false and x is the line's nearest element.
 template <int SIZE, int STRIDE, int DILATION, int BEFORE, int N, class Body>
 ARK_DEVICE void ark_each_of_window(int i, const Body& body) {
 #pragma unroll

@@ -87,9 +87,7 @@ class Attention(SplitAttention):
             f"{heads} query heads are not divisible by {kv_heads} key/value heads",
         )
         rows, columns = matrix(sig, 0)
-        need(
-            columns == heads * width, f"it has {columns} columns, expected {heads} heads * {width}"
-        )
+        need(columns == heads * width, f"q has {columns} columns, expected {heads} heads * {width}")
         cache = cache_operand(sig, 1)
         need(
             len(cache.shape) == 3, f"the cache has shape {list(cache.shape)}, expected 3 dimensions"
@@ -100,14 +98,14 @@ class Attention(SplitAttention):
         shaped(sig, 3, (1,), "int32")
         need(
             heads * splits * (width + 2) <= INT_MAX and context + rows <= INT_MAX,
-            "its elements exceed 32-bit indices",
+            "element indices exceed 32 bits",
         )
         if splits == 1:
             shaped(sig, 4, (rows, columns))
         else:
             shaped(sig, 4, (rows, heads, splits, width + 2), "fp32")
         if len(sig.operands) > NEW_ROWS_OPERAND:
-            need(rows == 1, f"a fresh key needs one row, got {rows}")
+            need(rows == 1, f"operand `fresh` needs one query row, got {rows}")
             shaped(sig, NEW_ROWS_OPERAND, (1, 2 * kv_heads * width))
         if p.streamed:
             need(
@@ -163,8 +161,9 @@ class Attention(SplitAttention):
         return frozenset({4, *(i for i in read if sig.operands[i].dtype == "fp32")})
 
     def early(self, sig: Signature) -> frozenset[int]:
-        # Without the operand `fresh`, this iteration's tasks write rows of the caches that the task
-        # reads. If the caches are streamed, the device function does not read them itself.
+        # The caches may be read early only if the device function reads them itself (they are not
+        # streamed), and if no task of this iteration writes the rows that it reads (there is the
+        # operand `fresh`).
         older = len(sig.operands) > NEW_ROWS_OPERAND and not sig.read(AttentionParams).streamed
         return frozenset({1, 2, 3} if older else {3})
 
@@ -203,7 +202,7 @@ def staged_bytes(group: int, width: int, warps: int) -> int:
 
 
 def merged(sig: Signature) -> tuple[str, ...]:
-    """The C++ texts of the operands of `attention_merge`."""
+    """The C++ texts of the operands with which `attention_merge` is called."""
     return tuple(text.given(sig, i, const=i != 1) for i in range(3))
 
 
@@ -231,7 +230,7 @@ class AttentionMerge(TaskKind):
             shaped(sig, 2, (heads,), "fp32", dense=True)
         group = params.group
         need(heads % group == 0, f"{heads} heads are not divisible by the group of {group}")
-        need(group * splits * (width + 2) <= INT_MAX, "its elements exceed 32-bit indices")
+        need(group * splits * (width + 2) <= INT_MAX, "element indices exceed 32 bits")
 
     def places(self, sig: Signature) -> Places:
         params = sig.read(AttentionMergeParams)

@@ -110,7 +110,7 @@ class AttentionTiles(TaskKind):
         )
         need(
             not paged or (p.placed and not batch and not by_rows),
-            "keys in pages need a position, no batch and no keys by rows",
+            "keys in pages need placed=True, by_rows=False and no batch dimension",
         )
         rows = keys.shape[-2]
         wanted = (rows, kv_heads * width) if by_rows else (kv_heads, rows, width)
@@ -143,10 +143,11 @@ class AttentionTiles(TaskKind):
                 "divisor of the batch",
             )
             need(
-                not paged and p.fill < math.inf, "keys in pages with such a mask are not supported"
+                not paged and p.fill < math.inf,
+                "keys in pages do not support a mask of hidden keys",
             )
-        need(context_of(sig) + query.shape[-2] <= INT_MAX, "its elements exceed 32-bit indices")
-        need(p.tasks <= number_of_tiles(sig), "it has more tasks than tiles")
+        need(context_of(sig) + query.shape[-2] <= INT_MAX, "element indices exceed 32 bits")
+        need(p.tasks <= number_of_tiles(sig), "there are more tasks than tiles")
 
     def places(self, sig: Signature) -> Places:
         p = sig.read(AttentionTilesParams)

@@ -65,20 +65,22 @@ class Claimed(TaskKind):
         kind.check(inner)
         need(
             len(sig.operands) < layout.RECORD_OPERANDS,
-            f"it has {len(sig.operands)} operands, and a record has no room for its counter",
+            f"a task record has no room for {len(sig.operands)} operands and a counter",
         )
         need(not any(o.packet for o in sig.operands), "claimed tiles do not support packets")
         tiles, tasks = self.claims(sig), sig.read(ClaimedParams).tasks
         need(
             tasks <= tiles,
-            f"it has {tasks} tasks for {tiles} tiles; expected at most one task a tile",
+            f"got {tasks} tasks for {tiles} tiles; expected at most one task per tile",
         )
-        need(tiles <= MAX_TILES, f"it claims {tiles} tiles; at most {MAX_TILES} are supported")
+        need(
+            tiles <= MAX_TILES, f"the tasks claim {tiles} tiles; at most {MAX_TILES} are supported"
+        )
         for boxes in Templates().boxes(inner, tuple(_all(kind.places(inner)))):
             alone = boxes.disjoint and len(boxes.tasks) == len(boxes.lo)
             need(not boxes.append_only, "claimed tiles do not support appending")
-            need(not boxes.write or alone, "two of its tiles write the same bytes")
-            need(not boxes.write or boxes.fills_bounds, "its tiles do not cover the result")
+            need(not boxes.write or alone, "two tiles write the same bytes")
+            need(not boxes.write or boxes.fills_bounds, "the tiles do not cover the result")
 
     def places(self, sig: Signature) -> Places:
         kind, inner = tiles_of(sig)

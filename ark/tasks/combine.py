@@ -90,7 +90,7 @@ class Combine(TaskKind):
         params = sig.read(CombineParams)
         need(
             2 <= len(sig.operands) <= MAX_OPERANDS,
-            f"it has {len(sig.operands)} operands, expected 2 to {MAX_OPERANDS}",
+            f"got {len(sig.operands)} operands, expected 2 to {MAX_OPERANDS}",
         )
         order, given = params.order, sig.operands[shares(sig) :]
         need(

@@ -178,8 +178,8 @@ ARK_DEVICE void ark_combine_norm_plain(ArkCtx& c, const ArkTask& t, T* sum, O* n
                                                  parity);
   }
   if constexpr (ROWS > 1) {
-    // A separate part of shared memory, because slower warps may still read the sums of the
-    // preceding rows.
+    // The remaining rows use another part of shared memory, because slower warps may still read the
+    // sums of the preceding rows.
     folds += 2 * ROWS * ARK_WARPS;
     for (parity = 0; row < end; ++row) {
       ark_combine_norm_row_group<1, HELD, T, K>(row, from, sum, normed, weight, eps, folds, parity);

@@ -57,7 +57,7 @@ class CombineNorm(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         params = sig.read(CombineNormParams)
-        need(len(sig.operands) >= 4, f"it has {len(sig.operands)} operands, expected 4 or more")
+        need(len(sig.operands) >= 4, f"got {len(sig.operands)} operands, expected 4 or more")
         order, columns = params.order, params.columns
         *shares, weight, total, normed = sig.operands
         need(

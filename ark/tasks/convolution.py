@@ -55,7 +55,7 @@ class Convolution(TaskKind):
         numbers = (*window_sizes(p), p.sizes)
         need(
             all(len(n) == spatial for n in numbers),
-            f"its window parameters need one number for each spatial dimension of {list(source)}",
+            f"the window parameters need one number for each spatial dimension of {list(source)}",
         )
         need(len(weight) == len(out) == 4, "weight and output must have four dimensions")
         n, groups, rows, places = out
@@ -137,13 +137,13 @@ def check_expression(sig: Signature) -> None:
     which broadcast to the output, operand 2.
     """
     expr, others = sig.read(ConvolutionParams).expr, sig.operands[3:]
-    need(len(sig.operands) >= 3, "it has no output")
-    need(expr is not None or not others, "it has additional operands but no expression")
+    need(len(sig.operands) >= 3, "the output operand is missing")
+    need(expr is not None or not others, "additional operands need an expression, got none")
     if expr is not None:
         expression.check(expr, ["fp32", *(o.dtype for o in others)])
         need(
             not expression.places(expr),
-            "its expression uses an element's index, which this kind does not provide",
+            "the expression uses an element's index, which this kind does not provide",
         )
     for index in range(3, len(sig.operands)):
         broadcasts(sig, index, 2)

@@ -26,7 +26,8 @@ from ark.tasks.custom_form import Dim, Form
 from ark.tasks.custom_text import macros
 
 CUSTOM = "custom"
-# A compiler error about a call that does not fit its function should not point to a line of ark.
+# The call of the user's function gets a file name of its own in compiler messages, so that an error
+# about its arguments does not point to a line of ark.
 _CALL = '#line 1 "{name}.call"\n{call}#line 1 "loop"\n'
 Value = bool | Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)] | float
 _CTYPES = {"bool": "bool", "int": "int", "float": "float"}
@@ -72,12 +73,12 @@ class Custom(TaskKind):
         tile, constants = params.tile, params.constants
         need(
             set(tile) == set(form.tile) and all(n <= sizes[a] for a, n in tile.items()),
-            f"its tile is {dict(tile)}, expected sizes of {', '.join(form.tile) or 'no axis'}",
+            f"the tile is {dict(tile)}, expected sizes of {', '.join(form.tile) or 'no axis'}",
         )
         kinds = {name: type(value).__name__ for name, value in constants.items()}
         need(
             kinds == form.constants,
-            f"its constants are {kinds}, expected {dict(form.constants)}",
+            f"the constants are {kinds}, expected {dict(form.constants)}",
         )
 
     def places(self, sig: Signature) -> Places:

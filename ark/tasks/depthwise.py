@@ -41,9 +41,9 @@ class Depthwise(TaskKind):
         _, source, out = (typed(sig, index).shape for index in range(3))
         need(
             all(len(n) == 2 for n in (*window_sizes(p), p.sizes)),
-            "its window parameters need two numbers each",
+            "the window parameters need two numbers each",
         )
-        need(len(source) == 4, f"its input has {len(source)} dimensions, expected 4")
+        need(len(source) == 4, f"the input has {len(source)} dimensions, expected 4")
         shaped(sig, 0, (math.prod(p.size), source[3]))
         shaped(sig, 2, (source[0], *p.sizes, source[3]))
         for d in range(2):

@@ -80,7 +80,7 @@ class Elementwise(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         params = sig.read(ElementwiseParams)
-        need(len(sig.operands) > 0, "it has no operand to write")
+        need(len(sig.operands) > 0, "the output operand is missing")
         out = len(sig.operands) - 1
         shape, tile = sig.operands[out].shape, params.tile
         expression.check(params.expr, [o.dtype for o in sig.operands[:out]], len(shape))

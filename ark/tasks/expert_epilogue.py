@@ -1,9 +1,10 @@
 """What `expert_linear` does to its sums: the operands of its epilogue, and their C++ text.
 
 The epilogue's value is `expr`, an expression (ark.tasks.expression) of a sum for each weight, then
-of an element of each table and of each score. With `total` the values of a row's slots are added
-up, in order, and then a residual. The operands follow the output: the second weight, tables
-(experts, n), scores (rows, slots, 1), the residual (rows, n).
+of an element of each table and of each score. A row has one slot for each of its chosen experts.
+With `total` the values of a row's slots are added up, in order, and then a residual. The operands
+follow the output: the second weight, tables (experts, n), scores (rows, slots, 1), the residual
+(rows, n).
 """
 
 from __future__ import annotations
@@ -36,19 +37,21 @@ class ExpertLinearParams(Params, frozen=True):
 
 
 def weight_operands(sig: Signature) -> tuple[int, ...]:
-    """The indices of the weights."""
+    """The operand indices of the weights."""
     return (1, FIRST_EXTRA)[: sig.read(ExpertLinearParams).weights]
 
 
 def table_operands(sig: Signature) -> range:
-    """The indices of the tables."""
+    """The operand indices of the tables (experts, n), which have a row for each expert, such as
+    biases.
+    """
     params = sig.read(ExpertLinearParams)
     first = FIRST_EXTRA + params.weights - 1
     return range(first, first + params.tables)
 
 
 def score_operands(sig: Signature) -> range:
-    """The indices of the scores."""
+    """The operand indices of the scores, by which experts' results are multiplied."""
     first = table_operands(sig).stop
     return range(first, first + sig.read(ExpertLinearParams).scores)
 
@@ -59,7 +62,9 @@ def residual_operand(sig: Signature) -> int | None:
 
 
 def check_epilogue(sig: Signature, rows: int, slots: int) -> None:
-    """Raises PlanError unless the output and the epilogue's operands fit."""
+    """Raises PlanError unless the output and the epilogue's operands have the shapes and types that
+    the parameters require.
+    """
     params = sig.read(ExpertLinearParams)
     experts, n, k = sig.operands[1].shape
     count(sig, score_operands(sig).stop + params.residual)
@@ -77,16 +82,21 @@ def check_epilogue(sig: Signature, rows: int, slots: int) -> None:
     residual = residual_operand(sig)
     if residual is not None:
         shaped(sig, residual, (rows, n))
-    need(params.total or not params.residual, "a residual needs the total of a row's slots")
+    need(params.total or not params.residual, "a residual needs the parameter `total`")
     plain = params.expr is None and params.weights == 1 and not params.tables and not params.scores
     need(params.expr is not None or plain, "an epilogue needs an expression")
-    need(params.of == 0 or (plain and not params.total), "a part of the experts has no epilogue")
-    need(not params.total or slots <= MAX_SLOTS, f"{slots} slots exceed {MAX_SLOTS}")
+    need(
+        params.of == 0 or (plain and not params.total),
+        "a weight of only some experts does not support an epilogue",
+    )
+    need(not params.total or slots <= MAX_SLOTS, f"{slots} experts per row exceed {MAX_SLOTS}")
     if params.expr is not None:
         kinds = ["fp32"] * params.weights
         kinds += [typed(sig, i).dtype for i in (*table_operands(sig), *score_operands(sig))]
         if expression.check(params.expr, kinds) != "float" or expression.places(params.expr):
-            raise PlanError("an epilogue of experts must be a number without indices")
+            raise PlanError(
+                "the epilogue must be a floating-point expression without element indices"
+            )
 
 
 def epilogue_accesses(sig: Signature, row: int, slots: range, n0: int, n1: int) -> list[Access]:

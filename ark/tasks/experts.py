@@ -174,7 +174,10 @@ class ExpertLinear(TaskKind):
             )
         weight = sig.operands[1]
         held, _, k = weight.shape
-        need(weight.per_item in (1, k), f"{weight.dtype} has {weight.per_item} columns")
+        need(
+            weight.per_item in (1, k),
+            f"rows of {weight.dtype} have {weight.per_item} elements, expected {k}",
+        )
         first, of = share_of(sig)
         need(first + held <= of, f"experts {first} to {first + held} exceed the {of} experts")
         shaped(sig, 0, (rows, k) if len(sig.operands[0].shape) == 2 else (rows, slots, k))

@@ -345,7 +345,9 @@ class Writer:
         return text if re.fullmatch(r"x\d+", text) else self.let(ctype, text)
 
     def let(self, ctype: str, text: str) -> str:
-        """Declares a constant for a value; returns its name."""
+        """Adds a C++ statement that declares a local constant with the value `text`; returns the
+        constant's name.
+        """
         name = f"x{len(self.statements)}"
         self.statements.append(f"const {ctype} {name} = {text};")
         return name

@@ -24,7 +24,7 @@ class Flag(TaskKind):
         operand = sig.operands[0]
         need(
             (operand.dtype, operand.shape) == ("uint32", (1,)),
-            f"the token is {operand.dtype}{list(operand.shape)}, expected uint32[1]",
+            f"the output is {operand.dtype}{list(operand.shape)}, expected uint32[1]",
         )
 
     def places(self, sig: Signature) -> Places:

@@ -65,7 +65,7 @@ class Fusion(TaskKind):
         super().check(sig)
         params = sig.read(FusionParams)
         inputs, stores = params.inputs, params.stores
-        need(len(sig.operands) == inputs + len(stores), f"it has {len(sig.operands)} operands")
+        need(len(sig.operands) == inputs + len(stores), f"got {len(sig.operands)} operands")
         self._check_shapes(sig)
         outside = [_along(sig, i) == 1 for i in range(inputs)]  # constant along the axis
         read: set[int] = set()
@@ -83,10 +83,10 @@ class Fusion(TaskKind):
                 )
                 read |= expression.reads(tree)
                 outside.append(stage != "each")
-        need(read.issuperset(range(inputs)), "no expression reads one of its inputs")
+        need(read.issuperset(range(inputs)), "an input is not read by any expression")
         for number in stores:
             fits = inputs <= number < len(outside) and outside[number]
-            need(fits, f"value {number} of an output cannot be stored")
+            need(fits, f"stored value {number} is not one of first, sums or last")
 
     def _check_shapes(self, sig: Signature) -> None:
         params, out = sig.read(FusionParams), sig.operands[-1].shape
@@ -95,10 +95,10 @@ class Fusion(TaskKind):
         summed = axis >= 0
         need(
             (count > 1) == summed == bool(params.sums),
-            f"it has axis {axis}, count {count} and {len(params.sums)} sums; sums need an axis and "
+            f"got axis {axis}, count {count} and {len(params.sums)} sums; sums need an axis and "
             "a count above 1, and other fusions have axis -1 and count 1",
         )
-        need(summed or not params.each, "it has expressions for elements but no sums")
+        need(summed or not params.each, "expressions in `each` need sums, got none")
         need(
             len(full) == MAX_FOLDED_DIMS and (not summed or full[axis] == 1),
             f"output {list(out)} does not have one element along the summed dimension",

@@ -90,12 +90,12 @@ class Linear(TaskKind):
         extra = form.extra
         need(len(sig.operands) >= first + extra[0], "operands are missing")
         (rows, k), (n, inner), m = matrix(sig, 0), self.weight(sig), matrix(sig, 2)[0]
-        need(rows % m == 0, f"{rows} rows are not divisible by {m}")
+        need(rows % m == 0, f"{rows} input rows are not divisible by {m} output rows")
         ranks, share = p.ranks, p.first
         need(share < ranks, f"first share {share} is out of range; there are {ranks} ranks")
         need(
             ranks == 1 or rows // m in (1, ranks),
-            f"{rows} rows do not hold 1 or {ranks} shares of {m} rows",
+            f"the input has {rows} rows, expected {m} or {m * ranks}",
         )
         if p.epilogue == "sample":
             more = len(sig.operands) - first - extra[0]
@@ -108,7 +108,7 @@ class Linear(TaskKind):
         for peer in outputs(sig)[1:]:
             shaped(sig, peer, (m, n))
         need(k == inner, f"input rows have {k} elements, weight rows {inner}")
-        need(m * p.rows <= MAX_SUMS, f"a task of {m} * {p.rows} sums exceeds {MAX_SUMS}")
+        need(m * p.rows <= MAX_SUMS, f"{m} * {p.rows} sums per stage exceed {MAX_SUMS}")
         need(k % p.split_k == 0, f"k={k} is not divisible by split_k={p.split_k}")
         need(
             p.split_k == 1 or p.rows <= MAX_PIECES,
@@ -130,9 +130,9 @@ class Linear(TaskKind):
             shaped(sig, 2, (m, n // 2 if form.gated else n))
         if p.epilogue == "add":
             added = matrix(sig, first)[0]
-            need(added % m == 0, f"{added} rows are not divisible by {m}")
+            need(added % m == 0, f"{added} residual rows are not divisible by {m} output rows")
             fits = ranks == 1 or added // m in (1, ranks)
-            need(fits, f"{added} added rows do not fit {ranks} ranks")
+            need(fits, f"{added} residual rows, expected {m} or {m * ranks}")
             shaped(sig, first, (added, n))
         if p.epilogue == "sample":
             for place in candidates(sig):
@@ -202,7 +202,7 @@ class Linear(TaskKind):
 
     def packets(self, sig: Signature) -> frozenset[int]:
         params = sig.read(LinearParams)
-        need(len(sig.operands) > 2, "it needs an input, weights and an output")
+        need(len(sig.operands) > 2, "a linear layer needs an input, weights and an output")
         x, weight = sig.operands[:2]
         row = x.shape[0] == 1 and x.dtype == multiplied(weight) and params.prologue == "none"
         able = {0, *outputs(sig)} - (set() if row or x.dtype == "fp32" else {0})

@@ -87,9 +87,9 @@ struct ArkSwigluSums {
   static constexpr bool WAITS = false;
   O output;
 };
-// R: rows of a stage. The TILES tasks share STAGES stages. SHARED: true if each rank computes a
-// share of the logits. Then the token of the first row is read from the task (ark_token_of);
-// otherwise it is 0.
+// Stores the sums (logits) and finds the task's best candidate for the next token. R: rows of a
+// stage. The TILES tasks share STAGES stages. SHARED: true if each rank computes a share of the
+// logits. Then the token of the first row is read from the task (ark_token_of); otherwise it is 0.
 template <int R, int TILES, int STAGES, bool SHARED, class O, class C>
 struct ArkSampleSums {
   static constexpr int WIDTH = 1;

@@ -50,7 +50,8 @@ ARK_DEVICE Sum ark_lane_sum(int m, int n, int k0, int k1, const A& a, const B& b
   return sum;
 }
 
-// V: elements of a pack in both matrices, if their addresses are aligned.
+// Computes a tile by all threads of the block. V: elements of a pack in both matrices, if their
+// addresses are aligned.
 template <int ROWS, int COLUMNS, int M, int N, int V, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1, const A& a,
                            const B& b, const Finish& finish, ark_u64 addresses) {

@@ -79,11 +79,11 @@ class Matmul(TaskKind):
         elif tree is None:
             count(sig, 3)
         else:
-            need(len(sig.operands) >= 3, "it has no output")
+            need(len(sig.operands) >= 3, "the output operand is missing")
             expression.check(tree, [sums_of(sig), *(o.dtype for o in others)])
             need(
                 not expression.places(tree),
-                "its expression uses an element's index, which this kind does not provide",
+                "the expression uses an element's index, which this kind does not provide",
             )
             for index in range(3, len(sig.operands)):
                 broadcasts(sig, index, 2)
@@ -94,10 +94,13 @@ class Matmul(TaskKind):
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
         if paired(sig):
-            need(tree is None and len(out) == 2, "pairs need one output matrix and no expression")
+            need(
+                tree is None and len(out) == 2,
+                "a gated or rotated product needs one matrix and no expr",
+            )
             need(
                 params.tile[1] % 2 == 0,
-                f"tile columns must be even for pairs, got {params.tile[1]}",
+                f"tile columns of a gated or rotated product must be even, got {params.tile[1]}",
             )
         if rotates(sig):
             rotary_check(sig, 2, POSITION_OPERAND, (m, n))
@@ -123,7 +126,7 @@ class Matmul(TaskKind):
         need(many <= INT_MAX, f"{many} tiles exceed 32-bit coordinates")
         need(
             params.tasks <= many,
-            f"it has {params.tasks} tasks for {many} tiles; expected at most one task a tile",
+            f"got {params.tasks} tasks for {many} tiles; expected at most one task per tile",
         )
 
     def places(self, sig: Signature) -> Places:

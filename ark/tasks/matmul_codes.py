@@ -23,7 +23,9 @@ def row_type(operand: OperandType) -> RowType | None:
 
 
 def served(dtype: RowType) -> bool:
-    """True if a lane's codes share a scale, and rows of the input begin at whole lines."""
+    """True if all codes that a lane multiplies at once share a scale, and input rows consist of
+    whole rows of a box copy (LINE_DEPTH elements).
+    """
     return dtype.columns % LINE_DEPTH == 0 and (whole(dtype) or dtype.group % LANE_DEPTH == 0)
 
 
@@ -33,7 +35,7 @@ def whole(dtype: RowType) -> bool:
 
 
 def codes_bytes(dtype: RowType) -> int:
-    """Bytes of the codes of a row in a stage."""
+    """Bytes of the codes that a stage holds of one row of the quantised matrix."""
     return dtype.codes.nbytes(STAGE_DEPTH)
 
 

@@ -41,7 +41,7 @@ def _windows(sig: Signature) -> WindowParams:
     """The product's windows; raises PlanError if it has none."""
     windows = sig.read(MatmulParams).windows
     if windows is None:
-        raise PlanError("neither side of the product is a matrix of windows")
+        raise PlanError("neither operand of the product is a matrix of windows")
     return windows
 
 
@@ -54,9 +54,9 @@ def matrix_shape(source: Sequence[int], p: WindowParams) -> tuple[int, ...]:
 def as_boxes(
     shape: Sequence[int], strides: Sequence[int], p: WindowParams, itemsize: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], WindowParams]:
-    """The shape, strides and windows with which box copies load an image. If the channels do not
-    fill whole lines, but the elements of a window in one row are contiguous and inside of the
-    image, all of these elements are treated as the channels of one pixel. Such pixels overlap.
+    """The shape, strides and windows with which box copies load an image. If the channels are not a
+    multiple of BOX_ROW_BYTES, but the elements of a window in one row are contiguous and inside of
+    the image, all of these elements are treated as the channels of one pixel. Such pixels overlap.
     """
     channels, across = shape[-1], shape[-2]
     reach = (p.sizes[-1] - 1) * p.stride[-1] + p.size[-1]
@@ -73,7 +73,8 @@ def boxable(
     shape: Sequence[int], strides: Sequence[int], itemsize: int, windows: WindowParams
 ) -> bool:
     """True if box copies can load these windows. The channels of a pixel, or all elements of a
-    window in one row, must fill whole lines, and strides, padding and dilations must be small.
+    window in one row, must be a multiple of BOX_ROW_BYTES, and strides, padding and dilations must
+    be small.
     """
     source, steps, p = as_boxes(shape, strides, windows, itemsize)
     stride, spread, before = p.stride, p.dilation, p.before
@@ -100,14 +101,14 @@ def check(sig: Signature) -> None:
     spatial = len(source.shape) - 2
     need(
         spatial > 0 and all(len(n) == spatial for n in (*window_sizes(p), p.sizes)),
-        f"its window parameters need one number for each spatial dimension of {list(source.shape)}",
+        f"the window parameters need one number for each spatial dimension of {list(source.shape)}",
     )
     for d in range(spatial):
         last = (p.sizes[d] - 1) * p.stride[d] + (p.size[d] - 1) * p.dilation[d]
         need(last < INT_MAX, "window indices exceed 32 bits")
     need(
         math.prod(matrix_shape(source.shape, p)) <= INT_MAX**2,
-        "its window matrix exceeds 64-bit indices",
+        "indices of the window matrix exceed 64 bits",
     )
     need(
         not params.transpose_a and params.transpose_b,
@@ -121,7 +122,7 @@ def check(sig: Signature) -> None:
     plain = (params.gated, params.heads, params.kv_heads, params.head_dim)
     need(
         not any(plain) and params.splits == 1,
-        "a product of windows supports no pairs and no parts of k",
+        "a product of windows cannot be gated, rotated or split along k",
     )
 
 
@@ -170,7 +171,8 @@ def tile_text(sig: Signature, dims: Sequence[int], finish: Callable[[str, str], 
     side, tile = p.side, params.tile
     source, weights = sig.operands[side], sig.operands[1 - side]
     channels, taps = source.shape[-1], math.prod(p.size)
-    # The C++ function ark_convolution has weights as rows and results as columns.
+    # The C++ function ark_convolution has weights as rows and windows as columns, so the product is
+    # transposed if the windows are its left operand.
     order, names = ((0, 1), ("m", "n")) if side else ((1, 0), ("n", "m"))
     many, sizes = [dims[i] for i in order], [tile[i] for i in order]
     image = "i0" if side else f"n / {math.prod(p.sizes)}"

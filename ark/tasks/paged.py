@@ -76,9 +76,7 @@ class PagedAttention(SplitAttention):
             f"{heads} query heads are not divisible by {kv_heads} key/value heads",
         )
         rows, columns = matrix(sig, 0)
-        need(
-            columns == heads * width, f"it has {columns} columns, expected {heads} heads * {width}"
-        )
+        need(columns == heads * width, f"q has {columns} columns, expected {heads} heads * {width}")
         pool, page = _pool(sig, 1)
         for index in (1, 2):
             shaped(sig, index, (pool, kv_heads, page, width), sig.operands[1].dtype, dense=True)
@@ -86,13 +84,13 @@ class PagedAttention(SplitAttention):
         shaped(sig, 3, (1, most), "int32")
         shaped(sig, 4, (1,), "int32")
         large = heads * splits * (width + 2) > INT_MAX or page * most + rows > INT_MAX
-        need(not large, "its elements exceed 32-bit indices")
+        need(not large, "element indices exceed 32 bits")
         if splits == 1:
             shaped(sig, 5, (rows, columns))
         else:
             shaped(sig, 5, (rows, heads, splits, width + 2), "fp32")
         if has_newest(sig):
-            need(rows == 1, f"a fresh key needs one row, got {rows}")
+            need(rows == 1, f"operand `fresh` needs one query row, got {rows}")
             shaped(sig, PAGED_FRESH, (1, 2 * kv_heads * width))
         if p.streamed:
             need(has_newest(sig), "a streamed cache needs the newest keys and values as an operand")
@@ -189,7 +187,7 @@ class PagedAppend(TaskKind):
         )
         need(
             rows * width <= INT_MAX and page * table[1] + rows <= INT_MAX,
-            "its elements exceed 32-bit indices",
+            "element indices exceed 32 bits",
         )
 
     def places(self, sig: Signature) -> Places:
@@ -224,7 +222,7 @@ class PagedAppend(TaskKind):
 def _pool(sig: Signature, index: int) -> tuple[int, int]:
     """The number of pages of a pool, and of positions per page."""
     shape = cache_operand(sig, index).shape
-    need(len(shape) == 4, f"the cache has shape {list(shape)}")
+    need(len(shape) == 4, f"the cache has shape {list(shape)}, expected 4 dimensions")
     return shape[0], shape[2]
 
 

@@ -164,7 +164,7 @@ def _there(sig: Signature) -> str:
 
 
 def _total(sig: Signature, predicated: bool) -> str:
-    """Statements that pool one window into `total`."""
+    """C++ statements that pool one window into `total`."""
     p = sig.read(PoolParams)
     load = text.load(sig, 0, "p0", text.offset(sig, 0, _names(sig)[1]))
     value = f"{_there(sig)} ? loaded : {_start(p)}" if predicated else "loaded"
@@ -179,7 +179,7 @@ def _total(sig: Signature, predicated: bool) -> str:
 
 
 def _one(sig: Signature) -> str:
-    """Statements that pool one window and store the result."""
+    """C++ statements that pool one window and store the result."""
     store = text.store(sig, 1, "p1", text.offset(sig, 1, _names(sig)[0]), "made")
     result = _result(sig.read(PoolParams), "total")
     return f"{_total(sig, False)}    const float made = {result};\n    {store}\n"

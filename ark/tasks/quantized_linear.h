@@ -1,4 +1,4 @@
-// Products of rows with weights of few bits. quantized.py describes operands and tasks.
+// Products of rows with weights of few bits. quantized_linear.py describes operands and tasks.
 
 // The zero point of a group, which is subtracted from its codes; 0 if there are no zero points.
 template <class Z>

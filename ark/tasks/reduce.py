@@ -133,7 +133,7 @@ class Reduce(TaskKind):
         term, out = params.term, len(sig.operands) - 1
         if term is None:
             count(sig, 2)
-        need(out > 0, "it has no operand to write")
+        need(out > 0, "the output operand is missing")
         mean = params.function == "mean"
         whole = INTEGER_NAMES if term is not None or not mean else ()
         source = typed(sig, 0, *FLOAT_NAMES, *whole)
@@ -177,7 +177,7 @@ class Reduce(TaskKind):
             typed(sig, i)
             broadcasts(sig, i, out)
         term = sig.read(ReduceParams).term or []
-        need(expression.reads(term).issuperset(range(out)), "no expression reads one of its inputs")
+        need(expression.reads(term).issuperset(range(out)), "the term does not read all inputs")
         beside = expression.indices(term) - {axis - len(source.shape)}
         few = len(source.shape) <= MAX_FOLDED_DIMS and -1 not in beside
         need(

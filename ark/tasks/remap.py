@@ -98,16 +98,19 @@ class Remap(TaskKind):
         )
         need(
             len(rules) == len(source.shape),
-            f"it has {len(rules)} rules for the dimensions of {list(source.shape)}",
+            f"got {len(rules)} rules for {list(source.shape)}, expected one per dimension",
         )
         for rule, n in zip(rules, source.shape, strict=True):
             need(
                 all(d < len(out.shape) for d, _ in rule.terms),
-                "a rule uses a dimension that the output does not have",
+                "an index rule uses a dimension that the output does not have",
             )
             reach = sum(abs(f) * (out.shape[d] - 1) for d, f in rule.terms) + abs(rule.add)
-            need(reach + 2 * n < 1 << 31, "indices of a rule exceed 32 bits")
-            need(rule.edge != "reflect" or reach <= 64 * n, "a rule reflects more than 64 times")
+            need(reach + 2 * n < 1 << 31, "indices in an index rule exceed 32 bits")
+            need(
+                rule.edge != "reflect" or reach <= 64 * n,
+                "an index rule reflects more than 64 times",
+            )
         covers(sig.read(RemapParams).tile, out.shape)
 
     def places(self, sig: Signature) -> Places:
@@ -258,7 +261,8 @@ class Gather(TaskKind):
         ]
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any]:
-        # A task waits for its indices before it copies, so larger tiles wait less often.
+        # A task waits for its indices before it copies, so its tiles are twice as large as usual,
+        # which means fewer waits.
         return claim_tile(sig, 2)
 
     def headers(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ ARK_DEVICE ArkRope<HEADS, KV_HEADS, D, CONTEXT, SEQUENCES, O, P, F, K, V, N> ark
   return {output, frequencies, keys, values, fresh, position, SEQUENCES > 1 ? 0 : position.p[0]};
 }
 
-// Where row m stands.
+// The position of row m in its sequence.
 template <class R>
 ARK_DEVICE int ark_rope_place(const R& rope, int m) {
   if constexpr (R::CACHED > 0) return rope.positions.p[m];
@@ -133,7 +133,7 @@ ARK_DEVICE void ark_rope_pack(const R& rope, int m, int column, float (&v)[8]) {
     ark_rope_store_pack(to, v);
   }
 }
-// Like ark_rope_kv, for a projection in plain memory, which is read in whole lines.
+// Like ark_rope_kv, for a projection in plain memory, which is read eight columns at a time.
 template <int ROWS, class X, class R>
 ARK_DEVICE void ark_rope_kv_packs(ArkCtx&, const ArkTask& t, X x, const R& rope) {
   constexpr int BATCH = 3;  // packs that are loaded together

@@ -98,9 +98,7 @@ def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -
     width, queries = p.head_dim, p.heads * p.head_dim
     keys = p.kv_heads * width
     need(width % 2 == 0, f"head_dim must be even, got {width}")
-    need(
-        columns == queries + 2 * keys, f"it has {columns} columns, expected {queries} + 2 * {keys}"
-    )
+    need(columns == queries + 2 * keys, f"x has {columns} columns, expected {queries} + 2 * {keys}")
     shaped(sig, out, (rows, queries))
     sequences = sequences_of(sig, first)
     need(sequences in (1, rows), f"{rows} rows need 1 or {rows} positions, got {sequences}")

@@ -14,7 +14,7 @@ struct ArkSoftmax {
   ARK_DEVICE float factor(float total, int, float) { return 1.0f / total; }
   ARK_DEVICE float value(float v, float factor) { return v * factor; }
 };
-// Zeros where all elements are -inf.
+// Softmax that gives zeros for a row in which all elements are -inf.
 struct ArkSafeSoftmax : ArkSoftmax {
   ARK_DEVICE float centre(float most, int) { return most == -ark_inf() ? 0.0f : most; }
   ARK_DEVICE float factor(float total, int, float) { return total == 0.0f ? 0.0f : 1.0f / total; }

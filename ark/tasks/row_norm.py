@@ -96,7 +96,7 @@ def row_box(
 
 
 def folds(machine: Machine) -> int:
-    """Bytes of shared memory for sums over warps."""
+    """Bytes of shared memory in which warps exchange their sums."""
     return 2 * BATCH_ELEMENTS * 4 * machine.warps
 
 
@@ -202,7 +202,7 @@ class RowNorm(TaskKind):
         fits((params.rows,), row_constants(sig)[1:2])
         need(
             not params.dealt or params.rows == fold(shape)[1],
-            f"a dealt task must have all {fold(shape)[1]} rows, got {params.rows}",
+            f"with dealt=True, rows must be {fold(shape)[1]}, got {params.rows}",
         )
 
     def places(self, sig: Signature) -> Places:

@@ -26,7 +26,10 @@ def check_rows(operand: OperandType) -> tuple[int, int]:
         isinstance(by_name(operand.dtype), RowType) and len(operand.shape) == 2,
         f"operand {operand.dtype} {list(operand.shape)} is not a quantised matrix",
     )
-    need(operand.shape[1] == operand.per_item, f"{operand.dtype} has {operand.per_item} columns")
+    need(
+        operand.shape[1] == operand.per_item,
+        f"rows of {operand.dtype} are not {operand.shape[1]} wide",
+    )
     need(is_dense(operand), "the rows are strided, expected dense")
     return operand.shape[0], operand.shape[1]
 
@@ -45,7 +48,10 @@ class RowValues(TaskKind):
         super().check(sig)
         count(sig, 2)
         shaped(sig, 1, check_rows(sig.operands[0]))
-        need(sig.operands[1].strides[1] == 1, "the columns of its result are strided")
+        need(
+            sig.operands[1].strides[1] == 1,
+            "columns of the result are strided, expected contiguous",
+        )
 
     def places(self, sig: Signature) -> Places:
         return Places((range(0, sig.operands[0].shape[0]),), span=True)

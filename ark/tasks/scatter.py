@@ -80,7 +80,7 @@ class Scatter(TaskKind):
         need(out.per_item == 1, f"{out.dtype} is not supported: several elements share a byte")
         need(
             out.dtype in (*FLOAT_NAMES, *INTEGER_NAMES) or params.function == "set",
-            f"{out.dtype} supports only the function set",
+            f"scatter of {out.dtype} supports only the function `set`",
         )
         need(
             len(ids.shape) == len(updates.shape) == len(out.shape) > axis
@@ -96,7 +96,7 @@ class Scatter(TaskKind):
             data = shaped(sig, 2, out.shape, out.dtype)
             need(
                 _of_rows(sig) and data.strides[-1] == out.strides[-1] == 1,
-                "data operands need whole lines of the last dimension, each with its indices",
+                "the operand `data` needs an axis that is the last one, and indices for each line",
             )
         need(
             span == size or (span < size and same_places(ids.shape, axis)),

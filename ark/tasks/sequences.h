@@ -71,7 +71,7 @@ template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, int BATCH, int SETT
 ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S settings, P position,
                                 C candidates, T tokens, H host, E stop_tokens) {
   ark_u32* limit = &ark_control(ARK_PARAMS(c))->limit;
-  // other processors read it, so it is loaded like a word of the host
+  // Other processors read the limit at the same time, so it must not come from a cached copy.
   const ark_u32 before = ark_peek_host(limit);
   bool ranks = false, over = true;
   for (int b = 0; b < BATCH; ++b) {

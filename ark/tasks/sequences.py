@@ -58,7 +58,7 @@ class ChooseEach(TaskKind):
         count(sig, LEAVE_OPERAND, LEAVE_OPERAND + 1)
         tiles, batch = params.tiles, params.batch
         rows, vocabulary = matrix(sig, 0)
-        need(rows == batch, f"it has {rows} rows of logits, expected {batch}")
+        need(rows == batch, f"got {rows} rows of logits, expected {batch}")
         need(is_dense(sig.operands[0]), "the logits must be dense")
         need(
             tiles <= vocabulary and vocabulary + tiles <= INT_MAX,

@@ -20,7 +20,7 @@ class Switch(Combine):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         params = sig.read(CombineParams)
-        need(outputs(sig) == shares(sig), "it needs one share and one result for each rank")
+        need(outputs(sig) == shares(sig), "a switch needs one share and one result for each rank")
         need(params.op == "sum", f"a switch supports op sum only, got {params.op}")
         need(params.divide == 1, "a switch does not support divide")
         need(not any(o.packet for o in sig.operands), "a switch does not support packets")

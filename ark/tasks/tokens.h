@@ -75,7 +75,7 @@ ARK_DEVICE int ark_token_of(const ArkTask& t, int logit) {
   return logit < VOCABULARY - first ? logit + first : logit - (VOCABULARY - first);
 }
 
-// coord: tile, of TILES.
+// coord: the number of the tile of logits, below TILES.
 template <int VOCABULARY, bool SHARED, int TILES, class L, class S, class P, class C>
 ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S settings, P position,
                                 C candidates) {
@@ -157,7 +157,7 @@ ARK_DEVICE void ark_choice_ends(ArkCtx& c, const ArkChoice& x, bool stopped, P p
   const int next = x.position + 1;
   position_at.p[0] = next;
   const bool full = next + 1 >= x.limit || next + 1 >= CONTEXT;
-  // Others are reading it.
+  // Ends the launch after this iteration. Other processors read the limit at the same time.
   if (stopped || full) ark_lower_limit(c, c.iteration + 1u);
   if (next >= CONTEXT) return;
   tokens.p[next] = static_cast<ark_i32>(x.sampler.token);

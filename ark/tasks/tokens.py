@@ -252,7 +252,7 @@ def _check_sampling(sig: Signature) -> None:
     params = sig.read(SampleParams)
     rows, vocabulary = matrix(sig, 0)
     tiles = params.tiles
-    need(rows == 1 and vocabulary + tiles <= INT_MAX, f"it has {rows} rows of logits, expected 1")
+    need(rows == 1 and vocabulary + tiles <= INT_MAX, f"got {rows} rows of logits, expected 1")
     need(tiles <= vocabulary, f"{vocabulary} logits are fewer than {tiles} tiles")
     shares, first = params.shares, params.first
     need(

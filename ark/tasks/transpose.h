@@ -133,8 +133,9 @@ ARK_DEVICE void ark_transpose_rows(const ArkTask& t, ark_i64 to_row, const From&
     }
   }
 }
-// The reverse: the result's rows of ROW elements are contiguous, and their elements come from ROW
-// rows of the source. A thread loads ROW packs of V elements, and stores V rows as ROW packs.
+// The reverse of ark_transpose_rows: the result's rows of ROW elements are contiguous, and their
+// elements come from ROW rows of the source. A thread loads ROW packs of V elements, and stores V
+// rows as ROW packs.
 template <class TILE, int ROW, int V, typename T, class From, class To>
 ARK_DEVICE void ark_transpose_columns(const ArkTask& t, ark_i64 from_row, const From& from,
                                       const To& to) {
@@ -158,8 +159,8 @@ ARK_DEVICE void ark_transpose_columns(const ArkTask& t, ark_i64 from_row, const 
   }
 }
 
-// One of the two functions above. row: the distance of the rows of the side whose rows are not
-// contiguous.
+// Calls ark_transpose_columns if COLUMNS, otherwise ark_transpose_rows. row: the distance between
+// rows of the source or, without COLUMNS, of the result.
 template <class TILE, bool COLUMNS, int ROW, int V, typename T, class From, class To>
 ARK_DEVICE void ark_transpose_short(ArkCtx&, const ArkTask& t, ark_i64 row, const From& from,
                                     const To& to, ark_u64 addresses) {

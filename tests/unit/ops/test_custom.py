@@ -241,9 +241,9 @@ def test_a_plan_with_unregistered_ops_is_refused() -> None:
     copied(constants={"by": 1.0})
     verify([from_json(text)])
     for wrong, words in (
-        ({"tile": {"m": 4}}, "its tile is"),
-        ({"constants": {"by": 1}}, "its constants are"),
-        ({"constants": {}}, "its constants are"),
+        ({"tile": {"m": 4}}, "the tile is"),
+        ({"constants": {"by": 1}}, "the constants are"),
+        ({"constants": {}}, "the constants are"),
         ({"code": "int main() {}"}, "unknown field"),
     ):
         changed = plan(lambda: copied(constants={"by": 1.0})(ark.tensor([8])))

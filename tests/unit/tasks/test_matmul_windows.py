@@ -132,7 +132,7 @@ def test_other_windows_are_refused(
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"transpose_b": False}, "right operand transposed"), ({"splits": 2}, "no parts of k")],
+    [({"transpose_b": False}, "right operand transposed"), ({"splits": 2}, "split along k")],
 )
 def test_windows_have_no_other_forms(
     change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch

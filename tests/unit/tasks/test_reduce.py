@@ -42,7 +42,7 @@ def test_terms_of_one_and_two_inputs_are_taken() -> None:
     [
         ([(3, 40), (1, 40), (3, 1)], PRODUCT, "fp32", 3, "does not broadcast"),
         ([(3, 40)] * 3 + [(3, 1)], ["mul", PRODUCT, ["input", 2]], "fp32", 3, "3 inputs"),
-        ([(3, 40), (3, 1), (3, 1)], ["neg", ["input", 0]], "fp32", 3, "no expression reads"),
+        ([(3, 40), (3, 1), (3, 1)], ["neg", ["input", 0]], "fp32", 3, "does not read all"),
         ([(3, 40), (3, 1)], ["greater", ["input", 0], ["number", 1.0]], "bool", 3, "support bool"),
         ([(3, 40), (3, 1)], COUNTED, "fp32", 3, "int"),
         ([(3, 40), (1, 40)], COUNTED, "int64", 2, "an index"),
