@@ -116,7 +116,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     parts = [
         text[text.index(begin) : text.index(end)]
         for begin, end in [
-            ("// Two values rounded to the type", "// Joins and publishes the first warps'"),
+            ("// Two values rounded to the type", "// Combines the partial results of the"),
             ("// Processes this warp's share", "// coord: row, key/value head, split."),
         ]
     ]

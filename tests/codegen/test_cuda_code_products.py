@@ -173,7 +173,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     )
     elements = "".join(map(device_text, ("small_floats.h", "pack.h")))
     own = "".join(map(inline.header, ("linear_codes.h", "code_pairs.h", "code_products.h")))
-    own = own[: own.index("// The computing half.")]
+    own = own[: own.index("// Run by the computing warps: computes")]
     text = HOST + HEAD + PAIRS + FLOATS + elements + HEADER + CONVERTED + own + CALLS + calls
     source.write_text(text)
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-fpermissive", "-w"]

@@ -82,7 +82,10 @@ extern "C" int run(int is_short, int others, int after, int* reads) {
 def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("lanes")
     text = resources.files("ark_cuda").joinpath("roles.h").read_text()
-    begin, end = "// This thread's pairs of elements", "// The lead warp's wait beside"
+    begin, end = (
+        "// This thread's pairs of elements",
+        "// Called by the lead warp: waits for a task's input",
+    )
     source, library = folder / "lanes.cpp", folder / "lanes.so"
     # NVRTC chooses an overload by an array's size, g++ does not; so the parameter becomes a
     # pointer.

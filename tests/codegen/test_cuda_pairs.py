@@ -133,7 +133,9 @@ def test_each_pair_meets_its_operands(
     not tested: all numbers are exact.
     """
     store = resources.files("ark_cuda").joinpath("matrix_store.h").read_text()
-    slab = _between(store, "ARK_DEVICE ark_u32 ark_matrix_slab_at", "// Two blocks' pairs")
+    slab = _between(
+        store, "ARK_DEVICE ark_u32 ark_matrix_slab_at", "// Writes a lane's pairs of 16-bit"
+    )
     text = WARP.read_text() + CALLS + slab + inline.header("pairs.h") + RUN
     source, library = tmp_path / "pairs.cpp", tmp_path / "pairs.so"
     defined = f"#define TEST_COLUMNS {wide}\n#define TEST_REST {str(rest).lower()}\n"

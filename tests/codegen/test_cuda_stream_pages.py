@@ -58,7 +58,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source, library = folder / "pages.cpp", folder / "pages.so"
     text = resources.files("ark_cuda").joinpath("stream.h").read_text()
     begin = text.index("// Where rows from first to end - 1 lie in pages")
-    body = text[begin : text.index("// A growing fetch: rows of two", begin)]
+    body = text[begin : text.index("// Loads the stages of a growing", begin)]
     source.write_text(HOST + body + CALLS)
     subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", source, "-o", library], check=True)
     return ctypes.CDLL(str(library))

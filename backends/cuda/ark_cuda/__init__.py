@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CudaBackend:
-    """NVIDIA GPUs of compute capability 8.0 and later."""
+    """The backend object: NVIDIA GPUs of compute capability 8.0 and later."""
 
     name = "cuda"
 

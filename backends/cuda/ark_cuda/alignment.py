@@ -14,8 +14,8 @@ _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 
 
 def check_alignment(elf: bytes, entry: str) -> str:
-    """The reason why dynamic shared memory does not start where bodies require it, or an empty
-    string if it does.
+    """The reason why dynamic shared memory does not start where task bodies (device functions)
+    require it, or an empty string if it does.
 
     Without a static section, dynamic shared memory begins at the start of the shared memory window.
     """

@@ -16,7 +16,8 @@ MAP_BYTES = 128
 
 def tensor_map(box: BoxMap, address: int) -> bytes:
     """Creates the tensor map of a box at an address. Its rows have 128 bytes, swizzled as wgmma
-    reads them, or are bytes one after the other. Elements outside of the matrix are read as zero.
+    reads them, or are not swizzled (for a matrix of bytes). Elements outside of the matrix are read
+    as zero.
 
     Raises SystemError if the memory does not begin at a multiple of 16 bytes.
     """

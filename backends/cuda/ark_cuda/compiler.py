@@ -31,7 +31,7 @@ _UNUSED_FUNCTION_DIAGNOSTIC = 177
 # Kernels are compiled by several threads. cuda.core cannot be imported by two threads at once: one
 # of them would get an incomplete module.
 _IMPORTING = threading.Lock()
-# The display names and the packages of the tools that make a cubin.
+# LIBRARIES: the libraries that make a cubin, each with its name in messages and its package.
 LOOP = "ark_static_at<ArkParams"  # every loop kernel's source has this: entry.h
 LIBRARIES = {
     "libnvrtc.so": ("NVRTC", "nvidia-cuda-nvrtc"),

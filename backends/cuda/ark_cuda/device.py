@@ -95,7 +95,8 @@ class CudaDevice:
         self._returned.settle()
         if kind == "host":
             return self._alloc_host(nbytes)
-        # An IPC handle exposes whole 2 MiB pages, so symmetric memory gets separate pages.
+        # An IPC handle exposes whole 2 MiB pages, so symmetric memory is allocated in whole pages,
+        # which it shares with no other memory.
         size = max(nbytes, 256)
         if kind == "symmetric":
             size = -(-size // peer.PAGE) * peer.PAGE
@@ -205,7 +206,7 @@ class CudaDevice:
 
     def unload(self, program: object) -> None:
         if not isinstance(program, Program):
-            raise TypeError("unload needs what load returned")
+            raise TypeError("unload needs a Program, as load returns it")
         self._admitted = {k: t for k, t in self._admitted.items() if k[0] != int(program.module)}
         if self._modules.pop(int(program.module), None) is not None:
             with current(self.context):
@@ -218,7 +219,7 @@ class CudaDevice:
         default.
         """
         if not isinstance(program, Program):
-            raise TypeError("launch needs what load returned")
+            raise TypeError("launch needs a Program, as load returns it")
         self._returned.settle()
         doing = self._admit(program, grid)
         begin, end = self._events.take(doing), self._events.take(doing)
@@ -239,7 +240,7 @@ class CudaDevice:
     ) -> CudaRepeatedLaunch:
         """See StreamDevice.repeated_launch."""
         if not isinstance(program, Program):
-            raise TypeError("again needs what load returned")
+            raise TypeError("repeated_launch needs a Program, as load returns it")
         with current(self.context):
             self._admit(program, grid)
             relaunch = CudaRepeatedLaunch(self._events, program, params, grid)
@@ -269,7 +270,7 @@ class CudaDevice:
         queried.
         """
         if not isinstance(program, Program):
-            raise TypeError("record needs what load returned")
+            raise TypeError("record needs a Program, as load returns it")
         queue = cu.CUstream(stream)
         with current(self.context):
             doing = self._admit(program, grid)

@@ -11,14 +11,15 @@ from importlib import resources
 from ark.codegen.dialect import Dialect
 from ark_cuda.tasks import BODIES, products
 
-# Bodies are compiled separately. In one program, a body's registers and stack frame would depend on
-# all callers in the kernel, and the compile time would grow with the square of the number of
-# bodies.
+# A kernel with more bodies (device functions of tasks) than this is compiled in several programs.
+# In one program, a body's registers and stack frame would depend on all callers in the kernel, and
+# the compile time would grow with the square of the number of bodies.
 MAX_JOINT_BODIES = 16
-# Products by wgmma are inlined into one function. 28 of them compile in 40 s of CPU time, 87 in
-# more than 300 s.
+# The most different products by wgmma for which a kernel compiles fast, because they are inlined
+# into one function: 28 of them compile in 40 s of CPU time, 87 in more than 300 s.
 MAX_JOINT_PRODUCTS = 16
-# In one program with a combine, a product gets so few registers that it spills in each step of k.
+# A kernel with both of these task kinds is compiled in several programs. In one program with a
+# combine, a product gets so few registers that it spills in each step of k.
 APART = frozenset({"combine", "matmul"})
 
 

@@ -4,7 +4,8 @@
 
 constexpr int ARK_BLOCK_THREADS = 32 * ARK_BLOCK_WARPS;
 
-// Reports an error if `ark_shared` does not begin where the bodies' address arithmetic assumes it.
+// Reports an error if `ark_shared` does not begin where the address arithmetic of task bodies
+// assumes it: at a multiple of 1024 bytes.
 ARK_DEVICE void ark_report_misaligned(const ArkParams* p, ark_u32 begin) {
   ArkCtx c;
   c.p = p;

@@ -5,8 +5,8 @@
 // The ring counts as almost empty when all stages but this many have been used. From a faster
 // memory, stages arrive in less time than warps take to use them.
 constexpr ark_u32 ARK_STARVING = ARK_SLOW_MEMORY ? 5 : 6;
-// Used in the variant `roles` only. Where all warps use each stage, more copies in flight were
-// always slower.
+// True if one more copy may be in flight while the ring is almost empty. Only in the variant
+// `roles`: in variants in which all warps use each stage, more copies in flight were always slower.
 constexpr bool ARK_STARVES = ARK_BLOCK_WARPS > ARK_WARPS + 1 && ARK_RING_DEPTH > ARK_STARVING;
 constexpr ark_u32 ARK_MOST_IN_FLIGHT = ARK_STARVES ? ARK_IN_FLIGHT + 1 : ARK_IN_FLIGHT;
 

@@ -16,7 +16,9 @@ from ark_cuda.driver import check, cu, current
 
 @dataclass(frozen=True)
 class Program:
-    """A loaded loop kernel. registers: per thread; shared_bytes: static."""
+    """A loaded loop kernel. registers: those of a thread. shared_bytes: static shared memory of a
+    block.
+    """
 
     module: Any
     function: Any
@@ -43,14 +45,14 @@ class Events:
         return event
 
     def release(self, *events: Any) -> None:
-        """Takes back a launch's events for later launches. They may be recorded again while the
-        launch is still running.
+        """Takes back the events of a launch that is not waited for any more, which may still be
+        running, to use them for later launches.
         """
         if self.context is not None:
             self._free += events
 
     def close(self) -> None:
-        """Destroys all events. A launch that is dropped later has no effect."""
+        """Destroys all events. Events that are released later are ignored."""
         for event in self._made.values():
             cu.cuEventDestroy(event)
         self._made.clear()

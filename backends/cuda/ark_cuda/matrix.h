@@ -11,7 +11,8 @@
 constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
 constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // 16 by 64 elements on their way out, one a warp
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
-// The number of arrivals that free a stage: one per warp, or one for all products of a stage.
+// The number of arrivals that free a stage: one by each warp or, with tensor memory, one by the
+// hardware when the products of the stage are complete.
 #ifdef ARK_HAS_TENSOR_MEMORY
 constexpr ark_u32 ARK_MATRIX_READERS = 1u;
 #else
@@ -36,7 +37,7 @@ ARK_DEVICE void ark_matrix_next(ArkMatrixSlot& at) {
   }
 }
 
-// Goes back by the given number of stages, at most one round.
+// Moves a position in the ring back by `stages` stages, at most by one round of the ring.
 ARK_DEVICE void ark_matrix_back(ArkMatrixSlot& at, ark_u32 stages = 1u) {
   if (at.slot < stages) {
     at.slot += ARK_MATRIX_STAGES;
@@ -61,8 +62,8 @@ struct ArkMatrixRing {
 #define ark_matrix (ark_static_at<ArkMatrixRing, 192, 512>())
 
 // The address is computed from an offset, so that the compiler knows that it is shared memory. The
-// slabs are the first part of a task's memory. Other bodies of a task need so little memory that
-// they do not reach the stages behind it.
+// slabs are the first part of a task's memory. Bodies that do not use the slabs as such need so
+// little memory that they do not reach the stages behind them.
 constexpr ark_u32 ARK_MATRIX_BASE =
     (ARK_RING_BYTES + ARK_LOOP_BYTES + ARK_SHARED_ALIGNMENT - 1u) & ~(ARK_SHARED_ALIGNMENT - 1u);
 ARK_DEVICE char* ark_matrix_slab(ArkCtx&, int warp) {
@@ -76,7 +77,7 @@ ARK_DEVICE ark_u32 ark_shared_word(const ark_u32* p) {
   return *const_cast<const volatile ark_u32*>(p);
 }
 
-// Called by all threads before anything else.
+// Initialises the ring's barriers. Called by all threads when the kernel starts.
 ARK_DEVICE void ark_matrix_open() {
   if (threadIdx.x == 0) {
     for (ark_u32 i = 0u; i < ARK_MATRIX_STAGES; ++i) {
@@ -105,7 +106,8 @@ ARK_DEVICE void ark_matrix_loads_only() {
 ARK_DEVICE void ark_matrix_computes() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(ARK_COMPUTE_REGISTERS));
 }
-// Called by the computing threads after they have left the loop.
+// Ends the loading thread and frees tensor memory. Called by the computing threads after they have
+// left the loop.
 ARK_DEVICE void ark_matrix_close() {
 #ifdef ARK_HAS_TENSOR_MEMORY
   ark_sync();  // all reads of the sums are done
@@ -117,8 +119,8 @@ ARK_DEVICE void ark_matrix_close() {
 ARK_DEVICE ark_u64 ark_matrix_place(ark_u32 iteration, ark_u32 at) {
   return static_cast<ark_u64>(iteration) << 32 | at;
 }
-// Called by the computing threads when a task begins: everything before it in the task list is
-// done.
+// Called by the computing threads when a task begins: tells the loading thread that all earlier
+// tasks of the list have ended.
 ARK_DEVICE void ark_task_begins(ArkCtx& c) {
   if (threadIdx.x != 0) return;
   const ark_u32 at = ark_warp_load(&c.warps[0]) & ~ARK_GAVE_UP;
@@ -146,42 +148,45 @@ ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 full, ark_u32 parity) {
     break;
   }
 }
-// Gives a stage back on behalf of the given number of warpgroups. empty: the address of its
-// barrier.
+// Releases a stage, so that the loading thread may overwrite it, on behalf of GROUPS warpgroups.
+// empty: the address of the stage's barrier for releases.
 template <ark_u32 GROUPS = 1u>
 ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(empty),
                "n"(GROUPS * (ARK_WARPS / ARK_MATRIX_GROUPS))
                : "memory");
 }
-// Gives a stage back on behalf of this warp; called by one lane.
+// Releases a stage on behalf of this warp; called by one lane.
 ARK_DEVICE void ark_matrix_release_warp(ark_u32 empty) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
 }
-// A warpgroup's position in the ring. It is kept from task to task.
+// This warp's next position in the ring, as stored by ark_matrix_keep_place at the end of the last
+// task.
 ARK_DEVICE ArkMatrixSlot ark_matrix_place_of() {
   const ark_u32 used = ark_warp_load(&ark_matrix.used[ark_warp()]);
   return ArkMatrixSlot{used >> 1 & 0xffu, used & 1u};
 }
-// made: the value that ark_matrix_made_parity returns from then on.
+// Stores this warp's next position in the ring for the next task. made: the value that
+// ark_matrix_made_parity returns from then on.
 ARK_DEVICE void ark_matrix_keep_place(const ArkMatrixSlot& at, ark_u32 made = 0u) {
   __syncwarp();
   ark_warp_store(&ark_matrix.used[ark_warp()], made << 16 | at.slot << 1 | at.parity);
   __syncwarp();
 }
 #ifdef ARK_HAS_TENSOR_MEMORY
-// The parity of the phase in which the next tile's sums are complete.
+// The parity of the barrier phase that completes when the next tile's sums in tensor memory are
+// complete.
 ARK_DEVICE ark_u32 ark_matrix_made_parity() {
   return ark_warp_load(&ark_matrix.used[ark_warp()]) >> 16;
 }
 #endif
 
-// Values of a task's `growth` field for ops that do not grow: which boxes may be loaded before the
-// task begins.
+// Values of ArkTask.growth in this variant: before the task begins, the loading thread may load the
+// boxes of both operands, or only those of the right one.
 constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u;
 
-// The state passed to a task's loading half: the next stage, and the number of stages issued so
-// far, up to one round.
+// The state of the loading thread, which it passes to a task's loading function: the position of
+// the next stage, and the number of stages loaded so far, counted up to one round of the ring.
 struct ArkMatrixLoad {
   ArkMatrixSlot at;
   ark_u32 issued;
@@ -192,8 +197,8 @@ struct ArkMatrixLoad {
 };
 // Loading thread: true if the computing warps have left the loop.
 ARK_DEVICE bool ark_matrix_left() { return atomicAdd(&ark_matrix.leave, 0u) != 0u; }
-// Loading thread: waits until the slot's previous stage has been given back. Returns false if no
-// more stages are needed.
+// Loading thread: waits until all computing warps have released the previous stage in the next
+// slot. Returns false if no more stages are needed.
 ARK_DEVICE bool ark_matrix_free(const ArkMatrixLoad& load) {
   const ark_u32 empty = ark_shared_address(&ark_matrix.empty[load.at.slot]);
   while (!ark_matrix_passed(empty, load.at.parity ^ 1u)) {
@@ -220,8 +225,8 @@ ARK_DEVICE bool ark_matrix_drained(const ArkMatrixLoad& load) {
 // Makes other threads' ordinary stores visible to asynchronous copies.
 ARK_DEVICE void ark_proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// ark_loads: true for task kinds with a loading half. ark_spares_stages: true for kinds without one
-// that do not use the stages' memory.
+// ark_loads: true for device functions that have a loading function. ark_spares_stages: true for
+// device functions without one that do not use the memory of the stages.
 ARK_DEVICE bool ark_loads(ark_u32 kind);
 ARK_DEVICE bool ark_spares_stages(ark_u32 kind);
 ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load);
@@ -230,7 +235,8 @@ ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& lo
 ARK_DEVICE bool ark_matrix_begun(ark_u64 place) {
   return atomicCAS(&ark_matrix.begun, 0ull, 0ull) > place;
 }
-// Loading thread: waits until that task has begun. Returns false if the computing warps have left.
+// Loading thread: waits until the task with this sequence number, or a later one, has begun.
+// Returns false if the computing warps have left.
 ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
   while (!ark_matrix_begun(place)) {
     if (ark_matrix_left()) return false;
@@ -238,9 +244,9 @@ ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
   }
   return true;
 }
-// The loading thread performs a task's waits ahead of the computing warps. Returns false if they
-// have left. It needs no time limit: the computing warps later perform the same waits, with a time
-// limit. They perform a task's waits in parallel, so with many waits they may finish first.
+// The loading thread waits for a task's counters ahead of the computing warps. Returns false if
+// they have left. It needs no time limit: the computing warps later perform the same waits, with a
+// time limit. They perform a task's waits in parallel, so with many waits they may finish first.
 ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 place,
                                  ark_u32 phase_iteration) {
   const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops);
@@ -261,7 +267,8 @@ ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 p
 // The L2 eviction priority of copied data: the createpolicy words for evict_normal and evict_first.
 constexpr ark_u64 ARK_BOX_STAYS = 0x1000000000000000ull, ARK_BOX_LEAVES = 0x12f0000000000000ull;
 
-// Starts the copy of a box to shared memory; x is the innermost coordinate.
+// Starts a box copy (TMA) to shared memory from the coordinates x (innermost) and y. keep: the L2
+// eviction priority.
 ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, ark_u64* barrier,
                              ark_u64 keep = ARK_BOX_STAYS) {
   asm volatile(
@@ -286,8 +293,9 @@ ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int i1, int i0
       "l"(map), "r"(x), "r"(y), "r"(i1), "r"(i0), "r"(ark_shared_address(barrier)), "l"(keep)
       : "memory");
 }
-// Copies positions of an input's windows from (x, y, i0) on, through an im2col tensor map. `across`
-// and `down` are a tap's distance from the first tap.
+// Starts the copy of the pixels that consecutive convolution windows read, from the pixel (x, y) of
+// image i0 on, through an im2col tensor map. across, down: the offset of the kernel's element in a
+// row and in rows.
 ARK_DEVICE void ark_window_load(char* to, ark_u64 map, int channel, int x, int y, int i0,
                                 int across, int down, ark_u64* barrier, ark_u64 keep) {
   asm volatile(
@@ -305,8 +313,8 @@ ARK_DEVICE void ark_matrix_expect(ark_u64* barrier, ark_u32 bytes) {
       "r"(bytes)
       : "memory");
 }
-// Like ark_matrix_expect, but without an arrival on the barrier: another part of the stage follows
-// later.
+// Like ark_matrix_expect, for a part of a stage: announces the bytes without an arrival on the
+// barrier, because other parts follow.
 ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
   asm volatile(
       "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(ark_shared_address(barrier)),
@@ -362,8 +370,8 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
       load.stopped = load.stopped || !fine;
     }
   }
-  // Announces 0 bytes for the rest of each stage that was begun, so that no stage stays partly
-  // loaded.
+  // Announces 0 bytes for the missing part of each stage of which only the right operand was
+  // loaded, so that no stage stays partly loaded.
   for (; load.begun > 0u; --load.begun) {
     ark_matrix_expect(&ark_matrix.full[load.at.slot], 0u);
     ark_matrix_issued(load);

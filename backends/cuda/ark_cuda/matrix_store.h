@@ -1,22 +1,23 @@
 // Stores the sums of products from the registers of a warpgroup to memory, in the variant `matrix`.
 // Each warp stores its own rows as whole lines, through its slab of shared memory.
 
-// The address of a lane's 16 bytes of two blocks of eight columns, j and the next one, of a warp's
-// 16 rows in its slab; 16-byte pieces of a row of 128 bytes change places with the row, so that no
-// access meets a bank twice.
+// The shared address that a lane passes to stmatrix or ldmatrix for two blocks of eight columns, j
+// and the next one, of the 16 rows in its warp's slab. The 16-byte pieces of a row of 128 bytes are
+// swizzled by the row, so that an access has no bank conflicts.
 ARK_DEVICE ark_u32 ark_matrix_slab_at(char* slab, int j) {
   const int row = ark_lane() & 15, piece = j + (ark_lane() >> 4);
   return ark_shared_address(slab) + row * 128 + ((piece ^ (row & 7)) << 4);
 }
-// Two blocks' pairs of 16-bit values are written to the slab in the sums' layout: the first and the
-// second block's pairs of the first 8 rows, then those of the other 8 rows.
+// Writes a lane's pairs of 16-bit values of two blocks to the slab, from the register layout of
+// wgmma's sums: words[0] and words[1] are the first block's pairs in rows 0 to 7 and in rows 8 to
+// 15, words[2] and words[3] those of the second block.
 ARK_DEVICE void ark_matrix_slab_put(char* slab, int j, const ark_u32 (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                    ark_matrix_slab_at(slab, j)),
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
-// Reads them back in the same layout.
+// Reads two blocks' pairs from the slab in the layout of ark_matrix_slab_put.
 ARK_DEVICE void ark_matrix_slab_take(char* slab, int j, ark_u32 (&words)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -68,7 +69,8 @@ ARK_DEVICE void ark_matrix_store_some(T* to, const ArkPack<ark_u32, 4>& pack, in
     if (j < count) to[j] = *reinterpret_cast<const T*>(&word);
   }
 }
-// The pieces of 16 bytes with which the next columns of a lane's rows begin.
+// For each of a lane's four rows, the last 16 bytes of the columns that were stored. The next
+// columns begin with them if rows in memory are not aligned to 16 bytes.
 struct ArkMatrixRest {
   ArkPack<ark_u32, 4> pieces[4];
 };
@@ -91,11 +93,11 @@ ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch,
                                                            ((at ^ (local & 7)) << 4));
     };
     T* row = out + local * pitch;
-    // The number of elements before the first multiple of 16 bytes.
+    // The number of elements of the row before the first address that is a multiple of 16 bytes.
     const int head =
         static_cast<int>(0u - static_cast<ark_u32>(reinterpret_cast<ark_u64>(row)) / SIZE) &
         (PIECE - 1);
-    // In rows that begin at a multiple of 16 bytes a part is one piece.
+    // If the row begins at a multiple of 16 bytes, a part of it in memory is one piece of the slab.
     const auto high = piece(number), loaded = piece(head == 0 ? number : (number + 7) % 8);
     const auto low = !BEGINS && number == 0 && head > 0 ? rest.pieces[i] : loaded;
     rest.pieces[i] = loaded;
@@ -116,7 +118,7 @@ ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch,
   }
 }
 // Stores a warp's slab: 16 rows from `first` on, 128 bytes of columns from q on. out, rows,
-// columns: as below. COLUMNS: columns of the tile.
+// columns: as for ark_matrix_store_from. COLUMNS: columns of the tile.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_slab_store(const char* slab, T* out, ark_i64 pitch, int first, int q,
                                       int rows, int columns) {
@@ -173,7 +175,7 @@ ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitc
   ArkMatrixRest rest = {};
   ark_matrix_store_from<T, COLUMNS, 0>(c, d, out, pitch, first, rows, columns, rest);
 }
-// Like ark_matrix_store, for a result in which all of the tile's columns exist.
+// Like ark_matrix_store, for a tile that does not exceed the result's columns.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_store_all(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
                                      int rows) {
@@ -187,7 +189,8 @@ ARK_DEVICE void ark_matrix_store_gated(ArkCtx& c, float (&d)[COLUMNS], T* out, a
   constexpr int SOME = 128 / sizeof(T);  // columns at a time
   char* slab = ark_matrix_slab(c, ark_warp());
   const int lane = ark_lane();
-  // This is a loop to reduce code size. The sums move up in each round.
+  // This is a loop to reduce code size. Each round stores the sums in the first registers and moves
+  // the others to these, because registers cannot be indexed.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += SOME) {
     __syncwarp();
@@ -216,7 +219,8 @@ ARK_DEVICE void ark_matrix_store_rope(ArkCtx& c, float (&d)[COLUMNS / 2], const 
   constexpr int SOME = COLUMNS < 64 ? COLUMNS : 64;
   static_assert(R::D % SOME == 0, "columns of one head");
   const int lane = ark_lane(), place = rope.position + m0;
-  // This is a loop to reduce code size. The sums move up in each round.
+  // This is a loop to reduce code size. Each round stores the sums in the first registers and moves
+  // the others to these, because registers cannot be indexed.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS && column < R::COLUMNS; q += SOME, column += SOME) {
     if (column < R::ROTATED) {
@@ -247,8 +251,8 @@ ARK_DEVICE void ark_matrix_store_rope(ArkCtx& c, float (&d)[COLUMNS / 2], const 
     for (int i = 0; i + SOME / 2 < COLUMNS / 2; ++i) d[i] = d[i + SOME / 2];
   }
 }
-// Like ark_matrix_store, for sums that are stored unrounded: each lane stores its pairs, and four
-// pairs fill a sector.
+// Like ark_matrix_store, for sums of 32 bits that are stored as they are: each lane stores its
+// pairs of neighbours, and the pairs of four lanes fill a 32-byte sector.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_store_whole(const T* d, T* out, ark_i64 pitch, int first, int rows,
                                        int columns) {
@@ -286,8 +290,8 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int r
   const auto piece = [&](int row, int at) {
     return slab + row * 128 + ((at ^ ((row & 3) << 1 | (row & 1))) << 4);
   };
-  // This is a loop so that the epilogue of an element is emitted once. The sums move up in each
-  // round.
+  // This is a loop so that the epilogue of an element is emitted once. Each round takes the sums in
+  // the first registers and moves the others to these, because registers cannot be indexed.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += 32) {
     __syncwarp();

@@ -28,12 +28,13 @@ ARK_DEVICE bool ark_move_all(bool v) {
   return all != 0u;
 }
 
-// Called by one thread before the block's warps take their roles.
+// Initialises the moving warps' state. Called by one thread before the block's warps take their
+// roles.
 ARK_DEVICE void ark_movers_open(const ArkParams* p) {
   ark_open_loop(ark_movers.ctx, p, p->processors + blockIdx.x, ark_shared);
   ark_movers.opened = p->first;
 }
-// Called by the leader of the computing warps.
+// Allows the moving warps to begin the iteration. Called by one of the computing threads.
 ARK_DEVICE void ark_movers_begin(ark_u32 iteration) {
   atomicExch(&ark_movers.opened, iteration + 1u);
 }

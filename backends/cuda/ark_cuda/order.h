@@ -31,7 +31,8 @@ ARK_DEVICE ark_u32 ark_claim(ark_u32* p) {
   return old;
 }
 ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
-// This load orders nothing, so no thread waits for it before its value is used.
+// Loads a word that the host or another processor may be writing. The load orders no other
+// accesses, so no thread waits for it before its value is used.
 ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) {
   ark_u32 v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
@@ -43,14 +44,15 @@ ARK_DEVICE void ark_post_host(ark_u32* p, ark_u32 v) {
 ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-// A word that the lanes of one warp share. Its polls clobber memory, so that each round reads the
-// word again; a volatile load would cost 2% of the time per token.
+// Loads and stores a word in shared memory that only the lanes of one warp access. It is no
+// volatile access, which would cost 2% of the time per token: loops that poll the word clobber
+// memory, so that the compiler loads it again in each round.
 ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) { return *p; }
 ARK_DEVICE void ark_warp_store(ark_u32* p, ark_u32 v) { *p = v; }
 
 // Packets are polled in L2 while weights stream through it, so packets get the eviction priority
-// evict_last, whose createpolicy word this is. Packets in other GPUs' memory have no line in this
-// L2.
+// evict_last, whose createpolicy word this is. Packets in other GPUs' memory are not cached in this
+// L2, so they have no priority.
 constexpr ark_u64 ARK_PACKET_POLICY = 0x14f0000000000000ull;
 // A packet carries the epoch (iteration number) of its value, so neither side needs an ordering
 // with other memory.

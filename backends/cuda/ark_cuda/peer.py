@@ -18,7 +18,7 @@ from ark.errors import SystemError
 from ark_cuda.driver import check, cu, fill_struct, struct_bytes, words
 
 PAGE = 2 << 20
-# magic, process, device number, device UUID, address, bytes, IPC handle
+# The members of a handle: magic, process, device number, device UUID, address, bytes, IPC handle.
 _LAYOUT = struct.Struct("<8s16sI16sQQ64s")
 _UUID_BYTES, _IPC_BYTES = 16, 64
 _MAGIC = b"arkcuda1"

@@ -27,11 +27,11 @@ constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STAGE_CLOCKS *
                                          : ARK_STREAM_CUTS     ? 120u
                                                                : 140u) /
                                         100u;
-// Clocks for which the ring must be full before the first prefetch.
+// The number of clock cycles for which the ring must have been full before the first prefetch.
 constexpr ark_u32 ARK_PREFETCH_AFTER = ARK_STREAM_CUTS ? ARK_PREFETCH_CLOCKS : 700u;
 
-// The records of a processor's fetches from `begin` on: 32 in `mine`, one per lane, and the next 32
-// in `next`.
+// The records (ArkFetch) of a processor's fetches from number `begin` on: each lane holds one of 32
+// in `mine`, and one of the next 32 in `next`.
 struct ArkRecords {
   uint4 mine;
   uint4 next;
@@ -41,8 +41,9 @@ struct ArkRecords {
   ark_u32 asked;       // the clock at the last prefetch
 };
 
-// Called by the whole warp: prefetches the next record. now: a clock value that the caller has read
-// before, because the next stage waits for this function.
+// Called by the whole warp: prefetches the stage of the next record to L2, if it is time for it.
+// now: a clock value that the caller has read before, because reading the clock here would delay
+// the next stage.
 ARK_DEVICE void ark_prefetch_next(ArkRecords& r, ark_u32 now) {
   const ark_u32 due = r.asked + ARK_PREFETCH_CLOCKS;
   const bool makes_up = ARK_PREFETCH_MAKES_UP && now - due < ARK_PREFETCH_CLOCKS;
@@ -56,7 +57,8 @@ ARK_DEVICE void ark_prefetch_next(ArkRecords& r, ark_u32 now) {
   record.w = __shfl_sync(0xffffffffu, near ? r.mine.w : r.next.w, lane);
   if (ark_lane() == 0) ark_prefetch_stage(record);
 }
-// Waits for a slot as ark_slot_free does, and meanwhile prefetches from record `place` on.
+// Waits for a slot as ark_slot_free does, and meanwhile prefetches the stages of the records from
+// number `place` on.
 ARK_DEVICE bool ark_slot_free_prefetching(const ArkRingAt& at, ark_u32 slot, ark_u32 round,
                                           ArkRecords& r, ark_u32 place) {
   const ark_u32 limit = r.end - place < ARK_PREFETCHED ? r.end : place + ARK_PREFETCHED;

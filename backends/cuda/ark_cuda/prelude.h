@@ -46,7 +46,7 @@ struct alignas(ARK_SHARED_ALIGNMENT) ArkStatic {
 };
 #if !defined(ARK_PART) || ARK_PART == 0  // the part that has the loop
 __shared__ ArkStatic ark_static;
-// The variable of type T in bytes BEGIN to END of that block.
+// The variable of type T in bytes BEGIN to END of the block of static shared memory.
 template <class T, int BEGIN, int END>
 ARK_DEVICE T& ark_static_at() {
   static_assert(BEGIN % 16 == 0 && BEGIN + sizeof(T) <= END && END <= ARK_STATIC_BYTES,
@@ -100,7 +100,7 @@ ARK_DEVICE bool ark_all(bool v) {
 
 // After one lane has polled memory alone, NVRTC's code lets it run separately for as long as the
 // loop runs. Each of the warp's instructions is then issued twice, and its shuffles wait for all
-// loads. This converges the lanes again.
+// loads. __syncwarp makes the lanes converge again.
 #define ARK_HAS_REJOIN 1
 ARK_DEVICE bool ark_rejoin(bool v) {
   __syncwarp();
@@ -172,7 +172,8 @@ ARK_DEVICE void ark_store_words(void* p, const ark_u32 (&v)[4]) {
                "r"(v[3])
                : "memory");
 }
-// Asynchronous copies: they run while the task does and use no registers.
+// Copies 8 bytes to shared memory asynchronously, while the task runs, and without registers for
+// the data.
 #define ARK_HAS_COPY_AHEAD 1
 ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) {
   const ark_u32 shared = static_cast<ark_u32>(__cvta_generic_to_shared(to));
@@ -247,8 +248,8 @@ ARK_DEVICE float ark_sqrt_flushed(float v) {
 }
 #define ARK_HAS_ERF 1
 ARK_DEVICE float ark_erf(float v) { return erff(v); }
-// Without branches, so that a thread's elements are computed in parallel: a polynomial near 0 (like
-// those of ark/codegen/device/math.h), the definition elsewhere.
+// tanh(v) without branches, so that the instructions of several elements can overlap: a polynomial
+// near 0 (like those of ark/codegen/device/math.h), the definition elsewhere.
 ARK_DEVICE float ark_tanh(float v) {
   const float a = fabsf(v), s = v * v;
   float p = -0.00627422938f;
@@ -302,8 +303,8 @@ ARK_DEVICE float ark_tan(float v) {
   const bool odd = (quarters & 1) != 0;
   return (odd ? -cosine : sine) * ark_reciprocal(odd ? sine : cosine);
 }
-// For angles up to about 10,000 turns, with an error up to 2^-21: less than the error of rounding
-// the angle.
+// Sine and cosine of v for up to about 10,000 turns, with an error of at most 2^-21, which is less
+// than the error from rounding the angle.
 #define ARK_HAS_SINCOS 1
 ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
   const float turns = rintf(v * 0.159154943f);
@@ -328,7 +329,8 @@ ARK_DEVICE float2 ark_pair(const ark_f16*, ark_u32 w) {
                      ark_float(ark_f16{static_cast<unsigned short>(w >> 16)}));
 }
 
-// Converts two floats to neighbouring elements of a type, in a register and in memory.
+// Converts two floats to neighbouring elements of a type, in one word (ark_pack_pair) or in memory
+// (ark_narrow).
 ARK_DEVICE ark_u32 ark_pack_pair(ark_bf16*, float low, float high) {
   ark_u32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

@@ -12,7 +12,7 @@ from ark.backend.protocol import DeviceInfo, Probe
 from ark_cuda.machines import arch_name
 
 MIN_COMPUTE = (8, 0)
-# By CUDA major version, the first driver release that runs its programs.
+# For each major version of CUDA, the first driver release that runs its programs.
 DRIVER_RELEASE = {12: "525", 13: "580"}
 
 _NO_DRIVER = (

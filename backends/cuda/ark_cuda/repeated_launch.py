@@ -61,8 +61,8 @@ class CudaRepeatedLaunch(CudaLaunch):
         self._launch(stream)
 
     def _launch(self, stream: int) -> None:
-        """Launches through the Python bindings: used on another stream, or if another context is
-        current.
+        """Launches through the Python bindings: used if the stream is not the prepared one, or if
+        another context is current.
         """
         with current(self._events.context):
             if stream != self._stream:

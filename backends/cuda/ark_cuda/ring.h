@@ -47,7 +47,8 @@ ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
   return true;
 }
 
-// The number of stages between the launch and the start of this task's count.
+// What to add to a stage number of this task to get the number of the stage since the launch. A
+// task's stage numbers (fetch_begin) count each growing fetch as one stage.
 ARK_DEVICE ark_u32 ark_stages_before(const ArkCtx& c) {
   return c.stage_base + (ARK_STREAM_GROWS ? ark_warp_load(&ark_ring.grown[ark_warp()]) : 0u);
 }
@@ -73,8 +74,8 @@ ARK_DEVICE void ark_stage_shared_done(ArkCtx& c, ark_u32 stage) { ark_stage_left
 
 ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.leave) != 0u; }
 
-// The rows of a growing fetch's share (of `length` rows and the newest row), and how many of them
-// were written before this iteration.
+// A task's share of the rows of a cache that grows: the rows from `begin` to `end`. newest: the
+// number of the row that this iteration writes; `length` rows were written before.
 struct ArkGrown {
   ark_u32 begin;
   ark_u32 end;
@@ -135,8 +136,8 @@ ARK_DEVICE ArkRingAt ark_ring_at() {
                    ark_kept_address(ark_shared)};
 }
 
-// Waits until the slot's previous stage has been given back. Idle computing warps have time limits
-// on their waits and then leave, so this wait needs none.
+// Waits until the computing warps have released the slot's previous stage. Idle computing warps
+// have time limits on their waits and then leave, so this wait needs none.
 ARK_DEVICE bool ark_slot_free(const ArkRingAt& at, ark_u32 slot, ark_u32 round) {
   while (!ark_barrier_passed_at(at.empty + slot * 8u, (round + 1u) & 1u)) {
     if (ark_left()) return false;
@@ -144,11 +145,13 @@ ARK_DEVICE bool ark_slot_free(const ArkRingAt& at, ark_u32 slot, ark_u32 round) 
   return true;
 }
 
-// All lanes call both functions with the same fetch. The first does the work that need not wait for
-// earlier copies, and returns false if the stage does not fit. The second starts the copy.
+// True if the copy engine can copy these bytes: address and size are multiples of 16.
 ARK_DEVICE bool ark_slot_engine(ark_u64 address, ark_u32 bytes) {
   return ((address | bytes) & 15u) == 0u;
 }
+// All lanes call ark_prepare_slot and then ark_fill_slot with the same fetch. The first does the
+// work that need not wait for earlier copies, and returns false if the bytes do not fit into a
+// slot. The second starts the copy.
 ARK_DEVICE bool ark_prepare_slot(ArkCtx& c, const ArkRingAt& at, ark_u32 slot, ark_u64 address,
                                  ark_u32 bytes) {
   if (bytes > ARK_STAGE_BYTES) {
@@ -192,7 +195,7 @@ ARK_DEVICE void ark_fill_slot(const ArkRingAt& at, ark_u32 slot, ark_u64 address
   if (ark_lane() == 0) ark_barrier_arrive(&ark_ring.full[slot], 1u);
 }
 
-// Fills a stage with pieces of several rows, one piece per lane.
+// A stage that consists of pieces of several rows; each lane copies one piece.
 struct ArkPieces {
   ark_u32 count;
   ark_u32 pitch;  // bytes between pieces in memory

@@ -1,9 +1,10 @@
-// The loop of the variant `roles` (docs/loop-kernel.md). One warp leads. The computing warps follow
-// it by a handshake for each task, without a barrier of the block between tasks. The lead warp
-// waits until all computing warps have ended a task and then opens the next one when its first
-// packet has arrived. One lane polls for that packet, and only after the processor has done its own
-// part. Meanwhile the lead warp fetches task records. Only the lead warp decides to leave, so no
-// warp waits at a barrier for warps that have left.
+// The loop of the variant `roles` (docs/loop-kernel.md). One warp, called the lead warp,
+// communicates: it waits for counters and signals them. The computing warps begin each of their
+// tasks by a handshake (two mbarriers) with it, without a barrier of the block between tasks. The
+// lead warp waits until all computing warps have ended a task and then opens the next one when its
+// first packet has arrived. One lane polls for that packet, and only after this processor has ended
+// the tasks before. Meanwhile the lead warp fetches task records. Only the lead warp decides to
+// leave, so no warp waits at a barrier for warps that have left.
 
 #define ARK_HAS_HANDSHAKE 1
 #define ARK_HAS_LATER 1
@@ -30,7 +31,7 @@ struct ArkHandshake {
 
 #define ark_handshake (ark_static_at<ArkHandshake, 512, 1024>())
 
-// Called by one thread before anything else.
+// Initialises the handshake's barriers. Called by one thread when the kernel starts.
 ARK_DEVICE void ark_handshake_init(const ArkParams* p, ark_u32 processor, char* scratch) {
   ark_open_loop(reinterpret_cast<ArkLoop*>(scratch)->ctx, p, processor, scratch);
   ark_barrier_init(&ark_handshake.open, 1u);
@@ -45,8 +46,9 @@ ARK_DEVICE void ark_handshake_init(const ArkParams* p, ark_u32 processor, char* 
   }
 }
 
-// The computing side's waits have time limits, after which it arrives too, so these waits need
-// none. All lanes of a warp call this, so that each sees the others' writes.
+// Waits for phase `count` of a barrier, without a time limit: the waits of the computing warps
+// inside of tasks have one, after which these warps arrive here too. All lanes of a warp call this,
+// so that each sees the others' writes.
 ARK_DEVICE void ark_handshake_wait(ark_u64* barrier, ark_u32 count) {
   while (!ark_barrier_passed(barrier, count & 1u)) {
   }
@@ -58,8 +60,9 @@ ARK_DEVICE bool ark_enter(ArkCtx&) {
   ark_handshake_wait(&ark_handshake.open, ark_warp_load(&ark_handshake.ended[ark_warp()]));
   return *const_cast<volatile ark_u32*>(&ark_handshake.quit) == 0u;
 }
-// Whatever the lead warp must know of this warp's task is written before the arrival. After the
-// arrival the warp's word in c belongs to its next task.
+// Called by a computing warp at the end of a task. All that the lead warp reads about the task is
+// written before the arrival at the barrier. After the arrival the warp's word in c belongs to its
+// next task.
 ARK_DEVICE void ark_end_handshake(const ArkCtx& c) {
   ark_u32* ended = &ark_handshake.ended[ark_warp()];
   const ark_u32 next = ark_warp_load(ended) + 1u;
@@ -111,14 +114,15 @@ ARK_DEVICE void ark_post_left() {
   ark_handshake.later[ark_lane()] = 0u;
 }
 
-// The lead warp: the computing warps may begin the next task.
+// Called by the lead warp: lets the computing warps begin the next task, or leave the loop if
+// `quit`.
 ARK_DEVICE void ark_open_handshake(bool quit) {
   if (quit && ark_lane() == 0) *const_cast<volatile ark_u32*>(&ark_handshake.quit) = 1u;
   __syncwarp();
   if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake.open, 1u);
 }
-// The lead warp: waits until all computing warps have ended the task. Returns false if anything has
-// failed meanwhile.
+// Called by the lead warp: waits until all computing warps have ended the task. Returns false if
+// anything has failed meanwhile.
 ARK_DEVICE bool ark_close_handshake(const ArkCtx& c, ark_u32& count) {
   ark_handshake_wait(&ark_handshake.done, count++);
   ark_copies_done();
@@ -201,9 +205,10 @@ ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there
   }
 }
 
-// The lead warp's wait beside the waits for a task's counters. It polls one packet of the task's
-// input, or one per share if the input is a sum of SHARES shares, one per lane; `apart` is the
-// distance of two shares. Polling them in sequence would take one memory latency each.
+// Called by the lead warp: waits for a task's input if it arrives as packets, for which there is no
+// counter. It polls one packet of the task's input, or one per share if the input is a sum of
+// SHARES shares, one per lane; `apart` is the distance of two shares. Polling them in sequence
+// would take one memory latency each.
 template <int SHARES = 1>
 ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ark_u64* packet, bool system, int apart = 0) {
   if (ark_lane() < SHARES) ark_wait_packet(c, packet + ark_lane() * apart, system);
@@ -219,8 +224,8 @@ ARK_DEVICE void ark_poll_packet(ArkCtx&, const T*, bool, int = 0) {}
 
 ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& task);
 
-// The number of stages of growing fetches beyond one each. The lead warp counts them while a task
-// runs.
+// Counts the stages that growing fetches take beyond one stage each. The lead warp does this while
+// a task runs.
 struct ArkGrowing {
   ark_u64 lengths;  // address of the number that is known
   ark_u32 length;

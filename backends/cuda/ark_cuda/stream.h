@@ -6,7 +6,8 @@
 // all of them, and a task ends with a barrier. Neither side is therefore ever more than one phase
 // of a slot's barriers ahead of the other.
 
-// Waits until the stage `back` before stage `issued` has arrived, if that stage exists.
+// Waits until stage number issued - back has arrived in shared memory, if that number is not
+// negative.
 ARK_DEVICE bool ark_stream_landed(ArkCtx& c, const ArkRingAt& at, ark_u32 issued, ark_u32 back) {
   if (issued < back) return true;
   const ark_u32 index = issued - back;
@@ -15,7 +16,7 @@ ARK_DEVICE bool ark_stream_landed(ArkCtx& c, const ArkRingAt& at, ark_u32 issued
   return ark_slot_filled(c, index % ARK_RING_DEPTH, index / ARK_RING_DEPTH);
 }
 
-// The record that another lane of the warp holds.
+// The record of a growing fetch that lane `lane` of the warp holds.
 ARK_DEVICE ArkGrowth ark_from_lane(const ArkGrowth& g, ark_u32 lane) {
   ArkGrowth made;
   made.address = __shfl_sync(0xffffffffu, g.address, lane);
@@ -72,9 +73,9 @@ ARK_DEVICE void ark_fill_pages(const ArkRingAt& at, const ArkGrowth& g, ark_u32 
   ark_bulk_copy(to, g.address + from, bytes, full, ARK_STREAM_POLICY);
   ark_bulk_copy(to + g.step * g.row, g.beside + from, bytes, full, ARK_STREAM_POLICY);
 }
-// A growing fetch: rows of two operands in each stage, as far as they were written before the
-// iteration. They are read only once in an iteration, and packets take priority over them as over
-// weights.
+// Loads the stages of a growing fetch. Each has rows of two operands (keys and values) that were
+// written before the iteration. They are read only once in an iteration, and packets take priority
+// over them as over weights.
 ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowth& g,
                                   ark_u32 length, ark_u32& issued) {
   const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
@@ -101,9 +102,9 @@ ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowt
   return true;
 }
 
-// The fetches of one iteration, `issued` stages after the launch. Returns false if no more stages
-// are needed. Records are read 32 at a time, one per lane, and the next 32 are loaded while these
-// are used.
+// Performs the fetches of one iteration. issued: the number of stages since the launch. Returns
+// false if no more stages are needed. Records are read 32 at a time, one per lane, and the next 32
+// are loaded while these are used.
 ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& issued) {
   const uint4* records = reinterpret_cast<const uint4*>(c.p->fetches);
   const ark_u32 lane = static_cast<ark_u32>(ark_lane());
@@ -201,7 +202,7 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
   }
 }
 
-// Called by all threads before anything else.
+// Initialises the ring's barriers. Called by all threads when the kernel starts.
 ARK_DEVICE void ark_stream_open() {
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < ARK_RING_DEPTH; ++slot) {
@@ -216,7 +217,7 @@ ARK_DEVICE void ark_stream_open() {
   __syncthreads();
 }
 
-// Called by the computing threads after they have left the loop.
+// Lets the fetching warp end. Called by the computing threads after they have left the loop.
 ARK_DEVICE void ark_stream_close() {
   if (threadIdx.x == 0) *const_cast<volatile ark_u32*>(&ark_ring.leave) = 1u;
 }

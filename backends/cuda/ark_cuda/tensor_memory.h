@@ -19,8 +19,8 @@ ARK_DEVICE void ark_sums_give_back(ark_u32 place) {
                "n"(ARK_SUM_COLUMNS)
                : "memory");
 }
-// Called before and after a barrier between threads, so that it also orders accesses to tensor
-// memory.
+// ark_sums_fence_before and ark_sums_fence_after surround a barrier between threads, which then
+// also orders accesses to tensor memory.
 ARK_DEVICE void ark_sums_fence_before() {
   asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
 }
@@ -44,8 +44,8 @@ ARK_DEVICE void ark_sums_load(ark_u32 place, ark_u32 (&v)[8]) {
                : "memory");
 }
 ARK_DEVICE void ark_sums_loaded() { asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory"); }
-// Elects the same lane of a warp each time; the compiler recognises that only one lane runs the
-// code.
+// True in one lane of the warp, the same one each time. The compiler recognises that only one lane
+// runs the code that depends on it.
 ARK_DEVICE bool ark_one_lane() {
   ark_u32 one;
   asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}"

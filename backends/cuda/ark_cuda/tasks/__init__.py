@@ -1,5 +1,6 @@
-"""Task bodies for NVIDIA's special units, one object for each task kind and form, in the order in
-which they are tried. Called through the dialect.
+"""Task bodies (device functions) that use NVIDIA's special units, such as matrix units and copy
+units. The writer takes the first one in the list that supports a task's signature. Called through
+the dialect.
 """
 
 from __future__ import annotations

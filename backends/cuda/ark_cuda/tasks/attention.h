@@ -45,8 +45,8 @@ ARK_DEVICE void ark_attention_gather(ArkCtx& c, float* to, int row, int head, bo
 template <int G, int KV_HEADS, int D, int W, class Q, class F, class L>
 ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, int row, int head,
                                      bool newest, float scale, Q query, F fresh, const L& load) {
-  // If the newest row is not passed separately, the iteration itself writes the cache rows that are
-  // read.
+  // Without the operand `fresh`, an earlier task of this iteration writes the newest cache row, so
+  // rows are loaded only after the task has begun.
   if (F::given) load();
   if (!ark_enter(c)) return false;
   if (!F::given) load();
@@ -66,7 +66,7 @@ ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, i
     if (i < G * D) s.query[i] = value * scale;
   }
   if constexpr (F::given) {
-    // Done by the warps that load no query.
+    // The last warps load the newest key and value, because they load no queries.
     const int begin = 32 * (ARK_WARPS - 1 - ark_warp());
     for (int first = begin; newest && first < 2 * D; first += ARK_THREADS) {
       const int i = first + ark_lane();
@@ -113,8 +113,8 @@ template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int W, class Q, c
 ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q query, K key_cache,
                                     V value_cache, P position, O output, F fresh) {
   constexpr int E = 16 / sizeof(*key_cache.p), LANES = D / E, ROWS = 32 / LANES, STEP = ROWS * W;
-  // Rows at a time: many for long contexts, whose throughput depends on it; few for short contexts,
-  // which saves code.
+  // The number of rows that a lane loads at a time: many for long contexts, whose throughput
+  // depends on it; few for short contexts, which makes the code smaller.
   constexpr bool AHEAD = ARK_WARPS <= 8;  // registers for the next rows beside these
   constexpr bool FOUR = G <= 4 && (AHEAD || LANES > 8);
   constexpr int LONGEST = CONTEXT / SPLITS, MANY = FOUR && LONGEST >= 512 ? 4 : 2;
@@ -126,14 +126,14 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int count = seen < CONTEXT ? seen : CONTEXT;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
-  // The position whose key and value are `fresh`; a position that no row has if this split does not
-  // contain it.
+  // The position whose key and value are `fresh`; a number larger than all positions if another
+  // split contains that position.
   const int newest = F::given && end == count ? count - 1 : 0x7fffffff;
   const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
   const auto* keys = key_cache.p + static_cast<ark_i64>(head) * CONTEXT * D + column;
   const auto* values = value_cache.p + static_cast<ark_i64>(head) * CONTEXT * D + column;
   uint4 k[U] = {}, v[U] = {};
-  // Row u of a batch that begins at `first`, of keys or values.
+  // Loads 16 bytes of row u of a batch of rows that begins at `first`, from the keys or the values.
   const auto load = [&](uint4& to, const void* from, int u, int first) {
     const int e = first + u * STEP + mine;
     if (ark_warp() >= W || e >= end || e >= newest) return;
@@ -164,8 +164,8 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
 #pragma unroll
       for (int u = 0; u < U; ++u) load(to[u], from, u, first + U * STEP);
     };
-    // Loads share a scoreboard, so a wait for keys is a wait for values too. The next rows' loads
-    // are issued together, before any of these rows is used.
+    // The compiler tracks these loads by one scoreboard, so that waiting for keys also waits for
+    // values. The next rows' loads are issued together, before any of these rows is used.
     if constexpr (AHEAD) {
 #pragma unroll
       for (int u = 0; u < U; ++u) key[u] = k[u], value[u] = v[u];

@@ -95,8 +95,8 @@ class _Cached(Body):
         return tuple(map(inline.header, names))
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str | None:
-        """The source of the lead warp's wait, which ends when the last query of the task's heads
-        has arrived.
+        """The source by which the communicating warp waits for the task's input. The wait ends when
+        the last query of the task's heads has arrived.
         """
         group, width = _shape(sig)
         call = text.called("ark_attention_poll", (group * width,), (text.given(sig, 0),))
@@ -135,7 +135,9 @@ class InPlace(_Cached):
         return not _staged(sig, machine) and _warps(sig, machine) > 0
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Shared memory for queries, the newest key and value, and the warps' parts."""
+        """Bytes of shared memory for the queries, the newest key and value, and each warp's partial
+        result.
+        """
         return _bytes(sig, _warps(sig, machine))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
@@ -145,7 +147,8 @@ class InPlace(_Cached):
         operands = [text.given(sig, i, const=i != 4) for i in range(NEW_ROWS_OPERAND + 1)]
         arguments = (text.literal(p.scale), *operands)
         call = text.called("ark_attention_warps", constants, arguments)
-        # Inlined for decoding, where the time of one token matters, but not for prompts.
+        # The body is inlined into the loop for decoding, where the time of one token matters, but
+        # not for prompts.
         return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
 
 
@@ -201,7 +204,9 @@ class Paged(_Cached):
 
 
 class Merge(_Cached):
-    """The common body, inlined into the loop. Whole warps load its packets."""
+    """The common body of `attention_merge`, inlined into the loop, in which the lanes of a warp
+    load packets together.
+    """
 
     kind = "attention_merge"
 
@@ -215,8 +220,8 @@ class Merge(_Cached):
         return inline.inlined(name, call, machine, enters=False)
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The source of the lead warp's wait, which ends when one of the parts to be combined has
-        arrived.
+        """The source by which the communicating warp waits for the task's input. The wait ends when
+        one of the partial results that the task combines has arrived.
         """
         constants, operands = (sig.read(AttentionMergeParams).splits,), (text.given(sig, 0),)
         return inline.poll(name, text.called("ark_attention_merge_poll", constants, operands))

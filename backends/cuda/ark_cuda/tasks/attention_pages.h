@@ -20,20 +20,20 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int count = seen < 0 ? 0 : seen < ROOM ? seen : ROOM;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
-  // The position whose key and value are `fresh`; a position that no row has if this split does not
-  // contain it.
+  // The position whose key and value are `fresh`; a number larger than all positions if another
+  // split contains that position.
   const int newest = F::given && end == count ? count - 1 : 0x7fffffff;
   const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
   const auto* some_keys = keys.p;
   const auto* some_values = values.p;
   uint4 k[U] = {}, v[U] = {};
   int number[U] = {};
-  // The number of the page of row u of a batch that begins at `first`.
+  // Loads the number of the page that has row u of a batch of rows that begins at `first`.
   const auto find = [&](int u, int first) {
     const int e = first + u * STEP + mine;
     if (ark_warp() < W && e < end && e < newest) number[u] = pages.p[e / PAGE];
   };
-  // That row's key and value.
+  // Loads 16 bytes of the key and of the value of row u of the batch.
   const auto load = [&](int u, int first) {
     const int e = first + u * STEP + mine;
     if (ark_warp() >= W || e >= end || e >= newest) return;

@@ -12,7 +12,8 @@ ARK_DEVICE float ark_attention_power(float v) {
   return result;
 }
 
-// The statistics of a row. A thread has two rows, each shared by four lanes.
+// The statistics of a row. A thread has statistics of two rows, and each row is shared by four
+// lanes.
 struct ArkAttentionRows {
   float top[2];  // what powers are relative to: the largest score so far, or nearly, times log2(e)
   float weight[2];  // this lane's share of the sum of powers
@@ -22,7 +23,8 @@ struct ArkAttentionRows {
 // Sums of powers up to 2^8 lose no precision, and are then seldom rescaled.
 constexpr float ARK_ATTENTION_SLACK = 8.0f;
 
-// The largest of a row's scores. All four lanes get it.
+// The largest of a row's scores, which all four lanes of the row get. half: which of the lane's two
+// rows.
 template <int BN>
 ARK_DEVICE float ark_attention_largest(const float (&s)[BN / 2], int half) {
   float m = -ark_inf();
@@ -66,8 +68,8 @@ ARK_DEVICE void ark_attention_powers(float (&s)[BN / 2], ArkAttentionRows& rows,
   }
 }
 
-// Sets the scores of keys that a row does not see to -inf. place: the position of the thread's
-// first row. key: the first key.
+// Sets the scores of keys that a row does not see to -inf. place: the position (token) of the first
+// of the thread's two rows. key: the number of the first key of the scores.
 template <class S, int BN>
 ARK_DEVICE void ark_attention_mask(float (&s)[BN / 2], int place, int key) {
 #pragma unroll
@@ -85,8 +87,8 @@ ARK_DEVICE void ark_attention_mask(float (&s)[BN / 2], int place, int key) {
   }
 }
 
-// Multiplies scores by `by` and adds a mask. row: the thread's first row of the tile. key: the
-// first key.
+// Multiplies scores by `by` and adds a mask. row: the first of the thread's two rows, counted in
+// the tile. key: the number of the first key of the scores.
 template <class S, int BN, class M>
 ARK_DEVICE void ark_attention_under(float (&s)[BN / 2], const M& mask, const ArkAttentionTile& tile,
                                     int row, int key, float by) {

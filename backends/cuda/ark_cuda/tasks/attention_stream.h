@@ -5,7 +5,8 @@
 // fp32's precision. Values are added up in fp32. ark/tasks/attention.py describes the task and its
 // accesses.
 
-// d += a b for a tile of 16 by 8 elements, 16 deep.
+// One mma instruction: d += a b, where d has 16 by 8 elements and the product sums over 16
+// elements.
 ARK_DEVICE void ark_multiply_tile(const ark_bf16*, float (&d)[4], const uint4& a, ark_u32 b0,
                                   ark_u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -122,7 +123,8 @@ struct ArkStagedSoftmax {
   float o[8 * G];
 };
 
-// Adds N positions, at most ROWS. powers: shared memory of the warp.
+// Adds the values of N positions (at most ROWS), weighted by their powers, to the running softmax.
+// powers: shared memory of the warp for the powers.
 template <int G, int D, int ROWS, typename T>
 ARK_DEVICE void ark_stage_attend(const T* keys, const T* values, const uint4 (&a)[D / 32][2], int n,
                                  float* powers, ArkStagedSoftmax<G>& r) {
@@ -168,9 +170,9 @@ ARK_DEVICE void ark_stage_attend(const T* keys, const T* values, const uint4 (&a
   __syncwarp();
 }
 
-// Reduces N sums over groups of lanes, LANES or more lanes apart. In each step two groups divide
-// the sums between them, so each group ends with a share of the totals. Returns the number of its
-// first total.
+// Reduces N sums over groups of lanes, LANES or more lanes apart. In each step two groups exchange
+// halves of their sums, so each group ends with the totals of some sums. Returns the index of the
+// first of these.
 template <int LANES, int N, int MASK = 16>
 ARK_DEVICE int ark_fold_groups(float* v) {
   if constexpr (MASK < LANES) {
@@ -186,7 +188,8 @@ ARK_DEVICE int ark_fold_groups(float* v) {
   }
 }
 
-// Stores a warp's part to its own shared memory: each head's sum, then maximum and denominator.
+// Stores a warp's partial result to its own shared memory: each head's sum, then maximum and
+// denominator.
 template <int G, int D>
 ARK_DEVICE void ark_stage_part(ArkStagedSoftmax<G>& r, float* part) {
   constexpr int LANES = D / 8;
@@ -212,7 +215,8 @@ ARK_DEVICE void ark_stage_newest(T* row, const float* current) {
   for (int i = 2 * ark_lane(); i < D; i += 64) ark_narrow(row + i, current[i], current[i + 1]);
 }
 
-// Joins and publishes the first warps' parts. A thread takes pairs of elements.
+// Combines the partial results of the first `parts` warps and stores the task's result. Each thread
+// computes pairs of elements.
 template <int G, int D, int SPLITS, class O>
 ARK_DEVICE void ark_staged_join(ArkCtx& c, const ArkTask& t, const ArkStagedAttention<G, D>& s,
                                 O output, int parts, int thread, int threads) {
@@ -265,7 +269,7 @@ ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<
       __syncwarp();
     }
     ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, s.own[ark_warp()], r);
-    // The slot's next copy comes after these stores.
+    // The fence orders these stores before the next copy to the slot.
     if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     // The first warp that shares the stage also frees it for all warps that do not share it.
     const int left = units - j * SHARERS, sharers = left < SHARERS ? left : SHARERS;
@@ -298,8 +302,9 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
   ArkStagedSoftmax<G> r = {};
   r.top = -1e30f;
   float* own = s.own[ark_warp()];
-  // If a head is one task and each warp can have its own stage, this takes less time than sharing
-  // stages in several rounds. A warp has space for this many positions' powers.
+  // If a head is a single task and each warp can have its own stage, that takes less time than
+  // sharing stages in several rounds. It requires that a warp's shared memory holds the powers of a
+  // stage's positions.
   constexpr bool ALONE = SPLITS == 1 && STEP <= D;
   int parts = 0;
   if (ALONE && stages <= ARK_WARPS && stages * SHARERS > 2 * ARK_WARPS) {

@@ -107,7 +107,8 @@ ARK_DEVICE void ark_attention_weigh(float (&s)[U::SCORES / 2], ArkAttentionSums<
   if constexpr (U::TEAM == 1) {
     ark_attention_round<T, U::KEYS>(s, p);
   } else {
-    // Operands for the product with the values: a lane's four words of 16 keys.
+    // The powers as operands of the product with the values: four words of a lane for every 16
+    // keys.
     const ArkAttentionPlace<U> w(strip);
     ark_u32 own[U::SCORES / 4];
     ark_attention_round<T, U::SCORES>(s, own);
@@ -120,7 +121,8 @@ ARK_DEVICE void ark_attention_weigh(float (&s)[U::SCORES / 2], ArkAttentionSums<
   }
 }
 
-// Stores a warp's sums to shared memory, and adds stored sums to a warp's own.
+// ark_attention_give stores a warp's sums to shared memory; ark_attention_take adds stored sums to
+// those of another warp.
 template <class U>
 ARK_DEVICE void ark_attention_give(char* to, const ArkAttentionSums<U>& sums) {
   float4* at = reinterpret_cast<float4*>(to) + ark_lane();
@@ -156,8 +158,9 @@ ARK_DEVICE void ark_attention_take(const char* from, ArkAttentionSums<U>& sums) 
   }
 }
 
-// Stores a warp's results through shared memory, so that they are written in whole pieces. out: the
-// destination of the slab's first row; of its 16 rows the first `rows` exist.
+// Stores a warp's results through shared memory, so that they are written to memory as whole
+// 16-byte pieces. out: the destination of the slab's first row; of its 16 rows the first `rows`
+// exist.
 template <class U, int D>
 ARK_DEVICE void ark_attention_out(char* shared, const float (&v)[8 * U::OWN], int lane, int part,
                                   int rows, typename U::type* out, ark_i64 pitch) {

@@ -76,7 +76,8 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
   });
 }
 
-// The products of a warpgroup: its 64 queries by BN keys, DP deep; and their powers by BN values.
+// The products of a warpgroup: 64 queries times BN keys, summed over DP elements; and powers of
+// these scores times BN values.
 template <typename T, int DP, int BN>
 struct ArkAttentionProducts {
   typedef T type;
@@ -96,7 +97,7 @@ struct ArkAttentionProducts {
   }
 };
 
-// The compiler may not move uses of these registers across this point.
+// Keeps the compiler from moving uses of these registers across this point.
 template <int N>
 ARK_DEVICE void ark_matrix_hold(float (&v)[N]) {
 #pragma unroll
@@ -116,8 +117,8 @@ ARK_DEVICE void ark_matrix_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// Ping-pong: one warpgroup multiplies while the other computes the exponentials of its scores. A
-// barrier passes the matrix unit from one to the other.
+// Ping-pong: one warpgroup multiplies while the other computes the exponentials of its scores. By
+// the barrier, one warpgroup hands the matrix unit over to the other.
 ARK_DEVICE void ark_attention_pingpong(int group) {
   __syncwarp();
   asm volatile("barrier.sync %0, 256;" ::"r"(14 + group) : "memory");
@@ -215,8 +216,8 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
         ark_matrix_hold(s);
         release(used);
         finish(block);
-        // Values are multiplied meanwhile. This loop makes the compiler compute the powers before
-        // the next wait.
+        // The products with the values run meanwhile. ark_matrix_hold makes the compiler compute
+        // the powers before the next wait.
         ark_matrix_hold(s);
         filled(used + 2u);
         ark_matrix_wait<0>();

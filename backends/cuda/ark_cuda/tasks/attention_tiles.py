@@ -15,7 +15,9 @@ from ark_cuda.tasks import attention_units, products, wgmma
 
 TILE_ROWS = 128
 _LAYOUTS = {64: (128, 2), 128: (128, 2), 192: (64, 2), 256: (64, 1)}
-"""By padded columns of a head: the keys of a block, and the tiles of queries in shared memory."""
+"""For each padded number of columns of a head: the number of keys of a block, and the number of
+query tiles in shared memory.
+"""
 
 
 def _layout(sig: Signature) -> tuple[int, int, int]:
@@ -99,7 +101,7 @@ class Warpgroups(attention_units.TileBody):
         return products.SCRATCH
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The source of the computing warps' part."""
+        """The source of the function that the computing warps run."""
         padded, keys, held = _layout(sig)
         products = f"ArkAttentionProducts<{sig.operands[0].ctype}, {padded}, {keys}>"
         scale, cap, _, _, _, *others = given(sig)
@@ -107,12 +109,15 @@ class Warpgroups(attention_units.TileBody):
         call = text.called(
             "ark_attention_warpgroups", (shape(sig), products, padded, keys, held), arguments
         )
-        # The body is inlined, as those of products are.
+        # The body is inlined into the loop, because in a called function the compiler would wait
+        # for each wgmma before it starts the next.
         body = f"ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{\n  {call};\n}}\n"
         return _instructions(sig) + body
 
     def load(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The source of the loading thread's part."""
+        """The source of the function with which the loading thread loads queries, keys and
+        values.
+        """
         padded, keys, held = _layout(sig)
         first = len(sig.operands)
         addresses = ", ".join(f"t.operand[{first + i}]" for i in range(3))

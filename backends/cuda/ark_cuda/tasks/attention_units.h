@@ -27,10 +27,10 @@ struct ArkAttentionUnits {
   static constexpr int SHARED = RING + GROUPS * SLOTS * SLOT;     // then what teams share
   static constexpr int TEAM_BYTES = KEYS * 32 + TEAM * 64;
   static constexpr int SUMS = OWN * 1024, OUT_PITCH = (OWN + 3) / 4 * 128;
-  // A warp's data in shared memory at the end: its sums and statistics, or its results before they
-  // are stored.
+  // Bytes of shared memory of a warp after the last key: its sums and statistics, or its results
+  // before they are stored.
   static constexpr int PART = SUMS + 512 > 16 * OUT_PITCH ? SUMS + 512 : 16 * OUT_PITCH;
-  // The tile's position is stored after all of these.
+  // The offset of the current tile (ArkAttentionStrip), which is stored after all other data.
   static constexpr int WALK = SHARED + (TEAM > 1 ? GROUPS * SLABS * TEAM_BYTES : 0);
   static constexpr int JOIN = (GROUPS > 1 ? GROUPS / 2 : 1) * WARPS * PART;
   static constexpr int STRIP = WALK > JOIN ? WALK : JOIN;
@@ -42,7 +42,7 @@ struct ArkAttentionUnits {
   static_assert((ARK_RING_BYTES + ARK_LOOP_BYTES) % 128 == 0, "lines begin at multiples of 128");
 };
 
-// Barriers from number 2 on, for COUNT threads each.
+// Waits at barrier number `barrier` (2 or higher) until COUNT threads have arrived.
 template <int COUNT>
 ARK_DEVICE void ark_attention_meet(int barrier) {
   __syncwarp();
@@ -103,7 +103,7 @@ struct ArkAttentionPlace {
   ARK_DEVICE_MEMBER void meet_crew() const { ark_attention_meet_crew<U>(crew); }
 };
 
-// The offset of a 16-byte piece of a row.
+// The offset in shared memory, in bytes, of a 16-byte piece of a row, with pieces permuted by row.
 template <int PITCH>
 ARK_DEVICE int ark_attention_piece(int row, int piece) {
   return row * PITCH + piece / 8 * 128 + ((piece ^ row) & 7) * 16;
@@ -117,7 +117,7 @@ ARK_DEVICE ark_u32 ark_attention_lane(int lane) {
   return ark_attention_piece<PITCH>(lane % 8 + 8 * (ROWS_FIRST ? low : high),
                                     ROWS_FIRST ? high : low);
 }
-// That address moved by `step` times 16 columns.
+// An address from ark_attention_lane, moved by `step` times 16 columns.
 ARK_DEVICE ark_u32 ark_attention_step(ark_u32 at, int step) {
   return (at ^ (step & 3) << 5) + (step >> 2 << 7);
 }
@@ -151,7 +151,7 @@ ARK_DEVICE void ark_attention_copy(ark_u32 to, int thread, int begin, int end, c
   }
 }
 
-// Called by one thread: advances to the next part.
+// Called by one thread: advances `strip` to the next rows of its tile, or to the task's next tile.
 template <class U, class S, class P>
 ARK_DEVICE void ark_attention_advance(ArkAttentionStrip& strip, P position) {
   if (strip.left > 0) {

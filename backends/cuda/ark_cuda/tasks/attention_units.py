@@ -61,8 +61,8 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Shared memory for queries, slots, the data that the warps of a team share, and the
-        position of the current part. After the last key the same memory holds the warps' sums.
+        """Bytes of shared memory for queries, slots, the data that the warps of a team share, and
+        the position of the current tile. After the last key the same memory holds the warps' sums.
         """
         steps = -(-self.width // SLAB_ROWS)
         own = -(-steps // self.team)
@@ -153,8 +153,8 @@ def _worth(layout: Layout, rows: int, context: int, turns: int) -> tuple[float, 
 
 
 def _registers(machine: Machine) -> int:
-    """The most registers of a thread in a called function. Registers are allocated to groups of
-    four warps.
+    """The most registers that a thread may have in a function that the loop calls. Registers are
+    allocated to groups of four warps.
     """
     return min(255, _MULTIPROCESSOR_REGISTERS // (32 * -(-machine.variant.warps // 4) * 4) // 8 * 8)
 
@@ -188,7 +188,9 @@ class Units(TileBody):
         return layout.nbytes
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The emitted source calls the common body at run time if the operands are not aligned."""
+        """The source of the body. If operands turn out not to be aligned when the kernel runs, it
+        calls the common body.
+        """
         layout = layout_of(sig, machine)
         assert layout is not None
         sizes = (layout.slabs, layout.team, layout.groups, layout.keys, layout.slots)

@@ -1,7 +1,9 @@
 // Attention of tiles of queries on mma.sync: the loop over blocks of keys with its prologue and
 // epilogue. attention_units.h describes how a block's warps share a tile.
 
-// Masks the scores of a group's nth block. mask(task): the mask operand.
+// Multiplies the scores of a group's nth block of keys by the scale and applies the mask operand,
+// if there is one; sets the scores of keys that a row does not see to -inf. mask(task): returns the
+// mask operand.
 template <class U, class S, class M>
 ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttentionStrip& strip,
                                      int n, float scale, const M& mask) {
@@ -20,7 +22,7 @@ ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttenti
   }
 }
 
-// Processes a warp's share of its group's blocks. keys(task), values(task): the operands.
+// Processes a warp's share of its group's blocks. keys(task), values(task): return these operands.
 template <class U, class S, class K, class V, class M>
 ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip, float scale,
                                    float cap, const K& keys, const V& values, const M& mask,
@@ -100,7 +102,7 @@ ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip,
   }
 }
 
-// Computes one part of a tile.
+// Computes the rows of a tile that `strip` selects, and stores the results.
 template <class U, class S, class Q, class K, class V, class O, class N, class M>
 ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip, float scale,
                                     float cap, const Q& query, const K& keys, const V& values,

@@ -1,5 +1,5 @@
-"""Copies to a peer by the bulk copy unit, through shared memory. bulk.h has the device code,
-bulk_copies.h the copies themselves.
+"""The body of the task kind `bulk`: copies to a peer by the bulk copy unit, through shared memory.
+bulk.h has the device code, bulk_copies.h the copies themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ BARRIER_BYTES = 384  # bytes: barriers, and room to begin at a multiple of 128
 
 
 def _slot(machine: Machine) -> int:
-    """The bytes of a slot, or 0 if slots would be too small to gain anything."""
+    """Bytes of one of the body's slots in shared memory, or 0 if slots would be too small to gain
+    anything.
+    """
     if not machine.has(Capability.PEER_BULK):
         return 0
     room = (machine.shared_bytes - machine.ring_bytes - BARRIER_BYTES) // SLOTS // 1024 * 1024
@@ -25,7 +27,7 @@ def _slot(machine: Machine) -> int:
 
 
 class Bulk(Body):
-    """Copies by the bulk copy unit."""
+    """The body of the task kind `bulk`, which copies by the bulk copy unit."""
 
     kind = "bulk"
 

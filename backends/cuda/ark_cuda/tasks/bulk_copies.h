@@ -41,7 +41,8 @@ ARK_DEVICE void ark_bulk_out(ark_u64 to, const char* from, ark_u32 bytes) {
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// A copy that the block has started completes independently of other processors.
+// Waits for a phase of a barrier, without a time limit: a copy that the block has started completes
+// independently of other processors.
 ARK_DEVICE void ark_bulk_await(ark_u64* full, ark_u32 parity) {
   ark_u32 passed;
   do {

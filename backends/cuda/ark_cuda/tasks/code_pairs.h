@@ -1,5 +1,5 @@
 // Converts codes of quantised matrices to operands of matrix units: from words of memory to pairs
-// of 16-bit floats, which represent each code exactly. linear_codes.h has those of fp16.
+// of 16-bit floats, which represent each code exactly. linear_codes.h has the conversions to fp16.
 
 template <class C>
 ARK_DEVICE ark_u32 ark_code_pair_as(const ark_f16*, const C* code, ark_u32 word, int j) {
@@ -12,7 +12,7 @@ template <ark_u32 SIGN>
 ARK_DEVICE ark_u32 ark_whole_bf16(ark_u32 word, int j) {
   constexpr ark_u32 BASE = 0x43004300u | SIGN * 0x00010001u;
   const ark_bf16* type = nullptr;
-  // times one, minus 128 and the sign's weight
+  // A fused multiply-add: times 1, minus 128 and the weight of the sign.
   return ark_both_fma(type, (word >> 4 * j & 0x000f000fu) ^ BASE, 0x3f803f80u, BASE ^ 0x80008000u);
 }
 ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const ark_int4*, ark_u32 word, int j) {

@@ -31,12 +31,14 @@ struct ArkCodeProduct<DEAL, T_, ArkRow<C_, K, GROUP_, S_, ZEROS_>, COLUMNS, HIGH
   static constexpr int LINE = 128, DEEP = 64, LINES = 4, BLOCKS = HIGH / 8;
   static_assert(HIGH % 8 == 0, "rows of a box are whole groups of swizzled ones");
   static_assert(LINES * 2 == ARK_WARPS && sizeof(T) == 2, "a warp has a line of half the columns");
-  // One scale for a row: sums are scaled when they are complete. Otherwise the sums of a line are
-  // scaled, or, if a line has several scales or zeros, its values.
+  // WHOLE: a row has one scale, so sums are scaled when they are complete. BY_LINES: the sums of a
+  // line are scaled. Otherwise a line has several scales or zero points, and its values are scaled
+  // before they are multiplied.
   static constexpr bool WHOLE = GROUP == K && !ZEROS;
   static constexpr bool BY_LINES = !WHOLE && !ZEROS && GROUP % DEEP == 0;
   static constexpr int CODE_BYTES = DEEP * LINES * ARK_CODE_BITS<C> / 8, SCALE_BYTES = SCALE_BYTES_;
-  // Where the parts of a stage begin.
+  // The offsets in a stage, in bytes, at which the codes, the scales and the zero points begin
+  // after the input's rows.
   static constexpr int A_BYTES = HIGH * LINE * LINES, SCALES_AT = A_BYTES + COLUMNS * CODE_BYTES;
   static constexpr int ZEROS_AT = SCALES_AT + COLUMNS * SCALE_BYTES;
   static constexpr int BYTES = ZEROS_AT + (ZEROS ? COLUMNS * SCALE_BYTES : 0);
@@ -49,7 +51,8 @@ template <class P>
 ARK_DEVICE int ark_scales_begin(int at, int k) {
   return (at + k / P::GROUP * static_cast<int>(sizeof(typename P::S))) & ~15;
 }
-// The row's scale, or zero point, number `group` in a stage. from: the stage's boxes of them.
+// The address of scale (or zero point) number `group` of a row in a stage. from: the stage's boxes
+// of scales or zero points.
 template <class P>
 ARK_DEVICE const typename P::S* ark_scale_of(const char* from, int at, int k, int row, int group) {
   const int byte =
@@ -66,7 +69,7 @@ ARK_DEVICE float ark_stage_zero(const char* stage, int k, int row, int group) {
   return ark_get(ark_scale_of<P>(stage + P::ZEROS_AT, P::Row::ZEROS_AT, k, row, group), 0);
 }
 
-// A lane's 16 codes of a row, from `from` on, as eight pairs.
+// Converts a lane's 16 codes of a row, from the address `from` on, to eight pairs of 16-bit floats.
 template <class P>
 ARK_DEVICE void ark_code_operands(const char* from, ark_u32 (&pairs)[8]) {
   constexpr int WORDS = ARK_CODE_BITS<typename P::C> / 2, EACH = 8 / WORDS;
@@ -84,7 +87,8 @@ ARK_DEVICE void ark_code_operands(const char* from, ark_u32 (&pairs)[8]) {
   for (int i = 0; i < 8; ++i) pairs[i] = ark_code_pair_as(type, code, words[i / EACH], i % EACH);
 }
 
-// Converts pairs of codes that share a scale and a zero point to values.
+// Converts pairs of codes that share a scale and a zero point to dequantised values: (code - zero
+// point) * scale.
 template <class P>
 ARK_DEVICE void ark_scale_operands(const char* stage, int k, int row, int group,
                                    ark_u32 (&pairs)[8]) {
@@ -104,10 +108,10 @@ ARK_DEVICE void ark_scale_operands(const char* stage, int k, int row, int group,
   }
 }
 
-// Adds a warp's products for one line of a stage. half: of the tile's columns. k: the stage's first
-// element along k. Rows of weights are the instruction's rows, 16 at a time, and rows of the input
-// are its columns, eight at a time. So a lane converts only codes of the two rows of weights that
-// it holds, and loads rows of the input without a conversion.
+// Adds a warp's products for one line of a stage. half: which half of the tile's columns. k: the
+// stage's first element along k. Rows of weights are the instruction's rows, 16 at a time, and rows
+// of the input are its columns, eight at a time. So a lane converts only codes of the two rows of
+// weights that it holds, and loads rows of the input without a conversion.
 template <class P>
 ARK_DEVICE void ark_code_line(const char* stage, int line, int half, int k,
                               float (&sum)[P::WIDE / 16][P::BLOCKS][4]) {
@@ -206,8 +210,9 @@ ARK_DEVICE void ark_code_join(ArkCtx& c, const float (&sum)[P::WIDE / 16][P::BLO
   ark_sync();
 }
 
-// The computing half. begin(i1), last(i1): the elements along k of a tile. end: see
-// ark_matrix_product. bytes: the quantised matrix, of N rows.
+// Run by the computing warps: computes the tiles of a task. begin(i1), last(i1): the first element
+// along k of part i1 of k and the element after its last. end: see ark_matrix_product. bytes: the
+// quantised matrix, of N rows.
 template <class P, int N, class Begin, class Last, class End>
 ARK_DEVICE void ark_code_product(ArkCtx& c, const ArkTask& t, const unsigned char* bytes,
                                  const Begin& begin, const Last& last, const End& end) {
@@ -250,7 +255,7 @@ ARK_DEVICE void ark_code_product(ArkCtx& c, const ArkTask& t, const unsigned cha
   ark_matrix_keep_place(at);
 }
 
-// The loading half, run by one thread.
+// Run by the loading thread: loads the stages of a task's tiles.
 template <class P, class Begin, class Last>
 ARK_DEVICE void ark_code_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                       ark_u64 map_a, ark_u64 map_codes, ark_u64 map_scales,

@@ -38,8 +38,8 @@ def type_of(sig: Signature) -> RowType | None:
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
-    """True if the variant multiplies by the signature's codes. Its types and layouts are those that
-    the task kind accepts.
+    """True if this body computes the product. The task kind has already checked types and
+    layouts.
     """
     rows, columns = sig.read(MatmulParams).tile
     return (
@@ -53,14 +53,14 @@ def serves(sig: Signature, machine: Machine) -> bool:
 
 
 def stage(sig: Signature, dtype: RowType) -> int:
-    """Bytes of a stage."""
+    """Bytes of a stage (a slot of the ring in shared memory) for this product."""
     nbytes = stage_bytes(dtype, dims(sig)[0], sig.read(MatmulParams).tile[1])
     return -(-nbytes // STAGE_ALIGNMENT_BYTES) * STAGE_ALIGNMENT_BYTES
 
 
 def maps(sig: Signature, dtype: RowType) -> tuple[BoxMap, ...]:
-    """The tensor maps of the input, whose boxes are lines of a stage, of the codes, and of scales
-    and zero points if a stage has any.
+    """The tensor maps of the input, of the codes, and of scales and zero points if a stage has
+    any.
     """
     left, weights = sig.operands[:2]
     (high, k), columns = left.shape, sig.read(MatmulParams).tile[1]
@@ -75,7 +75,7 @@ def maps(sig: Signature, dtype: RowType) -> tuple[BoxMap, ...]:
 
 
 def product(sig: Signature) -> str:
-    """The type that describes a product to both halves."""
+    """The C++ type that describes a product to the computing and to the loading function."""
     left, weights = sig.operands[:2]
     high, columns = -(-dims(sig)[0] // 8) * 8, sig.read(MatmulParams).tile[1]
     dtype = row_type(weights)
@@ -85,14 +85,16 @@ def product(sig: Signature) -> str:
 
 
 def compute(sig: Signature, k_range: tuple[str, str]) -> str:
-    """The head of the call of the computing half, up to the argument that stores the sums."""
+    """The beginning of the call of the computing function. The caller appends the last argument,
+    which stores the sums.
+    """
     ends = ", ".join(f"[&](int i1) {{ (void)i1; return {end}; }}" for end in k_range)
     head = f"ark_code_product<{product(sig)}, {dims(sig)[1]}>"
     return f"{head}(\n      c, t, {bytes_of(sig, 1)}, {ends},"
 
 
 def load(name: str, sig: Signature, dtype: RowType, k_range: tuple[str, str]) -> str:
-    """The source of the loading half, which one thread runs."""
+    """The source of the function that loads the product's operands, which one thread runs."""
     first = len(sig.operands)
     at = [f"t.operand[{first + i}]" for i in range(2 if whole(dtype) else 3)]
     addresses = ", ".join((*at, "0u")[:3])

@@ -1,13 +1,13 @@
-// A tile of an fp32 matrix product in full fp32 precision, by ordinary instructions. Both sides go
-// through shared memory by asynchronous copies, several stages of k ahead. They are stored by k, so
-// that a thread reads its operands in packs of four. A thread computes a unit of TM rows by 8
-// columns, in groups of four columns. If a tile has fewer units than there are threads, several
-// threads divide the k of a unit: slice s takes every SLICES-th k of a stage, and the slices' sums
+// A tile of an fp32 matrix product in full fp32 precision, by ordinary instructions. Both operands
+// go through shared memory by asynchronous copies, several stages of k ahead. They are stored by k,
+// so that a thread reads its operands in packs of four. A thread computes a block of TM rows by 8
+// columns, in groups of four columns. If a tile has fewer blocks than there are threads, several
+// threads divide the k of a block: slice s takes every SLICES-th k of a stage, and the slices' sums
 // are added up as a fixed tree.
 
-// One side of a tile of HIGH rows, of which `rows` exist (all, if WHOLE). Element (row, k) is at
-// at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: true if memory is contiguous along k, or along
-// neither, rather than along rows.
+// One operand of a tile's product, with HIGH rows (of b: columns), of which `rows` exist (all, if
+// WHOLE). Element (row, k) is at at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: true if memory is
+// contiguous along k, or along neither, rather than along rows.
 template <int HIGH, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool ALONG, bool WHOLE>
 struct ArkExactSide {
   static constexpr int depth = DEPTH, PITCH = HIGH + 4;
@@ -51,8 +51,9 @@ struct ArkExactSide {
   }
 };
 
-// Adds up the sums of MANY slices of UNITS threads. Of 2 HALF sums a thread keeps one half and
-// passes the other half to its partner. The first sum that it keeps is number `first` of all.
+// Adds up the sums of MANY slices of UNITS threads each. Of its 2 HALF sums a thread keeps one half
+// and passes the other half to the thread of another slice with the same position. The first sum
+// that it keeps is number `first` of all.
 template <int UNITS, int MANY, int HALF, int SUMS>
 ARK_DEVICE void ark_exact_add(float* scratch, float (&sums)[SUMS], int slice, int& first) {
   if constexpr (MANY > 1) {

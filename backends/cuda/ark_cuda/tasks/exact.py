@@ -1,5 +1,5 @@
-"""Tiles of fp32 products with both sides in shared memory and any transposes, batches, ragged edges
-and epilogues. On matrix units they are computed as tf32, or in full fp32 precision as sums of
+"""Tiles of fp32 products with both operands in shared memory and any transposes, batches, ragged
+edges and epilogues. On matrix units they are computed as tf32, or in full fp32 precision as sums of
 products of tf32 numbers (exact_units.h). On machines whose matrix units are not fast enough for
 that, full precision is computed by ordinary instructions (exact.h). Called through the dialect.
 """
@@ -25,8 +25,8 @@ LEAST_ROWS, LEAST_COLUMNS, LEAST_DEPTH = 9, 32, 16
 MOST_THREADS = 512  # a thread may then have 128 registers
 VECTOR_ELEMENTS = 4  # neighbouring results that a thread computes
 EXCHANGED_SUMS = 8  # sums of a thread that slices exchange at once
-# By number of tf32 products per fp32 product: elements of a warp's part of a tile, whose sums fit
-# in registers.
+# For each number of tf32 products per fp32 product: the most elements of a tile that one warp
+# computes, so that their sums fit in registers.
 MOST_PART = {1: 2048, 3: 1024}
 UNIT_DEPTHS = (64, 32, 16)  # elements along k in a stage on matrix units
 MOST_BEYOND = 1.125  # most elements of all stages, relative to the shortest stages
@@ -35,8 +35,8 @@ LEAST_STAGES, MOST_STAGES = 4, 8  # number of stages, if shared memory suffices
 
 @dataclass(frozen=True)
 class _Form:
-    """The sizes of a tile that ordinary instructions compute: its rows and columns, the rows of a
-    thread's part, the elements along k in a stage, and the number of stages.
+    """The sizes of a tile that ordinary instructions compute: its rows and columns, the number of
+    its rows that a thread computes, the elements along k in a stage, and the number of stages.
     """
 
     rows: int
@@ -71,8 +71,8 @@ class _Units:
 
 
 def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
-    """The form in which a block computes the signature's tiles, or None if these bodies do not
-    support them.
+    """How a block computes the signature's tiles; None if neither matrix units nor ordinary
+    instructions support them here.
     """
     params = sig.read(MatmulParams)
     if any(o.dtype != "fp32" or o.packet for o in sig.operands[:2]) or sig.operands[2].packet:
@@ -102,7 +102,9 @@ def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
 
 
 def _ordinary(tile: tuple[int, int], threads: int, room: int) -> _Form | None:
-    """The form for ordinary instructions, with as many stages as fit. None if none fits."""
+    """How a block computes a tile by ordinary instructions, with as many stages as fit into `room`
+    bytes of shared memory. None if too few fit.
+    """
     high, wide = tile
     thread_rows = 8 if high > 32 else 4
     units = high // thread_rows * (wide // 8)
@@ -120,7 +122,9 @@ def _ordinary(tile: tuple[int, int], threads: int, room: int) -> _Form | None:
 def _units(
     sig: Signature, tile: tuple[int, int], terms: int, warps: int, room: int
 ) -> _Units | None:
-    """The form for matrix units. The warps' parts of the tile are as square as possible."""
+    """How a block computes a tile on matrix units; None if `room` bytes of shared memory are too
+    few. The tile is divided among warps into parts that are as square as possible.
+    """
     high, wide = tile
     parts = [
         (high // down, wide // (warps // down))
@@ -141,7 +145,9 @@ def _units(
 
 
 def _stage(sig: Signature, tile: tuple[int, int], depth: int) -> int:
-    """Bytes of a stage in shared memory, with the pitches of ArkUnitSide."""
+    """Bytes of a stage (`depth` elements of k of both operands) in shared memory, with rows padded
+    as by ArkUnitSide.
+    """
     return 4 * sum(
         tile[i] * (depth + 8) if along_k(sig, i) else depth * (tile[i] + 4) for i in (0, 1)
     )
@@ -174,10 +180,10 @@ def _units_text(sig: Signature, form: _Units) -> str:
 def _side(
     sig: Signature, index: int, name: str, first: str, struct: str, sizes: tuple[int, ...]
 ) -> str:
-    """The source that declares one side (a or b) of the tile, as an object of the type `struct`.
-    index: 0 for a, 1 for b. name: the object's name. first: the variable with the tile's first row
-    (of b: column). sizes: the rows of the side in shared memory, then the last template arguments
-    of the struct.
+    """The source that declares an operand (a or b) of the tile's product, as an object of the type
+    `struct`. index: 0 for a, 1 for b. name: the object's name. first: the variable with the tile's
+    first row (of b: column). sizes: the operand's rows in shared memory, then the last template
+    arguments of the struct.
     """
     total, tile, k = dims(sig)[index], int(sig.read(MatmulParams).tile[index]), dims(sig)[2]
     row, deep = side_strides(sig, index)

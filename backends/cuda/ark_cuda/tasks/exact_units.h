@@ -1,4 +1,4 @@
-// A tile of a matrix product of fp32 on matrix units (mma.sync m16n8k8 of tf32). Both sides go
+// A tile of a matrix product of fp32 on matrix units (mma.sync m16n8k8 of tf32). Both operands go
 // through shared memory by asynchronous copies, several stages of k ahead, in their memory layout.
 // A warp computes WM by WN elements of the tile. TERMS 1: elements are rounded to tf32. TERMS 3:
 // full fp32 precision. An element is the sum of two tf32 numbers, and of the four products of two
@@ -8,10 +8,10 @@
 // added up by ordinary instructions (section 3 there). Results that are wrong because of a number
 // too large for tf32, an infinity or a NaN are computed again by ordinary instructions.
 
-// One side of a tile of HIGH rows, of which `rows` exist (all, if WHOLE), with KT elements along k
-// per stage. Element (row, k) is at at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: true if memory is
-// contiguous along k, or along neither, rather than along rows. Pitches are such that a warp's
-// reads access different banks.
+// One operand of a tile's product, with HIGH rows (of b: columns), of which `rows` exist (all, if
+// WHOLE), with KT elements along k per stage. Element (row, k) is at at[row * ROW_STRIDE + k *
+// K_STRIDE]. ALONG: true if memory is contiguous along k, or along neither, rather than along rows.
+// Rows in shared memory are padded, so that a warp's reads access different banks.
 template <int HIGH, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool ALONG, bool WHOLE, int KT>
 struct ArkUnitSide {
   static constexpr int depth = DEPTH, PITCH = ALONG ? KT + 8 : HIGH + 4;
@@ -57,9 +57,9 @@ struct ArkUnitSide {
 };
 
 // Makes truncation to tf32's 10 bits nearly equal to rounding. It adds at most two thirds of a unit
-// of the tenth bit, half a unit on average, so numbers that tf32 represents do not change. This is
-// one instruction, which keeps infinities and NaN; the conversion that rounds runs at an eighth of
-// its speed.
+// of the tenth bit, half a unit on average, so numbers that tf32 represents do not change. It takes
+// one multiplication, which keeps infinities and NaN; the conversion instruction that rounds has an
+// eighth of its throughput.
 ARK_DEVICE float ark_tf32_before(float v) { return v * (1.0f + 0x1.555556p-12f); }
 ARK_DEVICE void ark_unit_product(float (&sum)[4], const ark_u32 (&a)[4], const ark_u32 (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -68,8 +68,8 @@ ARK_DEVICE void ark_unit_product(float (&sum)[4], const ark_u32 (&a)[4], const a
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// A number as the bits of its high part and, with three terms, of its low part. Matrix units
-// truncate both.
+// Splits a number into the bits of its high tf32 part and, with three terms, of its low part (the
+// rest). Matrix units truncate both.
 template <int TERMS>
 ARK_DEVICE void ark_unit_parts(float v, ark_u32& high, ark_u32& low) {
   high = __float_as_uint(ark_tf32_before(v));

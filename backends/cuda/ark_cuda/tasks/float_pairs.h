@@ -14,7 +14,8 @@ ARK_DEVICE ark_u32 ark_pair_fma(ark_u32 a, ark_u32 b, ark_u32 c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
 }
-// ark_pair_fma for the type to which the first argument points.
+// A fused multiply-add of the two 16-bit values of a word, of the type to which the first argument
+// points.
 ARK_DEVICE ark_u32 ark_both_fma(const ark_f16*, ark_u32 a, ark_u32 b, ark_u32 c) {
   return ark_pair_fma(a, b, c);
 }

@@ -15,19 +15,22 @@ from ark.machine.variant import COMMUNICATE
 
 
 def header(name: str) -> str:
-    """The text of a header of this folder."""
+    """The text of the header file `name` of this folder."""
     return resources.files("ark_cuda").joinpath(f"tasks/{name}").read_text()
 
 
 def leads(machine: Machine) -> bool:
-    """True in the variant `roles`, where a body returns whether the processor continues."""
+    """True in the variant `roles`, in which a communicating ("leading") warp waits for the tasks,
+    and a body returns false if the processor must leave the loop.
+    """
     return machine.variant.role(COMMUNICATE) > 0
 
 
 def inlined(name: str, call: str, machine: Machine, enters: bool = True, often: bool = True) -> str:
     """The source of a body that is a single call. enters: True if the callee itself waits for the
-    task in the variant `roles` and returns false if the processor must leave. often: True if the
-    body is worth registers of the loop; otherwise it stays a function.
+    task in the variant `roles` and returns false if the processor must leave. often: True to inline
+    the body into the loop, whose registers it then uses; False to emit a function that the loop
+    calls.
     """
     kind, lines = "void", f"  {call};\n"
     if leads(machine):
@@ -39,5 +42,7 @@ def inlined(name: str, call: str, machine: Machine, enters: bool = True, often: 
 
 
 def poll(name: str, call: str) -> str:
-    """The source that the lead warp of the variant `roles` runs before a body."""
+    """The source of NAME_poll, which the communicating warp of the variant `roles` runs before the
+    body's tasks begin. call: the call that waits.
+    """
     return f"ARK_DEVICE void {name}_poll(ArkCtx& c, const ArkTask& t) {{\n  {call};\n}}\n"

@@ -93,8 +93,8 @@ ARK_DEVICE float ark_fold(float (&v)[R]) {
   return v[0];
 }
 
-// Processes a stage of R rows of K weights, or of a part of a row: adds this thread's share of each
-// row's product with x.
+// Processes a stage, which has R rows of K weights or a part of one row: adds this thread's share
+// of each row's product with x.
 template <int R, int K, int V, int E, typename T>
 ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R]) {
 #pragma unroll
@@ -116,7 +116,7 @@ ARK_DEVICE void ark_slice_sums(float (&sum)[R], float* part) {
   if (ark_lane() % (32 / R) == 0) part[ark_lane() / (32 / R)] = total;
 }
 
-// Adds up the slices' parts of one row.
+// Adds up the sums of all warps' slices for one row of weights.
 ARK_DEVICE float ark_slices(const float* part, int pitch) {
   float sum = 0.0f;
 #pragma unroll

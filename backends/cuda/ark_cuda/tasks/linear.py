@@ -40,20 +40,22 @@ def _vector(sig: Signature, machine: Machine) -> int:
 
 
 def _pitch(sig: Signature, machine: Machine) -> int:
-    """The number of rows between two epilogues, a multiple of a stage's rows."""
+    """The number of rows of weights whose sums are collected before the epilogue is applied to
+    them; a multiple of a stage's rows.
+    """
     rows = sig.read(LinearParams).rows
     stages = -(-sig.operands[1].shape[0] // rows)
     return min(-(-stages // machine.processors) * rows, MAX_ROWS)
 
 
 class Slices(LinearBody):
-    """A linear layer in which all warps of a block share one row, slice by slice."""
+    """A linear layer in which each warp of a block multiplies one slice of every row of weights."""
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return not narrows(sig, machine) and _vector(sig, machine) > 0
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Shared memory for the slices' sums of rows and of squares."""
+        """Bytes of shared memory for each slice's sums, and for its sum of the input's squares."""
         best = 8 * machine.warps if sig.read(LinearParams).epilogue == "sample" else 0
         return 4 * machine.warps * (_pitch(sig, machine) + 1) + best
 
@@ -63,7 +65,8 @@ class Slices(LinearBody):
         sizes = (params.rows, params.split_k, vector, _pitch(sig, machine))
         constants = (sig.operands[1].ctype, k, *sizes)
         operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
-        # In plans with large products it runs only once per prompt.
+        # In the variant `matrix`, which runs prompts, this body runs once per prompt, so it is not
+        # inlined.
         often = machine.variant.name != "matrix"
         call = text.called("ark_linear_slices", constants, operands)
         return inline.inlined(name, call, machine, often=often)

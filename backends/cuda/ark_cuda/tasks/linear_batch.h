@@ -6,10 +6,11 @@
 // that is large compared with the ring is not copied to shared memory: each warp loads the elements
 // that it needs for a stage from global memory.
 
-// bytes of padding per input row in shared memory, against bank conflicts
+// The bytes of padding after each input row in shared memory, which avoid bank conflicts.
 constexpr int ARK_ROW_PAD = 64;
 
-// d += a b for a tile of 16 by 8 elements, over 16 elements of k.
+// One mma instruction: d += a b, where d has 16 by 8 elements and the product sums over 16 elements
+// of k.
 ARK_DEVICE void ark_multiply_tile(const ark_bf16*, float (&d)[4], ark_u32 a0, ark_u32 a1,
                                   ark_u32 a2, ark_u32 a3, ark_u32 b0, ark_u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -273,7 +274,8 @@ ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogu
     for (int i = ark_tid(); i < KEPT / P; i += ARK_THREADS) counts[i] = 0u;
   }
   ark_gathered();
-  // A lane's elements of two neighbouring blocks of 32. In a box they are two chunks of 16 bytes.
+  // The address of a lane's elements of two neighbouring blocks of 32 elements of k. In a box they
+  // are two chunks of 16 bytes.
   const int chunk = BOXED ? Box::chunk() : ark_lane() % 4, next = BOXED ? Box::NEXT : 4;
   const W* from = input.p + own * K + chunk * 8;
   const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);

@@ -19,7 +19,7 @@ struct ArkBox {
   static constexpr int CHAINS = BOTH && R > 8 ? 2 : 4;  // independent sums of a set
   static_assert(R == 8 || R == 16, "one set of rows or two");
 
-  // A lane's first chunk of each block.
+  // The number of the first 16-byte chunk that a lane loads of each block.
   ARK_DEVICE_MEMBER static int chunk() {
     const int t = ark_lane() % 4;
     return R > 8 ? (t & 1) | (t >> 1) << 2 : 2 * t;
@@ -33,8 +33,8 @@ struct ArkBox {
   ARK_DEVICE_MEMBER static int half() { return ark_lane() / 16; }
 };
 
-// The offset in shared memory of the pair of elements at `place` of a row: the halves of a lane's
-// two chunks are 16 bytes.
+// The index in shared memory at which the input's pair of elements `place` and `place` + 1 is
+// stored: in an order in which a lane's halves of two chunks are 16 contiguous bytes.
 ARK_DEVICE int ark_box_place(int place) {
   const int word = place / 2 % 32;
   return place / ARK_BOX_BLOCK * ARK_BOX_BLOCK + 2 * (word >> 1 | (word & 1) << 4);
@@ -74,8 +74,9 @@ ARK_DEVICE void ark_box_products(const T* w, const X& x,
   }
 }
 
-// A set's sums: of row `ark_lane() / 4` of the set, of the input's rows 2 t and 2 t + 1, where t is
-// ark_lane() % 4, or t % 2 if both halves were in one product.
+// Adds up a lane's sums of one set of eight rows of weights. The lane gets the products of the
+// set's row `ark_lane() / 4` with the input rows 2 t and 2 t + 1, where t is ark_lane() % 4, or t %
+// 2 if both halves were in one product.
 template <int R, int M>
 ARK_DEVICE void ark_box_sums(const float (&d)[ArkBox<R, M>::CHAINS][4], float (&sum)[2]) {
   using Box = ArkBox<R, M>;
@@ -93,7 +94,7 @@ ARK_DEVICE void ark_box_sums(const float (&d)[ArkBox<R, M>::CHAINS][4], float (&
   }
 }
 
-// The sums in the layout of ArkRowsTile.
+// Rearranges the sums among the lanes to the layout of ArkRowsTile.
 template <int R, int M>
 ARK_DEVICE void ark_box_tile(const float (&d)[ArkBox<R, M>::SETS][ArkBox<R, M>::CHAINS][4],
                              float (&sum)[R > 8 ? 4 : 2]) {

@@ -20,8 +20,8 @@ ARK_DEVICE ark_u32 ark_code_pair(const ark_int4*, ark_u32 word, int j) {
 ARK_DEVICE ark_u32 ark_code_pair(const ark_uint4*, ark_u32 word, int j) {
   return ark_whole_pair<0>(word, j);
 }
-// Exponent and mantissa are put where fp16 has its own. The result is too small by a factor of
-// 2^14.
+// Exponent and mantissa of the code are moved to those of an fp16, which gives a number that is too
+// small by a factor of 2^14.
 ARK_DEVICE ark_u32 ark_code_pair(const ark_fp4*, ark_u32 word, int j) {
   const ark_u32 codes = word >> 4 * j;
   const ark_u32 floats = (codes & 0x00070007u) << 9 | (codes & 0x00080008u) << 12;

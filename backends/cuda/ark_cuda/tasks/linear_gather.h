@@ -55,7 +55,7 @@ inline constexpr bool ARK_ROUNDED<const W*, W> = true;
 template <int K>
 constexpr int ARK_ROW_EIGHTS = (K / 8 + ARK_THREADS - 1) / ARK_THREADS;
 
-// The norm's weights for this thread's groups of eight.
+// Loads the norm's weights for this thread's groups of eight elements.
 template <int K, typename T>
 ARK_DEVICE void ark_eight_factors(const T* norm, uint4 (&factor)[ARK_ROW_EIGHTS<K>]) {
 #pragma unroll
@@ -113,7 +113,8 @@ ARK_DEVICE void ark_batch_eights(const T* p, const uint4 (&factor)[F], T* xs, fl
 template <int M, int K, int PITCH, bool NORM, bool BOXED, typename P, typename T, int F>
 ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
                                float (&square)[M], bool system) {
-  // With fewer warps a thread has more registers, and fewer rounds of memory latency suffice.
+  // With fewer warps a thread has more registers, so it loads more pairs at a time and waits for
+  // memory less often.
   constexpr int MOST = ARK_WARPS > 9 ? 12 : 20;
   constexpr int EACH = ARK_ROW_PAIRS<K>, ALL = M * EACH, N = ALL < MOST ? ALL : MOST;
   constexpr int ROUNDS = (ALL + N - 1) / N;

@@ -7,7 +7,7 @@
 template <int K>
 constexpr int ARK_ROW_PAIRS = (K / 2 + ARK_THREADS - 1) / ARK_THREADS;
 
-// The norm's weights for this thread's pairs.
+// Loads the norm's weights for this thread's pairs of elements.
 template <int K, typename T>
 ARK_DEVICE void ark_row_factors(const T* norm, float (&factor)[2 * ARK_ROW_PAIRS<K>]) {
 #pragma unroll
@@ -50,7 +50,8 @@ ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
   return square;
 }
 
-// ark_row for unscaled short packets of xs's type, which need no conversion.
+// ark_row for packets of 4 bytes whose values have the type of xs and are not scaled, so that they
+// need no conversion.
 template <int K, int S, int FIRST, bool NORM, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const ArkShort<T>* p, const float (&)[F], T* xs, bool) {
   static_assert(S == 1 && !NORM && K % 4 == 0, "one row as it is");

@@ -33,14 +33,16 @@ def _rows(sig: Signature) -> int:
 
 
 def _task_rows(sig: Signature, machine: Machine) -> int:
-    """The most rows of a task."""
+    """The most rows of weights that a task has."""
     rows = sig.read(LinearParams).rows
     stages = -(-sig.operands[1].shape[0] // rows)
     return -(-stages // machine.processors) * rows
 
 
 def boxed(sig: Signature) -> bool:
-    """True if stages are boxes of the weights: whole lines of the rows of a matrix instruction."""
+    """True if box copies (tensor maps) load the stages of weights: a stage then has 128-byte lines
+    of as many rows as a matrix instruction has.
+    """
     params, weight = sig.read(LinearParams), sig.operands[1]
     rest = weight.shape[1] * weight.itemsize % (params.split_k * BOX_ROW_BYTES)
     return _rows(sig) > 1 and params.split_k > 1 and params.rows in (8, 16) and not rest
@@ -65,8 +67,8 @@ class Roles(LinearBody):
         return narrows(sig, machine)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Bytes of shared memory for the input row, the warps' squares, and the parts' sums if rows
-        are cut along k.
+        """Bytes of shared memory for the input row, each warp's sum of squares and, if rows of
+        weights are cut along k, the sums of their parts.
         """
         params = sig.read(LinearParams)
         splits, rows = params.split_k, _rows(sig)
@@ -93,21 +95,21 @@ class Roles(LinearBody):
         )
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The source of the lead warp's wait."""
+        """The source by which the communicating warp waits for the task's input."""
         given, k = sig.operands[0].shape
         shares, last = (given, 0) if _rows(sig) == 1 else (1, given - 1)
         constants = (k, shares, last, machine.processors)
         return inline.poll(name, text.called("ark_linear_poll", constants, (text.given(sig, 0),)))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The source of the computing warps' part."""
+        """The source of the function that the computing warps run."""
         k, params, rows = sig.operands[0].shape[1], sig.read(LinearParams), _rows(sig)
         sizes = (sig.operands[1].ctype, k, params.rows, params.split_k)
         operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
         if rows == 1:
             given = sig.operands[0].shape[0]
-            # With two ranks the order of the sum does not change the result, so both ranks can use
-            # the same kernel.
+            # With two ranks the order in which the shares are added does not change the sum. It is
+            # then the same in both kernels, so that the ranks can share one.
             shares = (given, params.first if given > 2 else 0)
             constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
             return inline.inlined(

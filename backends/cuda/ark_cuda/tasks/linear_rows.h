@@ -2,8 +2,8 @@
 // `roles`. It works like linear_roles.h. Codes from a stage of the ring are converted to operands
 // of matrix units.
 
-// The products of R rows with an unscaled x, computed from the lanes' shares. Lane l gets the
-// product of row l R / 32.
+// The dot products of R rows of weights with x, for rows that matrix units do not support. Lane l
+// gets the product of row l R / 32.
 template <int R, class ROW, typename T>
 ARK_DEVICE float ark_lane_products(const ROW* rows, const T* x) {
   float sum[R];
@@ -16,7 +16,7 @@ ARK_DEVICE float ark_lane_products(const ROW* rows, const T* x) {
   return ark_fold<R>(sum);
 }
 
-// Pairs of a row that a thread loads: two of each of its warp's blocks.
+// The number of pairs of the input row that a thread loads: two of each block of its warp.
 template <int K>
 constexpr int ARK_BLOCK_PAIRS =
     2 * ((K + ARK_INPUT_BLOCK * ARK_WARPS - 1) / (ARK_INPUT_BLOCK * ARK_WARPS));
@@ -24,7 +24,7 @@ ARK_DEVICE int ark_own_pair() { return ark_unknown(ark_warp() * ARK_INPUT_BLOCK 
 ARK_DEVICE int ark_block_place(int own, int i) {
   return own + i / 2 * (ARK_WARPS * ARK_INPUT_BLOCK) + i % 2 * 64;
 }
-// The norm's weights for this thread's pairs.
+// Loads the norm's weights for this thread's pairs of elements.
 template <int K, typename T>
 ARK_DEVICE void ark_block_factors(const T* norm, float (&factor)[2 * ARK_BLOCK_PAIRS<K>]) {
   const int own = ark_own_pair();
@@ -75,7 +75,7 @@ ARK_DEVICE float ark_tile_row(ArkCtx& c, const P* p, const float (&factor)[F], T
   }
   return square;
 }
-// ark_tile_row for unscaled short packets.
+// ark_tile_row for packets of 4 bytes whose values are not scaled.
 template <class Tile, int K, int S, int FIRST, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_tile_row(ArkCtx& c, const ArkShort<P>* p, const float (&)[F], T* xs,
                               float* blocks, bool) {

@@ -44,19 +44,21 @@ class Rows(linear_roles.Roles):
         return (*super().headers(machine), HEADER, *map(inline.header, names))
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Bytes of shared memory for the input row, and for the warps' squares and best logits."""
+        """Bytes of shared memory for the input row, and for each warp's sum of squares and best
+        logit.
+        """
         return _input_bytes(sig) + 4 * 3 * machine.warps
 
     def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-        """Returns None: stages are contiguous runs and need no tensor map."""
+        """Empty: a stage is contiguous in memory, so it is copied without a tensor map."""
         return ()
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The source of the computing warps' part."""
+        """The source of the function that the computing warps run."""
         params, values = sig.read(LinearParams), _row_type(sig).values.storage
         given = sig.operands[0].shape[0]
-        # With two ranks the order of the sum does not change the result, so both ranks can use the
-        # same kernel.
+        # With two ranks the order in which the shares are added does not change the sum. It is then
+        # the same in both kernels, so that the ranks can share one.
         shares = (given, params.first if given > 2 else 0)
         constants = (sig.operands[1].ctype, values, params.rows, _input_bytes(sig), *shares)
         operands = (text.given(sig, 0), prologue(sig), epilogue(sig))

@@ -79,8 +79,8 @@ ARK_DEVICE void ark_tile_store(ArkCtx& c, S& epilogue, int row, int end,
   }
 }
 
-// Called before the task begins, and after everything is stored. red: 2 * ARK_WARPS words for each
-// sequence.
+// ark_tile_begin is called before the task begins, ark_tile_finish after all sums are stored. red:
+// 2 * ARK_WARPS words for each sequence.
 template <class Tile, class E>
 ARK_DEVICE void ark_tile_begin(E&) {}
 template <class Tile, class E>

@@ -1,7 +1,7 @@
 // A linear layer of one or few input rows on matrix units, for stages of whole rows of weights.
-// Matrix units take whole operands, while scalar instructions convert and multiply one element
-// after another. A burst of stages is therefore processed sooner, and the ring waits less for free
-// slots.
+// Matrix units multiply many elements per instruction, while scalar instructions convert and
+// multiply one after another. When several stages arrive at once, they are therefore processed
+// sooner, and the loading warp waits less for free slots of the ring.
 
 // The products of R rows of K weights with x, both in shared memory, on matrix units (m16n8k16),
 // with a tenth of the instructions of ark_stage_dots. Each row of weights is cut into SEGMENTS
@@ -16,8 +16,9 @@ template <int R, int K, typename T>
 constexpr bool ARK_BY_UNITS =
     sizeof(T) == 2 && (R == 1 || R == 2 || R == 4) && K % (64 * ARK_SEGMENTS<R>) == 0;
 
-// The tile's sums. x: the lane's position in its column's part of x. lower, upper: the lane's
-// positions in the rows of weights; with one row both are the same.
+// Computes the sums of the matrix unit's tile. x: the address of the lane's elements of x. lower,
+// upper: the addresses of the lane's elements of two rows of weights; with one row both are the
+// same.
 template <int R, int K, typename T>
 ARK_DEVICE void ark_units_sums(const T* lower, const T* upper, const T* x, float (&all)[4]) {
   constexpr int S = ARK_SEGMENTS<R>, CHAINS = 2;
@@ -40,7 +41,7 @@ ARK_DEVICE void ark_units_sums(const T* lower, const T* upper, const T* x, float
   for (int e = 0; e < 4; ++e) all[e] = (d[0][e] + d[1][e]) + (d[2][e] + d[3][e]);
 }
 
-// With one row of x: a lane's share of each row's sum.
+// For one row of x: computes a lane's share of the product of each row of weights with it.
 template <int R, int K, typename T>
 ARK_DEVICE void ark_stage_products(const T* w, const T* x, float (&sum)[R]) {
   constexpr int S = ARK_SEGMENTS<R>;

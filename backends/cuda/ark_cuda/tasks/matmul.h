@@ -7,7 +7,8 @@
 
 ARK_DEVICE ark_u32 ark_pack(ark_u32 low, ark_u32 high) { return low | high << 16; }
 
-// The bits of eight elements `stride` apart, of which `left` exist; the rest is zero.
+// Loads eight elements that are `stride` apart, one by one. Only the first `left` exist; the others
+// are zero.
 template <typename T>
 ARK_COLD uint4 ark_eight_narrow(const T* from, ark_i64 stride, int left) {
   ark_u32 bits[8];
@@ -21,7 +22,7 @@ ARK_COLD float4 ark_four_narrow(const float* from, ark_i64 stride, int left) {
                      left > 2 ? from[2 * stride] : 0.0f, left > 3 ? from[3 * stride] : 0.0f);
 }
 
-// Eight elements of one row from k on; zero beyond the matrix.
+// Loads eight elements of one row from element k on; zeros outside of the matrix.
 template <typename T>
 ARK_DEVICE uint4 ark_eight(const ArkSide<T>& s, int row, int k) {
   if (row >= s.rows || k >= s.depth) return make_uint4(0u, 0u, 0u, 0u);
@@ -70,8 +71,8 @@ struct ArkEight<float> {
   }
 };
 
-// Computes a tile of MB blocks of 16 rows; NB blocks of 8 columns for each of WN warps; chunks of
-// 32 KS along k.
+// Computes a tile of 16 MB rows and 8 NB WN columns. WN warps are side by side, each with NB blocks
+// of 8 columns; KS warps divide a chunk of 32 KS elements along k.
 template <int MB, int NB, int WN, int KS, bool ALONG_K, typename TA, typename TB, typename TO>
 ARK_DEVICE void ark_matrix_tile(char* scratch, const ArkSide<TA>& a, const ArkSide<TB>& b, TO* out,
                                 ark_i64 out_row, ark_i64 out_column) {
@@ -130,8 +131,8 @@ ARK_DEVICE void ark_matrix_tile(char* scratch, const ArkSide<TA>& a, const ArkSi
       }
     }
   }
-  // The sums of all parts of k are stored next to each other; then each thread adds up those of one
-  // element.
+  // The warps that divide k store their sums next to each other. Then each thread adds up the sums
+  // of one element of the tile.
   constexpr int COLUMNS = WN * NB * 8;
   float* sums = reinterpret_cast<float*>(scratch);
   ark_sync();

@@ -42,15 +42,17 @@ class _Shape:
 
     @property
     def nbytes(self) -> int:
-        """Shared memory: a's chunk during the multiplication, and the slices' sums after it."""
+        """Bytes of shared memory: during the multiplication for a chunk of a, afterwards for the
+        sums of the warps that divide k.
+        """
         rows, columns = 16 * self.blocks_m, 8 * self.blocks_n * self.warps_n
         chunk = self.parts * rows * 2 * (32 * self.slices + 32)
         return max(chunk, 4 * self.slices * rows * columns)
 
 
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
-    """The shape with the largest chunk that fits, or None if only the common body supports the
-    signature.
+    """The arrangement with the largest chunk of k that fits in shared memory, or None if only the
+    common body supports the signature.
     """
     params = sig.read(MatmulParams)
     a, b, out = sig.operands[:3]
@@ -87,7 +89,9 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
 
 
 class Warpgroups(MatmulBody):
-    """Matmul tiles that are loaded by box copies and multiplied by warpgroups (products.py)."""
+    """The body for matmul tiles that are loaded by box copies and multiplied by warpgroups
+    (products.py).
+    """
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return products.serves(sig, machine)
@@ -106,7 +110,7 @@ class Warpgroups(MatmulBody):
 
 
 class MmaTiles(MatmulBody):
-    """Matmul tiles on mma.sync, in any variant."""
+    """The body for matmul tiles on mma.sync, in any kernel variant."""
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return _shape(sig, machine) is not None

@@ -1,4 +1,4 @@
-"""The base of CUDA's bodies of products: their task kind and their common device code."""
+"""The base class of CUDA's bodies (device functions) of matrix products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ark_cuda.tasks import inline, products
 
 
 class MatmulBody(Body):
-    """A body of products."""
+    """A device function of matrix products. Subclasses define which products it supports."""
 
     kind = "matmul"
 

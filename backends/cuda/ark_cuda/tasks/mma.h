@@ -1,7 +1,7 @@
 // Products on matrix units (mma.sync m16n8k16, fp32 sums), and the loads of a warp's operand tiles
 // from shared memory.
 
-// d += a b: 16 by 16 and 16 by 8 elements of the pointer's type.
+// One mma instruction: d += a b, where a has 16 by 16 and b 16 by 8 elements of the pointer's type.
 ARK_DEVICE void ark_mma(float (&d)[4], ark_u32 a0, ark_u32 a1, ark_u32 a2, ark_u32 a3, ark_u32 b0,
                         ark_u32 b1, const ark_bf16*) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "

@@ -2,7 +2,7 @@
 // flight per thread, and limit the rate of bytes to what the links to peers carry from all
 // processors at once.
 
-// The least number of clock cycles that ARK_MOVE_BYTES may take.
+// A processor sends at most ARK_MOVE_BYTES in ARK_MOVE_CYCLES clock cycles.
 constexpr ark_u32 ARK_MOVE_BYTES = 4096u, ARK_MOVE_CYCLES = 3000u;
 
 ARK_DEVICE ark_u32 ark_cycles() {
@@ -35,7 +35,8 @@ ARK_DEVICE T ark_move_join(const T (&v)[SHARES]) {
   return made;
 }
 
-// Processes BATCH chunks of 16 bytes by one thread, STEP elements apart.
+// Called by one thread: combines (or copies) BATCH chunks of 16 bytes, which are STEP elements
+// apart.
 template <typename T, typename JOIN, int DIVIDE, int BATCH, int STEP, int SHARES, int OUTPUTS>
 ARK_DEVICE void ark_move_chunks(const ArkMoved<T, SHARES, OUTPUTS>& at, ark_i64 first) {
   ArkMovedChunk<T> held[SHARES][BATCH];
@@ -45,7 +46,7 @@ ARK_DEVICE void ark_move_chunks(const ArkMoved<T, SHARES, OUTPUTS>& at, ark_i64 
     for (int b = 0; b < BATCH; ++b) ark_load_once(at.from[s] + first + b * STEP, &held[s][b]);
   }
   // All loads are issued before the first result is unpacked, because the compiler would wait for
-  // it.
+  // the loads before it issues more.
 #pragma unroll
   for (int s = 0; s < SHARES; ++s) {
 #pragma unroll
@@ -78,8 +79,8 @@ template <typename T, typename JOIN, int UNIT, int DIVIDE, int SHARES, int OUTPU
 ARK_DEVICE void ark_move(const ArkTask& t, bool aligned, const ArkMoved<T, SHARES, OUTPUTS>& at) {
   constexpr int BATCH = SHARES < 4 ? 4 / SHARES : 1, MANY = 16 / sizeof(T);
   constexpr int STEP = ARK_MOVE_THREADS * MANY;
-  // A copy writes to a peer. A sum is written to this rank and, if there are more results, to
-  // peers.
+  // The number of results that go to peers: a copy goes to a peer; of the results of a sum, the
+  // first goes to this rank.
   constexpr ark_u32 FAR = SHARES == 1 ? 1u : OUTPUTS - 1u;
   constexpr ark_u32 BYTES = 16u * BATCH * ARK_MOVE_THREADS * FAR;
   constexpr ark_u32 CYCLES = ARK_MOVE_CYCLES * BYTES / ARK_MOVE_BYTES;

@@ -15,7 +15,7 @@ from ark_cuda.tasks.wgmma import once
 
 
 class Moves(Body):
-    """Copies and sums of plain memory."""
+    """The body with which moving warps copy and add plain memory."""
 
     kind = "combine"
     moves = True

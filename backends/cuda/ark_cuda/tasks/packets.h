@@ -2,8 +2,8 @@
 // of them until it arrives, and then all lanes load again. Thousands of threads that each poll a
 // different packet would take bandwidth from the operand stream.
 
-// One poll for a warp's missing packets. Returns false if none is missing, or after a failure. All
-// lanes call it; `late` is a packet that the lane still misses, or null.
+// Polls one packet for a warp that misses packets. Returns false if none is missing, or after a
+// failure. All lanes call it; `late` is a packet that the lane still misses, or null.
 ARK_DEVICE bool ark_await_one(ArkCtx& c, const ark_u64* late, bool system) {
   const ark_u32 missing = __ballot_sync(0xffffffffu, late != nullptr && !ark_failed(c));
   if (missing == 0u) return false;

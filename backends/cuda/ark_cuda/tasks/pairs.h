@@ -7,9 +7,9 @@
 
 struct ArkNothing {};
 
-// The operands that a lane has loaded: operands of one row, at its pairs of some columns, and its
-// part of a residual, which has all of the result's elements. The residual is in 16-byte pieces of
-// the slab's layout, or in pairs.
+// Operands of the epilogue that a lane has loaded ahead: operands of one row, at its pairs of some
+// columns, and its part of a residual, which has all of the result's elements. The residual is in
+// 16-byte pieces of the slab's layout, or in pairs.
 template <typename T, int SOME, bool REST, class Beside>
 struct ArkAside {
   static constexpr bool SLAB = sizeof(T) == 2;

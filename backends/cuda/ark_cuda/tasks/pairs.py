@@ -1,8 +1,9 @@
-"""Emits the source of products with an expression that is computed in the sums' registers, two
-neighbours at a time (pairs.h).
+"""Emits the source that applies a product's epilogue expression in the registers of the sums, to
+two neighbouring columns at a time (pairs.h).
 
-Operands of one row, such as a bias, are read at a lane's pairs of columns. One operand may have all
-of the result's elements, such as a residual. Called by the writer of products for warpgroups.
+Operands with a single row, such as a bias, are read at a lane's pairs of columns. One operand may
+have all of the result's elements, such as a residual. Called by the writer of products for
+warpgroups.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ MIN_TILE_COLUMNS = 32
 
 @dataclass(frozen=True)
 class Store:
-    """prepared: the statements that run before a tile's sums are complete. stored: the statements
-    that store them if `aligned` is true.
+    """The source that stores a tile's results. prepared: the statements that run before a tile's
+    sums are complete. stored: the statements that store the results if the C++ condition `aligned`
+    is true ("" if it always is).
     """
 
     prepared: str
@@ -35,8 +37,8 @@ class Store:
 
 
 def store(sig: Signature, wide: int) -> Store | None:
-    """The source with which a warpgroup stores its `wide` columns of a tile, or None if this form
-    does not support the signature.
+    """The source with which a warpgroup stores its `wide` columns of a tile, or None if the
+    expression cannot be computed for pairs of columns.
     """
     params, out = sig.read(MatmulParams), sig.operands[2]
     m, n, _ = dims(sig)
@@ -82,7 +84,9 @@ def store(sig: Signature, wide: int) -> Store | None:
 
 
 def tile_columns(sig: Signature) -> int:
-    """The columns of the instructions for a tile, which may be more than the tile's columns."""
+    """The number of columns that a tile's matrix instructions compute, which may be more than the
+    tile's columns.
+    """
     columns: int = sig.read(MatmulParams).tile[1]
     return MIN_TILE_COLUMNS if columns == dims(sig)[1] < MIN_TILE_COLUMNS else columns
 
@@ -95,7 +99,9 @@ def _together(wide: int, out: OperandType) -> int:
 
 
 def _beside(sig: Signature, operands: list[int], wide: int, some: int) -> str:
-    """A lambda that loads a lane's pairs of operands of one row."""
+    """The text of a lambda that loads, from operands with a single row (such as a bias), the pairs
+    of elements for a lane's columns.
+    """
     _, n, _ = dims(sig)
     blocks = some // 8
     fields = "".join(f" decltype(ark_held<2>(p{i})) e{i}[{blocks}];" for i in operands)
@@ -117,7 +123,9 @@ def _beside(sig: Signature, operands: list[int], wide: int, some: int) -> str:
 
 
 def _ahead(sig: Signature, rest: int | None) -> str:
-    """A lambda that loads 16 bytes of the residual, or two elements of 32 bits, as words."""
+    """The text of a lambda that loads 16 bytes of the residual (operand `rest`), or two elements if
+    these have 32 bits, as 32-bit words.
+    """
     if rest is None:
         return "ArkNothing{}"
     at = text.offset(sig, rest, place_names(sig, "row", "column"))
@@ -132,7 +140,7 @@ def _ahead(sig: Signature, rest: int | None) -> str:
 
 
 def _two(sig: Signature, beside: list[int], rest: int | None) -> str:
-    """A lambda that computes two results from two sums."""
+    """The text of a lambda that applies the expression to two neighbouring sums."""
     names = place_names(sig, "row", "0")
     lines, leaves = [], [("v[k]", "ark_i32" if sums_of(sig) == "int32" else "float")]
     for i in range(3, len(sig.operands)):

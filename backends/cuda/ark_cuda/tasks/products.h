@@ -26,7 +26,8 @@ struct ArkProduct {
   // the contiguous dimension, otherwise 16 rows of 128 bytes.
   static constexpr ark_u32 A_STEP = ACROSS_A ? 128u : 2u, A_LEAD = ACROSS_A ? 512u : 1u;
   static constexpr ark_u32 B_STEP = ACROSS_B ? 128u : 2u, B_LEAD = ACROSS_B ? 512u : 1u;
-  // bytes of the 64 rows of a that a warpgroup multiplies
+  // The bytes of the 64 rows of a that one warpgroup multiplies, by which the second warpgroup's
+  // rows are offset.
   static constexpr int A_HALF = TALL ? 8192 : 0;
 };
 
@@ -83,15 +84,16 @@ ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, 
   }
 }
 
-// The loading half, run by one thread. begin(i1), end(i1): the elements along k of a tile. left,
-// right: start the boxes of one side of a stage. If it is called early, it only begins stages with
-// their right side, as many as are free.
+// Run by the loading thread: loads the stages of a task's tiles. begin(i1), end(i1): the first
+// element along k of part i1 of k and the element after its last. left, right: start the box copies
+// of one operand for a stage. If load.early is true, only the right operand is loaded, for as many
+// stages as are free.
 template <class P, class Begin, class End, class Left, class Right>
 ARK_DEVICE void ark_matrix_load_stages(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                        const Begin& begin, const End& end, const Left& left,
                                        const Right& right) {
-  // Weights that are multiplied with a computed left side are read once. They may be evicted from
-  // L2 first, so that code and sums stay there.
+  // Weights (right operand) whose left operand is an activation are read once. They may be evicted
+  // from L2 first, so that instructions and activations stay there.
   const bool leaves = P::deal::once && t.growth == ARK_LOADS_RIGHT;
   const ark_u64 keep = leaves ? ARK_BOX_LEAVES : ARK_BOX_STAYS;
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {

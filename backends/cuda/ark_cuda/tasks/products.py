@@ -42,7 +42,7 @@ SCRATCH = ROOM + SLABS + 1024  # and padding to a multiple of 1024
 
 
 def serves_machine(machine: Machine) -> bool:
-    """True if the machine has these instructions and the kernel's variant uses them."""
+    """True if the machine has wgmma or tcgen05 and the kernel variant is `matrix`."""
     able = machine.has(Capability.WGMMA) or machine.has(Capability.TCGEN05)
     return able and machine.variant.name == "matrix"
 
@@ -76,7 +76,9 @@ def serves(sig: Signature, machine: Machine) -> bool:
 
 
 def _rotates_here(sig: Signature) -> bool:
-    """True if all results have the same 16-bit type and each slab's columns belong to one head."""
+    """True if this body can rotate queries and keys: all results have the same 16-bit type, and the
+    columns that a warp stores at once (SLAB_COLUMNS) belong to one head.
+    """
     types = {sig.operands[i].dtype for i in (2, 5, 6)}
     return (
         len(types) == 1
@@ -86,7 +88,7 @@ def _rotates_here(sig: Signature) -> bool:
 
 
 def _typed(sig: Signature) -> bool:
-    """True if there are instructions for both sides' types and layouts."""
+    """True if there are matrix instructions for the types and layouts of both operands."""
     params = sig.read(MatmulParams)
     left, right = (o.dtype for o in sig.operands[:2])
     if left in HALVES:
@@ -133,7 +135,9 @@ def _matmul_here(sig: Signature, machine: Machine) -> bool:
 
 
 def _height(sig: Signature) -> int:
-    """The rows of the instructions for a tile, which may be more than the tile's rows."""
+    """The number of rows that a tile's matrix instructions compute, which may be more than the
+    tile's rows.
+    """
     return next(h for h in HEIGHTS if h >= sig.read(MatmulParams).tile[0])
 
 
@@ -144,7 +148,7 @@ def _high(sig: Signature) -> int:
 
 
 def _stage(sig: Signature) -> int:
-    """Bytes of a stage."""
+    """Bytes of a stage (a slot of the ring in shared memory) for this product."""
     dtype = code_products.type_of(sig)
     if dtype is not None:
         return code_products.stage(sig, dtype)
@@ -152,13 +156,15 @@ def _stage(sig: Signature) -> int:
 
 
 def _line_bytes(sig: Signature) -> int:
-    """The bytes of a line of k, for the rows of both operands."""
+    """Bytes of one line of both operands. A line is 128 bytes along k of each row of a and each
+    column of b.
+    """
     return STAGE_K_BYTES * (_high(sig) + tile_columns(sig))
 
 
 def _lines(sig: Signature) -> int:
-    """The lines of k in a stage. Stages of small tiles have several, because the loading thread
-    needs longer to start such copies than the copies take.
+    """The number of lines (128 bytes along k, see `_line_bytes`) in a stage. Stages of small tiles
+    have several, because the loading thread needs longer to start such copies than the copies take.
     """
     params = sig.read(MatmulParams)
     _, _, k = dims(sig)
@@ -180,13 +186,17 @@ def _wide(sig: Signature) -> int:
 
 
 def _windows(sig: Signature, index: int) -> WindowParams | None:
-    """The window parameters if the operand is a matrix of windows, else None."""
+    """The parameters of the convolution windows if operand `index` is a matrix of windows, else
+    None.
+    """
     params = sig.read(MatmulParams).windows
     return params if params is not None and params.side == index else None
 
 
 def _depth(sig: Signature) -> int:
-    """The elements along k that are loaded: all, and zeros after those of each window position."""
+    """The number of elements along k that are loaded. For convolution windows it includes the zeros
+    with which the channels at each element of the kernel are padded.
+    """
     params = sig.read(MatmulParams).windows
     if params is None:
         return dims(sig)[2]
@@ -233,7 +243,7 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
 
 
 def _flat(sig: Signature) -> bool:
-    """True if both operands are single matrices. Windows are loaded by position."""
+    """True if both operands are single matrices. A matrix of convolution windows counts as one."""
     sides = (i for i in (0, 1) if _windows(sig, i) is None)
     shapes = (text.pad4(sig.operands[i].shape, 1) for i in sides)
     return all(shape[0] == shape[1] == 1 for shape in shapes)
@@ -271,7 +281,7 @@ def _product(sig: Signature) -> str:
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
-    """The source of the computing warps' part."""
+    """The source of the function that the computing warps run."""
     params = sig.read(MatmulParams)
     across = (int(params.transpose_a), int(not params.transpose_b))
     sums = f"{sum_of(sig.operands[0])} (&d)[{_wide(sig) // 2}]"
@@ -288,7 +298,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         )
         if not machine.has(Capability.TCGEN05):
             own += multiply(tile_columns(sig), sides, across)
-    # Inlined, because in a called function the compiler would wait for each instruction.
+    # The function is inlined, because in a called function the compiler would wait for each wgmma
+    # before it starts the next.
     return (
         own
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
@@ -304,9 +315,10 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     )
 
 
-# Stages overlap up to this many bytes of both operands. On an H100 this makes 4096^3 2.5% faster,
-# but 8192^3 8% slower, because its operands come from memory and need all stages. Weights that meet
-# a few hundred rows are also faster without overlap: a prompt of 512 tokens by 1.4%.
+# The products of two stages overlap if both operands have at most this many bytes. On an H100 this
+# makes 4096^3 2.5% faster, but 8192^3 8% slower, because its operands come from memory and need all
+# stages. Weights that meet a few hundred rows are also faster without overlap: a prompt of 512
+# tokens by 1.4%.
 OVERLAP_BYTES = 128 << 20
 WEIGHT_ROWS, WEIGHT_BYTES = range(129, 513), 8 << 20
 
@@ -318,13 +330,15 @@ def _overlaps(sig: Signature) -> bool:
 
 
 def _k_range(sig: Signature) -> tuple[str, str]:
-    """The same as `k_range`, but counting the zeros that pad the channels of a window position."""
+    """C++ texts of a tile's first element along k and of the element after its last. For
+    convolution windows they count the padding of channels (see `_depth`).
+    """
     depth = _depth(sig)
     return k_range(sig) if depth == dims(sig)[2] else ("0", str(depth))
 
 
 def _steps(sig: Signature) -> str:
-    """The number of stages of a tile."""
+    """The C++ text of the number of stages that a tile takes."""
     k0, k1 = _k_range(sig)
     deep = STAGE_K_BYTES // sig.operands[0].itemsize * _lines(sig)
     if k0 == "0":
@@ -333,7 +347,9 @@ def _steps(sig: Signature) -> str:
 
 
 def load(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The source of the loading thread's part."""
+    """The source of the function that loads the product's operands, which one thread runs; None if
+    this body does not support the signature.
+    """
     if not serves(sig, machine):
         return None
     dtype = code_products.type_of(sig)

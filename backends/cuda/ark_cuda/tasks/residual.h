@@ -18,7 +18,8 @@ ARK_DEVICE void ark_matrix_each_residual(ArkCtx& c, S (&d)[COLUMNS / 2], int fir
     return ahead(row, column, row < rows && columns - column >= 8 && column < COLUMNS);
   };
   auto low_next = asked(0, 0), high_next = asked(1, 0);
-  // This is a loop to reduce code size. The sums move up in each round.
+  // This is a loop to reduce code size. Each round takes the sums in the first registers and moves
+  // the others to these, because registers cannot be indexed.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += 32) {
     const auto low_beside = low_next, high_beside = high_next;

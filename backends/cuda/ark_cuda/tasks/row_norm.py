@@ -40,7 +40,9 @@ BARRIER_BYTES = 1024  # bytes
 
 
 def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None:
-    """(pack, packs per thread, warps of a team, rows ahead) if rows are streamed."""
+    """(elements of a pack, packs per thread, warps that share a row, rows that are loaded ahead) if
+    rows arrive by copies; otherwise None.
+    """
     able = machine.variant.name == "block" and machine.has(Capability.ROW_COPIES)
     first, out = sig.operands[0], sig.operands[-1]
     columns, pack = out.shape[-1], vector_elements((first, out), out.shape[-1])

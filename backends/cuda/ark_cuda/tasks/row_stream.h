@@ -53,7 +53,8 @@ ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const 
       for (int j = 0; j < V; ++j) v[e * V + j] = ark_get(pack.v, j);
     }
     const auto inside = [&](int i) { return WHOLE || i / V * WIDTH * V + me < K; };
-    // After a reduction's barrier all threads of the team have read the row, so its space is free.
+    // After a reduction's barrier all threads of the team have read the row, so the next row may be
+    // copied to its space.
     const int next = r + DEPTH * TEAMS;
     if (OP::FIRST) {
 #pragma unroll

@@ -6,8 +6,8 @@
 constexpr int ARK_INPUT_BLOCK = 128;  // INPUT_BLOCK of linear_form.py: elements that share a factor
 
 // Hides a thread's number from the compiler. Otherwise the compiler would compute the positions of
-// all elements of all layers once and keep them in local memory, because they are the same for each
-// task.
+// the elements of every layer once and keep them in local memory, because they are the same for
+// each task.
 ARK_DEVICE int ark_unknown(int v) {
   asm volatile("" : "+r"(v));
   return v;
@@ -86,7 +86,7 @@ ARK_DEVICE void ark_load_words(ark_u32 (&to)[BYTES / 4], const unsigned char* p)
   }
 }
 
-// Pair j of a lane's codes, two to an operand.
+// Converts pair j of a lane's codes to two fp16 values in one word.
 template <class C, int N>
 ARK_DEVICE ark_u32 ark_code_operand(const ark_u32 (&words)[N], int j) {
   constexpr int PAIRS = 16 / ARK_CODE_BITS<C>;  // of a word
@@ -105,10 +105,12 @@ ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, co
   const int me = ark_unknown(ark_lane()), row = me / 4, segment = row % SEGMENTS;
   const Row& lower = rows[row / SEGMENTS * (R > 1 ? 2 : 1)];
   const Row& upper = R > 1 ? (&lower)[1] : lower;
-  // Segments that begin at the same bank take their units in opposite order.
+  // If segments begin at the same bank of shared memory, every second segment takes its units in
+  // reverse order.
   constexpr bool TURNED = SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNITS % 2 == 0 &&
                           UNIT / TILE::OF_BYTE == 64;
-  // If a unit covers all banks, they take its halves in opposite order.
+  // If a unit covers all banks, every second segment takes the halves of each unit in reverse
+  // order.
   constexpr bool HALVES =
       SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNIT / TILE::OF_BYTE == 128 && STEPS == 2;
   const int turned = segment % 2, begin = segment * PART, lane = me % 4;
@@ -157,7 +159,7 @@ ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, co
       all[2 + e] = fmaf(d[0][2 + e] + d[1][2 + e], second, all[2 + e]);
     }
   }
-  // Only the products of equal parts are used.
+  // Of the tile's products, only those of a part of a row with the same part of x are used.
   const bool mine = lane == segment / 2, odd = segment % 2 != 0;
   float sums[2] = {mine ? (odd ? all[1] : all[0]) : 0.0f, mine ? (odd ? all[3] : all[2]) : 0.0f};
   if constexpr (ONE) {

@@ -15,7 +15,7 @@ from ark_cuda.tasks import inline
 
 
 class SwitchSum(Body):
-    """Sums of all ranks' data by the switch."""
+    """The body that adds all ranks' data by the switch."""
 
     kind = "switch"
 

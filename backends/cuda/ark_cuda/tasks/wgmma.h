@@ -99,7 +99,8 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   ark_u32 full = ark_shared_address(ark_matrix.full);
   ark_u32 empty = ark_shared_address(ark_matrix.empty);
-  // keeps the addresses in registers instead of recomputing them in each step
+  // Keeps the compiler from computing the addresses again in each step instead of keeping them in
+  // registers.
   asm volatile("" : "+r"(full), "+r"(empty));
   const ark_u32 stages = ark_shared_address(ark_matrix_stage(c, 0u));
   const ark_u32 left = ark_matrix_operand(stages + group * P::A_HALF, P::A_LEAD);

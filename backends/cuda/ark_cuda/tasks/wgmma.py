@@ -16,15 +16,15 @@ KINDS = {**HALVES, **BYTES, "int8": "s8", "fp32": "tf32"}
 
 
 def sum_of(side: OperandType) -> str:
-    """The C type of the sums of products of such operands."""
+    """The C++ type of the sums if both operands have the element type of `side`."""
     return "ark_i32" if side.dtype == "int8" else "float"
 
 
 def multiply(
     columns: int, sides: tuple[OperandType, OperandType], transposes: tuple[int, int]
 ) -> str:
-    """The definition of one instruction: 64 rows, `columns` columns, 32 bytes deep. The other
-    arguments select the operands in which k is not contiguous.
+    """The C++ definition of one wgmma instruction: 64 rows, `columns` columns, 32 bytes along k.
+    sides: the operands. transposes: for each operand 1 if k is not contiguous in it, else 0.
     """
     count = columns // 2
     left, right = sides
@@ -32,7 +32,8 @@ def multiply(
     whole = total == "ark_i32"
     kinds = KINDS[left.dtype], KINDS[right.dtype]
     form = f"m64n{columns}k{32 // left.itemsize}.{'s32' if whole else 'f32'}.{'.'.join(kinds)}"
-    # The modifiers for the signs of both sides and for transposes, for the types that have them.
+    # The immediate arguments of wgmma for the types that have them: the sign of each operand, and
+    # whether it is transposed.
     more = "" if whole else ", 1, 1"
     if left.dtype in HALVES:
         more += f", {transposes[0]}, {transposes[1]}"
@@ -49,7 +50,9 @@ def multiply(
 
 
 def register_list(first: int, count: int) -> str:
-    """The registers in an instruction's text: operands of its asm statement by number."""
+    """The registers in an instruction's text: the references %first, %(first + 1), ... to operands
+    of the asm statement.
+    """
     return ", ".join(f"%{first + i}" for i in range(count))
 
 

@@ -1,6 +1,7 @@
-"""The side of a product that is the matrix of an input's windows (ark.tasks.matmul_windows). Its
-boxes are copied from the input itself by tensor maps in im2col mode, which step from window
-position to window position. Elements outside of the input are loaded as zeros.
+"""Tensor maps for the operand of a product that is the matrix of an image's convolution windows
+(ark.tasks.matmul_windows). Its boxes are copied from the input itself by tensor maps in im2col
+mode, which step from one element of the kernel to the next. Elements outside of the input are
+loaded as zeros.
 
 Called by ark_cuda.tasks.products.
 """
@@ -20,7 +21,9 @@ from ark_cuda.tasks.wgmma import once
 
 
 def _plane(numbers: Sequence[int], fill: int) -> tuple[int, int]:
-    """One number for each dimension, down and across. A one-dimensional input is a single row."""
+    """A parameter of the windows for both spatial dimensions, (rows, columns). A one-dimensional
+    input counts as a single row; `fill` is then the number for rows.
+    """
     down, across = (fill, *numbers)[-2:]
     return down, across
 
@@ -36,22 +39,22 @@ def serves(operand: OperandType, p: WindowParams) -> bool:
 
 
 def padded_depth(operand: OperandType, p: WindowParams) -> int:
-    """The elements along k in the boxes of the windows and of their weights, in whole lines. Each
-    window position's last line is padded with zeros.
+    """The elements along k in the boxes of the windows and of their weights, in whole lines of 128
+    bytes. For each element of the kernel, the channels are padded with zeros to whole lines.
     """
     seen, windows = _as_boxes(operand, p)
     return math.prod(windows.size) * _filled(seen)
 
 
 def _filled(operand: OperandType) -> int:
-    """The elements of the lines that a window position takes."""
+    """The number of channels including the zeros that pad them to whole lines of 128 bytes."""
     deep = BOX_ROW_BYTES // operand.itemsize
     return -(-operand.shape[-1] // deep) * deep
 
 
 def window_map(operand: OperandType, index: int, rows: int, p: WindowParams) -> BoxMap:
-    """The tensor map whose boxes are `rows` window positions under one tap, for one line of
-    channels.
+    """The tensor map of the image. A box has, for `rows` consecutive windows, one line (128 bytes)
+    of the channels of the pixel at one element of the kernel.
     """
     operand, p = _as_boxes(operand, p)
     n, *plane, channels = operand.shape
@@ -61,8 +64,8 @@ def window_map(operand: OperandType, index: int, rows: int, p: WindowParams) -> 
     steps = tuple(s * operand.itemsize for s in (across, rows_apart, first))
     stride = _plane(p.stride, 1)
     before, sizes = _plane(p.before, 0), _plane(p.sizes, 1)
-    # The first window position under the first tap, and the end of the positions relative to the
-    # input's end.
+    # For the kernel's first element: the pixel of the last window, relative to the last pixel of
+    # the input.
     ends = [
         (many - 1) * step - margin + 1 - extent
         for many, step, margin, extent in zip(sizes, stride, before, (high, wide), strict=True)
@@ -83,7 +86,7 @@ def weight_map(
     weight: OperandType, index: int, rows: int, operand: OperandType, p: WindowParams
 ) -> BoxMap:
     """The tensor map of weights that are multiplied with padded windows: its boxes have `rows` rows
-    and one line of a tap's channels. operand: the windows' input.
+    and one line (128 bytes) of channels at one element of the kernel. operand: the windows' input.
     """
     seen, windows = _as_boxes(operand, p)
     channels, taps = seen.shape[-1], math.prod(windows.size)
@@ -94,8 +97,8 @@ def weight_map(
 
 
 def window_type(operand: OperandType, p: WindowParams) -> str:
-    """The C++ type with which the loading thread finds a tile's window positions and the channels
-    of a stage.
+    """The C++ type with which the loading thread finds the pixels of a tile's windows and the
+    channels of a stage.
     """
     operand, p = _as_boxes(operand, p)
     pairs = [_plane(n, fill) for n, fill in ((p.stride, 1), (p.before, 0), (p.dilation, 1))]
