@@ -116,7 +116,7 @@ DAMAGES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "no counter": (lambda p: _op(p, 0, claims=None), "its counter is None"),
     "no tiles": (
         lambda p: _op(p, 0, kind="elementwise", params=p.ops[0].params["params"]),
-        "4 of its 32",
+        "only 4 of 32",
     ),
     "no such counter": (lambda p: _op(p, 0, claims=len(p.counters)), "does not exist"),
     "the barrier": (lambda p: _op(p, 0, claims=ITERATION_BARRIER), "another op or task uses"),
