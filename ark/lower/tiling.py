@@ -308,8 +308,7 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
         return 0
     if machine.variant.role(COMMUNICATE):
         # In variants with communicating warps, different warps multiply the parts of a row, and the
-        # input is in shared memory. So there may be several
-        # input rows, at most MAX_INPUT_ROWS.
+        # input is in shared memory. So there may be several input rows, at most MAX_INPUT_ROWS.
         least = -(-row_bytes(weight) // machine.stage_bytes) if rows <= MAX_INPUT_ROWS else 0
         unit = 16 if rows == 1 else 64  # a part is a multiple of this many bytes
         units = row_bytes(weight) // unit
