@@ -5,8 +5,21 @@ threads of a block or with one thread in order. Used by task kinds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 NAMES = ("i0", "i1", "i2", "i3")  # names of the loop indices
+
+
+@dataclass(frozen=True)
+class Packs:
+    """How operands are accessed. size: the number of elements of a pack; 1 if packs are impossible.
+    whole: operands whose packs are aligned. loose: inputs whose packs begin at any element. Other
+    operands are read element by element.
+    """
+
+    size: int = 1
+    whole: frozenset[int] = frozenset()
+    loose: frozenset[int] = frozenset()
 
 
 def tile_type(tile: Sequence[int], shape: Sequence[int]) -> str:

@@ -11,13 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ark.ir.fold import fold
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import expression, text
-from ark.tasks.box_text import NAMES, declared, in_order, loop, tile_type, unused_names
+from ark.tasks.box_text import (
+    NAMES,
+    Packs,
+    declared,
+    in_order,
+    loop,
+    tile_type,
+    unused_names,
+)
 
 VECTOR_BYTES = 16
 THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
@@ -25,18 +32,6 @@ MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one pack
 MAX_WORDS_AHEAD = 32  # registers for the operands of a round while the round before is computed
 PACKS, SINGLES = 4, 8  # the most packs that a thread has in flight, and the most single elements
 MAX_KEPT_OPERANDS = 16  # a task's record has so many bits: operand computed by the previous task
-
-
-@dataclass(frozen=True)
-class Packs:
-    """How operands are accessed. size: the number of elements of a pack; 1 if packs are impossible.
-    whole: operands whose packs are aligned. loose: inputs whose packs begin at any element. Other
-    operands are read element by element.
-    """
-
-    size: int = 1
-    whole: frozenset[int] = frozenset()
-    loose: frozenset[int] = frozenset()
 
 
 def write_box(
@@ -64,14 +59,16 @@ def write_box(
         return declare + writer.shared()
     if not machine.cooperative:
         return declare + writer.nested()
+    choices = writer.choices()
+    if not choices:
+        return declare + writer.flat(Packs(), machine)
+    # With several ways of access, two rounds in registers would spill.
     branches = [
         f"if (ark_aligned({text.addresses(sig, sorted(packs.whole))})) {{\n"
-        f"{writer.flat(packs, machine)}  }}"
-        for packs in writer.choices()
+        f"{writer.flat(packs, machine, len(choices) == 1)}  }}"
+        for packs in choices
     ]
-    single = writer.flat(Packs(), machine)
-    if not branches:
-        return declare + single
+    single = writer.flat(Packs(), machine, ahead=False)
     return f"{declare}  {' else '.join(branches)} else {{\n{single}  }}\n"
 
 
@@ -223,9 +220,11 @@ class BoxWriter:
         a, b = self.sig.operands[index], self.sig.operands[self.out]
         return a.dtype == b.dtype and math.prod(a.shape) == math.prod(b.shape)
 
-    def flat(self, packs: Packs, machine: Machine) -> str:
-        """The loop of all threads, each with several packs in flight."""
-        if self.several(packs, machine):
+    def flat(self, packs: Packs, machine: Machine, ahead: bool = True) -> str:
+        """The loop of all threads, each with several packs in flight. ahead: if possible, load the
+        next round while one is computed.
+        """
+        if ahead and self.several(packs, machine):
             return self._deep(packs, machine)
         pack, rounds = packs.size, self.rounds(packs, machine)
         held, fetch, shift, values = "", "", "", []
@@ -309,6 +308,8 @@ class BoxWriter:
         rounds = self.rounds(packs, machine)
         words = sum(
             -(-o.itemsize * (packs.size if i in packs.whole | packs.loose else 1) // 4)
+            * (2 if i in packs.loose else 1)
+            + (i in packs.loose)
             for i, o in enumerate(self.sig.operands[: self.out])
         )
         return (

@@ -18,7 +18,8 @@ from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import Params, Places, Tile, TiledParams, box, covers, need
 from ark.tasks import expression, text
-from ark.tasks.box_writer import BoxWriter, Packs, write_box
+from ark.tasks.box_text import Packs
+from ark.tasks.box_writer import BoxWriter, write_box
 from ark.tasks.claimed import claim_constants
 
 CLAIM_BYTES = 32768  # bytes of a tile that is claimed

@@ -47,8 +47,8 @@ from ark.plan.params import (
     shaped,
 )
 from ark.tasks import text
-from ark.tasks.box_text import NAMES, declared, unused_names
-from ark.tasks.box_writer import BoxWriter, Packs, write_box
+from ark.tasks.box_text import NAMES, Packs, declared, unused_names
+from ark.tasks.box_writer import BoxWriter, write_box
 from ark.tasks.elementwise import COPY, HEADERS, claim_tile, tile_box
 
 Factor = Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)]
