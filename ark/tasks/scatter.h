@@ -75,7 +75,7 @@ ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& 
 }
 
 // Applies U updates of one line, in order; all their loads are in flight at once. Update n[u] is
-// joined with the element at index k[u], unless k[u] is negative; k[0] is not. more(n): the value of update n.
+// joined with the element at index k[u], unless k[u] is negative. more(n): the value of update n.
 // now(k): the element at index k. store(k, v): stores join(now(k), more(n)).
 template <typename T, int U, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_few(const int (&k)[U], const int (&n)[U], const More& more,
@@ -83,8 +83,8 @@ ARK_DEVICE void ark_apply_few(const int (&k)[U], const int (&n)[U], const More& 
   T x[U], made[U];
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    x[u] = more(n[u]);
-    made[u] = now(k[u] < 0 ? k[0] : k[u]);
+    x[u] = made[u] = T();
+    if (k[u] >= 0) x[u] = more(n[u]), made[u] = now(k[u]);
   }
 #pragma unroll
   for (int u = 0; u < U; ++u) {
@@ -117,11 +117,13 @@ ARK_DEVICE void ark_apply_updates(const ArkUpdates& updates, const More& more, c
 }
 
 // Applies all N updates of one line of SIZE elements, which one thread processes. Each update has
-// its own index.
-template <typename T, int N, int SIZE, class Id, class More, class Now, class Join, class Store>
-ARK_DEVICE void ark_apply_line(ArkCtx& c, const Id& id, const More& more, const Now& now,
+// its own index. With CLASSES > 1, so many threads share the line: this one applies the updates of
+// the indices k for which k % CLASSES is `own`.
+template <typename T, int N, int SIZE, int CLASSES, class Id, class More, class Now, class Join,
+          class Store>
+ARK_DEVICE void ark_apply_line(ArkCtx& c, int own, const Id& id, const More& more, const Now& now,
                                const Join& join, const Store& store) {
-  constexpr int U = N < 16 ? N : 16;
+  constexpr int MOST = CLASSES > 1 ? 12 : 16, U = N < MOST ? N : MOST;  // registers
   decltype(id(0)) ahead[U];
   const auto fetch = [&](int first) {
 #pragma unroll
@@ -134,11 +136,25 @@ ARK_DEVICE void ark_apply_line(ArkCtx& c, const Id& id, const More& more, const 
     for (int u = 0; u < U; ++u) {
       const bool there = first + u < N;
       n[u] = there ? first + u : N - 1;
-      k[u] = there ? static_cast<int>(ark_looked_up(c, ahead[u], SIZE)) : -1;
+      const int at = static_cast<int>(ark_looked_up(c, ahead[u], SIZE));
+      k[u] = there && (CLASSES == 1 || at % CLASSES == own) ? at : -1;
     }
     if (first + U < N) fetch(first + U);
     ark_apply_few<T>(k, n, more, now, join, store);
   }
+}
+
+// ark_apply_line for every line of a tile, by all threads: calls body(own, i0, i1, i2, i3) with the
+// classes of indices and the lines that this thread has. If there are fewer lines than threads,
+// several warps share them, so CLASSES is more than 1.
+template <class TILE, class Body>
+ARK_DEVICE void ark_each_shared_line(const ark_i32* coord, const Body& body) {
+  constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * TILE::tile[3];
+  constexpr int wide = (total + ARK_LANES - 1) / ARK_LANES;
+  const int r = ark_warp() % wide * ARK_LANES + ark_lane(), own = ark_warp() / wide;
+  int i0, i1, i2, i3;
+  const bool inside = ark_tile_place<TILE, 1>(coord, r, i0, i1, i2, i3);
+  if (inside && r < total && own < ARK_WARPS / wide) body(own, i0, i1, i2, i3);
 }
 
 // Applies the updates that a round has found to neighbouring lines, which form the tile TILE. A

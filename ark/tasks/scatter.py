@@ -41,7 +41,7 @@ from ark.plan.params import (
 )
 from ark.tasks import expression, text
 from ark.tasks.along import indices, join, lines
-from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
+from ark.tasks.box_text import NAMES, declared, each_index, in_order, loop, tile_type
 from ark.tasks.elementwise import HEADERS, tile_box
 
 INDICES_PER_ROUND = 4  # indices that a thread reads per round; ark_looks in scatter.h
@@ -221,11 +221,17 @@ class Scatter(TaskKind):
                 f"{each_index(tile, frame, apply)}  }});\n"
             )
         elif machine.cooperative:
+            wide = -(-math.prod(tile) // machine.lanes)  # warps that have a line per lane
+            classes = max(1, machine.warps // wide)
             apply = (
-                f"    ark_apply_line<{compute}, {many}, {size}>(c,\n"
+                f"    ark_apply_line<{compute}, {many}, {size}, {classes}>(c, "
+                f"{'own' if classes > 1 else '0'},\n"
                 f"        [&](int n) {{ (void)n; return p0[{at[0]}]; }},\n{updated}"
             )
             body = each_index(tile, frame, apply)
+            if classes > 1:
+                parts = f"int own, {declared(NAMES)}"
+                body = loop("ark_each_shared_line", tile_type(tile, frame), parts, NAMES, apply)
         elif same_places(ids.shape, axis):  # one lookup for a row of neighbours
             body = f"  {every}{in_order(tile, frame, update)}  }});\n"
         else:

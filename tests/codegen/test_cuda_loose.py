@@ -111,3 +111,18 @@ def test_updates_at_rows(tmp_path: Path, columns: int) -> None:
     expected = x.copy()
     np.add.at(expected, rows[:, 0], new)
     np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("columns", [3, 40, 600])
+def test_updates_of_columns(tmp_path: Path, columns: int) -> None:
+    """Each column has its own indices; warps share the columns of a task, each with its indices."""
+    x, new = values(ark.fp32, 50, columns), values(ark.fp32, 333, columns)
+    rows = np.random.default_rng(3).integers(-50, 50, (333, columns))
+    inputs = [(x, ark.fp32), (rows, ark.int64), (new, ark.fp32)]
+    (*_, (kind, actual)) = computed(
+        tmp_path, inputs, lambda t, i, u: ark.scatter_elements(t, i, u, 0, "add")
+    )
+    assert kind == "scatter"
+    expected = x.copy()
+    np.add.at(expected, (rows, np.arange(columns)), new)
+    np.testing.assert_array_equal(actual, expected)
