@@ -17,7 +17,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import GraphView, WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.views import in_shape
+from ark.lower.rewrite.views import in_shape, same_elements, whole
 
 
 def fold_transposes(graph: Graph, context: Context) -> Graph:
@@ -36,10 +36,11 @@ def fold_transposes(graph: Graph, context: Context) -> Graph:
                 if before is None or written.at(read) != at:
                     continue
                 copied, source = before.outputs[0], before.inputs[0]
-                if dataclasses.replace(read, id=copied.id) != copied:
-                    continue
                 if before.phase == node.phase and not written.behind(at, [source]):
-                    turned = _reading(node, side, before)
+                    if dataclasses.replace(read, id=copied.id) == copied:
+                        turned = _reading(node, side, before)
+                    else:
+                        turned = _reading_batches(node, side, before)
                     taken.update(() if turned is None else (before.id,))
                     node = turned or node
         written.add(place, node)
@@ -68,6 +69,25 @@ def _reading(node: Node, side: int, transpose: Node) -> Node | None:
         out = seen
     given = structs.replace(node.read(ReduceAttributes), axis=axis)
     return dataclasses.replace(node, inputs=(source,), outputs=(out,)).with_attributes(given)
+
+
+def _reading_batches(node: Node, side: int, transpose: Node) -> Node | None:
+    """Like `_reading`, for a product that reads the transpose's result in another shape: with other
+    dimensions of the batch, or without dimensions of size 1.
+    """
+    read, copied, source = node.inputs[side], transpose.outputs[0], transpose.inputs[0]
+    if node.type != "matmul" or not same_elements(read, copied) or not whole(source):
+        return None
+    if len(read.shape) < 2 or source.dtype.packed:
+        return None
+    perm = transpose.read(TransposeAttributes).perm
+    order = [d for d in perm if source.shape[d] > 1]
+    matrix = tuple(source.shape[d] for d in order[-2:])
+    *batch, rows, columns = read.shape
+    if matrix != (rows, columns) or [*order[:-2], *order[:-3:-1]] != sorted(order):
+        return None
+    seen = in_shape(source, (*batch, columns, rows))
+    return None if seen is None else reading_turned(node, side, seen)
 
 
 def reading_turned(product: Node, side: int, source: Tensor) -> Node:
