@@ -290,7 +290,8 @@ def tiles(
     while columns < shape[3] and tiles_per_task(2 * rows * columns * depth, machine):
         columns = min(2 * columns, shape[3])
     least = machine.costs.hand_over_work if itemsize == 4 else 0.0
-    while least and _idle(shape, rows, columns, machine) and rows * columns * depth > least:
+    little = math.prod(shape) * depth <= least * machine.processors
+    while little and _idle(shape, rows, columns, machine) and rows * columns * depth > least:
         rows, columns = (rows // 2, columns) if rows > columns else (rows, columns // 2)
     cuts = {Cut(rows, columns): None}
     for high, wide in itertools.product((1.0, 0.5, 0.25, 2.0), repeat=2):
