@@ -13,30 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from msgspec import structs
-
-from ark.ir.attributes import ReduceAttributes
-from ark.ir.graph import Graph, Node
-from ark.ir.graph_view import GraphView
+from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.convolutions import Convolution, convolutions, image_of
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
-from ark.lower.rewrite.image_concats import image_slots, joins_channels
-from ark.lower.rewrite.image_layouts import (
-    ImageNodes,
-    images_with_channels_last,
-    moves_channels,
-    per_image,
-    pools,
-    reduces_places,
-)
-from ark.lower.rewrite.views import UNSEEN, whole
+from ark.lower.rewrite.turned_images import TurnedImages
 from ark.plan.types import BOX_ALIGNMENT_BYTES
-from ark.tasks import expression
 
 
 def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
@@ -51,7 +35,7 @@ def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
     chosen = {number: c for number, c in listed.items() if boxed or not (c.padded or c.depthwise)}
     if all(c.depthwise for c in chosen.values()):  # alone they do not pay for transposes
         return graph
-    writer = _Turned(graph, kept, chosen.values())
+    writer = _Convolutions(graph, kept, chosen.values())
     laid = {c.windows.id for c in chosen.values() if c.windows is not None}
     for node in graph.nodes:
         node = writer.renamed(node)
@@ -70,78 +54,8 @@ def _plane(key: str, values: Sequence[int]) -> list[int]:
     return [*[missing] * (2 - len(values)), *values]
 
 
-class _Turned(ImageNodes):
-    """Builds the nodes of a graph whose convolutions have channels last. An image with channels
-    last is stored as rows of channels: a matrix (n * places, channels) with a row for each pixel.
-    """
-
-    def __init__(self, graph: Graph, kept: frozenset[int], chosen: Collection[Convolution]) -> None:
-        super().__init__(graph)
-        worth, fine = images_with_channels_last(graph, chosen, kept)
-        self.kept, self.worth, self.wanted = kept, worth, worth | fine
-        gathered = {c.source.buffer.id for c in chosen if c.windows is not None or c.depthwise}
-        self.slots = image_slots(graph, self.wanted, gathered)
-        self.joined: dict[int, Tensor] = {}  # by buffer id of Slot: all rows of the concatenation
-        # Ids of tensors that are not views. The user may read them by name, so their shapes stay.
-        firsts = {t.buffer.id: t.id for t in reversed(graph.tensors)}
-        self.own = frozenset(firsts.values())
-        # For each buffer id, the image as rows of channels (one row per pixel), and the placement
-        # (phase, processors) of the node that writes it.
-        self.turned: dict[int, tuple[Tensor, Any]] = {}
-        self.back: set[int] = set()  # ids of transposes back to channels first
-        # By id of a buffer whose transpose was removed, the tensor with the same elements.
-        self.moved: dict[int, Tensor] = {}
-
-    def renamed(self, node: Node) -> Node:
-        """A copy of the node that reads the sources of removed transposes instead of their
-        results.
-        """
-        inputs = tuple(self._moved_view(t) for t in node.inputs)
-        return node if inputs == node.inputs else dataclasses.replace(node, inputs=inputs)
-
-    def _moved_view(self, tensor: Tensor) -> Tensor:
-        source = self.moved.get(tensor.buffer.id)
-        if source is None:
-            return tensor
-        return self.graph.tensor(
-            tensor.shape,
-            tensor.dtype,
-            buffer=source.buffer,
-            extents=tensor.extents,
-            offsets=tensor.offsets,
-            name=tensor.name,
-        )
-
-    def keep(self, node: Node) -> None:
-        """Adds a node unchanged."""
-        for tensor in node.outputs:
-            self.turned.pop(tensor.buffer.id, None)
-        self.nodes.append(node)
-
-    def needed(self, kept: frozenset[int]) -> list[Node]:
-        """The nodes of the new graph, without the transposes back to channels first whose results
-        are not read.
-        """
-        before, read = self.graph.view.reads, GraphView(self.nodes).reads
-
-        def dead(node: Node) -> bool:
-            buffer = node.outputs[0].buffer
-            passed = buffer.id in before and buffer.id not in read
-            private = buffer.arena == "activation" and buffer.id not in kept
-            return node.id in self.back and passed and private
-
-        return [n for n in self.nodes if not dead(n)]
-
-    def rows(self, tensor: Tensor, node: Node) -> Tensor | None:
-        """The image's rows of channels, if an earlier node with the same placement (phase and
-        processors) computed them; None otherwise.
-        """
-        rows = self.turned.get(tensor.buffer.id)
-        image = image_of(tensor)
-        if rows is None or image is None or rows[1] != node.placement:
-            return None
-        n, channels, places = image
-        return rows[0] if rows[0].shape == (n * places, channels) else None
+class _Convolutions(TurnedImages):
+    """Builds the nodes of a graph whose convolutions have channels last."""
 
     def convolution(self, one: Convolution) -> None:
         """Adds the convolution: a transpose of the image, if there is none yet, and the product."""
@@ -166,7 +80,7 @@ class _Turned(ImageNodes):
         # The result has channels last if its readers want that, or if its rows would be unaligned.
         between = self.result(out, f"{product.name}.places")
         self.nodes.append(self.product(product, (table, flat), between))
-        self._turn_back(product, between, out)
+        self.turn_back(product, between, out)
 
     def _sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
         """Both operands of a convolution's product: the weights as (outputs, k) and the windows as
@@ -234,7 +148,7 @@ class _Turned(ImageNodes):
             product, type="depthwise", inputs=inputs, outputs=outputs, attrs=numbers, after=after
         )
         self.nodes += [kernel, node]
-        self._turn_back(product, result, out)
+        self.turn_back(product, result, out)
 
     def _padded_sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
         """Both operands of the product, as in `_sides`, for a convolution of few channels, whose
@@ -255,201 +169,3 @@ class _Turned(ImageNodes):
         places = math.prod(padded.window["sizes"]) * one.source.shape[0]
         table = self.view(laid.outputs[0], [places, padded.depth])
         return self.view(kernel.outputs[0], [outputs, padded.depth]), table
-
-    def takes(self, node: Node) -> bool:
-        """Adds the node as an op on rows of channels if it supports them and its inputs have them.
-        Returns True if it was added.
-        """
-        if node.hints or node.after:
-            return False
-        return (
-            self.elementwise(node)
-            or self.pool(node)
-            or self.reduction(node)
-            or self.concat(node)
-            or self.to_last(node)
-            or self.to_first(node)
-        )
-
-    def to_last(self, node: Node) -> bool:
-        """Removes a transpose to channels last if an earlier node computed these rows. If its
-        result cannot be replaced by them, they are copied. Returns True if it was removed.
-        """
-        rows = self.rows(node.inputs[0], node) if moves_channels(node, to_last=True) else None
-        if rows is None:
-            return False
-        out = node.outputs[0]
-        if self._written_once(out) and whole(rows):
-            self.moved[out.buffer.id] = rows
-        else:
-            self.keep(self.node(node, "copy", rows, self.view(out, rows.shape), {}))
-        return True
-
-    def to_first(self, node: Node) -> bool:
-        """Adds a transpose to channels first, which is not needed if all readers take its source:
-        rows of channels. Returns True if it was added.
-        """
-        out, source = node.outputs[0], node.inputs[0] if node.inputs else None
-        if source is None or not moves_channels(node, to_last=False):
-            return False
-        fixed = source.buffer.id not in self.graph.view.writers or self._written_once(source)
-        if out.buffer.id not in self.wanted or not fixed:
-            return False
-        n, channels, places = image_of(out) or (0, 0, 0)
-        self.keep(node)
-        self.back.add(node.id)
-        self.turned[out.buffer.id] = self.view(source, [n * places, channels]), node.placement
-        return True
-
-    def _written_once(self, tensor: Tensor) -> bool:
-        """True where one node writes the tensor's buffer, and no user or other kernel does."""
-        buffer = tensor.buffer
-        private = buffer.arena == "activation" and buffer.id not in self.kept
-        return private and len(self.graph.view.writers.get(buffer.id, ())) <= 1
-
-    def pool(self, node: Node) -> bool:
-        """Adds a pool that reads rows of channels, if possible. Channels become a further dimension
-        of the pool, in which a window has one element. Returns True if it was added.
-        """
-        out = node.outputs[0]
-        rows = self.rows(node.inputs[0], node) if pools(node) else None
-        if rows is None or out.buffer.id not in self.wanted or not whole(out):
-            return False
-        n, channels, *sizes = out.shape
-        result = self.result(out, node.name)
-        source = self.view(rows, [1, n, *node.inputs[0].shape[2:], channels])
-        more = {"size": 1, "stride": 1, "dilation": 1, "before": 0, "sizes": channels}
-        attrs = {**node.attrs, **{key: [*node.attrs[key], last] for key, last in more.items()}}
-        view = self.view(result, [1, n, *sizes, channels])
-        self.nodes.append(dataclasses.replace(node, inputs=(source,), outputs=(view,), attrs=attrs))
-        self._turn_back(node, result, out)
-        return True
-
-    def reduction(self, node: Node) -> bool:
-        """Adds a reduction over all pixels of an image that reads rows of channels, if possible.
-        Returns True if it was added.
-        """
-        rows = self.rows(node.inputs[0], node) if reduces_places(node) else None
-        if rows is None:
-            return False
-        n, channels, places = node.inputs[0].shape
-        inputs = (self.view(rows, [n, places, channels]),)
-        outputs = (self.view(node.outputs[0], [n, 1, channels]),)
-        attrs = structs.replace(node.read(ReduceAttributes), axis=1, keepdims=True).to_node()
-        self.keep(dataclasses.replace(node, inputs=inputs, outputs=outputs, attrs=attrs))
-        return True
-
-    def elementwise(self, node: Node) -> bool:
-        """Adds an elementwise op on rows of channels, if possible and if a reader of its result
-        needs channels last. Returns True if it was added.
-        """
-        out = node.outputs[0]
-        image = image_of(out)
-        if not is_elementwise(node) or image is None or out.buffer.id not in self.wanted:
-            return False
-        if expression.places(expression_of(node)) or out.dtype.packed:
-            return False
-        n, channels, places = image
-        several = any(per_image(t, out) for t in node.inputs)
-        shape = (n, places, channels) if several else (n * places, channels)
-        inputs = [self._as_rows(t, node, out, shape) for t in node.inputs]
-        given = [t for t in inputs if t is not None]
-        if len(given) < len(inputs) or not any(t.shape == shape for t in given):
-            return False
-        result = self.result(out, f"{node.name}.places")
-        view = self.view(result, shape)
-        self.nodes.append(dataclasses.replace(node, inputs=tuple(given), outputs=(view,)))
-        self._turn_back(node, result, out)
-        return True
-
-    def concat(self, node: Node) -> bool:
-        """Adds the copies of a concatenation along channels, if its readers take channels last: a
-        copy for each image that is not in its place already. Returns True if they were added.
-        """
-        out = node.outputs[0] if node.outputs else None
-        if out is None or out.buffer.id not in self.wanted or not joins_channels(node):
-            return False
-        sources = [self.rows(t, node) for t in node.inputs]
-        if out.buffer.id not in self.worth and None in sources:
-            return False
-        result = self.result(out, node.name)
-        at = result.offsets[1]
-        for tensor, source in zip(node.inputs, sources, strict=True):
-            n, channels, places = image_of(tensor) or (0, 0, 0)
-            target = self._slice(result, at, channels, node.name)
-            if source is None:
-                image = self.view(tensor, [n, channels, places])
-                rows = self.view(target, [n, places, channels])
-                self.nodes.append(self.node(node, "transpose", image, rows, {"perm": [0, 2, 1]}))
-            elif (source.buffer.id, source.offsets) != (target.buffer.id, target.offsets):
-                self.nodes.append(self.node(node, "copy", source, target, {}))
-            slot = self.slots.get(tensor.buffer.id)
-            if slot is not None and (slot.buffer, slot.first) == (self._root(out), at):
-                self.turned[tensor.buffer.id] = target, node.placement
-            at += channels
-        self._turn_back(node, result, out)
-        return True
-
-    def _root(self, out: Tensor) -> int:
-        """The id of the buffer of the longest concatenation that an image is part of."""
-        return self.slots[out.buffer.id].buffer
-
-    def result(self, out: Tensor, name: str) -> Tensor:
-        """The rows of channels to which an op writes an image: a slice of a concatenation's rows if
-        the image is part of one.
-        """
-        n, channels, places = image_of(out) or (0, 0, 0)
-        slot = self.slots.get(out.buffer.id)
-        if slot is None:
-            return self.graph.tensor((n * places, channels), out.dtype, name=name)
-        if slot.buffer not in self.joined:
-            shape = (n * places, slot.total)
-            self.joined[slot.buffer] = self.graph.tensor(shape, out.dtype, name=name)
-        return self._slice(self.joined[slot.buffer], slot.first, channels, name)
-
-    def _slice(self, rows: Tensor, first: int, channels: int, name: str) -> Tensor:
-        """The given channels of rows of channels. first: the number of the first one in the
-        buffer.
-        """
-        return self.graph.tensor(
-            (rows.shape[0], channels),
-            rows.dtype,
-            buffer=rows.buffer,
-            extents=rows.extents,
-            offsets=(0, first),
-            name=name,
-        )
-
-    def _as_rows(
-        self, tensor: Tensor, node: Node, out: Tensor, shape: tuple[int, ...]
-    ) -> Tensor | None:
-        """An elementwise op's operand in a form that broadcasts to rows of channels. shape: that of
-        the rows, with a separate dimension for images if an operand differs between images. None if
-        the operand is none of these: an image with channels last, one element for each channel, one
-        element for each channel of each image, or a single element.
-        """
-        if tensor.shape == out.shape:
-            rows = self.rows(tensor, node)
-            return None if rows is None else self.view(rows, shape)
-        named = tensor.buffer.arena not in UNSEEN and tensor.id in self.own
-        if named or not whole(tensor):
-            return None
-        if per_image(tensor, out):
-            return self.view(tensor, [shape[0], 1, shape[-1]])
-        given = (1,) * (len(out.shape) - len(tensor.shape)) + tensor.shape
-        channel = 2 if len(given) > 3 and out.shape[1] == 1 else 1
-        if any(m != 1 for d, m in enumerate(given) if d != channel):
-            return None
-        return self.view(tensor, [*[1] * (len(shape) - 1), given[channel]])
-
-    def _turn_back(self, like: Node, rows: Tensor, out: Tensor) -> None:
-        """Adds a transpose of rows of channels to the image that other nodes read."""
-        n, channels, places = image_of(out) or (0, 0, 0)
-        source, target = (
-            self.view(rows, [n, places, channels]),
-            self.view(out, [n, channels, places]),
-        )
-        back = self.node(like, "transpose", source, target, {"perm": [0, 2, 1]})
-        self.back.add(back.id)
-        self.nodes.append(back)
-        self.turned[out.buffer.id] = rows, like.placement
