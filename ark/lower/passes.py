@@ -40,6 +40,7 @@ from ark.lower.rewrite.hoist_factors import hoist_factors
 from ark.lower.rewrite.hoist_gathers import hoist_gathers
 from ark.lower.rewrite.inline_all_reduce import inline_all_reduce
 from ark.lower.rewrite.keep_row_order import keep_row_order
+from ark.lower.rewrite.merge_equal import merge_equal
 from ark.lower.rewrite.narrow_inputs import narrow_inputs
 from ark.lower.rewrite.overlap_collectives import overlap_collectives
 from ark.lower.rewrite.pack_weights import pack_weights
@@ -269,6 +270,12 @@ PASSES: tuple[Pass, ...] = (
         Stage.KERNEL,
         "What is reduced is computed where it is reduced.",
         needs=("hoist_factors",),
+    ),
+    Pass(
+        merge_equal,
+        Stage.KERNEL,
+        "What several layers compute from the same inputs, such as masks, is computed once.",
+        needs=("fuse_reduction_terms",),
     ),
     Pass(
         rotate_logits,

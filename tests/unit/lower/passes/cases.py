@@ -259,6 +259,13 @@ def _embedded_rows() -> None:
     ark.linear(ark.rmsnorm(x, ark.parameter([4096], bf16, name="norm")), w)
 
 
+def _masks_of_layers() -> None:
+    seen, bias = ark.tensor([64, 64], fp32), ark.parameter([64, 64], fp32, name="bias")
+    x = ark.tensor([64, 64], fp32)
+    for _ in range(2):
+        x = ark.matmul(x, ark.add(ark.mul(seen, 4.0), bias))
+
+
 CASES = (
     Case("cut_products", _few_tiles),
     Case("fuse_parts_norm", _normed_product),
@@ -294,6 +301,7 @@ CASES = (
     Case("fuse_epilogues", _ended),
     Case("hoist_factors", _factor),
     Case("fuse_reduction_terms", _squares),
+    Case("merge_equal", _masks_of_layers),
     Case("fuse_windows", _convolution),
     Case("reorder_small_ops", _side_by_side),
     Case("group_products", _three_of_one),

@@ -1,0 +1,95 @@
+"""Replaces an elementwise op that computes what an earlier one has computed from the same inputs,
+such as the attention mask that a model builds anew in each layer. Its readers read the earlier
+result. Listed in ark.lower.passes after the passes that fuse elementwise ops into their readers,
+because a result with several readers cannot be fused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
+from ark.lower.rewrite.makers import only_makers
+from ark.lower.rewrite.pack_weights import writes
+from ark.lower.rewrite.views import whole
+
+
+def merge_equal(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph without the elementwise nodes whose results exist already; the graph
+    itself if there are none.
+    """
+    merger = _Merger(graph, context.kept)
+    nodes = [node for n in graph.nodes if (node := merger.take(n)) is not None]
+    return graph.with_nodes(nodes) if merger.replaced else graph
+
+
+class _Merger:
+    """Goes through the nodes in program order. replaced: by the buffer of a result that is not
+    computed, the earlier result.
+    """
+
+    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
+        self.graph, self.kept = graph, kept
+        self.makers = only_makers(graph)
+        self.unfit = {t.buffer.id for n in graph.nodes if n.virtual for t in (*n.inputs, *n.after)}
+        self.writes: Counter[int] = Counter()  # by buffer, so far
+        self.results: dict[tuple[object, ...], Tensor] = {}
+        self.replaced: dict[int, Tensor] = {}
+        self.views: dict[int, Tensor] = {}  # by the id of the tensor that a view replaces
+
+    def take(self, node: Node) -> Node | None:
+        """The node with its new inputs; None if its result exists already."""
+        inputs = tuple(self._read(t) for t in node.inputs)
+        after = tuple(self._read(t) for t in node.after)
+        if (inputs, after) != (node.inputs, node.after):
+            node = dataclasses.replace(node, inputs=inputs, after=after)
+        if self._mergeable(node):
+            out = node.outputs[0]
+            key = (
+                node.placement,
+                repr(expression_of(node)),
+                (out.dtype, out.shape, out.extents),
+                *(self._contents(t) for t in inputs),
+            )
+            earlier = self.results.setdefault(key, out)
+            if earlier is not out:
+                self.replaced[out.buffer.id] = earlier
+                return None
+        self.writes.update(writes(node))
+        return node
+
+    def _mergeable(self, node: Node) -> bool:
+        """True for an elementwise node whose result is written once and read only in the graph."""
+        if node.virtual or node.after or not is_elementwise(node) or len(node.outputs) != 1:
+            return False
+        out = node.outputs[0]
+        alone = self.makers.get(out.buffer.id)
+        free = node.hints is None and node.context is None and node.processors is None
+        unseen = out.buffer.id not in self.kept and out.buffer.id not in self.unfit
+        return free and unseen and whole(out) and alone is not None and alone.id == node.id
+
+    def _contents(self, tensor: Tensor) -> tuple[object, ...]:
+        """Equal for tensors that have the same elements, in the same shape, at this point."""
+        place = (tensor.shape, tensor.extents, tensor.offsets, tensor.padded)
+        return (tensor.buffer.id, self.writes[tensor.buffer.id], tensor.dtype, *place)
+
+    def _read(self, tensor: Tensor) -> Tensor:
+        """The tensor, or a view of the result that replaces it."""
+        earlier = self.replaced.get(tensor.buffer.id)
+        if earlier is None:
+            return tensor
+        if tensor.id not in self.views:
+            self.views[tensor.id] = self.graph.tensor(
+                tensor.shape,
+                tensor.dtype,
+                buffer=earlier.buffer,
+                extents=tensor.extents,
+                offsets=tensor.offsets,
+                padded=tensor.padded,
+                name=tensor.name,
+            )
+        return self.views[tensor.id]
