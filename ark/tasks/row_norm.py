@@ -55,8 +55,9 @@ MAX_WAITING_REGISTER_BYTES = 64
 MAX_ODD_LANES, MAX_ODD_ELEMENTS = 8, 8
 BATCH_ELEMENTS = 16  # elements of several rows at once
 # If threads have at least MANY_REGISTERS registers, a warp holds all of its rows of a task at once.
-# A thread then holds up to MOST_TOGETHER elements.
-MANY_REGISTERS, MOST_TOGETHER = 200, 64
+# A thread then holds up to MOST_TOGETHER elements of at most MOST_ROWS rows; the addresses and sums
+# of more rows do not fit in registers beside a model's other bodies.
+MANY_REGISTERS, MOST_TOGETHER, MOST_ROWS = 200, 64, 4
 # Rows are claimed at run time only if elements have at most this many bytes, because some backends
 # load rows of wider elements by hardware copies.
 MAX_CLAIMED_ITEMSIZE = 2
@@ -169,7 +170,7 @@ def _together(
     if machine.variant.registers(COMPUTE) < MANY_REGISTERS:
         return held
     each_team = math.ceil(rows / (machine.warps // team * (machine.lanes // part)))
-    most = min(BATCH_ELEMENTS, MOST_TOGETHER // (pack * each))
+    most = min(MOST_ROWS, MOST_TOGETHER // (pack * each))
     return pack, each, max(at_once, min(each_team, most)), team, part
 
 
