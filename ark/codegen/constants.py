@@ -57,7 +57,7 @@ def constants(
 
 
 def plan_constants(machine: Machine, plan: Plan, scratch: int, run: range) -> str:
-    """The constants of the kernel that runs these phases of a plan."""
+    """The C++ source of the constants of the kernel that runs the phases `run` of a plan."""
     tasks = [[t for listed in plan.phases[i].processors for t in listed] for i in run]
     fetches = [fetch for phase in tasks for task in phase for fetch in task.fetches]
     return constants(

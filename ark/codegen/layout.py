@@ -136,12 +136,11 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("pad", "u32", 15),
         ("words", "u32", 4 * FIFO_SLOTS),
     ),
-    # A copy engine's queue that the device writes itself.
-    # head: the number of queue slots that tasks have reserved so far.
-    # told: the number of requests submitted to the engine so far.
-    # done: the number of requests that the engine has completed; the engine writes it.
-    # slots: the number of requests that the ring holds, a power of two.
-    # ring, write_pointer, doorbell: addresses of the queue's memory and registers.
+    # A copy engine's queue that the device writes itself. head: the number of queue slots that
+    # tasks have reserved so far. told: the number of requests of which the engine was informed so
+    # far. done: the number of requests that the engine has completed; the engine writes it. slots:
+    # the number of requests that the ring holds, a power of two. ring, write_pointer, doorbell:
+    # addresses of the queue's memory and registers.
     "ArkQueue": (
         ("head", "u32", 1),
         ("told", "u32", 1),

@@ -39,7 +39,7 @@ def _lines(graph: Graph, context: Context, phase: int, choice: Choice) -> list[s
 
 
 def _reason(graph: Graph, context: Context, phase: int, choice: Choice, other: Variant) -> str:
-    """The reason for which a phase does not have another variant."""
+    """The reason, as text, why the variant `other` was not chosen for a phase."""
     machine, name = context.machine, choice.machine.variant.name
     if context.options.get("variant") is not None:
         return f"the option `variant` names {name}"

@@ -214,8 +214,8 @@ class CustomOp:
 
 
 _OPS: dict[int, CustomOp] = {}  # by number
-# The number of an op, by what defines it. Equal ops get the same number, because the graphs of
-# ranks, which contain the numbers, are compared.
+# For each definition of a custom op, its number. Equal definitions get the same number on all
+# ranks, because the numbers are in the graphs, and the graphs of ranks must be equal.
 _NUMBERS: dict[tuple[object, ...], int] = {}
 
 

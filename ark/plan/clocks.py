@@ -34,7 +34,7 @@ class Clocks:
         return self._numbers[key]
 
     def missing(self, row: int, processors: np.ndarray, ends: np.ndarray) -> frozenset[int]:
-        """The processors whose tasks are not known to be complete according to the clock `row`.
+        """The processors whose tasks are not known to be complete according to clock number `row`.
         processors, ends: the processors of the tasks to check, and on each the position after the
         last of them.
         """
@@ -49,9 +49,9 @@ class Clocks:
         return NO_PROCESSORS if covered.all() else frozenset(processors[~covered].tolist())
 
     def after(self, rows: Iterable[int], processors: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """The clock that follows from waiting for a set of tasks. rows: the clocks with which these
-        tasks began. processors: their processors, each once. ends: on each of the processors, the
-        position after the last of the tasks.
+        """The clock that follows from waiting for a set of tasks. rows: the numbers of the clocks
+        with which these tasks began. processors: their processors, each once. ends: on each of the
+        processors, the position after the last of the tasks.
         """
         first, *others = rows
         clock: np.ndarray = self._rows[first].copy()
@@ -61,7 +61,7 @@ class Clocks:
         return clock
 
     def join(self, row: int, after: np.ndarray) -> int:
-        """The number of the row that combines a task's clock before its waits (`row`) with the
-        clock that follows from its waits (`after`).
+        """The number of the clock that a task has after its waits. row: the number of its clock
+        before. after: the clock that follows from what it waits for (see `after`).
         """
         return self._number(np.maximum(self._rows[row], after))

@@ -1,4 +1,4 @@
-// Operations along a line of a tensor, by one thread or by several together.
+// Operations along a line of a tensor (all elements along one axis), by one thread or by several.
 
 // A scan of N elements by one thread. Calls store(k, total) for each element k, where total is
 // `start` joined with all elements up to k (with EXCLUSIVE: before k). REVERSE: from the last
@@ -15,8 +15,9 @@ ARK_DEVICE void ark_scan_line(T start, const Load& load, const Join& join, const
   }
 }
 
-// Calls body(inside, i0, i1, i2, i3) for each line of a tile. TEAM warps have one line each time.
-// With LINES > 1, a warp has LINES neighbouring lines in the last dimension, one per lane.
+// Calls body(inside, i0, i1, i2, i3) for each line (all elements along one axis) of a tile. TEAM
+// warps process a line at a time. With LINES > 1, a warp has LINES neighbouring lines in the last
+// dimension, one per lane.
 template <class TILE, int LINES, int TEAM, class Body>
 ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
   constexpr int t1 = TILE::tile[1], t2 = TILE::tile[2], teams = ARK_WARPS / TEAM;

@@ -27,8 +27,8 @@ ARK_DEVICE void ark_store_normed(O* to, const W* weight, const float (&v)[MANY],
   }
 }
 
-// Processes a row in batches of B chunks. HELD: the number of chunks that a thread keeps in
-// registers; if it is 0, the row is read a second time.
+// Processes a row in batches of B chunks of 16 bytes. HELD: the number of chunks that a thread
+// keeps in registers; if it is 0, the row is read a second time.
 template <typename T, int K, int HELD, int B, typename HOW, typename O, typename W,
           typename... Shares>
 ARK_DEVICE void ark_combine_norm_rows(ArkCtx& c, const ArkTask& t, HOW how, bool aligned, T* sum,

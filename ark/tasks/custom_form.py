@@ -122,7 +122,7 @@ class Form:
             for n, dim in zip(shape, operand.dims, strict=True):
                 known, where = sizes.get(dim.axis, (n, "")) if dim.axis else (dim.size, "")
                 if n != known:
-                    there = f"of {where} it is {known}" if where else f"it is to be {known}"
+                    there = f"in {where} it is {known}" if where else f"expected {known}"
                     raise InvalidUsageError(
                         f"{self.name}: {operand.name} has shape {list(shape)}, where "
                         f"{dim.axis or 'a dimension'} is {n}; {there}"

@@ -266,8 +266,8 @@ ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, 
   for (int r = 0; r < rows; ++r) ark_topk_rounds<N, K, LEAST, false>(r, red, in, finish);
 }
 
-// Copies the input of a row's slot to `xs`, and returns the slot's expert as an index relative to
-// FIRST. An expert outside of 0 to OF - 1 is an error.
+// Copies the input of a row's slot (one of its chosen experts) to `xs`, and returns the slot's
+// expert as an index relative to FIRST. An expert outside of 0 to OF - 1 is an error.
 template <int K, bool SLOTS, int FIRST, int OF, class X, class E>
 ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const E& experts,
                                 float* xs) {
@@ -285,8 +285,9 @@ ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const 
 }
 
 // The epilogue of an output of the experts (expert_epilogue.py). `ahead` loads the EXTRA numbers
-// that it needs, `term` computes a slot's value from the sums and these numbers, `left` loads the
-// number that is added to a row's total, and `store` stores the result.
+// that it needs, `term` computes the value of a slot (one chosen expert of a row) from the sums and
+// these numbers, `left` loads the number that is added to a row's total, and `store` stores the
+// result.
 template <int COUNT, class A, class T, class L, class S>
 struct ArkExpertFinish {
   static constexpr int EXTRA = COUNT;
@@ -303,10 +304,11 @@ ARK_DEVICE ArkExpertFinish<COUNT, A, T, L, S> ark_expert_finish(const A& ahead, 
 
 constexpr int ARK_EXPERT_TOTALS = 256;  // outputs whose totals shared memory holds
 
-// coord: row, slot, first output, and last output + 1. SLOTS: each slot has its own row of the
-// input; otherwise all slots of a row read the same one. The weights (WEIGHTS of them) have EXPERTS
-// of the OF experts, from FIRST on; the results of other experts are zero. TOTAL: the number of
-// slots that a task adds up, or 0. dot(weight, expert, output, xs): a lane's part of a dot product.
+// coord: row, slot (one chosen expert of the row), first output, and last output + 1. SLOTS: each
+// slot has its own row of the input; otherwise all slots of a row read the same one. The weights
+// (WEIGHTS of them) have EXPERTS of the OF experts, from FIRST on; the results of other experts are
+// zero. TOTAL: the number of slots that a task adds up, or 0. dot(weight, expert, output, xs): a
+// lane's part of a dot product.
 template <int EXPERTS, int K, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL, class X,
           class E, class D, class F>
 ARK_DEVICE void ark_expert_products(ArkCtx& c, const ArkTask& t, const X& x, const E& experts,

@@ -143,9 +143,9 @@ def touched(
 def begins(
     p: PlacedWindows, sizes: Sequence[int], place: str, where: Callable[[Sequence[str]], str]
 ) -> str:
-    """C++ statements that return the address of element `tap` of a window, or null if the element
-    is outside of the image. The address is p1 + where(indices). sizes: the image's spatial sizes.
-    place: the text of the result's index.
+    """C++ statements that return the address of element `tap` of a convolution window, or null if
+    it is outside of the image. The address is p1 (the operand's pointer) + where(indices). sizes:
+    the image's spatial sizes. place: the text of the window's number.
     """
     lines, guards = [], []
     for d, n in enumerate(sizes):

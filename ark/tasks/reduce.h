@@ -32,7 +32,7 @@ template <typename R, bool TWO, int M, int W, typename A, typename B, class Fill
 ARK_DEVICE R ark_term(const ArkTerms<R, TWO, M, W, A, B, Fill, Make>& s, ark_i64 k) {
   return s.make(ark_plain(s.a[k]), ark_plain(s.b[TWO ? k : 0]), s.m[0], s.at + k);
 }
-// The elements for N terms, which are being loaded.
+// The elements from which N terms are computed. Their loads may still be in flight.
 template <int N, bool TWO, typename A, typename B>
 struct ArkHeldTerms {
   ArkHeld<const A, N> a;
@@ -69,7 +69,7 @@ ARK_DEVICE void ark_hold(ArkHeldTerms<N, TWO, A, B>& to,
   ark_hold(to.a, s.a);
   if constexpr (TWO) ark_hold(to.b, s.b);
 }
-// The terms that are computed from loaded elements (`held`) of `source`.
+// Computes terms of the reduction from elements of `source` that were loaded before (`held`).
 template <int N, class Source, class Held>
 ARK_DEVICE auto ark_values(const Source&, const Held& held) {
   return ark_unpacked(held);

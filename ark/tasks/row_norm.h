@@ -155,10 +155,10 @@ struct ArkScales<V, E, ArkAffine<W, B>, true> {
   }
 };
 
-// The sequence of a team's rounds, in a fixed order. A round is identified by the number of its
-// first row. (row_norm_claimed.h has rounds that are claimed at run time.) All threads call ask and
-// tell, before and after the first sums of a round, to obtain the number of a later round.
-// Afterwards told() returns the round that follows `next`.
+// The rounds in which a team of warps processes its rows, in a fixed order; row_norm_claimed.h has
+// rounds that are claimed at run time. A round is identified by the number of its first row. All
+// threads call `ask` before and `tell` after the first sums of a round, by which they obtain the
+// number of a later round. Then told() returns the round that follows the round `next`.
 struct ArkRounds {
   int first, step;
   ARK_DEVICE void ask(ArkRounds&) {}

@@ -156,15 +156,15 @@ def _weight(sig: Signature) -> str:
 
 
 def _at_once(held: tuple[int, int, int, int, int], machine: Machine) -> int:
-    """The number of rows that the warps which share a row hold at once."""
+    """The number of rows that a team (the warps that share a row) holds in registers at once."""
     return held[2] * (machine.lanes // held[4])
 
 
 def _together(
     held: tuple[int, int, int, int, int], rows: int, machine: Machine
 ) -> tuple[int, int, int, int, int]:
-    """The layout `held` of rows in registers, adapted to a task of `rows` rows: on machines with
-    many registers, more rows are held at once.
+    """The layout of rows in registers (see `_held`), changed for a task of `rows` rows: on machines
+    with many registers, a warp holds more rows at once.
     """
     pack, each, at_once, team, part = held
     if machine.variant.registers(COMPUTE) < MANY_REGISTERS:

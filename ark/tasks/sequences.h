@@ -13,8 +13,8 @@ ARK_DEVICE bool ark_ended(S settings, P position, T tokens, E stop_tokens) {
   return found;
 }
 
-// A lane's part of the candidates of a sequence. They are loaded together with the other data that
-// a task reads first.
+// The best candidates for a sequence's next token that one lane loads. They are loaded together
+// with the other data that a task reads first.
 template <int TILES>
 struct ArkCandidates {
   static constexpr int EACH = (TILES + ARK_LANES - 1) / ARK_LANES;

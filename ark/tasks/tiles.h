@@ -1,5 +1,5 @@
-// The assignment of a matrix product's tiles to tasks, and types that the backends' bodies for a
-// tile use.
+// How a matrix product's tiles are assigned to tasks, and the types that the device functions of
+// all backends use for a tile.
 
 // Tiles of ROWS by COLUMNS, which are dealt to TASKS tasks (0: each task has the tile at its
 // coordinates). A matrix has DOWN rows of ACROSS tiles. Tiles are numbered down a band of GROUP

@@ -386,7 +386,7 @@ def test_invalid_channel_programs_are_refused() -> None:
             channel.there(x)
         with pytest.raises(InvalidUsageError, match="waits and signals are channels"):
             move(x, waits=[1])
-        with pytest.raises(ModelError, match="m is 8; of x it is 7"):
+        with pytest.raises(ModelError, match="m is 8; in x it is 7"):
             move(x[:7], y=channel.there(inbox))
         with pytest.raises(InvalidUsageError, match=r"waits is what a call says something else by"):
             ark.custom_op("move", MOVE, "x[m] -> waits[m]")

@@ -21,8 +21,9 @@ ARK_DEVICE int ark_own(const ArkTask& t) {
 #if !defined(ARK_HAS_RECIPROCAL)
 ARK_DEVICE float ark_reciprocal(float v) { return 1.0f / v; }
 #endif
-// Like ark_reciprocal, where subnormal numbers do not matter. A backend on which it is faster if
-// subnormal arguments and results are taken as 0 defines ARK_HAS_RECIPROCAL_FLUSHED.
+// 1 / v, like ark_reciprocal, for callers to which subnormal numbers do not matter. A backend
+// defines ARK_HAS_RECIPROCAL_FLUSHED if this is faster there when subnormal arguments and results
+// count as 0.
 #if !defined(ARK_HAS_RECIPROCAL_FLUSHED)
 ARK_DEVICE float ark_reciprocal_flushed(float v) { return ark_reciprocal(v); }
 #endif

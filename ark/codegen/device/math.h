@@ -28,8 +28,9 @@ ARK_DEVICE ark_i64 ark_times(ark_i64 a, ark_i64 b) {
   return static_cast<ark_i64>(static_cast<ark_u64>(a) * static_cast<ark_u64>(b));
 }
 
-// The result of a minimum, a maximum or a selection. A backend overloads it if its compiler merges
-// several of these operations on integers wrongly; the overload keeps them separate.
+// Returns v, the result of a minimum, a maximum or a selection. A backend overloads this function
+// if its compiler wrongly merges several of these operations on integers; the overload keeps them
+// separate.
 template <typename T>
 ARK_DEVICE T ark_chosen(T v) {
   return v;

@@ -221,8 +221,8 @@ ARK_DEVICE bool ark_aligned(ark_u64 address) { return (address & 15u) == 0u; }
 #define ARK_VECTOR_LOOP
 #endif
 
-// An element in the type in which it is computed with: floating-point types become float, integers
-// stay as they are.
+// Converts an element to the type in which it is used in computations: floating-point types become
+// float, integers stay as they are.
 ARK_DEVICE float ark_plain(ark_f16 v) { return ark_float(v); }
 ARK_DEVICE float ark_plain(ark_bf16 v) { return ark_float(v); }
 template <typename T>
@@ -279,7 +279,7 @@ ARK_DEVICE void ark_put(ark_fp4* p, ark_i64 i, float v) {
   ark_put_half_byte(p, i, code | (ark_float_bits(v) >> 28 & 8u));
 }
 
-// An element of a pack of any type, in the type in which it is computed with.
+// Element j of a pack, converted to the type in which it is used in computations.
 template <typename T>
 ARK_DEVICE auto ark_element(const T* v, int j) -> decltype(ark_get(v, 0)) {
   return ark_get(v, j);
@@ -287,8 +287,8 @@ ARK_DEVICE auto ark_element(const T* v, int j) -> decltype(ark_get(v, 0)) {
 ARK_DEVICE ark_i32 ark_element(const signed char* v, int j) { return v[j]; }
 ARK_DEVICE ark_i32 ark_element(const unsigned char* v, int j) { return v[j]; }
 
-// Two neighbouring packets in 16 aligned bytes. Each is read or written atomically, but the two are
-// not one atomic unit.
+// Loads or stores two neighbouring packets in 16 aligned bytes. Each packet is accessed atomically,
+// but the two are not one atomic unit.
 #if !defined(ARK_HAS_PACKET_PAIRS)
 ARK_DEVICE void ark_packets_load(const ark_u64* p, ark_u64& first, ark_u64& second, bool system) {
   first = ark_packet_load(p, system);

@@ -17,8 +17,8 @@ ARK_DEVICE unsigned char ark_small_bits(float v) {
   constexpr int drop = 23 - MANTISSA;
   const ark_u32 even = (bits + ((1u << (drop - 1)) - 1u) + ((bits >> drop) & 1u)) >> drop;
   const ark_u32 normal = even - (static_cast<ark_u32>(127 - BIAS) << MANTISSA);
-  // Below the least normal value, adding 2^23 steps (of the least subnormal value) rounds to whole
-  // steps.
+  // For values below the least normal one, adding 2^23 times the least subnormal value rounds to a
+  // multiple of the least subnormal value.
   const ark_u32 magic = static_cast<ark_u32>(127 + 1 - BIAS - MANTISSA + 23) << 23;
   const ark_u32 small = ark_float_bits(ark_bits_float(bits) + ark_bits_float(magic)) - magic;
   const ark_u32 code = bits < (static_cast<ark_u32>(128 - BIAS) << 23) ? small : normal;

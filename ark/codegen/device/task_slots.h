@@ -23,7 +23,7 @@ ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) { *to = *from; 
 ARK_DEVICE void ark_copies_done() {}
 #endif
 
-// The threads that share a piece of the loop's own work (such as copies of records): all computing
+// The threads that share some work of the loop itself, such as copying records: all computing
 // threads, or one warp. thread: the number of this thread among them.
 struct ArkTeam {
   ark_u32 thread;
@@ -101,7 +101,7 @@ ARK_DEVICE void ark_look_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, 
 
 #if defined(ARK_FLOWS)
 // Tasks between which warps do not synchronise use no scratch memory, so the records of a run of
-// such tasks are stored there.
+// such tasks are stored in scratch memory.
 static_assert(ARK_FLOWS * sizeof(ArkTask) <= ARK_SCRATCH_BYTES - ARK_LOOP_BYTES, "records");
 ARK_DEVICE ArkTask* ark_flow_records(const ArkCtx& c) {
   return reinterpret_cast<ArkTask*>(ARK_SCRATCH(c));
@@ -134,8 +134,8 @@ ARK_DEVICE ArkCounterOp ark_counter_op(const ArkLoop& loop, ark_u32 i, ark_u32 n
   return ARK_DEVICE_COPY(ArkCounterOp, ops + static_cast<ark_u64>(number) * sizeof(ArkCounterOp));
 }
 
-// Performs this thread's part of the waits of task i. The results of all threads of the team must
-// be combined afterwards.
+// Performs this thread's share of the waits of task i. Returns false after a failure; the caller
+// must combine the results of all threads of the team.
 ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   ArkCtx& c = loop.ctx;
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];

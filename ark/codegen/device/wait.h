@@ -20,8 +20,8 @@ constexpr ark_u32 ARK_STAGE_UNIT =
     2u * ARK_WARPS * (ARK_RING_BYTES > 0 ? ARK_RING_BYTES / ARK_STAGE_BYTES : 1);
 constexpr ark_u32 ARK_STAGE_PERIOD = (1u << 30) / ARK_STAGE_UNIT * ARK_STAGE_UNIT;
 
-// Values of a warp's own word, ArkCtx::warps[warp]. The word has the index of the running task in
-// the task table, and a bit that is set if a wait inside the body has given up. Only the warp
+// Values in ArkCtx::warps[warp], the word of each warp. The word has the index of the running task
+// in the task table, and a bit that is set if a wait inside the body has given up. Only the warp
 // itself accesses its word. Other warps learn of a failure from the abort word and from the vote at
 // the task's end.
 constexpr ark_u32 ARK_NO_TASK = 0x7fffffffu;

@@ -189,8 +189,9 @@ class Run:
         needed: np.ndarray,
         sets: Sequence[tuple[int, ...]],
     ) -> np.ndarray:
-        """The clock rows of `nodes` after their waits, given their rows before. needed: for each
-        node, the number of the set of events that it waits for.
+        """For each of `nodes` (tasks), the number of its vector clock (a row of the table) after
+        its waits. rows: the numbers before. needed: for each node, the number of the set of events
+        that it waits for.
         """
         wait = np.flatnonzero(needed[nodes])
         if not len(wait):
@@ -218,8 +219,9 @@ class Run:
         event, node, rank = signalled.T
         at_home = self.processor[node]
         home = np.searchsorted(self.processors.starts, at_home, "right") - 1
-        # The signalling task may be one that is executed in place of a task of `rank`, whose plan
-        # is equal. The task of `rank` runs on the processor with the same index there.
+        # `node` may be a task of the rank `home`, which is executed in place of `rank`. The task of
+        # `rank` for which it stands runs on the processor with the same index among those of
+        # `rank`.
         start = self.processors.starts
         processor = at_home - start[home] + start[rank]
         end = self.position[node] + ~np.array(self._packet, bool)[event]
@@ -254,8 +256,8 @@ class Run:
         return row
 
     def _join(self, which: int, row: int, events: Sequence[int]) -> int:
-        """The number of a node's clock row after it has waited for all of the events. row: the
-        number of its clock row before.
+        """The number of the vector clock (a row of the table) that a node has after it has waited
+        for all of the events. row: the number of the clock that it had before.
         """
         joined = self.rows[row].copy()
         for event in events:

@@ -36,7 +36,9 @@ class Frozen:
 
 
 class Needs:
-    """The needs collected so far, in node numbers of one rank or of all ranks."""
+    """The needs collected so far. A need is a set of earlier tasks, after which a later task must
+    come. Tasks are given by node numbers, of one rank or of all ranks.
+    """
 
     def __init__(self) -> None:
         self._count = 0

@@ -49,12 +49,14 @@ class Order:
     processors: Processors
 
     def clocks(self, which: np.ndarray | int, nodes: np.ndarray) -> np.ndarray:
-        """The clock rows of nodes. For a rank that is not executed they are its twin's."""
+        """The vector clocks of nodes (tasks), one row each. A rank that is not executed has the
+        clocks of its twin, the rank that is executed in its place.
+        """
         return np.asarray(self.clock[which, nodes + self.home[self.rank[nodes]]])
 
     def known(self, rows: np.ndarray, earlier: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        """For each i, True where the clock row rows[i] states that node earlier[i] has run. The row
-        belongs to a node of rank[i].
+        """For each i, True where the vector clock rows[i], which belongs to a node of rank[i],
+        states that node earlier[i] has run.
         """
         column = self.processor[earlier] + self.processors.moved[rank, self.rank[earlier]]
         return np.asarray(self.rows[rows, column] > self.position[earlier])

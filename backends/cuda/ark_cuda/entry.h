@@ -19,8 +19,9 @@ extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
   // Task bodies read the parameters through a pointer. They are copied to shared memory, which has
   // the lowest latency.
   ArkParams& shared_params = ark_static_at<ArkParams, 0, 176>();
-  // The address passes through memory. The compiler relies on the declared alignment and would fold
-  // a mask of the address itself.
+  // The address is stored to shared memory and loaded again before its alignment is tested.
+  // Otherwise the compiler, which relies on the declared alignment, would replace the test by a
+  // constant.
   volatile ark_u32& begin = ark_static_at<volatile ark_u32, 176, 192>();
   if (threadIdx.x == 0) {
     shared_params = params;

@@ -193,7 +193,7 @@ def test_invalid_calls_are_refused() -> None:
         x, w = ark.tensor([4, 6]), ark.tensor([6])
         with pytest.raises(InvalidUsageError, match=r"2 inputs \(x, w\), and 1 were given"):
             scale(x)
-        with pytest.raises(ModelError, match="k is 7; of x it is 6"):
+        with pytest.raises(ModelError, match="k is 7; in x it is 6"):
             scale(x, ark.tensor([7]))
         with pytest.raises(ModelError, match=r"shape \[6\]; expected x\[m, k\]"):
             scale(w, w)

@@ -19,9 +19,9 @@ struct ArkRowsTile {
   }
 };
 
-// Loads the epilogue's operands in advance, and applies the epilogue to a tile's sums: both of a
-// lane's rows at once, for each of its columns. row: the lane's first row of the weights; `end`:
-// the end of the rows.
+// ark_tile_ahead loads the epilogue's operands in advance, ark_tile_store applies the epilogue to a
+// tile's sums: to both of a lane's rows at once, for each of its columns. row: the lane's first row
+// of the weights; `end`: the end of the rows.
 template <class Tile, class S>
 ARK_DEVICE void ark_tile_ahead(ArkCtx& c, const S& epilogue, int row, int end,
                                float (&ahead)[Tile::COLUMNS][1][2]) {
