@@ -142,7 +142,7 @@ class TopK(TaskKind):
         if params.softmax and not takes_softmax(n, params.k, machine):
             raise PlanError(
                 f"{name} computes the softmax of {params.k} of {n} elements, but a processor of "
-                f"{machine.arch} does not; expected a plan of this machine's own"
+                f"{machine.arch} does not; plan again for this machine"
             )
         pack = vector_elements(sig.operands[:1], n) if sig.operands[0].strides[-1] == 1 else 1
         each = self._each(sig, machine)

@@ -280,7 +280,7 @@ def check_batch(name: str, sig: Signature, machine: Machine) -> None:
     if m > 1 and sig.read(LinearParams).epilogue == "sample":
         raise PlanError(
             f"{name} draws tokens of {m} sequences, but the code generator of {machine.arch} "
-            "has no body for that; expected a plan of this machine's own"
+            "has no body for that; plan again for this machine"
         )
 
 

@@ -206,8 +206,9 @@ ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkRopeSums<T>& e, int m, int n,
   }
 }
 
-// Called by all threads after all rows were stored. red: 2 * ARK_WARPS words of shared memory that
-// nothing else uses.
+// Stores the epilogue's result over all rows, if it has one (the task's best candidate). Called by
+// all threads after all rows were stored. red: 2 * ARK_WARPS words of shared memory that nothing
+// else uses.
 template <class E>
 ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask&, E&, float*) {}
 template <int R, int TILES, int STAGES, bool SHARED, class O, class C>

@@ -42,7 +42,7 @@ def sums_of(sig: Signature) -> str:
 
 
 def part_of_k(sig: Signature) -> int:
-    """Elements of k in a part; the last part may have fewer."""
+    """The number of elements of k in each part (split-k); the last part may have fewer."""
     splits = sig.read(MatmulParams).splits
     _, _, k = dims(sig)
     step = K_PART_ALIGNMENT_BYTES // sig.operands[0].itemsize

@@ -1,4 +1,5 @@
-// The end of an iteration in which a token is sampled for each of several sequences.
+// Device functions that end an iteration of several sequences: they choose each sequence's next
+// token. sequences.py describes operands and tasks.
 
 // True if this sequence has sampled a stop token or reached its limit.
 template <int CONTEXT, int STOPS, class S, class P, class T, class E>

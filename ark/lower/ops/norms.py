@@ -42,7 +42,9 @@ def lower_row_norm(lowering: Lowering, node: Node) -> None:
 
 
 def lower_argmax(lowering: Lowering, node: Node) -> None:
-    """Emits tasks of whole rows, as lower_row_norm does."""
+    """Emits an argmax as tasks of whole rows, which are divided among processors as by
+    lower_row_norm.
+    """
     source, out, coords, rows = _row_tiles(lowering, node)
     lowering.emit("argmax", ArgMaxParams(rows), [source, out], coords)
 

@@ -41,7 +41,7 @@ def fuse_norm_scales(graph: Graph, context: Context) -> Graph:
 
 
 def _plain(node: Node) -> bool:
-    """True for a layer norm without a weight and without hints."""
+    """True for a layer norm without a weight and without the user's hints."""
     return node.type == "layernorm" and len(node.inputs) == 1 and not node.hints
 
 

@@ -128,9 +128,10 @@ ARK_DEVICE void ark_task_begins(ArkCtx& c) {
 }
 
 // Waits for a stage inline, because a call would separate the products before it from those after
-// it. full: the address of the stage's barrier. The loading thread's own waits have a time limit
-// and check the abort word. When the loading thread stops, it sets a flag. The warps then continue
-// with whatever data the stage holds and stay together until the vote at the task's end.
+// it. barrier: the shared address of the stage's barrier. The loading thread's own waits have a
+// time limit and check the abort word. When the loading thread stops, it sets a flag. The warps
+// then continue with whatever data the stage holds and stay together until the vote at the task's
+// end.
 ARK_DEVICE bool ark_matrix_passed(ark_u32 barrier, ark_u32 parity) {
   ark_u32 passed;
   asm volatile(

@@ -94,7 +94,7 @@ struct ArkAttentionPlace {
     return U::SHARED + (group * U::SLABS + slab) * U::TEAM_BYTES;
   }
   ARK_DEVICE_MEMBER int barrier() const { return 2 + crew * U::BARRIERS; }
-  // Waits for the slab's other warps.
+  // Waits until all warps of this slab (16 rows of queries) have arrived here.
   ARK_DEVICE_MEMBER void meet() const {
     ark_attention_meet<32 * U::TEAM>(barrier() + U::GROUPS + group * U::SLABS + slab);
   }
