@@ -75,8 +75,8 @@ ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& 
 }
 
 // Applies U updates of one line, in order; all their loads are in flight at once. Update n[u] is
-// joined with the element at index k[u], unless k[u] is negative. more(n): the value of update n.
-// now(k): the element at index k. store(k, v): stores join(now(k), more(n)).
+// joined with the element at index k[u], unless k[u] is negative; k[0] is not. more(n): the value
+// of update n. now(k): the element at index k. store(k, v): stores join(now(k), more(n)).
 template <typename T, int U, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_few(const int (&k)[U], const int (&n)[U], const More& more,
                               const Now& now, const Join& join, const Store& store) {

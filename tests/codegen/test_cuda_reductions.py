@@ -24,7 +24,7 @@ from ark.ops.reductions import squared_differences
 from ark.ops.scans import sums_from
 from tests.block_on_host import Block
 
-PROCESSORS = 4
+FEW_PROCESSORS = 4
 RANDOM = np.random.default_rng(7)
 
 
@@ -34,7 +34,7 @@ def computed(build: Callable[..., Tensor], folder: Path, *given: np.ndarray) -> 
     with use_model(model):
         inputs = [ark.tensor(list(a.shape), name=f"in{i}") for i, a in enumerate(given)]
         kept = build(*inputs)
-    planned = plan(model.graph, machines.MODELS["h200"].with_processors(PROCESSORS), {})
+    planned = plan(model.graph, machines.MODELS["h200"].with_processors(FEW_PROCESSORS), {})
     block = Block(planned, folder)
     for i, array in enumerate(given):
         read = [t.id for t in planned.tensors if t.buffer == inputs[i].ir.buffer.id]
