@@ -65,8 +65,12 @@ ARK_DEVICE void ark_each_pack(const ArkRound<TILE, PACK, ROUNDS>& round, const B
 template <class TILE, int PACK, int ROUNDS, class Body>
 ARK_DEVICE void ark_each_round(const ark_i32* coord, const Body& body) {
   constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / PACK);
-  for (int first = ark_tid(); first < total; first += ROUNDS * ARK_THREADS) {
-    body(ArkRound<TILE, PACK, ROUNDS>{coord, first});
+  if constexpr (total == ROUNDS * ARK_THREADS) {
+    body(ArkRound<TILE, PACK, ROUNDS>{coord, ark_tid()});
+  } else {
+    for (int first = ark_tid(); first < total; first += ROUNDS * ARK_THREADS) {
+      body(ArkRound<TILE, PACK, ROUNDS>{coord, first});
+    }
   }
 }
 // The same for rounds that fit into registers twice: load(held, first) loads the round of that
