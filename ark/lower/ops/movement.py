@@ -19,9 +19,6 @@ from ark.tasks.rope import RopeParams
 from ark.tasks.tokens import EmbeddingParams
 from ark.tasks.transpose import TransposeParams
 
-# With at least this many looked-up rows per processor, a task has a tile of rows instead of one.
-MIN_TILED_ROWS_PER_PROCESSOR = 1
-
 
 def lower_transpose(lowering: Lowering, node: Node) -> None:
     source, out, order = node.inputs[0], node.outputs[0], node.read(TransposeAttributes).perm
@@ -75,7 +72,7 @@ def lower_embedding(lowering: Lowering, node: Node) -> None:
     index = whole_view(lowering, ids, (rows,), fill=True)
     target = whole_view(lowering, out, (rows, width), fill=False)
     asked = lowering.tile((1,) * (4 - len(out.shape)) + out.shape, fixed=(0, 1, 2))
-    if asked or rows < MIN_TILED_ROWS_PER_PROCESSOR * lowering.machine.processors:
+    if asked or rows < lowering.machine.processors:
         _emit_rows(lowering, [index, table, target], asked[3] if asked else 0)
     else:
         _emit_tiles(lowering, index, table, target)
