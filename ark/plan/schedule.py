@@ -102,9 +102,27 @@ class Schedule:
     ) -> tuple[tuple[Task, ...], ...]:
         """Schedules the groups of one phase; returns the task list of each processor."""
         run = _PhaseRun(self, number)
+        run.alone = self._one_processor(number, members, ops)
         for op, group in members:
             run.add(ops[op], group)
         return run.finish()
+
+    def _one_processor(
+        self, number: int, members: Sequence[tuple[int, Group]], ops: Sequence[PlanOp]
+    ) -> bool:
+        """True if one processor executes the whole phase: every op is one task, and together they
+        move so little that a wait for another processor takes longer than a task.
+        """
+        machine, moved = self.machines[number], 0.0
+        if not self.only or machine.variant.role(COMMUNICATE) or len(members) < 2:
+            return False
+        for op, group in members:
+            placed = group.processors or group.granularity is not None or bool(group.placement)
+            if placed or group.sends or group.awaits or len(group.coords) != 1:
+                return False
+            sig = self.signature(ops[op])
+            moved += kinds.get(ops[op].kind).cost(sig, next(iter(group.coords)))[1]
+        return moved <= machine.costs.next_bytes
 
     def unscheduled(
         self, members: Sequence[tuple[int, Group]], ops: Sequence[PlanOp]
@@ -152,6 +170,7 @@ class _PhaseRun:
         self.order = Ordering(lists)
         self.now = [START_ROW] * lists  # the clock with which each list's next task starts
         self.rotation = 0
+        self.alone = False  # True if the first processor executes all tasks
         self.groups: list[tuple[PlanOp, Group, Signature]] = []
         self.waits: list[Waits] = []  # by task
         self.signals: list[list[int]] = []
@@ -167,7 +186,7 @@ class _PhaseRun:
         self.signals += [[] for _ in range(count)]
         mine = self._regions(op, sig, tuple(group.coords))
         needs = self.order.needs(mine, count)
-        processors = self._follow(group, needs)
+        processors = np.zeros(count, np.int64) if self.alone else self._follow(group, needs)
         if processors is None:
             processors = self._deal(group, count)
         run = OpRun(first, processors, np.zeros(count, np.int64), [])

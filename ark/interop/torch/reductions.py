@@ -265,6 +265,25 @@ def _batch_norm(
     return [ark.batch_norm(x.tensor, ones, zeros, middle, spread, eps), None, None]
 
 
+def _moments_of_channels(x: Value) -> tuple[Any, Any]:
+    """Variances and means of channels, as _moments computes them. Both are computed for each image
+    first, so that the large reductions do not depend on each other.
+    """
+    images, channels, *places = x.shape
+    axes = [d for d in range(len(x.shape)) if d != 1]
+    each = math.prod(places)
+    rows = ark.reshape(x.tensor, [images, channels, each])
+    squares = squared_differences(wide(rows), [2])
+    if squares is None:
+        return _moments(x, axes, 0)
+    means = ark.reduce_mean(wide(rows), 2)
+    mean = ark.reduce_mean(means, 0)
+    apart = ark.sub(means, mean)
+    total = ark.reduce_sum(ark.add(squares, ark.mul(ark.mul(apart, apart), float(each))), 0)
+    kept = [channels if d == 1 else 1 for d in range(len(x.shape))]
+    return (ark.reshape(ark.mul(total, 1.0 / (images * each)), kept), ark.reshape(mean, kept))
+
+
 @operator("_native_batch_norm_legit.no_stats")
 def _norm_of_batch(
     call: Call,
@@ -284,8 +303,7 @@ def _norm_of_batch(
     if shape[0] == 1:
         scale, shift = (None if v is None else v.tensor for v in (weight, bias))
         return [ark.instance_norm(x.tensor, scale, shift, eps), None, None]
-    axes = [d for d in range(len(shape)) if d != 1]
-    variance, mean = _moments(x, axes, 0)
+    variance, mean = _moments_of_channels(x)
     factor = ark.rsqrt(ark.add(variance, eps))
     normed = ark.mul(ark.sub(cast(x, ark.fp32), mean), factor)
     return [_scaled(normed, weight, bias, [-1, *[1] * (len(shape) - 2)]), None, None]

@@ -60,6 +60,8 @@ def _row_tiles(
     if node.hints is None and machine.cooperative:
         columns = source.shape[-1]
         few = min(2 * machine.warps, max(1, MAX_SHORT_ROW_ELEMENTS // columns))
+        if 2 * columns <= machine.lanes:  # lanes of a warp share several rows
+            few = min(8 * machine.warps, 2 * MAX_SHORT_ROW_ELEMENTS // columns)
     if node.hints is None and len(out.shape) > 2 and math.prod(out.shape[:-1]) <= MAX_COORDINATE:
         source, out = _flat(lowering, source, out)
     shape = fold(out.shape)

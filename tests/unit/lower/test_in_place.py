@@ -129,3 +129,18 @@ def test_a_chain_of_small_ops_stays_on_one_processor() -> None:
     plan = planned(build)
     busy = [tasks for tasks in plan.phases[0].processors if tasks]
     assert len(busy) == 1 and len(busy[0]) == len(plan.ops) > 5
+
+
+def test_small_ops_that_do_not_depend_on_each_other_share_a_processor() -> None:
+    """A loss of few rows is six tasks, of which two depend on no other, without a wait."""
+
+    def build(rows: int = 128) -> None:
+        logits, at = ark.tensor((rows, 10)), ark.tensor((rows,), ark.int32)
+        ark.cross_entropy(logits, at)
+
+    plan = planned(build)
+    busy = [tasks for tasks in plan.phases[0].processors if tasks]
+    assert len(busy) == 1 and len(busy[0]) == len(plan.ops) > 1
+    assert not any(task.waits for task in busy[0])
+    large = planned(lambda: build(1 << 16)).phases[0]
+    assert len([tasks for tasks in large.processors if tasks]) > 1
