@@ -68,8 +68,8 @@ def _first_key(
     keys = result("elementwise", [tensor], shape, int64, NullTensor, tree)
     key = reduce_axis("max", keys, axis, True, NullTensor, "", int64)
     low: Tree = ["bitwise_and", leaf(0), number(LOW_WORD)]
-    tree = {"expr": low if last else ["sub", number(LOW_WORD), low]}
-    return result("elementwise", [key], key.ir.shape, dtype, output, tree, name=name)
+    expr: Tree = low if last else ["sub", number(LOW_WORD), low]
+    return result("elementwise", [key], key.ir.shape, dtype, output, {"expr": expr}, name=name)
 
 
 def _arg(
