@@ -51,6 +51,7 @@ from ark.lower.rewrite.round_norm_inputs import round_norm_inputs
 from ark.lower.rewrite.split_elementwise import split_elementwise
 from ark.lower.rewrite.split_norms import split_norms
 from ark.lower.rewrite.unpack_rows import unpack_rows
+from ark.lower.rewrite.weights_first import weights_first
 from ark.machine import Machine
 from ark.machine.capability import Capability
 
@@ -320,6 +321,12 @@ PASSES: tuple[Pass, ...] = (
         Stage.ORDER,
         "Products that read the same input follow each other: their tiles run side by side.",
         needs=("reorder_small_ops",),
+    ),
+    Pass(
+        weights_first,
+        Stage.ORDER,
+        "Small ops on weights alone run side by side at the beginning, where they wait for none.",
+        needs=("group_products",),
     ),
     Pass(
         recompute,

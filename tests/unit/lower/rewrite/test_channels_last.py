@@ -97,7 +97,7 @@ def test_windows_are_boxes_of_the_input() -> None:
 )
 def test_windows_that_are_no_boxes_are_laid_out(why: str, given: dict[str, Any]) -> None:
     window_plan = planned(given.pop("machine", "h100"), **given)
-    assert kinds(window_plan)[:3] == TURNED[:3], why
+    assert sorted(kinds(window_plan)[:3]) == sorted(TURNED[:3]), why
 
 
 def test_windows_are_copied_by_packs() -> None:
