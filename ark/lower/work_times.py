@@ -107,7 +107,7 @@ def _tiles_us(node: Node, machine: Machine, costs: BoxCosts, units: bool) -> flo
     left, right = (t.dtype for t in node.inputs[:2])
     batch = math.prod(shape[:2])
     exact = is_exact([left.name, right.name], shape, depth, machine) and bool(machine.exact_tiles)
-    rows, columns = machine.matmul_tile(shape[2], shape[3], batch, left.bits)
+    rows, columns = unboxed_tile(node, machine)
     if left == fp32 and exact and not units:
         rate = costs.tf32_rate if node.read(MatmulAttributes).tf32 else machine.costs.exact_rate
         rows, columns = machine.exact_tile(shape[2], shape[3], depth, batch) or (rows, columns)
@@ -118,6 +118,25 @@ def _tiles_us(node: Node, machine: Machine, costs: BoxCosts, units: bool) -> flo
         rate = costs.common_rate
     else:
         rate = costs.plain_rate
+    return _rounds_us(node, machine, rate, (rows, columns))
+
+
+def unboxed_us(node: Node, machine: Machine, rate: float) -> float:
+    """Predicted microseconds of a product with a device function that does not use warpgroups and
+    computes `rate` operations per microsecond on a processor.
+    """
+    return _rounds_us(node, machine, rate, unboxed_tile(node, machine))
+
+
+def unboxed_tile(node: Node, machine: Machine) -> tuple[int, int]:
+    """Rows and columns of the tiles of a product that does not use warpgroups."""
+    shape, bits = fold(node.outputs[0].shape), node.inputs[0].dtype.bits
+    return machine.matmul_tile(shape[2], shape[3], math.prod(shape[:2]), bits)
+
+
+def _rounds_us(node: Node, machine: Machine, rate: float, tile: tuple[int, int]) -> float:
+    shape, depth = fold(node.outputs[0].shape), depth_of(node)
+    (rows, columns), batch = tile, math.prod(shape[:2])
     tiles = batch * -(-shape[2] // rows) * -(-shape[3] // columns)
     rounds = -(-tiles // machine.processors)
     return rounds * (machine.costs.task_us + 2.0 * rows * columns * depth / rate)

@@ -34,10 +34,12 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower import k_parts
-from ark.lower.boxed import depth_of
+from ark.lower.boxed import MIN_MATRIX_UNIT_ROWS, depth_of
+from ark.lower.products import product_of
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
 from ark.lower.rewrite.views import same_elements, seen_in
+from ark.lower.work_times import unboxed_tile, unboxed_us
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks import expression
@@ -106,7 +108,7 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
                     attrs=given.to_node(),
                     after=(*product.after, *node.after),
                 )
-        elif _takes_epilogue(node):
+        elif _takes_epilogue(node) and not (matrix and _slower_with_epilogue(node, machine)):
             out = node.outputs[0]
             if private(out) and (everywhere or node.type != "matmul" or _scalar(node)):
                 products[out.buffer.id] = (place, node)
@@ -129,6 +131,20 @@ def _stays_whole(product: Node, machine: Machine) -> bool:
 def _takes_epilogue(node: Node) -> bool:
     """True for a product or depthwise convolution that has no epilogue yet and may get one."""
     return node.type in ("matmul", "depthwise") and _finish_of(node) is None and not node.hints
+
+
+def _slower_with_epilogue(node: Node, machine: Machine) -> bool:
+    """True for a product that box copies cannot load, if its epilogue is predicted to take longer
+    than an op of its own. With an epilogue such a product does not use matrix units.
+    """
+    costs = machine.costs.boxes
+    if node.type != "matmul" or costs is None or product_of(node).loads_boxes(machine):
+        return False
+    if unboxed_tile(node, machine)[0] < MIN_MATRIX_UNIT_ROWS or _scalar(node):
+        return False
+    units = unboxed_us(node, machine, costs.common_rate)
+    alone = machine.costs.task_us + machine.costs.signal_us
+    return unboxed_us(node, machine, costs.plain_rate) > units + alone
 
 
 def _finish_of(node: Node) -> expression.Tree | None:

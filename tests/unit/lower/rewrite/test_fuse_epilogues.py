@@ -18,6 +18,8 @@ from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.ir.dtype import bf16, fp32
 from ark.lower.pipeline import plan as make_plan
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_epilogues import fuse_epilogues
 from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -172,3 +174,17 @@ def test_products_cast_to_integers_are_added_as_integers() -> None:
     ark.init(backend="cpu")
     total = ark.add(ark.cast(product(x, w), ark.int32), ark.cast(product(y, v), ark.int32))
     assert (np.asarray(total.eval()) == 2 * 64 * 511 * 511 - 1).all()
+
+
+def test_products_that_boxes_cannot_load_keep_matrix_units() -> None:
+    """With an epilogue the body of such a product does not use matrix units. That is faster for
+    small products only.
+    """
+    machine = machines.MODELS["h200"].using("matrix")
+    for depth, types in ((864, ["matmul", "relu"]), (16, ["matmul"])):
+        model = Model()
+        with use_model(model):
+            a, b = ark.tensor([8, 128, depth], bf16), ark.tensor([8, depth, 49], bf16)
+            ark.relu(ark.matmul(a, b))
+        fused = fuse_epilogues(model.graph, Context(machine))
+        assert [n.type for n in fused.nodes] == types
