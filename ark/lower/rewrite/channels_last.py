@@ -114,7 +114,8 @@ class _Convolutions(TurnedImages):
         product, like = one.product, one.windows or one.product
         n, channels, places = image_of(one.source) or (0, 0, 0)
         rows = self.rows(one.source, product)
-        worth = one.windows is not None or product.outputs[0].buffer.id in self.worth
+        worth = one.windows is not None or one.unaligned
+        worth = worth or product.outputs[0].buffer.id in self.worth
         if rows is None and not worth:
             return None
         if rows is None or like.after:

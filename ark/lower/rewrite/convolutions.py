@@ -35,7 +35,8 @@ class Convolution:
     itself is that matrix. product: the matmul node. numbers: sizes and strides of the windows.
     source: the image as (n, channels, places...). padded: how the image is padded to more channels,
     if its channels are no multiple of 16 bytes. depthwise: True if each channel is a group of its
-    own, with one output.
+    own, with one output. unaligned: True if it reads the image itself and box copies cannot load
+    rows of pixels, so that transposing pays off for it alone.
     """
 
     windows: Node | None
@@ -44,6 +45,7 @@ class Convolution:
     source: Tensor
     padded: Padded | None = None
     depthwise: bool = False
+    unaligned: bool = False
 
 
 def convolutions(graph: Graph, kept: frozenset[int], machine: Machine) -> dict[int, Convolution]:
@@ -119,12 +121,15 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
         fits = depthwise and plane
         return Convolution(windows, product, numbers, source, None, True) if fits else None
     least = least_work(machine)
-    if boxes and places % pack:
+    uneven = boxes and places > 1 and places % pack > 0
+    if uneven:
         least *= UNALIGNED_SHARE
-    if rows % pack or (windows is not None and n * rows * places * depth < least):
+    large = n * rows * places * depth >= least
+    if rows % pack or (windows is not None and not large):
         return None
     if channels % pack == 0:
-        return Convolution(windows, product, numbers, source)
+        unaligned = uneven and large and windows is None
+        return Convolution(windows, product, numbers, source, unaligned=unaligned)
     shape, size = (1, 1, n * places, rows), table.dtype.itemsize
     if not boxes or windows is None or not window_cuts(shape, depth, size, machine):
         return None

@@ -59,8 +59,9 @@ def images_with_channels_last(
     graph: Graph, chosen: Collection[Convolution], kept: frozenset[int]
 ) -> tuple[set[int], set[int]]:
     """Two sets of buffer ids. The first has images for which channels last pays off, because a
-    convolution reads windows of them, or of results that elementwise ops compute from them. The
-    second has images for which channels last costs nothing, because all their readers support it.
+    convolution reads windows of them, or cannot load them with channels first, or because such an
+    image is computed from them by elementwise ops. The second has images for which channels last
+    costs nothing, because all their readers support it.
     """
     readers = graph.view.reads
     able: Counter[int] = Counter()
@@ -80,7 +81,8 @@ def images_with_channels_last(
             read = [node.inputs[0]]
         elif node.id in by_node and by_node[node.id].windows is None:
             read = [by_node[node.id].source]
-            worth |= {read[0].buffer.id} if written & worth else set()
+            pays = by_node[node.id].unaligned or written & worth
+            worth |= {read[0].buffer.id} if pays else set()
         elif is_elementwise(node) and written & (worth | fine):
             image = image_of(node.outputs[0])
             read = [t for t in node.inputs if image is not None and image_of(t) == image]

@@ -112,6 +112,16 @@ def test_windows_of_one_place_between_two_convolutions_are_rows() -> None:
     assert types(alone) == ["matmul"]
 
 
+def test_products_of_images_without_aligned_rows_read_rows_of_channels() -> None:
+    """A row of 7 x 7 pixels in 16 bits is not a multiple of 16 bytes; a single pixel is no row."""
+    for size, expected in ((7, ["transpose", "matmul", "relu", "matmul", "transpose"]), (1, None)):
+        model = ark.Model(0, 1)
+        with ark.use_model(model):
+            x = ark.conv(ark.tensor((4, 256, size, size), ark.bf16), weights(256, 256, 1, 1))
+            ark.conv(ark.relu(x), weights(256, 256, 1, 1))
+        assert types(model) == (expected or ["matmul", "relu", "matmul"])
+
+
 def test_pools_and_means_of_channels_go_along() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
