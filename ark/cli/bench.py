@@ -231,8 +231,7 @@ def run(args: argparse.Namespace) -> int:
                     peers=peers,
                     check=args.check,
                     turn=Turn(args.turn),
-                    # A prediction needs no warm-up launch: each launch is predicted with empty
-                    # hardware caches.
+                    # A prediction needs no warm-up: each launch begins with empty caches.
                     warm_up=0 if args.model else 1,
                     beside_one=bool(args.model),
                 )

@@ -100,9 +100,7 @@ class Talk:
 
 
 class _Stuck(SystemError):
-    """Raised when this rank's collective call cannot continue and all ranks must state
-    their calls.
-    """
+    """Raised if this rank's collective cannot continue, so all ranks must state their calls."""
 
 
 class Communicator:
@@ -185,9 +183,7 @@ class Communicator:
             raise _Stuck("another call was made")
 
     def arrive(self, kept: Sequence[str] = (), more: bytes = b"") -> list[Arrival]:
-        """Synchronises with the other ranks, before the first call of a kind and size and before
-        the first call of a generation. Returns the messages of all ranks.
-        """
+        """Synchronises ranks before the first call of a kind and size. Returns their messages."""
         own = Arrival(self._number, here(), self._board.handle, list(kept), more)
         left = max(0.0, self._deadline - time.monotonic())
         encoded = self._gather("arrival", msgspec.msgpack.encode(own), left)
@@ -322,9 +318,7 @@ class Communicator:
 
     @property
     def _meeting_s(self) -> float:
-        """The seconds for which this rank waits for the other ranks in `arrive`. The time is longer
-        once all ranks are in the same call, because some may still compile its kernel.
-        """
+        """Seconds to wait for the other ranks; more once all are in the call: some may compile."""
         return PREPARE_S if self._arrived else self._budget_s
 
     def _gather(self, label: str, data: bytes, timeout_s: float) -> list[bytes]:

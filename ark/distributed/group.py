@@ -286,9 +286,7 @@ class Group:
     def _execute(
         self, comm: Communicator, text: str, same: str, key: Key, x: Array | None, y: Array | None
     ) -> None:
-        """Runs the call. text: its name in errors. same: a text that is equal on all ranks if their
-        calls match.
-        """
+        """Runs the call. text: its name in errors. same: a text that matching calls share."""
         some = x or y
         assert some is not None
         stream = some.stream()

@@ -145,9 +145,7 @@ class Checkpoint:
         return checkpoint
 
     def hold(self, quantize: str | None) -> None:
-        """Sets the config's `layouts`: for each weight that is kept in memory as quantised codes,
-        how the codes are stored. quantize: see `open`.
-        """
+        """Sets the config's `layouts`: how quantised weights store codes. quantize: see `open`."""
         shapes = {name: weight.shape for name, weight in self.weights.items()}
         where = str(self.directory)
         if quantize is not None:
@@ -310,9 +308,7 @@ class Checkpoint:
         yield from (decoded.rows(expert * outputs + rows) for expert in range(count))
 
     def _whole(self, name: str) -> Codes | npt.NDArray[np.float32]:
-        """Reads a whole quantised parameter. Returns its codes with their scales, or its values if
-        ark cannot compute with the codes.
-        """
+        """Reads a quantised parameter: its codes and scales, or values if ark lacks such codes."""
         decoded, stored = self._decode(name), self.weights[name].stored
         if stored is None:
             return decoded
@@ -329,9 +325,7 @@ class Checkpoint:
         return self._decoded[1]
 
     def _rows(self, tensor: StoredTensor, begin: int, end: int) -> npt.NDArray[Any]:
-        """Reads rows `begin` to `end` of a stored tensor, in the order in which the file
-        has them.
-        """
+        """Reads rows `begin` to `end` of a stored tensor, in the order of the file."""
         row = tensor.nbytes // tensor.shape[0]
         data = read_bytes(tensor, begin * row, (end - begin) * row)
         array: npt.NDArray[Any] = data.view(tensor.dtype).reshape(end - begin, *tensor.shape[1:])

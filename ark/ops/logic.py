@@ -214,8 +214,9 @@ def mod(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The remainder of input / other with the sign of `other` (Python's %); 0 for integers if other
-    is 0.
+    """The remainder of input / other with the sign of `other` (Python's %).
+
+    For integers it is 0 if other is 0.
 
     Examples:
         >>> ark.mod(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -230,8 +231,9 @@ def fmod(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The remainder of input / other with the sign of `input` (C's fmod); 0 for integers if other
-    is 0.
+    """The remainder of input / other with the sign of `input` (C's fmod).
+
+    For integers it is 0 if other is 0.
 
     Examples:
         >>> ark.fmod(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()

@@ -1,7 +1,7 @@
 """Finds the words of a plan's task table that must change when memory moves: addresses in external
 buffers, which move if a caller passes other memory, and addresses of box maps (descriptors of
-copies of rectangular regions; TMA tensor maps on CUDA), because each copy of the table has its own
-box maps. Called by ark.runtime.device_tables.
+copies of rectangular regions), because each copy of the table has its own box maps. Called by
+ark.runtime.device_tables.
 """
 
 from __future__ import annotations

@@ -151,8 +151,7 @@ class Runtime:
         self._plan = Runtime.last_plan = chosen
 
     def _place(self, device: Device) -> None:
-        """Allocates memory for the tensors that Python objects hold, except those that are in the
-        plan's own memory.
+        """Allocates memory for tensors that Python objects hold, except those that the plan has.
 
         On some devices a running kernel sees writes of the host only in uncached memory. In loop
         mode inputs are allocated in it. Weights are not, because reading them would be slower. A
@@ -203,9 +202,7 @@ class Runtime:
             self._start()
 
     def _members(self, world_size: int) -> Ranks:
-        """The connection to the other ranks of the job. Raises InvalidUsageError if this process is
-        a single rank.
-        """
+        """The connection to the other ranks. Raises InvalidUsageError for a single rank."""
         members = self._ranks or ranks()
         if members is None:
             raise InvalidUsageError(
@@ -338,9 +335,7 @@ class Runtime:
         return done >= self._target if self.loop_mode else not self._run.running()
 
     def _go_on(self) -> None:
-        """Launches the kernel again for the remaining iterations, after it has left the device
-        because it was idle.
-        """
+        """Launches the kernel again, after it has left the device because it was idle."""
         assert self._run is not None
         owed = self._target - self._run.iterations_done
         self._start()
@@ -364,9 +359,7 @@ class Runtime:
             self.stop()
 
     def _abandon(self, collective: bool = False) -> None:
-        """Stops the launch after an error and frees what can be freed, whatever the state of the
-        device. collective: see Executor.close.
-        """
+        """Stops and frees after an error, in any device state. collective: see Executor.close."""
         self._run, self._target = None, 0
         executor, self.executor = self.executor, None
         if executor is not None and not executor.close(collective):

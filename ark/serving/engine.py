@@ -42,9 +42,7 @@ LAUNCH_ITERATIONS = 512
 RANK_ITERATIONS = 8
 """The most iterations of a launch on several ranks, because such a launch cannot end early."""
 MASK_WAIT_S = 1e-4
-"""The most seconds for which a step waits for token masks (of structured outputs). After that it
-begins without the requests whose masks are missing.
-"""
+"""Seconds for which a step waits for grammar masks; then it omits requests without one."""
 
 
 class Engine:
@@ -111,20 +109,19 @@ class Engine:
     ) -> Engine:
         """Creates an engine that has loaded a checkpoint. checkpoint: opened, or its directory.
 
-        backend: a backend, its name, or "" for one that has devices. device: an opened device,
-        which the engine does not close, or an index. slots: requests that run at once. context:
-        positions of each request, its prompt included. chunk: prompt tokens per iteration; 0:
-        prompts are read one token per iteration, beside requests that decode. pages: the number of
-        pages of the KV cache, of `page` positions each; by default enough for all slots.
-        iterations: the most iterations of a launch. A launch ends earlier if a request arrives,
-        ends or is cancelled. draft: the number of proposed tokens of a request that idle batch rows
-        verify in one iteration (speculative decoding); the generated text does not change.
+        backend: a backend, its name, or "" for one that has devices. device: an opened device (not
+        closed by the engine) or an index. slots: requests that run at once. context: positions of
+        each request, its prompt included. chunk: prompt tokens per iteration; 0: a prompt is read
+        one token per iteration. pages: those of the KV cache, of `page` positions each; by default
+        enough for all slots. iterations: the most iterations of a launch, which ends earlier if a
+        request arrives, ends or is cancelled. draft: the number of proposed tokens of a request
+        that idle rows verify in an iteration (speculative decoding); texts do not change.
         draft_model: a smaller model, on the same device, that proposes these tokens; without one
         they come from earlier repetitions in the text. adapters: directories by name, which
         requests choose (ark.models.adapters). sampling, max_logprobs: `sampling` and `logprobs` of
         ark.models.build.Shape. progress: see ark.models.generate.Generator. ranks: the ranks that
-        share the model; this is rank 0, and the others call `load_model` with the same arguments
-        and ark.serving.ranks.follow. machine: the machine to plan for, by default the device's.
+        share the model; this is rank 0, the others call `load_model` with the same arguments and
+        ark.serving.ranks.follow. machine: the machine to plan for, by default the device's.
 
         Raises an error of ark.errors, with a cause and a remedy, before anything runs.
         """
@@ -248,9 +245,7 @@ class Engine:
             self._model.close()
 
     def _mask_made(self) -> None:
-        """Called on the masks' thread when a mask is computed. Ends the running launch early, so
-        that the next launch can include the request that waited for the mask.
-        """
+        """Called on the masks' thread. Ends the launch, so that the next includes the request."""
         with self._news:
             self._rows.leave()
             self._news.notify_all()
@@ -280,8 +275,8 @@ class Engine:
                 self._tell(Event(progress.request.id, finish=finish, error=error))
 
     def _do(self, step: Step) -> None:
-        """Launches a step and passes its tokens to the requests' listeners as they arrive. The last
-        tokens are reported after the next launch, so that the device does not wait for listeners.
+        """Launches a step and passes its tokens to listeners as they arrive, the last ones after
+        the next launch, so that the device does not wait for listeners.
         """
         launched = self._rows.start(step)
         try:
@@ -298,9 +293,7 @@ class Engine:
             self._tell_all()
 
     def _follow(self, step: Step, launched: Launched) -> None:
-        """Reports tokens until the kernel ends. Ends the launch early if requests have ended and
-        the scheduler prefers a new step (`Scheduler.leaves`).
-        """
+        """Reports tokens until the kernel ends, early if the scheduler prefers a new step."""
         self._pace.begin()
         while launched.running():
             tokens = launched.read()
@@ -327,9 +320,7 @@ class Engine:
         return ended
 
     def _event(self, step: Step, outcome: Outcome) -> Event:
-        """Returns the event for a request's listener: the tokens that the request received
-        (`outcome`), with their log probabilities if it asked for them.
-        """
+        """The event for a request's listener: new tokens, and log probabilities if requested."""
         progress, tokens = outcome.progress, outcome.tokens
         request = progress.request
         asked = request.sampling.logprobs
