@@ -140,7 +140,7 @@ def _slower_with_epilogue(node: Node, machine: Machine) -> bool:
     costs = machine.costs.boxes
     if node.type != "matmul" or costs is None or product_of(node).loads_boxes(machine):
         return False
-    if unboxed_tile(node, machine)[0] < MIN_MATRIX_UNIT_ROWS or _scalar(node):
+    if min(unboxed_tile(node, machine)) < MIN_MATRIX_UNIT_ROWS or _scalar(node):
         return False
     units = unboxed_us(node, machine, costs.common_rate)
     alone = machine.costs.task_us + machine.costs.signal_us

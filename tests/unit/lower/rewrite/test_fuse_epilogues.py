@@ -178,13 +178,18 @@ def test_products_cast_to_integers_are_added_as_integers() -> None:
 
 def test_products_that_boxes_cannot_load_keep_matrix_units() -> None:
     """With an epilogue the body of such a product does not use matrix units. That is faster for
-    small products only.
+    small products only. A product of one column does not use them in any case.
     """
     machine = machines.MODELS["h200"].using("matrix")
-    for depth, types in ((864, ["matmul", "relu"]), (16, ["matmul"])):
+    kept_apart = ["matmul", "relu"]
+    for depth, columns, types in (
+        (864, 49, kept_apart),
+        (16, 49, ["matmul"]),
+        (864, 1, ["matmul"]),
+    ):
         model = Model()
         with use_model(model):
-            a, b = ark.tensor([8, 128, depth], bf16), ark.tensor([8, depth, 49], bf16)
+            a, b = ark.tensor([8, 128, depth], bf16), ark.tensor([8, depth, columns], bf16)
             ark.relu(ark.matmul(a, b))
         fused = fuse_epilogues(model.graph, Context(machine))
         assert [n.type for n in fused.nodes] == types
