@@ -222,7 +222,8 @@ def prompt_text(asked: str, ranks: Bootstrap) -> str:
     if asked != "-":
         try:
             asked.encode()
-        # The input has bytes that are not valid in a locale without UTF-8.
+        # In a locale without UTF-8, Python keeps the bytes of an argument that it cannot decode as
+        # surrogates. They are decoded again as UTF-8.
         except UnicodeEncodeError:
             return os.fsencode(asked).decode("utf-8", "surrogateescape")
         return asked

@@ -1,4 +1,4 @@
-"""The default and the long part divide the tests, and the list of long tests is up to date."""
+"""Each test is in exactly one of two parts (default, long); tests/long.txt is up to date."""
 
 from __future__ import annotations
 

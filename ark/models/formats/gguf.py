@@ -102,8 +102,9 @@ def _mxfp4(blocks: Blocks) -> Parts:
 
 @dataclass(frozen=True)
 class Block:
-    """One of the block formats. inputs, nbytes: the inputs and the bytes of a block. codes, group,
-    scales: see Layout. parts: a function that reads codes, scales and offsets from blocks.
+    """One of GGUF's block formats. inputs, nbytes: the number of weights in a block, and its size
+    in bytes. codes, group, scales: see Layout. parts: a function that reads codes, scales and
+    offsets from blocks.
     """
 
     inputs: int

@@ -62,9 +62,9 @@ struct ArkAttentionKeys {
   }
 };
 
-// Copies and transposes the values of a block: a thread loads four elements each of four keys.
-// Eight neighbouring threads load neighbouring elements; the next eight load the same elements of
-// the other four keys of a piece.
+// Copies and transposes the values of a block of keys: a thread loads four elements of the values
+// of four keys. Eight neighbouring threads load neighbouring elements; the next eight load the same
+// elements for the next four keys. These eight keys are a piece.
 template <class U, class S>
 struct ArkAttentionValues {
   static constexpr int EIGHTS = (U::WIDTH + 31) / 32, TOTAL = U::ALL / 8 * 16 * EIGHTS;
