@@ -35,10 +35,12 @@ SHARED = {
     "convolutions",
     "copies",
     "few_channels",
+    "image_concats",
     "image_layouts",
     "makers",
     "masks",
     "strided",
+    "turned_images",
     "views",
 }
 RUNS = {step.name: step.run for step in PASSES}
