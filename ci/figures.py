@@ -94,7 +94,9 @@ class Run:
         return {f.figure for run in tuple(self.runs) for f in run.figures}
 
     def missing(self, piece: Piece) -> list[str]:
-        """The piece's prefixes of figure names that have no figure yet and did not fail."""
+        """The figures that a piece should measure and that were neither measured nor failed so far,
+        as prefixes of their names.
+        """
         done = self.done
         left = (f for f in piece.figures if f not in self.failed)
         return [f for f in left if not any(_is(name, f) for name in done)]

@@ -40,8 +40,9 @@ class Turn:
             self._file = None
 
     def compile(self, plan: Plan, backend: Backend, device: Device) -> bool:
-        """Compiles the plan's kernels into the cache if there is a file, so that the turn need not
-        wait for it. Returns True if it compiled them.
+        """If benches share the device by a lock file, compiles the plan's kernels into the cache
+        before this bench's turn, so that the device is not idle meanwhile. Returns True if it
+        compiled them.
         """
         if not (
             self.path and isinstance(backend, KernelBackend) and isinstance(device, KernelDevice)

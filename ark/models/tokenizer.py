@@ -198,7 +198,7 @@ class Tokenizer:
             return self.backend.decode([token], skip_special_tokens=False)
 
     def stream(self, prompt: Sequence[int] = ()) -> TextStream:
-        """A decoder for tokens that follow `prompt`, one at a time."""
+        """Returns an object that converts the tokens after `prompt` to text, one at a time."""
         return TextStream(self, prompt)
 
 

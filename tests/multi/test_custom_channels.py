@@ -275,8 +275,8 @@ def test_the_ring_of_the_page(world: int) -> None:
 
 
 def scripts() -> None:
-    """Returns each rank's script: the example of the page with a custom op whose device code
-    differs on rank 1.
+    """The body of each rank: runs the example ring, then launches a custom op whose device code
+    differs on rank 1, which must be refused.
     """
     ring.work("cpu", 2500, 2)
     ark.init(backend="cpu")

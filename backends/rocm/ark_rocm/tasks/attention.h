@@ -73,7 +73,8 @@ ARK_DEVICE float ark_group_sum(float v) {
   return v;
 }
 
-// The greatest common divisor: the number of neighbouring waves that compute a head each.
+// The greatest common divisor. Of the query heads of a key head and the waves of a block, it is the
+// number of waves that work on different heads at the same time.
 ARK_DEVICE constexpr int ark_common(int a, int b) { return b == 0 ? a : ark_common(b, a % b); }
 
 // The number of a head's parts that have positions. It equals the number of parts in a plan with

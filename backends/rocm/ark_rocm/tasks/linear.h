@@ -8,7 +8,8 @@
 template <int S, int M, class A>
 struct ArkSummed;
 
-// The weights of a task's rows in parts, and a lane's products with them.
+// Loads the weights of a task's rows, each row cut along k into parts, and multiplies a lane's
+// share of a part by the input.
 template <typename T, int K, int PARTS>
 struct ArkSplitRows {
   static constexpr int PIECE = static_cast<int>(16 / sizeof(T));

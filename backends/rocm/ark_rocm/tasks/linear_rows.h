@@ -44,7 +44,7 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
     const int known = part < count ? part : count - 1;
     return load_from(known / PARTS, known);
   }
-  // The lane's codes of a row, in part `part % PARTS`.
+  // Loads this lane's codes of row `of`, which are in the row's part number `part % PARTS`.
   ARK_METHOD Piece load_from(int of, int part) const {
     const int k = within(part);
     const auto* row = bytes + static_cast<ark_i64>(of) * static_cast<ark_i64>(sizeof(Row));
