@@ -77,7 +77,8 @@ def write_options(
 
 def read_logprobs(words: np.ndarray, asked: int) -> tuple[float, dict[int, float]]:
     """The log probability of a sampled token, and the `asked` highest log probabilities by token
-    id. words: what the device (ark.tasks.adjusted) writes before the token or soon after it.
+    id. words: memory into which the device (ark.tasks.adjusted) writes these. They may arrive
+    shortly after the token, so this waits for them.
     """
     end = time.monotonic() + 10
     while (words[: 1 + 2 * asked] == -1).any():

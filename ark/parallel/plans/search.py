@@ -69,7 +69,9 @@ class Memory:
 
 
 def changes(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -> list[Change]:
-    """The conversions that given choices need, in the order of the readers."""
+    """The values whose layout must be changed between the op that writes them and one that reads
+    them, if the ops are split as chosen; in the order of the readers.
+    """
     writers = {t.buffer.id: (node, t) for node in nodes for t in node.outputs}
     by_value: dict[tuple[int, State, bool], Change] = {}
     for node in nodes:
