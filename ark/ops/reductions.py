@@ -131,9 +131,10 @@ def squared_differences(tensor: Tensor, axes: Sequence[int]) -> Tensor | None:
     joined = math.prod(shape[first:end])
     if end - first != len(axes) or not 1 < joined <= MAX_DIM_ELEMENTS:
         return None
-    flat = reshape(tensor, [*shape[:first], joined, *shape[end:]])
+    alone = len(axes) == 1
+    flat = tensor if alone else reshape(tensor, [*shape[:first], joined, *shape[end:]])
     squares = reduce_axis("squares", flat, first, True, NullTensor, "", tensor.ir.dtype)
-    return reshape(squares, [*shape[:first], *[1] * len(axes), *shape[end:]])
+    return squares if alone else reshape(squares, [*shape[:first], *[1] * len(axes), *shape[end:]])
 
 
 def reduce_sum(

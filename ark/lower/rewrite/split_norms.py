@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ark.ir.attributes import NormAttributes, ReduceAttributes
@@ -21,6 +21,7 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_chains import is_elementwise
 from ark.machine import Machine
 from ark.tasks import expression
 
@@ -34,24 +35,38 @@ def split_norms(graph: Graph, context: Context) -> Graph:
         return graph
     numbers = itertools.count(1 + max(n.id for n in graph.nodes))
     nodes: list[Node] = []
+    read = {n.inputs[0].id for n in graph.nodes if n.id in apart}
+    copies: dict[int, Tensor] = {}  # by the id of a tensor that an elementwise op computes
     for node in graph.nodes:
         if node.id in chosen:
             nodes += _parts(graph, node, numbers)
         elif node.id in apart:
-            nodes += _squares(graph, node, numbers)
+            nodes += _squares(graph, node, numbers, copies)
         else:
             nodes.append(node)
+        if is_elementwise(node) and node.outputs[0].id in read:
+            # Computed twice, so that each of two readers fuses the op.
+            result = node.outputs[0]
+            copy = graph.tensor(result.shape, result.dtype, name=f"{node.name}.copy")
+            copies[result.id] = copy
+            number = next(numbers)
+            nodes.append(dataclasses.replace(node, id=number, name=copy.name, outputs=(copy,)))
     return graph.with_nodes(nodes)
 
 
-def _squares(graph: Graph, node: Node, numbers: Iterator[int]) -> list[Node]:
-    """The nodes that replace a sum of squared differences from the mean."""
+def _squares(
+    graph: Graph, node: Node, numbers: Iterator[int], copies: Mapping[int, Tensor]
+) -> list[Node]:
+    """The nodes that replace a sum of squared differences from the mean. copies: a tensor with the
+    same elements as the input, by the input's id, if there is one.
+    """
     (source,) = node.inputs
     given = node.read(ReduceAttributes)
     few = tuple(1 if d == given.axis else n for d, n in enumerate(source.shape))
     mean = graph.tensor(few, fp32, name=f"{node.name}.mean")
     squares = graph.tensor(source.shape, fp32, name=f"{node.name}.squares")
     difference = ["sub", expression.leaf(0), expression.leaf(1)]
+    product = ["mul", difference, difference]
     named = {"function": "mean", "axis": given.axis, "keepdims": True}
     mean_of = ReduceAttributes.from_node(named).to_node()
     sum_of = ReduceAttributes.from_node({**node.attrs, "function": "sum"}).to_node()
@@ -62,7 +77,7 @@ def _squares(graph: Graph, node: Node, numbers: Iterator[int]) -> list[Node]:
 
     return [
         add("reduce_mean", (source,), mean, mean_of),
-        add("elementwise", (source, mean), squares, {"expr": ["mul", difference, difference]}),
+        add("elementwise", (copies.get(source.id, source), mean), squares, {"expr": product}),
         dataclasses.replace(node, type="reduce_sum", inputs=(squares,), attrs=sum_of),
     ]
 
