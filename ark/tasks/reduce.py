@@ -1,12 +1,10 @@
 """The task kind `reduce`: sum, mean, max, min or prod over one dimension, or the sum of squared
 differences from the mean (squares). Emitted by ark.lower.ops.reductions.
 
-params: function, axis (of 4, or of all if there are more), count (the elements of a mean), tile (4
-sizes of the output, 1 along the axis; more dimensions are folded, ark.ir.fold), term (an expression
-of ark.tasks.expression over the inputs; its values are reduced).
-
-The function moments gives an int64 with the mean and the sum of squares of a part of the elements;
-squares also reads those of all parts.
+params: function (`moments` gives an int64 with the mean and the sum of squares of a part of the
+elements, `squares` also reads those of all parts), axis (of 4, or of all if there are more), count
+(the elements of a mean), tile (4 sizes of the output, 1 along the axis; more dimensions are folded,
+ark.ir.fold), term (an expression of ark.tasks.expression over the inputs, whose values are reduced).
 
 operands: input, output. With a term: one input, or two of one shape, then inputs of size 1 along
 the axis, which broadcast to the output, then the output.
@@ -56,8 +54,7 @@ _FOLDS = {
 }
 _MOMENTS = ("squares", "moments")
 _MOMENTS_BYTES = 12  # of an ArkMoments
-# Neighbouring results that a block reduces at once, if the reduced dimension is not the last.
-BLOCK_COLUMNS = 64
+BLOCK_COLUMNS = 64  # neighbouring results that a block reduces at once, if a column is reduced
 LOADS_PER_BARRIER_PAIR = 16  # loads of a thread that take as long as two barriers
 # The number of elements of a column that one thread adds up, if tiles are wide enough.
 COLUMN_ELEMENTS_PER_THREAD = 64
@@ -350,13 +347,8 @@ class Reduce(TaskKind):
             for p in (pack, narrow)
         ]
         constants = (*self._forms(sig), columns, pack, narrow, *some, team, *short)
-        store = text.store(
-            sig,
-            out,
-            text.pointer(sig, out, const=False),
-            text.offset(sig, out, names),
-            self._value(sig),
-        )
+        at = text.pointer(sig, out, const=False), text.offset(sig, out, names)
+        store = text.store(sig, out, *at, self._value(sig))
         arguments = (
             self._source(sig, NAMES[:3], names),
             f"[&](int i0, int i1, int i2, {_total(sig)} v) {{ {_UNUSED}{store} }}",

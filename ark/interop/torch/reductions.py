@@ -98,8 +98,7 @@ def _variance(x: Value, axes: Sequence[int], correction: Any) -> Any:
     """The first of _moments, which reads the elements once if the axes are neighbours."""
     less = 1 if correction is None else correction
     count = math.prod(x.tensor.ir.shape[a] for a in axes)
-    single = x.tensor.ir.dtype == ark.fp32  # others are cast in each of two reductions instead
-    squares = squared_differences(x.tensor, axes) if single and count > less else None
+    squares = squared_differences(wide(x.tensor), axes) if count > less else None
     if squares is None:
         return _moments(x, axes, correction)[0]
     return ark.mul(squares, 1.0 / (count - less))

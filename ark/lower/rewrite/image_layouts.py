@@ -1,5 +1,5 @@
 """Determines which images have channels as their last dimension, and builds the nodes that
-transpose images and multiply their windows. Called by ark.lower.rewrite.channels_last.
+transpose images and multiply their windows. Called by ark.lower.rewrite.turned_images.
 """
 
 from __future__ import annotations
