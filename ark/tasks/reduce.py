@@ -4,7 +4,7 @@ differences from the mean (squares). Emitted by ark.lower.ops.reductions.
 params: function (`moments` gives an int64 with the mean and the sum of squares of a part of the
 elements, `squares` also reads those of all parts), axis (of 4, or of all if there are more), count
 (the elements of a mean), tile (4 sizes of the output, 1 along the axis; more dimensions are folded,
-ark.ir.fold), term (an expression of ark.tasks.expression over the inputs, whose values are reduced).
+ark.ir.fold), term (an expression of ark.tasks.expression over the inputs; its values are reduced).
 
 operands: input, output. With a term: one input, or two of one shape, then inputs of size 1 along
 the axis, which broadcast to the output, then the output.
