@@ -1,13 +1,14 @@
-"""Measures the standard set of figures on a row's machine and writes them as data.
+"""Measures the standard set of figures on a machine, a row of ci/matrix.toml, and writes them as
+data.
 
 `python ci/figures.py cuda-h200` runs the benches of ci/figure_pieces.py, each in its own process,
 and writes ci/results/figures/cuda-h200.json, from which ci/generate.py makes the tables of
-docs/performance.md. It prints the figures that are worse by 3% than the previous file's. It stops
-after --budget seconds; the results so far are kept in the folder --work, and the next run continues
-from there if ark's source is the same. Rows that were not measured again keep the previous figures.
-The exit code is 1 if a figure is missing or worse. On one GPU --lanes benches run side by side:
-they plan and compile at the same time, and use the GPU in turns. --sweep measures `ark bench ops
-"sweep-*"` and `ark bench fidelity` instead of the standard set.
+docs/performance.md. It prints the figures that are more than 3% worse than in the previous file. It
+stops after --budget seconds; the results so far are kept in the folder --work, and the next run
+continues from there if ark's source is the same. Figures that were not measured again stay as they
+were. The exit code is 1 if a figure is missing or worse. On one GPU --lanes benches run side by
+side: they plan and compile at the same time, and use the GPU in turns. --sweep measures
+`ark bench ops "sweep-*"` and `ark bench fidelity` instead of the standard set.
 """
 
 from __future__ import annotations

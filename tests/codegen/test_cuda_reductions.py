@@ -1,6 +1,5 @@
-"""Reductions, scans and softmax of rows on CUDA: whole blocks run on the host, with teams of warps
-that share a row, lanes that share a short row, narrow loads in flight, and columns that threads
-reduce alone. Results are compared with NumPy.
+"""CUDA's device code of reductions, scans and softmax, executed on the CPU with a host thread for
+each thread of a block, and compared with NumPy. The cases differ in which threads share a row.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def test_signalling_nans_win_quieted(arch: str) -> None:
     got = suite(arch).run("signal", [a, b, c])
     assert [hex(x) for x in got[0][:5]] == [hex(x) for x in (quieted, quieted, one, one, one)]
     assert [hex(x) for x in got[1][:5]] == [hex(x) for x in (quieted, quieted, one, one, two)]
-    # With three operands, the quieted NaN of the first two is compared with the third, which is
-    # returned.
+    # min3 and max3 compare the first two operands, of which one is a NaN that becomes quiet. They
+    # compare this NaN with the third operand, and return the third.
     assert [hex(x) for x in got[2][:5]] == [hex(x) for x in (one, one, one, one, quieted)]
     assert [hex(x) for x in got[3][:5]] == [hex(x) for x in (one, one, one, two, quieted)]
     assert [hex(x) for x in got[4][:5]] == [hex(x) for x in (one, one, one, one, quieted)]
