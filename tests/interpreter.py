@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ark.ir.dtype import INTEGERS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower import registry
@@ -21,7 +22,7 @@ class Interpreter:
 
     def view(self, tensor: Tensor) -> np.ndarray:
         """Returns the elements of a tensor, as a view of its buffer."""
-        kind = np.int64 if tensor.dtype.name == "int32" else np.float64
+        kind = np.int64 if tensor.dtype in INTEGERS else np.float64
         size = tensor.buffer.nbytes // tensor.dtype.itemsize
         flat = self.buffers.setdefault(tensor.buffer.id, np.zeros(size, kind))
         count = int(np.prod(tensor.extents))

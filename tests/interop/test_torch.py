@@ -460,10 +460,11 @@ def test_precisions_of_fp32_are_those_that_torch_is_set_to() -> None:
         nodes = [n for n in actual.model.graph.nodes if n.type == "matmul"]
         return [bool(n.attrs.get("tf32")) for n in nodes]
 
-    assert kinds(torch.float32) == [True, False, False]
-    assert kinds(torch.bfloat16) == [False, False, False]
     before = torch.get_float32_matmul_precision()
     try:
+        torch.set_float32_matmul_precision("highest")
+        assert kinds(torch.float32) == [True, False, False]
+        assert kinds(torch.bfloat16) == [False, False, False]
         torch.set_float32_matmul_precision("high")
         assert kinds(torch.float32) == [True, True, True]
         # If torch's own test helpers were imported, these settings can be changed only within this

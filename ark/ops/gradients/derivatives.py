@@ -135,6 +135,7 @@ STEPS = (
     "logical_or",
     "logical_xor",
     "logical_not",
+    "order",
     "bitwise_and",
     "bitwise_or",
     "bitwise_xor",

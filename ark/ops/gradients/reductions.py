@@ -69,6 +69,14 @@ def _product(call: Call) -> Gradients:
     return [call.fitted(mul(mul(before, behind), _kept(call, call.gradient())), 0)]
 
 
+@rule("reduce_squares")
+def _squares(call: Call) -> Gradients:
+    """The gradient of a sum of squared differences from the mean; the mean's own part is zero."""
+    source = _as(call.input(0), call.output())
+    centred = sub(source, reduce_mean(source, _axis(call)))
+    return [call.fitted(mul(mul(centred, 2.0), _kept(call, call.gradient())), 0)]
+
+
 @rule("softmax", "safe_softmax")
 def _softmax(call: Call) -> Gradients:
     result, given = wide(call.output()), wide(call.gradient())

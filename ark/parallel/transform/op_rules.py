@@ -278,6 +278,7 @@ RULES: dict[str, Callable[[Node], str]] = {
     "reduce_max": _reduce,
     "reduce_min": _reduce,
     "reduce_prod": _reduce,
+    "reduce_squares": _reduce,
     "argmax": _argmax,
     "topk": _topk,
     "transpose": _transpose,

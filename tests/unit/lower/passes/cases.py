@@ -65,6 +65,11 @@ def _transposed() -> None:
     ark.matmul(x, ark.transpose(w, [1, 0]))
 
 
+def _sigmoid_of_weights() -> None:
+    y = ark.softmax(ark.tensor([64, 64], fp32))
+    ark.rmsnorm(y, ark.sigmoid(ark.parameter([64], fp32, name="w")))
+
+
 def _read_much_later() -> None:
     x, w = ark.tensor([1024, 1024], fp32), ark.parameter([1024, 4096], fp32)
     early = ark.softmax(x)
@@ -305,6 +310,7 @@ CASES = (
     Case("fuse_windows", _convolution),
     Case("reorder_small_ops", _side_by_side),
     Case("group_products", _three_of_one),
+    Case("weights_first", _sigmoid_of_weights),
     Case("recompute", _read_much_later, options={"activation_bytes": 32 << 20}),
 )
 
