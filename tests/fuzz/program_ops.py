@@ -1,5 +1,5 @@
-"""The ops of random programs (programs.py): for each op, a function that draws arguments, a
-function that calls ark, and the reference result by NumPy or torch in float64 and int64.
+"""The ops of random programs: for each op, a function that draws arguments, one that calls ark, and
+the reference result by NumPy or torch in float64 and int64.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ark.ir.dtype import by_name
 
 FLOATS = ("fp32", "fp16", "bf16")
 INTEGERS = ("int64", "int32", "uint32", "int8", "uint8")
-SUBNORMAL_BELOW = 2.0**-126  # magnitudes of bf16 and fp32
 Value = tuple[tuple[int, ...], str]  # shape and type
 Drawn = tuple[list[int], dict[str, Any], list[Value]]
 
@@ -202,13 +201,9 @@ def _matmul() -> Op:
     def reference(a: list[np.ndarray], p: dict[str, Any], types: list[str]) -> list[Any]:
         sizes = _finite_sizes(a[0])
         products = _counted(a[0] @ a[0].swapaxes(-1, -2), sizes @ sizes.swapaxes(-1, -2))
-        if types[0] == "bf16":
-            # Instructions for products of bf16 take subnormal elements as zeros, which shows where
-            # they are multiplied by huge ones. torch's products on the same CPU do, too.
-            least = np.where(sizes < SUBNORMAL_BELOW, sizes, 0.0)
-            lost = least @ sizes.swapaxes(-1, -2)
-            lost = lost + lost.swapaxes(-1, -2)
-            products = np.ma.array(products, mask=products.mask | (lost > np.abs(products) * 1e-3))
+        if types[0] == "bf16":  # CPUs take subnormals as zeros, for torch too
+            lost = np.where(sizes < 2.0**-126, sizes, 0.0) @ sizes.swapaxes(-1, -2)
+            products.mask |= lost + lost.swapaxes(-1, -2) > np.abs(products.data) * 1e-3
         return [products]
 
     return Op(draw, lambda t, p: [ark.matmul(t[0], t[0], transpose_other=True)], reference)
@@ -287,8 +282,7 @@ def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _of_integers(apply: Any) -> Callable[..., np.ndarray]:
-    """Returns a remainder op. For integers, the remainder of a division by 0 is 0."""
-
+    # For integers, the remainder of a division by 0 is 0.
     def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if a.dtype.kind == "f":
             return apply(a, b)
@@ -310,9 +304,8 @@ def _finite_sizes(a: np.ndarray) -> np.ndarray:
 
 def _sum(a: np.ndarray, axis: int) -> Any:
     sums = a.sum(axis, keepdims=True)
-    return (
-        _counted(sums, _finite_sizes(a).sum(axis, keepdims=True)) if a.dtype.kind == "f" else sums
-    )
+    total = _finite_sizes(a).sum(axis, keepdims=True)
+    return _counted(sums, total) if a.dtype.kind == "f" else sums
 
 
 def _prod(a: np.ndarray, axis: int) -> Any:
