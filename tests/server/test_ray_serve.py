@@ -4,6 +4,7 @@ installed.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tests.slow import slow
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 180.0
 REQUESTS, CLIENTS = 160, 12
+MAX_TOKENS = 120
 PROMPTS = [f"{word} fox jumps over the lazy dog, and then" for word in ("A", "The", "No", "Tile")]
 PROGRAM = """
 import sys
@@ -39,6 +41,9 @@ serve.run(app({"model": directory, "options": "--backend cpu"}))
 print("ready", flush=True)
 sys.stdin.read()
 """
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed"
+)
 
 
 class Cluster:
@@ -51,13 +56,14 @@ class Cluster:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
+        path = os.pathsep.join((str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])))
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(port), str(directory)],
             stdin=subprocess.PIPE,
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
+            env={**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"},
         )
 
     def serves(self) -> bool:
@@ -87,7 +93,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    directory = make_checkpoint(tmp_path / "small", context=128)
+    directory = make_checkpoint(tmp_path / "small", context=256)
     started = Cluster(directory, tmp_path / "log")
     try:
         until(started.serves, "Ray serves", PATIENCE_S)
@@ -96,13 +102,19 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         started.process.communicate(b"", PATIENCE_S)
 
 
-def ask(cluster: Cluster, number: int, stream: bool) -> tuple[str, bool, int]:
+def ask(
+    cluster: Cluster,
+    number: int,
+    stream: bool,
+    on_text: Callable[[int], None] = lambda replica: None,
+) -> tuple[str, bool, int]:
     """Sends a request. Returns the text of its answer, True if the answer is complete, and the
-    number of replicas that had died before.
+    number of replicas that had died before. While an answer streams, `on_text` gets the process id
+    of its replica at each part.
     """
     asked = {
         "prompt": PROMPTS[number % len(PROMPTS)],
-        "max_tokens": 40,
+        "max_tokens": MAX_TOKENS,
         "temperature": 0,
         "ignore_eos": True,
         "stream": stream,
@@ -123,6 +135,7 @@ def ask(cluster: Cluster, number: int, stream: bool) -> tuple[str, bool, int]:
                 assert text and event["error"]["code"] == "replica_lost", event
                 return text, False, 0
             text += event["choices"][0]["text"]
+            on_text(int(answer.headers["x-replica"].rpartition(".")[2]))
             whole = event["choices"][0]["finish_reason"] == "length"
     return text, whole, int(answer.headers["x-attempt"])
 
@@ -136,7 +149,7 @@ def replica_of(cluster: Cluster, prompt: str) -> int:
 
 @slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+@needs_ray
 def test_a_killed_replica_loses_no_request_that_had_not_begun(cluster: Cluster) -> None:
     assert httpx.get(f"{cluster.url}/v1/models").json()["data"][0]["id"] == "small"
     refused = httpx.post(f"{cluster.url}/v1/completions", json={"prompt": "a", "n": 0})
@@ -146,22 +159,31 @@ def test_a_killed_replica_loses_no_request_that_had_not_begun(cluster: Cluster) 
     assert [len(names) for names in by_prefix] == [1, 1] and by_prefix[0] != by_prefix[1]
 
     expected = [ask(cluster, number, stream=False)[0] for number in range(len(PROMPTS))]
-    begun = threading.Semaphore(0)
+    owners = [replica_of(cluster, prompt) for prompt in PROMPTS]
+    first = max(owners, key=owners.count)
+    (second,) = set(cluster.replicas()) - {first}
+    unanswered = set(range(REQUESTS))
+    ready = threading.Event()
 
     def one(number: int) -> tuple[bool, int]:
         streams = number // len(PROMPTS) % 2 == 0  # half of each prompt's requests
-        text, whole, attempt = ask(cluster, number, streams)
-        begun.release()
+
+        def on_text(replica: int) -> None:
+            # The request with this prompt before this one does not stream. It has reached the same
+            # replica.
+            before = number - len(PROMPTS)
+            if number >= REQUESTS // 8 and replica == first and before in unanswered:
+                ready.set()
+
+        text, whole, attempt = ask(cluster, number, streams, on_text)
+        unanswered.remove(number)
         right = expected[number % len(PROMPTS)]
         assert text == right if whole else right.startswith(text)
         return whole, attempt
 
-    first = replica_of(cluster, PROMPTS[0])
-    (second,) = set(cluster.replicas()) - {first}
     with ThreadPoolExecutor(CLIENTS) as pool:
         answers = [pool.submit(one, number) for number in range(REQUESTS)]
-        for _ in range(REQUESTS // 8):
-            assert begun.acquire(timeout=PATIENCE_S)
+        assert ready.wait(PATIENCE_S)
         os.kill(first, signal.SIGKILL)
         results = [answer.result() for answer in answers]
     cut = sum(not whole for whole, _ in results)
@@ -173,3 +195,11 @@ def test_a_killed_replica_loses_no_request_that_had_not_begun(cluster: Cluster) 
         return len(now) == 2 and second in now and first not in now
 
     until(back, "there is another replica", PATIENCE_S)
+
+
+@needs_ray
+def test_a_ray_without_the_router_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = importlib.import_module("examples.ray_serve")
+    monkeypatch.setitem(sys.modules, example.ROUTER_MODULE, None)
+    with pytest.raises(ImportError, match=r"Ray [\d.]+ does not provide .* install 'ray\[serve\]'"):
+        importlib.reload(example)
