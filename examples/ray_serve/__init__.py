@@ -1,7 +1,7 @@
 """Replicas of `ark serve` behind Ray Serve, which routes requests by the prefixes of their prompts.
 
-    pip install 'ark-gpu[cpu,serve]' 'ray[serve]'
-    serve run examples.ray_serve:app model=examples/noah replicas=2
+    pip install 'ark-gpu[cpu,serve]' 'ray[serve]>=2.51'
+    serve run examples.ray_serve:app [model=examples/noah] [replicas=2]
 
 Each replica is an engine with all of ark's routes. A front passes requests to them, and gives a
 request whose replica has died to another one, unless its answer has begun. The headers x-replica
@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import ray
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.config import RequestRouterConfig
@@ -31,11 +34,17 @@ from ark.errors import SystemError
 from ark.serving.http.app import Service, application
 from ark.serving.http.errors import SERVER_ERROR, ApiError
 
+NOAH = str(Path(__file__).resolve().parents[1] / "noah")
 # ray.serve.llm.request_router has the same class, but its package needs vLLM.
-ROUTER = (
-    "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router."
-    "PrefixCacheAffinityRouter"
-)
+ROUTER_MODULE = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router"
+ROUTER = f"{ROUTER_MODULE}.PrefixCacheAffinityRouter"
+try:
+    importlib.import_module(ROUTER_MODULE)
+except ImportError as error:
+    raise ImportError(
+        f"Ray {ray.__version__} does not provide the prefix-aware router ({error}); "
+        "install 'ray[serve]', version 2.51 to 2.60"
+    ) from error
 MAX_ATTEMPTS = 5  # each at another replica
 PAUSE_S = 0.5  # before the next attempt: Ray takes a moment to notice a dead replica
 MAX_BODY_BYTES = 16 << 20
@@ -127,7 +136,7 @@ class Model:
             await task
 
 
-@serve.deployment(max_ongoing_requests=4096)
+@serve.deployment(max_ongoing_requests=4096, ray_actor_options={"num_cpus": 0})
 class Front:
     """Accepts HTTP requests and passes them to replicas."""
 
@@ -202,12 +211,13 @@ def prompt_of(body: bytes) -> str:
 
 
 def app(arguments: Mapping[str, str]) -> serve.Application:
-    """The application. arguments: `model`, a directory or a hub name; `replicas` (2); `cpus` and
-    `gpus` of a replica (1 and 0); `options`, further words of `ark serve` (`--backend cpu`).
+    """The application. arguments: `model`, a directory or a hub name (examples/noah); `replicas`
+    (2); `cpus` and `gpus` of a replica (1 and 0); `options`, further words of `ark serve`
+    (`--backend cpu`).
     """
     words = [
         "serve",
-        arguments["model"],
+        arguments.get("model", NOAH),
         "--slots",
         str(MAX_RUNNING_REQUESTS),
         "--queue",

@@ -35,7 +35,7 @@ import ray
 from ray import serve
 from examples.ray_serve import app
 port, directory = sys.argv[1:]
-ray.init(num_cpus=8, include_dashboard=False, object_store_memory=100 << 20)
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20)
 serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
 serve.run(app({"model": directory, "options": "--backend cpu"}))
 print("ready", flush=True)
@@ -195,6 +195,13 @@ def test_a_killed_replica_loses_no_request_that_had_not_begun(cluster: Cluster) 
         return len(now) == 2 and second in now and first not in now
 
     until(back, "there is another replica", PATIENCE_S)
+
+
+@needs_ray
+def test_the_application_without_arguments_serves_the_shipped_model() -> None:
+    example = importlib.import_module("examples.ray_serve")
+    assert (Path(example.NOAH) / "config.json").is_file()
+    assert example.app({})
 
 
 @needs_ray
