@@ -228,6 +228,28 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "-m", "tests.fuzz", *session.posargs)
 
 
+# What tests of the server use beside the extra `test`: clients, a load generator, Ray Serve and
+# Kubernetes' schemas. They are in no extra: some need other versions than packages of `dev`.
+CLIENTS = (
+    *("guidellm>=0.8", "kubernetes-validate>=1.37", "langchain-openai>=1", "litellm>=1.80"),
+    *("lm-eval[api,hf]>=0.4.13", "ray[serve]>=2.51"),
+)
+CLIENT_TESTS = ("other_clients", "lm_eval", "deployment", "page", "ray_serve")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@nox.session
+def clients(session: nox.Session) -> None:
+    """The server beside public clients, Ray Serve, Kubernetes' schemas and the page in Chromium,
+    which must be installed (Debian: `apt-get install chromium`).
+    """
+    if not any(map(shutil.which, BROWSERS)):
+        session.error(f"no Chromium on this machine (looked for {', '.join(BROWSERS)}); install it")
+    session.install("-e", ".[cpu,serve,structured,test]", *CLIENTS)
+    files = [f"tests/server/test_{name}.py" for name in CLIENT_TESTS]
+    session.run("pytest", "-m", "", *files, *session.posargs, env=BESIDE)
+
+
 @nox.session
 def onnx(session: nox.Session) -> None:
     """All of onnx's backend node tests on the CPU, with counts; a crash fails the session. Then 40
