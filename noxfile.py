@@ -232,7 +232,7 @@ def fuzz(session: nox.Session) -> None:
 # Kubernetes' schemas. They are in no extra: some need other versions than packages of `dev`.
 CLIENTS = (
     *("guidellm>=0.8", "kubernetes-validate>=1.37", "langchain-openai>=1", "litellm>=1.80"),
-    *("lm-eval[api,hf]>=0.4.13", "ray[serve]>=2.51"),
+    *("lm-eval[api,hf]>=0.4.13", "ray[serve]>=2.60"),
 )
 CLIENT_TESTS = ("other_clients", "lm_eval", "deployment", "page", "ray_serve")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -1,6 +1,6 @@
 """Replicas of `ark serve` behind Ray Serve, which routes requests by the prefixes of their prompts.
 
-    pip install 'ark-gpu[cpu,serve]' 'ray[serve]>=2.51'
+    pip install 'ark-gpu[cpu,serve]' 'ray[serve]>=2.60'
     serve run examples.ray_serve:app [model=examples/noah] [replicas=2]
 
 Each replica is an engine with all of ark's routes. A front passes requests to them, and gives a
@@ -43,7 +43,7 @@ try:
 except ImportError as error:
     raise ImportError(
         f"Ray {ray.__version__} does not provide the prefix-aware router ({error}); "
-        "install 'ray[serve]', version 2.51 to 2.60"
+        "install 'ray[serve]==2.60.0', with which this example was tested"
     ) from error
 MAX_ATTEMPTS = 5  # each at another replica
 PAUSE_S = 0.5  # before the next attempt: Ray takes a moment to notice a dead replica
