@@ -22,6 +22,7 @@ from ark_rocm.driver import call, device_properties
 from ark_rocm.launches import Launch, Program
 from ark_rocm.probe import probe, text
 
+VECTOR_BYTES = 16  # of the widest load
 _COPY_KINDS = {"in": "hipMemcpyHostToDevice", "out": "hipMemcpyDeviceToHost"}
 
 
@@ -73,7 +74,9 @@ class Device:
     def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
         self._select()
         self._returned.settle()
-        size = max(nbytes, 1)
+        # Slices that begin at any element are loaded as whole aligned vectors, of which the last
+        # may end after the tensor.
+        size = -(-max(nbytes, 1) // VECTOR_BYTES) * VECTOR_BYTES
         hip = self._hip
         result = self._ask(size, kind)
         if int(result[0]) != 0 and self._returned.force():
