@@ -160,17 +160,21 @@ class Graph:
         self.tensors.append(tensor)
         return tensor
 
+    def tensor_like(self, like: Tensor, buffer: Buffer, name: str = "") -> Tensor:
+        """Adds a tensor on `buffer` with the type and layout of `like`, whose buffer may differ."""
+        return self.tensor(
+            like.shape,
+            like.dtype,
+            buffer=buffer,
+            extents=like.extents,
+            offsets=like.offsets,
+            padded=like.padded,
+            name=name,
+        )
+
     def rewrite(self, target: Tensor, name: str = "") -> Tensor:
         """A new tensor on the memory of `target`, for the values after a write into `target`."""
-        rewritten = self.tensor(
-            target.shape,
-            target.dtype,
-            buffer=target.buffer,
-            extents=target.extents,
-            offsets=target.offsets,
-            padded=target.padded,
-            name=name or target.name,
-        )
+        rewritten = self.tensor_like(target, target.buffer, name or target.name)
         self.depend(rewritten, self.depends(target))
         return rewritten
 

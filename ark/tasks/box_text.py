@@ -12,9 +12,13 @@ NAMES = ("i0", "i1", "i2", "i3")  # names of the loop indices
 
 @dataclass(frozen=True)
 class Packs:
-    """How operands are accessed. size: the number of elements of a pack; 1 if packs are impossible.
-    whole: operands whose packs are aligned. loose: inputs whose packs begin at any element. Other
-    operands are read element by element.
+    """How a device function accesses its operands: by packs (vectors of `size` neighbouring
+    elements) or by single elements.
+
+    size: 1 if no operand is accessed by packs. whole: the numbers of operands whose packs begin at
+    multiples of a pack's bytes. loose: the numbers of inputs whose packs may begin at any element;
+    each is loaded as the two aligned vectors that it overlaps. All other operands are accessed by
+    single elements.
     """
 
     size: int = 1

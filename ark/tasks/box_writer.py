@@ -50,8 +50,7 @@ def write_box(
     guard: a condition on the output's indices, and the value that replaces operand 0's element if
     it is false. If the condition does not depend on the last index, packs of operand 0 are read in
     any case and must be in bounds. once: no element of operand 0 is read twice, although it is in
-    `places`. apart: True to store packs even if operand 0 is
-    read element by element.
+    `places`. apart: True to store packs even if operand 0 is read element by element.
     """
     out = len(sig.operands) - 1
     declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))

@@ -149,9 +149,10 @@ def _halves(
     for half, tree in enumerate((FIRST, SECOND)):
         sides = (rows, given[0], rows, given[1])
         cut = [_half(t, half ^ (place == 2)) for place, t in enumerate(sides)]
-        inputs = tuple(_named(graph, t) for t in cut)
+        inputs = tuple(graph.tensor_like(t, t.buffer, t.name) for t in cut)
         kinds = [t.dtype.name for t in inputs]
         attrs = {"expr": expression.typed(tree, kinds, out.dtype.name)}
+        part = _half(out, half)
         halves.append(
             dataclasses.replace(
                 last,
@@ -159,25 +160,12 @@ def _halves(
                 type="elementwise",
                 name="rotary",
                 inputs=inputs,
-                outputs=(_named(graph, _half(out, half)),),
+                outputs=(graph.tensor_like(part, part.buffer, part.name),),
                 attrs=attrs,
                 after=last.after,
             )
         )
     return [*halves, *behind]
-
-
-def _named(graph: Graph, view: Tensor) -> Tensor:
-    """A new tensor of the graph with the buffer, shape and offsets of the view."""
-    return graph.tensor(
-        view.shape,
-        view.dtype,
-        buffer=view.buffer,
-        extents=view.extents,
-        offsets=view.offsets,
-        padded=view.padded,
-        name=view.name,
-    )
 
 
 def _turns_heads(pattern: Pattern, node: Node, rotation: _Rotation, last: Node) -> bool:

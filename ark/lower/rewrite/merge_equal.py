@@ -83,13 +83,5 @@ class _Merger:
         if earlier is None:
             return tensor
         if tensor.id not in self.views:
-            self.views[tensor.id] = self.graph.tensor(
-                tensor.shape,
-                tensor.dtype,
-                buffer=earlier.buffer,
-                extents=tensor.extents,
-                offsets=tensor.offsets,
-                padded=tensor.padded,
-                name=tensor.name,
-            )
+            self.views[tensor.id] = self.graph.tensor_like(tensor, earlier.buffer, tensor.name)
         return self.views[tensor.id]

@@ -152,12 +152,5 @@ class _Parts:
             return view
         key = view.buffer.id, (view.offsets, view.shape)
         if key not in self.views:
-            self.views[key] = self.graph.tensor(
-                view.shape,
-                view.dtype,
-                buffer=view.buffer,
-                extents=view.extents,
-                offsets=view.offsets,
-                padded=view.padded,
-            )
+            self.views[key] = self.graph.tensor_like(view, view.buffer)
         return self.views[key]

@@ -62,14 +62,7 @@ class TurnedImages(ImageNodes):
         source = self.moved.get(tensor.buffer.id)
         if source is None:
             return tensor
-        return self.graph.tensor(
-            tensor.shape,
-            tensor.dtype,
-            buffer=source.buffer,
-            extents=tensor.extents,
-            offsets=tensor.offsets,
-            name=tensor.name,
-        )
+        return self.graph.tensor_like(tensor, source.buffer, tensor.name)
 
     def keep(self, node: Node) -> None:
         """Adds a node unchanged."""

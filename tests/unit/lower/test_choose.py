@@ -167,8 +167,8 @@ def test_the_reason_for_warpgroups_gives_the_time_of_the_first_variant(
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_inputs_of_a_product_alone_are_not_rounded(rows: int) -> None:
-    """A product of fp32 rows with 16-bit weights in a graph that is no decoder does not round the
-    rows to 16 bits.
+    """In a graph without attention over a cache, a product of fp32 rows with 16-bit weights keeps
+    the rows in fp32.
     """
     graph = Graph(0, 1)
     x = graph.tensor((rows, 2048), by_name("fp32"))
