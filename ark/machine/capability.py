@@ -87,6 +87,11 @@ class Capability(Enum):
         "processors claim the tiles of large ops that only move bytes, because memory serves some "
         "processors faster",
     )
+    ROUNDS_AHEAD = (
+        "rounds_ahead",
+        "in the variant `block` a thread has registers for two rounds of an elementwise tile, so "
+        "that one is loaded while the other is computed",
+    )
     PEER_PACKETS = ("peer_packets", "packets travel to peers")
     PEER_STORES = (
         "peer_stores",

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from ark.ir.fold import fold
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import expression, text
 from ark.tasks.box_text import (
@@ -301,9 +302,10 @@ class BoxWriter:
 
     def several(self, packs: Packs, machine: Machine) -> bool:
         """True if a thread has several rounds of packs, of which the next one is loaded while one
-        is computed. This takes registers that only bodies of the variant `block` have.
+        is computed. This takes registers that not all bodies have (Capability.ROUNDS_AHEAD).
         """
-        if self.places or self.keeps or not self.out or machine.variant.name != "block":
+        able = machine.variant.name == "block" and machine.has(Capability.ROUNDS_AHEAD)
+        if self.places or self.keeps or not self.out or not able:
             return False
         rounds = self.rounds(packs, machine)
         words = sum(

@@ -242,6 +242,7 @@ _COMMON = (
     Capability.PACKETS,
     Capability.PEER_PACKETS,
     Capability.PROXY,
+    Capability.ROUNDS_AHEAD,
     Capability.SHORT_PACKETS,
 )
 _HOPPER = (
