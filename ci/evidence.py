@@ -6,6 +6,9 @@ ci/matrix.toml and writes ci/results/cuda-h100.json: the devices, the versions o
 packages, the date, and the counts of pytest's own report. If a test failed, or no test ran on such
 a device, no file is written. ci/generate.py reads the files back through the same schema.
 
+`--label nvrtc-13.5` names a further run of a row, with other packages; it writes ROW+LABEL.json
+beside ROW.json.
+
 A machine that is available for minutes at a time runs a row in parts, each with pytest's own
 options: `--reports FOLDER` keeps each part's report there, and the result counts all reports of the
 same source. An interrupted run (`timeout -s INT 9m python ci/evidence.py ...`) reports the outcome
@@ -323,9 +326,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("row", help="a row of ci/matrix.toml")
     parser.add_argument("--output", type=Path, default=RESULTS, help="the folder for the file")
     parser.add_argument(
+        "--label", default="", help="the name of a further run of the row, with other packages"
+    )
+    parser.add_argument(
         "--reports", type=Path, help="a folder that keeps the reports of a row that runs in parts"
     )
     known, rest = parser.parse_known_args(argv)
+    if not re.fullmatch(r"[\w.-]*", known.label):
+        parser.error(f"a label has letters, digits, '.', '_' and '-' only, not {known.label!r}")
     rows = tomllib.loads((ROOT / "ci/matrix.toml").read_text())["row"]
     row = next((r for r in rows if r["name"] == known.row), None)
     if row is None:
@@ -344,7 +352,7 @@ def main(argv: list[str]) -> int:
             print(f"no result is written: {error}", file=sys.stderr)
             return code or 1
     known.output.mkdir(parents=True, exist_ok=True)
-    path = known.output / f"{row['name']}.json"
+    path = known.output / f"{row['name']}{'+' if known.label else ''}{known.label}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(checked), indent=2) + b"\n")
     print(f"wrote {path}; `python ci/generate.py` takes it into ci/coverage.md")
     return 0

@@ -42,14 +42,17 @@ TESTS = {
 
 
 def rows(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """The matrix with each row's `proof` and `evidence`. Raises ValueError for a result without a
-    row.
+    """The matrix with each row's `proof` and `evidence`, which names every run of the row
+    (ROW.json, ROW+LABEL.json). Raises ValueError for a result without a row.
     """
     data = tomllib.loads((ROOT / "ci/matrix.toml").read_text())
-    results = {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
+    results: dict[str, list[Result]] = {}
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.stem):
+        results.setdefault(path.stem.partition("+")[0], []).append(read(path))
     for row in data["row"]:
-        result = results.pop(row["name"], None)
-        row["proof"], row["evidence"] = prove(row, result, data["emulated"])
+        runs = results.pop(row["name"], None) or [None]
+        proofs = [prove(row, result, data["emulated"]) for result in runs]
+        row["proof"], row["evidence"] = proofs[0][0], "; ".join(text for _, text in proofs)
     if results:
         raise ValueError(f"ci/results has {sorted(results)}, which are not in ci/matrix.toml")
     return list(data["row"])

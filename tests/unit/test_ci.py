@@ -60,6 +60,15 @@ def test_only_a_result_file_makes_hardware_executed(tmp_path: Path) -> None:
         assert word in line
 
 
+def test_runs_of_a_row_with_other_packages_stand_in_its_evidence(tmp_path: Path) -> None:
+    newer = {**RESULT, "packages": {"cuda-python": "13.5.0"}}
+    (tmp_path / "cuda-h100.json").write_text(json.dumps(RESULT))
+    (tmp_path / "cuda-h100+cuda-13.5.json").write_text(json.dumps(newer))
+    (line,) = (r["evidence"] for r in generate.rows(tmp_path) if r["name"] == "cuda-h100")
+    assert line.count("3 passed, 1 skipped") == 2
+    assert line.index("cuda-python 13.4.4") < line.index("cuda-python 13.5.0")
+
+
 def change(path: str, value: Any) -> dict[str, Any]:
     result = copy.deepcopy(RESULT)
     *outer, last = path.split(".")
