@@ -1,38 +1,57 @@
 """Prints where a whole model's kernel spends its time on a GPU, op by op, beside the prediction.
 
-`python bench/model_trace.py convnext-tiny-8x224 [--top 30]` compiles a model of `ark bench models`
-by torch.compile, records the tasks of a few calls, and prints for each kind of op, and for the ops
-that take longest, the microseconds by which the op ends later than all ops before it (measured and
-predicted), and the time of its tasks. Recording the tasks slows the kernel down a little.
+`python bench/model_trace.py convnext-tiny-8x224 [--lines 60]` compiles a model of `ark bench
+models` by torch.compile and records the tasks of a few calls. Its table adds up the kernels of the
+model: first each kind of op, then equal ops with the name of their device function ("common": that
+of ark.tasks), the longest first. A row has the microseconds by which the ops end later than all ops
+before them, measured and predicted, their number, that of their tasks, and the mean microseconds of
+a task, measured and predicted. Recording the tasks slows the kernel down a little.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import ark.interop.torch.program as program_module
 from ark.backend import registry
+from ark.backend.protocol import KernelBackend
 from ark.bench.networks import network
 from ark.interop.torch.compile import backend
 from ark.interop.torch.program import PROGRAMS
 from ark.plan import kind as kinds
 from ark.plan.cost import predict
+from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor
+from ark.runtime.session import backend as session_backend
+from ark.runtime.session import device
 
 TRACE_RECORDS = 1 << 14  # per processor
 TRACED_CALLS = 4
 
 
-def ends(tasks: Iterable[tuple[Any, float, float]]) -> dict[Any, tuple[float, float]]:
-    """For each op: by how many microseconds it ends later than all ops that end before it, and the
-    mean microseconds of its tasks. tasks: (op, begin, end).
+HEAD = "      us predicted ops  tasks  a task predicted"
+
+
+class Row(NamedTuple):
+    """The figures of an op, or of several: see the module. busy: microseconds of all tasks."""
+
+    us: float
+    predicted: float
+    tasks: int
+    busy: float
+    predicted_busy: float
+
+
+def ends(tasks: Iterable[tuple[Any, float, float]]) -> dict[Any, tuple[float, int, float]]:
+    """For each op: by how many microseconds it ends later than all ops that end before it, the
+    number of its tasks and the microseconds of all of them. tasks: (op, begin, end).
     """
     last: dict[Any, float] = defaultdict(float)
     lengths: dict[Any, list[float]] = defaultdict(list)
@@ -41,12 +60,12 @@ def ends(tasks: Iterable[tuple[Any, float, float]]) -> dict[Any, tuple[float, fl
         lengths[op].append(end - begin)
     rows, before = {}, 0.0
     for op in sorted(last, key=last.__getitem__):
-        rows[op] = last[op] - before, sum(lengths[op]) / len(lengths[op])
+        rows[op] = last[op] - before, len(lengths[op]), sum(lengths[op])
         before = last[op]
     return rows
 
 
-def measured(executor: Executor) -> dict[int, tuple[float, float]]:
+def measured(executor: Executor) -> dict[int, tuple[float, int, float]]:
     """`ends` of the last recorded iteration, by the number of the op."""
     rows = executor.trace()
     last = max(int(row["iteration"].max()) for row in rows if len(row))
@@ -59,35 +78,64 @@ def measured(executor: Executor) -> dict[int, tuple[float, float]]:
     return ends((op, (begin - start) / 1e3, (end - start) / 1e3) for op, begin, end in tasks)
 
 
-def shapes(plan: Plan, op: int) -> str:
+def described(plan: Plan, op: int) -> str:
+    """An op's kind, shapes and device function: ops with the same text count as equal."""
     signature = kinds.signature(plan, plan.ops[op])
-    return " ".join("x".join(map(str, o.shape)) for o in signature.operands[:4])
+    sizes = " ".join("x".join(map(str, o.shape)) for o in signature.operands[:4])
+    used = session_backend()
+    own = None
+    if isinstance(used, KernelBackend):
+        own = used.dialect(device().arch).body(signature, machine_of(plan))
+    return f"{plan.ops[op].kind} {type(own).__name__ if own else 'common'} {sizes}"
 
 
-def show(executor: Executor, top: int) -> None:
+def gathered(rows: Iterable[tuple[str, Row]]) -> list[tuple[str, int, Row]]:
+    """The rows with equal texts added up, the longest first, with their number."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for text, row in rows:
+        groups[text].append(row)
+    added = [(t, len(g), Row(*map(sum, zip(*g, strict=True)))) for t, g in groups.items()]
+    return sorted(added, key=lambda one: -one[2].us)
+
+
+def rows_of(executor: Executor) -> list[tuple[int, Row]]:
+    """The figures of each op of one kernel."""
     plan = executor.plan
-    measured_us = measured(executor)
-    predicted_us = ends((s.task.op, s.begin, s.end) for s in predict(plan, 0))
-    by_kind: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    for op, (us, _) in measured_us.items():
-        row = by_kind[plan.ops[op].kind]
-        row[0] += 1
-        row[1] += us
-        row[2] += predicted_us.get(op, (0.0, 0.0))[0]
-    print(f"{plan.variant_of(0)}: {sum(r[1] for r in by_kind.values()):.0f} us, predicted", end=" ")
-    print(f"{sum(us for us, _ in predicted_us.values()):.0f} us")
-    for kind, (many, us, wanted) in sorted(by_kind.items(), key=lambda i: -i[1][1]):
-        print(f"  {kind:20} {many:4} ops {us:9.1f} us, predicted {wanted:9.1f}")
-    for op, (us, each) in sorted(measured_us.items(), key=lambda i: -i[1][0])[:top]:
-        wanted = predicted_us.get(op, (0.0, 0.0))[0]
-        line = f"{plan.ops[op].kind} {shapes(plan, op)}"
-        print(f"  {us:8.1f} us, predicted {wanted:8.1f}, a task {each:7.2f}  {line}")
+    predicted = ends((s.task.op, s.begin, s.end) for s in predict(plan, 0))
+    rows = []
+    for op, (us, tasks, busy) in measured(executor).items():
+        wanted = predicted.get(op, (0.0, 0, 0.0))
+        rows.append((op, Row(us, wanted[0], tasks, busy, wanted[2])))
+    return rows
+
+
+def show(executors: Sequence[Executor], lines: int) -> None:
+    """Prints a table of at most this many lines for the kernels of one model."""
+    each = [(e.plan, rows_of(e)) for e in executors]
+    whole = [(plan.ops[op].kind, row) for plan, rows in each for op, row in rows]
+    ops = [(described(plan, op), row) for plan, rows in each for op, row in rows]
+    processors = machine_of(each[0][0]).processors
+    for plan, rows in each:
+        total = Row(*map(sum, zip(*(row for _, row in rows), strict=True)))
+        share = total.busy / processors / total.us
+        print(
+            f"{plan.variant_of(0)}: {len(rows)} ops, {total.us:.0f} us, predicted "
+            f"{total.predicted:.0f}; processors busy {share:.0%}"
+        )
+    kinds_of = gathered(whole)
+    print(HEAD)
+    for text, many, row in (kinds_of + gathered(ops))[: lines - len(each) - 1]:
+        begun = row.busy / row.tasks, row.predicted_busy / row.tasks
+        print(
+            f"{row.us:8.1f} {row.predicted:8.1f} {many:4} {row.tasks:6} "
+            f"{begun[0]:7.2f} {begun[1]:7.2f}  {text}"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="+", help="models of `ark bench models`")
-    parser.add_argument("--top", type=int, default=25, help="ops to print")
+    parser.add_argument("--lines", type=int, default=60, help="lines to print for a model")
     parser.add_argument("--backend", help="backend (default: the first with a device)")
     args = parser.parse_args()
     place = "cpu" if registry.choose(args.backend)[0].name == "cpu" else "cuda"
@@ -101,9 +149,8 @@ def main() -> None:
             call = torch.compile(module, backend=backend)
             for _ in range(TRACED_CALLS):
                 call(*examples)
-        for program in set(PROGRAMS) - known:
-            print(name)
-            show(program._executor, args.top)
+        print(name)
+        show([p._executor for p in set(PROGRAMS) - known], args.lines)
 
 
 if __name__ == "__main__":
