@@ -8,7 +8,7 @@ template <int COLUMNS, int V, bool WARP, class In, class Finish>
 ARK_DEVICE void ark_argmax_rows(int rows, float* red, const In& in, const Finish& finish) {
   constexpr int WIDTH = (WARP ? ARK_LANES : ARK_THREADS) * V, U = 4, piece = U * WIDTH;
   const int me = (WARP ? ark_lane() : ark_tid()) * V, step = WARP ? ARK_WARPS : 1;
-  decltype(ark_held<V>(in(0, 0))) ahead[U];
+  decltype(ark_held<V>(in(0, 0))) ahead[U] = {};
   const auto load = [&](int r, int begin) {
 #pragma unroll
     for (int u = 0; u < U; ++u) {

@@ -79,7 +79,7 @@ template <class HELD, class TILE, int PACK, int ROUNDS, class Load, class Finish
 ARK_DEVICE void ark_each_round_ahead(const Load& load, const Finish& finish) {
   constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / PACK);
   constexpr int STEP = ROUNDS * ARK_THREADS;
-  HELD now, ahead;
+  HELD now = {}, ahead = {};
   int first = ark_tid();
   if (first < total) load(now, first);
 #pragma unroll 1

@@ -227,74 +227,78 @@ class BoxWriter:
         """
         if ahead and self.several(packs, machine):
             return self._deep(packs, machine)
+        constants = f"{self.box}, {packs.size}, {self.rounds(packs, machine)}"
+        body = "".join(self._round(packs, machine, "round"))
+        body = loop("ark_each_round", constants, "const auto& round", (), body)
+        return body + self.left(packs)
+
+    def _round(
+        self, packs: Packs, machine: Machine, place: str, held: str = ""
+    ) -> tuple[str, str, str]:
+        """The texts for a round: declarations of the loaded operands, statements that load them,
+        and statements that compute and store the results.
+
+        place: the text of the round. held: what precedes the names of the loaded operands.
+        """
         pack, rounds = packs.size, self.rounds(packs, machine)
-        held, fetch, shift, values = "", "", "", []
+        declare, fetch, unpack, values = "", "", "", []
         for i in range(self.out):
-            operand = self.sig.operands[i]
+            operand, v = self.sig.operands[i], f"{held}v{i}[u]"
             width = pack if i in packs.whole | packs.loose else 1
             guarded = i == 0 and bool(self.guard[0])
             if width < pack and i == 0 and self._varies():
-                held += f"    {text.loaded(self.sig, i)} v{i}[{rounds}][{pack}];\n"
+                declare += f"    {text.loaded(self.sig, i)} v{i}[{rounds}][{pack}] = {{}};\n"
                 fetch += (
                     f"      const int first = {NAMES[3]};\n#pragma unroll\n"
                     f"      for (int j = 0; inside && j < {pack}; ++j) {{\n"
                     f"        const int {NAMES[3]} = first + j;\n"
-                    f"        v{i}[u][j] = {self._value(i)};\n      }}\n"
+                    f"        {v}[j] = {self._value(i)};\n      }}\n"
                 )
-                values.append(f"v{i}[u][j]")
+                values.append(f"{v}[j]")
                 continue
             if width < operand.per_item or (guarded and width == 1):
-                held += f"    {text.loaded(self.sig, i)} v{i}[{rounds}];\n"
-                fetch += f"      if (inside) v{i}[u] = {self._value(i)};\n"
-                values.append(f"v{i}[u]")
+                declare += f"    {text.loaded(self.sig, i)} v{i}[{rounds}] = {{}};\n"
+                fetch += f"      if (inside) {v} = {self._value(i)};\n"
+                values.append(v)
                 continue
             count = width // operand.per_item
             at = self._at(i) if operand.per_item == 1 else f"({self._at(i)}) / {operand.per_item}"
-            held += f"    ArkPack<{operand.ctype}, {count}> v{i}[{rounds}];\n"
-            load = "ark_load_pack"
+            kind, load, needed, loaded = "ArkHeld", "ark_hold", "inside", f"ark_unpacked({v})"
             if i in packs.loose:
-                held += f"    ArkLoosePack<{operand.ctype}, {count}> w{i}[{rounds}];\n"
-                fetch += f"      if (inside) ark_load_loose(w{i}[u], p{i} + {at});\n"
-                shift += f"      v{i}[u] = ark_shifted(w{i}[u]);\n"
-                values.append(text.load(self.sig, i, f"v{i}[u].v", "j"))
-                continue
-            if self._once(i):
-                alone = self.out == 1 or self.once
-                load = "ark_load_pack_past" if alone else "ark_load_pack_once"
-            read = f"{load}<{count}>(p{i} + {at})"
-            if self.keeps and i < MAX_KEPT_OPERANDS and width == pack and self._as_made(i):
-                read = f"n > 0u && t.flow >> {16 + i} & 1u ? kept[u] : {read}"
-            fetch += f"      if (inside) v{i}[u] = {read};\n"
-            value = text.load(self.sig, i, f"v{i}[u].v", "j" if width > 1 else "0")
+                kind, load, loaded = "ArkLoosePack", "ark_load_loose", f"ark_shifted({v})"
+            elif self._once(i):
+                load += "_past" if self.out == 1 or self.once else "_once"
+            if self.keeps and i < MAX_KEPT_OPERANDS and i in packs.whole and self._as_made(i):
+                kept = f"n > 0u && t.flow >> {16 + i} & 1u"
+                needed, loaded = f"inside && !({kept})", f"{kept} ? kept[u] : {loaded}"
+            declare += f"    {kind}<{operand.ctype}, {count}> v{i}[{rounds}] = {{}};\n"
+            fetch += f"      if ({needed}) {load}({v}, p{i} + {at});\n"
+            unpack += f"      const auto w{i} = {loaded};\n"
+            value = text.load(self.sig, i, f"w{i}.v", "j" if width > 1 else "0")
             if guarded:
-                held += f"    bool there[{rounds}];\n"
+                declare += f"    bool there[{rounds}];\n"
                 fetch += f"      there[u] = {self.guard[0]};\n"
                 value = self._or_fill("there[u]", value)
             values.append(value)
         ctype = self.sig.operands[self.out].ctype
         compute = self._compute(values, "to", "j", " + j" if pack > 1 else "")
-        each = f"    ark_each_pack(round, [&](int u, bool inside, {declared(NAMES)}) {{\n"
-        unused = f"      (void)u; {unused_names(NAMES)}\n"
-        body = held
-        if fetch:
-            body += f"{each}{unused}{fetch}    }});\n"
-        if shift:
-            body += f"{each}      (void)inside; {unused.lstrip()}{shift}    }});\n"
+        each = (
+            f"    ark_each_pack({place}, [&](int u, bool inside, {declared(NAMES)}) {{\n"
+            f"      (void)u; {unused_names(NAMES)}\n"
+        )
+        load = f"{each}{fetch}    }});\n" if fetch else ""
         to = f"p{self.out} + {self._at(self.out)}"
+        store = (
+            f"      ark_store_made<{pack}>(inside, {to}, [&]({ctype}* to, int j) {{\n"
+            f"{compute}      }});\n"
+        )
         if self.keeps:
-            body += (
-                f"{each}{unused}      {ctype}* to = kept[u].v;\n#pragma unroll\n"
+            store = (
+                f"      {ctype}* to = kept[u].v;\n#pragma unroll\n"
                 f"      for (int j = 0; j < {pack}; ++j) {{\n{compute}      }}\n"
-                f"      if (inside) ark_store_pack<{pack}>({to}, kept[u]);\n    }});\n"
+                f"      if (inside) ark_store_pack<{pack}>({to}, kept[u]);\n"
             )
-        else:
-            body += (
-                f"{each}{unused}      ark_store_made<{pack}>(inside, {to}, "
-                f"[&]({ctype}* to, int j) {{\n{compute}      }});\n    }});\n"
-            )
-        box = f"{self.box}, {pack}"
-        body = loop("ark_each_round", f"{box}, {rounds}", "const auto& round", (), body)
-        return body + self.left(packs)
+        return declare, load, f"{each}{unpack}{store}    }});\n"
 
     def _single(self) -> str:
         """Statements for one element of a single row."""
@@ -325,48 +329,14 @@ class BoxWriter:
         of a struct with the loaded operands of a round, statements that load them into `h`, and
         statements that compute and store the results.
         """
-        pack, rounds = packs.size, self.rounds(packs, machine)
-        held, fetch, unpack, values = "", "", "", []
-        for i in range(self.out):
-            if i in packs.loose:
-                kind = f"ArkLoosePack<{self.sig.operands[i].ctype}, {pack}>"
-                held += f"  {kind} v{i}[{rounds}];\n"
-                fetch += f"      if (inside) ark_load_loose(h.v{i}[u], p{i} + {self._at(i)});\n"
-                unpack += f"      const auto w{i} = ark_shifted(h.v{i}[u]);\n"
-                values.append(text.load(self.sig, i, f"w{i}.v", "j"))
-                continue
-            if packs.size == 1:
-                held += f"  ArkPack<{self.sig.operands[i].ctype}, 1> v{i}[{rounds}];\n"
-                fetch += f"      if (inside) h.v{i}[u] = ark_load_pack<1>(p{i} + {self._at(i)});\n"
-                values.append(text.load(self.sig, i, f"h.v{i}[u].v", "0"))
-                continue
-            if i not in packs.whole:
-                held += f"  {text.loaded(self.sig, i)} v{i}[{rounds}];\n"
-                fetch += f"      if (inside) h.v{i}[u] = {self._value(i)};\n"
-                values.append(f"h.v{i}[u]")
-                continue
-            hold = "ark_hold"
-            if self._once(i):
-                hold = "ark_hold_past" if self.out == 1 else "ark_hold_once"
-            held += f"  ArkHeld<{self.sig.operands[i].ctype}, {pack}> v{i}[{rounds}];\n"
-            fetch += f"      if (inside) {hold}(h.v{i}[u], p{i} + {self._at(i)});\n"
-            unpack += f"      const auto w{i} = ark_unpacked(h.v{i}[u]);\n"
-            values.append(text.load(self.sig, i, f"w{i}.v", "j"))
-        ctype, box = self.sig.operands[self.out].ctype, f"{self.box}, {pack}"
-        compute = self._compute(values, "to", "j", " + j")
-        each = (
-            f"    ark_each_pack(ArkRound<{box}, {rounds}>{{h.coord, h.first}},\n"
-            f"                  [&](int u, bool inside, {declared(NAMES)}) {{\n"
-            f"      (void)u; {unused_names(NAMES)}\n"
-        )
+        place = f"ArkRound<{self.box}, {packs.size}, {self.rounds(packs, machine)}>"
+        held, load, finish = self._round(packs, machine, f"{place}{{h.coord, h.first}}", "h.")
         coords = "".join(f"    h.coord[{d}] = t.coord[{d}];\n" for d in range(4))
-        load = f"{coords}    h.first = first;\n{each}{fetch}    }});\n"
-        to = f"p{self.out} + {self._at(self.out)}"
-        finish = (
-            f"{each}{unpack}      ark_store_made<{pack}>(inside, {to}, "
-            f"[&]({ctype}* to, int j) {{\n{compute}      }});\n    }});\n"
+        return (
+            f"    ark_i32 coord[4];\n    int first;\n{held}",
+            f"{coords}    h.first = first;\n{load}",
+            finish,
         )
-        return f"  ark_i32 coord[4];\n  int first;\n{held}", load, finish
 
     def left(self, packs: Packs) -> str:
         """The loop over the single elements at the end of a single row, if there are any."""

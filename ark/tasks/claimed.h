@@ -69,7 +69,7 @@ template <class HELD, class PLACES, int TASKS, int OPERANDS, int RECORDS, class 
 ARK_DEVICE void ark_claimed_ahead(ArkCtx& c, const ArkTask& t, const Load& load,
                                   const Finish& finish) {
   typedef ArkClaims<PLACES, TASKS, OPERANDS, RECORDS> Claims;
-  HELD first, second;
+  HELD first = {}, second = {};
   load(first, t);
   const Claims claims = Claims::begin(c, t);
   // One tile is computed; true if `ahead` has the next one.

@@ -90,7 +90,7 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
   constexpr int U = 16 / V, WIDTH = ARK_LANES * V, piece = U * WIDTH;
   const int lane = ark_lane(), me = lane * V;
   const int left = lane ^ (lane > 0 ? lane - 1 : 0), last = lane ^ (K - 1);
-  decltype(ark_held<V>(in(0, 0))) ahead[U];
+  decltype(ark_held<V>(in(0, 0))) ahead[U] = {};
   const auto load = [&](int r, int begin) {
 #pragma unroll
     for (int u = 0; u < U; ++u) {

@@ -102,7 +102,7 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
   constexpr int WIDTH = TEAM * ARK_LANES, AT_ONCE = U * WIDTH * V, step = ARK_WARPS / TEAM;
   const int team = step == 1 ? 0 : ark_warp() / TEAM, me = ark_tid() - team * WIDTH;
   constexpr int bulk = K / V * V;
-  decltype(ark_held<V>(in(0))) ahead[U];
+  decltype(ark_held<V>(in(0))) ahead[U] = {};
   const auto inside = [](int k) { return K % AT_ONCE == 0 || k < bulk; };
   const auto load = [&](int r, int k) {
     const auto source = in(r);
@@ -120,7 +120,7 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
 #pragma unroll
     for (int j = 0; j < V; ++j) part[j] = F::none(T());
     for (int k = me * V; k < bulk; k += AT_ONCE) {
-      T value[U][V];
+      T value[U][V] = {};
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         if (!inside(k + u * WIDTH * V)) continue;
@@ -159,7 +159,7 @@ ARK_DEVICE void ark_reduce_short(int rows, const In& in, const Finish& finish) {
   const auto source = [&](int row) { return in(row < rows ? row : rows - 1) + k; };
   const auto inside = [&](int e) { return K == E * PART * V || e * PART * V + k < K; };
   for (int first = ark_warp() * AT_ONCE; first < rows; first += ARK_WARPS * AT_ONCE) {
-    decltype(ark_held<V>(in(0))) held[U][E];
+    decltype(ark_held<V>(in(0))) held[U][E] = {};
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const auto from = source(first + u * PARTS + part);
@@ -222,7 +222,7 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
   for (int j = 0; j < V; ++j) part[j] = F::none(T());
   if (mine) {
     const auto source = ark_columns<V>(in, column);
-    decltype(ark_held<V>(source)) ahead[U];
+    decltype(ark_held<V>(source)) ahead[U] = {};
     const auto inside = [&](int k) { return K % (U * DEEP) == 0 || k < K; };
     const auto load = [&](int k) {
 #pragma unroll
@@ -232,7 +232,7 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
     };
     load(deep);
     for (int k = deep; k < K; k += U * DEEP) {
-      decltype(ark_load_pack<V>(source)) pack[U];
+      decltype(ark_load_pack<V>(source)) pack[U] = {};
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         if (!inside(k + u * DEEP)) continue;

@@ -180,7 +180,7 @@ ARK_DEVICE void ark_row_norm_held(const In& in, const Out& out, Weight weight, i
   const int part = PARTS == 1 ? 0 : ark_lane() / PART;
   const int me = (PARTS == 1 ? ark_tid() - team * WIDTH : ark_lane() % PART) * V;
   float* sums = reinterpret_cast<float*>(red);
-  decltype(ark_held<V>(in(0))) ahead[R][E];
+  decltype(ark_held<V>(in(0))) ahead[R][E] = {};
   const auto load = [&](int first) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -197,7 +197,7 @@ ARK_DEVICE void ark_row_norm_held(const In& in, const Out& out, Weight weight, i
   if (team >= TEAMS) return;
   if (first < rows) load(first);
   typedef ArkScales<V, E, Weight> Scales;
-  Scales scales;
+  Scales scales = {};
 #pragma unroll
   for (int e = 0; e < E; ++e) {
     const int k = e * WIDTH * V + me;

@@ -245,7 +245,7 @@ template <int SIZE, int V, bool PAST, typename T, typename F>
 ARK_DEVICE void ark_move_line(T* to, const F* from) {
   constexpr int U = 8, step = ARK_LANES * V;
   for (int first = ark_lane() * V; first < SIZE; first += U * step) {
-    decltype(ark_held<V>(from)) some[U];
+    decltype(ark_held<V>(from)) some[U] = {};
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const int k = first + u * step;

@@ -15,7 +15,7 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
   constexpr int PACKS = (SIDE * ROW + ARK_THREADS - 1) / ARK_THREADS;
   static_assert(SIDE * PITCH * sizeof(T) <= ARK_SCRATCH_BYTES - ARK_LOOP_BYTES, "a square fits");
   T* transposed = reinterpret_cast<T*>(scratch);
-  ArkHeld<T, V> ahead[COUNT][PACKS], now[COUNT][PACKS];
+  ArkHeld<T, V> ahead[COUNT][PACKS] = {}, now[COUNT][PACKS];
   const auto load = [&](int first) {
 #pragma unroll
     for (int s = 0; s < COUNT; ++s) {
