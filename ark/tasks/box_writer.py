@@ -30,7 +30,6 @@ from ark.tasks.box_text import (
 VECTOR_BYTES = 16
 THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
 MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one pack
-MAX_WORDS_AHEAD = 32  # registers for the operands of a round while the round before is computed
 PACKS, SINGLES = 4, 8  # the most packs that a thread has in flight, and the most single elements
 MAX_KEPT_OPERANDS = 16  # a task's record has so many bits: operand computed by the previous task
 
@@ -306,23 +305,24 @@ class BoxWriter:
 
     def several(self, packs: Packs, machine: Machine) -> bool:
         """True if a thread has several rounds of packs, of which the next one is loaded while one
-        is computed. This takes registers that not all bodies have (Capability.ROUNDS_AHEAD).
+        is computed: if one round has less than half of the bytes that a thread should have in
+        flight. Rounds of more bytes keep memory busy alone, so a second one only takes registers.
+        Not all machines have registers for two rounds (Capability.ROUNDS_AHEAD).
         """
         able = machine.variant.name == "block" and machine.has(Capability.ROUNDS_AHEAD)
         if self.places or self.keeps or not self.out or not able:
             return False
+        if any(o.per_item > 1 for o in self.sig.operands):
+            return False
         rounds = self.rounds(packs, machine)
-        words = sum(
-            -(-o.itemsize * (packs.size if i in packs.whole | packs.loose else 1) // 4)
+        loaded = sum(
+            o.itemsize
+            * (packs.size if i in packs.whole | packs.loose else 1)
             * (2 if i in packs.loose else 1)
-            + (i in packs.loose)
             for i, o in enumerate(self.sig.operands[: self.out])
         )
-        return (
-            math.prod(self.tile) // packs.size > rounds * machine.lanes * machine.warps
-            and rounds * words <= MAX_WORDS_AHEAD
-            and all(o.per_item == 1 for o in self.sig.operands)
-        )
+        several = math.prod(self.tile) // packs.size > rounds * machine.lanes * machine.warps
+        return several and 2 * rounds * loaded < THREAD_BYTES_IN_FLIGHT
 
     def ahead(self, packs: Packs, machine: Machine) -> tuple[str, str, str]:
         """The texts for ark_claimed_ahead (claimed.h) and ark_each_round_ahead (box.h): the members
