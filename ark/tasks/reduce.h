@@ -100,7 +100,10 @@ ARK_DEVICE ArkPack<R, N> ark_load_pack(const ArkTerms<R, TWO, M, W, A, B, Fill, 
 template <class F, typename T, int K, int V, int U, int TEAM, class In, class Finish>
 ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish& finish) {
   constexpr int WIDTH = TEAM * ARK_LANES, AT_ONCE = U * WIDTH * V, step = ARK_WARPS / TEAM;
-  const int team = step == 1 ? 0 : ark_warp() / TEAM, me = ark_tid() - team * WIDTH;
+  // The compiler has to know that 0 <= me < WIDTH: then it unrolls loops of few rounds, and omits the
+  // loop over single elements if there are none.
+  const int team = step == 1 ? 0 : ark_warp() / TEAM;
+  const int me = static_cast<int>(static_cast<ark_u32>(ark_tid()) % WIDTH);
   constexpr int bulk = K / V * V;
   decltype(ark_held<V>(in(0))) ahead[U] = {};
   const auto inside = [](int k) { return K % AT_ONCE == 0 || k < bulk; };
@@ -112,7 +115,7 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
     }
   };
   int parity = 0, r = team;
-  if (team >= step) return;
+  if (ARK_WARPS % TEAM != 0 && team >= step) return;
   if (r < rows) load(r, me * V);
   for (; r < rows; r += step) {
     const auto source = in(r);
@@ -232,19 +235,18 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
     };
     load(deep);
     for (int k = deep; k < K; k += U * DEEP) {
-      decltype(ark_load_pack<V>(source)) pack[U] = {};
+      // Elements wait as they were loaded, which takes fewer registers than the terms.
+      decltype(ark_held<V>(source)) held[U];
 #pragma unroll
-      for (int u = 0; u < U; ++u) {
-        if (!inside(k + u * DEEP)) continue;
-        pack[u] = ark_values<V>(source + (k + u * DEEP) * stride, ahead[u]);
-      }
+      for (int u = 0; u < U; ++u) held[u] = ahead[u];
       if (k + U * DEEP < K) load(k + U * DEEP);
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         if (!inside(k + u * DEEP)) continue;
+        const auto pack = ark_values<V>(source + (k + u * DEEP) * stride, held[u]);
 #pragma unroll
         for (int j = 0; j < V; ++j)
-          part[j] = F::join(part[j], ArkTotal<T>::of(ark_plain(pack[u].v[j])));
+          part[j] = F::join(part[j], ArkTotal<T>::of(ark_plain(pack.v[j])));
       }
     }
   }
@@ -325,18 +327,23 @@ ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const
   const int b0 = t.coord[0], b1 = t.coord[1], b2 = t.coord[2];
   const int n0 = ark_tile_end<TILE, 0>(t.coord) - b0, n1 = ark_tile_end<TILE, 1>(t.coord) - b1;
   const int n2 = ark_tile_end<TILE, 2>(t.coord) - b2;
-  const auto row = [&](int r) { return in(b0 + r / n2 / n1, b1 + r / n2 % n1, b2 + r % n2); };
-  const auto store = [&](int r, T v) {
-    finish(b0 + r / n2 / n1, b1 + r / n2 % n1, b2 + r % n2, v);
+  constexpr bool FLAT = TILE::tile[0] == 1 && TILE::tile[1] == 1;  // no divisions
+  const auto at = [&](int r, const auto& body) {
+    return FLAT ? body(b0, b1, b2 + r) : body(b0 + r / n2 / n1, b1 + r / n2 % n1, b2 + r % n2);
   };
+  const auto row = [&](int r) { return at(r, in); };
+  const auto store = [&](int r, T v) {
+    at(r, [&](int i0, int i1, int i2) { finish(i0, i1, i2, v); });
+  };
+  const int rows = FLAT ? n2 : n0 * n1 * n2;
   if constexpr (ARK_THREADS == 1) {
-    ark_reduce_rows_alone<F, T, K, V>(n0 * n1 * n2, row, store);
+    ark_reduce_rows_alone<F, T, K, V>(rows, row, store);
   } else if (PART > 0 && (V == 1 || ark_aligned(address))) {
-    ark_reduce_short < F, T, K, V, PART<1 ? 1 : PART, E, R>(n0 * n1 * n2, row, store);
+    ark_reduce_short < F, T, K, V, PART<1 ? 1 : PART, E, R>(rows, row, store);
   } else if (V == NARROW || ark_aligned(address)) {
-    ark_reduce_rows<F, T, K, V, U, TEAM>(n0 * n1 * n2, ARK_SCRATCH(c), row, store);
+    ark_reduce_rows<F, T, K, V, U, TEAM>(rows, ARK_SCRATCH(c), row, store);
   } else if constexpr (V != NARROW) {
-    ark_reduce_rows<F, T, K, NARROW, UN, TEAM>(n0 * n1 * n2, ARK_SCRATCH(c), row, store);
+    ark_reduce_rows<F, T, K, NARROW, UN, TEAM>(rows, ARK_SCRATCH(c), row, store);
   }
 }
 
