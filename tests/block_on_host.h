@@ -94,7 +94,17 @@ static unsigned __ballot_sync(unsigned, bool v) {
 }
 static int __any_sync(unsigned mask, int v) { return __ballot_sync(mask, v != 0) != 0u; }
 static int __all_sync(unsigned mask, int v) { return __ballot_sync(mask, v != 0) == 0xffffffffu; }
-static unsigned __match_any_sync(unsigned, unsigned) { host_wrong("__match_any_sync"); }
+static unsigned __match_any_sync(unsigned, unsigned v) {
+  struct Given {
+    unsigned v, same;
+  } own{v, 0u};
+  host_together(own, [](const auto& of) {
+    for (unsigned lane = 0u; lane < 32u; ++lane) {
+      for (unsigned k = 0u; k < 32u; ++k) of(lane).same |= (of(k).v == of(lane).v ? 1u : 0u) << k;
+    }
+  });
+  return own.same;
+}
 static void __syncwarp(unsigned = 0xffffffffu) { __ballot_sync(0xffffffffu, false); }
 
 static void barrier_sync(unsigned number, unsigned count) {

@@ -41,10 +41,11 @@ from ark.plan.params import (
 )
 from ark.tasks import expression, text
 from ark.tasks.along import indices, join, lines
-from ark.tasks.box_text import NAMES, declared, each_index, in_order, loop, tile_type
+from ark.tasks.box_text import NAMES, declared, each_index, in_order, tile_type
 from ark.tasks.elementwise import HEADERS, tile_box
 
 INDICES_PER_ROUND = 4  # indices that a thread reads per round; ark_looks in scatter.h
+UPDATES_PER_ROUND = 8  # updates that a thread loads and passes on per round
 MAX_LANE_ELEMENTS_IN_FLIGHT = 4  # the most elements of an update that a lane has in flight
 MIN_SHARED_MEMORY_LINES = 4  # shared memory is used if it holds at least this many lines
 MIN_WARP_LINE_UPDATES = 16  # a line gets a warp of its own if it has at least this many updates
@@ -129,11 +130,13 @@ class Scatter(TaskKind):
         return accesses
 
     def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, text.header("scatter.h"))
+        return (*HEADERS, text.header("scatter.h"), text.header("scatter_lines.h"))
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         if self._by_rows(sig, machine):
             return self._rooms(sig, machine) * _row_bytes(sig)
+        if round_ := self._round(sig, machine):
+            return _staged_bytes(sig) * math.prod(sig.read(ScatterParams).tile) * (round_ + 1)
         if not self._together(sig, machine):
             return 0
         looks = INDICES_PER_ROUND * machine.warps * (2 * machine.lanes + 1)
@@ -159,6 +162,18 @@ class Scatter(TaskKind):
         room = machine.shared_bytes - machine.ring_bytes
         rooms = min(machine.warps, room // _row_bytes(sig)) if len(sig.operands) == 4 else 0
         return rooms if rooms >= MIN_SHARED_MEMORY_LINES else 0
+
+    def _round(self, sig: Signature, machine: Machine) -> int:
+        """The number of updates per line that a block passes on in shared memory at once, so that
+        each line is updated by one warp; 0 if each line is updated by one thread.
+        """
+        params = sig.read(ScatterParams)
+        many, count = sig.operands[0].shape[params.axis], math.prod(params.tile)
+        if many < MIN_WARP_LINE_UPDATES or not machine.cooperative or self._together(sig, machine):
+            return 0
+        threads, room = machine.warps * machine.lanes, machine.shared_bytes - machine.ring_bytes
+        most = min(UPDATES_PER_ROUND * threads // count, room // _staged_bytes(sig) // count - 1)
+        return min(most, many + machine.lanes - 1) // machine.lanes * machine.lanes
 
     def _by_place(self, sig: Signature, machine: Machine) -> bool:
         """True if each warp updates its own part of the task's span of indices; False if each
@@ -199,20 +214,21 @@ class Scatter(TaskKind):
             f"        {joined},\n        [&](int k, {compute} v) {{ (void)k; "
             f"{text.store(sig, 2, 'p2', target, 'v')} }});\n"
         )
+        at4, unused = declared(NAMES), "".join(f"(void){name}; " for name in NAMES)
+        by_line = (
+            f"        [&](int n, {at4}) -> {compute} {{ (void)n; {unused}return {more}; }},\n"
+            f"        [&](int k, {at4}) -> {compute} {{ (void)k; {unused}return {now}; }},\n"
+            f"        {joined},\n        [&](int k, {compute} v, {at4}) {{ (void)k; {unused}"
+            f"{text.store(sig, 2, 'p2', target, 'v')} }});\n"
+        )
         every = f"ark_each_update{span}[&](int n, int k) {{\n      (void)n; (void)k;\n"
         if self._together(sig, machine) and self._by_place(sig, machine):
-            at4 = ", ".join(f"int {name}" for name in NAMES)
-            unused = "".join(f"(void){name}; " for name in NAMES)
             bytes_before = 4 * INDICES_PER_ROUND * machine.warps * (2 * machine.lanes + 1)
             room = f"ARK_SCRATCH(c) + {bytes_before}"
             body = (
                 f"  ark_each_update_found{span}ARK_SCRATCH(c), [&](const ArkUpdates& updates) {{\n"
                 f"    ark_apply_updates_by_place<{compute}, {tile_type(tile, frame)}>(\n"
-                f"        t.coord, updates, {room},\n"
-                f"        [&](int n, {at4}) -> {compute} {{ (void)n; {unused}return {more}; }},\n"
-                f"        [&](int k, {at4}) -> {compute} {{ (void)k; {unused}return {now}; }},\n"
-                f"        {joined},\n        [&](int k, {compute} v, {at4}) {{ (void)k; {unused}"
-                f"{text.store(sig, 2, 'p2', target, 'v')} }});\n  }});\n"
+                f"        t.coord, updates, {room},\n{by_line}  }});\n"
             )
         elif self._together(sig, machine):
             apply = f"    ark_apply_updates<{compute}>(updates,\n{updated}"
@@ -220,18 +236,18 @@ class Scatter(TaskKind):
                 f"  ark_each_update_found{span}ARK_SCRATCH(c), [&](const ArkUpdates& updates) {{\n"
                 f"{each_index(tile, frame, apply)}  }});\n"
             )
+        elif round_ := self._round(sig, machine):
+            body = (
+                f"  ark_apply_lines<{compute}, {tile_type(tile, frame)}, {many}, {size}, {round_}>("
+                f"c, t.coord,\n        ARK_SCRATCH(c),\n"
+                f"        [&](int n, {at4}) {{ (void)n; {unused}return p0[{at[0]}]; }},\n{by_line}"
+            )
         elif machine.cooperative:
-            wide = -(-math.prod(tile) // machine.lanes)  # warps that have a line per lane
-            classes = max(1, machine.warps // wide)
             apply = (
-                f"    ark_apply_line<{compute}, {many}, {size}, {classes}>(c, "
-                f"{'own' if classes > 1 else '0'},\n"
+                f"    ark_apply_line<{compute}, {many}, {size}>(c,\n"
                 f"        [&](int n) {{ (void)n; return p0[{at[0]}]; }},\n{updated}"
             )
             body = each_index(tile, frame, apply)
-            if classes > 1:
-                parts = f"int own, {declared(NAMES)}"
-                body = loop("ark_each_shared_line", tile_type(tile, frame), parts, NAMES, apply)
         elif same_places(ids.shape, axis):  # one lookup for a row of neighbours
             body = f"  {every}{in_order(tile, frame, update)}  }});\n"
         else:
@@ -282,6 +298,11 @@ def _of_rows(sig: Signature) -> bool:
     ids, out = sig.operands[0], sig.operands[-1]
     axis = sig.read(ScatterParams).axis
     return bool(axis == len(out.shape) - 1) and not same_places(ids.shape, axis)
+
+
+def _staged_bytes(sig: Signature) -> int:
+    """Bytes of shared memory for an update's index and value."""
+    return 4 + (8 if expression.value_type(sig.operands[-1].dtype) == "ark_i64" else 4)
 
 
 def _row_bytes(sig: Signature) -> int:

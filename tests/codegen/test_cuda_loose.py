@@ -113,16 +113,31 @@ def test_updates_at_rows(tmp_path: Path, columns: int) -> None:
     np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("columns", [3, 40, 600])
-def test_updates_of_columns(tmp_path: Path, columns: int) -> None:
-    """Each column has its own indices; warps share the columns of a task, each with its indices."""
-    x, new = values(ark.fp32, 50, columns), values(ark.fp32, 333, columns)
-    rows = np.random.default_rng(3).integers(-50, 50, (333, columns))
-    inputs = [(x, ark.fp32), (rows, ark.int64), (new, ark.fp32)]
+@pytest.mark.parametrize(
+    ("columns", "many", "dtype", "function"),
+    [
+        (3, 333, ark.fp32, "add"),
+        (40, 333, ark.bf16, "add"),
+        (40, 333, ark.int64, "add"),
+        (40, 7, ark.fp32, "set"),  # a thread applies the updates of a column
+        (40, 333, ark.fp32, "set"),  # the last update of an element remains
+        (4096, 333, ark.fp32, "set"),  # a warp has several columns
+    ],
+    ids=str,
+)
+def test_updates_of_columns(
+    tmp_path: Path, columns: int, many: int, dtype: DataType, function: str
+) -> None:
+    """Each column has its own indices, and updates of an element are applied in order."""
+    x, new = values(dtype, 50, columns), values(dtype, many, columns)
+    rows = np.random.default_rng(3).integers(-50, 50, (many, columns))
+    inputs = [(x, dtype), (rows, ark.int64), (new, dtype)]
     (*_, (kind, actual)) = computed(
-        tmp_path, inputs, lambda t, i, u: ark.scatter_elements(t, i, u, 0, "add")
+        tmp_path, inputs, lambda t, i, u: ark.scatter_elements(t, i, u, 0, function)
     )
     assert kind == "scatter"
     expected = x.copy()
-    np.add.at(expected, (rows, np.arange(columns)), new)
+    for at, more in zip(rows, new, strict=True):
+        place = (at, np.arange(columns))
+        expected[place] = more if function == "set" else expected[place] + more
     np.testing.assert_array_equal(actual, expected)
