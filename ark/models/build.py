@@ -242,7 +242,9 @@ def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> No
         leaves=True,
     )
     if shape.chunk:
-        prompt = TokenState.make(shape.context, 1, most, prefix="prompt_")
+        prompt = replace(
+            TokenState.make(shape.context, 1, most, prefix="prompt_"), leave=state.leave
+        )
         if adapted:
             choose(adapted, chosen_state(shape.chunk, "prompt_adapters"))
         with model.graph.entry("chunk"):

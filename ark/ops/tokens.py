@@ -206,7 +206,8 @@ def embed(
 def advance(state: TokenState, rows: int, name: str = "") -> None:
     """Adds `rows`, the number of tokens of a chunk of the prompt, to the state's position.
 
-    The position does not advance beyond the prompt's last token. Raises ModelError if `rows` is
+    The position does not advance beyond the prompt's last token. If the state has the word `leave`,
+    the host can end the launch after this iteration. Raises ModelError if `rows` is
     below 1.
 
     Examples:
@@ -217,7 +218,8 @@ def advance(state: TokenState, rows: int, name: str = "") -> None:
         raise ModelError(f"advance: {rows} rows; expected at least one")
     model = Model.get_model()
     position = model.graph.rewrite(as_tensor(state.position).ir)
-    inputs = [as_tensor(t).ir for t in (state.settings, state.position)]
+    given = (state.settings, state.position, state.leave)
+    inputs = [as_tensor(t).ir for t in given if t is not None]
     model.graph.add("advance", inputs, [position], {"rows": int(rows)}, name)
 
 
@@ -274,7 +276,7 @@ def _embed(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nd
 
 
 def _advance(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    settings, position = inputs
+    settings, position = inputs[:2]
     return [
         np.minimum(
             position + RowsAttributes.from_node(attrs).rows, settings[SETTINGS.index("last")]

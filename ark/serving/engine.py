@@ -1,8 +1,7 @@
 """The engine: serves many requests on one device. Its thread plans a step (one launch), launches
 it, and reports tokens while the device computes more. Other threads queue messages for it and set a
-flag that ends the launch after the current iteration.
-
-Used by `ark.LLM` and the server. docs/serving.md describes a step.
+flag that ends the launch after the current iteration. Used by `ark.LLM` and the server.
+docs/serving.md describes a step.
 """
 
 from __future__ import annotations
@@ -288,7 +287,7 @@ class Engine:
             raise
         self._take(step, tokens)
         self._scheduler.end(step, done)
-        self._iterations += done
+        self._iterations += done.iterations
         if self._scheduler.idle:
             self._tell_all()
 
@@ -397,4 +396,5 @@ class Engine:
         self._stats = self._count()
 
     def _count(self) -> Stats:
-        return self._scheduler.stats(self._prompt_tokens, self._generated, self._iterations)
+        counts = (self._prompt_tokens, self._generated, self._iterations)
+        return self._scheduler.stats(*counts, self._rows.launches)

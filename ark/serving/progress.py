@@ -123,6 +123,21 @@ class Step:
     iterations: int
     drafts: tuple[tuple[int, ...], ...] = ()
 
+    @property
+    def chunk_count(self) -> int:
+        """The number of chunks."""
+        return 0 if self.chunks is None else self.chunks.count
+
+
+@dataclass(frozen=True)
+class Done:
+    """The part of a step that the device has done: chunks, and iterations of the rows. It is less
+    than planned if the host has ended the launch.
+    """
+
+    chunks: int
+    iterations: int
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -8,6 +8,7 @@ differ.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,12 +22,13 @@ from ark.models.sequences import read_logprobs
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 from ark.runtime.run import Run
-from ark.serving.progress import Chunks, Progress, Step
+from ark.serving.progress import Chunks, Done, Progress, Step
 from ark.serving.ranks import Memory
-from ark.serving.types import Request
+from ark.serving.types import LaunchRecord, Request
 from ark.tasks.tokens import SETTINGS, key_halves, noise_key
 
 NO_TOKEN = -1
+RECENT_LAUNCHES = 64  # the number of launches of which records are kept
 
 
 def settings_of(sampling: SamplingParams, last: int, options: bool = False) -> list[int]:
@@ -109,27 +111,31 @@ class Launched:
                 fresh_tokens.append((row, tokens))
         return fresh_tokens
 
-    def end(self) -> tuple[int, list[tuple[int, list[int]]]]:
-        """Waits for the kernel to end. Returns the number of iterations that the rows have done,
-        and the tokens that `read` has not returned.
+    def end(self) -> tuple[Done, list[tuple[int, list[int]]]]:
+        """Waits for the kernel to end. Returns what it has done, and the tokens that `read` has not
+        returned.
         """
         self._run.wait()
         step, rows = self._step, self._rows
+        chunks, done = step.chunk_count, step.iterations
+        if rows.leaving:
+            total = self._run.iterations_done
+            chunks, done = min(chunks, total), max(0, total - chunks)
+        ended = Done(chunks, done)
+        rows.record(ended, 1e3 * self._run.elapsed_ms())
         if not step.rows:
-            return 0, []
-        chunks = 0 if step.chunks is None else step.chunks.count
-        done = self._run.iterations_done - chunks if rows.leaving else step.iterations
+            return ended, []
         new = [min(max(0, done - r), m) for r, m in zip(self._reads, self._most, strict=True)]
         ends = [text + count for text, count in zip(self._texts, new, strict=True)]
         tokens = [self._read(r, r, self._next[r], ends[r]) for r in range(len(step.rows))]
-        for row, (of, place, _) in enumerate(_drafted(step), len(step.rows)):
+        for row, (of, place, _) in enumerate(_drafted(step) if done else (), len(step.rows)):
             tokens[of] += self._read(row, of, place + 1, place + 2)
         moved = [
             start + min(done, reads + count)
             for start, reads, count in zip(self._starts, self._reads, new, strict=True)
         ]
         rows.left(moved, ends, done)
-        return done, [(row, each) for row, each in enumerate(tokens) if each]
+        return ended, [(row, each) for row, each in enumerate(tokens) if each]
 
     def stop(self) -> None:
         """Aborts the kernel, if it still runs."""
@@ -188,6 +194,7 @@ class DeviceRows:
             words = executor.host_view("logprobs")
             self._logprobs = words.reshape(shape.batch, shape.context, 1 + 2 * self._top)
         self._phases = [phase.name for phase in executor.plan.phases]
+        self.launches: tuple[LaunchRecord, ...] = ()
 
     @property
     def reserved(self) -> int:
@@ -195,9 +202,10 @@ class DeviceRows:
         return self.shape.batch + 1
 
     def leave(self) -> None:
-        """Makes the running launch end after the current iteration, or after the next one if the
-        current one has already read the flag. Any thread may call it. It has no effect on several
-        ranks, because all ranks would have to end in the same iteration.
+        """Makes the running launch end after the current iteration. Where host memory is slow to
+        read, one more runs if the last task of the current one has begun. Any thread may call it.
+        It has no effect on several ranks, because all ranks would have to end in the same
+        iteration.
         """
         if self.shape.world_size == 1:
             self._leave[0] = 1
@@ -221,7 +229,7 @@ class DeviceRows:
     def start(self, step: Step) -> Launched:
         """Launches a step."""
         iterations = [0] * len(self._phases)
-        drafted = _drafted(step)
+        drafted, form = _drafted(step), 0
         if step.chunks is not None:
             self._write_chunks(step.chunks)
             iterations[self._phases.index("chunk")] = step.chunks.count
@@ -229,7 +237,17 @@ class DeviceRows:
             self._write_rows(step)
             form = next(n for n in self.pages.forms if n >= len(step.rows) + len(drafted))
             iterations[self._phases.index(f"decode{form}")] = step.iterations
-        return Launched(self, step, self._memory.start(iterations))
+        run = self._memory.start(iterations)
+        chunks, used = step.chunk_count, len(step.rows) + len(drafted)
+        begun = (time.monotonic(), chunks, self.shape.chunk, step.iterations, form, used)
+        self.launches = (*self.launches[1 - RECENT_LAUNCHES :], LaunchRecord(*begun))
+        return Launched(self, step, run)
+
+    def record(self, done: Done, time_us: float) -> None:
+        """Completes the record of the last launch. time_us: by the device's clock."""
+        *before, last = self.launches
+        ended = replace(last, chunks=done.chunks, iterations=done.iterations, time_us=time_us)
+        self.launches = (*before, ended)
 
     def left(self, positions: list[int], known: list[int], iterations: int) -> None:
         """Records the state after a launch: for each request's row, its position and the number of

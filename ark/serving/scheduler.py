@@ -26,8 +26,8 @@ from collections.abc import Sequence
 
 from ark.serving.drafts import right_tokens, shortened
 from ark.serving.pages import PagePool, page_name
-from ark.serving.progress import Chunks, Outcome, Progress, Propose, Step, lookup, may_draft
-from ark.serving.types import FinishReason, Request, Stats
+from ark.serving.progress import Chunks, Done, Outcome, Progress, Propose, Step, lookup, may_draft
+from ark.serving.types import FinishReason, LaunchRecord, Request, Stats
 
 
 def forms_of(slots: int) -> tuple[int, ...]:
@@ -70,8 +70,14 @@ class Scheduler:
         """True if no request waits or runs."""
         return not self.waiting and not self.running
 
-    def stats(self, prompt_tokens: int, generated_tokens: int, iterations: int) -> Stats:
-        """The state between two steps. The arguments are the engine's counts."""
+    def stats(
+        self,
+        prompt_tokens: int,
+        generated_tokens: int,
+        iterations: int,
+        launches: tuple[LaunchRecord, ...] = (),
+    ) -> Stats:
+        """The state between two steps. The arguments are the engine's counts and launches."""
         ids = [progress.request.id for progress in self.running if progress.finish is None]
         return Stats(
             slots=self.slots,
@@ -85,6 +91,7 @@ class Scheduler:
             iterations=iterations,
             preemptions=self.preemptions,
             slot_ids=(*ids, *[""] * (self.slots - len(ids))),
+            launches=launches,
         )
 
     def add(self, request: Request, adapter: int = 0) -> Progress:
@@ -163,14 +170,16 @@ class Scheduler:
             return False
         return bool(self.waiting) or not left or self.form(left) < self.form(len(step.rows))
 
-    def end(self, step: Step, iterations: int) -> None:
-        """Ends a step, after all its tokens were taken. iterations: how many its rows have done.
+    def end(self, step: Step, done: Done) -> None:
+        """Ends a step, after all its tokens were taken. done: the part that the device has done.
         Requests that have ended give back slots and pages; the others give back pages that they
         were given in advance and did not use.
         """
         for progress in step.rows:
-            progress.computed = min(progress.computed + iterations, progress.last)
+            progress.computed = min(progress.computed + done.iterations, progress.last)
         prompt = () if step.chunks is None else (step.chunks.progress,)
+        if step.chunks is not None and done.chunks < step.chunks.count:
+            step.chunks.progress.computed = step.chunks.start + done.chunks * self.chunk
         for progress in dict.fromkeys((*step.rows, *prompt)):
             self._publish(progress)
             if progress.finish is not None:

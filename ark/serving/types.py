@@ -78,8 +78,28 @@ class Event:
 
 
 @dataclass(frozen=True)
+class LaunchRecord:
+    """A launch on the device: `chunks` iterations that each compute chunk_rows tokens of a prompt,
+    then `iterations` that each compute `form` rows, of which `rows` have a request or a draft.
+
+    begin_s: time.monotonic() at its begin. time_us: its microseconds by the device's clock. While
+    it runs, time_us is None and the numbers of iterations are the planned ones.
+    """
+
+    begin_s: float
+    chunks: int
+    chunk_rows: int
+    iterations: int
+    form: int
+    rows: int
+    time_us: float | None = None
+
+
+@dataclass(frozen=True)
 class Stats:
-    """The engine's state between two steps, and counts of its work since it was opened."""
+    """The engine's state between two steps, and counts of its work since it was opened. launches:
+    the latest launches, oldest first.
+    """
 
     slots: int
     running: int
@@ -92,6 +112,7 @@ class Stats:
     iterations: int
     preemptions: int
     slot_ids: tuple[str, ...] = field(default=())  # the request's id by slot, or ""
+    launches: tuple[LaunchRecord, ...] = ()
 
 
 class EngineLike(Protocol):

@@ -35,7 +35,7 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
-from ark.tasks.tokens import HEADERS, SETTINGS
+from ark.tasks.tokens import HEADERS, SETTINGS, leaving
 
 MAX_BATCH = 64
 """The most sequences that one plan decodes."""
@@ -102,14 +102,8 @@ class ChooseEach(TaskKind):
         operands = [text.given(sig, i, const=i not in WRITTEN) for i in range(LEAVE_OPERAND)]
         if len(sig.operands) == LEAVE_OPERAND:
             return text.call(name, "ark_choose_each", constants, operands)
-        # The host's word is loaded first and used last, so the load is in flight meanwhile. As for
-        # a stop token, the barrier after this task makes the lowered limit visible to all.
-        word = f"reinterpret_cast<const ark_u32*>({text.pointer(sig, LEAVE_OPERAND)})"
-        return text.function(
-            name,
-            f"  const ark_u32 leave = ark_tid() == 0 ? ark_peek_host({word}) : 0u;\n"
-            f"  {text.called('ark_choose_each', constants, operands)};\n"
-            "  if (leave != 0u) ark_lower_limit(c, c.iteration + 1u);\n",
+        return leaving(
+            name, sig, LEAVE_OPERAND, text.called("ark_choose_each", constants, operands)
         )
 
 

@@ -259,6 +259,19 @@ ARK_DEVICE bool ark_choose_early(ArkCtx& c, const ArkTask& t, L logits, S settin
 }
 #endif
 
+// The word by which the host ends the launch after an iteration. A task of that iteration, whose
+// thread asks first and heeds last, reads it. Where host memory is slow to read, the load is in
+// flight during the task, and a word that is set meanwhile takes effect an iteration later.
+// Elsewhere the word is read after the task has posted its tokens, so that at most one iteration
+// ends after the host has set the word.
+ARK_DEVICE ark_u32 ark_ask_leave(const ark_u32* word) {
+  return ARK_HOST_CHECK != 0u && ark_tid() == 0 ? ark_peek_host(word) : 0u;
+}
+ARK_DEVICE void ark_heed_leave(const ArkCtx& c, const ark_u32* word, ark_u32 asked) {
+  if (ARK_HOST_CHECK == 0u && ark_tid() == 0) asked = ark_load_host(word);
+  if (asked != 0u) ark_lower_limit(c, c.iteration + 1u);
+}
+
 // Advances the position by a chunk of the prompt.
 template <int ROWS, class S, class P>
 ARK_DEVICE void ark_advance(ArkCtx&, const ArkTask&, S settings, P position) {

@@ -4,12 +4,16 @@ alone.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ark
 from ark.lower import registry
+from ark.ops.tokens import MAX_STOPS
+from ark.plan.verify import work
 
 BATCH, HEADS, KV_HEADS, WIDTH, CONTEXT, VOCABULARY = 3, 4, 2, 16, 11, 9
 POSITIONS = np.array([0, 10, 4])
@@ -98,3 +102,29 @@ def test_each_sequence_is_computed_as_if_alone(backend: str) -> None:
                 del wanted[1]
             for got, want in zip(tensors, wanted, strict=True):
                 np.testing.assert_allclose(got.to_numpy(), want, 2e-5, 2e-5, err_msg=op)
+
+
+def test_a_word_of_the_host_ends_a_launch(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The word that ends a launch is a token that the launch itself posts, which the verifier would
+    refuse. On a CPU, which reads the word after the tokens, the launch ends with this iteration.
+    """
+    monkeypatch.setattr(work, "_check_aliases", lambda *_: None)
+    posted, logits = 5, values(2, VOCABULARY, seed=8)
+    logits[:, 7] = 9.0
+    state = ark.TokenState.make(CONTEXT, 2, leaves=True)
+    assert state.leave is not None
+    state = dataclasses.replace(state, leave=state.output[posted : posted + 1])
+    given = ark.tensor(logits.shape)
+    ark.sample(given, state)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        given.from_numpy(logits)
+        state.settings.from_numpy(np.array([0, 0, 0, 0, CONTEXT, 0, 0] * 2, np.int32))
+        state.position.from_numpy(np.zeros(2, np.int32))
+        state.tokens.from_numpy(np.zeros(2 * CONTEXT, np.int32))
+        state.stops.from_numpy(np.full(MAX_STOPS, -1))
+        state.output.from_numpy(np.zeros(2 * CONTEXT, np.int32))
+        runtime.run(CONTEXT - 2)
+        ended = state.position.to_numpy()
+    late = posted + 1 if backend != "cpu" else posted
+    assert (ended >= posted).all() and (ended <= late).all()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.serving.progress import Outcome, Progress, Step
+from ark.serving.progress import Done, Outcome, Progress, Step
 from ark.serving.scheduler import Scheduler
 from ark.serving.types import FinishReason, Request
 
@@ -48,19 +48,20 @@ class ModelDevice:
         self.chunk, self.size = chunk, size
         self._cells: dict[tuple[int, int], int] = {}
 
-    def run(self, step: Step, iterations: int | None = None) -> list[list[int]]:
-        """Returns, by row, the tokens that the step generates. iterations: the number of iterations
-        after which the launch ends early.
+    def run(self, step: Step, done: Done) -> list[list[int]]:
+        """Returns, by row, the tokens that the step generates. done: the part of the step after
+        which the launch ends.
         """
-        done = step.iterations if iterations is None else iterations
         if step.chunks is not None:
             progress, start = step.chunks.progress, step.chunks.start
             end = min(start + step.chunks.count * self.chunk, progress.last)
             assert step.chunks.count * self.chunk < end - start + self.chunk, "an empty chunk"
-            for place in range(start, end):
+            for place in range(start, min(start + done.chunks * self.chunk, end)):
                 self._compute(progress, progress.tokens, place)
-        tokens = [self._decode(progress, done) for progress in step.rows]
+        tokens = [self._decode(progress, done.iterations) for progress in step.rows]
         assert step.iterations == 1 or not any(step.drafts)
+        if not done.iterations:
+            return tokens
         for row, draft in enumerate(step.drafts):
             progress = step.rows[row]
             for end in range(1, len(draft) + 1):
@@ -102,8 +103,11 @@ def finish(scheduler: Scheduler, step: Step, device: ModelDevice) -> list[Outcom
     """Runs all iterations of a step on the device and passes the tokens to the scheduler. Returns
     the outcome of each row that has new tokens.
     """
+    done = Done(step.chunk_count, step.iterations)
     outcomes = [
-        scheduler.take(step, row, tokens) for row, tokens in enumerate(device.run(step)) if tokens
+        scheduler.take(step, row, tokens)
+        for row, tokens in enumerate(device.run(step, done))
+        if tokens
     ]
-    scheduler.end(step, step.iterations)
+    scheduler.end(step, done)
     return [outcome for outcome in outcomes if outcome is not None]

@@ -1,6 +1,5 @@
 """Long launches of the engine, which the device ends early when the host sets a word in memory. The
-tests count iterations: after the word is set, the running iteration is completed and at most one
-more runs.
+tests count iterations: after the word is set, the running iteration is completed and no other runs.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ import pytest
 from ark.models.checkpoint import Checkpoint
 from ark.models.sampling import SamplingParams
 from ark.serving.engine import Engine
-from ark.serving.rows import NO_TOKEN, Launched
+from ark.serving.progress import Done
+from ark.serving.rows import NO_TOKEN, DeviceRows, Launched
 from ark.serving.scheduler import Step
 from ark.serving.types import Event, FinishReason, Request
 from tests.checkpoints import make_checkpoint
 from tests.serving.requests import Listener, random_requests, solo_texts
 
 MAX_POSITIONS = 1024
-LATE_ITERATIONS = 2  # at most so many end after the word was set
 MAX_ATTEMPTS = 20
+PROMPT = (*range(3, 90), *range(5, 80))  # of many chunks
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,9 @@ def launches() -> Iterator[list[tuple[Step, int]]]:
     records: list[tuple[Step, int]] = []
     end = Launched.end
 
-    def watched(self: Launched) -> tuple[int, list[tuple[int, list[int]]]]:
+    def watched(self: Launched) -> tuple[Done, list[tuple[int, list[int]]]]:
         done, tokens = end(self)
-        records.append((self._step, done))
+        records.append((self._step, done.iterations))
         return done, tokens
 
     Launched.end = watched  # type: ignore[method-assign]
@@ -96,7 +96,7 @@ def ends_early(small: Checkpoint, news: str) -> bool:
         engine.submit(long("a"), tells)
         heard.wait("a", *(["b"] if news == "a request arrives" else []))
     (step, done), *others = records
-    assert done <= seen[0] + LATE_ITERATIONS
+    assert done <= seen[0] + 1
     if news == "a request arrives":
         assert len(heard.tokens["b"]) == 3
     elif done < step.iterations:
@@ -110,6 +110,52 @@ def ends_early(small: Checkpoint, news: str) -> bool:
 def test_news_end_a_launch_at_an_iteration(small: Checkpoint, news: str) -> None:
     early = any(ends_early(small, news) for _ in range(MAX_ATTEMPTS))
     assert early, "the device was faster than the host"
+
+
+def test_a_request_ends_in_the_iteration_of_its_cancellation(
+    small: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch that begins after a request was cancelled has one iteration: a chunk of its prompt,
+    or a token.
+    """
+    start, heard = DeviceRows.start, Listener()
+    with opened(small, chunk=4) as engine:
+
+        def started(rows: DeviceRows, step: Step) -> Launched:
+            engine.cancel(step.rows[0].request.id)
+            return start(rows, step)
+
+        monkeypatch.setattr(DeviceRows, "start", started)
+        for name, prompt in {"a": PROMPT, "b": PROMPT[:1]}.items():
+            engine.submit(Request(name, prompt, long(name).sampling), heard)
+            heard.wait(name)
+    launches = engine.stats().launches
+    assert set(heard.finish.values()) == {FinishReason.CANCELLED}
+    assert [(one.chunks, one.iterations) for one in launches] == [(1, 0), (0, 1)]
+    assert not heard.tokens["a"] and len(heard.tokens["b"]) == 1
+
+
+def test_a_prompt_goes_on_after_each_chunk(
+    small: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts do not depend on the iteration at which the host ends a launch."""
+    given, read = random_requests(6, most=24), Request("long", PROMPT, long("a", 5).sampling)
+    wanted = {**solo_texts(small, given), "long": solo(small, read)}
+    heard, start = Listener(), DeviceRows.start
+
+    def started(rows: DeviceRows, step: Step) -> Launched:
+        rows.leave()
+        return start(rows, step)
+
+    with opened(small, chunk=4, slots=3) as engine:
+        monkeypatch.setattr(DeviceRows, "start", started)
+        for request in (read, *given):
+            engine.submit(request, heard)
+        heard.wait(*wanted)
+    launches = engine.stats().launches
+    assert heard.tokens == wanted and not any(heard.errors.values())
+    assert all(one.chunks + one.iterations == 1 for one in launches)
+    assert all(one.time_us for one in launches)
 
 
 def test_a_free_row_ends_a_launch_for_those_that_wait(small: Checkpoint) -> None:

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from ark.models.sampling import SamplingParams
 from ark.serving.pages import PagePool
-from ark.serving.progress import Outcome, Progress, Propose, Step, lookup
+from ark.serving.progress import Done, Outcome, Progress, Propose, Step, lookup
 from ark.serving.scheduler import Scheduler
 from ark.serving.types import FinishReason, Request
 from tests.serving.model_device import (
@@ -144,7 +144,9 @@ class Schedules(RuleBasedStateMachine):
         for progress in step.rows:  # no row waits for a page
             needed = min(progress.most, progress.computed + step.iterations + 1)
             assert progress.end(self.pool.size) >= needed
-        done = data.draw(st.integers(min(1, step.iterations), step.iterations))
+        count = data.draw(st.integers(1, step.chunk_count + step.iterations))
+        chunks = min(count, step.chunk_count)
+        done = Done(chunks, count - chunks)
         whole = any(step.drafts)
         left = self.device.run(step, done)
         while any(left):

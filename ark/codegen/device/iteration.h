@@ -83,7 +83,10 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
   const bool more = !over && (persistent || iteration < limit);
   if (tells && iteration != 0u && (persistent || !more || ark_told(iteration))) {
     ark_u32* done = &ark_host(ARK_PARAMS(c))->done;
-    persistent ? ark_store_host(done, iteration) : ark_post_host(done, iteration);
+    // A kernel that ran before this one may have lowered the limit below this one's first
+    // iteration. A limit of 0 is that of ark_leave.
+    const bool before = !persistent && !over && limit != 0u && limit < iteration;
+    persistent ? ark_store_host(done, iteration) : ark_post_host(done, before ? limit : iteration);
   }
   if (!more) return false;
   if (leave != 0u) {
