@@ -78,6 +78,7 @@ class Launched:
         self._ends = [text + count for text, count in zip(self._texts, new, strict=True)]
         self._left = sum(new)
         self._whole = any(step.drafts)  # drafts: read tokens only after the launch
+        self._first: tuple[float, int] | None = None  # when the first tokens were read, how many
 
     def running(self) -> bool:
         """True while the kernel runs. Raises GpuError if a wait on the device has timed out."""
@@ -109,6 +110,8 @@ class Launched:
                 self._next[row] += len(tokens)
                 self._left -= len(tokens)
                 fresh_tokens.append((row, tokens))
+        if fresh_tokens and self._first is None:
+            self._first = time.monotonic(), max(len(tokens) for _, tokens in fresh_tokens)
         return fresh_tokens
 
     def end(self) -> tuple[Done, list[tuple[int, list[int]]]]:
@@ -122,7 +125,7 @@ class Launched:
             total = self._run.iterations_done
             chunks, done = min(chunks, total), max(0, total - chunks)
         ended = Done(chunks, done)
-        rows.record(ended, 1e3 * self._run.elapsed_ms())
+        rows.record(ended, 1e3 * self._run.elapsed_ms(), self._first)
         if not step.rows:
             return ended, []
         new = [min(max(0, done - r), m) for r, m in zip(self._reads, self._most, strict=True)]
@@ -243,11 +246,20 @@ class DeviceRows:
         self.launches = (*self.launches[1 - RECENT_LAUNCHES :], LaunchRecord(*begun))
         return Launched(self, step, run)
 
-    def record(self, done: Done, time_us: float) -> None:
-        """Completes the record of the last launch. time_us: by the device's clock."""
+    def record(self, done: Done, time_us: float, first: tuple[float, int] | None) -> None:
+        """Completes the record of the last launch, when it has ended. time_us: by the device's
+        clock. first: when the rows' first tokens were read, and how many of a row.
+        """
         *before, last = self.launches
-        ended = replace(last, chunks=done.chunks, iterations=done.iterations, time_us=time_us)
-        self.launches = (*before, ended)
+        chunk_us = None if done.iterations else time_us
+        if not done.chunks:
+            chunk_us = 0.0
+        elif first is not None and first[1] < done.iterations:
+            now, (seen_s, count) = time.monotonic(), first
+            share = (now - seen_s) / (now - last.begin_s) * done.iterations
+            chunk_us = time_us * max(0.0, 1.0 - share / (done.iterations - count))
+        counts = {"chunks": done.chunks, "iterations": done.iterations}
+        self.launches = (*before, replace(last, **counts, time_us=time_us, chunk_us=chunk_us))
 
     def left(self, positions: list[int], known: list[int], iterations: int) -> None:
         """Records the state after a launch: for each request's row, its position and the number of

@@ -83,7 +83,9 @@ class LaunchRecord:
     then `iterations` that each compute `form` rows, of which `rows` have a request or a draft.
 
     begin_s: time.monotonic() at its begin. time_us: its microseconds by the device's clock. While
-    it runs, time_us is None and the numbers of iterations are the planned ones.
+    it runs, time_us is None and the numbers of iterations are the planned ones. chunk_us: the
+    chunks' part of time_us, of which the host has seen the end by the first token; None if the host
+    has seen no token in time.
     """
 
     begin_s: float
@@ -93,6 +95,7 @@ class LaunchRecord:
     form: int
     rows: int
     time_us: float | None = None
+    chunk_us: float | None = None
 
 
 @dataclass(frozen=True)

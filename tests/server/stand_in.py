@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ark.errors import InvalidUsageError
-from ark.serving.types import Event, FinishReason, Request, Stats
+from ark.serving.types import Event, FinishReason, LaunchRecord, Request, Stats
 
 FIRST, COUNT = 2, 94
 
@@ -78,7 +78,15 @@ class CountingEngine:
                 if self._ended:
                     return
                 rows = list(self._open.values())[: self._slots]
+                fresh = sum(row.count == 0 for row in rows)
                 events = [(row.on_event, self._step(row)) for row in rows]
+                time_us = 1e6 * self.step_s
+                record = (time.monotonic(), fresh, 16, 1, self._slots, len(rows), time_us)
+                launches = (
+                    *self._stats.launches[-199:],
+                    LaunchRecord(*record, time_us * fresh / 4),
+                )
+                self._stats = replace(self._stats, launches=launches)
                 for _, event in events:
                     if event.finish is not None:
                         self._open.pop(event.id, None)

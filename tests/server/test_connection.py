@@ -14,15 +14,19 @@ from typing import Any
 import httpx
 import pytest
 
+from ark.serving.engine import Engine
 from ark.serving.http import connection
 from ark.serving.http.app import Limits
 from ark.serving.http.run import Options
+from ark.serving.rows import NO_TOKEN
+from tests.checkpoints import make_checkpoint
 from tests.server.raw import Raw, request
-from tests.server.running import Running, noah_model, running, until
+from tests.server.running import Running, noah_model, running, running_checkpoint, until
 from tests.server.soak import is_error, mutated
 from tests.server.stand_in import CountingEngine
 from tests.slow import examples
 
+LONG = 3000  # tokens of a long answer
 GOOD = {"prompt": "The king", "max_tokens": 4}
 
 
@@ -168,6 +172,41 @@ def test_a_client_that_leaves_frees_its_slots(
     until(lambda: len(engine.cancelled) == 2, "both choices are cancelled")
     assert engine.stats().running == 0
     until(lambda: not server.service.dispatcher.jobs, "the server forgets them")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_slot_is_free_an_iteration_after_its_client_has_left(
+    tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the server has noticed that a client has left, the running iteration is completed, and
+    no other runs. A long launch decodes meanwhile.
+    """
+    with running_checkpoint(make_checkpoint(tmp_path, context=LONG + 64)) as server:
+        engine = server.service.engine
+        assert isinstance(engine, Engine)
+        cancel, seen = engine.cancel, [0]
+
+        def posted() -> int:
+            return int((engine._rows.output[0] != NO_TOKEN).sum())
+
+        def noticed(request_id: str) -> None:
+            cancel(request_id)
+            seen[0] = posted()
+
+        def leaves() -> bool:
+            before = engine.stats().iterations
+            seen[0] = LONG
+            with Raw(server.port) as client:
+                client.send(request(body(stream=stream, max_tokens=LONG, ignore_eos=True)))
+                until(lambda: engine.stats().running == 1 and posted() > 0, "the choice runs")
+            until(lambda: engine.stats().running == 0, "the slot is free")
+            until(lambda: not server.service.dispatcher.jobs, "the server forgets it")
+            done = engine.stats().iterations - before
+            assert 0 < done <= seen[0] + 1
+            return done < LONG
+
+        monkeypatch.setattr(engine, "cancel", noticed)
+        assert any(leaves() for _ in range(20)), "the device was faster than the server"
 
 
 def test_a_client_that_does_not_read_is_cut_off(

@@ -79,11 +79,12 @@ class Browser:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def press(self, key: str, text: str = "") -> None:
+    def press(self, key: str, text: str = "", shift: bool = False) -> None:
         """Presses a key."""
         code = {"Enter": 13, "Escape": 27, "Tab": 9}[key]
         for kind in ("keyDown", "keyUp"):
-            more = {"text": text} if text and kind == "keyDown" else {}
+            more: dict[str, Any] = {"modifiers": 8 if shift else 0}
+            more |= {"text": text} if text and kind == "keyDown" else {}
             self.call(
                 "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **more
             )
@@ -118,6 +119,28 @@ def chromium(folder: str) -> Iterator[Browser]:
             os.close(end)
 
 
+def show_iterations(browser: Browser) -> None:
+    """Opens the list of the device's iterations by keyboard alone."""
+    focused = "document.activeElement.id"
+    for _ in range(6):
+        if browser.value(focused) != "last":
+            browser.press("Tab", shift=True)
+    assert browser.value(focused) == "last"
+    browser.press("Enter", "\r")
+    assert browser.value("at('last').parentElement.open")
+    lines = browser.value("[...at('launches').rows].map((row) => row.innerText.split('\\t'))")
+    assert re.fullmatch(r"\d+\.\d\d", lines[0][0])
+    assert lines[0][1:] == ["1 x decode, 1 of 4 rows", "10,000"]
+    assert [line[1:] for line in lines[-2:]] == [
+        ["1 x decode, 1 of 4 rows", "7,500"],
+        ["1 x chunk of 16 tokens", "2,500"],
+    ]
+    assert browser.value("at('last').textContent") == f"Device: {', '.join(lines[0][1:])} us"
+    assert browser.value("document.documentElement.scrollWidth") <= PHONE_WIDTH_PX
+    bars = "[...document.querySelectorAll('#iterations rect')].map((bar) => bar.className.baseVal)"
+    assert set(browser.value(bars)) == {"prompt", "decode"}
+
+
 @slow
 @pytest.mark.skipif(BROWSER_PROGRAM is None, reason="no Chromium on this machine")
 def test_a_chat_by_keyboard_on_a_phone(
@@ -143,6 +166,9 @@ def test_a_chat_by_keyboard_on_a_phone(
 
         strokes = "document.querySelectorAll('#timeline path').length"
         until(lambda: browser.value(strokes) > 0, "the timeline shows the answer's tokens")
+
+        show_iterations(browser)
+        browser.value("at('message').focus()")
 
         # Escape stops an answer and frees its slot.
         engine.step_s = 0.1

@@ -332,4 +332,7 @@ def test_metrics(server: Running) -> None:
     ages = [age for lane in stats["timeline"] for age in lane]
     assert [len(lane) for lane in stats["timeline"]] == [4] * 6
     assert all(0 <= age <= stats["window_s"] for age in ages)
+    launch = stats["launches"][-1]
+    assert launch["age_s"] >= 0 and "begin_s" not in launch
+    assert (launch["form"], launch["iterations"], launch["time_us"]) == (4, 1, 1000)
     assert stats["tokens_per_s"] > 0 and stats["time_to_first_token_s"] > 0

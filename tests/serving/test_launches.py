@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ark.serving.engine import Engine
 from ark.serving.progress import Done
 from ark.serving.rows import NO_TOKEN, DeviceRows, Launched
 from ark.serving.scheduler import Step
-from ark.serving.types import Event, FinishReason, Request
+from ark.serving.types import Event, FinishReason, LaunchRecord, Request
 from tests.checkpoints import make_checkpoint
 from tests.serving.requests import Listener, random_requests, solo_texts
 
@@ -156,6 +157,41 @@ def test_a_prompt_goes_on_after_each_chunk(
     assert heard.tokens == wanted and not any(heard.errors.values())
     assert all(one.chunks + one.iterations == 1 for one in launches)
     assert all(one.time_us for one in launches)
+
+
+def test_records_of_launches(small: Checkpoint) -> None:
+    """The engine reports what each launch has computed, and its time by the device's clock."""
+    heard, begin_s, tokens = Listener(), time.monotonic(), 400
+    with opened(small, chunk=4, slots=4) as engine:
+        engine.submit(Request("a", PROMPT, long("a", tokens).sampling), heard)
+        heard.wait("a")
+    took_s = time.monotonic() - begin_s
+    launches = engine.stats().launches
+    assert sum(one.chunks for one in launches) == -(-(len(PROMPT) - 1) // 4)
+    assert sum(one.iterations for one in launches) == engine.stats().iterations == tokens
+    assert {(one.chunk_rows, one.form, one.rows) for one in launches} == {(4, 1, 1)}
+    times = [(one.time_us or 0.0, one.chunk_us or 0.0) for one in launches]
+    assert 0 < sum(us for us, _ in times) < 1e6 * took_s
+    assert all(0 <= part < us for us, part in times)
+
+
+def test_the_time_of_chunks_is_the_rest_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch of three chunks and five iterations takes ten seconds, and tokens of two iterations
+    are read after seven, so that an iteration takes one second.
+    """
+    monkeypatch.setattr("ark.serving.rows.time.monotonic", lambda: 110.0)
+    rows = object.__new__(DeviceRows)
+
+    def recorded(done: Done, first: tuple[float, int] | None) -> float | None:
+        rows.launches = (LaunchRecord(100.0, 3, 4, 5, 1, 1),)
+        rows.record(done, 8e6, first)
+        (launch,) = rows.launches
+        assert (launch.chunks, launch.iterations, launch.time_us) == (*astuple(done), 8e6)
+        return launch.chunk_us
+
+    assert recorded(Done(3, 5), (107.0, 2)) == pytest.approx(4e6)
+    assert recorded(Done(3, 5), None) is None is recorded(Done(3, 2), (107.0, 2))
+    assert (recorded(Done(2, 0), None), recorded(Done(0, 5), (107.0, 2))) == (8e6, 0.0)
 
 
 def test_a_free_row_ends_a_launch_for_those_that_wait(small: Checkpoint) -> None:

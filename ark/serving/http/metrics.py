@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ark.serving.types import EngineLike, Event, FinishReason
+from ark.serving.types import EngineLike, Event, FinishReason, LaunchRecord
 
 WINDOW_S = 5.0  # the period over which recent rates are computed
 RECENT_REQUESTS = 64  # the number of latest requests in the median time to the first token
@@ -45,6 +46,7 @@ class Metrics:
     def __init__(self, engine: EngineLike, model: str) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineState(engine, model))
+        self._engine = engine
         self._open: dict[str, _Open] = {}
         self._recent: deque[tuple[float, str, int]] = deque()
         self._first: deque[float] = deque(maxlen=RECENT_REQUESTS)
@@ -122,8 +124,8 @@ class Metrics:
 
     def recent(self) -> dict[str, Any]:
         """Recent figures for the page: tokens per second in the last WINDOW_S seconds, the median
-        time to the first token, and a timeline. The timeline has, for each choice, how many seconds
-        ago each of its tokens arrived.
+        time to the first token, a timeline, and the engine's latest launches. The timeline has, for
+        each choice, how many seconds ago each of its tokens arrived.
         """
         now = time.monotonic()
         self._forget(now)
@@ -136,11 +138,18 @@ class Metrics:
             "time_to_first_token_s": statistics.median(self._first) if self._first else None,
             "window_s": WINDOW_S,
             "timeline": [row[-MAX_TIMELINE_TOKENS:] for row in newest],
+            "launches": [_aged(launch, now) for launch in self._engine.stats().launches],
         }
 
     def _forget(self, now: float) -> None:
         while self._recent and self._recent[0][0] < now - WINDOW_S:
             self._recent.popleft()
+
+
+def _aged(launch: LaunchRecord, now: float) -> dict[str, Any]:
+    """A launch as JSON, with the seconds since its begin in place of the time of its begin."""
+    fields = msgspec.to_builtins(launch)
+    return {"age_s": round(now - fields.pop("begin_s"), 4), **fields}
 
 
 class _EngineState:
