@@ -124,9 +124,9 @@ def on_accelerator(devices: int) -> list[Piece]:
         _decode("llama-3.2-1b", 60, batch=8),
         _prompt("llama-3.2-1b", 512, 90),
         _decode("llama-3.1-8b", 150),
+        _serve(64, 120),
         *_models(150),
         *_parts(table, "ops", 5),
-        _serve(64, 120),
     ]
 
 

@@ -121,19 +121,16 @@ def milliseconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    with Turn(args.turn):
-        return _run(args)
-
-
-def _run(args: argparse.Namespace) -> int:
     if args.directory is None:
-        return _measure(args, args.url or "http://127.0.0.1:8000")
+        with Turn(args.turn):
+            return _measure(args, args.url or "http://127.0.0.1:8000")
     if args.url is not None:
         raise InvalidUsageError(
             f"{args.directory!r} is to be served here, and --url names a server; give one of them"
         )
     options = ["--backend", args.backend] if args.backend else []
-    with own_server(args.directory, options) as url:
+    # The server plans and compiles before its turn on the device.
+    with own_server(args.directory, options) as url, Turn(args.turn):
         return _measure(args, url)
 
 

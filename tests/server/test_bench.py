@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -13,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ark.bench import results
-from ark.bench.serve import Ask, Target, asks, first_model, load, percentiles, summary
+from ark.bench.serve import Ask, Outcome, Target, asks, first_model, load, percentiles, summary
 from ark.bench.serve_chart import TOP_PX
-from ark.cli import main
+from ark.cli import bench_serve, main
 from ark.errors import BaseError
 from ark.serving.http.run import Options
 from tests.server.running import NOAH, Running, noah_model, running
@@ -95,6 +99,38 @@ def test_the_chart_of_two_rates(
 def test_a_directory_is_served_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", str(NOAH), "--url", "http://127.0.0.1:9"]) == 2
     assert "give one of them" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_server_starts_before_its_turn(
+    server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside other benches the device is reserved for the requests, not for a server's start."""
+    turn, free = tmp_path / "turn", []
+
+    def look() -> None:
+        with turn.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                free.append(False)
+            else:
+                free.append(True)
+
+    @contextmanager
+    def started(directory: str, options: Sequence[str]) -> Iterator[str]:
+        look()
+        yield server.url
+        look()
+
+    def sent(*given: Any) -> list[Outcome]:
+        look()
+        return load(*given)
+
+    monkeypatch.setattr(bench_serve, "own_server", started)
+    monkeypatch.setattr(bench_serve, "load", sent)
+    words = ["bench", "serve", str(NOAH), "--requests", "2", "--tokens", "2"]
+    assert main([*words, "--turn", str(turn)]) == 0
+    assert free == [True, False, True]
 
 
 @slow
