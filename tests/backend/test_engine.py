@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -113,9 +113,11 @@ def test_requests_give_the_ids_of_transformers(
 
 def test_a_word_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
     """The host sets a word in memory to end a launch. If it is set before the launch, one iteration
-    runs. If it is set during one, the iterations that have begun are finished, and perhaps one
-    more. The tokens equal those of a launch that the host does not end.
+    runs, a chunk of a prompt. If it is set during one, the iterations that have begun are finished,
+    and perhaps one more, not on a CPU. The tokens equal those of a launch that the host does not
+    end.
     """
+    late = 1 if backend == "cpu" else 2
     directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
     model = load_model(directory, backend, slots=2, context=24, chunk=4, page=4)
     try:
@@ -142,9 +144,9 @@ def test_a_word_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
                 done, tokens = launched.end()
                 _take(scheduler, step, tokens)
                 scheduler.end(step, done)
-                assert done <= (seen + 2 if seen else step.iterations)
-                counts.append(done)
-            assert counts[:2] == [1, 1] if leaves else counts == [1, 18]
+                assert done.iterations <= (seen + late if seen else step.iterations)
+                counts.append(astuple(done))
+            assert counts[:2] == [(1, 1), (1, 0 if leaves else 18)] and (leaves or not counts[2:])
             texts.append([each.tokens for each in progress])
         assert texts[0] == texts[1]
     finally:
