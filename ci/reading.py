@@ -47,8 +47,10 @@ def _rows() -> ark.Tensor:
 
 
 def _gated_layer() -> None:
-    """A norm, two products by weights and a gated activation, which become one `linear` op."""
-    x = ark.rmsnorm(ark.tensor([1, 4096], ark.bf16), ark.parameter([4096], ark.bf16))
+    """A norm, two products by weights and a gated activation, which become one `linear` op. As in
+    decoders, activations are fp32.
+    """
+    x = ark.rmsnorm(ark.tensor([1, 4096], ark.fp32), ark.parameter([4096], ark.bf16))
     gate, up = (ark.linear(x, ark.parameter([4096, 4096], ark.bf16)) for _ in range(2))
     ark.swiglu(gate, up)
 

@@ -4,6 +4,9 @@ again.
 
 from __future__ import annotations
 
+import ark
+from ark.backend import registry
+from ark.lower.ranks import plan_ranks
 from tests.cases.ci import load
 
 reading = load("reading")
@@ -19,7 +22,15 @@ def test_softmax_is_followed_through_its_op_task_and_bodies() -> None:
     own = reading.own(lines, reading.traced("add"))
     assert {"ark/ops/norms.py", "ark/tasks/row_norm.py", "ark/tasks/row_norm.h"} <= own.keys()
     assert "ark/plan/schedule.py" in lines and "ark/plan/schedule.py" not in own
-    assert len(own) <= 18 and sum(own.values()) <= 1000
+    assert len(own) <= 14 and sum(own.values()) <= 1000
+
+
+def test_a_gated_layer_is_one_op() -> None:
+    model = ark.Model()
+    with ark.use_model(model):
+        reading.PROGRAMS["fused linear"][1](0, 1)
+    plan = plan_ranks([model.graph], registry.machine(reading.MACHINE), {})[0]
+    assert [op.kind for op in plan.ops] == ["linear"]
 
 
 def test_terms_and_rooms_are_not_spread_further() -> None:
