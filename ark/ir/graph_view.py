@@ -27,6 +27,11 @@ class GraphView:
         self.nodes = tuple(nodes)
 
     @cached_property
+    def types(self) -> frozenset[str]:
+        """The types of the nodes."""
+        return frozenset(n.type for n in self.nodes)
+
+    @cached_property
     def uses(self) -> Counter[int]:
         """For each tensor id: how many nodes' inputs and `after` lists it is in, each occurrence
         counted.

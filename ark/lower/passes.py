@@ -29,11 +29,11 @@ from ark.lower.rewrite.fuse_experts import fuse_experts
 from ark.lower.rewrite.fuse_linear import fuse_linear
 from ark.lower.rewrite.fuse_norm_scales import fuse_norm_scales
 from ark.lower.rewrite.fuse_parts_norm import fuse_parts_norm
-from ark.lower.rewrite.fuse_reduction_terms import fuse_reduction_terms
+from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS, fuse_reduction_terms
 from ark.lower.rewrite.fuse_regions import fuse_regions
 from ark.lower.rewrite.fuse_rmsnorm import fuse_rmsnorm
 from ark.lower.rewrite.fuse_rotary import fuse_rotary
-from ark.lower.rewrite.fuse_sampling import fuse_sampling
+from ark.lower.rewrite.fuse_sampling import CHOOSE, fuse_sampling
 from ark.lower.rewrite.fuse_windows import fuse_windows
 from ark.lower.rewrite.group_products import group_products
 from ark.lower.rewrite.hoist_factors import hoist_factors
@@ -75,14 +75,16 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite of the graph. why: its benefit. gives: types of nodes that only this pass
-    creates. needs: names of passes that must run before. option: the planner's option that turns
-    the pass off; "" if it always runs.
+    """One rewrite of the graph. why: its benefit. over: of each of these sets of types the graph
+    must have a node; otherwise the pass would change nothing, and it does not run. gives: types of
+    nodes that only this pass creates. needs: names of passes that must run before. option: the
+    planner's option that turns the pass off; "" if it always runs.
     """
 
     run: Callable[[Graph, Context], Graph]
     stage: Stage
     why: str
+    over: tuple[tuple[str, ...], ...] = ()
     gives: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     option: str = "fuse"
@@ -90,6 +92,10 @@ class Pass:
     @property
     def name(self) -> str:
         return self.run.__name__
+
+    def applies(self, graph: Graph) -> bool:
+        """True where the graph has a node of each set of types that the pass rewrites."""
+        return all(not graph.view.types.isdisjoint(types) for types in self.over)
 
 
 def channels_last(graph: Graph, context: Context) -> Graph:
@@ -128,12 +134,14 @@ PASSES: tuple[Pass, ...] = (
         fold_transposes,
         Stage.GRAPH,
         "Products and reductions read what was transposed; the transposed copy is not made.",
+        over=(("transpose",),),
         option="",
     ),
     Pass(
         cancel_transposes,
         Stage.GRAPH,
         "Rows that are transposed before a linear layer and back behind it stay where they are.",
+        over=(("transpose",),),
         needs=("fold_transposes",),
     ),
     Pass(
@@ -156,6 +164,7 @@ PASSES: tuple[Pass, ...] = (
         pack_weights,
         Stage.GRAPH,
         "Products of one input with several weights become one product.",
+        over=((*GATED_PAIRS, "attention", "paged_attention"), ("matmul",)),
         gives=("rope_kv", *GATED_PAIRS.values()),
         needs=("fold_transposes",),
         option="pack",
@@ -164,6 +173,7 @@ PASSES: tuple[Pass, ...] = (
         fuse_unit_attention,
         Stage.GRAPH,
         "softmax(q k^T) v becomes one node, whose scores never reach memory.",
+        over=(("softmax", "safe_softmax"), ("matmul",)),
         needs=("pack_weights",),
     ),
     Pass(
@@ -176,12 +186,14 @@ PASSES: tuple[Pass, ...] = (
         compose_remaps,
         Stage.GRAPH,
         "Shifts, slices and transposes of an image that follow each other become one copy.",
+        over=(("remap", "transpose", "concat"),),
         needs=("keep_row_order",),
     ),
     Pass(
         unpack_rows,
         Stage.GRAPH,
         "Products of many rows read the values of quantised weights, which are made once.",
+        over=(("matmul",),),
         needs=("pack_weights",),
         option="",
     ),
@@ -189,12 +201,14 @@ PASSES: tuple[Pass, ...] = (
         align_operands,
         Stage.KERNEL,
         "Operands of matrix units are copied to aligned rows.",
+        over=(("matmul",),),
         option="",
     ),
     Pass(
         fuse_linear,
         Stage.KERNEL,
         "A product of few rows takes in the norm before it and its epilogue.",
+        over=(("matmul", "all_reduce"),),
         gives=("linear",),
         needs=("pack_weights",),
     ),
@@ -202,6 +216,7 @@ PASSES: tuple[Pass, ...] = (
         split_norms,
         Stage.KERNEL,
         "Few long rows of a norm are divided among all processors.",
+        over=(("layernorm", "reduce_squares"),),
         needs=("fuse_linear",),
     ),
     Pass(
@@ -228,36 +243,42 @@ PASSES: tuple[Pass, ...] = (
         fuse_experts,
         Stage.KERNEL,
         "Products of chosen experts apply biases and gates, and add up the slots of a row.",
+        over=(("expert_linear", "gather", "topk"),),
         needs=("fuse_chains",),
     ),
     Pass(
         narrow_inputs,
         Stage.KERNEL,
         "fp32 inputs of 16-bit products are rounded where they are made.",
+        over=(("matmul", "linear", "attention"),),
         needs=("fuse_chains",),
     ),
     Pass(
         round_norm_inputs,
         Stage.KERNEL,
         "Rows that norms of several sequences read are also written in 16 bits.",
+        over=(("linear",),),
         needs=("fuse_linear",),
     ),
     Pass(
         hoist_gathers,
         Stage.KERNEL,
         "Rows that no gather takes are not computed.",
+        over=(("gather",),),
         needs=("narrow_inputs",),
     ),
     Pass(
         fuse_norm_scales,
         Stage.KERNEL,
         "The weight and the bias of a layer norm are applied in the norm.",
+        over=(("layernorm",),),
         needs=("fuse_chains",),
     ),
     Pass(
         fuse_epilogues,
         Stage.KERNEL,
         "Elementwise work on a product's result is done where its sums end.",
+        over=(("matmul", "depthwise"),),
         needs=("fuse_norm_scales",),
     ),
     Pass(
@@ -270,6 +291,7 @@ PASSES: tuple[Pass, ...] = (
         fuse_reduction_terms,
         Stage.KERNEL,
         "What is reduced is computed where it is reduced.",
+        over=(REDUCTIONS,),
         needs=("hoist_factors",),
     ),
     Pass(
@@ -282,12 +304,14 @@ PASSES: tuple[Pass, ...] = (
         rotate_logits,
         Stage.KERNEL,
         "Gathered logits lie with each rank's own share first, so that ranks share one plan.",
+        over=(("sample",),),
         gives=("all_gather_rotated",),
     ),
     Pass(
         fuse_windows,
         Stage.KERNEL,
         "Convolutions read their windows in the image instead of a matrix of windows.",
+        over=(("matmul",), ("remap",)),
         needs=("channels_last", "fuse_epilogues"),
     ),
     Pass(
@@ -301,6 +325,7 @@ PASSES: tuple[Pass, ...] = (
         fuse_all_reduce_norm,
         Stage.KERNEL,
         "A sum over ranks and the norm that reads it become one node.",
+        over=(("all_reduce",), ("rmsnorm",)),
         gives=("all_reduce_norm",),
         needs=("overlap_collectives",),
     ),
@@ -308,6 +333,7 @@ PASSES: tuple[Pass, ...] = (
         inline_all_reduce,
         Stage.KERNEL,
         "The layer that makes a share of a sum over ranks sends it to all readers itself.",
+        over=(("all_reduce",), ("linear",)),
         needs=("fuse_linear", "fuse_all_reduce_norm"),
         option="",
     ),
@@ -347,6 +373,7 @@ PASSES: tuple[Pass, ...] = (
         fuse_parts_norm,
         Stage.CUT,
         "The task that adds up a row's parts norms it.",
+        over=(("add_parts",), ("rmsnorm",)),
         gives=("add_parts_norm",),
         needs=("cut_products",),
         option="",
@@ -355,6 +382,7 @@ PASSES: tuple[Pass, ...] = (
         fuse_sampling,
         Stage.CUT,
         "The layer that makes logits finds the best of its own, on all ranks.",
+        over=(tuple(CHOOSE), ("linear",)),
         gives=("choose", "choose_each"),
         needs=("fuse_linear", "rotate_logits", "reorder_small_ops"),
         option="",

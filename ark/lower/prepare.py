@@ -69,24 +69,27 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     alone = begins_alone(private) and not chosen.get("lockstep", False)
     ended = alone and meets_peers(private)
     nodes: list[Node] = []
+    received = private.received
     for part, target, kept in _kernels(private, machines, external):
         part = _run(Stage.KERNEL, part, Context(target, chosen, kept, machines))
         nodes += part.nodes
-        private.received |= part.received
+        received |= part.received
     if len(machines) == 1 and any(n.type in JOINED for n in nodes):
         machines = (with_movers(machines[0], machine),)
-    private.nodes = nodes
+    joined = private.with_nodes(nodes)  # observers may keep the graphs that they are given
+    joined.received = received
     context = Context(machine, chosen, external, machines, alone)
-    ordered = _run(Stage.ORDER, private, context)
+    ordered = _run(Stage.ORDER, joined, context)
     last = _run(Stage.CUT, ordered, context)
-    return Prepared(last, machines, chosen, alone, ended, ordered is not private)
+    return Prepared(last, machines, chosen, alone, ended, ordered is not joined)
 
 
 def _run(stage: Stage, graph: Graph, context: Context) -> Graph:
-    """The graph after all passes of a stage that the options do not turn off."""
+    """The graph after all passes of a stage that can change it and that no option turns off."""
     tell = observer()
     for step in PASSES:
-        if step.stage is not stage or (step.option and not context.options.get(step.option, True)):
+        allowed = not step.option or context.options.get(step.option, True)
+        if step.stage is not stage or not allowed or not step.applies(graph):
             continue
         before = graph
         graph = step.run(before, context)

@@ -28,6 +28,7 @@ from ark.models.config import builtin_config
 from tests import programs
 from tests.cases.page_in_browser import CHROMIUM, width_on_a_phone
 from tests.slow import slow
+from tests.unit.lower.passes import cases
 
 SHARED = {
     "__init__",
@@ -94,6 +95,22 @@ def test_a_second_run_of_a_pass_changes_nothing(machine: str) -> None:
         for graph in _graphs():
             prepare(graph, registry.machine(machine), {"lockstep": True})
     assert sum(n > 0 for n in watched.values()) >= 4
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_pass_that_does_not_run_would_change_nothing(machine: str) -> None:
+    stages = {step.name: step.stage for step in PASSES}
+    left_out: set[str] = set()
+
+    def run_others(name: str, before: Graph, after: Graph, context: Context) -> None:
+        for step in (s for s in PASSES if s.stage is stages[name] and not s.applies(after)):
+            left_out.add(step.name)
+            assert to_text(step.run(after, context)) == to_text(after), (name, step.name)
+
+    with observed(run_others):
+        for graph in (*_graphs(), *map(cases.graph_of, cases.CASES)):
+            prepare(graph, registry.machine(machine), {"lockstep": True})
+    assert left_out == {step.name for step in PASSES if step.over}
 
 
 @pytest.mark.parametrize("machine", MACHINES)
