@@ -141,6 +141,7 @@ class Bodies:
         if own:
             self._own(code, own, sig)
         else:
+            self.headers.update(dict.fromkeys(kind.common_headers()))
             self.texts.append(common)
         loading = own.load(name, sig, machine) if own and self.loads else None
         if loading:
@@ -155,7 +156,8 @@ class Bodies:
         warp and whether it waits for its task's dependencies itself.
         """
         machine, name = self._machine, self.names[code]
-        self.dialect_headers.update(dict.fromkeys(own.headers(machine)))
+        needed = (*own.headers(machine), *own.texts(sig, machine))
+        self.dialect_headers.update(dict.fromkeys(needed))
         polling = own.poll(name, sig, machine) if self.leads else None
         if polling:
             self.polled.add(code)

@@ -68,7 +68,15 @@ class Body:
         raise NotImplementedError
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        """The texts of the headers that the source needs. The writer emits each text once."""
+        """The texts of the headers that all functions of this body need, in order. The writer emits
+        each text once per kernel.
+        """
+        return ()
+
+    def texts(self, sig: Signature, machine: Machine) -> tuple[str, ...]:
+        """The texts of the headers that only the function of this signature needs, emitted after
+        `headers`.
+        """
         return ()
 
     def scratch(self, sig: Signature, machine: Machine) -> int:

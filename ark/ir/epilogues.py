@@ -1,6 +1,7 @@
 """The epilogues of linear layers: what may be applied to the sums of a product by weights, as
 properties that passes, lowerings and the task kind `linear` ask. A new epilogue is an entry here
-and a C++ object `ark_NAME_sums` in ark/tasks/linear_epilogue.h.
+and a C++ object `ark_NAME_sums` in ark/tasks/linear_epilogue.h, or in a header of its own that
+ark/tasks/linear.py adds.
 """
 
 from __future__ import annotations

@@ -176,6 +176,12 @@ class TaskKind(ABC):
         """
         return ()
 
+    def common_headers(self) -> tuple[str, ...]:
+        """The device code that only `source` needs, not the vendors' own functions, emitted after
+        the headers.
+        """
+        return ()
+
     def texts(self, sig: Signature) -> tuple[str, ...]:
         """The device code that only the function of this signature needs, emitted after the
         headers.

@@ -74,6 +74,10 @@ from ark.tasks.rotary import (
 )
 from ark.tasks.tokens import SETTINGS, sample_check, sample_tile
 
+_EPILOGUE_HEADERS = {  # those that not all epilogues need
+    "rope_kv": ("rotary.h", "linear_rope.h"),
+    "sample": ("sampling.h", "linear_sample.h"),
+}
 MAX_SUMS = 4096  # most rows of x times rows of a stage, which are the sums of a lane
 
 
@@ -265,11 +269,16 @@ class Linear(TaskKind):
         return text.call(name, "ark_linear", constants, operands)
 
     def headers(self) -> tuple[str, ...]:
-        return tuple(map(text.header, ("rotary.h", "sampling.h", "linear_epilogue.h", "linear.h")))
+        return (text.header("linear_epilogue.h"),)
+
+    def common_headers(self) -> tuple[str, ...]:
+        return (text.header("linear.h"),)
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
-        rotates = sig.read(LinearParams).epilogue == "rope_kv"
-        return page_texts(sig, first_extra(sig)) if rotates else ()
+        kind = sig.read(LinearParams).epilogue
+        own = ("gates.h",) if EPILOGUES[kind].gated else _EPILOGUE_HEADERS.get(kind, ())
+        pages = page_texts(sig, first_extra(sig)) if kind == "rope_kv" else ()
+        return (*map(text.header, own), *pages)
 
 
 def check_batch(name: str, sig: Signature, machine: Machine) -> None:

@@ -1,5 +1,6 @@
 // The prologue (operation on the input) and the epilogue (operation on the sums) of linear layers,
-// for the bodies of all backends. linear.py describes operands and tasks.
+// for the bodies of all backends. linear.py describes operands and tasks. Epilogues that few layers
+// have are in gates.h, linear_rope.h and linear_sample.h.
 
 // An operand that is the sum of S shares of M rows each. Share `first` is added first, followed by
 // the next ones in cyclic order. Row m of share s is row s M + m of `shares`.
@@ -81,30 +82,6 @@ struct ArkAddSums {
   O output;
   A residual;
 };
-template <class O>
-struct ArkSwigluSums {
-  static constexpr int WIDTH = 2;
-  static constexpr bool WAITS = false;
-  O output;
-};
-// Stores the sums (logits) and finds the task's best candidate for the next token. R: rows of a
-// stage. The TILES tasks share STAGES stages. SHARED: true if each rank computes a share of the
-// logits. Then the token of the first row is read from the task (ark_token_of); otherwise it is 0.
-template <int R, int TILES, int STAGES, bool SHARED, class O, class C>
-struct ArkSampleSums {
-  static constexpr int WIDTH = 1;
-  static constexpr bool WAITS = false;
-  O output;
-  C candidates;
-  ArkSampler sampler;
-  int first;
-};
-template <class R>
-struct ArkRopeSums {
-  static constexpr int WIDTH = 2;
-  static constexpr bool WAITS = false;
-  R rope;
-};
 // The epilogue E, applied to sums to which a bias was added.
 template <class E, class B>
 struct ArkBiasedSums {
@@ -125,21 +102,6 @@ template <class O, class A>
 ARK_DEVICE ArkAddSums<O, A> ark_add_sums(O output, A residual) {
   return {output, residual};
 }
-template <class O>
-ARK_DEVICE ArkSwigluSums<O> ark_swiglu_sums(O output) {
-  return {output};
-}
-template <int R, int TILES, int STAGES, bool SHARED, class O, class S, class P, class C>
-ARK_DEVICE ArkSampleSums<R, TILES, STAGES, SHARED, O, C> ark_sample_sums(const ArkTask& t, O output,
-                                                                         S settings, P position,
-                                                                         C candidates) {
-  const int first = SHARED ? ark_own<1>(t) : 0;
-  return {output, candidates, ark_sampler(settings, position, first + t.coord[0]), first};
-}
-template <class R>
-ARK_DEVICE ArkRopeSums<R> ark_rope_sums(R rope) {
-  return {rope};
-}
 
 template <class E, int M, int R>
 ARK_DEVICE void ark_sums_ahead(ArkCtx&, const E&, int, int, int, float (&)[M][R]) {}
@@ -149,18 +111,6 @@ ARK_DEVICE void ark_sums_ahead(ArkCtx& c, const ArkAddSums<O, A>& e, int first, 
   for (int m = 0; m < M; ++m) {
     for (int r = 0; r < R; ++r) {
       if (r < rows) ahead[m][r] = ark_load(c, e.residual, 0, 0, first + m, n + r);
-    }
-  }
-}
-template <class T, int M, int R>
-ARK_DEVICE void ark_sums_ahead(ArkCtx&, const ArkRopeSums<T>& e, int first, int n, int rows,
-                               float (&ahead)[M][R]) {
-  for (int m = 0; m < M; ++m) {
-    for (int r = 0; r < R; r += 2) {
-      if (r >= rows || n + r >= T::ROTATED) continue;
-      const float angle = ark_rope_angle(e.rope, first + m, n + r);
-      ahead[m][r] = ark_sin(angle);
-      ahead[m][r + 1] = ark_cos(angle);
     }
   }
 }
@@ -179,45 +129,12 @@ ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkAddSums<O, A>& e, int m, int 
     if (r < rows) ark_publish(c, e.output, 0, 0, m, n + r, sum[r] + ahead[r]);
   }
 }
-template <class O, int R>
-ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkSwigluSums<O>& e, int m, int n, int rows,
-                               const float (&sum)[R], const float (&)[R]) {
-  for (int r = 0; r < R; r += 2) {
-    if (r < rows) ark_publish(c, e.output, 0, 0, m, (n + r) / 2, ark_swiglu(sum[r], sum[r + 1]));
-  }
-}
-template <int S, int TILES, int STAGES, bool SHARED, class O, class C, int R>
-ARK_DEVICE void ark_sums_store(ArkCtx& c, ArkSampleSums<S, TILES, STAGES, SHARED, O, C>& e, int m,
-                               int n, int rows, const float (&sum)[R], const float (&)[R]) {
-  for (int r = 0; r < R; ++r) {
-    if (r >= rows) continue;
-    ark_publish(c, e.output, 0, 0, m, n + r, sum[r]);
-    ark_sample(e.sampler, sum[r], (SHARED ? e.first : 0) + n + r);
-  }
-}
-template <class T, int R>
-ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkRopeSums<T>& e, int m, int n, int rows,
-                               const float (&sum)[R], const float (&ahead)[R]) {
-  for (int r = 0; r < R; r += 2) {
-    if (r >= rows) continue;
-    float a = sum[r], b = sum[r + 1];
-    if (n + r < T::ROTATED) ark_rotate(a, b, ahead[r], ahead[r + 1]);
-    ark_rope_store(c, e.rope, m, n + r, a, b);
-  }
-}
 
 // Stores the epilogue's result over all rows, if it has one (the task's best candidate). Called by
 // all threads after all rows were stored. red: 2 * ARK_WARPS words of shared memory that nothing
 // else uses.
 template <class E>
 ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask&, E&, float*) {}
-template <int R, int TILES, int STAGES, bool SHARED, class O, class C>
-ARK_DEVICE void ark_sums_finish(ArkCtx& c, const ArkTask& t,
-                                ArkSampleSums<R, TILES, STAGES, SHARED, O, C>& e, float* red) {
-  const ark_i64 stage = t.coord[0] / R;
-  ark_sampled(c, e.sampler, e.candidates, static_cast<int>((stage * TILES + STAGES - 1) / STAGES),
-              red);
-}
 
 // Loads the operands of the epilogue E ahead. The bias is loaded when the sums are complete.
 template <class E, class B, int M, int R>

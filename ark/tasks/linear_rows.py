@@ -35,7 +35,10 @@ class LinearRows(Linear):
         return text.call(name, "ark_linear_rows", constants, operands)
 
     def headers(self) -> tuple[str, ...]:
-        return (*super().headers(), HEADER, text.header("linear_rows.h"))
+        return (*super().headers(), HEADER)
+
+    def common_headers(self) -> tuple[str, ...]:
+        return (*super().common_headers(), text.header("linear_rows.h"))
 
 
 register(LinearRows())

@@ -218,7 +218,7 @@ class Matmul(TaskKind):
             "matmul_small.h",
             "convolution.h",
         )
-        return tuple(text.header(name) for name in ("rotary.h", "tiles.h", *products))
+        return tuple(text.header(name) for name in ("rotary.h", "gates.h", "tiles.h", *products))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         if row_type(sig.operands[1]) is not None:

@@ -1,5 +1,4 @@
-// Rotary embedding of a projection's columns, and gates on pairs of columns. rotary.py describes
-// operands and tasks.
+// Rotary embedding of a projection's columns. rotary.py describes operands and tasks.
 
 // The destinations of a projection's columns: queries are stored in the output; keys and values are
 // stored in the caches and, if it is given, also in `fresh`, for readers in the same iteration.
@@ -174,19 +173,5 @@ ARK_DEVICE void ark_rotary_embedding(ArkCtx& c, const ArkTask& t, X x, O output,
     ark_rotate(a, b, ark_sin(angle), ark_cos(angle));
     ark_publish(c, output, 0, 0, row, first, a);
     ark_publish(c, output, 0, 0, row, second, b);
-  }
-}
-
-// silu(gate) * up.
-ARK_DEVICE float ark_swiglu(float gate, float up) { return gate / (1.0f + ark_exp(-gate)) * up; }
-
-// coord: row, first column of x, and last column + 1. Gate and up are neighbouring columns.
-template <class X, class O>
-ARK_DEVICE void ark_swiglu_pairs(ArkCtx& c, const ArkTask& t, X x, O output) {
-  const int m = t.coord[0];
-  for (int n = t.coord[1] / 2 + ark_tid(); n < t.coord[2] / 2; n += ARK_THREADS) {
-    const float gate = ark_load(c, x, 0, 0, m, 2 * n);
-    const float up = ark_load(c, x, 0, 0, m, 2 * n + 1);
-    ark_publish(c, output, 0, 0, m, n, ark_swiglu(gate, up));
   }
 }

@@ -283,7 +283,7 @@ class SwiGluPairs(TaskKind):
         ]
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("rotary.h"),)
+        return (text.header("gates.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         operands = (text.given(sig, 0), text.given(sig, 1, const=False))

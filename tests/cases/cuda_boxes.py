@@ -12,8 +12,8 @@ HOST = (
     + r"""
 #define ARK_DEVICE_MEMBER inline
 static uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
-static void ark_multiply_tile(const Half*, float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                              uint32_t a3, uint32_t b0, uint32_t b1) {
+static void ark_mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                    uint32_t b1, const Half*) {
   multiply_tile(d, {a0, a1, a2, a3, b0, b1});
 }
 """

@@ -38,8 +38,8 @@ static ark_u32 ark_pair_fma(ark_u32 a, ark_u32 b, ark_u32 c) {
   return both([=](int n) { return half(a, n) * half(b, n) + half(c, n); });
 }
 // As multiply_tile of warp_on_host.h, of fp16.
-static void ark_multiply_tile(const ark_f16*, float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                              uint32_t a3, uint32_t b0, uint32_t b1) {
+static void ark_mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                    uint32_t b1, const ark_f16*) {
   together.arrive_and_wait();
   const uint32_t own[6] = {a0, a1, a2, a3, b0, b1};
   for (int i = 0; i < 6; ++i) operands[lane][i] = own[i];

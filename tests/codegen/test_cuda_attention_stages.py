@@ -52,8 +52,7 @@ static bool __any_sync(unsigned, bool v) {
   for (int i = 0; i < 32; ++i) any |= __shfl_sync(0u, v ? 1.0f : 0.0f, i) != 0.0f;
   return any;
 }
-static void ark_multiply_tile(const Half*, float (&d)[4], const uint4& a, uint32_t b0,
-                              uint32_t b1) {
+static void ark_mma(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1, const Half*) {
   multiply_tile(d, {a.x, a.y, a.z, a.w, b0, b1});
 }
 static char* ring;        // stages of keys and values, one behind the other

@@ -94,11 +94,6 @@ static ark_u32 ark_pack_pair(const ark_bf16*, float low, float high) {
 static ark_u32 ark_pack_pair(const ark_f16*, float low, float high) {
   return rounded(low) | static_cast<ark_u32>(rounded(high)) << 16;
 }
-template <typename T>
-static void ark_mma(float (&d)[4], ark_u32 a0, ark_u32 a1, ark_u32 a2, ark_u32 a3, ark_u32 b0,
-                    ark_u32 b1, const T* type) {
-  ark_multiply_tile(type, d, a0, a1, a2, a3, b0, b1);
-}
 """
 CALLS = r"""
 template <class F>

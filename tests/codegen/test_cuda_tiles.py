@@ -71,7 +71,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     calls = "".join(f"  if (r == {r} && m == {m}) warp<{r}, {m}>({words});\n" for r, m in SIZES)
     sizes = f"constexpr int STAGES = {STAGES}, TILES = {TILES};\n"
     device_code = text.header("sampling.h") + "".join(
-        map(inline.header, ("linear_tiles.h", "linear_units.h"))
+        map(inline.header, ("linear_tiles.h", "linear_units.h", "linear_pair.h"))
     )
     source.write_text(HOST + HEAD + sizes + device_code + CALLS + calls + "}\n")
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]

@@ -66,7 +66,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     calls = "".join(f"  if (r == {r} && k == {k}) warp<{r}, {k}>(w, x, out);\n" for r, k in SIZES)
     pairs = "".join(f"  if (k == {k}) pair<{k}>(w, x, out);\n" for k in PAIRS)
     headers = text.header("sampling.h")
-    headers += "".join(map(inline.header, ("linear_tiles.h", "linear_units.h")))
+    headers += "".join(map(inline.header, ("linear_tiles.h", "linear_units.h", "linear_pair.h")))
     source.write_text(HOST + HEAD + headers + CALLS.replace("  PAIRS\n", pairs) + calls + "}\n")
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", library], check=True)

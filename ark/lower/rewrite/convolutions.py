@@ -60,7 +60,7 @@ def convolutions(graph: Graph, kept: frozenset[int], machine: Machine) -> dict[i
     for place, node in enumerate(graph.nodes):
         if node.type == "remap" and private(node.outputs[0]) and whole(node.outputs[0]):
             windows[node.outputs[0].buffer.id] = place, node
-        elif node.type == "matmul" and len(node.inputs) == 2:
+        elif node.type == "matmul" and [len(t.shape) for t in node.inputs] == [4, 4]:
             at, before = windows.get(node.inputs[1].buffer.id, (place, None))
             one = _fits(before, node, machine)
             if one is not None and not written.behind(at, [one.source]):
@@ -104,7 +104,7 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
     if not plain or len(types) != 1 or not types <= able:
         return None
     source = table if windows is None else windows.inputs[0]
-    if not all(map(whole, (weight, source, table, out))) or len(table.shape) != 4:
+    if not all(map(whole, (weight, source, table, out))):
         return None
     n, groups, depth, places = table.shape
     rows = weight.shape[2]

@@ -127,6 +127,23 @@ ARK_DEVICE float ark_warp_max(float v) {
   for (int mask = 16; mask > 0; mask >>= 1) v = fmaxf(v, ark_shfl_xor(v, mask));
   return v;
 }
+// Sums R values over the warp with R + log2(32 / R) - 1 exchanges; lane l gets the total of value
+// l / (32 / R).
+template <int R>
+ARK_DEVICE float ark_fold(float (&v)[R]) {
+#pragma unroll
+  for (int n = R / 2, mask = 16; n > 0; n /= 2, mask /= 2) {
+    const bool upper = (ark_lane() & mask) != 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const float send = upper ? v[i] : v[i + n];
+      v[i] = (upper ? v[i + n] : v[i]) + ark_shfl_xor(send, mask);
+    }
+  }
+#pragma unroll
+  for (int mask = 16 / R; mask > 0; mask /= 2) v[0] += ark_shfl_xor(v[0], mask);
+  return v[0];
+}
 
 // NVRTC 13.0 to 13.3 combine two minima (or maxima) of 32-bit signed integers into one
 // three-operand instruction and drop the negation of its second operand (sm_90, sm_100). The

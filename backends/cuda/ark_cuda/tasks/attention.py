@@ -90,7 +90,7 @@ class _Cached(Body):
         names = (
             "packets.h",
             "attention.h",
-            *(("attention_stream.h",) if inline.leads(machine) else ()),
+            *(("mma.h", "attention_stream.h") if inline.leads(machine) else ()),
         )
         return tuple(map(inline.header, names))
 

@@ -5,23 +5,6 @@
 // fp32's precision. Values are added up in fp32. ark/tasks/attention.py describes the task and its
 // accesses.
 
-// One mma instruction: d += a b, where d has 16 by 8 elements and the product sums over 16
-// elements.
-ARK_DEVICE void ark_multiply_tile(const ark_bf16*, float (&d)[4], const uint4& a, ark_u32 b0,
-                                  ark_u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-ARK_DEVICE void ark_multiply_tile(const ark_f16*, float (&d)[4], const uint4& a, ark_u32 b0,
-                                  ark_u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
 // Two values rounded to the type, and their rounding errors.
 template <typename T>
 ARK_DEVICE void ark_split_pair(const T*, float a, float b, ark_u32& high, ark_u32& low) {
@@ -97,11 +80,11 @@ ARK_DEVICE void ark_stage_scores(const T* keys, const uint4 (&a)[D / 32][2], int
           const uint4 first = k;
           k = other != 0 ? second : first;
           const uint4 l = other != 0 ? first : second;
-          ark_multiply_tile(keys, d[1], a[p + 1][0], l.x, l.y);
-          ark_multiply_tile(keys, d[1], a[p + 1][1], l.z, l.w);
+          ark_mma(d[1], a[p + 1][0], l.x, l.y, keys);
+          ark_mma(d[1], a[p + 1][1], l.z, l.w, keys);
         }
-        ark_multiply_tile(keys, d[0], a[p][0], k.x, k.y);
-        ark_multiply_tile(keys, d[0], a[p][1], k.z, k.w);
+        ark_mma(d[0], a[p][0], k.x, k.y, keys);
+        ark_mma(d[0], a[p][1], k.z, k.w, keys);
       }
     }
 #pragma unroll

@@ -75,24 +75,6 @@ ARK_DEVICE void ark_load_vector(float (&to)[E], const T* p) {
   }
 }
 
-// Sums R values over the warp with R + log2(32 / R) - 1 exchanges; lane l gets the total of value
-// l / (32 / R).
-template <int R>
-ARK_DEVICE float ark_fold(float (&v)[R]) {
-#pragma unroll
-  for (int n = R / 2, mask = 16; n > 0; n /= 2, mask /= 2) {
-    const bool upper = (ark_lane() & mask) != 0;
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      const float send = upper ? v[i] : v[i + n];
-      v[i] = (upper ? v[i + n] : v[i]) + ark_shfl_xor(send, mask);
-    }
-  }
-#pragma unroll
-  for (int mask = 16 / R; mask > 0; mask /= 2) v[0] += ark_shfl_xor(v[0], mask);
-  return v[0];
-}
-
 // Processes a stage, which has R rows of K weights or a part of one row: adds this thread's share
 // of each row's product with x.
 template <int R, int K, int V, int E, typename T>

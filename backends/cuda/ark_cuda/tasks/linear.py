@@ -9,6 +9,7 @@ the writer through the dialect.
 
 from __future__ import annotations
 
+from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
@@ -16,7 +17,6 @@ from ark.tasks.linear import epilogue, prologue
 from ark.tasks.linear_form import narrows
 from ark.tasks.linear_params import LinearParams
 from ark_cuda.tasks import inline
-from ark_cuda.tasks.linear_roles import LinearBody
 
 MAX_ROWS = 256  # the most rows whose sums wait in shared memory for an epilogue
 
@@ -48,8 +48,13 @@ def _pitch(sig: Signature, machine: Machine) -> int:
     return min(-(-stages // machine.processors) * rows, MAX_ROWS)
 
 
-class Slices(LinearBody):
+class Slices(Body):
     """A linear layer in which each warp of a block multiplies one slice of every row of weights."""
+
+    kind = "linear"
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        return (inline.header("packets.h"), inline.header("linear.h"))
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return not narrows(sig, machine) and _vector(sig, machine) > 0

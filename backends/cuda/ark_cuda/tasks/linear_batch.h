@@ -2,29 +2,12 @@
 // `roles`. It works like linear_roles.h, but computes on matrix units (mma.m16n8k16), where eight
 // input rows take as long as one. A stage of the ring holds 8 or 16 rows of weights, of each of
 // which it holds one of the equal parts along k. It needs only this part of the input rows. With
-// two input rows a stage may hold four whole rows of weights instead (linear_units.h). An input
+// two input rows a stage may hold four whole rows of weights instead (linear_pair.h). An input
 // that is large compared with the ring is not copied to shared memory: each warp loads the elements
 // that it needs for a stage from global memory.
 
 // The bytes of padding after each input row in shared memory, which avoid bank conflicts.
 constexpr int ARK_ROW_PAD = 64;
-
-// One mma instruction: d += a b, where d has 16 by 8 elements and the product sums over 16 elements
-// of k.
-ARK_DEVICE void ark_multiply_tile(const ark_bf16*, float (&d)[4], ark_u32 a0, ark_u32 a1,
-                                  ark_u32 a2, ark_u32 a3, ark_u32 b0, ark_u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-ARK_DEVICE void ark_multiply_tile(const ark_f16*, float (&d)[4], ark_u32 a0, ark_u32 a1, ark_u32 a2,
-                                  ark_u32 a3, ark_u32 b0, ark_u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 ARK_DEVICE uint4 ark_either(bool first, const uint4& a, const uint4& b) {
   return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
@@ -60,8 +43,8 @@ ARK_DEVICE void ark_flat_products(const T* w, const T* x, float (&sum)[2]) {
     if (first < ALL) ask(first);
 #pragma unroll
     for (int i = 0; i < DEEP; ++i) {
-      ark_multiply_tile(w, d[i][0], x0[i].x, 0u, x0[i].y, 0u, w0[i].x, w0[i].y);
-      ark_multiply_tile(w, d[i][1], x0[i].z, 0u, x0[i].w, 0u, w0[i].z, w0[i].w);
+      ark_mma(d[i][0], x0[i].x, 0u, x0[i].y, 0u, w0[i].x, w0[i].y, w);
+      ark_mma(d[i][1], x0[i].z, 0u, x0[i].w, 0u, w0[i].z, w0[i].w, w);
     }
   }
 #pragma unroll
@@ -85,8 +68,8 @@ ARK_DEVICE void ark_tile_products(const T* w, const X& x, float (&d)[D][4]) {
   const uint4* lower = upper + PART / 8;
   const uint4 none = make_uint4(0u, 0u, 0u, 0u);
   const auto multiply = [&](int at, const uint4& u, const uint4& l, const uint4& b) {
-    ark_multiply_tile(w, d[at], u.x, l.x, u.y, l.y, b.x, b.y);
-    ark_multiply_tile(w, d[at + 1], u.z, l.z, u.w, l.w, b.z, b.w);
+    ark_mma(d[at], u.x, l.x, u.y, l.y, b.x, b.y, w);
+    ark_mma(d[at + 1], u.z, l.z, u.w, l.w, b.z, b.w, w);
   };
 #pragma unroll UNROLLED
   for (int i = 0; i < BLOCKS / 2 * 2; i += 2) {

@@ -66,8 +66,8 @@ ARK_DEVICE void ark_box_products(const T* w, const X& x,
 #pragma unroll
         for (int h = 0; h < (Box::BOTH ? 1 : 2); ++h) {
           const int chain = Box::BOTH ? (k + 2 * i) % Box::CHAINS : k + 2 * h;
-          ark_multiply_tile(w, d[s][chain], a.x, a.y, a.z, a.w, k == 0 ? b[h].x : b[h].z,
-                            k == 0 ? b[h].y : b[h].w);
+          ark_mma(d[s][chain], a.x, a.y, a.z, a.w, k == 0 ? b[h].x : b[h].z,
+                  k == 0 ? b[h].y : b[h].w, w);
         }
       }
     }

@@ -48,20 +48,18 @@ def boxed(sig: Signature) -> bool:
     return _rows(sig) > 1 and params.split_k > 1 and params.rows in (8, 16) and not rest
 
 
-class LinearBody(Body):
-    """The base class of the bodies of linear layers."""
+class Roles(Body):
+    """A linear layer in the variant `roles`, in which each stage of weights belongs to one warp."""
 
     kind = "linear"
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        roles = ("tiles", "units", "roles", "boxes", "gather", "batch")
-        shown = roles if inline.leads(machine) else ()
-        names = ("packets.h", "linear.h", *(f"linear_{name}.h" for name in shown))
+        names = ("packets.h", "mma.h", "linear_units.h", "linear_roles.h")
         return tuple(map(inline.header, names))
 
-
-class Roles(LinearBody):
-    """A linear layer in the variant `roles`, in which each stage of weights belongs to one warp."""
+    def texts(self, sig: Signature, machine: Machine) -> tuple[str, ...]:
+        names = ("tiles", "pair", "boxes", "gather", "batch") if _rows(sig) > 1 else ()
+        return tuple(inline.header(f"linear_{name}.h") for name in names)
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return narrows(sig, machine)

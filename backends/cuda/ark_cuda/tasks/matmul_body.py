@@ -24,4 +24,4 @@ class MatmulBody(Body):
         if products.serves_machine(machine) and machine.has(Capability.CODE_BOXES):
             codes = ("float_pairs.h", "linear_codes.h", "code_pairs.h", "code_products.h")
             own += [HEADER, *map(inline.header, codes)]
-        return (text.header("rotary.h"), text.header("tiles.h"), *own)
+        return (text.header("rotary.h"), text.header("gates.h"), text.header("tiles.h"), *own)

@@ -149,8 +149,8 @@ ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, co
           l[j] = ark_code_operand<C>(low[s], 4 * i + j);
           if constexpr (R > 1) h[j] = ark_code_operand<C>(high[s], 4 * i + j);
         }
-        ark_multiply_tile(x, d[0], l[0], h[0], l[1], h[1], b.x, b.y);
-        ark_multiply_tile(x, d[1], l[2], h[2], l[3], h[3], b.z, b.w);
+        ark_mma(d[0], l[0], h[0], l[1], h[1], b.x, b.y, x);
+        ark_mma(d[1], l[2], h[2], l[3], h[3], b.z, b.w, x);
       }
     }
 #pragma unroll

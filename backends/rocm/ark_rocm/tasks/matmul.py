@@ -170,4 +170,4 @@ class Tiles(Body):
         pairs = ("matrix_pairs.h",) if machine.arch in _PAIRS else ()
         names = ("matrix_store.h", "matrix.h", *pairs, *large)
         own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
-        return (text.header("rotary.h"), text.header("tiles.h"), *own)
+        return (text.header("rotary.h"), text.header("gates.h"), text.header("tiles.h"), *own)
