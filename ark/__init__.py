@@ -101,7 +101,7 @@ _ALIASES = {
     "tensor": "ark.frontend.tensor",
     "torch": "ark.interop.torch_names",
 }
-# Names of ARK that are not supported yet; their use raises an error that says so.
+# Names of ARK that this package does not support yet. Their use raises an error that says so.
 _NOT_BUILT = ("get", "put", "sampling", "signal", "wait")
 # Names that `from ark import *` does not import: those of a package of their own, and Python's own.
 _NOT_BY_STAR = {

@@ -21,7 +21,7 @@ from time import monotonic
 
 NAMES = ("DEBUG", "INFO", "WARN", "ERROR")
 PATIENCE_S = 5.0  # after this time a long step reports that it continues
-# The levels of Python's logging for ARK's numbers 0 to 3.
+# Python's logging levels that correspond to ARK's levels 0 to 3.
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
 
 

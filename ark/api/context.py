@@ -12,8 +12,8 @@ from ark.api.config import check_config, hints_of
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.model import Model
 
-# The value of a setting of ark.PlannerContext: a range [begin, end], or the value of `sync` or
-# `config`.
+# The value of one argument of ark.PlannerContext: a range [begin, end], or the value of its
+# argument `sync` or `config`.
 Setting: TypeAlias = "Sequence[int] | Mapping[str, object] | bool | None"
 _NESTED = ("processor_range", "warp_range", "sram_range")
 

@@ -178,7 +178,8 @@ def _same_op(op: OpEntry, node: Node, shared: dict[int, ir.Buffer], rank: int) -
     if op.type not in names and {op.type, type_of_node} != {"ScalarAssign", "Constant"}:
         return False
     reads = [t for t in op.read_tensors if not task_messages.is_far(t.buffer, rank)]
-    # In ark's graph, receive buffers of packets are not operands, so they are not compared.
+    # The receive buffers of packets are not operands of the node in ark's graph, so only the
+    # operands before them are compared.
     reads = reads[: {"RecvPacket": 0, task_messages.FUSED: 1}.get(op.type, len(reads))]
     pairs = [*zip(reads, node.inputs, strict=False)]
     pairs += zip(op.result_tensors, node.outputs, strict=False)

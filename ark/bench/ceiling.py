@@ -11,7 +11,8 @@ import functools
 from ark.bench.peer import import_torch, repeated, torch_device
 
 ACCELERATED, HOST = 1 << 31, 1 << 28  # bytes to read, more than caches hold
-# Bytes of a copy. In a graph, larger copies run on copy engines, which are slower on an H100.
+# The number of bytes of the timed copy. In a CUDA graph, larger copies run on copy engines, which
+# are slower on an H100.
 COPY_BYTES = 1 << 29
 COPIES_S = 0.02  # about how long one measurement of repeated copies takes
 

@@ -37,8 +37,8 @@ from ark.runtime.executor import Executor
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 CHAIN, FEW = 32, 8  # length of a chain of dependent collectives, for small and for large sizes
-# For messages of more than these numbers of bytes, chains have fewer collectives, because planning
-# a chain of the usual length would take minutes.
+# For messages of more than these numbers of bytes, a benchmark's chain of collectives is shorter,
+# because planning a chain of the usual length would take minutes.
 LARGE, HUGE = 4 << 20, 64 << 20
 
 

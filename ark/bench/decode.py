@@ -95,7 +95,7 @@ def _random_rows(dtype: RowType, rows: int, pool: np.ndarray) -> np.ndarray:
     """
     some = min(rows, POOL_ELEMENTS // dtype.columns)
     codes = np.clip(np.rint(2.5 * pool[: some * dtype.columns]), -7, 7).reshape(some, -1)
-    # Unsigned types store a negative code as the code plus 16.
+    # Unsigned storage types hold a negative 4-bit code as the code plus 16.
     codes = codes % 16 if dtype.codes.name in ("uint4", "uint8") else codes
     factor = 0.4 * dtype.columns**-0.5 * (1.0 + 0.1 * pool[: some * dtype.groups])
     scales = factor.reshape(some, -1)
@@ -316,7 +316,8 @@ def _compare(
     if not accelerated:
         torch.set_num_threads(executor.machine.processors)
         torch_weights = {k: v.float() for k, v in torch_weights.items()}
-    # torch reads the whole cache, so it gets a cache of exactly the needed length for each case.
+    # torch's attention reads the whole cache, so for each case it gets a cache of exactly the
+    # length that is needed.
     for row in figures.contexts:
         room = row.context + max(tokens, GREEDY_STEPS) + 1
         decoder = TorchDecoder(shape.config, torch_weights, room, place, batch=shape.batch)

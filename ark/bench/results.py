@@ -22,7 +22,8 @@ from ark.backend.protocol import Probe
 from ark.machine import Machine
 from ark.runtime.cache import code_digest
 
-# Packages whose versions affect a peer's times; the backend's probe reports further ones.
+# Packages whose versions affect the times of the frameworks that ark is compared with; the
+# backend's probe reports further ones.
 PACKAGES = ("ml_dtypes", "numpy", "torch", "torchvision", "transformers", "onnxruntime")
 
 Word = Annotated[str, Meta(max_length=200)]

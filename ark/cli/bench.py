@@ -231,7 +231,7 @@ def run(args: argparse.Namespace) -> int:
                     peers=peers,
                     check=args.check,
                     turn=Turn(args.turn),
-                    # A prediction needs no warm-up: each launch begins with empty caches.
+                    # With --model times are predicted and nothing runs, so no warm-up is needed.
                     warm_up=0 if args.model else 1,
                     beside_one=bool(args.model),
                 )

@@ -30,7 +30,7 @@ from ark.runtime.rank_info import RankInfo
 
 MAX_TEXT_BYTES = 1 << 28  # largest file that is read; a device such as /dev/zero has no end
 
-# Lines are wrapped on a terminal only, so that programs that read them get whole lines.
+# Lines of errors are wrapped on a terminal only, so that programs that read them get whole lines.
 errors = Console(stderr=True, markup=False, soft_wrap=not sys.stderr.isatty())
 
 WHOLE_COLUMNS = 1000  # width of output that is not a terminal, so that rows are not wrapped
@@ -179,7 +179,8 @@ def write_results(path: str | None, results: Results, done: bool = True) -> None
 
 def _write_to_device(target: Path, content: bytes) -> None:
     try:
-        # Without O_NONBLOCK, opening waits for a reader.
+        # The target may be a named pipe. Without O_NONBLOCK, opening it would block until a process
+        # reads it.
         handle = os.open(target, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ENXIO and target.is_fifo():

@@ -50,7 +50,8 @@ from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 
-# An upper estimate of a prompt's characters per token, several times the average.
+# The number of characters per token position to which a prompt is cut before it is tokenised: an
+# upper estimate, several times the average.
 HEAD_CHARACTERS_PER_POSITION = 16
 FEWEST_OF_A_RATE = 16
 """A rate is printed only for at least this many tokens."""
@@ -267,7 +268,7 @@ def answer(
     finish = "error"
     begin = first = time.monotonic()
     try:
-        # The device is stopped before any exception leaves this block.
+        # `closing` stops the device before any exception leaves this block.
         with closing(generator.stream(prompt, most, sampling)) as stream:
             for token in stream:
                 first = first if tokens else time.monotonic()

@@ -327,7 +327,8 @@ def opened(
     templates = chat_templates(checkpoint.directory, tokenizer, args.chat_template)
     usual_name = hub_name(args.directory) or checkpoint.directory.resolve().name
     defaults = sampling_fields(checkpoint.directory)
-    # The file sets no temperature, and clients expect OpenAI's default of 1.
+    # A generation config with temperature 0 sets no temperature for the server, because clients
+    # expect OpenAI's default of 1.
     if defaults.get("temperature") == 0:
         del defaults["temperature"]
     chosen = args.tool_call_parser

@@ -41,7 +41,8 @@ def add_arguments(command: argparse.ArgumentParser, name: str) -> None:
             help="trees a root, of forestcoll (default: the optimum's)",
         )
     if name in ("synthesize", "simulate", "compare"):
-        # `simulate` reads a program's file, so it must know whether these options are given.
+        # `simulate` can read a program from a file instead. It must know whether these options are
+        # given, so they have no defaults there.
         usual = name != "simulate"
         default = "all_gather" if usual else None
         command.add_argument(

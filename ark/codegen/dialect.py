@@ -34,8 +34,8 @@ class Source:
     loop: str = ""
 
 
-# A function that returns the source of the loading thread's loop for the signatures of a plan's
-# ops.
+# A function that generates the source of the loop that the loading thread runs, for the signatures
+# (kinds of bodies) of a plan's ops.
 LoaderRule = Callable[[Sequence[Signature], Machine], str]
 
 

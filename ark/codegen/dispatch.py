@@ -15,8 +15,9 @@ def dispatch(bodies: Bodies, seldom: Collection[int]) -> str:
     the opcodes that a second function, ark_dispatch_seldom, calls, so that their use of registers
     does not cause spills in the others.
     """
-    # If functions of this kernel wait for their tasks themselves, the loop does not wait before the
-    # switch, and the cases of all other functions do.
+    # Some device functions wait for their tasks' counters themselves. If the kernel has such
+    # functions, the loop does not wait before the switch, and the switch's cases of all other
+    # functions do.
     enter = "if (!ark_enter(c)) return false;" if bodies.leads or bodies.entering else ""
     lines: dict[bool, list[str]] = {False: [], True: []}
     for code, name in enumerate(bodies.names):

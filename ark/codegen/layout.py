@@ -46,12 +46,11 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("growth", "u32", 1),
         ("operand", "u64", RECORD_OPERANDS),
     ),
-    # A wait for a counter, or a signal.
-    # value: the threshold of a wait within an iteration, or the increment of a signal.
-    # step: the counter's increments per iteration.
-    # flags: bit 0 is set if peers take part, bit 2 if the counter is on another host.
-    # Bit 3 is set for a signal by a store instead of an atomic addition.
-    # step and counter are then the two halves of the address at which the rank counts its signals.
+    # A wait for a counter, or a signal. value: the threshold of a wait within an iteration, or the
+    # increment of a signal. step: the counter's increments per iteration. flags: bit 0 is set if
+    # peers take part, bit 2 if the counter is on another host. Bit 3 is set for a signal by a store
+    # instead of an atomic addition; step and counter are then the two halves of the address of the
+    # word in which the rank counts its signals.
     "ArkCounterOp": (
         ("address", "u64", 1),
         ("value", "u32", 1),
@@ -85,7 +84,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("pitch", "u32", 1),
         ("pages", "u32", 1),
     ),
-    # The ranges of a processor's tasks and fetches in one phase.
+    # The index ranges of the tasks and fetches that a processor executes in one phase.
     "ArkRange": (
         ("task_begin", "u32", 1),
         ("task_end", "u32", 1),
@@ -130,7 +129,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("high", "u32", 1),
         ("size", "u32", 1),
     ),
-    # Host-mapped memory with the queue of requests to the proxy, and the number it has served.
+    # Host-mapped memory with the queue of requests to the proxy. done: the number of requests that
+    # the proxy has executed.
     "ArkFifo": (
         ("done", "u32", 1),
         ("pad", "u32", 15),
@@ -196,7 +196,8 @@ COUNTER_OP_SYSTEM = 1
 COUNTER_OP_FAR = 4
 COUNTER_OP_STORED = 8
 
-# The reasons for which a wait or a check stops the loop, by the number in ArkHost.error.
+# The reasons for which a wait or a check stops the loop, by the number that the device writes to
+# ArkHost.error.
 ERROR_KINDS = {
     1: "counter",
     2: "packet",

@@ -25,13 +25,14 @@ from ark.plan import kind as kinds
 from ark.plan.signature import SHORT_PACKET, Signature
 from ark.plan.types import Plan
 
-# Files of ark/codegen/device that every kernel includes: WAITS before its loop, ELEMENTS after it.
+# Headers of ark/codegen/device that every kernel includes: WAITS before the text of its loop,
+# ELEMENTS after it.
 WAITS = ("wait.h", "task_slots.h", "iteration.h")
 ELEMENTS = ("common.h", "math.h", "math16.h", "small_floats.h", "pack.h", "operand.h")
 SHORT = ("short_packets.h",)  # included if operands are in short packets or a warp leads
 _LOOP = device_text("loop.h")
-# Kernels that share a loop need different amounts of shared memory, so their loop reads the amount
-# from the variable ark_scratch_bytes, which each of them defines.
+# Kernels that share a loop's machine code need different amounts of shared memory. So the loop
+# reads the amount from the variable ark_scratch_bytes, which each kernel defines.
 _SCRATCH = "extern ARK_LINKED const int ark_scratch_bytes{};\n"
 MAX_COMPILED_PARTS = 4  # largest Source.parts
 
@@ -74,8 +75,8 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     units = 0
     apart = bool(dialect.apart) and dialect.apart <= {op.kind for op in ops}
     if machine.variant.name == "block" and (0 < dialect.joint_bodies < len(names) or apart):
-        # With a ring there is one part, because several parts would each define the ring's
-        # barriers.
+        # A kernel with a ring is compiled as one part, because several parts would each define the
+        # ring's barriers.
         units = (
             1
             if machine.ring_bytes

@@ -16,7 +16,8 @@ import hashlib
 import mmap
 import os
 
-# if a rank is this many calls behind, a faster rank has overwritten the words that it compares
+# The number of words that a rank publishes for comparison by the others. If a rank is this many
+# calls behind, a faster rank has overwritten the words that it would compare.
 WORDS_PER_RANK = 4096
 CHAIN_BITS = 40
 _TAG = (1 << (64 - CHAIN_BITS)) - 1

@@ -267,7 +267,7 @@ class Communicator:
         if failed is not None:
             raise (SystemError if self._job.failure() is not None else _Stuck)(failed)
 
-    # The interface that executors use (Ranks).
+    # The methods below are the interface that executors use (Ranks).
 
     def failure(self) -> str | None:
         """The reason why the call in progress cannot continue, or None."""

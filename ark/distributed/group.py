@@ -59,8 +59,8 @@ class Group:
         self._programs: dict[str, CollectiveProgram] = {}  # by the content of their files
         self._registered = Registered()
 
-    # Collectives. Arrays are contiguous NumPy arrays or torch tensors on the group's device.
-    # called: the name of the public function in errors, if it differs from the method's.
+    # The collectives. Their arrays are contiguous NumPy arrays, or torch tensors on the group's
+    # device. called: the public function's name for errors, if it differs from the method's.
     def all_reduce(
         self, input: Any, op: str = "sum", out: Any = None, *, called: str = "all_reduce"
     ) -> Any:

@@ -7,8 +7,8 @@ Calls on CPU tensors return when the result is complete; calls on GPU tensors ar
 current stream. Sends and receives run on other threads, in order for each peer.
 """
 
-# torch has several overloads of a method; a backend implements the one that torch's functions call.
-# mypy: disable-error-code="override,assignment"
+# The class overrides one overload of each of torch's methods: the one that torch's functions call.
+# So mypy's checks of overrides are disabled. mypy: disable-error-code="override,assignment"
 from __future__ import annotations
 
 import os
@@ -212,7 +212,7 @@ class ProcessGroupArk(dist.ProcessGroup):
             output.copy_(piece.view(output.shape))
         return ArkWork(list(outputs))
 
-    # The names of these methods in newer releases of torch.
+    # Newer releases of torch call these methods by other names.
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single = _reduce_scatter_base

@@ -2,8 +2,8 @@
 ark.distributed.torch and ark.distributed.messages.
 """
 
-# torch has several overloads of a method; a backend implements the one that torch's functions call.
-# mypy: disable-error-code="override"
+# The class overrides one overload of each of torch's methods: the one that torch's functions call.
+# So mypy's checks of overrides are disabled. mypy: disable-error-code="override"
 from __future__ import annotations
 
 from concurrent.futures import Future

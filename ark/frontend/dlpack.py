@@ -69,7 +69,8 @@ class _Managed(ctypes.Structure):
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 
-# Objects that must live until the importer frees an exported tensor, by the address of its struct.
+# For each exported tensor, the objects that must live until the importer frees it, by the address
+# of its struct.
 _alive: dict[int, tuple[Any, ...]] = {}
 
 
@@ -80,7 +81,8 @@ def _forget(managed: int) -> None:
 _delete = _Deleter(_forget)
 
 
-# A destructor gets the capsule as an address, so that its reference count does not change.
+# The type of the capsule's destructor. It gets the capsule as an address instead of an object, so
+# that the call does not change its reference count.
 _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 

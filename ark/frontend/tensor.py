@@ -77,7 +77,7 @@ class Tensor:
     """
 
     requires_grad = False
-    # Without this, array * tensor would add an op for each element of the NumPy array.
+    # Without this, NumPy would evaluate array * tensor with an op for each element of the array.
     __array_ufunc__ = None
 
     def __init__(

@@ -20,7 +20,8 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Buffer, Tensor
 
 PREFILL = "all_reduce_prefill"
-# ARK writes all-reduces of these numbers of fp16 elements, on 2 to 8 ranks, as one node.
+# On 2 to 8 ranks, ARK's format writes an all-reduce of one of these numbers of fp16 elements as one
+# node of the given name.
 FUSED_NAMES = {4096: "all_reduce_packet", 2048 * 4096: PREFILL}
 
 

@@ -43,7 +43,8 @@ def block(shape: Sequence[int], most: int) -> int:
     for place, n in reversed(list(enumerate(leading(shape)))):
         room = max(1, most // size)
         if n > room:
-            # A tile may end at any index of the outermost dimension; the others need equal parts.
+            # A tile of the outermost dimension may end at any index; the tiles of the other
+            # dimensions must be equal parts.
             return size * (room if place == 0 else max(t for t in range(1, room + 1) if n % t == 0))
         size *= n
     return size

@@ -40,8 +40,8 @@ class Graph:
         self.context: int | None = None
         self.scopes: list[str] = []
         self.detached: set[int] = set()  # ids of tensors through which no gradient passes
-        # For each result of a gradient op: from its buffer's id to the buffer id of the forward
-        # op's result.
+        # For gradient ops: maps the id of each result's buffer to the id of the buffer that the
+        # forward op's result has.
         self.undone: dict[int, int] = {}
         self.packings: tuple[Packing, ...] = ()  # how packed parameters are made from the model's
         self.received: frozenset[int] = frozenset()  # ids of buffers in which packets arrive

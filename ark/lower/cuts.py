@@ -58,8 +58,8 @@ def candidates(
     low = shape[2] <= given.least_rows or shape[3] < wide or _few_tiles(shape, machine)
     several = parts and shape[0] == shape[1] == 1
     counts = (1, *(p for p in given.parts if several))
-    # Further tile widths are candidates only for products of many rows, because products of few
-    # rows are bound by memory bandwidth.
+    # Tile widths between the standard ones are candidates only for products of many rows, because
+    # products of few rows are bound by memory bandwidth.
     between = plain and not windows and shape[2] > given.least_rows
     # Box copies of a right operand whose columns are contiguous load whole cache lines, so the
     # width of a tile must be a multiple of that.
@@ -68,8 +68,8 @@ def candidates(
         for tile in given.plain
         if between and (narrow or tile[1] * itemsize % K_PART_ALIGNMENT_BYTES == 0)
     }
-    # The narrowest tiles may be wider than the result if its rows consist of whole vectors and are
-    # so many that most processors have a tile.
+    # The narrowest tile may be wider than the result's rows if these consist of whole 16-byte
+    # vectors and there are so many rows that most processors have a tile.
     many_rows = 2 * shape[2] >= given.least_rows * machine.processors
     vectors = narrow and between and many_rows and shape[3] * itemsize % BOX_ALIGNMENT_BYTES == 0
     return [

@@ -271,9 +271,9 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
         or not x.dense
     ):
         return stage_rows(weight, machine, paired), split_k(rows, weight, machine)
-    # Each row of a stage takes a separate copy, which delays the stream. So a stage has only as
-    # many rows of weights as one matrix instruction multiplies, which are 16 if each warp reads the
-    # input from memory on its own.
+    # Each row of a stage takes a separate copy, which delays the operand stream. So a stage has
+    # only as many rows of weights as one matrix instruction multiplies (16 if each warp reads the
+    # input from memory itself).
     held = MATRIX_ROWS[0 if input_in_memory(node) else 1]
     parts = (p for p in range(1, unit + 1) if unit % p == 0)
     room = (p for p in parts if held * row_bytes(weight) <= p * machine.stage_bytes)
@@ -307,8 +307,9 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
     if isinstance(weight.dtype, RowType):
         return 0
     if machine.variant.role(COMMUNICATE):
-        # In variants with communicating warps, different warps multiply the parts of a row, and the
-        # input is in shared memory. So there may be several input rows, at most MAX_INPUT_ROWS.
+        # In variants with communicating warps, different warps multiply the parts of a row of
+        # weights, and the input is in shared memory. So there may be several input rows, at most
+        # MAX_INPUT_ROWS.
         least = -(-row_bytes(weight) // machine.stage_bytes) if rows <= MAX_INPUT_ROWS else 0
         unit = 16 if rows == 1 else 64  # a part is a multiple of this many bytes
         units = row_bytes(weight) // unit

@@ -27,7 +27,8 @@ from ark.ops.tokens import TokenState
 from ark.tasks.adjusted import MAX_TOP
 from ark.tasks.sequences import MAX_BATCH
 
-# From this number of tokens in a chunk on, the prompt's last chunk also samples the first token.
+# If a chunk of the prompt has at least this number of tokens, the phase of the prompt's last chunk
+# also samples the first token.
 MIN_BEGIN_CHUNK_TOKENS = 128
 FULL = "full"  # value of Shape.sampling for all parameters
 LASTING = ("parameter", "state", "host")  # arenas that outlive a launch

@@ -129,7 +129,8 @@ class Checkpoint:
         file = read_gguf(path) if is_gguf(path) else None
         config = read_config(file) if file else LlamaConfig.from_directory(path)
         stored = find_gguf_tensors(file) if file else with_prefix(find_tensors(path))
-        # Checked before weights are listed: a wrong number of layers could make the list endless.
+        # The number of layers is checked before weights are listed, because a wrong number could
+        # make the list endless.
         if config.num_hidden_layers > len(stored):
             raise ModelError(
                 f"config.json of {path} says {config.num_hidden_layers} layers, but the weights "

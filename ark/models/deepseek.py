@@ -294,7 +294,7 @@ class DeepseekV2(Llama):
         rotary = fields.size("qk_rope_head_dim")
         fields = Fields(fields.source, {**fields.values, "head_dim": rotary})
         common = read_common(fields)
-        # One key/value head, because all heads share the cache.
+        # With latent attention the model has one key/value head, because all heads share the cache.
         common = replace(common, num_key_value_heads=1)
         name = "num_local_experts" if "num_local_experts" in fields.values else "n_routed_experts"
         experts, size = fields.size(name), fields.size("moe_intermediate_size")

@@ -47,7 +47,8 @@ def weights(
                 return codes.places()
             return codes.rows_of(dtype, share)
         values = checkpoint.read(name, *built.shares.get(name, ()))
-        # The parameter's own type: norms and biases may have a different type than other weights.
+        # The array is converted to the parameter's own type, because norms and biases may have a
+        # different type than other weights.
         return values.astype(built.lasting[name].dtype.numpy, copy=False)
 
     for buffer in plan.buffers:

@@ -55,7 +55,8 @@ class StoppedText:
             (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
         ]
         if places:
-            # Takes the string that ends first, however the text is divided into tokens.
+            # If the text contains several stop strings, the one that ends first is taken, so that
+            # the result does not depend on how the text is divided into tokens.
             _, end, self.stopped = min(places)
             self._held = ""
             return text[:end]

@@ -26,7 +26,7 @@ from ark.plan.params import PartialParams, TiledParams
 from ark.plan.serialize import machine_of
 from ark.plan.types import BOX_ALIGNMENT_BYTES, BOX_ROW_BYTES, Plan, Task
 
-# Task kinds whose products are computed by matrix units, if these support the type.
+# Kinds of tasks that multiply. Matrix units compute their products if they support the type.
 PRODUCTS = ("matmul", "linear", "linear_rows", "expert_linear", "attention_tiles")
 FEW, LEAST_FEW = 16, 9  # FEW: at most this many rows or columns of a tile use scalar units
 Place = tuple[int, int]  # processor, position

@@ -141,7 +141,7 @@ class Ordering:
             run = self.runs[op]
             processors, ends = run.processors[tasks], run.ends[tasks]
             if len(tasks) > 1 and len(set(processors.tolist())) < len(tasks):
-                # Only the position after the last of each processor's tasks is kept, because a
+                # Of each processor's tasks only the last one's position (+ 1) is kept, because a
                 # processor runs its tasks in order.
                 order = np.lexsort((ends, processors))
                 processors, ends = processors[order], ends[order]

@@ -68,8 +68,9 @@ class Schedule:
             self.counter("iteration barrier", 0, (rank + step) % world_size, True)
             for step in range(1, barrier_step)
         ]
-        # For each phase: `ended` maps a peer to the counter of the iterations that it has ended.
-        # `told` lists the counters on peers that this rank signals when it has ended one.
+        # For each phase: `ended` maps a peer to the counter of the iterations that the peer has
+        # ended. `told` lists the counters on peers to which this rank adds when it has ended an
+        # iteration.
         self.ended: list[dict[int, int]] = [{} for _ in range(phases)]
         self.told: list[list[int]] = [[] for _ in range(phases)]
         for number in range(phases):

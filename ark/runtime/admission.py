@@ -25,8 +25,8 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.run import Ranks
 
-# Fields of a machine that may differ between devices of one model. The meaning of a plan does not
-# depend on them.
+# Fields of a machine model that may differ between the planned machine and the device. The meaning
+# of a plan does not depend on them.
 _FREE = (
     "name",
     "processors",

@@ -35,7 +35,7 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 _PARTIAL, _MAKING = ".partial-", ".making-"
 # How long to wait for another process that creates the same entry, and how often to check.
 _PATIENCE_S, _POLL_S = 60.0, 0.01
-# Unfinished files that are older were left by killed processes, and are removed.
+# Unfinished files older than this were left by killed processes, and are removed.
 _STALE_S = 3600.0
 
 

@@ -28,7 +28,8 @@ class CopyQueue:
         """Raises SystemError if the device cannot create a queue."""
         self._device = device
         self._queue = device.open_queue(RING_SLOTS)
-        # Uncached memory, because the copy engine writes to it without updating caches.
+        # The queue is in uncached memory, because the copy engine writes to it without updating
+        # caches.
         self._memory: Memory = device.alloc(layout.dtype("ArkQueue").itemsize, "symmetric")
         self._fill()
 

@@ -230,8 +230,8 @@ class Executor(LoadedPlan):
         """Resets counters, packets and other state to their values before the first iteration. All
         ranks must call it at the same time. ordered: see `_clear`.
         """
-        # A peer may signal counters of this rank until its own kernel has ended, so all ranks meet
-        # before the reset.
+        # A peer may signal counters of this rank until its own kernel has ended. So all ranks wait
+        # for each other before the counters are reset.
         self._drain()
         self._meet("the end of the previous launch")
         self.resumed = None

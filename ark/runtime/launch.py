@@ -190,7 +190,7 @@ def _call(
     except BaseException as error:
         known = isinstance(error, BaseError)
         frames = error.__traceback__
-        # The stream is closed, or its reader has ended.
+        # The output stream may be closed, or the process that reads it may have ended.
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         own = error.with_traceback(frames and frames.tb_next)  # omits this function's frame
@@ -299,7 +299,8 @@ def _end(ranks: Sequence[_Rank]) -> None:
     for stop in (signal.SIGTERM, signal.SIGKILL):
         for rank in ranks:
             alive = rank.poll() is None
-            # A rank leads a process group, which contains the processes that it has started.
+            # Each rank leads a process group with the processes that it has started, so signals are
+            # sent to the group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if alive or stop == signal.SIGKILL:
                     os.killpg(rank.pid, stop)

@@ -116,7 +116,8 @@ class LoadedPlan(PlanMemory):
             self._proxy = self._peers.proxy(self.device, variants, self._host)
         self._connect(symmetric)
         self._allow()
-        # The tables get a weak reference, so that an unused executor is freed at once.
+        # The tables get a weak reference to the executor. With an ordinary one, the two would form
+        # a cycle, and an unused executor would not be freed at once.
         own = weakref.proxy(self)
         self._tables = DeviceTables(
             plan,

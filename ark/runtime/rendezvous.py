@@ -166,7 +166,8 @@ class Server:
             if self._failure:
                 return
             self._failure = message
-            # Rank 0 is informed last, because its process, which runs this server, may end at once.
+            # Members are informed in descending order of ranks. Rank 0 is the last, because its
+            # process, which runs this server, may end at once.
             last_to_first = sorted(self._members.items(), reverse=True)
             members = [m for r, m in last_to_first if r != spare and not m.left]
         for member in members:

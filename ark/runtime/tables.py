@@ -98,8 +98,8 @@ def build(
                     if fetch.growth is not None:
                         growths.append(_growth(fetch, fetch.growth, operands[task.op]))
                         growing = len(growths)
-                        # One record describes the whole fetch, because the amount of data may grow
-                        # during a launch.
+                        # The amount of data of this fetch may grow during a launch, so one record
+                        # describes the whole fetch instead of one record per stage.
                         starts, sizes, forms = starts[:1], sizes[:1], np.full(1, growing)
                     fetch_addresses.append(starts)
                     fetch_sizes.append(sizes)

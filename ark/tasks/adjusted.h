@@ -34,7 +34,8 @@ ARK_DEVICE float ark_block_max(float v, float* red) {
   return most;
 }
 
-// A logit after bias and penalties. held: true as long as stop tokens must not be sampled.
+// A logit after its bias and the penalties are applied. held: true as long as stop tokens must not
+// be sampled.
 template <int STOPS, class E>
 ARK_DEVICE float ark_adjusted(const ArkOptions& o, float logit, float bias, ark_i32 seen, int token,
                               bool held, int stops, E stop_tokens) {
@@ -48,7 +49,7 @@ ARK_DEVICE float ark_adjusted(const ArkOptions& o, float logit, float bias, ark_
   return times > 0 ? score - o.presence - o.frequency * static_cast<float>(times) : score;
 }
 
-// coord: the number of the tile of logits, below TILES.
+// Task coordinates: the number of the tile of logits, below TILES.
 template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, class L, class O, class S, class P,
           class T, class E, class B, class N, class D, class C, class M, class A>
 ARK_DEVICE void ark_adjust_logits(ArkCtx& c, const ArkTask& t, L logits, O options, S settings,
@@ -93,7 +94,8 @@ ARK_DEVICE void ark_adjust_logits(ArkCtx& c, const ArkTask& t, L logits, O optio
   ark_sampled(c, sampler, candidates, tile, red);
 }
 
-// Replaces each bin by its sum over the block's threads. red: ARK_BINS * ARK_WARPS words.
+// Replaces each bin by its sum over the block's threads. red: ARK_BINS * ARK_WARPS words of shared
+// memory.
 ARK_DEVICE void ark_sum_bins(float (&bins)[ARK_BINS], float* red) {
 #pragma unroll
   for (int b = 0; b < ARK_BINS; ++b) bins[b] = ark_warp_sum(bins[b]);
@@ -175,7 +177,8 @@ ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D 
   };
   float entropy = 0.0f, total = 1.0f;
   ark_u32 furthest = 0xffffffffu;
-  // The distance of a token's information from the entropy, and a key that decreases with it.
+  // away(i): the distance of a token's information, -ln p, from the entropy. key(i): an integer
+  // that decreases as the distance grows.
   const auto away = [&](int i) {
     const float difference = entropy + scaled(i) - ark_log(total);
     return difference < 0.0f ? -difference : difference;
@@ -195,8 +198,8 @@ ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D 
         nearness, [&](int i) { return kept(i) ? ark_exp(scaled(i)) : 0.0f; }, 0.0f, o.typical_p,
         red);
   }
-  // The compiler may round the same expression differently here than where the limit was found, so
-  // a tolerance is added.
+  // The compiler may round the same expression differently here than in the search for the limit,
+  // so a tolerance is added to the limit.
   const float limit = ark_bits_float(~furthest);
   const float within = limit + 1e-6f * (1.0f + limit + entropy + ark_log(total));
   const auto typical = [&](int i) { return nearness(i) >= furthest || away(i) <= within; };

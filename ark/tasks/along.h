@@ -33,12 +33,12 @@ ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
   }
 }
 
-// The scan of ark_scan_line by a team of TEAM warps, from `first` on. With ALONG, lanes have
-// neighbouring packs of V elements of one line; otherwise each lane has a line, and V is 1. load(k,
-// x) loads a pack and store(k, x) stores one. A thread has U packs, and the next ones are being
-// loaded meanwhile. Totals of preceding threads are exchanged by shuffles and through `red` (2
-// ARK_THREADS totals of shared memory). The order of joins follows from the shape alone. `start`
-// must be neutral: joining it changes nothing.
+// The scan of ark_scan_line by a team of TEAM warps, from element `first` on. With ALONG,
+// neighbouring lanes have neighbouring packs of V elements of one line; otherwise each lane has a
+// line, and V is 1. load(k, x) loads a pack and store(k, x) stores one. A thread has U packs, and
+// loads the next U packs while it scans these. Totals of preceding threads are exchanged by
+// shuffles and through `red` (2 ARK_THREADS totals of shared memory). The order of joins follows
+// from the shape alone. `start` must be neutral: joining it changes nothing.
 template <int N, bool REVERSE, bool EXCLUSIVE, bool ALONG, int TEAM, int U, int V, typename T,
           class Load, class Join, class Store>
 ARK_DEVICE void ark_scan_pieces(T start, T first_total, bool inside, const Load& load,
@@ -118,9 +118,9 @@ ARK_DEVICE void ark_scan_pieces(T start, T first_total, bool inside, const Load&
   }
 }
 
-// Calls body(x) for each of the SIZE elements of a window that is inside of the line. They are
-// DILATION apart in a line of N elements. The window of result i begins BEFORE elements before
-// element i * STRIDE.
+// Calls body(x) for each of the SIZE elements of a window that is inside of the line. Elements of
+// the window are DILATION apart in a line of N elements. The window of result i begins BEFORE
+// elements before element i * STRIDE.
 template <int SIZE, int STRIDE, int DILATION, int BEFORE, int N, class Body>
 ARK_DEVICE void ark_each_in_window(int i, const Body& body) {
   for (int w = 0; w < SIZE; ++w) {

@@ -1,8 +1,8 @@
-// Keys or values of several sequences in pages of a pool, in the form in which a projection stores
-// them. Heads s * HEADS and following belong to sequence s. Row s of the table has the numbers of
-// its pages, at most MOST. Position p is row p % PAGE of the page at p / PAGE. A number that is not
-// in the pool is replaced by 0; attention, which sees the same position, ends the launch with an
-// error.
+// Keys or values of several sequences in pages of a pool, as the destination to which a projection
+// stores them. The heads from s * HEADS on belong to sequence s. Row s of the page table has the
+// numbers of its pages, at most MOST. Position p is row p % PAGE of the page at index p / PAGE of
+// that row. A number that is not in the pool is replaced by 0, which keeps the access in bounds;
+// attention sees the same position and ends the launch with an error.
 template <int HEADS, int PAGE, int POOL, int MOST, class X, class T>
 struct ArkAppendedPages {
   X pool;

@@ -1,9 +1,9 @@
 // The index of the largest element of each row. argmax.py describes operands and tasks.
 
 // Finds the largest element of each row of COLUMNS elements, by a warp per row or by the block. A
-// thread has U packs of V neighbours, and the next ones are being loaded meanwhile. The first NaN
+// thread processes U packs of V neighbouring elements while it loads the next ones. The first NaN
 // of a row counts as the largest. in(row, column): the address of an element. finish(row, column):
-// stores the result. red: 2 * ARK_WARPS words.
+// stores the result. red: 2 * ARK_WARPS words of shared memory.
 template <int COLUMNS, int V, bool WARP, class In, class Finish>
 ARK_DEVICE void ark_argmax_rows(int rows, float* red, const In& in, const Finish& finish) {
   constexpr int WIDTH = (WARP ? ARK_LANES : ARK_THREADS) * V, U = 4, piece = U * WIDTH;
@@ -53,9 +53,9 @@ ARK_DEVICE void ark_argmax_rows(int rows, float* red, const In& in, const Finish
   }
 }
 
-// coord: indices of dimensions 0 to 2. The task has ROWS indices of dimension 2, whose size is
-// LIMIT. input(row, column), output(row): addresses of an element and a result. Of equal elements,
-// the first one counts.
+// Task coordinates: indices of dimensions 0 to 2. The task has ROWS indices of dimension 2, whose
+// size is LIMIT. input(row, column), output(row): addresses of an element and a result. Of equal
+// elements, the first one counts.
 template <int ROWS, int LIMIT, int COLUMNS, typename T, int V, bool WARP, class I, class O>
 ARK_DEVICE void ark_argmax(ArkCtx& c, const ArkTask& t, const I& input, const O& output,
                            ark_u64 address) {

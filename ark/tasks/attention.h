@@ -55,9 +55,9 @@ ARK_DEVICE void ark_attention_softmax(ArkAttentionScratch<G, D, CHUNK>& s, int c
   }
 }
 
-// Adds the weighted values of the chunk to the sums. If there is one thread, it processes row by
-// row, so that the compiler vectorises over columns. Several threads divide the columns among
-// themselves.
+// Adds the chunk's values, weighted by their exponentials, to the sums. If a block has one thread,
+// it processes row by row, so that the compiler vectorises over columns. Several threads divide the
+// columns among themselves.
 template <int G, int D, int CHUNK, class V>
 ARK_DEVICE void ark_attention_values(ArkAttentionScratch<G, D, CHUNK>& s, V values, int head,
                                      int first, int cached, int count) {
@@ -86,8 +86,8 @@ ARK_DEVICE void ark_attention_values(ArkAttentionScratch<G, D, CHUNK>& s, V valu
   }
 }
 
-// coord: row, key/value head, split. If there is one split, the output is the result of each query
-// head; otherwise its unnormalised sum, maximum and denominator.
+// Task coordinates: row, key/value head, split. If there is one split, the output is the result of
+// each query head; otherwise its unnormalised sum, maximum and denominator.
 template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int CHUNK, class Q, class K, class V,
           class P, class O, class F>
 ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys, V values,
@@ -147,8 +147,8 @@ ARK_DEVICE void ark_load_block(ArkCtx& c, const At& at, float* to, bool system) 
 }
 #endif
 
-// Combines the partial results of the splits, and the scores of sinks. coord: row, and the first of
-// GROUP heads.
+// Combines the partial results of the splits, and the scores of sinks. Task coordinates: row, and
+// the first of GROUP heads.
 template <int D, int SPLITS, int GROUP, class P, class O, class S>
 ARK_DEVICE void ark_attention_merge(ArkCtx& c, const ArkTask& t, P partial, O output, S sinks) {
   const int row = t.coord[0], head = t.coord[1];

@@ -161,9 +161,9 @@ class Attention(SplitAttention):
         return frozenset({4, *(i for i in read if sig.operands[i].dtype == "fp32")})
 
     def early(self, sig: Signature) -> frozenset[int]:
-        # The caches may be read early only if the device function reads them itself (they are not
-        # streamed), and if no task of this iteration writes the rows that it reads (there is the
-        # operand `fresh`).
+        # The key and value caches may be read before the task's waits are met only if the device
+        # function reads them itself (they are not streamed through the ring), and if no task of
+        # this iteration writes the rows that it reads (the operand `fresh` has the new row).
         older = len(sig.operands) > NEW_ROWS_OPERAND and not sig.read(AttentionParams).streamed
         return frozenset({1, 2, 3} if older else {3})
 

@@ -12,8 +12,8 @@ struct ArkAttentionShape {
   static constexpr bool CAUSAL = CAUSAL_, CAPPED = CAPPED_, BY_ROWS = BY_ROWS_, STRICT = STRICT_;
 };
 
-// A tile: its place in the queries, and the range of keys, `begin` to `end`, that any of its rows
-// sees.
+// A tile of queries: its batch, head and first row, the position of that row, and the range of
+// keys, `begin` to `end`, that any of its rows sees.
 struct ArkAttentionTile {
   int batch, head, row, place, begin, end;
 };
@@ -49,8 +49,8 @@ ARK_DEVICE ArkAttentionTile ark_attention_numbered(int number, int position) {
   return ark_attention_tile<S>(head / S::HEADS_OF, head % S::HEADS_OF, row, position);
 }
 
-// The position of the first row. A position outside of all caches is replaced by one at which rows
-// see no key, or all keys.
+// The position of the first row of queries. A position outside of all caches is replaced by one at
+// which rows see no key, or all keys, so that no access is out of bounds.
 template <class S, class P>
 ARK_DEVICE int ark_attention_place(P position) {
   if constexpr (P::given) {
@@ -96,9 +96,9 @@ ARK_DEVICE int ark_attention_end(int place) {
   return S::CAUSAL && place + 1 < S::CONTEXT ? place + 1 : S::CONTEXT;
 }
 
-// The meanings of a mask (batch, heads, rows, keys). SEEN: true for visible keys. HIDDEN: true for
-// hidden keys, whose score becomes `fill`. ADDED: numbers that are added to the scores. BATCHES:
-// the number of batches after which the masks repeat; 0 if they do not.
+// The meanings of the operand `mask` (batch, heads, rows, keys). SEEN: true for visible keys.
+// HIDDEN: true for hidden keys, whose score becomes `fill`. ADDED: numbers that are added to the
+// scores. BATCHES: the number of batches after which the masks repeat; 0 if they do not.
 enum { ARK_MASK_SEEN, ARK_MASK_HIDDEN, ARK_MASK_ADDED };
 constexpr float ARK_ATTENTION_LEAST = -1e28f;  // lower finite scores are replaced by this
 template <int FORM_, int BATCHES_, class X>
@@ -133,14 +133,15 @@ ARK_DEVICE float ark_attention_masked(const M& mask, const ArkAttentionTile& til
   return score;
 }
 
-// The factor that normalises a row's sum of values. weight: the sum of the row's exponentials.
+// The factor by which a row's weighted sum of values is multiplied to normalise it. weight: the sum
+// of the row's exponentials.
 template <class S>
 ARK_DEVICE float ark_attention_share(float weight) {
   return S::STRICT || weight != 0.0f ? 1.0f / weight : 0.0f;
 }
 
-// Shared memory of the common body: R rows of queries, their scores of C keys, and their sums. If a
-// task has one thread, also C keys, transposed.
+// Shared memory of the body that works on every backend: R rows of queries, their scores of C keys,
+// and their sums. If a block has one thread, also C keys, transposed.
 template <class S, int C, int R>
 struct ArkAttentionTileScratch {
   float query[R * S::D];

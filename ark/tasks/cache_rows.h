@@ -49,7 +49,7 @@ ARK_DEVICE void ark_store_row(ArkRow<C, K, K, S, false>* row, const Value& value
   }
 }
 
-// ark_kv_append (kv_append.h) for a quantised cache. coord: head.
+// ark_kv_append (kv_append.h) for a quantised cache. Task coordinates: head.
 template <int ROWS, int WIDTH, int CONTEXT, class X, class P, class C>
 ARK_DEVICE void ark_kv_append_rows(ArkCtx&, const ArkTask& t, X x, P position, C cache) {
   const int head = t.coord[0];
@@ -62,7 +62,7 @@ ARK_DEVICE void ark_kv_append_rows(ArkCtx&, const ArkTask& t, X x, P position, C
   }
 }
 
-// ark_paged_append (paged.h) for a quantised cache. coord: head.
+// ark_paged_append (paged.h) for a quantised cache. Task coordinates: head.
 template <int ROWS, int SEQUENCES, int D, int PAGE, int POOL, int MOST, class X, class T, class P,
           class C>
 ARK_DEVICE void ark_paged_append_rows(ArkCtx& c, const ArkTask& t, X x, T pages, P position,

@@ -28,7 +28,7 @@ ARK_DEVICE void ark_store_term(ark_i32& to, ark_i32 v) { to = v; }
 ARK_DEVICE void ark_store_term(ark_u32& to, ark_u32 v) { to = v; }
 ARK_DEVICE void ark_store_term(ark_i64& to, ark_i64 v) { to = v; }
 
-// The operations that combine two terms. NaN stays NaN.
+// The operations that combine two shares' elements. A NaN in either gives NaN.
 struct ArkJoinSum {};
 struct ArkJoinProduct {};
 struct ArkJoinMax {};
@@ -57,8 +57,8 @@ union ArkChunk {
   T v[16 / sizeof(T)];
 };
 
-// The chunks of 16 bytes that a thread has in flight: number `first` and every ARK_THREADS-th after
-// it, below `end`. bytes: the size of the elements in total.
+// The chunks of 16 bytes that a thread loads at the same time: number `first` and every
+// ARK_THREADS-th after it, below `end`. bytes: the size of all elements.
 struct ArkChunks {
   ark_i64 first;
   ark_i64 end;
@@ -68,8 +68,8 @@ ARK_DEVICE ark_i64 ark_chunk(const ArkChunks& at, int b) {
   return at.first + static_cast<ark_i64>(b) * ARK_THREADS;
 }
 
-// How plain memory is accessed: in whole aligned chunks, or element by element at the end of an
-// array and in unaligned arrays.
+// The two ways to access plain memory: ArkWhole in whole aligned chunks, ArkPiecemeal element by
+// element (at the end of an array and in unaligned arrays).
 struct ArkWhole {};
 struct ArkPiecemeal {};
 
@@ -167,7 +167,8 @@ ARK_DEVICE void ark_store_chunk(ArkCtx& c, HOW, ark_u64* p, ark_i64 chunk, const
   ark_packets_store(to + 2, epoch | (v.half[1] & 0xffffffffu), epoch | (v.half[1] >> 32), system);
 }
 
-// A share, written by a peer or by this rank. P: T, or ark_u64 for packets.
+// A share (one rank's partial result), written by a peer or by this rank. P: the type in memory,
+// which is T for plain memory or ark_u64 for packets.
 template <typename P, bool SYSTEM>
 struct ArkShare {
   static constexpr bool packets = false;

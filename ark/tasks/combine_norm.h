@@ -110,8 +110,8 @@ ARK_DEVICE void ark_combine_norm_row_group(int row, const T* const (&from)[SHARE
   const auto place = [&](int r, int h) {
     return (static_cast<ark_i64>(row + r) * CHUNKS + h * ARK_THREADS + ark_tid()) * MANY;
   };
-  // Initialised with zeros. Otherwise compilers would consider the variables live in all other
-  // bodies of the loop, because they might be read before they are written.
+  // The arrays are initialised with zeros. Otherwise a compiler, to which they seem to be read
+  // before they are written, would keep their registers live in all other bodies of the loop.
   ArkPack<T, MANY> v[ROWS][HELD][SHARES] = {};
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {

@@ -1,5 +1,5 @@
-// The part of an axis that the body of a custom op has: the indices from begin to end (exclusive)
-// of `size`, at most `tile` of them.
+// The part of an axis that a task of a custom op processes: the indices from begin to end
+// (exclusive) of `size`, at most `tile` of them.
 template <int TILE, int SIZE>
 struct ArkAxis {
   static constexpr int tile = TILE;

@@ -26,8 +26,8 @@ from ark.tasks.custom_form import Dim, Form
 from ark.tasks.custom_text import macros
 
 CUSTOM = "custom"
-# The call of the user's function gets a file name of its own in compiler messages, so that an error
-# about its arguments does not point to a line of ark.
+# The `#line` directives give the call of the user's function a file name of its own in compiler
+# messages, so that an error about its arguments does not point to a line of ark.
 _CALL = '#line 1 "{name}.call"\n{call}#line 1 "loop"\n'
 Value = bool | Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)] | float
 _CTYPES = {"bool": "bool", "int": "int", "float": "float"}

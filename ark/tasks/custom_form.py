@@ -32,7 +32,8 @@ _PLACED = re.compile(r"(?:.*[\\/])?([\w.-]+)[:(]\d+")  # FILE:LINE: or FILE(LINE
 _ERROR = re.compile(r"\b(fatal )?error\b.*")  # the error message, after the file and line
 _MAX_COMPILER_LINES = 40  # the most lines of a compiler's output that are shown
 _DIM = re.compile(r"\s*(?:(all)\s+)?([A-Za-z]\w*)\s*(?:\+-\s*(\d{1,9}))?\s*")
-# Words that cannot name an axis or a constant, because these become members of a C++ struct.
+# Words that cannot name an axis or a constant of a custom op: axes and constants become members of
+# a C++ struct, and these are C++ keywords.
 _WORDS = """
 all and asm auto bool break case catch char class const continue default delete do double else enum
 explicit export extern false float for friend goto if inline int long mutable namespace new not

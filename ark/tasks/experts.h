@@ -1,14 +1,15 @@
 // A mixture of experts. experts.py describes operands and tasks.
 
-// True if a comes before b. Topk finds the largest elements, with NaN above all numbers. With LEAST
-// it finds the smallest, as the largest of the negated elements, with NaN after all numbers.
+// The order of topk: true if a comes before b in its result. By default, larger elements come
+// first, and NaN before all numbers. With LEAST, smaller elements come first, and NaN after all
+// numbers.
 template <bool LEAST>
 ARK_DEVICE bool ark_before(float a, float b) {
   return LEAST ? a > b || (a == a && b != b) : ark_above(a, b);
 }
 
-// coord: row. Computes a row by one thread, which keeps the best K elements so far in order. Most
-// elements are below the last of these, so they need one comparison.
+// Task coordinates: row. Computes a row by one thread, which keeps the best K elements so far in
+// order. Most elements are below the last of these, so they need one comparison.
 template <int N, int K, bool LEAST, bool SOFTMAX, class X, class V, class I>
 ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   float best[K];
@@ -43,7 +44,7 @@ ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
 }
 
 // Computes a row by a warp or by the block. Each round finds the best of the elements that come
-// after the result of the preceding round. red: 2 * ARK_WARPS words.
+// after the result of the preceding round. red: 2 * ARK_WARPS words of shared memory.
 template <int N, int K, bool LEAST, bool WARP, class In, class Finish>
 ARK_DEVICE void ark_topk_rounds(int r, float* red, const In& in, const Finish& finish) {
   constexpr int STEP = WARP ? ARK_LANES : ARK_THREADS;
@@ -157,7 +158,8 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
       mine = own / ark_warp_sum(own);
     }
     if (ark_ballot(odd) != 0u) {
-      // NaN is the largest, so that it is in every softmax.
+      // NaN is the largest key, so that a NaN of the row is among the chosen elements and the
+      // softmax over them is NaN.
       const auto number = [&](int row, int j, float v, ark_u32 at) {
         finish(row, j, SOFTMAX ? none : v, at);
       };
@@ -232,9 +234,10 @@ ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Fin
   }
 }
 
-// coord: first row. A task has ROWS of the LIMIT rows. WARP: a warp computes a row, in packs of V.
-// Otherwise the block computes a row. It sorts the row as P keys in shared memory or, if P is 0,
-// finds one result per round: the best of the elements that come after the preceding result.
+// Task coordinates: first row. A task has ROWS of the LIMIT rows. WARP: a warp computes a row, in
+// packs of V. Otherwise the block computes a row. It sorts the row as P keys in shared memory or,
+// if P is 0, finds one result per round: the best of the elements that come after the preceding
+// result.
 template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, int P, int S, bool LEAST,
           bool SOFTMAX, class X, class O, class I>
 ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, ark_u64 address) {
@@ -304,11 +307,11 @@ ARK_DEVICE ArkExpertFinish<COUNT, A, T, L, S> ark_expert_finish(const A& ahead, 
 
 constexpr int ARK_EXPERT_TOTALS = 256;  // outputs whose totals shared memory holds
 
-// coord: row, slot (one chosen expert of the row), first output, and last output + 1. SLOTS: each
-// slot has its own row of the input; otherwise all slots of a row read the same one. The weights
-// (WEIGHTS of them) have EXPERTS of the OF experts, from FIRST on; the results of other experts are
-// zero. TOTAL: the number of slots that a task adds up, or 0. dot(weight, expert, output, xs): a
-// lane's part of a dot product.
+// Task coordinates: row, slot (one chosen expert of the row), first output, and last output + 1.
+// SLOTS: each slot has its own row of the input; otherwise all slots of a row read the same one.
+// The weights (WEIGHTS of them) have EXPERTS of the OF experts, from FIRST on; the results of other
+// experts are zero. TOTAL: the number of slots that a task adds up, or 0. dot(weight, expert,
+// output, xs): a lane's part of a dot product.
 template <int EXPERTS, int K, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL, class X,
           class E, class D, class F>
 ARK_DEVICE void ark_expert_products(ArkCtx& c, const ArkTask& t, const X& x, const E& experts,

@@ -47,8 +47,8 @@ struct ArkMinFold {
   }
 };
 
-// The number of some elements, their mean, and the sum of their squared differences from it. A word
-// holds the last two for PART elements.
+// Running moments of a set of elements: their number, their mean, and the sum of their squared
+// differences from it. A word holds the last two for PART elements.
 template <int PART>
 struct ArkMoments {
   float count, mean, squares;
@@ -58,7 +58,7 @@ ARK_DEVICE ark_i64 ark_moments_word(const ArkMoments<PART>& v) {
   const ark_u64 high = ark_float_bits(v.mean);
   return static_cast<ark_i64>(high << 32 | ark_float_bits(v.squares));
 }
-// An element as a total of type T.
+// Converts an element to a total of one element, of type T.
 template <typename T>
 struct ArkTotal {
   template <typename V>
@@ -75,8 +75,8 @@ struct ArkTotal<ArkMoments<PART>> {
             ark_bits_float(static_cast<ark_u32>(bits))};
   }
 };
-// Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-// variances", 1979.
+// Joins the moments of two sets by the formula of Chan, Golub and LeVeque, "Updating formulae and a
+// pairwise algorithm for computing sample variances", 1979.
 struct ArkMomentsFold {
   template <int PART>
   ARK_DEVICE ArkMoments<PART> none(ArkMoments<PART>) {

@@ -122,7 +122,8 @@ def _bits(name: str, expr: str, reference: Callable[..., np.ndarray]) -> Functio
 
 
 def _gelu(a: np.ndarray) -> np.ndarray:
-    # a / 2 * (1 + tanh(b)) is a / (1 + exp(-2 b)), which keeps small results of negative a.
+    # GELU's a / 2 * (1 + tanh(b)) is computed as a / (1 + exp(-2 b)), which does not lose the
+    # digits of small results for negative a.
     with np.errstate(over="ignore"):
         return a / (1.0 + np.exp(-2.0 * SQRT_2_OVER_PI * (a + 0.044715 * a**3)))
 
@@ -205,7 +206,7 @@ FUNCTIONS: dict[str, Function] = {
         ),
         Function("mod", "ark_mod(a, b)", np.mod, "ark_int_mod(a, b)"),
         Function("fmod", "ark_fmod(a, b)", np.fmod, "ark_int_fmod(a, b)"),
-        # NaN in either argument gives NaN, as in NumPy.
+        # If either argument is NaN, the result is NaN, as in NumPy.
         Function("maximum", "(a > b || a != a ? a : b)", np.maximum, "ark_chosen(a > b ? a : b)"),
         Function("minimum", "(a < b || a != a ? a : b)", np.minimum, "ark_chosen(a < b ? a : b)"),
         Function("neg", "(-a)", np.negative, _wrapping("0", "-", "a"), steady=True),

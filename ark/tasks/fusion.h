@@ -1,4 +1,5 @@
-// Loops around functions that are computed together. fusion.py describes the task kind.
+// The loops over a tile for a `fusion`: elementwise expressions, and sums between them, that one
+// task computes. fusion.py describes the task kind.
 
 // For each index of the tile, calls first(i0, i1, i2, i3, k, v, kept), then `each` for k from 0 to
 // COUNT - 1, then `last`. They pass values through kept[KEPT][LANES], in which v is the column of

@@ -1,5 +1,5 @@
-// Linear layers on the operand stream, for backends without a body of their own. linear.py
-// describes operands and tasks.
+// Linear layers whose weights arrive by the operand stream, for backends without a specialised
+// body. linear.py describes operands and tasks.
 
 // Loads the M input rows of K elements into shared memory. With a norm, computes the scale of each
 // row.
@@ -21,8 +21,8 @@ ARK_DEVICE void ark_linear_input(ArkCtx& c, X x, const P& prologue, float* xs, f
   }
 }
 
-// coord: first row of the weights, and last row + 1. The weights have type T; a stage has R rows.
-// RAGGED: the number of rows is not a multiple of R.
+// Task coordinates: first row of the weights, and last row + 1. The weights have type T; a stage
+// has R rows. RAGGED: the number of rows is not a multiple of R.
 template <typename T, int M, int K, int R, bool RAGGED, class X, class P, class E>
 ARK_DEVICE void ark_linear(ArkCtx& c, const ArkTask& t, X x, const P& prologue, E epilogue) {
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));

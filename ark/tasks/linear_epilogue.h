@@ -32,7 +32,8 @@ ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, M, A>& x, int i2, in
   return squares;
 }
 
-// An operand that must be waited for, and whose value is replaced by zero unless `counts` is true.
+// An operand that must be waited for even if it is not used: its value is replaced by zero unless
+// `counts` is true.
 template <class A>
 struct ArkAwaited {
   static constexpr bool packets = A::packets;
@@ -49,7 +50,8 @@ ARK_DEVICE float ark_load(ArkCtx& c, const ArkAwaited<A>& x, int i0, int i1, int
   return x.counts ? value : 0.0f;
 }
 
-// The prologues: none, or a norm by the root mean square.
+// The prologues of a linear layer: ArkPlain leaves the input unchanged; the other divides each row
+// by its root mean square (rmsnorm).
 struct ArkPlain {
   static constexpr bool norm = false;
 };
@@ -136,7 +138,8 @@ ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkAddSums<O, A>& e, int m, int 
 template <class E>
 ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask&, E&, float*) {}
 
-// Loads the operands of the epilogue E ahead. The bias is loaded when the sums are complete.
+// Loads the operands of the epilogue E before the sums are complete. The bias is loaded only when
+// they are complete.
 template <class E, class B, int M, int R>
 ARK_DEVICE void ark_sums_ahead(ArkCtx& c, const ArkBiasedSums<E, B>& e, int first, int n, int rows,
                                float (&ahead)[M][R]) {

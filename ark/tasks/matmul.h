@@ -1,9 +1,9 @@
-// Products of any matrices, for machines or signatures without a body for matrix units: the tile of
-// ROWS by COLUMNS at m0, n0. a(m, k) and b(k, n) are addresses of elements, finish(m, n, sum)
-// stores a result. Sums are over k0 to k1.
+// Matrix products by ordinary instructions, for machines or signatures without a body for matrix
+// units. A task computes the tile of ROWS by COLUMNS elements at m0, n0. a(m, k) and b(k, n) are
+// addresses of elements, finish(m, n, sum) stores a result. Sums are over k0 to k1.
 
-// The type of sums, and an element converted to it: floating-point types as float, int8 as 32-bit
-// integers that wrap around.
+// ark_factor: an element converted to the type in which it is multiplied and summed: floating-point
+// types as float, int8 as 32-bit integers that wrap around.
 template <typename T>
 ARK_DEVICE float ark_factor(const T* p) {
   return ark_get(p, 0);
@@ -79,19 +79,20 @@ ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int 
   }
 }
 
-// The number of elements along k that are in shared memory at a time.
+// The number of elements along k of both matrices that shared memory holds at a time.
 constexpr int ark_matmul_depth(int k) { return k < 64 ? k : 64; }
 
-// The number of lanes that divide k among them, so that a tile with few results uses many threads.
+// The number of lanes that divide k among them, given the number of results in units of one
+// thread's work, so that a tile with few results uses many threads.
 constexpr int ark_matmul_shares(int units) {
   int lanes = 1;
   while (2 * lanes * units <= ARK_THREADS && lanes < 8) lanes *= 2;
   return lanes;
 }
 
-// Like ark_matmul, for small floats: both matrices are copied to shared memory, in the order in
-// which they are in memory, and a thread computes R rows of a column. A_ALONG, B_ALONG: true if
-// elements of a (of b) that are neighbours in memory are neighbours along k.
+// Like ark_matmul, for 8-bit and 4-bit floats: both matrices are copied to shared memory, in the
+// order in which they are in memory, and a thread computes R rows of a column. A_ALONG, B_ALONG:
+// true if elements of a (of b) that are neighbours in memory are neighbours along k.
 template <int ROWS, int COLUMNS, int M, int N, int K, int R, bool A_ALONG, bool B_ALONG, class A,
           class B, class Finish>
 ARK_DEVICE void ark_matmul_staged(ArkCtx& c, const ArkTask&, int m0, int n0, const A& a, const B& b,
@@ -151,7 +152,8 @@ ARK_DEVICE void ark_matmul_staged(ArkCtx& c, const ArkTask&, int m0, int n0, con
   }
 }
 
-// ark_matmul by one thread, which adds the rows of b, which are contiguous, one by one.
+// ark_matmul for blocks of one thread. The thread adds the rows of b one by one, because these are
+// contiguous.
 template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int k0, int k1,
                                  const A& a, const B& b, const Finish& finish) {

@@ -3,8 +3,8 @@
 
 // Copies one matrix (LINES rows of a, or columns of b, with K elements each) to shared memory.
 // Element (line, k) is stored at line * ALONG_LINE + k * ALONG_K. at(line, k): its address in
-// memory. Packs of V neighbours are along k if DEEP, otherwise along the lines. Neighbours that
-// stay neighbours are stored four at a time.
+// memory. Packs of V neighbouring elements are along k if DEEP, otherwise along the lines. If
+// elements of a pack are neighbours in shared memory too, four are stored at a time.
 template <int LINES, int K, int ALONG_LINE, int ALONG_K, bool DEEP, int V, class At>
 ARK_DEVICE void ark_matmul_small_side(float* to, const At& at) {
   constexpr int PACKS = LINES * K / V;
@@ -57,8 +57,8 @@ ARK_DEVICE void ark_matmul_small(ArkCtx& c, const ArkTask& t, const A& a, const 
   float* left = reinterpret_cast<float*>(ARK_SCRATCH(c)) + ark_warp() * Form::FLOATS;
   float* right = left + Form::LEFT;
   const int column = ark_lane() % Form::WIDE, band = ark_lane() / Form::WIDE;
-  // Lanes after the last column or row read the last ones and store nothing, because shared memory
-  // after these was never written.
+  // Lanes whose column or row is past the last one compute the last one again and store nothing,
+  // because shared memory past it was never written.
   const auto row_of = [&](int r) { return band + Form::BANDS * r; };
   const auto column_of = [&](int j) { return column + Form::WIDE * j; };
   const auto row_read = [&](int r) {

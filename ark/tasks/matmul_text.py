@@ -31,7 +31,8 @@ from ark.tasks.matmul_windows import tile_text
 from ark.tasks.rotary import rope
 
 MIN_PACKED_ROWS = 4  # one thread packs (rearranges) the right operand only for at least these rows
-# A tile with fewer multiplications than this is computed without shared memory.
+# A tile with fewer multiplications than this is computed directly from device memory, without a
+# copy in shared memory.
 MIN_STAGED_MULTIPLICATIONS = 2048
 STAGED_ROWS_PER_THREAD = 4
 STAGED_DEPTH_ELEMENTS = 64  # elements of k that are in shared memory at a time

@@ -4,8 +4,8 @@
 // computes TILE of the MANY rows from `first` on. Sums are over k0 to k1, in the same order in
 // every run.
 
-// Adds the partial sums of the warps of each of TEAMS teams. `parts` has EACH sums of each warp,
-// warp after warp. Calls total(e, sum) for each element e of all teams.
+// Adds the partial sums of the warps of each of TEAMS teams of TEAM warps. `parts` has EACH sums of
+// each warp, warp after warp. Calls total(e, sum) for each element e of all teams.
 template <int TEAMS, int TEAM, int EACH, typename Sum, class Total>
 ARK_DEVICE void ark_matmul_thin_totals(const Sum* parts, const Total& total) {
   for (int e = ark_tid(); e < TEAMS * EACH; e += ARK_THREADS) {
@@ -99,8 +99,8 @@ ARK_DEVICE void ark_matmul_thin_along(char* scratch, int first, int k0, int k1, 
   }
 }
 
-// For a matrix `many` that is contiguous along its rows' index instead of k. TILE / V threads have
-// one pack each; further threads divide k.
+// For a matrix `many` that is contiguous along the index of its MANY rows instead of along k. TILE
+// / V threads have one pack each; further threads divide k.
 template <int MANY, int FEW, int TILE, int V, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_thin_across(char* scratch, int first, int k0, int k1, const A& many,
                                        const B& few, const Finish& finish) {

@@ -9,8 +9,9 @@ template <int PAGE, int POOL, class X, class T>
 ARK_DEVICE ArkPaged<PAGE, POOL, X, T> ark_paged(X pool, T pages) {
   return {pool, pages};
 }
-// The number of a page in the table. A number outside of the pool, which ends the launch elsewhere,
-// is replaced by 0, so that no table leads to an access outside of the pool.
+// The address of an element of a cache in pages. A page number outside of the pool is replaced by
+// 0, so that no table leads to an access outside of the pool; another check (ark_check_pages) ends
+// the launch.
 template <int PAGE, int POOL, class X, class T>
 ARK_DEVICE auto ark_address(const ArkPaged<PAGE, POOL, X, T>& x, int, int head, int place, int d) {
   const int page = x.pages.p[place / PAGE];

@@ -1,5 +1,5 @@
-// Pools with windows of one element in the last dimension, so that neighbouring results are
-// computed as packs.
+// Pooling with windows of one element in the last dimension. Neighbouring results then read
+// neighbouring elements, so they are computed as packs.
 
 // Computes a tile by all threads, with U packs per thread in flight: calls store(pack, i0 to i3)
 // for the pack that window(i0 to i3) returns. The indices are those of the pack's first element.

@@ -1,4 +1,5 @@
-// Products of rows with weights of few bits. quantized_linear.py describes operands and tasks.
+// Products of rows with weights of 4 or 8 bits and group scales. quantized_linear.py describes
+// operands and tasks.
 
 // The zero point of a group, which is subtracted from its codes; 0 if there are no zero points.
 template <class Z>
@@ -10,8 +11,8 @@ ARK_DEVICE float ark_zero_point(const Z& zeros, int row, int group) {
   }
 }
 
-// ark_load_few: eight elements of few bits from `p` on, as in memory. ark_few_bits: element j of
-// them as a float.
+// ark_load_few loads eight elements of few bits from `p` on, without converting them. ark_few_bits
+// converts element j of these to float.
 template <int ITEMS, typename T>
 ARK_DEVICE ArkPack<T, ITEMS> ark_load_few(const T* p) {
   return ark_load_pack<ITEMS>(p);
@@ -39,8 +40,8 @@ template <int SIGN>
 ARK_DEVICE float ark_few_bits(const ArkFourBits<SIGN>& few, int j) {
   const ark_u32 code = (few.word ^ SIGN * 0x11111111u) >> 4 * j & 15u;
 #if defined(ARK_VECTOR_BYTES)
-  // This backend's compiler may reassociate sums. It would add a zero point to 2^23 first, which
-  // loses the fraction.
+  // With -fassociative-math or a similar option the compiler would add the zero point to 2^23
+  // first, which loses the fraction. So the code is converted as an integer.
   return static_cast<float>(static_cast<int>(code) - SIGN);
 #else
   return ark_bits_float(code | 0x4b000000u) - (8388608.0f + SIGN);
@@ -61,8 +62,8 @@ ARK_DEVICE int ark_quantized_place(int m, int k) {
   return (line * ARK_LANES + k / STEP % ARK_LANES) * V + m % V;
 }
 
-// Adds to sum[r] the products of the weights (few[r] - least[r]) * scale[r] with GROUPS times V
-// rows of x.
+// Adds products to sum[r], for R rows of the weights: the weights (few[r] - least[r]) * scale[r],
+// each multiplied with GROUPS times V rows of x.
 template <int R, int GROUPS, int V, class P>
 ARK_DEVICE void ark_quantized_products(const P (&few)[R], const float (&least)[R],
                                        const float (&scale)[R], const float* line,
@@ -105,10 +106,10 @@ ARK_DEVICE void ark_quantized_products(const P (&few)[R], const float (&least)[R
 #endif
 }
 
-// coord: first row of the weights, and last row + 1. x has M rows of K elements; CHUNK elements of
-// each are in shared memory at a time, and the next ones are being loaded meanwhile. A warp
-// processes R rows of the weights at a time. A lane reads eight elements of each, which are ITEMS
-// items of the weights' storage type. PITCH: the distance between rows of the weights.
+// Task coordinates: first row of the weights, and last row + 1. x has M rows of K elements; CHUNK
+// elements of each are in shared memory at a time, and the next ones are being loaded meanwhile. A
+// warp processes R rows of the weights at a time. A lane reads eight elements of each, which are
+// ITEMS items of the weights' storage type. PITCH: the distance between rows of the weights.
 template <int M, int K, int CHUNK, int R, int GROUP, int ITEMS, int PITCH, bool TURNED, class X,
           class W, class S, class Z, class O>
 ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights, S scales, Z zeros,

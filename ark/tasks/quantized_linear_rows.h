@@ -1,5 +1,5 @@
-// Rows of quantised matrices as they are in memory (RowType of ark/ir/dtype.py): codes, then a
-// scale for each group of columns, then a zero for each group, then padding.
+// The layout in memory of a row of a quantised matrix (RowType of ark/ir/dtype.py): codes, then a
+// scale for each group of columns, then a zero point for each group, then padding.
 
 template <class C>
 constexpr int ARK_CODE_BITS = 8;
@@ -10,8 +10,8 @@ inline constexpr int ARK_CODE_BITS<ark_uint4> = 4;
 template <>
 inline constexpr int ARK_CODE_BITS<ark_fp4> = 4;
 
-// A row of K codes of type C. Each group of GROUP codes has a scale and, with ZEROS, a zero of type
-// S.
+// A row of K codes of type C. Each group of GROUP codes has a scale and, with ZEROS, a zero point
+// of type S.
 template <class C, int K, int GROUP, class S, bool ZEROS>
 struct alignas(16) ArkRow {
   static constexpr int COLUMNS = K, GROUPS = K / GROUP;
@@ -21,10 +21,10 @@ struct alignas(16) ArkRow {
   unsigned char bytes[(END + 15) / 16 * 16];
 };
 
-// CODE_STEP of dtype.py: the number of codes that a lane reads at a time
+// The number of codes that a lane reads at a time; CODE_STEP of ark/ir/dtype.py has the same value.
 constexpr int ARK_CODES = 8;
 
-// The scale and the zero of a row's group.
+// The scale, and the zero point, of a group of a row.
 template <class C, int K, int GROUP, class S, bool ZEROS>
 ARK_DEVICE float ark_row_scale(const ArkRow<C, K, GROUP, S, ZEROS>& row, int group) {
   typedef ArkRow<C, K, GROUP, S, ZEROS> Row;
@@ -37,7 +37,8 @@ ARK_DEVICE float ark_row_zero(const ArkRow<C, K, GROUP, S, ZEROS>& row, int grou
   return ark_get(reinterpret_cast<const S*>(row.bytes + Row::ZEROS_AT), group);
 }
 
-// Code j of a word as a float. Of eight 4-bit codes, the even ones are in the word's low half.
+// Code j of a 32-bit word, as a float. Of eight 4-bit codes, the even ones are in the word's low
+// half.
 template <class C>
 constexpr int ARK_CODES_OF_WORD = 32 / ARK_CODE_BITS<C>;
 ARK_DEVICE ark_u32 ark_code_of_four(ark_u32 word, int j) {
@@ -50,7 +51,7 @@ ARK_DEVICE float ark_code(const ark_int4*, ark_u32 word, int j) {
 ARK_DEVICE float ark_code(const ark_uint4*, ark_u32 word, int j) {
   return static_cast<float>(static_cast<ark_i32>(ark_code_of_four(word, j)));
 }
-// The code's exponent and mantissa (3 bits) are moved to those of a float.
+// Converts a 4-bit float code: its exponent and mantissa (3 bits) are moved to those of a float.
 ARK_DEVICE float ark_code(const ark_fp4*, ark_u32 word, int j) {
   const ark_u32 code = ark_code_of_four(word, j);
   const float size = ark_bits_float((code & 7u) << 22) * ark_bits_float(253u << 23);
@@ -69,7 +70,8 @@ ARK_DEVICE float ark_code(const ark_e5m2*, ark_u32 word, int j) {
   return ark_small_float<2, 15>(ark_code_of_eight(word, j));
 }
 
-// Eight values of a row from column k on, which is a multiple of eight.
+// Computes eight values of a row, from column k (a multiple of eight) on: code times scale, less
+// the zero point.
 template <class C, int K, int GROUP, class S, bool ZEROS>
 ARK_DEVICE void ark_eight_values(const ArkRow<C, K, GROUP, S, ZEROS>& row, int k,
                                  float (&v)[ARK_CODES]) {

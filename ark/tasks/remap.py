@@ -261,8 +261,8 @@ class Gather(TaskKind):
         ]
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any]:
-        # A task waits for its indices before it copies, so its tiles are twice as large as usual,
-        # which means fewer waits.
+        # A task of a gather waits for its indices to be loaded before it copies. Its tiles are
+        # twice as large as those of other copies, so that there are fewer such waits.
         return claim_tile(sig, 2)
 
     def headers(self) -> tuple[str, ...]:

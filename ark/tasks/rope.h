@@ -1,7 +1,8 @@
-// Products of complex numbers. rope.py describes operands and tasks.
+// Rotary position embedding with given factors: products of complex numbers. rope.py describes
+// operands and tasks.
 
-// Products of complex numbers that are stored as pairs, in a tile of T0 x T1 x T2 x T3 elements of
-// a result of N0 x N1 x N2 x N3. a, b and output give the address of a pair's first element; its
+// A tile of T0 x T1 x T2 x T3 elements of a result of N0 x N1 x N2 x N3: products of complex
+// numbers that are stored as pairs. a, b and output give the address of a pair's first element; its
 // second element is SA, SB or SO elements after it.
 template <int T0, int T1, int T2, int T3, int N0, int N1, int N2, int N3, ark_i64 SA, ark_i64 SB,
           ark_i64 SO, class A, class B, class O>

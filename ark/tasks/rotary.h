@@ -1,9 +1,9 @@
 // Rotary embedding of a projection's columns. rotary.py describes operands and tasks.
 
-// The destinations of a projection's columns: queries are stored in the output; keys and values are
-// stored in the caches and, if it is given, also in `fresh`, for readers in the same iteration.
-// SEQUENCES: 1, or the number of rows if each row has its own position and its own heads of the
-// caches.
+// The destinations of the columns of a query-key-value projection: queries are stored in the
+// output; keys and values are stored in the caches and, if it is given, also in `fresh`, for
+// readers in the same iteration. SEQUENCES: 1, or the number of rows if each row has its own
+// position and its own heads of the caches.
 template <int HEADS, int KV_HEADS, int WIDTH, int LENGTH, int SEQUENCES, class O, class P, class F,
           class K, class V, class N>
 struct ArkRope {
@@ -30,21 +30,21 @@ ARK_DEVICE ArkRope<HEADS, KV_HEADS, D, CONTEXT, SEQUENCES, O, P, F, K, V, N> ark
   return {output, frequencies, keys, values, fresh, position, SEQUENCES > 1 ? 0 : position.p[0]};
 }
 
-// The position of row m in its sequence.
+// The position in its sequence of row m of the projection.
 template <class R>
 ARK_DEVICE int ark_rope_place(const R& rope, int m) {
   if constexpr (R::CACHED > 0) return rope.positions.p[m];
   return rope.position + m;
 }
 
-// The angle by which the pair at this column of row m is rotated.
+// The angle by which the pair that begins at this column of row m is rotated.
 template <class R>
 ARK_DEVICE float ark_rope_angle(const R& rope, int m, int column) {
   return static_cast<float>(ark_rope_place(rope, m)) * rope.frequencies.p[column % R::D / 2];
 }
 
-// Stores the pair at this column of row m at its destination. Rows outside of the cache are
-// dropped.
+// Stores the pair that begins at this column of row m at its destination. Rows outside of the cache
+// are dropped.
 template <class R>
 ARK_DEVICE void ark_rope_store(ArkCtx& c, const R& rope, int m, int column, float a, float b) {
   if (column < R::QUERIES) {
@@ -78,7 +78,7 @@ ARK_DEVICE void ark_rope_pair(ArkCtx& c, const R& rope, int m, int column, float
   ark_rope_store(c, rope, m, column, a, b);
 }
 
-// coord: first column of x, and last column + 1. Processes these columns of all rows.
+// Task coordinates: first column of x, and last column + 1. Processes these columns of all rows.
 template <int ROWS, class X, class R>
 ARK_DEVICE void ark_rope_kv(ArkCtx& c, const ArkTask& t, X x, const R& rope) {
   constexpr int BATCH = ROWS > 1 && ARK_THREADS > 1 ? 8 : 1;  // pairs that are loaded together
@@ -108,8 +108,8 @@ ARK_DEVICE void ark_rope_store_pack(T* to, const float (&v)[8]) {
   for (int j = 0; j < 8; ++j) ark_put(made.v, j, v[j]);
   ark_store_pack<8>(to, made);
 }
-// Processes the eight columns of row m from this one on, which belong to one head: rotates queries
-// and keys, and stores 16 bytes at a time.
+// Processes eight columns of row m from `column` on, which belong to one head: rotates them if the
+// head is a query or key, and stores them as 16 bytes.
 template <class R>
 ARK_DEVICE void ark_rope_pack(const R& rope, int m, int column, float (&v)[8]) {
   static_assert(R::CACHED == 0, "rows of one sequence");
@@ -157,8 +157,8 @@ ARK_DEVICE void ark_rope_kv_packs(ArkCtx&, const ArkTask& t, X x, const R& rope)
   }
 }
 
-// coord: row, first head, and last head + 1. Pairs are neighbours (INTERLEAVED), or corresponding
-// elements of the halves of a head.
+// Task coordinates: row, first head, and last head + 1. Pairs are neighbours (INTERLEAVED), or
+// corresponding elements of the halves of a head.
 template <int D, bool INTERLEAVED, class X, class O, class P, class F>
 ARK_DEVICE void ark_rotary_embedding(ArkCtx& c, const ArkTask& t, X x, O output, P position,
                                      F frequencies) {

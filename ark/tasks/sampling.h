@@ -1,6 +1,6 @@
-// Functions that choose the next token, for task kinds that look for a best element. The noise is a
-// hash of a sequence's key (ark.tasks.tokens.noise_key), the position and the token, so that every
-// backend samples the same tokens.
+// Functions that choose the next token, for the task kinds that sample. The noise that is added to
+// logits is a hash of a sequence's key (ark.tasks.tokens.noise_key), the position and the token, so
+// that every backend samples the same tokens.
 
 #if !defined(ARK_HAS_LATER)
 // Stores a word in host memory that the host polls. A backend whose stores to host memory delay the
@@ -24,18 +24,19 @@ ARK_DEVICE float ark_score(float logit, float temperature, ark_u64 key, ark_u32 
   if (temperature <= 0.0f) return logit;
   const ark_u64 place = (static_cast<ark_u64>(position) << 32) | token;
   const ark_u64 bits = ark_mix(key ^ place);
-  // A number of 23 bits plus one half is exact in fp32, so u never rounds to 1, for which the noise
-  // would be infinite.
+  // u is a number of 23 bits plus one half, which is exact in fp32. So u never rounds to 1, for
+  // which the noise would be infinite.
   const float u = (static_cast<float>(static_cast<ark_u32>(bits >> 41)) + 0.5f) * 1.1920929e-7f;
   return logit / temperature - ark_log(-ark_log(u));
 }
-// An integer with the same order as the floats: the larger float has the larger integer.
+// Maps a float to an integer such that integers compare as the floats do: the larger float has the
+// larger integer.
 ARK_DEVICE ark_u32 ark_ordered(float v) {
   const ark_u32 bits = ark_float_bits(v);
   return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
 }
-// True if the first of two tokens is chosen: the one with the higher score, or of equal scores the
-// smaller token.
+// True if the first of two candidates is chosen: the one with the higher score or, if scores are
+// equal, the smaller token id.
 ARK_DEVICE bool ark_better(float score, ark_u32 token, float than, ark_u32 its) {
   return (score > than) | ((score == than) & (token < its));
 }
@@ -50,7 +51,8 @@ ARK_DEVICE void ark_ranked(float& score, ark_u32& place, ark_u32 odd) {
   score = found ? ark_inf() : score;
   place = found ? odd : place | ~ARK_PLACE;
 }
-// The best token of a warp. A backend may have a faster implementation.
+// Finds the candidate with the highest score among a warp's lanes. A backend may have a faster
+// implementation.
 #if !defined(ARK_HAS_WARP_BEST)
 ARK_DEVICE void ark_warp_best(float& score, ark_u32& token) {
   for (int mask = ARK_LANES / 2; mask > 0; mask /= 2) {
@@ -63,7 +65,8 @@ ARK_DEVICE void ark_warp_best(float& score, ark_u32& token) {
   }
 }
 #endif
-// The best token of the block. red: 2 * ARK_WARPS words.
+// Finds the candidate with the highest score among the block's threads. red: shared memory of 2 *
+// ARK_WARPS words.
 ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
   ark_warp_best(score, token);
   if (ARK_WARPS == 1) return;
@@ -79,7 +82,7 @@ ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
   ark_sync();
 }
 
-// A thread's best token so far, and the numbers on which scores depend.
+// A thread's best token so far, and the settings from which scores are computed.
 struct ArkSampler {
   float temperature;
   ark_u64 key;
@@ -94,7 +97,8 @@ ARK_DEVICE ArkSampler ark_sampler(S settings, P position, int first) {
   return {ark_bits_float(static_cast<ark_u32>(settings.p[0])), high << 32 | low,
           static_cast<ark_u32>(position.p[0]), -ark_inf(), static_cast<ark_u32>(first)};
 }
-// Of equal scores the lower token wins.
+// Replaces the thread's best token if this one has a higher score. If scores are equal, the smaller
+// token id wins.
 ARK_DEVICE void ark_take(ArkSampler& s, float score, ark_u32 token) {
   if (ark_better(score, token, s.best, s.token)) {
     s.best = score;
@@ -106,7 +110,7 @@ ARK_DEVICE void ark_sample(ArkSampler& s, float logit, int token) {
   ark_take(s, ark_score(logit, s.temperature, s.key, s.position, id), id);
 }
 // Stores the block's best token as candidate `tile`: its score and the token's bits. red: 2 *
-// ARK_WARPS words.
+// ARK_WARPS words of shared memory.
 template <class C>
 ARK_DEVICE void ark_sampled(ArkCtx& c, ArkSampler& s, C candidates, int tile, float* red) {
   ark_best(s.best, s.token, red);

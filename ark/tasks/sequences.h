@@ -31,8 +31,8 @@ ARK_DEVICE void ark_candidates(C candidates, ArkCandidates<TILES>& own) {
   }
 }
 
-// The same as ark_choose for sequence `number`, by one warp. Returns in the first lane whether the
-// sequence has ended, and true in the others.
+// Like ark_choose (tokens.h) for sequence `number`, by one warp. Returns in the first lane whether
+// the sequence has ended, and true in the others.
 template <int TILES, int CONTEXT, int STOPS, class S, class P, class T, class H, class E>
 ARK_DEVICE bool ark_choose_by_warp(ArkCtx& c, int number, S settings, P position_at,
                                    const ArkCandidates<TILES>& own, T tokens, H host,
@@ -85,8 +85,8 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
       ArkCandidates<TILES> own;
       if (!ranks) ark_candidates<TILES>(candidates, own);
       const bool ended = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens);
-      // This sum also ensures that all lanes have read the position before the first lane writes
-      // it.
+      // Besides the vote, this warp sum ensures that all lanes have read the position before the
+      // first lane writes it.
       const bool reads = ark_warp_sum(position.p[0] < settings.p[3] ? 1.0f : 0.0f) > 0.0f;
       const bool first = ranks ? ark_tid() == 0 : ark_lane() == 0;
       if (ranks) ark_sync();  // all threads have read what one of them writes

@@ -1,7 +1,7 @@
 // How a matrix product's tiles are assigned to tasks, and the types that the device functions of
 // all backends use for a tile.
 
-// Tiles of ROWS by COLUMNS, which are dealt to TASKS tasks (0: each task has the tile at its
+// Tiles of ROWS by COLUMNS, which are divided among TASKS tasks (0: each task has the tile at its
 // coordinates). A matrix has DOWN rows of ACROSS tiles. Tiles are numbered down a band of GROUP
 // rows of tiles, then along the columns, then band by band and matrix by matrix. There are COUNT
 // matrices in two batch dimensions, of which the inner one has INNER. A task has every TASKS-th
@@ -10,10 +10,11 @@ template <int TASKS, int COUNT, int INNER, int DOWN, int ACROSS, int GROUP, int 
 struct ArkDeal {
   static constexpr bool several = TASKS > 0;
   static constexpr int tasks = TASKS, tiles = COUNT * DOWN * ACROSS;
-  // True if all tiles of a column are computed at about the same time, so that their part of b is
-  // not read again later.
+  // True if all tiles of a column of tiles are computed at about the same time, so that the columns
+  // of b that they share are read from memory only once.
   static constexpr bool once = COUNT * DOWN <= GROUP;
-  // The batch indices of the matrix, and the first row and column, of tile number `tile`.
+  // Returns the batch indices of the matrix that contains tile number `tile`, and the tile's first
+  // row and column.
   ARK_DEVICE void place(int tile, int& i0, int& i1, int& m0, int& n0) {
     const int matrix = tile / (DOWN * ACROSS), within = tile % (DOWN * ACROSS);
     const int band = within / (GROUP * ACROSS) * GROUP;
@@ -25,8 +26,8 @@ struct ArkDeal {
   }
 };
 
-// Calls body(i0, i1, m0, n0) for each tile of a task until it returns false. MEET: the threads
-// synchronise between two tiles.
+// Calls body(i0, i1, m0, n0) for each tile of a task until it returns false. MEET: true if the
+// threads synchronise between two tiles.
 template <class DEAL, bool MEET, class Body>
 ARK_DEVICE void ark_each_tile(const ArkTask& t, const Body& body) {
   if constexpr (DEAL::several) {
@@ -51,8 +52,7 @@ struct ArkSide {
 };
 
 // The part of an input with ROWS rows that begins at row `first`, for a tile of TILE rows. EVEN:
-// true if alignment of the first element to 16 bytes implies alignment of each eight elements of a
-// row.
+// true if, whenever the first element is aligned to 16 bytes, every eighth element of a row is too.
 template <int TILE, int ROWS, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool EVEN,
           typename T>
 ARK_DEVICE ArkSide<T> ark_side(const T* matrix, int first) {
@@ -62,7 +62,8 @@ ARK_DEVICE ArkSide<T> ark_side(const T* matrix, int first) {
           rows, DEPTH,      EVEN && ark_aligned(reinterpret_cast<ark_u64>(at))};
 }
 
-// The elements `begin` to `end` along k of an input. `begin` is a multiple of 128 bytes.
+// The part of an input from index `begin` to `end` along k, for a share of the product's inner
+// dimension. `begin` is a multiple of 128 bytes.
 template <typename T>
 ARK_DEVICE ArkSide<T> ark_part_of_k(ArkSide<T> side, int begin, int end) {
   side.at += begin * side.k_stride;

@@ -1,7 +1,8 @@
-// The token loop of a decoder. tokens.py describes operands and tasks.
+// Device functions of a decoder's token loop: embed the current token, sample the next one, advance
+// the position. tokens.py describes operands and tasks.
 
-// coord: first row and first column of a tile of ROWS by COLUMNS. FROM: the position (or none) that
-// is added to row numbers. An id out of range ends the launch with an error.
+// Task coordinates: first row and first column of a tile of ROWS by COLUMNS. FROM: the position (or
+// none) that is added to row numbers. An id out of range ends the launch with an error.
 template <int ROWS, int COLUMNS, int OUT_ROWS, int WIDTH, int VOCABULARY, int IDS, class I, class T,
           class O, class P>
 ARK_DEVICE void ark_embedding(ArkCtx& c, const ArkTask& t, I ids, T table, O output, P from) {
@@ -65,9 +66,9 @@ ARK_DEVICE void ark_embedding_packs(ArkCtx& c, const ArkTask& t, I ids, T table,
   }
 }
 
-// The token to which a logit belongs. SHARED: ranks share the logits, and each rank has its own
-// share first. Then the first logit's token is a number of the rank, and the other shares follow in
-// cyclic order.
+// The token id to which a logit belongs. SHARED: each rank has computed a share of the logits and
+// has its own share first; the other shares follow in cyclic order. Then the token id of the first
+// logit differs between ranks and is read from the task's record.
 template <int VOCABULARY, bool SHARED>
 ARK_DEVICE int ark_token_of(const ArkTask& t, int logit) {
   if constexpr (!SHARED) return logit;
@@ -75,7 +76,7 @@ ARK_DEVICE int ark_token_of(const ArkTask& t, int logit) {
   return logit < VOCABULARY - first ? logit + first : logit - (VOCABULARY - first);
 }
 
-// coord: the number of the tile of logits, below TILES.
+// Task coordinates: the number of the tile of logits, below TILES.
 template <int VOCABULARY, bool SHARED, int TILES, class L, class S, class P, class C>
 ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S settings, P position,
                                 C candidates) {
@@ -122,8 +123,8 @@ ARK_DEVICE void ark_sample_top_k(const ArkTask& t, ArkSampler& sampler, L logits
   }
 }
 
-// The data of a choice that do not depend on the logits. They are loaded together, because
-// everything waits for them.
+// The inputs of the choice of a token that do not depend on the logits. They are loaded early and
+// together, because the next iteration waits for the choice.
 struct ArkChoice {
   ArkSampler sampler;
   int top_k, limit, position, stops;
@@ -140,7 +141,8 @@ ARK_DEVICE ArkChoice ark_choice(S settings, P position_at, E stop_tokens) {
           stops,
           stop};
 }
-// True if the token is sampled among the largest logits only. Then all logits are read.
+// True if the token is sampled among the k largest logits only (top-k). Then all logits are read
+// again.
 template <int VOCABULARY, class S>
 ARK_DEVICE bool ark_ranks(S settings) {
   return settings.p[1] > 0 && settings.p[1] < VOCABULARY &&
@@ -231,17 +233,18 @@ ARK_DEVICE void ark_take_packets(ArkCtx& c, const ark_u64* candidates, ArkSample
   ark_warp_best(sampler.best, sampler.token);
 }
 
-// Like ark_choose, for candidates that arrive as packets. One warp chooses while the tasks of the
-// logits end; it waits for their counter before it stores anything. Returns false if the processor
-// must leave the loop.
+// Like ark_choose, for candidates that arrive as packets. One warp chooses while the tasks that
+// compute the logits are still ending; it waits for their counter before it stores anything.
+// Returns false if a wait has failed or the launch was aborted; the processor must then leave the
+// loop.
 template <int VOCABULARY, bool SHARED, int TILES, int CONTEXT, int STOPS, class L, class S, class P,
           class C, class T, class H, class E>
 ARK_DEVICE bool ark_choose_early(ArkCtx& c, const ArkTask& t, L logits, S settings, P position_at,
                                  C candidates, T tokens, H host, E stop_tokens) {
   static_assert(STOPS <= ARK_LANES, "a lane has one");
   float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  // Warps that do not choose read nothing, because the position changes as soon as one warp has
-  // chosen.
+  // Only the warps that choose read the settings and the position, because the position changes as
+  // soon as one warp has chosen.
   const bool ranks = ark_ranks<VOCABULARY>(settings);
   ArkChoice x = {};
   if (ranks || ark_warp() == 0) x = ark_choice<STOPS>(settings, position_at, stop_tokens);

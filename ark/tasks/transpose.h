@@ -1,5 +1,6 @@
 // Transposes squares of SIDE by SIDE elements through shared memory. Packs are read along the
-// source's rows and written along the target's rows. The next squares are loaded meanwhile.
+// source's rows and written along the target's rows. The next squares are loaded while the present
+// ones are written.
 
 template <typename T>
 struct ArkSquare {
@@ -65,10 +66,10 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
   }
 }
 
-// ark_transpose by one thread: strips of a square, as wide as a cache line, are copied through a
-// separate buffer. The distance of the source's rows is often a power of two, so that all of them
-// compete for the same lines of the cache; this way each line is read once. A backend that
-// transposes blocks of 16 bytes by as many rows in registers defines ARK_HAS_BLOCKS.
+// Transposes squares by one thread: strips of a square, as wide as a cache line, are copied through
+// a separate buffer. The distance between the source's rows is often a power of two, so that all of
+// them map to the same sets of the cache; through the buffer each cache line is read once. A
+// backend that transposes blocks of 16 bytes by as many rows in registers defines ARK_HAS_BLOCKS.
 template <int SIDE, typename T, class Place>
 ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_row,
                                     const Place& place) {

@@ -34,7 +34,8 @@ ARK_DEVICE bool ark_told(const ArkParams* p, ark_u32 want, ark_u64 start) {
   return true;
 }
 
-// In every round, each processor waits until all processors have begun the round.
+// A barrier of all processors: each waits until all have begun the round. It is repeated for the
+// given number of rounds.
 ARK_DEVICE void ark_check_meet(const ArkParams* p, ark_u64 start) {
   if (ark_tid() != 0) return;
   for (ark_u32 round = 1u; round <= p->barrier_step; ++round) {
@@ -102,8 +103,8 @@ ARK_DEVICE void ark_check_packets(const ArkParams* p, ark_u32 processor, ark_u64
 }
 
 // Words are exchanged with the host in both directions while the kernel runs. Before the host
-// signals, it copies data to the device; words of it that have not arrived are counted. Results:
-// the number of rounds, and of wrong words.
+// signals, it copies data to the device; the words of this data that have not arrived when the
+// signal has are counted. Results: the number of rounds, and of wrong words.
 ARK_DEVICE void ark_check_host(const ArkParams* p, ark_u32 processor, ark_u64 start) {
   const ark_u32* data = ARK_POINTER(const ark_u32, p->tasks);
   for (ark_u32 round = 1u; round <= p->barrier_step; ++round) {
@@ -126,8 +127,8 @@ ARK_DEVICE void ark_check_host(const ArkParams* p, ark_u32 processor, ark_u64 st
   }
 }
 
-// In each round every processor records the time after all have met. Then the kernel runs for
-// idle_ns. Results: 64 bits for each processor and round.
+// In each round every processor records the time after all have passed a barrier. Then the kernel
+// runs for idle_ns. Results: 64 bits for each processor and round.
 ARK_DEVICE void ark_check_clock(const ArkParams* p, ark_u32 processor, ark_u64 start) {
   if (ark_tid() != 0) return;
   ark_u64* times =

@@ -94,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
         machine = machine_files.machine(args.machine or _machine(backend, args.arch))
         context = choose_context(checkpoint, args.context)
         dtype = DataType.from_numpy(checkpoint.dtype)
-        # The program has one kernel, but long chunks may need another variant than single tokens.
+        # An exported program has one kernel. Long chunks of a prompt may need another kernel
+        # variant than single tokens, so the chunk is limited to a length that the kernel of single
+        # tokens supports.
         chunk = choose_chunk(
             args.chunk, context, min(usual_chunk(machine, dtype), DEFAULT_CHUNK_TOKENS)
         )

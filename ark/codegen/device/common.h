@@ -1,4 +1,5 @@
-// Helper functions for task bodies, which use the device ABI only.
+// Helper functions for task bodies. They use only the device ABI (docs/device-abi.md), so every
+// backend can compile them.
 
 // ark_get: an element of a tensor as float, for every storage type. ark_put: stores a float as an
 // element.
@@ -9,8 +10,9 @@ ARK_DEVICE void ark_put(float* p, ark_i64 i, float v) { p[i] = v; }
 ARK_DEVICE void ark_put(ark_f16* p, ark_i64 i, float v) { p[i] = ark_half(v); }
 ARK_DEVICE void ark_put(ark_bf16* p, ark_i64 i, float v) { p[i] = ark_bfloat(v); }
 
-// A number that differs between ranks which share a kernel (TaskKind.own). These numbers are the
-// last coordinates of a task's record; I counts from the end.
+// A number that differs between ranks although they share one kernel (TaskKind.own), so it is not a
+// constant of the body. Such numbers are the last coordinates of a task's record; I counts from the
+// end.
 template <int I>
 ARK_DEVICE int ark_own(const ArkTask& t) {
   return t.coord[sizeof(t.coord) / sizeof(t.coord[0]) - 1u - I];
@@ -28,7 +30,8 @@ ARK_DEVICE float ark_reciprocal(float v) { return 1.0f / v; }
 ARK_DEVICE float ark_reciprocal_flushed(float v) { return ark_reciprocal(v); }
 #endif
 
-// a / b, where it is defined. A division of 64 bits takes several times as long as one of 32.
+// The quotient a / b of integers whose quotient is defined (b is not 0 and nothing overflows).
+// 64-bit numbers that fit into 32 bits are divided in 32 bits, which is several times as fast.
 template <typename T>
 ARK_DEVICE T ark_int_quotient(T a, T b) {
   const ark_i32 x = static_cast<ark_i32>(a), y = static_cast<ark_i32>(b);

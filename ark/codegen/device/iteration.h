@@ -10,8 +10,8 @@ ARK_COLD void ark_leave(ArkCtx& c) {
   ark_add_release(&control->go, 0x40000000u, false);
 }
 
-// True for the iterations that are reported to the host during a launch: those whose number is a
-// power of two or a multiple of 64.
+// True for the iterations whose completion is reported to the host during a launch: those whose
+// number is a power of two or a multiple of 64.
 ARK_DEVICE bool ark_told(ark_u32 iteration) {
   return iteration % 64u == 0u || (iteration & (iteration - 1u)) == 0u;
 }
@@ -36,8 +36,9 @@ ARK_DEVICE bool ark_ask(ArkCtx& c) {
   return true;
 }
 
-// The present limit of iterations, loaded early, at the same time as other data. Limits only fall,
-// so an iteration that this limit excludes stays excluded.
+// The present limit of the number of iterations. It is loaded early, at the same time as other
+// data, and may be out of date. Limits only fall, so an iteration that this limit excludes stays
+// excluded.
 ARK_DEVICE ark_u32 ark_known_limit(const ArkParams* p) {
   return ark_peek_host(&ark_control(p)->limit);
 }
@@ -67,17 +68,18 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
   ArkControl* control = ark_control(ARK_PARAMS(c));
   const ark_u32 leave = ark_ask(c) ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
   const bool system = ARK_PARAMS(c)->peers != 0u;
-  // On a single rank, all work before a launch's first iteration was complete when the launch
-  // began.
+  // On a single rank the first iteration of a launch need not wait: all earlier work was complete
+  // when the launch began.
   const bool first = iteration == ARK_PARAMS(c)->first && !system;
   const ark_u32 want = iteration * ARK_PARAMS(c)->barrier_step;
-  // More than the time limit of a task's wait, so that the processor that is stuck in a task
-  // reports the error, and not one that waits for the next iteration.
+  // This wait has a longer time limit than the waits of tasks. So if a processor is stuck in a
+  // task, that processor reports the error first, and not one that waits here for the next
+  // iteration.
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
   const ark_u32* barrier = ark_words(ARK_PARAMS(c)->barrier);
   if (!first && !ark_wait<ARK_SIGNAL_WORDS>(c, barrier, want, system, 4u, 0u, budget)) return false;
 #if defined(ARK_LIMIT_FALLS)
-  // A task of the preceding iteration may have lowered the limit.
+  // A task of the preceding iteration may have lowered the limit, so it is read again.
   if (!first && !none && !persistent) limit = ark_peek_host(&control->limit);
 #endif
   const bool more = !over && (persistent || iteration < limit);
@@ -112,8 +114,8 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
     }
     return true;
   }
-  // The host may allow no iteration for a long time. This wait ends when processor 0 allows the
-  // iteration or gives up.
+  // In persistent mode the host may allow no iteration for a long time, so this wait has no time
+  // limit. It ends when processor 0 allows the iteration or gives up.
   ArkSpin spin{0u, 0u};
   for (;;) {
     const ark_u32 go = ark_load_acquire(&control->go, false);
@@ -124,8 +126,8 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
   }
 }
 
-// Called by one thread before the first iteration: initialises what bodies see of the loop.
-// (ark_open_iteration updates it before each iteration.)
+// Called by one thread before the first iteration: initialises the fields of ArkCtx that task
+// bodies read. (ark_open_iteration updates them before each iteration.)
 ARK_DEVICE void ark_open_loop(ArkCtx& c, const ArkParams* p, ark_u32 processor, char* scratch) {
   c.p = p;
   c.scratch = scratch + ARK_LOOP_BYTES;
@@ -134,8 +136,8 @@ ARK_DEVICE void ark_open_loop(ArkCtx& c, const ArkParams* p, ark_u32 processor, 
   c.asked = 0u;
   for (int w = 0; w < ARK_BLOCK_WARPS; ++w) c.warps[w] = ARK_NO_TASK;
 }
-// For each phase, the iteration at which it ends. These numbers follow ArkControl in memory. The
-// last phase ends with the loop, so it has no number.
+// For each phase except the last, the number of the iteration at which it ends. The host writes
+// these numbers after ArkControl in memory. The last phase ends with the launch.
 struct ArkPhases {
   ark_u32 end[ARK_PHASES];
 };
@@ -150,7 +152,7 @@ ARK_DEVICE ark_u32 ark_phase(const ArkPhases& phases, ark_u32 iteration) {
   for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) phase += iteration >= phases.end[i] ? 1u : 0u;
   return phase;
 }
-// The number of the iteration within its phase, from 0.
+// The number of an iteration counted from the start of its phase.
 ARK_DEVICE ark_u32 ark_phase_iteration(const ArkPhases& phases, ark_u32 iteration) {
   const ark_u32 phase = ark_phase(phases, iteration);
   ark_u32 begun = 0u;
@@ -173,8 +175,8 @@ ARK_DEVICE const ArkRange& ark_range(const ArkParams* p, ark_u32 processor, ark_
   const ark_u32 first = ark_phase(phases, iteration) * p->processors;
   return ARK_POINTER(const ArkRange, p->ranges)[first + processor];
 }
-// The stage number after the iteration, from the one before it. grown: the number of stages that
-// growing fetches have taken in addition to one stage each.
+// The number of the first stage of the next iteration, given that of this one (stage_base). grown:
+// the number of stages beyond one that fetches of growing operands (KV caches) have taken.
 ARK_DEVICE ark_u32 ark_next_stage(ark_u32 stage_base, const ArkRange& range, ark_u32 grown = 0u) {
   stage_base += range.fetch_end - range.fetch_begin + grown;
   return stage_base >= ARK_STAGE_PERIOD ? stage_base - ARK_STAGE_PERIOD : stage_base;

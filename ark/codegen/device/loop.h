@@ -2,10 +2,11 @@
 // (docs/device-abi.md), the structures of ark/codegen/layout.py, and ark_dispatch, a switch over
 // task kinds that ark.codegen.writer generates.
 
-// Runs a task's body. Returns false if the processor must leave the loop.
+// Runs a task's body. Returns false if a wait has failed or the launch was aborted; the processor
+// must then leave the loop.
 ARK_DEVICE bool ark_dispatch(ArkCtx& c, const ArkTask& task);
 #if defined(ARK_FLOWS)
-// Runs the body of the first task for `count` consecutive tasks, one after the other.
+// Runs the body of the first of `count` consecutive tasks for each of them, one after the other.
 ARK_DEVICE void ark_dispatch_run(ArkCtx& c, const ArkTask* tasks, ark_u32 count);
 #endif
 
@@ -21,24 +22,25 @@ ARK_DEVICE void ark_trace(const ArkCtx& c, const ArkTask& task, ark_u32& traced,
   record->end = ark_time_ns();
 }
 
-// True in every computing thread if `v` is true in all of them. Unlike ark_all, it need not wait
-// until earlier stores have arrived in memory, so a backend may have a faster implementation.
-// ark_agree_next is for votes that follow each other without a barrier; `turn` must alternate
-// between odd and even numbers.
+// A vote: true in every computing thread if `v` is true in all of them. Unlike ark_all, it need not
+// wait until earlier stores have arrived in memory, so a backend may have a faster implementation.
+// ark_agree_next is for votes that follow each other without a barrier; its argument `turn` must
+// alternate between odd and even numbers.
 #if !defined(ARK_HAS_AGREE)
 ARK_DEVICE bool ark_agree(bool v) { return ark_all(v); }
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32) { return ark_all(v); }
 #endif
 
-// Called by the first warp after its first lane alone has executed a branch: returns that lane's
-// value in all lanes. On a backend whose lanes may stay diverged, it also makes them converge.
+// Called by the first warp after a branch that only its first lane has executed: returns that
+// lane's value in all lanes. On a backend whose lanes may stay diverged, it also makes them
+// converge.
 #if !defined(ARK_HAS_REJOIN)
 ARK_DEVICE bool ark_rejoin(bool v) { return v; }
 #endif
 
-// Called by all computing threads: performs the waits of task i. Returns false if the processor
-// must leave the loop. Some bodies of backends call it themselves (ARK_BODIES_ENTER), after they
-// have started loads.
+// Called by all computing threads: performs the waits of task i. Returns false if a wait has failed
+// or the launch was aborted; the processor must then leave the loop. Some bodies of backends call
+// it themselves (ARK_BODIES_ENTER), after they have started loads.
 ARK_DEVICE bool ark_enter_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   if (task.wait_begin == task.wait_end) return true;
@@ -55,7 +57,8 @@ ARK_DEVICE bool ark_enter(ArkCtx& c) {
 #endif
 
 #if defined(ARK_MOVERS)
-// Called by the leader: allows warps that have a task list of their own to begin the iteration.
+// Called by the leader (thread 0): allows moving warps, which have a task list of their own, to
+// begin the iteration.
 ARK_DEVICE void ark_movers_begin(ark_u32 iteration);
 #endif
 
@@ -154,8 +157,9 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
 #endif
       if (ARK_RECORDS_LAST) ark_look_ahead(team, loop, p, i, end, word);
       ark_copies_done();
-      // A task without signals has published its results as packets, which need no order. Before a
-      // signal, all stores of the task must have arrived, so ark_all is used.
+      // A task without signals has published its results as packets, whose readers need no other
+      // ordering, so a vote without a memory fence suffices. Before a signal, all stores of the
+      // task must have arrived, so ark_all is used.
       if (task.wait_end == task.signal_end) {
         if (!ark_agree_next(!ark_failed(c), i)) return;
       } else {

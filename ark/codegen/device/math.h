@@ -1,4 +1,5 @@
-// Elementwise functions that are the same for every vendor. They use the device ABI's math.
+// Elementwise functions that are the same for every vendor. They use only the mathematical
+// functions of the device ABI (docs/device-abi.md).
 
 // Sums and products that no compiler may reassociate with others. So an expression is evaluated in
 // the order in which it is written, overflows and rounds as written, and has equal results on all
@@ -46,8 +47,8 @@ ARK_DEVICE float ark_trunc(float v) {
 // The remainder of a / b with the sign of a (ark_fmod, as in C) and with the sign of b (ark_mod, as
 // in Python), and the quotient rounded down (ark_floor_divide, as in Python).
 
-// The remainder of a number of at least 0 by a normal number. Each round subtracts the largest
-// possible size 2^k, which is exact.
+// The remainder of `rest`, which is at least 0, divided by `size`, a normal number. Each round
+// subtracts the largest possible multiple size * 2^k, which is exact.
 ARK_DEVICE float ark_less_multiples(float rest, float size) {
   for (int round = 0; round < 256 && rest >= size; ++round) {
     const ark_u32 up = (ark_float_bits(rest) >> 23) - (ark_float_bits(size) >> 23);
@@ -56,7 +57,9 @@ ARK_DEVICE float ark_less_multiples(float rest, float size) {
   }
   return rest;
 }
-// Of any numbers. Subnormal divisors are multiplied by 2^24.
+// The remainder a / b with the sign of a, for arguments of any size. ark_fmod calls it for
+// quotients that are too large for the fast path. A subnormal divisor is multiplied by 2^24 first,
+// and the remainder divided by it at the end.
 ARK_COLD float ark_fmod_far(float a, float b) {
   const float size = b < 0.0f ? -b : b, left = a < 0.0f ? -a : a, inf = ark_inf();
   if (!(size > 0.0f && left < inf)) return inf - inf;
@@ -72,8 +75,9 @@ ARK_COLD float ark_floor_divide_far(float a, float b) {
   const bool below = rest != 0.0f && (rest < 0.0f) != (b < 0.0f);
   return ark_plus(ark_round(ark_plus(a, -rest) / b), below ? -1.0f : 0.0f);
 }
-// The integer part and the remainder of |a| / |b| if it is below 2^20: from the nearest integer,
-// for which the remainder is exact.
+// The integer part and the remainder of |a| / |b|, for quotients below 2^20. The quotient is
+// rounded to the nearest integer, for which the remainder is exact, and corrected by one if
+// necessary.
 struct ArkDivided {
   float whole, rest;
   bool near;  // false: not computed
@@ -125,7 +129,8 @@ ARK_DEVICE float ark_pow(float a, float b) {
   float series = 1.0f / 9.0f + q * (1.0f / 11.0f);
   series = 1.0f / 5.0f + q * (1.0f / 7.0f + q * series);
   series = 2.0f * s * q * (1.0f / 3.0f + q * series);
-  // near and log are sums; near_rest and rest are their exact rounding errors.
+  // near and log are rounded sums. near_rest and rest are the rounding errors of these sums,
+  // computed exactly, so that a pair has 48 bits.
   const float near = ark_plus(2.0f * s, series), large = whole_e * 0.693145752f;
   const float near_rest = ark_plus(series, -ark_plus(near, -2.0f * s));
   const float log = ark_plus(large, near), rest = ark_plus(near, -ark_plus(log, -large));
@@ -263,8 +268,9 @@ ARK_DEVICE float ark_log2(float v) {
   return v > 0.0f && v < ark_inf() ? result : ark_log(v);
 }
 
-// The inverse tangent: the argument is reduced to |v| <= tan(pi/8) by the addition theorem,
-// followed by a polynomial of least maximum relative error (as are those below).
+// The inverse tangent: the argument is reduced to |v| <= tan(pi/8) by the addition theorem, then a
+// polynomial of least maximum relative error follows. (The polynomials of the functions below are
+// of this kind too.)
 ARK_DEVICE float ark_atan(float v) {
   const float a = v < 0.0f ? -v : v;
   const bool large = a > 2.41421356f, middle = !large && a > 0.414213562f;
@@ -303,8 +309,8 @@ ARK_DEVICE float ark_hypot(float a, float b) {
   return x == inf || y == inf ? inf : a != a || b != b ? a + b : made;
 }
 
-// The inverse sine of s = sqrt(z) for s up to 1/2. Beyond, the callers use pi/2 minus twice the
-// inverse sine of sqrt((1 - |v|) / 2).
+// The inverse sine of s, for s up to 1/2; z = s^2 is the argument of its polynomial. For larger |v|
+// the callers use pi/2 minus twice the inverse sine of sqrt((1 - |v|) / 2).
 ARK_DEVICE float ark_asin_near(float s, float z) {
   float p = 0.0421663374f;
   p = 0.0241794996f + p * z;
@@ -345,7 +351,8 @@ ARK_DEVICE float ark_half_exp(float v) {
   const float root = ark_exp(0.5f * v);
   return ark_times(ark_times(0.5f, root), root);
 }
-// Near 0, where the definition by exponentials loses digits, it is a series.
+// sinh(v). Near 0 it is computed from a series, because the difference of two exponentials would
+// lose digits.
 ARK_DEVICE float ark_sinh(float v) {
   const float s = v * v;
   const float near = v * (1.0f + s * (1.0f / 6.0f + s * (1.0f / 120.0f + s / 5040.0f)));
@@ -370,7 +377,8 @@ ARK_DEVICE float ark_acosh(float v) {
   return v < 1e9f ? near : ark_log(v) + 0.693147181f;
 }
 
-// Operations on integers of 32 or 64 bits. Undefined results are 0, and nothing traps.
+// Operations on integers of 32 or 64 bits. Where the result is undefined (division by 0) it is 0,
+// and no operation traps.
 template <typename T>
 ARK_DEVICE T ark_int_fmod(T a, T b) {
   return b == 0 || b == -1 ? 0 : a - ark_int_quotient(a, b) * b;
@@ -407,7 +415,8 @@ ARK_DEVICE T ark_int_right(T a, T b) {
   return b < 0 || b >= static_cast<T>(8 * sizeof(T)) ? (a < 0 ? -1 : 0) : a >> b;
 }
 
-// An integer for each float, in the same order. Both zeros have one, and NaN has the largest.
+// Maps a float to an integer such that integers compare as the floats do. +0 and -0 give the same
+// integer, and NaN gives the largest.
 ARK_DEVICE ark_i32 ark_order(float v) {
   const ark_u32 bits = ark_float_bits(v);
   const ark_u32 ordered = bits >> 31 != 0u ? 0x80000000u - bits : bits;
@@ -438,8 +447,9 @@ ARK_DEVICE ark_i64 ark_philox(ark_i64 at, ark_i64 key, ark_i64 stream) {
   return at & 2 ? high : low;
 }
 
-// Index arithmetic in a dimension of n indices: division rounded down; the nearest valid index;
-// reflection without repeating the edge; counting on from the other end.
+// Index arithmetic in a dimension of n indices: ark_floor_div divides and rounds down; ark_edge
+// gives the nearest valid index; the next ones reflect an index without repeating the edge, and
+// wrap it around.
 ARK_DEVICE int ark_floor_div(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 ARK_DEVICE int ark_edge(int at, int n) { return at < 0 ? 0 : at < n ? at : n - 1; }
 ARK_DEVICE int ark_wrap(int at, int n) {

@@ -12,19 +12,19 @@ ARK_DEVICE float ark_sqrt_flushed(float v) { return ark_sqrt(v); }
 #endif
 
 ARK_DEVICE float ark_size16(float v) { return ark_bits_float(ark_float_bits(v) & 0x7fffffffu); }
-// The magnitude with the sign of v.
+// The magnitude `size` with the sign of v.
 ARK_DEVICE float ark_signed16(float size, float v) {
   return ark_bits_float(ark_float_bits(size) | (ark_float_bits(v) & 0x80000000u));
 }
 
-// 1 - 2 / (1 + e^(2 |v|)), and v - v^3 / 3 near 0.
+// tanh(v) = 1 - 2 / (1 + e^(2 |v|)) with the sign of v; near 0 it is v - v^3 / 3.
 ARK_DEVICE float ark_tanh16(float v) {
   const float a = ark_size16(v), power = ark_power_of_two(2.88539008f * a);
   const float far = ark_fma(-2.0f, ark_reciprocal_flushed(power + 1.0f), 1.0f);
   const float near = ark_fma(-0.333333333f * a, a * a, a);
   return ark_signed16(a < 0.0625f ? near : far, v);
 }
-// From h = e^|v| / 2, which is finite if the result is.
+// sinh(v), computed from h = e^|v| / 2, which is finite whenever sinh(v) is.
 ARK_DEVICE float ark_sinh16(float v) {
   const float a = ark_size16(v), h = ark_power_of_two(ark_fma(1.44269504f, a, -1.0f));
   const float far = ark_fma(-0.25f, ark_reciprocal_flushed(h), h);
@@ -36,8 +36,9 @@ ARK_DEVICE float ark_cosh16(float v) {
   return ark_fma(0.25f, ark_reciprocal_flushed(h), h);
 }
 
-// The angle less the nearest multiple of a quarter turn, and the number of quarters in the lowest
-// bits. Adding 1.5 x 2^23 rounds to an integer.
+// An angle reduced for sine and cosine: `rest` is the angle less the nearest multiple of a quarter
+// turn; the lowest bits of `quarters` are the number of quarter turns. Adding 1.5 x 2^23 rounds to
+// an integer.
 struct ArkAngle16 {
   float rest;
   ark_u32 quarters;
@@ -80,7 +81,7 @@ ARK_DEVICE float ark_tan16(float v) {
   return (odd ? -cosine : sine) * ark_reciprocal_flushed(odd ? sine : cosine);
 }
 
-// From the smaller of |v| and 1 / |v|.
+// The inverse tangent of v, from the smaller of |v| and 1 / |v|.
 ARK_DEVICE float ark_atan16(float v) {
   const float a = ark_size16(v), over = ark_reciprocal_flushed(a);
   const bool far = a > 1.0f;
@@ -94,7 +95,7 @@ ARK_DEVICE float ark_atan16(float v) {
   return ark_signed16(far ? 1.57079633f - near : near, v);
 }
 
-// The inverse sine of s = sqrt(z) for s up to 1/2, as in math.h.
+// The inverse sine of s, for s up to 1/2, with z = s^2 (as in math.h).
 ARK_DEVICE float ark_asin_near16(float s, float z) {
   const float p = ark_fma(ark_fma(0.0641073063f, z, 0.071899794f), z, 0.166801259f);
   return ark_fma(s * z, p, s);
@@ -106,7 +107,7 @@ ARK_DEVICE float ark_asin16(float v) {
   const float made = ark_asin_near16(far ? ark_sqrt_flushed(z) : a, z);
   return ark_signed16(far ? ark_fma(-2.0f, made, 1.57079633f) : made, v);
 }
-// sqrt(1 - |v|) times a polynomial (the form of Abramowitz and Stegun 4.4.45).
+// The inverse cosine: sqrt(1 - |v|) times a polynomial (the form of Abramowitz and Stegun 4.4.45).
 ARK_DEVICE float ark_acos16(float v) {
   const float a = ark_size16(v);
   float p = -0.00430705911f;
@@ -124,11 +125,13 @@ ARK_DEVICE float ark_log1p16(float v) {
   const float near = ark_fma(v * v, p, v), far = 0.693147181f * ark_log2_flushed(1.0f + v);
   return ark_size16(v) < 0.0625f ? near : far;
 }
-// ln(1 + e^v). The power may be subnormal, as the result is for very negative v.
+// softplus(v) = ln(1 + e^v). e^-|v| may be subnormal and must not be flushed to 0, because for very
+// negative v it is the result.
 ARK_DEVICE float ark_softplus16(float v) {
   return (v > 0.0f ? v : 0.0f) + ark_log1p16(ark_exp(-ark_size16(v)));
 }
-// ln(|v| + sqrt(v^2 + 1)), of half the argument, which does not overflow.
+// asinh(v) = ln(|v| + sqrt(v^2 + 1)) with the sign of v. The square is that of v / 2, so that it
+// does not overflow.
 ARK_DEVICE float ark_asinh16(float v) {
   const float a = ark_size16(v), s = a * a;
   const float root = a < 1e9f ? ark_sqrt_flushed(s + 1.0f) : a;

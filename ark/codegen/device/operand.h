@@ -1,5 +1,5 @@
-// Operands as task bodies see them: an address, and constants that are known when the source is
-// generated.
+// Operands as task bodies see them: an address, with a type and strides that are compile-time
+// constants of the generated source.
 
 // An operand with elements of type T (ark_u64: packets). S0 to S3 are the strides of its four
 // dimensions, in elements; a stride is 0 if the operand has no such dimension or is broadcast along
@@ -52,7 +52,7 @@ ARK_DEVICE void ark_publish(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTE
   ark_publish(c, x.p, ark_at(x, i0, i1, i2, i3), v, SYSTEM);
 }
 
-// Two operands to which one result is stored.
+// Two output operands, to each of which the same result is stored.
 template <class A, class B>
 struct ArkBoth {
   A first;

@@ -1,6 +1,7 @@
-// Packs: neighbouring elements that one access loads or stores, at most 16 bytes. ark_get and
-// ark_put access an element of a pack like an element in memory. A backend defines ARK_LOOSE_PACKS
-// if its accesses are fast also where the address is not a multiple of the pack's size.
+// Packs are vectors of neighbouring elements that one access loads or stores, at most 16 bytes.
+// ark_get and ark_put access an element of a pack like an element in memory. A backend defines
+// ARK_LOOSE_PACKS if its accesses are fast also where the address is not a multiple of the pack's
+// size.
 #if defined(ARK_LOOSE_PACKS)
 template <typename T, int N>
 struct ArkPack {
@@ -164,7 +165,7 @@ ARK_DEVICE void ark_hold_past(H& to, const T* p) {
 #endif
   ark_hold(to, p);
 }
-// The same for a pack that this task reads only once (ark_load_pack_once).
+// Like ark_hold_past, for a pack that this task reads only once (see ark_load_pack_once).
 template <typename H, typename T>
 ARK_DEVICE void ark_hold_once(H& to, const T* p) {
 #if defined(ARK_HAS_LOAD_ONCE)
@@ -187,8 +188,8 @@ ARK_DEVICE ArkPack<T, N> ark_unpacked(const ArkWords<T, N>& held) {
   } both = {held};
   return both.pack;
 }
-// Stores a pack as the words that it consists of, so that the compiler does not split it. A backend
-// whose compiler would split these too defines a store of 16 bytes.
+// Stores a pack as 32-bit words, so that the compiler does not split it into elements. A backend
+// whose compiler would split the words' store too defines a store of 16 bytes.
 template <typename T, int N>
 ARK_DEVICE void ark_store_held(const ArkPack<T, N>& held, T* p) {
   *reinterpret_cast<ArkPack<T, N>*>(p) = held;
@@ -271,7 +272,8 @@ template <typename V>
 ARK_DEVICE void ark_put(ark_int4* p, ark_i64 i, V v) {
   ark_put_half_byte(p, i, static_cast<ark_u32>(static_cast<ark_i32>(v)));
 }
-// Rounds to the nearest (ties to even) of 0, 0.5, 1, 1.5, 2, 3, 4, 6. Larger magnitudes become 6.
+// Converts a float to 4-bit e2m1: rounds to the nearest (ties to even) of the magnitudes 0, 0.5, 1,
+// 1.5, 2, 3, 4, 6. Larger magnitudes become 6.
 ARK_DEVICE void ark_put(ark_fp4* p, ark_i64 i, float v) {
   const float a = v < 0.0f ? -v : v;
   const ark_u32 code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) +

@@ -1,7 +1,7 @@
-// The device's part of the proxy. The device writes triggers of 128 bits to a FIFO in host memory,
-// from which a host thread takes them. The highest bit of a slot's last word alternates with each
-// round of the FIFO, so that slots need not be cleared. `done` is the number of triggers that have
-// been executed, in order.
+// The device's part of the proxy, a host thread that executes requests of the device (copies and
+// signals). The device writes requests of 128 bits, called triggers, to a FIFO in host memory. The
+// highest bit of a slot's last word alternates with each round of the FIFO, so that slots need not
+// be cleared. `done` is the number of triggers that have been executed, in order.
 
 // Called by one thread: atomically increments the number at `head` and returns its previous value.
 ARK_DEVICE ark_u32 ark_take_ticket(ark_u32* head) {

@@ -21,7 +21,7 @@ ARK_DEVICE void ark_short_store(ark_u32* p, ark_u32 v, bool) { ark_post_host(p, 
 ARK_DEVICE ark_u32 ark_short_epoch(const ArkCtx& c) { return (c.iteration % 0xffffu + 1u) << 16; }
 ARK_DEVICE bool ark_short_ready(ark_u32 epoch, ark_u32 seen) { return (seen ^ epoch) < 0x10000u; }
 
-// The element of a packet as float, and the packet of a float.
+// ark_short_value: the element of a packet as float. ark_short_packet: the packet of a float.
 ARK_DEVICE float ark_short_value(const ArkShort<ark_bf16>*, ark_u32 seen) {
   return ark_bits_float(seen << 16);
 }

@@ -7,7 +7,7 @@ struct ark_e5m2 {
   unsigned char bits;
 };
 
-// The conversion to 8-bit floats with MANTISSA bits of mantissa. Values that are too large become
+// Converts v to an 8-bit float with MANTISSA bits of mantissa. Values that are too large become
 // OVER (NaN or infinity).
 template <int MANTISSA, int BIAS, ark_u32 LARGEST, ark_u32 OVER>
 ARK_DEVICE unsigned char ark_small_bits(float v) {

@@ -17,8 +17,8 @@ static_assert(sizeof(ArkLoop) <= ARK_LOOP_BYTES, "the loop's share of scratch");
 static_assert(sizeof(ArkTask) <= 256 && sizeof(ArkCounterOp) * ARK_SLOT_COUNTER_OPS <= 256, "");
 
 #ifndef ARK_HAS_COPY_AHEAD
-// Copies 8 bytes from device memory to shared memory. They have arrived after ark_copies_done() and
-// a barrier.
+// Starts a copy of 8 bytes from device memory to shared memory. The bytes have arrived after
+// ark_copies_done() and a barrier.
 ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) { *to = *from; }
 ARK_DEVICE void ark_copies_done() {}
 #endif
@@ -32,16 +32,17 @@ struct ArkTeam {
 ARK_DEVICE ArkTeam ark_block_team() {
   return ArkTeam{static_cast<ark_u32>(ark_tid()), static_cast<ark_u32>(ARK_THREADS)};
 }
-// All computing threads, numbered from the second warp on, so that the copies of two teams are
-// issued by different warps.
+// All computing threads, numbered from the second warp on. Two copies at the same time, one by this
+// team and one by a team that is numbered from the first warp on, are then issued by different
+// warps.
 ARK_DEVICE ArkTeam ark_turned_team() {
   constexpr ark_u32 THREADS = static_cast<ark_u32>(ARK_THREADS);
   return ArkTeam{(static_cast<ark_u32>(ark_tid()) + ARK_LANES) % THREADS, THREADS};
 }
 
 ARK_DEVICE void ark_copy_words(ArkTeam team, void* to, const void* from, ark_u32 words) {
-  // At most one word per lane if a warp has 32 lanes or more. Then there is no loop, because its
-  // code would displace the tasks' code in the instruction cache.
+  // If a warp has 32 lanes or more, each lane copies at most one word. Then there is no loop,
+  // because its code would displace the tasks' code in the instruction cache.
   for (ark_u32 i = team.thread; i < words; i += team.threads) {
     ark_copy_ahead(reinterpret_cast<ark_u64*>(to) + i, reinterpret_cast<const ark_u64*>(from) + i);
     if (ARK_LANES >= 32) break;
@@ -52,11 +53,11 @@ ARK_DEVICE void ark_task_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, 
   ark_copy_words(team, &loop.tasks[i % ARK_SLOTS], task, sizeof(ArkTask) / 8u);
 }
 #if defined(ARK_HOLDS_RECORDS)
-// For backends on which a copy to shared memory waits for its load, and so delays all later
-// accesses of its warp. At the end of each task, every thread of the last warp loads its word of
-// the record three tasks ahead. It stores the word to the slot at the end of the next task. Only
-// the last warp executes this code, because other warps would have to wait for their own stores in
-// it.
+// This variant is for backends on which a copy to shared memory waits for its load, and so delays
+// all later accesses of its warp. There, at the end of each task, every thread of the last warp
+// loads its word of the record three tasks ahead into a register, and stores it to the slot at the
+// end of the next task. Only the last warp executes this code, because other warps would have to
+// wait for their own stores in it.
 constexpr bool ARK_RECORDS_LAST = true;
 ARK_DEVICE void ark_task_word(ArkTeam, const ArkParams* p, ark_u32 i, ark_u32 end, ark_u64& word) {
   constexpr int WORDS = static_cast<int>(sizeof(ArkTask) / 8u);
@@ -79,9 +80,8 @@ ARK_DEVICE void ark_task_arrives(ArkTeam team, ArkLoop& loop, const ArkParams* p
   if (i < end) ark_task_ahead(team, loop, p, i);
 }
 #endif
-// Copies the counter operations of task i. Its waits are followed by its signals in the table. Few
-// tasks have more counter operations than a slot has room for; ark_counter_op reads the others from
-// device memory.
+// Copies the counter operations (waits, then signals) of task i to its slot. A slot has room for
+// those of most tasks; ark_counter_op reads any others from device memory.
 ARK_DEVICE void ark_counter_ops_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   const ark_u32 count = task.signal_end - task.wait_begin;
@@ -152,7 +152,8 @@ ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
 }
 
 #if defined(ARK_REMOTE)
-// Signals counters of ranks on other hosts; see device/proxy.h.
+// The declaration of ark_proxy_push (device/proxy.h), which here signals counters of ranks on other
+// hosts.
 ARK_BODY bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
                              ark_u32& behind);
 #endif

@@ -3,10 +3,10 @@
 // copies.
 
 #if defined(ARK_HAS_COPY_QUEUE)
-// A backend defines the form of a request (ARK_REQUEST_BYTES in the ring, for at most
-// ARK_REQUEST_MOST bytes; the engine writes a word when it has copied them) and the way in which
-// the engine learns of a new request. The order of processors is the same for all backends: each
-// takes a ticket, and the engine is informed in the order of the tickets.
+// A backend defines the form of a request to a copy engine (ARK_REQUEST_BYTES in the queue's ring,
+// for at most ARK_REQUEST_MOST bytes; the engine writes a word when it has copied them), and how
+// the engine learns of a new request. All backends order the processors that use a queue in the
+// same way: each takes a ticket, and the engine is informed in the order of the tickets.
 
 // Called by one thread: writes a request and informs the engine. Sets `behind` to the number that
 // the engine writes when the copy is complete. Returns false if the queue has no room within the

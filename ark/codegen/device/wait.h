@@ -1,21 +1,21 @@
 // The part of the loop's state that task bodies see, and all waits for memory. Every wait has a
 // time limit and checks the abort word; the first failure of a launch is recorded for the host.
 
-// An address of device memory as a pointer. A backend may define a pointer type that excludes
-// shared memory.
+// Converts an address of device memory to a pointer. A backend may define a pointer type that
+// excludes shared memory, for which its compiler emits faster instructions.
 #if !defined(ARK_POINTER)
 #define ARK_POINTER(type, address) reinterpret_cast<type*>(address)
 #endif
-// A copy of the structure at an address of device memory, for functions that read it from shared
+// A copy of a structure in device memory, for functions that read the same structure from shared
 // memory in another branch. A backend with separate instructions for the two memories defines its
 // own.
 #if !defined(ARK_DEVICE_COPY)
 #define ARK_DEVICE_COPY(type, address) (*ARK_POINTER(const type, address))
 #endif
 
-// The stage number starts again from 0 at this number, so that 32 bits suffice for any number of
-// iterations. It is a multiple of the number of slots of any stream, of the period of their
-// barriers' phases, and of the number of warps.
+// Stage numbers start again from 0 at this number, so that 32 bits suffice for any number of
+// iterations. It is a multiple of the number of slots of any ring, of the period of their barriers'
+// phases, and of the number of warps, so that a stage's slot, phase and warp continue as before.
 constexpr ark_u32 ARK_STAGE_UNIT =
     2u * ARK_WARPS * (ARK_RING_BYTES > 0 ? ARK_RING_BYTES / ARK_STAGE_BYTES : 1);
 constexpr ark_u32 ARK_STAGE_PERIOD = (1u << 30) / ARK_STAGE_UNIT * ARK_STAGE_UNIT;
@@ -27,7 +27,8 @@ constexpr ark_u32 ARK_STAGE_PERIOD = (1u << 30) / ARK_STAGE_UNIT * ARK_STAGE_UNI
 constexpr ark_u32 ARK_NO_TASK = 0x7fffffffu;
 constexpr ark_u32 ARK_GAVE_UP = 0x80000000u;
 
-// What a task body sees besides its task. There is one per processor, in its shared memory.
+// The context that a task body receives besides its task. Each processor has one, in its shared
+// memory.
 struct ArkCtx {
   const ArkParams* p;
   char* scratch;            // shared memory of this processor, ARK_SCRATCH_BYTES
@@ -42,21 +43,22 @@ struct ArkCtx {
   ark_u32 asked;                   // when the host was last asked whether to leave, in ns
 };
 
-// The addresses of scratch memory and of the parameters. A backend on which they are constant
-// defines these macros without a load.
+// The addresses of scratch memory and of the parameters. A backend on which these addresses are
+// constants defines macros that need no load from the context.
 #if !defined(ARK_SCRATCH)
 #define ARK_SCRATCH(ctx) ((ctx).scratch)
 #define ARK_PARAMS(ctx) ((ctx).p)
 #endif
-// The context and the parameters as arguments of functions that are called and not inlined
-// (ARK_COLD), in which a backend may know less about their addresses.
+// The context and the parameters as arguments of functions that are called rather than inlined
+// (ARK_COLD). In such functions a backend's compiler may know less about their addresses, so the
+// backend may pass them in another form.
 #if !defined(ARK_GIVEN)
 #define ARK_GIVEN(ctx) (ctx)
 #define ARK_GIVEN_PARAMS(p) (p)
 #endif
-// True if, on this backend, a call waits for all loads in flight, and a function that calls others
-// needs a stack. Then cold functions call no others, and a wait polls once inline before it calls a
-// function.
+// True if, on this backend, a function call waits for all loads in flight, and a function that
+// calls others needs a stack. Then functions that are called rarely (cold) call no others, and a
+// wait polls once inline before it calls a function.
 #if !defined(ARK_CALLS_WAIT)
 #define ARK_CALLS_WAIT false
 #endif
@@ -133,7 +135,8 @@ struct ArkSpin {
 
 enum ArkVerdict { ARK_KEEP, ARK_TIMEOUT, ARK_ABORTED };
 
-// A mark in the machine code, for tools that check it: all stores of the block have arrived here.
+// A mark in the machine code at the point where all stores of the block have arrived. Tools that
+// check the machine code look for it; by default it is empty.
 #if !defined(ARK_BLOCK_ARRIVED)
 #define ARK_BLOCK_ARRIVED()
 #endif
@@ -155,8 +158,9 @@ ARK_DEVICE ark_u64 ark_spin_check_here(const ArkParams* p, ArkSpin s, ark_u64 bu
 ARK_COLD ark_u64 ark_spin_check(const ArkParams* p, ArkSpin s, ark_u64 budget_ns) {
   return ark_spin_check_here(ARK_GIVEN_PARAMS(p), s, budget_ns);
 }
-// HERE: true inside of functions that are called rarely (cold), where no further function is
-// called.
+// Called after a failed poll: counts it, and from time to time checks the abort word and the time
+// limit. HERE: true inside of functions that are called rarely (cold), which must not call further
+// functions.
 template <bool HERE = false>
 ARK_DEVICE ArkVerdict ark_spin(const ArkParams* p, ArkSpin& s, ark_u64 budget_ns) {
   ark_pause(s.spins);
@@ -165,8 +169,9 @@ ARK_DEVICE ArkVerdict ark_spin(const ArkParams* p, ArkSpin& s, ark_u64 budget_ns
   return s.start > 1u ? ARK_KEEP : s.start == 1u ? ARK_TIMEOUT : ARK_ABORTED;
 }
 
-// ark_poll: one poll of a counter. ark_polled: called after the poll that found the awaited value.
-// On backends where an acquire invalidates caches, polls are plain loads, and ark_polled acquires.
+// ark_poll loads a counter once. ark_polled is called after the poll that has returned the awaited
+// value. On backends where an acquire invalidates caches, polls are plain loads, and ark_polled
+// acquires.
 #if !defined(ARK_HAS_POLL)
 ARK_DEVICE ark_u32 ark_poll(const ark_u32* word, bool system) {
   return ark_load_acquire(word, system);
@@ -200,7 +205,8 @@ ARK_DEVICE bool ark_packet_ready(const ArkCtx& c, ark_u64 seen) {
   return static_cast<ark_u32>(seen >> 32) == c.iteration + 1u;
 }
 
-// Reads a packet that had not arrived at the first poll, or that was not polled yet.
+// Waits for a packet that had not arrived at the first poll (or was not polled yet), and returns
+// its value.
 ARK_COLD float ark_late_packet(ArkCtx& given, const ark_u64* packet, bool system) {
   ArkCtx& c = ARK_GIVEN(given);
   ArkSpin spin{0u, 0u};

@@ -105,8 +105,8 @@ class RootedCuts:
                 broken.append(Violation(total - flow, side[: self._count]))
                 if first_only:
                     break
-            # The cuts whose set lacks these ranks have been examined. Arcs without a limit from the
-            # source put the ranks into the sets of all cuts that remain.
+            # All cuts whose set lacks one of these ranks have been examined. Arcs of unlimited
+            # capacity from the source force these ranks into the sets of all remaining cuts.
             for rank in orbit:
                 solver.set_arc_capacity(self._first_source_arc + rank, endless)
         return broken

@@ -83,7 +83,7 @@ def shift(shape: Shape, axis: int) -> Ints:
     ranks = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
     if axis >= 0:
         return np.roll(ranks, 1, axis).reshape(-1)
-    # The order is: the first rank of every box, then the second rank of every box, and so on.
+    # The order lists the first rank of every box, then the second rank of every box, and so on.
     order = ranks.T.reshape(-1)
     image: Ints = np.empty_like(order)
     image[order] = np.roll(order, 1)

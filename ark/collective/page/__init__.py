@@ -55,7 +55,8 @@ def fill(html: str, style: str, script: str, data: Any) -> str:
     do not run as a script.
     """
     text = json.dumps(data, separators=(",", ":"))
-    # A "<" in a name could end the script element; JSON readers read "\u003c" as the same text.
+    # A "<" in a name could end the HTML script element that holds the data. JSON readers read
+    # "\u003c" as the same text.
     safe = text.replace("<", "\\u003c")
     for mark, part in {"/*STYLE*/": style, "/*SCRIPT*/": script, "/*DATA*/": safe}.items():
         html = html.replace(mark, part)

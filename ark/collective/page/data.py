@@ -115,7 +115,8 @@ def _run(
     puts = [e for e in result.events if e.route and e.ref in cargo]
     shown = program.pieces
     if len(puts) > most:
-        # Includes all ranks, and the pieces that fit. Trees are drawn from the first piece.
+        # The drawn part of the program includes all ranks, and as many pieces as fit on the page.
+        # Trees are drawn from the first piece.
         counts = Counter(e.piece for e in puts)
         total = list(itertools.accumulate(counts[piece] for piece in range(program.pieces)))
         shown = max(1, bisect.bisect_right(total, most))

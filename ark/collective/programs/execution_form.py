@@ -26,7 +26,7 @@ COLLECTIVES = {
 }
 SEND_RECV = "sendrecv"  # an all-to-all in which each rank sends everything to one rank
 
-# The capacities of the executor's structures (execution_common.hpp), and the number of blocks that
+# The capacities of MSCCL++'s executor (execution_common.hpp), and the number of thread blocks that
 # an A100, with 108 multiprocessors, keeps resident at once. All blocks must be resident, because
 # they wait for each other.
 MOST_OPS, MOST_CHANNELS, MOST_PER_OP, MOST_SEMAPHORES, MOST_BLOCKS = 64, 16, 8, 16, 108

@@ -24,8 +24,8 @@ REDUCES = ("copy", "re", "res", "rre", "rres", "cpkt", "upkt", "repkt", "recpkt"
            "recspkt")  # fmt: skip
 GROUPS = ("gstore", "gstorepkt", "glre", "glres")
 MOVES = (*PUTS, "get", *REDUCES, *GROUPS)
-# The index of the first source that is a packet, for operations that read packets. Below: the same
-# for targets.
+# For each operation that reads packets, the index of its first source that is a packet. The second
+# table is the same for targets.
 PACKETS_READ = {"rppkt": 0, "upkt": 0, "gstorepkt": 0, "repkt": 1, "recpkt": 1, "respkt": 1,
                 "recspkt": 1}  # fmt: skip
 PACKETS_WRITTEN = {"ppkt": 0, "rppkt": 0, "cpkt": 0, "gstorepkt": 0, "recpkt": 1, "respkt": 1,

@@ -255,7 +255,7 @@ class _Reader:
         return 2 * channel + (op.channel_type == "port")
 
     def _take(self, queues: list[deque[frozenset[OpRef]]], block: _Block) -> bool:
-        # An operation that names one queue several times takes several entries of that queue.
+        # An operation that names one queue several times takes as many entries of that queue.
         if any(len(queue) < sum(other is queue for other in queues) for queue in queues):
             return False
         for queue in queues:

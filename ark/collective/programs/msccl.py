@@ -49,8 +49,9 @@ class Target:
     collectives: Mapping[str, str] = field(default_factory=lambda: _COLL)
 
 
-# microsoft/msccl: src/include/msccl.h. RCCL and msccl-executor-nccl: msccl_struct.h (the lower of
-# NCCL's and RCCL's numbers of channels) and msccl_parser.cc.
+# The limits of the programs that run MSCCL's XML. Sources: for microsoft/msccl src/include/msccl.h;
+# for RCCL and msccl-executor-nccl msccl_struct.h (the lower of NCCL's and RCCL's numbers of
+# channels) and msccl_parser.cc.
 TARGETS = {
     "msccl": Target(256, 32, 216, 32, collectives={**_COLL, "reduce_scatter": "reduce_scatter"}),
     "rccl": Target(64, 32, 1024, 32),
@@ -163,8 +164,8 @@ class _Writer:
         self.channel: dict[tuple[int, int], int] = {}  # by connection: the channel in use
         self.local_block = [0] * program.ranks  # by rank: the local block in use
         self.gpus = [_Gpu() for _ in range(program.ranks)]
-        # For each operation, the steps at which it ends on its rank; below, the steps at which a
-        # put ends on the peer.
+        # For each operation of the program, the steps of thread blocks at which it ends on its own
+        # rank (sent), and those at which a put ends on the peer (received).
         self.sent: dict[OpRef, list[_Place]] = {}
         self.received: dict[OpRef, list[_Place]] = {}
         self.base: dict[str, tuple[str, int]] = {}

@@ -70,7 +70,8 @@ def _whole(name: str) -> Reduction:
     def combine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if a.dtype != np.float64:  # products of smaller types cannot overflow fp64
             return blend(name, a, b, dot_products(a, b))
-        # The factors do not depend on scale, so both tensors are scaled to a magnitude of 1.
+        # The returned factors do not depend on the tensors' scale. Both tensors are scaled to a
+        # magnitude of 1, so that products do not overflow.
         largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))
         scale = largest if 0 < largest < np.inf else 1.0
         return scale * blend(name, a / scale, b / scale, dot_products(a / scale, b / scale))

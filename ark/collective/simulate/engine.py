@@ -332,7 +332,7 @@ class _Engine:
             for pair, bytes_ in carried.items()
         }
         count = len(self.ops)
-        # The operations are numbered by their position in `refs`.
+        # In the result, operations are numbered by their position in `refs`.
         piece, place = np.divmod(np.arange(len(self.end)), max(count, 1))
         order = np.lexsort((piece, place, np.array(self.start)))
         events = [

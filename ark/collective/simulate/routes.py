@@ -34,7 +34,8 @@ class Routes:
         for link in topology.links:
             pair = (link.src, link.dst)
             self.latency[pair] = min(self.latency.get(pair, link.latency_us), link.latency_us)
-        # Whole numbers proportional to the inverse bandwidths, because their sums are exact.
+        # The length of a link is a whole number proportional to its inverse bandwidth. Sums of
+        # whole numbers are exact, so routes of equal length compare as equal.
         scale = math.lcm(*(bandwidth.numerator for bandwidth in self.capacity.values()))
         self._next: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for (src, dst), bandwidth in sorted(self.capacity.items()):

@@ -142,7 +142,8 @@ class _Scheduler:
                 if (c, edges[e].src) not in here:
                     waits[g] += 1
                     leaving.setdefault((c, edges[e].src), []).append(g)
-        # Sorted by the earliest possible start of a message, then by the greedy choice's key.
+        # Groups of messages that can start, sorted by the earliest possible start, then by the key
+        # of the greedy choice.
         heap = [(0.0, g) for g in range(len(groups)) if not waits[g]]
         heapq.heapify(heap)
         free = [0.0] * (self.links + len(edges))

@@ -41,12 +41,13 @@ class CostModel:
         return min(self.protocols, key=lambda p: p.latency_us + nbytes / p.share / gbps / 1e3)
 
 
-# The protocols are: data with flags in 8-byte words, data with flags in 128-byte lines, and data
-# with a signal after a fence. The shares follow from these formats. The latencies are the
-# differences between the three in the tuning tables of NCCL 2, for a hop of a ring on NVLink (0.6,
-# 1.9 and 3.4 us); the latency of links already includes the first one. The overhead of a put and
-# the speed of sums (two reads and a write of memory, on a part of the processors) are round figures
-# for present accelerators, which were not measured here.
+# Typical costs of NCCL's three protocols: data with flags in 8-byte words (LL), data with flags in
+# 128-byte lines (LL128), and data with a signal after a fence (Simple). The shares of data in the
+# bytes sent follow from these formats. The latencies are the differences between the three in the
+# tuning tables of NCCL 2, for a hop of a ring on NVLink (0.6, 1.9 and 3.4 us); the latency of links
+# already includes the first one. The overhead of a put and the speed of sums (two reads and a write
+# of memory, on a part of the processors) are round figures for present accelerators, which were not
+# measured here.
 TYPICAL = CostModel(
     put_overhead_us=0.1,
     local_gbps=1000.0,

@@ -202,7 +202,8 @@ PERMITTED: dict[str, Rule] = {
     **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
 }
 _KEEPS_ZEROS = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-# Inputs that contain sizes. They may differ, because the results' shapes are compared.
+# For each operator, the inputs that contain sizes. Two graphs may differ in these inputs, because
+# the shapes of their results are compared instead.
 _SIZES = {
     "ConstantOfShape": {0},
     "Expand": {1},

@@ -19,7 +19,8 @@ from ark.interop.onnx import movement
 from ark.interop.onnx.values import Call, Value, axis_of, join, operator, refuse
 
 MAX_UNROLLED_ITERATIONS = 1024  # of one loop
-# Operators that end the run if an index is out of range, also in a branch not taken.
+# Operators that end the run if an index is out of range. Both branches of an If are computed, so
+# they could end the run in the branch that is not taken.
 _CHECKED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 
 

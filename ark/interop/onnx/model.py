@@ -57,7 +57,8 @@ class OnnxModel:
         self._rounded: Kernels[tuple[Shapes, Shapes]] = Kernels(
             lambda sizes: None, MAX_REMEMBERED_SIZES
         )
-        # Calls take turns, because a kernel has one set of input buffers.
+        # Calls from several threads run one after another, because a kernel has one set of input
+        # buffers.
         self._turn = threading.RLock()
         self._closed = False
         self._stages: Stages | None = None
@@ -232,8 +233,8 @@ class OnnxModel:
         except UnsupportedError:
             if not new:
                 raise
-            # Also for a large input, the values that are computed from it and become part of the
-            # key may be small.
+            # An input may be large while the values that are computed from it, and that become part
+            # of the kernel's key, are small.
             self._known |= new.keys()
 
 

@@ -211,7 +211,7 @@ def _roi_align(call: Call) -> Value:
     x = ark.gather(call.tensor(0), call.tensor(2), 0)
     x = ark.reshape(x, [count, channels, math.prod(sizes)])
     sampled = _sampled(x, sizes, flat, "linear", _Outside("border", True))
-    # Samples at positions more than one element outside of the image are 0.
+    # The weight of a sample. Samples at positions more than one element outside of the image are 0.
     for p, n in zip(flat, sizes, strict=True):
         inside = ark.logical_and(ark.greater_equal(p, -1.0), ark.less_equal(p, float(n)))
         sampled = ark.mul(sampled, ark.reshape(ark.cast(inside, sampled.ir.dtype), [count, 1, -1]))

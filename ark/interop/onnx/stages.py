@@ -39,7 +39,8 @@ class Model(Protocol):
         """Frees the kernels' memory."""
 
 
-# Creates the model of a part. The number is the part's depth: the number of parts before it.
+# A function that creates the model of one part of a divided graph. The number is the part's depth:
+# the number of parts before it.
 Make = Callable[[onnx.ModelProto, int], Model]
 
 

@@ -69,7 +69,7 @@ class NeedsContents(Exception):
         self.inputs, self.place = inputs, 0
 
 
-# Types that ark does not compute with, and the types that represent all of their values.
+# For each type that ark does not compute with, a type that can represent all of its values.
 CARRIERS = {
     **{np.dtype(t): ark.int32 for t in (np.int16, np.uint16)},
     **{np.dtype(getattr(ml_dtypes, n)): ark.int32 for n in ("int4", "uint4", "int2", "uint2")},

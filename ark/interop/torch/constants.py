@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from ark.interop.torch.graph import held, name_of, results_of
 
 MAX_BYTES = 1 << 20  # a larger constant is computed in each call, which needs no memory for it
-# Operators that read only the shape of their argument, and the values that they fill it with.
+# Operators that read only the shape of their argument, with the value that fills their result.
 FILLS = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
-# Operators that write a part of a tensor.
+# Operators that write to a part of a tensor.
 WRITES = ("slice_scatter", "select_scatter", "diagonal_scatter", "index_put", "scatter")
 
 

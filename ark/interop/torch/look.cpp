@@ -1,10 +1,9 @@
-// Checks the tensors of a call in one native function: whether tensors that must not move (such as
-// parameters) still have their addresses, and at which addresses the others are. Compiled and
-// called by look.py.
-//
-// A tensor's Python object contains torch's handle of the tensor, an at::Tensor, at an offset that
-// look.py determines. All else uses torch's C interface (aoti_torch/c/shim.h), whose functions are
-// passed as addresses.
+// Checks the tensors of a call in one native function, because checks in Python would take longer
+// than the kernel: whether tensors that must not move (such as parameters) still have their
+// addresses, and at which addresses the others are. Compiled and called by look.py. A tensor's
+// Python object contains torch's handle of the tensor, an at::Tensor, at an offset that look.py
+// determines. All else uses torch's C interface (aoti_torch/c/shim.h), whose functions are passed
+// as addresses.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
@@ -68,7 +67,7 @@ struct Look {
     return true;
   }
 
-  // True if the tensor has the sizes and strides of that kind.
+  // True if the tensor has the sizes and strides of `kind`.
   bool lies(PyObject* object, const Kind& kind) const {
     Handle h = handle(object);
     int64_t dim, *sizes, *strides;
@@ -80,7 +79,8 @@ struct Look {
                         !std::memcmp(strides, wanted + dim, dim * sizeof *wanted));
   }
 
-  // True if the memory of a tensor of that kind is long enough and holds the tensor's values.
+  // True if the memory of a tensor with the sizes of `kind` is long enough and holds the tensor's
+  // values (no negative bit).
   bool holds(PyObject* object, const Kind& kind) const {
     Handle h = handle(object);
     int64_t size, begin;

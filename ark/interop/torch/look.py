@@ -31,8 +31,9 @@ FUNCTIONS = tuple(
         "storage_size", "storage_offset",
     )
 )  # fmt: skip
-# A function of torch's C++ interface, because the C interface has none: at::native::is_neg(const
-# at::Tensor&). A conjugate bit need not be checked, because no type that a kernel reads has one.
+# The mangled name of at::native::is_neg(const at::Tensor&), a function of torch's C++ interface;
+# the C interface has none for this. A conjugate bit need not be checked, because no type that a
+# kernel reads has one.
 IS_NEGATIVE = "_ZN2at6native6is_negERKNS_6TensorE"
 WORDS = range(2, 4)  # words after an object's header that may be the handle
 

@@ -13,8 +13,8 @@ from ark.ops.reductions import squared_differences
 from ark.ops.scans import sums_from
 
 MAX_SORTED_ELEMENTS = 8192  # of a row that is sorted as a whole
-# If at least this many elements are wanted, a long row is divided into parts that are sorted
-# separately. Fewer elements are found one after another in the whole row.
+# The fewest results of a topk for which a long row is divided into parts that are sorted
+# separately. Fewer results are found one after another in the whole row.
 MIN_SORTED_RESULTS = 5
 MAX_ROW_PARTS = 1024  # of all rows together
 MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # of all lines together; smaller inputs are not divided
@@ -134,7 +134,8 @@ def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
     parts = next((p for p in range(most, most // 2, -1) if n % p == 0), 1)
     if axis != len(shape) - 1 or total < MIN_SPLIT_ROW_ELEMENTS or most < LEAST_PARTS or parts == 1:
         return ark.cumsum(tensor, axis)
-    # Few long lines are cut into parts. Each part begins with the total of the parts before it.
+    # If a scan has few long lines, each line is cut into parts that are scanned in parallel. A part
+    # begins with the total of the parts before it.
     narrow = call.dtype in (ark.fp16, ark.bf16)
     cut = ark.reshape(tensor, [total // n, parts, n // parts])
     totals = ark.reduce_sum(ark.cast(cut, ark.fp32) if narrow else cut, 2)

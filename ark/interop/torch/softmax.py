@@ -9,7 +9,8 @@ import ark
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator
 from ark.ops.gradients.products import wide
 
-# LONG: the fewest elements of a long row. FEW: the most rows that cannot keep all processors busy.
+# LONG: the fewest elements of a row that counts as long. FEW: the most rows that cannot keep all
+# processors busy. Few long rows are divided among processors.
 LONG, FEW = 32768, 64
 
 

@@ -74,8 +74,8 @@ def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
     )
     tiles = batch * heads * -(-length // rows)
     each = 2 * key.dtype.nbytes(context * width) * kv_heads / heads
-    # The number of heads computed side by side: their keys fit in the cache, and there are enough
-    # tiles of all lengths to balance the work.
+    # The number of heads that are computed side by side: few enough that their keys fit in the
+    # cache, and enough that there are tiles of all lengths to balance the work of processors.
     enough = -(-2 * machine.processors * rows // length)
     most = max(1, min(batch * heads, max(enough, int(machine.costs.read_bytes / each))))
     if (machine.variant.name == "matrix" or units) and lowering.graph.world_size == 1:
@@ -192,7 +192,8 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     streamed = 0
     if fresh and are_older(lowering, node, (key, value), position):
         streamed = streamed_rows(key, given.heads // kv_heads, machine)
-    # If keys and values are streamed, a part has at least the positions of one stage of the ring.
+    # The fewest positions of a part of the context that one task reads. If keys and values are
+    # streamed, it is at least the positions of one stage of the ring.
     least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
     least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1
     part = 4 * (given.head_dim + 2)  # in bytes
@@ -205,8 +206,8 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
         splits = max(
             1, min(splits, machine.costs.packet_tensor_bytes // (rows * given.heads * part))
         )
-    # If all positions fit in the ring, one task with all positions takes less time than two tasks
-    # with half of the positions each and a task that merges their results.
+    # If all positions fit in the ring, one task that reads all of them takes less time than two
+    # tasks that read half of them each and a task that merges their results.
     if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:
         splits = 1
     # The number of parts is limited, because the task that merges a head holds all of them in

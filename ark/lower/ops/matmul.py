@@ -90,7 +90,8 @@ def _lower_large(lowering: Lowering, product: Product, cut: Cut) -> None:
         coords = side_by_side(coords, machine.processors)
         _emit_product(lowering, product, params, coords)
         return
-    # A task has all tiles of its processor, so that one tile is loaded while another is stored.
+    # One task computes all tiles of its processor, so that it loads one tile while it stores
+    # another.
     begin, end = node.processors or (0, machine.processors)
     tasks = min(len(coords) * cut.parts, end - begin)
     params = structs.replace(params, tasks=tasks, group=group)

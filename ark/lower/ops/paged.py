@@ -62,13 +62,14 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
         streamed = streamed_rows(key, heads // kv_heads, machine)
         if pages_of_stage(streamed, page) > MAX_STAGE_PAGES:
             streamed = 0
-    # A part has at least the positions of one stage of the ring, or of two with several sequences.
+    # A task reads a part of the positions: at least those of one stage of the ring, or of two
+    # stages with several sequences.
     least = 64 if not streamed else streamed * (1 if sequences == 1 else 2)
     splits = attention_splits(q.shape[0], kv_heads, context, machine.processors, least)
     if splits == 2 and sequences > 1 and context <= streamed * machine.variant.stages:
         splits = 1  # as for attention over contiguous rows
-    # The number of parts is limited, because the task that merges a head holds all of them in
-    # shared memory.
+    # The number of parts into which the positions are divided is limited, because the task that
+    # merges a head holds the results of all parts in shared memory.
     room = (machine.shared_bytes - machine.ring_bytes) // (4 * (width + 2))
     splits = max(1, min(splits, room))
     params = PagedAttentionParams(

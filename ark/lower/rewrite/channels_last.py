@@ -77,7 +77,8 @@ class _Convolutions(TurnedImages):
             )
             self.keep(self.product(product, inputs, out))
             return
-        # The result has channels last if its readers want that, or if its rows would be unaligned.
+        # The result is stored with channels last if its readers want that, or if its rows with
+        # channels first would be unaligned.
         between = self.result(out, f"{product.name}.places")
         self.nodes.append(self.product(product, (table, flat), between))
         self.turn_back(product, between, out)

@@ -50,7 +50,8 @@ def _function_of(node: Node) -> expression.Tree:
     if given.scalar is not None:
         arguments.append(expression.number(given.scalar))
     if node.type == "cast" or (node.type == "constant" and rounds(given.scalar or 0.0, dtype)):
-        # The store converts to a type with several elements per byte, so no cast is needed.
+        # An elementwise op whose result is packed (several elements per byte) needs no cast,
+        # because the store converts to that type.
         return arguments[0] if dtype.packed else ["cast", dtype.name, *arguments]
     return arguments[0] if node.type in ("copy", "constant") else [node.type, *arguments]
 

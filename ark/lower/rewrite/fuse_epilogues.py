@@ -188,7 +188,8 @@ def _fits(product: Node, node: Node, read: Tensor) -> bool:
         and not expression.places(expression_of(node))
         and len({t.id for t in (*product.inputs[2:], *node.inputs)}) <= MAX_EPILOGUE_OPERANDS
         and expression.size(_ends(product, node, read)[0]) <= expression.MAX_NODES
-        # The result must not overwrite an operand: other tiles still read its rows and columns.
+        # The fused result must not overwrite an operand of the product, because other tiles still
+        # read the operand's rows and columns.
         and out.buffer.id not in {t.buffer.id for t in product.inputs}
     )
 

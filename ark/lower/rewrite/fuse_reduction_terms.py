@@ -55,7 +55,8 @@ def _joined(before: Node, node: Node) -> Node | None:
     alike = before.placement == node.placement and not before.hints and not node.hints
     if not alike or len(node.inputs) > 1 or not same_elements(read, before.outputs[0]):
         return None
-    # The inputs may change their shapes, because the reduction's lowering views them anew anyway.
+    # The inputs of the elementwise ops may be viewed in other shapes, because the reduction's
+    # lowering views them in its own dimensions in any case.
     seen = seen_in(before, read.shape, named=True)
     if seen is None or len(read.shape) > MAX_FOLDED_DIMS:
         return None

@@ -134,8 +134,8 @@ class _Region:
             axis = node.read(ReduceAttributes).axis
         if not full or (summing and not self._sums(node, axis, full)):
             return False
-        # A result may not overlap another result. It may share memory with an input only if it is
-        # exactly that input, which is then updated in place.
+        # A result of a fused region may not overlap another result. It may share memory with an
+        # input only if it is exactly that input, which is then updated in place.
         fresh = [t for t in node.inputs if t.id not in self._numbers]
         if any(overlap(t, r) for t in (*fresh, out) for r in self.results):
             return False
@@ -213,7 +213,8 @@ class _Region:
             or t.buffer.id in kept
             or touches[t.buffer.id] > inside[t.buffer.id]
         ]
-        # Unread results are stored only if no result is read outside.
+        # The results of a region that other nodes read. Results without readers are stored only if
+        # no result has readers outside.
         return results or [n for n in range(len(self.results)) if not self._uses[n]]
 
     def shared(self) -> int:

@@ -189,8 +189,8 @@ class _Finder:
             sizes = ProjectionAttributes(heads=attention.heads, kv_heads=kv_heads, head_dim=width)
             end = max((first, second, key, value), key=lambda n: n.id)
             outputs, inputs = [query], [query, *caches, *table, position, *node.inputs[count:]]
-            # With one row per sequence, attention also gets the newest keys and values as a tensor.
-            # So it does not wait for the caches.
+            # If each row belongs to another sequence, attention also gets the newest keys and
+            # values as a tensor, so that it does not wait until they are in the caches.
             splits = attention.plain if paged else attention.split
             if rows == sequences and splits and apart:
                 name = f"{node.name}.newest"

@@ -45,7 +45,8 @@ def split_norms(graph: Graph, context: Context) -> Graph:
         else:
             nodes.append(node)
         if is_elementwise(node) and node.outputs[0].id in read:
-            # Computed twice, so that each of two readers fuses the op.
+            # The op is computed twice, once for each of its two readers, so that each reader can
+            # fuse it.
             result = node.outputs[0]
             copy = graph.tensor(result.shape, result.dtype, name=f"{node.name}.copy")
             copies[result.id] = copy

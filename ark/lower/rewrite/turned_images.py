@@ -41,14 +41,15 @@ class TurnedImages(ImageNodes):
         gathered = {c.source.buffer.id for c in chosen if c.windows is not None or c.depthwise}
         self.slots = image_slots(graph, self.wanted, gathered)
         self.joined: dict[int, Tensor] = {}  # by buffer id of Slot: all rows of the concatenation
-        # Ids of tensors that are not views. The user may read them by name, so their shapes stay.
+        # Ids of tensors that are not views of others. The user may read these tensors by name, so
+        # their shapes must not change.
         firsts = {t.buffer.id: t.id for t in reversed(graph.tensors)}
         self.own = frozenset(firsts.values())
         # For each buffer id, the image as rows of channels (one row per pixel), and the placement
         # (phase, processors) of the node that writes it.
         self.turned: dict[int, tuple[Tensor, Any]] = {}
         self.back: set[int] = set()  # ids of transposes back to channels first
-        # By id of a buffer whose transpose was removed, the tensor with the same elements.
+        # For each buffer id whose transpose was removed, the tensor that has the same elements.
         self.moved: dict[int, Tensor] = {}
 
     def renamed(self, node: Node) -> Node:

@@ -21,8 +21,8 @@ from ark.collective.packages import require
 from ark.errors import PlanError
 from ark.parallel.pipeline.placement import Placement
 
-# Constraints that other constraints imply are added for at most this many dependent pairs of blocks
-# of a device.
+# Redundant constraints (implied by others) speed up the solver. They are added for at most this
+# many dependent pairs of blocks of a device.
 MOST_PAIRS = 200
 LATENCY_EFFORT = 0.3  # CP-SAT's deterministic time, about seconds, for minimising the latency
 
@@ -71,8 +71,8 @@ class _Model:
         self.model = self.cp.CpModel()
         self.blocks = placement.blocks
         count = len(self.blocks)
-        # Schedules exist in which sorted values of q differ by at most 2, so q is at most 2 per
-        # block.
+        # An upper bound for the variables q, the iteration offsets of blocks: a schedule exists in
+        # which sorted values of q differ by at most 2, so q is at most 2 per block.
         self.most = 2 * count
         self.r = [self.model.new_int_var(0, period - 1, "") for _ in self.blocks]
         self.q = [self.model.new_int_var(0, self.most, "") for _ in self.blocks]
@@ -164,7 +164,8 @@ class _Model:
         solver.parameters.num_workers = 1
         solver.parameters.cp_model_presolve = False  # takes longer than it saves here
         solver.parameters.use_strong_propagation_in_disjunctive = True
-        # Linear relaxations do not help to decide about a period, but they lead to short latencies.
+        # Linear relaxations do not help the solver to decide whether a period is possible, but they
+        # lead to short latencies.
         solver.parameters.linearization_level = 0 if effort is None else 2
         solver.parameters.random_seed = 1
         solver.parameters.max_time_in_seconds = max(seconds, 0.01)
@@ -200,7 +201,8 @@ def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repet
     end = time.monotonic() + seconds
     apart = distances(placement)
     bound = max(placement.load(device) for device in range(placement.devices))
-    # The period of a schedule in which micro-batches do not overlap.
+    # The longest period that is considered: that of a schedule in which micro-batches do not
+    # overlap.
     most = sum(block.span for block in placement.blocks)
 
     def ask(period: int, share: float = 1.0) -> tuple[str, list[int]]:
@@ -220,7 +222,8 @@ def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repet
             )
     low, step = bound, 1
     while low < period and time.monotonic() < end:
-        # Periods close to the bound are tried first, because the least is usually among them.
+        # Periods close to the lower bound are tried first, because the shortest possible period is
+        # usually among them.
         middle = min(low + step - 1, (low + period) // 2)
         answer, starts_at = ask(middle, 0.3)
         if answer == "found":

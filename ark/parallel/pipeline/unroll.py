@@ -16,7 +16,8 @@ from ark.collective.packages import require
 from ark.parallel.pipeline.placement import Placement
 from ark.parallel.pipeline.repetend import Repetend
 
-# CP-SAT's deterministic time, about seconds, for each of warm-up and cool-down.
+# The time limit of the solver (CP-SAT's deterministic time, about seconds) for each of warm-up and
+# cool-down.
 SOLVER_TIME = 0.25
 NEARBY_COPIES = 2  # copies of the core that are considered when blocks around it are placed
 
@@ -141,7 +142,7 @@ def _place(
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
-    # A longer presolve takes more time than it saves.
+    # The solver's presolve is limited, because a longer one takes more time than it saves.
     solver.parameters.max_presolve_iterations = 1
     solver.parameters.cp_model_probing_level = 0
     solver.parameters.symmetry_level = 0

@@ -102,7 +102,8 @@ def best(
         if us >= min((p.us for p in predictions), default=math.inf):
             break
         attempt(candidate, False)
-    # The best named plans, or all candidates if none fits, are searched without named rules.
+    # The search, which no named rules restrict, starts from the best named plans, or from all
+    # candidates if none fits into memory.
     near = [
         (p.mesh, p.names, p.work)
         for p in sorted(predictions, key=lambda p: p.us)[:REFINED_CANDIDATES]

@@ -33,16 +33,17 @@ from ark.parallel.plans.search import Memory
 from ark.parallel.plans.splits import Splits
 from ark.parallel.plans.times import rates_of
 
-# co-shard divides a block's ops into this many parts, which a rank computes one after the other.
+# The plan `co-shard` divides a block's ops into this many parts, which a rank computes one after
+# the other to save memory.
 CO_SHARD_PARTS = 2
 IDLE_SHARE_OF_DEPTH = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero-bubble": 0.25}
 """The idle time that each pipeline cannot avoid, for each stage after the first, as a fraction of a
 micro-batch's time on a stage.
 """
-# The least part of the saved activations that a stage holds, as a fraction of an equal division
-# among the stages.
+# A pipeline stage holds at least this part of the saved activations, as a fraction of an equal
+# division among the stages.
 MIN_STAGE_MEMORY_SHARE = 0.8
-# The longest block's number of ticks, which is the resolution of a schedule.
+# The resolution of a predicted schedule: the number of ticks that the longest block takes.
 TICKS_PER_BLOCK = 50_000
 NAMES = tuple(dict.fromkeys((*PLANS, *COPIES, *PIPELINES)))
 

@@ -171,7 +171,7 @@ def search(
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
-    # Level 2 uses all of the solver's cuts, with which the options are nearly determined. With
+    # The solver uses all of its cuts (level 2), with which the choices are nearly determined. With
     # fewer cuts, proofs of optimality are slow.
     solver.parameters.linearization_level = 2
     solver.parameters.max_deterministic_time = SOLVER_TIME
@@ -252,8 +252,8 @@ def _values(
         for at, tensor in enumerate(node.inputs):
             writer, shown = writers.get(tensor.buffer.id, (None, tensor))
             if writer is not None and writer.id >= node.id:
-                # This node or a later one writes the tensor, so that the node reads what was there
-                # before, as from the previous iteration.
+                # If this node or a later one writes the tensor, the node reads the contents from
+                # before, such as those of the previous iteration.
                 writer, shown = None, tensor
             entry = readers.setdefault(tensor.buffer.id, (shown, writer, []))
             entry[2].append((same[node.id], at))

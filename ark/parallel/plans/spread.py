@@ -85,7 +85,7 @@ def _joins(graph: ParallelGraph) -> dict[int, int]:
     """
     joins: dict[int, int] = {}
     writers: dict[int, Node] = {}
-    # By phase: nodes that read the previous iteration's value.
+    # The nodes that read a tensor's value of the previous iteration, by phase.
     readers: dict[tuple[int, int], list[Node]] = {}
     for node in graph.nodes:
         level = 0

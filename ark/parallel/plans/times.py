@@ -97,8 +97,8 @@ class Times:
         wide = self.widths.get(node.id, 1.0)
         shape = (1, 1, max(1, round(rows)), max(1, round(columns * wide)))
         size = node.inputs[1].dtype.itemsize
-        # No tile fits a result with fewer columns than the narrowest tile, so the op takes the time
-        # of a plain product.
+        # The result has fewer columns than the narrowest tile, so no tile fits, and the op takes
+        # the time of a product without matrix units.
         if not candidates(shape, round(depth), size, rates.tiled, False):
             return plain + costs.op_us
         cut = choose_cut(shape, round(depth), size, rates.tiled, False, {})

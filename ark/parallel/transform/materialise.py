@@ -28,7 +28,7 @@ from ark.parallel.transform.rearranged import local_attrs
 from ark.parallel.transform.views import Box, View, meeting
 
 ENDS = ("sample", "sample_adjusted", "sample_each")  # ops that may end the run on all ranks
-# Ops that write a part of an operand.
+# Types of ops that write into a part of an operand, which keeps the rest.
 IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", *ENDS)
 MESSAGE_TAG = 0
 Written = tuple[Piece, View]

@@ -49,9 +49,9 @@ class _Normal:
         self.result = Graph(graph.rank, graph.world_size)
         self.result.buffers, self.result.tensors = list(graph.buffers), list(graph.tensors)
         self.result.phases = graph.phases
-        # By phase and buffer: the number of the first writer.
+        # For each phase and buffer, the number of the first node that writes the buffer.
         self.first: dict[tuple[int, int], int] = {}
-        # By phase and buffer: the tensors written.
+        # For each phase and buffer, the tensors of the buffer that nodes write.
         self.writes: dict[tuple[int, int], list[Tensor]] = {}
         self.phases: dict[int, set[int]] = {}  # by buffer: the phases that write it
         self.extents: dict[int, tuple[int, ...]] = {}  # the shape in which a buffer is split

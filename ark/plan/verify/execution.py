@@ -219,9 +219,9 @@ class Run:
         event, node, rank = signalled.T
         at_home = self.processor[node]
         home = np.searchsorted(self.processors.starts, at_home, "right") - 1
-        # `node` may be a task of the rank `home`, which is executed in place of `rank`. The task of
-        # `rank` for which it stands runs on the processor with the same index among those of
-        # `rank`.
+        # Ranks with equal work are verified once: `node` may be a task of the rank `home`, which is
+        # executed in place of the corresponding task of `rank`. That task runs on the processor
+        # with the same index among those of `rank`.
         start = self.processors.starts
         processor = at_home - start[home] + start[rank]
         end = self.position[node] + ~np.array(self._packet, bool)[event]

@@ -78,7 +78,8 @@ def _execute(
     """
     lengths = np.concatenate([rank_set.listing(r, number).lengths for r in range(rank_set.world)])
     bases, home = 2 * once.bases, 2 * once.home
-    # Each processor runs the first iteration's tasks, then the second's.
+    # Two iterations are simulated: each processor runs the first iteration's tasks, then the
+    # second's.
     first = np.arange(len(once.processor)) + (np.cumsum(lengths) - lengths)[once.processor]
     twice = (first, first + lengths[once.processor])
     order_of = np.argsort(np.concatenate(twice))

@@ -136,7 +136,8 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
     distinct, back = np.unique(codes, return_inverse=True)
     need, rank, rows = distinct % many, distinct // many % world, distinct // many // world
     first, last = frozen.starts[need], frozen.starts[need + 1]
-    # Tasks with equal clocks are checked together. An order that the clock implies holds for all.
+    # Tasks with equal vector clocks are checked as one group. If the clock implies an order, the
+    # order holds for all tasks of the group.
     open_ = np.zeros(len(distinct), bool)
     for chunk in _chunks(last - first):
         at = spans(first[chunk], last[chunk])
@@ -145,7 +146,8 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
         open_[row[~order.known(rows[row], earlier, rank[row])]] = True
     if not open_.any():
         return None
-    # An order that the clock does not imply may follow from positions on the same processor.
+    # An order that the vector clock does not imply may still follow from the tasks' positions on
+    # the same processor.
     later = np.flatnonzero(open_[back.reshape(-1)])
     need = frozen.need[later]
     first, last = frozen.starts[need], frozen.starts[need + 1]

@@ -73,10 +73,12 @@ def _built(header: str) -> ModuleType:
     folder = resources.files("ark.runtime.proxy")
     texts = {name: folder.joinpath(name).read_text() for name in {*MODULE, *FILES}}
     network = ("-DARK_UCX", "-lucp", "-lucs") if has_ucx(command) else ()
-    # Python loads a module of one name only once, so the module of each vendor has its own name.
+    # Python loads a module of one name only once per process. So the module for each vendor has its
+    # own name.
     name = f"ark_proxy_{hashlib.sha256(header.encode()).hexdigest()[:12]}"
     options = ("-pthread", f"-DARK_MODULE={name}", *network, "-ldl")
-    # Keeps UCX from writing to standard output; its errors are raised as exceptions.
+    # UCX must not write to standard output, which may carry results; its errors are raised as
+    # exceptions.
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
     try:
         binding = module_object(

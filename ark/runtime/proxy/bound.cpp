@@ -11,9 +11,9 @@
 
 namespace {
 
-// Copies by the device's copy engines where this process can access the memory, and by UCX where
-// the memory is on another host. Ended operations of both kinds are counted in the order of their
-// starts.
+// Starts copies: by the device's copy engines where this process can access the memory, and by UCX
+// where the memory is on another host. Completed operations of both kinds are counted in the order
+// of their starts.
 class Both : public ark::Engine {
  public:
   Both(const std::string& library, int device) : copies_(library, device) {}
@@ -101,8 +101,8 @@ class Both : public ark::Engine {
 #endif
 
  private:
-  // Before an operation of the other kind begins, all operations in progress end, so that the sum
-  // of both counts follows the order of starts.
+  // Waits for all operations in progress before an operation of the other kind (copy engine, UCX)
+  // begins, so that the sum of both counts follows the order of starts.
   void settle(bool far) {
 #if defined(ARK_UCX)
     if (ucx == nullptr) return;

@@ -1,6 +1,6 @@
-// The host's part of the proxy. For each device, a thread takes triggers from the FIFO that
-// device/proxy.h fills, starts copies, and counts them when they are complete. The thread executes
-// no Python.
+// The host's part of the proxy. For each device, a thread takes requests ("triggers") from the FIFO
+// that device/proxy.h fills, starts copies, and counts them when they are complete. The thread
+// executes no Python.
 #pragma once
 
 #include <atomic>
@@ -81,7 +81,7 @@ class Proxy {
 
   void allow(const Range& range) { ranges_.push_back(range); }
 
-  // The FIFO must be empty and its count `done` must be 0.
+  // Starts the thread. The FIFO must be empty and its count `done` must be 0.
   void start() {
     stop();
     stopping_ = false;
@@ -118,7 +118,8 @@ class Proxy {
         std::lock_guard<std::mutex> hold(lock_);
         error_ = error.what();
       }
-      // Sets the abort word, which makes the kernel leave. The thread starts no further copies.
+      // After an error: sets the abort word, which makes the kernel leave, and starts no further
+      // copies.
       if (abort_ != nullptr) __atomic_store_n(abort_, 1u, __ATOMIC_RELEASE);
     }
     engine_.close();

@@ -25,8 +25,8 @@ class Ucx {
   Ucx() {
     ucp_config_t* config = nullptr;
     check(ucp_config_read(nullptr, nullptr, &config), "reading UCX's settings");
-    // With this setting a flush of the worker sends no message of its own, and its end shows which
-    // operations have ended (see `alone`).
+    // With this setting a flush of the UCX worker sends no message itself, and its end shows which
+    // operations have ended (see the argument `alone` of finish).
     counted_ = ucp_config_modify(config, "FLUSH_WORKER_EPS", "n") == UCS_OK;
     ucp_params_t params = {};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;
@@ -51,8 +51,8 @@ class Ucx {
       }
       if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
     }
-    // Operations in progress refer to their endpoints, and UCX must not be closed before they end.
-    // Therefore this waits for them.
+    // Waits for operations in progress, because they refer to their endpoints, and UCX must not be
+    // closed before they end.
     for (int i = 0; i < 100000 && !ended(); ++i) ucp_worker_progress(worker_);
     while (!flying_.empty()) drop(flying_);
     while (!late_.empty()) drop(late_);
@@ -216,9 +216,9 @@ class Ucx {
     ++flushes_;
     alone_ = alone;
   }
-  // Called when an operation begins while a flush of the worker is in progress, which would wait
-  // for this operation too. The operations of that flush are opened again, so that they get a flush
-  // of their endpoint.
+  // Called when an operation begins while a flush of the UCX worker is in progress, because that
+  // flush would wait for the new operation too. The operations that the flush covers count as open
+  // again, so that they get a flush of their endpoint instead.
   void accompany() {
     alone_ = false;
     if (flying_.empty() || flying_.back().counts == 0) return;  // it has ended

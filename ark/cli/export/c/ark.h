@@ -1,7 +1,6 @@
-// A compiled model: create, load, bind, execute, read, destroy.
-//
-// Every function returns an ark_status. ark_error describes the last error of an instance. An
-// instance serves one call at a time; different instances are independent.
+// The interface of a compiled model: create, load, bind, execute, read, destroy. Every function
+// returns an ark_status. ark_error describes the last error of an instance. An instance serves one
+// call at a time; different instances are independent.
 #ifndef ARK_H
 #define ARK_H
 
@@ -29,7 +28,7 @@ typedef enum ark_status {
   ARK_NO_DEVICE = 10     // the device or its driver is missing or has failed
 } ark_status;
 
-// A sentence about a status; never null.
+// Describes a status in a sentence. Never returns null.
 const char* ark_status_text(int status);
 
 // Describes the error of the last call with this instance; "" if it succeeded. Valid until the next

@@ -18,7 +18,7 @@ typedef struct {
   int mapped;
 } ark_segment;
 
-// Memory of the device. host: its address on the host; null if the host cannot access it.
+// An allocation of device memory. host: its address on the host; null if the host cannot access it.
 typedef struct {
   uint64_t address;
   void* host;
@@ -37,7 +37,8 @@ typedef struct {
   int parameter;
 } ark_tensor;
 
-// stops: tokens that end a text. begins: a separate phase computes the last chunk of a prompt.
+// The properties of a decoder. stops: token ids that end a text. begins: nonzero if a separate
+// phase computes the last chunk of a prompt.
 typedef struct {
   uint32_t context, chunk, vocabulary, begins, stop_count, stop_room;
   const int32_t* stops;
@@ -68,7 +69,8 @@ typedef struct {
   uint32_t fetched;
 } ark_box_map;
 
-// made_for: the error text if a kernel cannot be loaded.
+// An exported model. made_for: the error text if one of its kernels cannot be loaded on this
+// device.
 struct ark_model {
   const ark_kernel* kernels;
   const ark_box_map* maps;

@@ -51,11 +51,11 @@ class Product:
         self.copies = None
         if lowering.options.get("overlap") == DMA:
             self.copies = choose_engine(lowering.machine, self.out.nbytes, DMA)
-        # Of the processors without tiles, half wait for copies by the proxy, if there are any.
+        # If the proxy copies to peers, half of the processors without tiles wait for these copies.
         self.copiers = self.idle[: -(-len(self.idle) // 2) if self.copies else 0]
         self._round = (0, 0, 0)  # index of its first tile, its number of tiles, its shift
-        # The task lists of moving warps, if there are enough rounds of multiplications to hide them
-        # behind.
+        # Moving warps transfer the results if there are enough rounds of multiplications during
+        # which the transfers can run.
         count = lowering.machine.processors
         moved = lowering.machine.lists > count and self.rounds >= self.world and not self.copies
         self.movers = range(count + begin, count + end) if moved else range(0)

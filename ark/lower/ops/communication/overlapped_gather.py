@@ -74,8 +74,9 @@ class _Gathered(Product):
             params = CombineParams(moved(self.own.dtype))
             group = lowering.emit("combine", params, operands, coords, suffix)
             nbytes = (coords[0][1] - coords[0][0]) * self.own.dtype.itemsize
-            # These puts run while the ranks' own rows are multiplied. Each moves half as many bytes
-            # as a fused sum, so twice as many run per round.
+            # The puts of an all-gather run while the ranks' own rows are multiplied. Each moves
+            # half as many bytes as the puts and sums of an all-reduce, so twice as many run per
+            # round of tiles.
             rounds = 2 * max(1, self.rounds // self.world)
             group.placement = self.others(len(coords), -(-nbytes // rounds), False)
             signals = [range(i, i + 1) for i in rows]

@@ -104,10 +104,11 @@ ARK_DEVICE float ark_fold_scores(float (&v)[U]) {
   return v[0];
 }
 
-// coord: row, key/value head, split. A group of lanes reads a row of the cache, 16 bytes per lane.
-// Each of W warps keeps a running softmax of its rows. A lane takes U rows at a time: their loads
-// are in flight together, and they share one maximum and one reduction. Exponentials use base 2.
-// Returns false if the processor must leave.
+// Task coordinates: row, key/value head, split. A group of lanes reads a row of the cache, 16 bytes
+// per lane. Each of W warps keeps a running softmax of its rows. A lane takes U rows at a time:
+// their loads are in flight together, and they share one maximum and one reduction. Exponentials
+// use base 2. Returns false if a wait has failed or the launch was aborted; the processor must then
+// leave the loop.
 template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int W, class Q, class K, class V,
           class P, class O, class F>
 ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q query, K key_cache,

@@ -262,7 +262,8 @@ ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<
   return units < ARK_WARPS ? units : ARK_WARPS;
 }
 
-// coord: row, key/value head, split. Returns false if the processor must leave.
+// Task coordinates: row, key/value head, split. Returns false if a wait has failed or the launch
+// was aborted; the processor must then leave the loop.
 template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int STEP, class Q,
           class P, class O, class F>
 ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,

@@ -106,9 +106,9 @@ ARK_DEVICE float ark_slices(const float* part, int pitch) {
   return sum;
 }
 
-// coord: first row of the weights and end of the rows. Weights have type W. A stage has R rows of K
-// elements, or P stages have one row. E elements of the input are loaded at once. PITCH: the number
-// of rows whose sums are kept until the epilogue.
+// Task coordinates: first row of the weights and end of the rows. Weights have type W. A stage has
+// R rows of K elements, or P stages have one row. E elements of the input are loaded at once.
+// PITCH: the number of rows whose sums are kept until the epilogue.
 template <typename W, int K, int R, int P, int E, int PITCH, class X, class N, class S>
 ARK_DEVICE void ark_linear_slices(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
                                   S epilogue) {

@@ -128,10 +128,11 @@ ARK_DEVICE int ark_first_stage(const ArkCtx& c, const ArkTask& t) {
   return static_cast<int>((static_cast<ark_u32>(ark_warp()) + ARK_WARPS - before) % ARK_WARPS);
 }
 
-// coord: the first and the last+1 row of the weights, which have type W and K elements. R: rows of
-// weights of a stage. P: the number of stages that hold the parts of a row. KEPT: see
+// Task coordinates: the first and the last+1 row of the weights, which have type W and K elements.
+// R: rows of weights of a stage. P: the number of stages that hold the parts of a row. KEPT: see
 // ark_batch_total. XS: bytes of shared memory for the M input rows. BOXED: true if box copies load
-// the stages. Returns false if the processor must leave the loop.
+// the stages. Returns false if a wait has failed or the launch was aborted; the processor must then
+// leave the loop.
 template <typename W, int K, int R, int P, int KEPT, bool BOXED, int XS, int M, class X, class N,
           class S>
 ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& prologue,

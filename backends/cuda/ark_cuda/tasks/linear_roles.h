@@ -137,10 +137,10 @@ ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
   if (SHARES > 1 && !TOGETHER) ark_poll_packet(c, last + (SHARES - 1) * K, X::system);
 }
 
-// coord: first row of the weights and end of the rows. Weights have type W. A stage has R rows of K
-// elements, or P stages have one row. A task has at most TASK_ROWS rows. XS: bytes of shared memory
-// for the input, which is the sum of SHARES rows from row FIRST on. Returns false if the processor
-// must leave.
+// Task coordinates: first row of the weights and end of the rows. Weights have type W. A stage has
+// R rows of K elements, or P stages have one row. A task has at most TASK_ROWS rows. XS: bytes of
+// shared memory for the input, which is the sum of SHARES rows from row FIRST on. Returns false if
+// a wait has failed or the launch was aborted; the processor must then leave the loop.
 template <typename W, int K, int R, int P, int TASK_ROWS, int XS, int SHARES, int FIRST, class X,
           class N, class S>
 ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& prologue,

@@ -114,9 +114,9 @@ struct ArkRowInput<true, T> {
   typedef T type;
 };
 
-// coord: first row of the weights and end of the rows, R rows to a stage. XS: bytes of shared
-// memory for the input in type T, which is the sum of SHARES rows from row FIRST on. Returns false
-// if the processor must leave.
+// Task coordinates: first row of the weights and end of the rows, R rows to a stage. XS: bytes of
+// shared memory for the input in type T, which is the sum of SHARES rows from row FIRST on. Returns
+// false if a wait has failed or the launch was aborted; the processor must then leave the loop.
 template <class ROW, typename T, int R, int XS, int SHARES, int FIRST, class X, class N, class S>
 ARK_DEVICE bool ark_linear_row_stages(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
                                       S epilogue) {

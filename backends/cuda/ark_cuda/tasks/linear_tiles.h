@@ -80,7 +80,7 @@ ARK_DEVICE void ark_tile_store(ArkCtx& c, S& epilogue, int row, int end,
 }
 
 // ark_tile_begin is called before the task begins, ark_tile_finish after all sums are stored. red:
-// 2 * ARK_WARPS words for each sequence.
+// 2 * ARK_WARPS words of shared memory for each sequence.
 template <class Tile, class E>
 ARK_DEVICE void ark_tile_begin(E&) {}
 template <class Tile, class E>

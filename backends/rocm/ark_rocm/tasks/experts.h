@@ -40,8 +40,9 @@ ARK_DEVICE int ark_own_expert(ArkCtx& c, const ArkTask& t, int slot, const X& x,
   return -1;
 }
 
-// coord: row, slot, first output and end of the outputs, as in ark_expert_rows of
-// ark/tasks/expert_rows.h. Returns false if the processor must leave.
+// Task coordinates: row, slot, first output and end of the outputs, as in ark_expert_rows of
+// ark/tasks/expert_rows.h. Returns false if a wait has failed or the launch was aborted; the
+// processor must then leave the loop.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int GROUP, bool ALIGNED,
           class X, class E, class F>
 ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,

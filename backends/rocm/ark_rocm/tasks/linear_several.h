@@ -122,9 +122,10 @@ ARK_DEVICE ArkNextLines ark_next_lines(ArkCtx& c, const W& weights) {
   return own;
 }
 
-// coord: first row of the weights and end of the rows. M: rows of input. GROUP: blocks of 16 rows
-// of weights that a wave multiplies at once. ENTERS: true if the task's waits are still to come.
-// Returns false if the processor must leave.
+// Task coordinates: first row of the weights and end of the rows. M: rows of input. GROUP: blocks
+// of 16 rows of weights that a wave multiplies at once. ENTERS: true if the task's waits are still
+// to come. Returns false if a wait has failed or the launch was aborted; the processor must then
+// leave the loop.
 template <class W, int K, int M, int GROUP, bool ALIGNED, bool ENTERS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights, X x,
                                    const P& prologue, E epilogue) {
