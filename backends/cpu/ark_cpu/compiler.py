@@ -18,7 +18,8 @@ from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 from ark.errors import InvalidUsageError, SystemError
 
-# Sums may be reordered so that they vectorise; infinities and NaN keep their meaning.
+# The compiler may reorder sums, so that loops over them vectorise; infinities and NaN keep their
+# meaning.
 FLAGS = (
     "-std=c++17",
     "-O3",

@@ -24,8 +24,8 @@ from ark.errors import SystemError
 from ark_cpu import machines, workers
 from ark_cpu.memory import available_bytes, memory_bytes
 
-# The free memory is read once per this number of allocated bytes. Reading takes half a millisecond,
-# longer than a small allocation.
+# The amount of free memory is read once per this number of allocated bytes, because reading it
+# takes half a millisecond, longer than a small allocation.
 _READ_EVERY_BYTES = 1 << 20
 
 _LOOK = ctypes.CFUNCTYPE(None)
@@ -47,7 +47,8 @@ class CpuLaunch:
         self._params = ctypes.create_string_buffer(params, len(params))
         self._result = 0
         self._elapsed = 0.0
-        # Thread.join is not used: after a signal, it can report a running thread as ended.
+        # The end of the kernel's thread is reported by this event instead of Thread.join: after a
+        # signal, join can report a running thread as ended.
         self._ended = threading.Event()
         workers.run(partial(self._run, library, processors), self._ended.set)
 

@@ -53,7 +53,8 @@ def groups(root: Path = CGROUPS, of: Path = Path("/proc/self/cgroup")) -> Iterat
             continue
         base = root / "memory" if controllers else root
         own = base / path.strip("/")
-        # In a container the path may be the host's path, and only the root of it is visible.
+        # The path is that of this process's control group. In a container it may be the path on the
+        # host, of which only the root is visible.
         yield from (g for g in (own, *own.parents) if g == base or base in g.parents)
 
 

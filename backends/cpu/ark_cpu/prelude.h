@@ -30,8 +30,8 @@ struct ark_bf16 {
 #else
 #define ARK_VECTOR_LOOP _Pragma("GCC ivdep")
 #endif
-// The width of the widest vectors, and the number of rows whose sums fit into registers with two
-// vectors each.
+// The number of bytes of the widest vectors, and the number of rows of a product whose sums, of two
+// vectors each, fit into registers.
 #if defined(__AVX512F__)
 #define ARK_VECTOR_BYTES 64
 #define ARK_PANEL_ROWS 12
@@ -43,7 +43,7 @@ struct ark_bf16 {
 #define ARK_PANEL_ROWS 8
 #endif
 #define ARK_HOST_CHECK 0u
-// The compiler may reorder sums and products, except for these.
+// The compiler may reorder all sums and products except those written with these macros.
 #if defined(__clang__)
 #define ARK_ORDERED_SUM(T, a, b) ark_ordered_sum<T>(a, b)
 #define ARK_ORDERED_PRODUCT(T, a, b) ark_ordered_product<T>(a, b)
@@ -149,8 +149,8 @@ ARK_COLD void ark_give_way(ark_u32 spins) {
     sched_yield();
     return;
   }
-  // Reached after about ten milliseconds without an event: the loop is idle, or a peer has not
-  // started yet.
+  // This line is reached after about ten milliseconds without an event. Then the loop is idle, or a
+  // peer has not started yet, so the thread sleeps longer.
   const timespec nap{0, now - begun < 10000000u ? 1000 : 50000};
   nanosleep(&nap, nullptr);
 }
@@ -275,8 +275,8 @@ ARK_DEVICE float ark_exp(float v) {
 ARK_DEVICE float ark_log(float v) { return __builtin_logf(v); }
 ARK_DEVICE float ark_sqrt(float v) { return __builtin_sqrtf(v); }
 ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / __builtin_sqrtf(v); }
-// Near 0 a series is used, because the closed form loses digits there. Both are computed, so that
-// the loop vectorises.
+// tanh(v). Near 0 a series is used, because the closed form loses digits there. Both are always
+// computed and one is selected, so that the loop vectorises.
 ARK_DEVICE float ark_tanh(float v) {
   const float a = v < 0.0f ? -v : v;
   const float s = v * v;

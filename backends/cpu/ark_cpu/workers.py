@@ -32,7 +32,8 @@ class _Worker:
                         return
                 continue  # it was chosen in the meantime
             work()
-            # When `ended` is called, the caller may launch again at once and reuse this thread.
+            # The thread is listed as idle before `ended` is called, because the caller may then
+            # launch again at once and reuse this thread.
             _idle.append(self)
             ended()
             del work, ended  # they hold memory of the launch

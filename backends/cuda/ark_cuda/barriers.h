@@ -14,8 +14,9 @@ ARK_DEVICE void ark_barrier_arrive(ark_u64* barrier, ark_u32 count) {
                "r"(count)
                : "memory");
 }
-// True if the phase of this parity has completed. A barrier's first phase has parity 0; on a new
-// barrier, the phase of parity 1 counts as completed. at: the barrier's shared address.
+// True if the phase of this parity of an mbarrier has completed. A barrier's first phase has parity
+// 0; on a new barrier, the phase of parity 1 counts as completed. at: the barrier's address in
+// shared memory.
 ARK_DEVICE bool ark_barrier_passed_at(ark_u32 at, ark_u32 parity) {
   ark_u32 passed;
   asm volatile(
@@ -29,7 +30,7 @@ ARK_DEVICE bool ark_barrier_passed_at(ark_u32 at, ark_u32 parity) {
 ARK_DEVICE bool ark_barrier_passed(ark_u64* barrier, ark_u32 parity) {
   return ark_barrier_passed_at(ark_shared_address(barrier), parity);
 }
-// Like ark_barrier_passed_at, but the warp does not sleep.
+// Like ark_barrier_passed_at, but the hardware does not suspend the warp (mbarrier.test_wait).
 ARK_DEVICE bool ark_barrier_tested_at(ark_u32 at, ark_u32 parity) {
   ark_u32 passed;
   asm volatile(

@@ -25,8 +25,8 @@ from ark.errors import SystemError
 from ark_cuda.alignment import check_alignment
 
 _MULTIPROCESSOR_REGISTERS = 65536  # registers of a multiprocessor
-# NVRTC's warning about unused functions, which is switched off: a plan uses only some of the device
-# ABI's functions.
+# The number of NVRTC's warning about unused functions. It is switched off, because a plan uses only
+# some of the device ABI's functions.
 _UNUSED_FUNCTION_DIAGNOSTIC = 177
 # Kernels are compiled by several threads. cuda.core cannot be imported by two threads at once: one
 # of them would get an incomplete module.

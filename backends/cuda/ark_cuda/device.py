@@ -73,7 +73,7 @@ class CudaDevice:
 
     def _report(self, index: int) -> machines.Reported:
         name = check(cu.cuDeviceGetName(256, self._handle), f"opening GPU {index}")
-        # Bandwidth = clock in kHz * bus width in bytes * two transfers per clock.
+        # Memory bandwidth = clock in kHz * bus width in bytes * two transfers per clock.
         bandwidth = (
             self._attribute("MEMORY_CLOCK_RATE")
             * self._attribute("GLOBAL_MEMORY_BUS_WIDTH")

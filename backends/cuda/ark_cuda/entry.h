@@ -1,6 +1,7 @@
-// The loop kernel's entry point on NVIDIA GPUs: one block per processor, all resident, launched
-// cooperatively. With an operand ring the last warp fetches. In the variant `roles` the warp before
-// it leads. All other warps compute.
+// The loop kernel's entry point on NVIDIA GPUs. It is launched cooperatively with one block per
+// processor (SM), all of them resident. If the kernel has an operand ring, the last warp of a block
+// loads into the ring (the loading warp). In the variant `roles`, the warp before it waits for
+// counters and signals them (the communicating or lead warp). All other warps compute.
 
 constexpr int ARK_BLOCK_THREADS = 32 * ARK_BLOCK_WARPS;
 
@@ -16,8 +17,8 @@ ARK_DEVICE void ark_report_misaligned(const ArkParams* p, ark_u32 begin) {
 
 extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
     ark_loop(const __grid_constant__ ArkParams params) {
-  // Task bodies read the parameters through a pointer. They are copied to shared memory, which has
-  // the lowest latency.
+  // Task bodies read the kernel's parameters through a pointer. The parameters are copied to shared
+  // memory, which has the lowest latency.
   ArkParams& shared_params = ark_static_at<ArkParams, 0, 176>();
   // The address is stored to shared memory and loaded again before its alignment is tested.
   // Otherwise the compiler, which relies on the declared alignment, would replace the test by a

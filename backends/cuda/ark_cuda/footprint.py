@@ -14,8 +14,9 @@ from ark.errors import SystemError
 
 KERNEL = "ark_loop"
 REGISTER_BYTES = 4
-# Shared memory of a multiprocessor in KiB and its number of resident warps, by compute capability
-# (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+# For each compute capability, the size of a multiprocessor's shared memory in KiB and its largest
+# number of resident warps (CUDA C++ Programming Guide, "Technical Specifications per Compute
+# Capability").
 MULTIPROCESSORS = {
     "80": (164, 64),
     "86": (100, 48),

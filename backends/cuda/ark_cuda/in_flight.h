@@ -1,12 +1,14 @@
-// The number of copies of the operand stream that are in flight (stream.h). It is low while warps
-// may wait for other processors, because the packets that they wait for queue behind the copies.
-// One more copy is in flight while warps wait for stages, that is, while the ring is almost empty.
+// The number of copies that the operand stream (stream.h) has in flight. It is low while warps may
+// wait for other processors, because the packets that they wait for queue behind the copies. One
+// more copy is in flight while warps wait for stages, that is, while the ring is almost empty.
 
-// The ring counts as almost empty when all stages but this many have been used. From a faster
-// memory, stages arrive in less time than warps take to use them.
+// The ring counts as almost empty when all stages but this number have been used. On a GPU with
+// faster memory, stages arrive in less time than warps take to use them, so the number is
+// different.
 constexpr ark_u32 ARK_STARVING = ARK_SLOW_MEMORY ? 5 : 6;
-// True if one more copy may be in flight while the ring is almost empty. Only in the variant
-// `roles`: in variants in which all warps use each stage, more copies in flight were always slower.
+// True if one more copy may be in flight while the ring is almost empty. This is done only in the
+// variant `roles`: in variants in which all warps use each stage, more copies in flight were always
+// slower.
 constexpr bool ARK_STARVES = ARK_BLOCK_WARPS > ARK_WARPS + 1 && ARK_RING_DEPTH > ARK_STARVING;
 constexpr ark_u32 ARK_MOST_IN_FLIGHT = ARK_STARVES ? ARK_IN_FLIGHT + 1 : ARK_IN_FLIGHT;
 

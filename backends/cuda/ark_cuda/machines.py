@@ -24,19 +24,20 @@ STAGE_BYTES = 16384
 BLOCK_WARPS = 16
 ROLE_WARPS = 12  # computing warps of the variant `roles`; one more if shared memory suffices
 SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # fewer for several rows, which need more space
-# A variant with more than ROOMY_WARPS warps supports at most FEW_ROWS input rows, because more rows
-# need more registers per thread than such a block has.
+# A variant whose block has more than ROOMY_WARPS warps supports at most FEW_ROWS input rows,
+# because more rows need more registers per thread than such a block has.
 FEW_ROWS, ROOMY_WARPS = 4, 12
-# The ring's slots for quantised rows. A slot holds as many quantised rows as a slot of 16-bit
-# weights holds rows, or half as many, which one warp multiplies faster. With ten warps a thread has
-# 168 registers.
+# Rings for weights in quantised rows. A slot has as many bytes as the same number of rows of 16-bit
+# weights would need, or half as many, so that one warp multiplies a slot's rows in less time. With
+# ten warps in a block, a thread has 168 registers.
 ROW_STAGES = ((10, 20, 9216, 5), (10, 10, 18432, 3))
 ROW_SLICE = 32  # registers for a row's slice, of the 96 of a thread in 17 warps
-# Shared memory that the planner may not use: the loop's records, and the static variables before
-# `ark_shared`, whose address is a multiple of 1024.
+# Bytes of shared memory that the planner may not use: the loop's records, and the static variables,
+# which are before `ark_shared` (whose address is a multiple of 1024).
 RESERVED = 1024 + LOOP_BYTES
 
-# Tiles of fp32 products (tasks/exact.h) with their relative speeds.
+# Tiles (rows, columns) of fp32 products without matrix units (tasks/exact.h), each with its
+# relative speed.
 EXACT_TILES = (
     (256, 128, 1.0),
     (128, 256, 1.0),
@@ -47,7 +48,8 @@ EXACT_TILES = (
     (64, 32, 0.5),
     (32, 64, 0.5),
 )
-# Tiles of fp32 products on matrix units (tasks/exact_units.h) with their relative speeds.
+# Tiles (rows, columns) of fp32 products on matrix units (tasks/exact_units.h), each with its
+# relative speed.
 UNIT_TILES = (
     (128, 128, 1.0),
     (64, 256, 1.0),
@@ -60,10 +62,10 @@ UNIT_TILES = (
     (32, 256, 0.7),
 )
 
-# Tiles of products on warpgroups (tasks/products.py). A product that a norm follows gained nothing
-# from more than two parts of k. If k is contiguous in the right operand, its boxes may have any
-# number of rows. A warpgroup stores half of a 64-row tile, so half of its columns must be a
-# multiple of 16.
+# Tiles of products by warpgroups (tasks/products.py). If a norm follows a product, dividing k into
+# more than two parts gained nothing. If k is contiguous in the right operand, the operand's boxes
+# may have any number of rows. A warpgroup stores half of a 64-row tile, so half of the tile's
+# columns must be a multiple of 16.
 PLAIN_TILES = (
     *((128, columns) for columns in (224, 192, 160, 144, 96)),
     *((64, columns) for columns in (224, 192, 160, 96)),
@@ -172,8 +174,8 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
     """
     if not slots:
         return (block(BLOCK_WARPS),)
-    # In a block of 12 warps each thread begins with 168 registers, which the roles then divide
-    # anew: the numbers of warps and registers below.
+    # With 12 warps in a block, each thread begins with 168 registers. The roles then divide these
+    # registers anew, by the numbers of warps and registers below.
     alone = Variant("matrix", (Role(COMPUTE, 8, 232), Role(LOAD, 4, 40)))
     moving = Variant("matrix", (Role(COMPUTE, 8, 224), Role(LOAD, 1, 56), Role(MOVE, 3, 56)))
     matrix = (alone, moving) if warpgroups else ()
@@ -186,9 +188,9 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
     variants = (block(BLOCK_WARPS, 1, **ring),)
     if slots < ROLE_WARPS:
         return (*variants, *matrix)
-    # For a wide input row: it takes the shared memory of the ring's last slot, so the block has one
-    # computing warp less. One more copy may be in flight, because waits for packets are a smaller
-    # part of the time per token.
+    # The variant for wide input rows. The row takes the shared memory of the ring's last slot, so
+    # the block has one computing warp less. One more copy may be in flight, because waits for
+    # packets are a smaller part of the time per token.
     wide = _roles(ROLE_WARPS, min(in_flight + 1, 3))
     several = tuple(_roles(warps, in_flight) for warps in SEVERAL_WARPS)
     rows = tuple(_roles(warps, under_way, *ring) for warps, *ring, under_way in ROW_STAGES)

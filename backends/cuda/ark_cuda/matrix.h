@@ -1,18 +1,21 @@
-// The variant `matrix`. Two warpgroups multiply. One thread of a third warpgroup loads their
-// operands through tensor maps into a ring of stages. It runs ahead of the multiplying warpgroups
-// over the tiles of one op. Ahead of an earlier op it loads only read-only operands, because a task
-// has no counter to wait for when another op's result comes from the same processor.
+// The kernel variant `matrix`. In each block, two warpgroups multiply. One thread of a third
+// warpgroup, the loading thread, loads the operands of their products by TMA into a ring of stages
+// in shared memory. Within an op it loads the next tiles while the warpgroups multiply earlier
+// ones. While an earlier op is still running, it loads only operands that no task of the launch
+// writes. Other operands may be results of that op, and if the same processor computes them, there
+// is no counter to wait for.
 
 #define ARK_HAS_LOADER 1
 // The ring has ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (ark_cuda.tasks.products). A slot
-// holds 128 bytes along k of each row of a and b, for the plan's largest tile. Before the ring are
-// ARK_MATRIX_SLABS bytes of slabs, which other bodies may use. ARK_LOAD_REGISTERS,
-// ARK_COMPUTE_REGISTERS: registers of a thread of each role, set by the variant.
+// holds 128 bytes along k of each row of the operands a and b, for the plan's largest tile. Before
+// the ring are ARK_MATRIX_SLABS bytes of slabs, through which warps store results; bodies that do
+// not multiply may use them too. ARK_LOAD_REGISTERS, ARK_COMPUTE_REGISTERS: registers of a thread
+// of each role, set by the variant.
 constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
 constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // 16 by 64 elements on their way out, one a warp
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
-// The number of arrivals that free a stage: one by each warp or, with tensor memory, one by the
-// hardware when the products of the stage are complete.
+// The number of arrivals on a barrier that free a stage. Each computing warp arrives once. With
+// tensor memory, only the hardware arrives, when the products of the stage are complete.
 #ifdef ARK_HAS_TENSOR_MEMORY
 constexpr ark_u32 ARK_MATRIX_READERS = 1u;
 #else
@@ -61,9 +64,10 @@ struct ArkMatrixRing {
 
 #define ark_matrix (ark_static_at<ArkMatrixRing, 192, 512>())
 
-// The address is computed from an offset, so that the compiler knows that it is shared memory. The
-// slabs are the first part of a task's memory. Bodies that do not use the slabs as such need so
-// little memory that they do not reach the stages behind them.
+// The base of a block's memory for tasks. It is computed as an offset from the start of shared
+// memory, so that the compiler knows that it is in shared memory. The slabs are the first part of a
+// task's memory. Bodies that use this memory for other data need so little that they do not reach
+// the stages behind the slabs.
 constexpr ark_u32 ARK_MATRIX_BASE =
     (ARK_RING_BYTES + ARK_LOOP_BYTES + ARK_SHARED_ALIGNMENT - 1u) & ~(ARK_SHARED_ALIGNMENT - 1u);
 ARK_DEVICE char* ark_matrix_slab(ArkCtx&, int warp) {
@@ -98,8 +102,8 @@ ARK_DEVICE void ark_matrix_open() {
 #endif
   __syncthreads();
 }
-// Sets a warpgroup's registers: the loading warpgroup gives most of its registers to the computing
-// ones.
+// Sets the number of registers of a warpgroup's threads: the loading warpgroup gives most of its
+// registers to the computing ones.
 ARK_DEVICE void ark_matrix_loads_only() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(ARK_LOAD_REGISTERS));
 }
@@ -128,10 +132,10 @@ ARK_DEVICE void ark_task_begins(ArkCtx& c) {
 }
 
 // Waits for a stage inline, because a call would separate the products before it from those after
-// it. barrier: the shared address of the stage's barrier. The loading thread's own waits have a
-// time limit and check the abort word. When the loading thread stops, it sets a flag. The warps
-// then continue with whatever data the stage holds and stay together until the vote at the task's
-// end.
+// it. barrier: the shared address of the stage's barrier. This wait needs no time limit: the
+// loading thread's own waits have one and check the abort word, and when the loading thread stops,
+// it sets a flag. The warps then continue with whatever data the stage holds until the vote at the
+// task's end.
 ARK_DEVICE bool ark_matrix_passed(ark_u32 barrier, ark_u32 parity) {
   ark_u32 passed;
   asm volatile(
@@ -167,7 +171,7 @@ ARK_DEVICE ArkMatrixSlot ark_matrix_place_of() {
   const ark_u32 used = ark_warp_load(&ark_matrix.used[ark_warp()]);
   return ArkMatrixSlot{used >> 1 & 0xffu, used & 1u};
 }
-// Stores this warp's next position in the ring for the next task. made: the value that
+// Stores this warp's next position in the ring for the next task. made: the parity that
 // ark_matrix_made_parity returns from then on.
 ARK_DEVICE void ark_matrix_keep_place(const ArkMatrixSlot& at, ark_u32 made = 0u) {
   __syncwarp();
@@ -175,15 +179,15 @@ ARK_DEVICE void ark_matrix_keep_place(const ArkMatrixSlot& at, ark_u32 made = 0u
   __syncwarp();
 }
 #ifdef ARK_HAS_TENSOR_MEMORY
-// The parity of the barrier phase that completes when the next tile's sums in tensor memory are
-// complete.
+// The parity of the barrier phase that completes when the sums of the next tile, in tensor memory,
+// are complete.
 ARK_DEVICE ark_u32 ark_matrix_made_parity() {
   return ark_warp_load(&ark_matrix.used[ark_warp()]) >> 16;
 }
 #endif
 
-// Values of ArkTask.growth in this variant: before the task begins, the loading thread may load the
-// boxes of both operands, or only those of the right one.
+// Values of ArkTask.growth in this variant: the loading thread may load the boxes of both operands
+// before the task begins (ALL), or only those of the right operand.
 constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u;
 
 // The state of the loading thread, which it passes to a task's loading function: the position of
@@ -245,9 +249,10 @@ ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
   }
   return true;
 }
-// The loading thread waits for a task's counters ahead of the computing warps. Returns false if
-// they have left. It needs no time limit: the computing warps later perform the same waits, with a
-// time limit. They perform a task's waits in parallel, so with many waits they may finish first.
+// The loading thread waits for a task's counters itself, before the computing warps do. Returns
+// false if they have left the loop. This wait needs no time limit: the computing warps later
+// perform the same waits, with a time limit. They perform a task's waits in parallel, so with many
+// waits they may finish first.
 ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 place,
                                  ark_u32 phase_iteration) {
   const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops);
@@ -265,7 +270,8 @@ ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 p
   return true;
 }
 
-// The L2 eviction priority of copied data: the createpolicy words for evict_normal and evict_first.
+// The createpolicy words for two L2 eviction priorities of copied data: evict_normal (STAYS) and
+// evict_first (LEAVES).
 constexpr ark_u64 ARK_BOX_STAYS = 0x1000000000000000ull, ARK_BOX_LEAVES = 0x12f0000000000000ull;
 
 // Starts a box copy (TMA) to shared memory from the coordinates x (innermost) and y. keep: the L2
@@ -323,14 +329,14 @@ ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
       : "memory");
 }
 
-// The loading thread. It calls no function, because a compiled call may use registers that this
-// warpgroup has released. The other threads of its warpgroup are idle. It walks the task list
-// independently. Operands that are read-only during the launch are copied as soon as stages are
-// free, even in the preceding iteration, so that the barrier between iterations costs no memory
-// latency. It never runs past a task that uses the stages' memory for something else. If only the
-// right side (weights) is read-only, it is copied to all free stages, and the left side follows.
-// Other operands wait until their task begins, or only for its counters if the preceding task
-// belongs to the same op and has begun.
+// The main function of the loading thread. It calls no function, because a compiled call may use
+// registers that this warpgroup has released. The other threads of its warpgroup are idle. It walks
+// the task list independently. Operands that are read-only during the launch are copied as soon as
+// stages are free, even in the preceding iteration, so that the barrier between iterations costs no
+// memory latency. It never runs past a task that uses the stages' memory for something else. If
+// only the right operand (weights) is read-only, it is copied to all free stages, and the left one
+// follows. Other operands wait until their task begins, or only for its counters if the preceding
+// task belongs to the same op and has begun.
 ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
   const ArkPhases phases = ark_phases(p);
@@ -371,14 +377,14 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
       load.stopped = load.stopped || !fine;
     }
   }
-  // Announces 0 bytes for the missing part of each stage of which only the right operand was
-  // loaded, so that no stage stays partly loaded.
+  // When the thread stops, some stages may have only their right operand. For each of these, 0
+  // bytes are announced for the missing operand, so that the stage's barrier completes.
   for (; load.begun > 0u; --load.begun) {
     ark_matrix_expect(&ark_matrix.full[load.at.slot], 0u);
     ark_matrix_issued(load);
   }
-  // A launch that succeeds has loaded every stage that is waited for. After an abort no stage is
-  // waited for.
+  // Tells the computing warps that no more stages will be loaded. In a launch that succeeds, every
+  // stage that a warp waits for has been loaded; after an abort no warp waits for a stage.
   if (load.stopped && !ark_matrix_left()) *const_cast<volatile ark_u32*>(&ark_matrix.stopped) = 1u;
   // A block must not end while copies to its shared memory are in flight.
   for (ark_u32 slot = 0u; slot < load.issued; ++slot) {

@@ -38,8 +38,8 @@ ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
     ark_matrix_slab_put(slab, j, words);
   }
 }
-// 16 bytes that begin so many bytes (`bytes`, an even number below 16) after the start of `low`,
-// which `high` follows.
+// Returns 16 bytes of the 32 bytes `low`, `high`: those that begin `bytes` (an even number below
+// 16) after the start of `low`.
 ARK_DEVICE ArkPack<ark_u32, 4> ark_matrix_shifted(const ArkPack<ark_u32, 4>& low,
                                                   const ArkPack<ark_u32, 4>& high, int bytes) {
   ark_u32 v[7] = {low.v[0], low.v[1], low.v[2], low.v[3], high.v[0], high.v[1], high.v[2]};
@@ -55,7 +55,8 @@ ARK_DEVICE ArkPack<ark_u32, 4> ark_matrix_shifted(const ArkPack<ark_u32, 4>& low
   }
   return ArkPack<ark_u32, 4>{{v[0], v[1], v[2], v[3]}};
 }
-// Stores the first `count` elements of a pack; all of them as one vector.
+// Stores the first `count` elements of a pack. If these are all elements, they are stored as one
+// vector.
 template <typename T>
 ARK_DEVICE void ark_matrix_store_some(T* to, const ArkPack<ark_u32, 4>& pack, int count) {
   constexpr int SIZE = sizeof(T), PIECE = 16 / SIZE;
@@ -69,8 +70,9 @@ ARK_DEVICE void ark_matrix_store_some(T* to, const ArkPack<ark_u32, 4>& pack, in
     if (j < count) to[j] = *reinterpret_cast<const T*>(&word);
   }
 }
-// For each of a lane's four rows, the last 16 bytes of the columns that were stored. The next
-// columns begin with them if rows in memory are not aligned to 16 bytes.
+// For each of a lane's four rows, the last 16 bytes of the columns that were just stored. If rows
+// in memory are not aligned to 16 bytes, the next columns' first vector contains some of these
+// bytes.
 struct ArkMatrixRest {
   ArkPack<ark_u32, 4> pieces[4];
 };
@@ -97,7 +99,8 @@ ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch,
     const int head =
         static_cast<int>(0u - static_cast<ark_u32>(reinterpret_cast<ark_u64>(row)) / SIZE) &
         (PIECE - 1);
-    // If the row begins at a multiple of 16 bytes, a part of it in memory is one piece of the slab.
+    // If the row begins at a multiple of 16 bytes in memory, each 16 bytes of it there are one
+    // piece of the slab; otherwise they are assembled from two pieces.
     const auto high = piece(number), loaded = piece(head == 0 ? number : (number + 7) % 8);
     const auto low = !BEGINS && number == 0 && head > 0 ? rest.pieces[i] : loaded;
     rest.pieces[i] = loaded;
@@ -181,16 +184,16 @@ ARK_DEVICE void ark_matrix_store_all(ArkCtx& c, const float* d, T* out, ark_i64 
                                      int rows) {
   ark_matrix_store<T, COLUMNS>(c, d, out, pitch, first, rows, COLUMNS);
 }
-// Like ark_matrix_store, for a product with interleaved columns of gates and gated values: a lane
-// has both. COLUMNS, columns: columns of the result.
+// Like ark_matrix_store, for a product with gates (SwiGLU): columns of gates and of gated values
+// are interleaved, so that a lane has both. COLUMNS, columns: columns of the result.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_store_gated(ArkCtx& c, float (&d)[COLUMNS], T* out, ark_i64 pitch,
                                        int first, int rows, int columns) {
   constexpr int SOME = 128 / sizeof(T);  // columns at a time
   char* slab = ark_matrix_slab(c, ark_warp());
   const int lane = ark_lane();
-  // This is a loop to reduce code size. Each round stores the sums in the first registers and moves
-  // the others to these, because registers cannot be indexed.
+  // This is a loop instead of unrolled code, to reduce code size. Registers cannot be indexed, so
+  // each round stores the sums in the first registers and then moves the others to these.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += SOME) {
     __syncwarp();
@@ -219,8 +222,8 @@ ARK_DEVICE void ark_matrix_store_rope(ArkCtx& c, float (&d)[COLUMNS / 2], const 
   constexpr int SOME = COLUMNS < 64 ? COLUMNS : 64;
   static_assert(R::D % SOME == 0, "columns of one head");
   const int lane = ark_lane(), place = rope.position + m0;
-  // This is a loop to reduce code size. Each round stores the sums in the first registers and moves
-  // the others to these, because registers cannot be indexed.
+  // This is a loop instead of unrolled code, to reduce code size. Registers cannot be indexed, so
+  // each round stores the sums in the first registers and then moves the others to these.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS && column < R::COLUMNS; q += SOME, column += SOME) {
     if (column < R::ROTATED) {
@@ -251,8 +254,8 @@ ARK_DEVICE void ark_matrix_store_rope(ArkCtx& c, float (&d)[COLUMNS / 2], const 
     for (int i = 0; i + SOME / 2 < COLUMNS / 2; ++i) d[i] = d[i + SOME / 2];
   }
 }
-// Like ark_matrix_store, for sums of 32 bits that are stored as they are: each lane stores its
-// pairs of neighbours, and the pairs of four lanes fill a 32-byte sector.
+// Like ark_matrix_store, for sums of 32 bits that are stored without conversion: each lane stores
+// its pairs of neighbouring columns, and the pairs of four lanes fill a 32-byte sector.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_store_whole(const T* d, T* out, ark_i64 pitch, int first, int rows,
                                        int columns) {

@@ -1,5 +1,5 @@
-// Synchronisation between processors and with the host: acquires and releases, words of the host,
-// and packets.
+// Synchronisation of a block with other blocks and with the host: acquires and releases, words that
+// the host writes or reads, and packets.
 
 ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
   ark_u32 v;
@@ -44,15 +44,15 @@ ARK_DEVICE void ark_post_host(ark_u32* p, ark_u32 v) {
 ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-// Loads and stores a word in shared memory that only the lanes of one warp access. It is no
-// volatile access, which would cost 2% of the time per token: loops that poll the word clobber
-// memory, so that the compiler loads it again in each round.
+// Loads and stores a word in shared memory that only the lanes of one warp access. The access is
+// not volatile, which would cost 2% of the time per token. Loops that poll the word clobber memory,
+// so that the compiler loads it again in each round.
 ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) { return *p; }
 ARK_DEVICE void ark_warp_store(ark_u32* p, ark_u32 v) { *p = v; }
 
-// Packets are polled in L2 while weights stream through it, so packets get the eviction priority
-// evict_last, whose createpolicy word this is. Packets in other GPUs' memory are not cached in this
-// L2, so they have no priority.
+// Packets are polled in L2 while weights stream through it. So that the weights do not evict them,
+// packets get the eviction priority evict_last, whose createpolicy word this is. Packets in other
+// GPUs' memory are not cached in this L2, so they have no priority.
 constexpr ark_u64 ARK_PACKET_POLICY = 0x14f0000000000000ull;
 // A packet carries the epoch (iteration number) of its value, so neither side needs an ordering
 // with other memory.
@@ -100,7 +100,7 @@ ARK_DEVICE void ark_short_store(ark_u32* p, ark_u32 v, bool system) {
                  : "memory");
   }
 }
-// Two short packets in one access. Each is atomic by itself.
+// Loads or stores two packets in one access. Each packet is atomic, but not the pair.
 #define ARK_HAS_PACKET_PAIRS 1
 ARK_DEVICE void ark_packets_load(const ark_u64* p, ark_u64& first, ark_u64& second, bool system) {
   if (system) {
@@ -125,7 +125,7 @@ ARK_DEVICE void ark_packets_store(ark_u64* p, ark_u64 first, ark_u64 second, boo
                  : "memory");
   }
 }
-// Four short packets in one access. Each is atomic by itself.
+// Loads four short packets in one access. Each packet is atomic, but not the four together.
 ARK_DEVICE uint4 ark_shorts_load(const void* p) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"

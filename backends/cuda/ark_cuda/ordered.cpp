@@ -32,8 +32,8 @@ T* at(Word word) {
   return reinterpret_cast<T*>(word);
 }
 
-// Requires a current context. A step is a copy, or a clear if its source is 0. The steps are
-// enqueued first, then an event, the launch and a second event.
+// Enqueues the steps, then an event, the launch and a second event. The CUDA context must be
+// current. A step is a copy, or a clear if its source is 0.
 int enqueue(const Queue& my, const Word* launch, const Word* step, Word steps) {
   int code = 0;
   for (Word i = 0; code == 0 && i < steps; ++i, step += STEP_WORDS) {

@@ -18,11 +18,13 @@ from ark.errors import SystemError
 from ark_cuda.driver import check, cu, fill_struct, struct_bytes, words
 
 PAGE = 2 << 20
-# The members of a handle: magic, process, device number, device UUID, address, bytes, IPC handle.
+# The fields of an exported memory handle: magic, process, device number, device UUID, address,
+# bytes, IPC handle.
 _LAYOUT = struct.Struct("<8s16sI16sQQ64s")
 _UUID_BYTES, _IPC_BYTES = 16, 64
 _MAGIC = b"arkcuda1"
-# Identifies this process in a handle; process ids are not unique across containers.
+# Identifies this process in a handle. A process id alone would not do, because it is not unique
+# across containers.
 _PROCESS = struct.pack("<QQ", os.getpid(), time.time_ns())
 
 

@@ -3,10 +3,10 @@
 // While the ring is full, the next weights are loaded to L2, so that memory does not idle while
 // processors wait for each other. The number of prefetched stages is limited. One stage is
 // prefetched per fixed number of clocks, a little slower than memory delivers a stage to each
-// processor. Each stage that moves from L2 to the ring makes room for another one. Boxes delay
-// exchanges more than runs do. Prefetches are therefore slower, and happen only while the ring is
-// full, if all stages are boxes and the ring is deep. The same holds for all stages on a faster
-// memory (an H200's).
+// processor. Each stage that moves from L2 to the ring makes room for another one. Copies of boxes
+// delay exchanges between processors more than copies of contiguous bytes do. So if all stages are
+// boxes and the ring is deep, prefetches are slower and happen only while the ring is full. The
+// same holds for all stages on a faster memory (an H200's).
 constexpr bool ARK_SLOW_MEMORY = ARK_STAGE_NS > 600;
 constexpr bool ARK_STREAM_MIXED = ARK_STREAM_CUTS && ARK_STREAM_RUNS;
 constexpr bool ARK_PREFETCH_ON =
@@ -57,8 +57,8 @@ ARK_DEVICE void ark_prefetch_next(ArkRecords& r, ark_u32 now) {
   record.w = __shfl_sync(0xffffffffu, near ? r.mine.w : r.next.w, lane);
   if (ark_lane() == 0) ark_prefetch_stage(record);
 }
-// Waits for a slot as ark_slot_free does, and meanwhile prefetches the stages of the records from
-// number `place` on.
+// Waits for a free slot as ark_slot_free does, and meanwhile prefetches to L2 the stages of the
+// records from number `place` on.
 ARK_DEVICE bool ark_slot_free_prefetching(const ArkRingAt& at, ark_u32 slot, ark_u32 round,
                                           ArkRecords& r, ark_u32 place) {
   const ark_u32 limit = r.end - place < ARK_PREFETCHED ? r.end : place + ARK_PREFETCHED;

@@ -1,6 +1,6 @@
 // The device ABI on NVIDIA GPUs (sm_80 and later). It is compiled by NVRTC and includes no headers.
-// A processor is a block of ARK_WARPS computing warps. With an operand ring, one more warp only
-// fetches; it takes part in none of the barriers here.
+// A processor is a block of ARK_WARPS computing warps. If the kernel has an operand ring, the block
+// has one more warp, which only loads; it takes part in none of the barriers here.
 
 typedef unsigned int ark_u32;
 typedef int ark_i32;
@@ -76,7 +76,8 @@ ARK_DEVICE void ark_sync() {
   __syncwarp();
   asm volatile("barrier.sync 1, %0;" ::"n"(ARK_THREADS) : "memory");
 }
-// Barriers from number 2 on: one for each team of TEAM neighbouring warps.
+// Barriers for teams of TEAM neighbouring warps: hardware barrier 2 for the first team, 3 for the
+// second, and so on.
 #define ARK_HAS_TEAMS 1
 template <int TEAM>
 ARK_DEVICE void ark_team_sync() {
@@ -98,9 +99,9 @@ ARK_DEVICE bool ark_all(bool v) {
   return all != 0u;
 }
 
-// After one lane has polled memory alone, NVRTC's code lets it run separately for as long as the
-// loop runs. Each of the warp's instructions is then issued twice, and its shuffles wait for all
-// loads. __syncwarp makes the lanes converge again.
+// After one lane has polled memory alone, NVRTC's code lets that lane run separately for as long as
+// the loop runs. Each of the warp's instructions is then issued twice, and its shuffles wait for
+// all loads. __syncwarp makes the lanes converge again.
 #define ARK_HAS_REJOIN 1
 ARK_DEVICE bool ark_rejoin(bool v) {
   __syncwarp();
@@ -163,7 +164,7 @@ ARK_DEVICE ark_i64 ark_chosen(ark_i64 v) {  // LLVM would narrow both again
 }
 #endif
 
-// Loads 16 bytes, bypassing the L1 cache.
+// Loads 16 bytes that are read only once, bypassing the L1 cache.
 #define ARK_HAS_LOAD_ONCE 1
 ARK_DEVICE void ark_load_once(const void* p, void* to) {
   uint4 v;
@@ -388,8 +389,8 @@ ARK_DEVICE float ark_dot4(const float4& x, const float2& a, const float2& b, flo
   return fmaf(x.w, b.y, fmaf(x.z, b.x, fmaf(x.y, a.y, fmaf(x.x, a.x, sum))));
 }
 
-// Lanes' shares of the dot products of ROWS rows, 16 bytes of weights at a time. x is read once for
-// all rows.
+// Each lane's share of the dot products of ROWS rows of weights with x. A lane reads 16 bytes of
+// weights at a time; x is read once for all rows.
 template <int ROWS>
 ARK_DEVICE void ark_rows_dot_wide(const float* w, int stride, const float* x, int k, float* acc) {
 #pragma unroll 2
@@ -404,8 +405,9 @@ ARK_DEVICE void ark_rows_dot_wide(const float* w, int stride, const float* x, in
 }
 template <int ROWS, typename T>
 ARK_DEVICE void ark_rows_dot_wide(const T* w, int stride, const float* x, int k, float* acc) {
-  // Lanes are 32 bytes apart in x. Every second group of four lanes begins with its second half, so
-  // that eight lanes access each bank of shared memory once.
+  // Neighbouring lanes read addresses of x that are 32 bytes apart, as two halves of 16 bytes.
+  // Every second group of four lanes reads its second half first, so that eight lanes access each
+  // bank of shared memory once.
   const int swap = (ark_lane() >> 2) & 1;
 #pragma unroll 2
   for (int i = ark_lane() * 8; i < k; i += ARK_LANES * 8) {
@@ -421,7 +423,7 @@ ARK_DEVICE void ark_rows_dot_wide(const T* w, int stride, const float* x, int k,
   }
 }
 
-// Lanes' shares of the dot products of ROWS rows of k weights, `stride` apart, with x.
+// Each lane's share of the dot products of ROWS rows of k weights, `stride` apart, with x.
 #define ARK_HAS_ROWS_DOT 1
 template <int ROWS, typename T>
 ARK_DEVICE void ark_rows_dot(const T* w, int stride, const float* x, int k, float* acc) {

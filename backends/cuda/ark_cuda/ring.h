@@ -1,14 +1,14 @@
 // The slots of the operand stream's ring (stream.h), and the three forms of copies that fill a slot
-// with a stage: runs, pieces and boxes.
+// with a stage: runs (contiguous bytes), pieces (parts of several rows) and boxes (by TMA).
 
 #define ARK_HAS_RING 1
 static_assert(ARK_RING_DEPTH > ARK_IN_FLIGHT, "the ring must be deeper than what is in flight");
 static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 static_assert(!ARK_STREAM_CUTS || ARK_STAGE_BYTES % ARK_SHARED_ALIGNMENT == 0, "boxes' slots");
 
-// Streamed operands that exceed any L2 are not read again in this iteration. They are evicted
-// first, which leaves room for activations. These are the createpolicy words for evict_first and
-// evict_normal.
+// If the streamed operands of an iteration are larger than any L2, none of their lines is still in
+// L2 when it is read again. They get the priority evict_first, which leaves room for activations;
+// otherwise evict_normal. These are the createpolicy words.
 constexpr ark_u64 ARK_STREAM_POLICY =
     ARK_STREAM_MIB > 64 ? 0x12f0000000000000ull : 0x1000000000000000ull;
 
@@ -30,8 +30,8 @@ ARK_DEVICE char* ark_slot(ark_u32 slot) { return ark_shared + slot * ARK_STAGE_B
 // Waits for the copy of the stage in `slot`, its `round`-th use. Returns false after a failure. All
 // lanes of a warp call it, because each must observe the barrier to see the copied data.
 ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
-  // The test instruction sleeps by itself. The first wait is without an additional sleep, which
-  // would delay the next copy.
+  // The test instruction suspends the warp itself for a short time. The first polls therefore have
+  // no additional sleep, which would delay the next copy.
 #pragma unroll 1
   for (int tries = 0; tries < 64; ++tries) {
     if (ark_barrier_passed(&ark_ring.full[slot], round & 1u)) return true;
@@ -47,8 +47,8 @@ ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
   return true;
 }
 
-// What to add to a stage number of this task to get the number of the stage since the launch. A
-// task's stage numbers (fetch_begin) count each growing fetch as one stage.
+// The number that is added to a stage number of this task to get the stage's number since the
+// launch. A task's stage numbers (fetch_begin) count each growing fetch as one stage.
 ARK_DEVICE ark_u32 ark_stages_before(const ArkCtx& c) {
   return c.stage_base + (ARK_STREAM_GROWS ? ark_warp_load(&ark_ring.grown[ark_warp()]) : 0u);
 }
@@ -108,7 +108,8 @@ ARK_DEVICE bool ark_stream_may_begin(const ArkParams* p, ark_u32 iteration) {
   if (ark_left() || (p->end != 0u && iteration == p->end)) return false;
   if (!p->persistent) return iteration < ark_load_acquire(&control->limit, false);
   if (ark_load_host(&ark_host(p)->target) > iteration) return true;
-  // This wait ends when the computing warps leave, and their waits have time limits.
+  // This wait needs no time limit: it ends when the computing warps leave the loop, and their waits
+  // have time limits.
   for (ark_u32 spins = 0u; !ark_left(); ++spins) {
     const ark_u32 go = ark_load_acquire(&control->go, false);
     if (go >= 0x40000000u) return false;
@@ -136,8 +137,9 @@ ARK_DEVICE ArkRingAt ark_ring_at() {
                    ark_kept_address(ark_shared)};
 }
 
-// Waits until the computing warps have released the slot's previous stage. Idle computing warps
-// have time limits on their waits and then leave, so this wait needs none.
+// Waits until the computing warps have released the slot's previous stage. This wait needs no time
+// limit: computing warps that make no progress leave the loop after the time limits of their own
+// waits.
 ARK_DEVICE bool ark_slot_free(const ArkRingAt& at, ark_u32 slot, ark_u32 round) {
   while (!ark_barrier_passed_at(at.empty + slot * 8u, (round + 1u) & 1u)) {
     if (ark_left()) return false;
@@ -145,7 +147,8 @@ ARK_DEVICE bool ark_slot_free(const ArkRingAt& at, ark_u32 slot, ark_u32 round) 
   return true;
 }
 
-// True if the copy engine can copy these bytes: address and size are multiples of 16.
+// True if a hardware copy (cp.async.bulk) can copy these bytes: address and size are multiples of
+// 16.
 ARK_DEVICE bool ark_slot_engine(ark_u64 address, ark_u32 bytes) {
   return ((address | bytes) & 15u) == 0u;
 }
@@ -184,8 +187,8 @@ ARK_DEVICE void ark_fill_slot(const ArkRingAt& at, ark_u32 slot, ark_u64 address
     }
     return;
   }
-  // The copy engine moves 16-byte units; other data goes through registers. The proxy fence orders
-  // these stores before a later bulk copy to the same slot.
+  // Hardware copies only units of 16 bytes, so other data goes through registers. The proxy fence
+  // orders these stores before a later bulk copy to the same slot.
   const char* from = reinterpret_cast<const char*>(address);
   for (ark_u32 i = static_cast<ark_u32>(ark_lane()); i < bytes; i += 32u) {
     ark_slot(slot)[i] = from[i];

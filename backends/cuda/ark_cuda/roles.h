@@ -1,10 +1,11 @@
-// The loop of the variant `roles` (docs/loop-kernel.md). One warp, called the lead warp,
-// communicates: it waits for counters and signals them. The computing warps begin each of their
-// tasks by a handshake (two mbarriers) with it, without a barrier of the block between tasks. The
-// lead warp waits until all computing warps have ended a task and then opens the next one when its
-// first packet has arrived. One lane polls for that packet, and only after this processor has ended
-// the tasks before. Meanwhile the lead warp fetches task records. Only the lead warp decides to
-// leave, so no warp waits at a barrier for warps that have left.
+// The loop of the variant `roles` (docs/loop-kernel.md), which is used for decoding. One warp of a
+// block, called the lead warp, communicates: it waits for counters and signals them. The computing
+// warps begin each of their tasks by a handshake (two mbarriers) with it, without a barrier of the
+// block between tasks. The lead warp waits until all computing warps have ended a task, and opens
+// the next task when the first packet of its input has arrived. One lane polls for that packet, and
+// only after this processor has ended all earlier tasks. Meanwhile the lead warp loads task
+// records. Only the lead warp decides to leave, so no warp waits at a barrier for warps that have
+// left.
 
 #define ARK_HAS_HANDSHAKE 1
 #define ARK_HAS_LATER 1
@@ -46,23 +47,24 @@ ARK_DEVICE void ark_handshake_init(const ArkParams* p, ark_u32 processor, char* 
   }
 }
 
-// Waits for phase `count` of a barrier, without a time limit: the waits of the computing warps
-// inside of tasks have one, after which these warps arrive here too. All lanes of a warp call this,
-// so that each sees the others' writes.
+// Waits for phase `count` of a barrier. This wait needs no time limit: if a computing warp waits
+// inside of a task, that wait has one, and the warp then arrives here too. All lanes of a warp call
+// this, so that each sees the others' writes.
 ARK_DEVICE void ark_handshake_wait(ark_u64* barrier, ark_u32 count) {
   while (!ark_barrier_passed(barrier, count & 1u)) {
   }
 }
 
-// A computing warp waits until its next task may begin. Returns false if it must leave. Code before
-// this call may read only packets and data that no earlier task of the iteration writes.
+// Called by a computing warp: waits until its next task may begin. Returns false if the warp must
+// leave the loop. Code before this call may read only packets and data that no earlier task of the
+// iteration writes.
 ARK_DEVICE bool ark_enter(ArkCtx&) {
   ark_handshake_wait(&ark_handshake.open, ark_warp_load(&ark_handshake.ended[ark_warp()]));
   return *const_cast<volatile ark_u32*>(&ark_handshake.quit) == 0u;
 }
 // Called by a computing warp at the end of a task. All that the lead warp reads about the task is
-// written before the arrival at the barrier. After the arrival the warp's word in c belongs to its
-// next task.
+// written before this warp arrives at the barrier. After the arrival, the warp's word in the
+// context belongs to its next task.
 ARK_DEVICE void ark_end_handshake(const ArkCtx& c) {
   ark_u32* ended = &ark_handshake.ended[ark_warp()];
   const ark_u32 next = ark_warp_load(ended) + 1u;
@@ -73,8 +75,8 @@ ARK_DEVICE void ark_end_handshake(const ArkCtx& c) {
   if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake.done, 1u);
 }
 
-// Called by all computing warps when each has stored its part of some data. ark_handshake_wait
-// takes the returned value and returns when all parts are complete.
+// Called by all computing warps when each has stored its part of some data to shared memory.
+// ark_handshake_wait takes the returned value and returns when all parts are complete.
 ARK_DEVICE ark_u32 ark_part_stored(ark_u64* barrier, ark_u32* counts) {
   const ark_u32 count = ark_warp_load(&counts[ark_warp()]);
   __syncwarp();
@@ -82,8 +84,8 @@ ARK_DEVICE ark_u32 ark_part_stored(ark_u64* barrier, ark_u32* counts) {
   if (ark_lane() == 0) ark_barrier_arrive(barrier, 1u);
   return count;
 }
-// ark_part_stored for an input and the sums of its squares. Work that needs only the warp's own
-// part comes between this call and ark_handshake_wait.
+// Like ark_part_stored, for a task's input and the sums of its squares. Work that needs only the
+// warp's own part comes between this call and ark_handshake_wait.
 ARK_DEVICE ark_u32 ark_gather_stored() {
   return ark_part_stored(&ark_handshake.gathered, ark_handshake.gathers);
 }
@@ -98,9 +100,10 @@ ARK_DEVICE void ark_squares_wait(ark_u32 count) {
   ark_handshake_wait(&ark_handshake.squared, count);
 }
 
-// A store to the host's memory delays every later release, so all processors would wait for the
-// host. The lead warp therefore stores after it has signalled the iteration's last task. In
-// persistent mode the host may read as soon as it sees that the iteration is done.
+// Stores a word to the host's memory. Such a store delays every later release, so all processors
+// would wait for the host. The lead warp therefore stores it after it has signalled the iteration's
+// last task. In persistent mode it is stored at once, because the host may read it as soon as it
+// sees that the iteration is done.
 ARK_DEVICE void ark_post_later(ArkCtx& c, int place, ark_u32* p, ark_u32 v) {
   if (c.p->persistent != 0u || place >= ARK_LATER) return ark_post_host(p, v);
   ark_handshake.posted[place] = v;
@@ -131,11 +134,11 @@ ARK_DEVICE bool ark_close_handshake(const ArkCtx& c, ark_u32& count) {
   return __all_sync(0xffffffffu, fine) != 0;
 }
 
-// This thread's pairs of elements: pair i is loaded from at(i) if there(i), otherwise it is zero.
+// Loads this thread's pairs of elements: pair i from at(i) if there(i), otherwise it is zero.
 // Packets are loaded all at once, 16 bytes per load, and late ones are loaded again. A null pointer
 // is not used to mark a missing pair, because NVRTC 13.0 then loaded from it on an H100. The lanes
-// of a warp stay together: lanes that left the loop separately did not converge at the end of the
-// next loop.
+// of a warp leave the loop together: lanes that left it separately did not converge at the end of
+// the next loop.
 template <int N, typename There, typename At>
 ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const There& there, const At& at,
                                float (&v)[2 * N], bool system) {
@@ -174,8 +177,8 @@ ARK_DEVICE void ark_load_pairs(ArkCtx&, const T*, const There& there, const At& 
   }
 }
 
-// Like ark_load_pairs, for short packets and without conversion: this thread's groups of four,
-// group i from at(i), 16 bytes per load.
+// Like ark_load_pairs, for short packets, whose elements are not converted. A thread loads groups
+// of four elements, group i from at(i), 16 bytes per load.
 template <int N, typename T, typename There, typename At>
 ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there, const At& at,
                                uint4 (&seen)[N]) {
@@ -224,8 +227,8 @@ ARK_DEVICE void ark_poll_packet(ArkCtx&, const T*, bool, int = 0) {}
 
 ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& task);
 
-// Counts the stages that growing fetches take beyond one stage each. The lead warp does this while
-// a task runs.
+// Counts the stages beyond one that the fetches of growing operands (KV caches) take. The lead warp
+// does this while a task runs.
 struct ArkGrowing {
   ark_u64 lengths;  // address of the number that is known
   ark_u32 length;
@@ -272,7 +275,8 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
       }
     }
     ArkGrowing growing{0u, 0u, 0u};
-    // An iteration begins with a handshake that belongs to no task.
+    // The first handshake of an iteration belongs to no task: it lets the computing warps begin the
+    // iteration.
     ark_open_handshake(false);
     if (!ark_close_handshake(c, handshakes)) break;
     bool fine = true;

@@ -1,13 +1,14 @@
 // The operand stream on GPUs with bulk copies (sm_90 and later). One warp beside the computing
-// warps walks this processor's fetch list, across tasks and iterations, and copies one stage after
-// another to a ring of slots in shared memory. The number of copies in flight is limited separately
-// from the ring's depth: a packet or an activation that a task waits for queues behind the copies
-// in flight, while a deep ring fills during the waits. A slot belongs to one computing warp or to
-// all of them, and a task ends with a barrier. Neither side is therefore ever more than one phase
-// of a slot's barriers ahead of the other.
+// warps, the loading warp, walks this processor's fetch list, across tasks and iterations, and
+// copies one stage after another to a ring of slots in shared memory. The number of copies in
+// flight is limited separately from the ring's depth: a packet or an activation that a task waits
+// for queues behind the copies in flight, while a deep ring fills during the waits. A slot is freed
+// by one computing warp or by all of them, and a task ends with a barrier. So neither the loading
+// warp nor the computing warps are ever more than one phase of a slot's barriers ahead of the
+// other.
 
-// Waits until stage number issued - back has arrived in shared memory, if that number is not
-// negative.
+// Waits until the copy of stage number issued - back has arrived in shared memory (if that number
+// is not negative).
 ARK_DEVICE bool ark_stream_landed(ArkCtx& c, const ArkRingAt& at, ark_u32 issued, ark_u32 back) {
   if (issued < back) return true;
   const ark_u32 index = issued - back;
@@ -16,7 +17,7 @@ ARK_DEVICE bool ark_stream_landed(ArkCtx& c, const ArkRingAt& at, ark_u32 issued
   return ark_slot_filled(c, index % ARK_RING_DEPTH, index / ARK_RING_DEPTH);
 }
 
-// The record of a growing fetch that lane `lane` of the warp holds.
+// Returns to all lanes the record of a growing fetch that lane `lane` of the warp holds.
 ARK_DEVICE ArkGrowth ark_from_lane(const ArkGrowth& g, ark_u32 lane) {
   ArkGrowth made;
   made.address = __shfl_sync(0xffffffffu, g.address, lane);
@@ -38,7 +39,8 @@ ARK_DEVICE ArkGrowth ark_from_lane(const ArkGrowth& g, ark_u32 lane) {
   return made;
 }
 // Waits until the computing warps allow the iteration to begin. Earlier writes are then visible to
-// copies, too. Returns false if the computing warps have left; their waits have time limits.
+// copies, too. Returns false if the computing warps have left. The wait needs no time limit,
+// because the waits of the computing warps have one.
 ARK_DEVICE bool ark_stream_begun(const ArkCtx& c) {
   bool begun = true;
   if (ark_lane() == 0) {
@@ -53,8 +55,9 @@ ARK_DEVICE bool ark_stream_begun(const ArkCtx& c) {
   asm volatile("fence.proxy.async;" ::: "memory");
   return true;
 }
-// Where rows from first to end - 1 lie in pages, lane l handles page l of them. Returns its page
-// number. A number outside of the pool is read as page 0, because the body then ends the run.
+// For rows from first to end - 1 of a cache in pages: lane l returns the number of the l-th page
+// that contains such rows. A number outside of the pool is replaced by page 0; the task's body
+// checks the numbers too and ends the run.
 ARK_DEVICE ark_u32 ark_stream_page(const ArkGrowth& g, ark_u32 first, ark_u32 end) {
   const ark_u32 page = first / g.page + static_cast<ark_u32>(ark_lane());
   if (page * g.page >= end) return 0u;
@@ -73,9 +76,9 @@ ARK_DEVICE void ark_fill_pages(const ArkRingAt& at, const ArkGrowth& g, ark_u32 
   ark_bulk_copy(to, g.address + from, bytes, full, ARK_STREAM_POLICY);
   ark_bulk_copy(to + g.step * g.row, g.beside + from, bytes, full, ARK_STREAM_POLICY);
 }
-// Loads the stages of a growing fetch. Each has rows of two operands (keys and values) that were
-// written before the iteration. They are read only once in an iteration, and packets take priority
-// over them as over weights.
+// Loads the stages of a growing fetch. Each stage has rows of two operands (keys and values) that
+// were written before the iteration. As with weights, the rows are read only once in an iteration,
+// and packets have priority over them.
 ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowth& g,
                                   ark_u32 length, ark_u32& issued) {
   const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
@@ -103,8 +106,8 @@ ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowt
 }
 
 // Performs the fetches of one iteration. issued: the number of stages since the launch. Returns
-// false if no more stages are needed. Records are read 32 at a time, one per lane, and the next 32
-// are loaded while these are used.
+// false if no more stages are needed. Records of fetches are loaded 32 at a time, one per lane, and
+// the next 32 are loaded while these are used.
 ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& issued) {
   const uint4* records = reinterpret_cast<const uint4*>(c.p->fetches);
   const ark_u32 lane = static_cast<ark_u32>(ark_lane());
@@ -144,8 +147,8 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
       const ark_u32 bytes = boxed ? packed & 0xffffu : packed;
       const ark_u64 address = high << 32 | low;
       const ArkPieces pieces = ark_stream_pieces(form);
-      // Few copies are in flight at once, so the time from one copy's end to the next one's start
-      // matters.
+      // Few copies are in flight at once. So the time from the end of one copy to the start of the
+      // next matters, and this loop is short.
       const ark_u32 round = issued / ARK_RING_DEPTH;
       if (!ark_slot_free_prefetching(at, slot, round, r, first + k)) return false;
       if (!ark_prepare_slot(c, at, slot, address, pieces.count * bytes)) return false;
@@ -173,7 +176,7 @@ ARK_DEVICE bool ark_stream_needed(const ArkParams* p, ark_u32 processor) {
   return false;
 }
 
-// The main function of the fetching warp.
+// The main function of the loading warp.
 ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
   if (!ark_stream_needed(p, processor)) return;
   ArkCtx c;
@@ -217,7 +220,7 @@ ARK_DEVICE void ark_stream_open() {
   __syncthreads();
 }
 
-// Lets the fetching warp end. Called by the computing threads after they have left the loop.
+// Lets the loading warp end. Called by the computing threads after they have left the loop.
 ARK_DEVICE void ark_stream_close() {
   if (threadIdx.x == 0) *const_cast<volatile ark_u32*>(&ark_ring.leave) = 1u;
 }

@@ -1,11 +1,12 @@
 // Tensor memory (sm_100a), which holds the sums of a product: 128 lanes of 512 columns of 32 bits.
-// A kernel allocates ARK_SUM_COLUMNS columns when it starts, the most that a tile uses, and frees
-// them when it ends.
+// When it starts, a kernel allocates ARK_SUM_COLUMNS columns, the most that a tile uses. When it
+// ends, it frees them.
 
 #define ARK_HAS_TENSOR_MEMORY 1
 constexpr ark_u32 ARK_SUM_COLUMNS = 256u;
 
-// Called by one warp: allocates the columns and writes their start to shared memory.
+// Called by one warp: allocates the columns and writes the number of the first one to shared
+// memory.
 ARK_DEVICE void ark_sums_take(ark_u32* place) {
   asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(
                    ark_shared_address(place)),
@@ -27,7 +28,8 @@ ARK_DEVICE void ark_sums_fence_before() {
 ARK_DEVICE void ark_sums_fence_after() {
   asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
 }
-// Makes a barrier complete when all products that the thread has started so far are complete.
+// Makes an mbarrier complete its phase when all products that this thread has started so far are
+// complete.
 ARK_DEVICE void ark_products_commit(ark_u32 barrier) {
   asm volatile(
       "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(barrier)

@@ -1,5 +1,6 @@
-// The simulated mesh's entry point. A core sees only its own memory; in a superstep the cores
-// compute one after another, and then all messages are collected before any is delivered.
+// The entry point of the simulated mesh of cores. A core accesses only its own memory. In a
+// superstep the cores compute one after another; then all messages are collected before any is
+// delivered.
 
 struct MeshMessage {
   ark_u64 from, to;  // addresses
@@ -40,7 +41,8 @@ static void mesh_copy(const MeshMessage* each, ark_u32 count) {
   }
 }
 
-// Reads every message before it writes the first one, as if all travelled at the same time.
+// Delivers the messages of a superstep. Every message is read before the first one is written, as
+// if all travelled at the same time.
 static void mesh_exchange(const MeshParams* m, const MeshMessage* each, ark_u32 count) {
   char* staged = ARK_POINTER(char, m->staging);
   for (ark_u32 i = 0u; i < count; staged += each[i].bytes, ++i) {

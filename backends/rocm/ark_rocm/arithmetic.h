@@ -1,4 +1,4 @@
-// Conversions of numbers and mathematical functions.
+// Conversions of numbers and mathematical functions of the device ABI on AMD GPUs.
 
 ARK_DEVICE float ark_float(ark_bf16 v) {
   return ark_bits_float(static_cast<ark_u32>(v.bits) << 16);
@@ -14,8 +14,8 @@ ARK_DEVICE ark_f16 ark_half(float v) {
 }
 
 ARK_DEVICE float ark_inf() { return __builtin_huge_valf(); }
-// 2^p for a p that is a product with log2 e, with a first-order correction for p's rounding error.
-// The error is at most 45 units in the last place.
+// e^v as 2^p, where p = v log2(e) is corrected to first order for its rounding error. The error is
+// at most 45 units in the last place.
 ARK_DEVICE float ark_exp(float v) {
   constexpr float log2_e = 1.44269502f, log2_e_rest = 1.92596303e-8f;
   const float p = v * log2_e, power = __builtin_elementwise_exp2(p);
@@ -26,7 +26,8 @@ ARK_DEVICE float ark_exp(float v) {
 ARK_DEVICE float ark_log(float v) { return __builtin_elementwise_log(v); }
 ARK_DEVICE float ark_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 ARK_DEVICE float ark_sqrt(float v) { return __builtin_elementwise_sqrt(v); }
-// Accurate to one unit in the last place. The instruction treats subnormal inputs as zero.
+// The inverse square root, accurate to one unit in the last place. The hardware's instruction
+// treats subnormal inputs as zero, so small inputs are scaled.
 ARK_DEVICE float ark_rsqrt(float v) {
   const bool small = v < 0x1p-100f;
   const float root = __builtin_amdgcn_rsqf(small ? v * 0x1p100f : v);
@@ -48,9 +49,10 @@ ARK_DEVICE float ark_tanh(float v) {
   return __builtin_copysignf((1.0f - e) / (1.0f + e), v);
 }
 
-// The quadrant of an angle of at least 2^31, and the remainder of the angle in it (Payne and Hanek,
-// "Radian reduction for trigonometric functions", SIGNUM 1983). The angle's 24 bits are multiplied
-// with those 96 bits of 2/pi whose products are neither whole turns nor too small to matter.
+// The reduction of an angle of at least 2^31: its quadrant, and the remainder in that quadrant
+// (Payne and Hanek, "Radian reduction for trigonometric functions", SIGNUM 1983). The angle's 24
+// bits are multiplied with those 96 bits of 2/pi whose products are neither whole turns nor too
+// small to matter.
 struct ArkFarAngle {  // by value: a reference would be a place in scratch memory
   float rest;
   int quarter;
@@ -69,7 +71,8 @@ ARK_COLD ArkFarAngle ark_far_angle(float v) {
   }
   const ark_u64 low = whole * words[2], middle = whole * words[1] + (low >> 32);
   const ark_u64 high = ((whole * words[0] + (middle >> 32)) << 32) | (middle & 0xffffffffu);
-  // Two bits of the quadrant and 62 bits of the remainder, rounded to the nearest quadrant.
+  // `high` has two bits of the quadrant and 62 bits of the remainder. It is rounded to the nearest
+  // quadrant.
   constexpr ark_u64 HALF = static_cast<ark_u64>(1) << 61;
   const ark_u64 nearest = high + HALF;
   const int quarter = static_cast<int>(nearest >> 62);
@@ -79,8 +82,8 @@ ARK_COLD ArkFarAngle ark_far_angle(float v) {
   const bool below = ark_float_bits(v) >> 31 != 0u;
   return {static_cast<float>(below ? -rest : rest), below ? -quarter : quarter};
 }
-// sin of v + quarter * pi/2. The argument is reduced in double precision, since positions times
-// frequencies reach 1e5. The reduced argument goes through the Taylor series on [-pi/4, pi/4].
+// sin(v + quarter * pi/2). The argument is reduced in double precision, because angles (positions
+// times frequencies) reach 1e5. The Taylor series of the reduced argument on [-pi/4, pi/4] follows.
 ARK_DEVICE float ark_sine(float v, int quarter) {
   float r;
   if (__builtin_fabsf(v) < 0x1p31f) {

@@ -40,7 +40,8 @@ _CLANG = (
     "-fms-extensions",
     "-fuse-cuid=none",
 )
-# Options for writing an object file without the linker, which this clang cannot start.
+# Options that make clang write an object file itself, without starting the linker, which is not
+# installed here.
 _TO_OBJECT = ("-Xclang", "-emit-obj")
 _LOG_LINES = 30
 

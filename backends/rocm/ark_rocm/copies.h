@@ -1,5 +1,5 @@
-// Copies by the copy engines, under the names of HIP's functions
-// (ark/runtime/proxy/driver_copies.h).
+// The functions of HIP by which the proxy copies with copy engines, under the names that
+// ark/runtime/proxy/driver_copies.h expects.
 #pragma once
 
 #include "driver_copies.h"

@@ -29,7 +29,8 @@ _COPY_KINDS = {"in": "hipMemcpyHostToDevice", "out": "hipMemcpyDeviceToHost"}
 class Device:
     """One GPU; see ark.backend.devices.Device for the methods."""
 
-    # hipMalloc's memory is coarse-grained: HIP makes copies visible to the next kernel.
+    # Inputs are copied to memory of hipMalloc, which is coarse-grained. That suffices, because HIP
+    # makes copies visible to the next kernel.
     fed: MemoryKind = "symmetric"
 
     def __init__(self, index: int) -> None:
@@ -74,8 +75,8 @@ class Device:
     def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
         self._select()
         self._returned.settle()
-        # Slices that begin at any element are loaded as whole aligned vectors, of which the last
-        # may end after the tensor.
+        # The size is rounded up to whole vectors, because kernels load a slice that begins at any
+        # element as whole aligned vectors, of which the last may end after the tensor.
         size = -(-max(nbytes, 1) // VECTOR_BYTES) * VECTOR_BYTES
         hip = self._hip
         result = self._ask(size, kind)
@@ -101,12 +102,12 @@ class Device:
     def _ask(self, size: int, kind: MemoryKind) -> Any:
         """HIP's result of an allocation: an error code and an address."""
         if kind == "host":
-            # This memory is coherent (fine-grained): the kernel sees the host's writes while it
-            # runs.
+            # Memory of this kind is coherent (fine-grained): the kernel sees the host's writes
+            # while it runs.
             return self._hip.hipHostMalloc(size, driver.HOST_MAPPED | driver.HOST_COHERENT)
         if kind == "symmetric":
-            # This memory is uncached: peers' stores and signals must not be hidden by this device's
-            # caches.
+            # Memory of this kind is uncached, because peers' stores and signals must not be hidden
+            # by this device's caches.
             return self._hip.hipExtMallocWithFlags(size, driver.MALLOC_UNCACHED)
         return self._hip.hipMalloc(size)
 

@@ -17,7 +17,7 @@ from ark.errors import BaseError, GpuError, SystemError
 
 INSTALL = "pip install 'ark-gpu[rocm]'"
 
-# Constants that some versions of the bindings lack, with HIP's values.
+# Constants of HIP that some versions of the Python bindings lack.
 MALLOC_UNCACHED = 0x3
 HOST_MAPPED = 0x2
 HOST_COHERENT = 0x40000000
@@ -46,7 +46,8 @@ def rtc() -> Any:
 def _import(name: str) -> Any:
     try:
         package = importlib.import_module("hip")
-        # They are submodules up to version 7.x and attributes of a compatibility package in 10.x.
+        # HIP's modules are submodules of the bindings up to version 7.x, and attributes of a
+        # compatibility package in 10.x.
         return getattr(package, name, None) or importlib.import_module(f"hip.{name}")
     except ImportError as error:
         raise SystemError(

@@ -24,7 +24,8 @@ DEVICE = "/dev/kfd"
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PAGE_BYTES = 4096
 DOORBELLS = 2 * PAGE_BYTES  # of a process on one GPU, from GFX9 on
-# The engines for links between GPUs are tried first, then those for the link to the host.
+# The types of queues that are tried: first for the SDMA engines of links between GPUs, then for
+# those of the link to the host.
 QUEUE_TYPES = (3, 1)
 GTT, DOORBELL = 1 << 1, 1 << 3
 WRITABLE, EXECUTABLE, NO_SUBSTITUTE = 1 << 31, 1 << 30, 1 << 28
@@ -69,7 +70,8 @@ FREE = _struct("kfd_ioctl_free_memory_of_gpu_args", ("handle", _U64))
 _OF_GPUS = (("handle", _U64), ("device_ids_array_ptr", _U64), ("n_devices", _U32))
 MAP = _struct("kfd_ioctl_map_memory_to_gpu_args", *_OF_GPUS, ("n_success", _U32))
 UNMAP = _struct("kfd_ioctl_unmap_memory_from_gpu_args", *_OF_GPUS, ("n_success", _U32))
-# Direction (1: to the driver, 3: both ways) and number of each ioctl.
+# For each ioctl of the driver, the direction of its data (1: to the driver, 3: both ways) and its
+# number.
 CALLS: dict[type[ctypes.Structure], tuple[int, int]] = {
     CREATE_QUEUE: (3, 0x02),
     DESTROY_QUEUE: (3, 0x03),

@@ -46,8 +46,8 @@ ARK_DEVICE T ark_warp_reduce(T v) {
 ARK_DEVICE float ark_warp_sum(float v) { return ark_warp_reduce<ArkAdd>(v); }
 ARK_DEVICE float ark_warp_max(float v) { return ark_warp_reduce<ArkMax>(v); }
 
-// Used by token sampling: the highest score, and the lowest token among those with that score. No
-// score is NaN.
+// Finds the candidate for the next token: among the lanes of a wave, the highest score and the
+// lowest token that has it. No score is NaN.
 #define ARK_HAS_WARP_BEST 1
 ARK_DEVICE void ark_warp_best(float& score, ark_u32& token) {
   const float top = ark_warp_max(score);

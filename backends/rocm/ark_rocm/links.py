@@ -30,7 +30,8 @@ def read_links() -> MachineLinks:
 
     try:
         package = importlib.import_module("hip")
-        # Submodules in older releases of hip-python, attributes of a package in newer ones.
+        # HIP's modules are submodules in older releases of hip-python, and attributes of a package
+        # in newer ones.
         hip = getattr(package, "hip", None) or importlib.import_module("hip.hip")
         code, count = hip.hipGetDeviceCount()
     except ImportError as error:

@@ -80,10 +80,11 @@ CACHE_LINE_BYTES = 128  # bytes of a line of the second-level cache, which CDNA 
 STAGE_BYTES = 4096  # bytes of weights that are read in place; tasks are cut between (pairs of) rows
 UNDER_WAY = 32  # stages in flight in a block that waits (tasks/linear_matrix.h)
 TILE = (128, 128)  # of a matmul; two steps of both sides need 40 KB of shared memory
-# Rows of a tile: each wave computes one column of blocks of its matrix unit.
+# Rows of an attention tile, by kind of matrix unit: each wave computes one column of blocks of its
+# matrix unit.
 ATTENTION_ROWS = {Capability.MFMA: 256, Capability.WMMA: 128}
-# Tiles for 16-bit types on gfx942, and the share of their loop's issue slots that go to matrix
-# units.
+# Tiles (rows, columns) of products of 16-bit types on gfx942, each with the share of its loop's
+# issue slots that matrix instructions take.
 LARGE_TILES = ((256, 256, 0.9), (256, 128, 0.86), (128, 256, 0.86), (128, 128, 0.79))
 
 UNIT_TILES = UnitTiles(block=16, least_columns=32, parts=(2, 3, 4, 6, 8, 12, 16))
@@ -101,8 +102,8 @@ class Model:
     costs: Costs
 
 
-# A product for the timing model (docs/rocm-timing.md), with the published clocks and latencies of
-# an MI300X.
+# The costs of an MI300X. No MI300X was measured: they are the times that the timing model
+# (docs/rocm-timing.md) computes with the published clocks and latencies.
 CDNA3 = Costs(
     source="the timing model of an MI300X",
     signal_us=0.75,
@@ -139,7 +140,8 @@ CDNA3 = Costs(
 _DIE = replace(CDNA3, source="estimated from an MI300X by published rates", signal_us=0.8)
 
 MODELS = {
-    # The figures are those of one of the card's two dies, which HIP reports as separate devices.
+    # The figures are those of one of an MI250X's two dies, because HIP reports each die as a
+    # device.
     "mi250x": Model(
         *("gfx90a", 110, 64, 1638.0, 191.5), replace(_DIE, cache_rate=3.5e6, cache_bytes=8e6)
     ),

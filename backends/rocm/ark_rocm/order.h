@@ -49,9 +49,9 @@ ARK_DEVICE void ark_polled(bool system) {
     ARK_ACQUIRED("agent");
   }
 }
-// A release is written out as fence, wait and relaxed operation. If the wave itself has no access
-// in flight, clang 22 leaves out the wait after a cache write-back (fixed in llvm-project PR
-// 178316), and the operation could overtake the data that it publishes.
+// A release is written as a fence, a wait and a relaxed operation. With a release operation, if the
+// wave itself has no access in flight, clang 22 omits the wait after a cache write-back (fixed in
+// llvm-project PR 178316), and the operation could overtake the data that it publishes.
 ARK_DEVICE void ark_release_to_device() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
   ark_drain();
@@ -97,7 +97,7 @@ ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
   __hip_atomic_store(ark_to_global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
   ARK_RELEASED("system");
 }
-// A word that the lanes of one wave share, without any ordering.
+// Loads and stores a word that only the lanes of one wave share, without ordering other accesses.
 ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) {
   return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WAVEFRONT);
 }

@@ -29,8 +29,8 @@ typedef float ark_f32x4 __attribute__((ext_vector_type(4)));
 #define ARK_SHARED static __attribute__((device, shared))
 #define ARK_SPIN_CHECK 0x3fu
 
-// Device memory is never in shared memory. Telling the compiler so spares loads and stores the flat
-// address path.
+// A pointer to device memory. It tells the compiler that the memory is not shared memory, so that
+// loads and stores need no flat addressing.
 template <typename T>
 using ark_global = __attribute__((address_space(1))) T;
 template <typename T>
@@ -55,13 +55,14 @@ ARK_DEVICE T ark_device_copy(ark_u64 address) {
 }
 #define ARK_DEVICE_COPY(type, address) ark_device_copy<type>(address)
 
-// The address is known without reading the context, so that the compiler sees that this is shared
-// memory.
+// The scratch memory of tasks. Its address is a constant rather than loaded from the context, so
+// that the compiler sees that this is shared memory (LDS).
 extern __attribute__((device, shared, aligned(16))) char ark_lds[];
 #define ARK_SCRATCH(ctx) (ark_lds + ARK_LOOP_BYTES)
 #define ARK_PARAMS(ctx) (static_cast<const ArkParams*>(ark_kernel_params()))
-// In a called function the compiler does not know these addresses, but it knows which memory they
-// are in. The low half of a shared-memory address is the offset in shared memory.
+// In a called function the compiler does not know the addresses of context and parameters. These
+// macros tell it which memory they are in. The low half of a shared-memory address is the offset in
+// shared memory.
 #define ARK_GIVEN(ctx) \
   (*(ArkCtx*)(__attribute__((address_space(3))) ArkCtx*)(ark_u32)(ark_u64) & (ctx))
 #define ARK_CALLS_WAIT true
@@ -79,9 +80,10 @@ static_assert(ARK_LANES == 64, "CDNA waves have 64 lanes");
 static_assert(ARK_LANES == 32, "RDNA waves have 32 lanes");
 #endif
 
-// The compiler must not know that two tests of the thread's number have the same outcome. It would
-// thread the back edge of a loop that begins and ends with `if (ark_tid() == 0)`, and the other
-// lanes of the wave would reach the next barrier without lane 0 and wait there for ever.
+// The thread's number, hidden from the compiler. If the compiler knew that two tests of the number
+// have the same outcome, it would thread the back edge of a loop that begins and ends with `if
+// (ark_tid() == 0)`. The other lanes of the wave would then reach the next barrier without lane 0
+// and wait there for ever.
 ARK_DEVICE int ark_tid() {
   int tid = static_cast<int>(__builtin_amdgcn_workitem_id_x());
   asm volatile("" : "+v"(tid));
@@ -101,8 +103,8 @@ ARK_DEVICE void ark_sync() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-// Converges the lanes of a wave. No barrier instruction is needed, but the compiler must keep the
-// order.
+// Converges the lanes of a wave. This needs no barrier instruction, but the fences make the
+// compiler keep the order of memory accesses.
 ARK_DEVICE void ark_warp_sync() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
   __builtin_amdgcn_wave_barrier();
@@ -146,8 +148,8 @@ ARK_DEVICE bool ark_agree(bool v) {
   ark_sync();
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
-// ark_agree with one barrier. Two slots alternate: all waves have read this vote before the vote
-// after the next one overwrites it.
+// Like ark_agree, with one barrier instead of two. Two slots alternate: all waves have read the
+// result of this vote before the vote after the next one overwrites it.
 ARK_SHARED ark_u32 ark_turns[2][ARK_WARPS];
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
   ark_u32* votes = ark_turns[turn % 2u];
@@ -163,7 +165,7 @@ ARK_DEVICE bool ark_all(bool v) {
   return ark_agree(v);
 }
 
-// The counter runs at a constant rate, and the whole device shares it. LLVM 18 (ROCm 6.2 and 6.3)
+// A clock that runs at a constant rate and that the whole device shares. LLVM 18 (ROCm 6.2 and 6.3)
 // has no general builtin for it, only one builtin per instruction.
 ARK_DEVICE ark_u64 ark_steady_ticks() {
 #if __has_builtin(__builtin_readsteadycounter)
@@ -176,8 +178,9 @@ ARK_DEVICE ark_u64 ark_steady_ticks() {
 }
 ARK_DEVICE ark_u64 ark_time_ns() { return ark_steady_ticks() * ARK_TICKS_NS; }
 
-// The branch is uniform for the whole wave. Lanes that are masked out do not keep a wave from
-// sleeping, so a wave would sleep on both sides of a branch that the compiler considers divergent.
+// Sleeps for a short or, after many polls, a longer time. The condition is the same in the whole
+// wave, and the compiler is told so: around a branch that it considers divergent, a wave would
+// sleep on both sides, because lanes that are masked out do not keep the wave from sleeping.
 ARK_DEVICE void ark_pause(ark_u32 spins) {
   if (__builtin_amdgcn_readfirstlane(spins) < 64u) {
     __builtin_amdgcn_s_sleep(1);

@@ -39,8 +39,8 @@ constexpr int ARK_BLOCK_GROUPS = 16, ARK_BLOCK_BYTES = 4 * ARK_BLOCK_GROUPS;
 #define ARK_HAS_TILES 1
 #endif
 
-// The type of panel elements, by the types of pointers to elements of the operands. It represents
-// their values exactly.
+// The type of panel elements, chosen by the types of the operands' elements (A and B). It
+// represents the elements' values exactly.
 template <typename A, typename B>
 struct ArkPart {
   typedef float type;
@@ -68,9 +68,10 @@ struct ArkPart<const ark_bf16*, const ark_bf16*> {
 };
 #endif
 
-// The multiplication of panel elements of type P. sum: the type of sums. vector: a vector of panel
-// elements or sums. left(p): the group of a row at p, in all lanes. add: adds to each lane of total
-// the product of the groups in a and b. BIASED: left adds 128 to int8 elements (see below).
+// How panel elements of type P are multiplied, for one instruction set. sum: the type of sums.
+// vector: a vector of panel elements or sums. left(p): the group of a row at p, in all lanes of a
+// vector. add: adds to each lane of `total` the product of the groups in a and b. BIASED: true if
+// left() adds 128 to int8 elements (see below).
 template <typename P>
 struct ArkDot {
   typedef P sum;
@@ -120,8 +121,8 @@ template <>
 struct ArkDot<signed char> {
   typedef ark_i32 sum;
   typedef ArkVectorOf<ark_u32>::type vector;
-  // x86 multiplies unsigned by signed bytes. So (a + 128) b is summed, and the sum of 128 b is
-  // subtracted at the end.
+  // The int8 instruction of x86 multiplies unsigned by signed bytes. So (a + 128) b is summed, and
+  // the sum of 128 b is subtracted at the end.
 #if defined(__x86_64__)
   static constexpr bool BIASED = true;
 #else
@@ -203,7 +204,7 @@ ARK_DEVICE void ark_end_tiles() { asm volatile("tilerelease"); }
       :                                                                                    \
       : "r"(a), "r"(b), "r"(ark_i64{ARK_BLOCK_BYTES}), "r"(ark_i64{4 * ARK_PANEL_COLUMNS}) \
       : "memory")
-// The same as ark_dots for 32 rows, by AMX.
+// Like ark_dots, for 32 rows, by AMX instructions.
 template <int STRIDE, typename P, typename S>
 ARK_DEVICE void ark_tiles(const P* a, const P* b, int groups, S* sums, bool begun) {
   const ark_i64 pitch = STRIDE * 4;
@@ -249,7 +250,7 @@ constexpr int ark_panel_rows() {
 #endif
   return ARK_PANEL_ROWS;
 }
-// The same as ark_dots for all rows of a left panel.
+// Like ark_dots, for all rows of a left panel.
 template <int STRIDE, typename P, typename S>
 ARK_DEVICE void ark_multiply_panels(const P* a, const P* b, int groups, S* sums, bool begun) {
   constexpr int ROWS = ark_panel_rows<P>();

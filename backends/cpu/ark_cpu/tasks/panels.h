@@ -61,7 +61,8 @@ ARK_DEVICE void ark_to_part(float& to, const T* from) {
 template <int COUNT, int STEP, typename P, typename T>
 ARK_DEVICE void ark_read_parts(P* to, const T* from, int some) {
   constexpr int BYTES = COUNT * static_cast<int>(sizeof(P)), EACH = sizeof(ark_groups);
-  // Types of the same size have the same bits, so whole groups are copied without a conversion.
+  // If the operand's elements have the size of panel elements, they are the same type. Then whole
+  // groups are copied without a conversion.
   constexpr bool COPIED = sizeof(T) == sizeof(P) && STEP == 1 && BYTES % EACH == 0;
   if (COPIED && some >= COUNT) {
     ark_groups* groups = reinterpret_cast<ark_groups*>(to);

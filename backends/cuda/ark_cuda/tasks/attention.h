@@ -2,7 +2,7 @@
 // ark/tasks/attention.py describes the task and its accesses; attention.py lists the signatures
 // that this body supports.
 
-// Shared memory of a task: G query heads of D elements, and the parts of W warps.
+// Shared memory of a task: G query heads of D elements, and the partial results of W warps.
 template <int G, int D, int W>
 struct ArkAttentionParts {
   float query[G * D];
@@ -114,8 +114,8 @@ template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int W, class Q, c
 ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q query, K key_cache,
                                     V value_cache, P position, O output, F fresh) {
   constexpr int E = 16 / sizeof(*key_cache.p), LANES = D / E, ROWS = 32 / LANES, STEP = ROWS * W;
-  // The number of rows that a lane loads at a time: many for long contexts, whose throughput
-  // depends on it; few for short contexts, which makes the code smaller.
+  // The number of rows that a lane loads at a time. It is large for long contexts, whose throughput
+  // depends on it, and small for short contexts, which makes the code smaller.
   constexpr bool AHEAD = ARK_WARPS <= 8;  // registers for the next rows beside these
   constexpr bool FOUR = G <= 4 && (AHEAD || LANES > 8);
   constexpr int LONGEST = CONTEXT / SPLITS, MANY = FOUR && LONGEST >= 512 ? 4 : 2;
@@ -127,8 +127,8 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int count = seen < CONTEXT ? seen : CONTEXT;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
-  // The position whose key and value are `fresh`; a number larger than all positions if another
-  // split contains that position.
+  // The position whose key and value are in the operand `fresh`; a number larger than all positions
+  // if another task has that position.
   const int newest = F::given && end == count ? count - 1 : 0x7fffffff;
   const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
   const auto* keys = key_cache.p + static_cast<ark_i64>(head) * CONTEXT * D + column;
@@ -165,8 +165,9 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
 #pragma unroll
       for (int u = 0; u < U; ++u) load(to[u], from, u, first + U * STEP);
     };
-    // The compiler tracks these loads by one scoreboard, so that waiting for keys also waits for
-    // values. The next rows' loads are issued together, before any of these rows is used.
+    // The compiler tracks loads of keys and values by one scoreboard, so that waiting for keys also
+    // waits for values. So the next rows' loads are issued together, before any of the present rows
+    // is used.
     if constexpr (AHEAD) {
 #pragma unroll
       for (int u = 0; u < U; ++u) key[u] = k[u], value[u] = v[u];
@@ -272,13 +273,14 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   return true;
 }
 
-// The packet that the lead warp polls: the head's last query.
+// Polls the packet whose arrival begins the task (called by the lead warp): the head's last query.
 template <int COLUMNS, class Q>
 ARK_DEVICE void ark_attention_poll(ArkCtx& c, const ArkTask& t, Q query) {
   const ark_i64 last = ark_at(query, 0, 0, t.coord[0], (t.coord[1] + 1) * COLUMNS - 1);
   ark_poll_packet(c, query.p + last, Q::system);
 }
-// The packet that the lead warp polls: the first element of a head's last part.
+// Polls the packet whose arrival begins the task (called by the lead warp): the first element of a
+// head's last partial result.
 template <int SPLITS, class P>
 ARK_DEVICE void ark_attention_merge_poll(ArkCtx& c, const ArkTask& t, P partial) {
   ark_poll_packet(c, ark_address(partial, t.coord[0], t.coord[1], SPLITS - 1, 0), P::system);

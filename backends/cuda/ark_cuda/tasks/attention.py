@@ -147,8 +147,8 @@ class InPlace(_Cached):
         operands = [text.given(sig, i, const=i != 4) for i in range(NEW_ROWS_OPERAND + 1)]
         arguments = (text.literal(p.scale), *operands)
         call = text.called("ark_attention_warps", constants, arguments)
-        # The body is inlined into the loop for decoding, where the time of one token matters, but
-        # not for prompts.
+        # For decoding, where the time of one token matters, the body is inlined into the loop; for
+        # prompts it is a called function.
         return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
 
 

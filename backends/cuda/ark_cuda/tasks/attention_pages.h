@@ -20,8 +20,8 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int count = seen < 0 ? 0 : seen < ROOM ? seen : ROOM;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
-  // The position whose key and value are `fresh`; a number larger than all positions if another
-  // split contains that position.
+  // The position whose key and value are in the operand `fresh`; a number larger than all positions
+  // if another task has that position.
   const int newest = F::given && end == count ? count - 1 : 0x7fffffff;
   const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
   const auto* some_keys = keys.p;
@@ -54,7 +54,8 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
                                                fresh, first_rows)) {
     return false;
   }
-  // A page number outside of the pool ends the run. The data that was read for it is not used.
+  // A page number outside of the pool ends the run here. Data that was read from the page that
+  // replaced it is not used.
   ark_check_pages<ROOM>(c, ark_paged<PAGE, POOL>(keys, pages), position, begin, end);
   ark_sync();
   float top[G], den[G], o[G][E];
@@ -67,7 +68,7 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
   }
   for (int first = begin; ark_warp() < W && first < end; first += U * STEP) {
     // The loads of the next rows, and of the page numbers of the rows after those, are issued
-    // before any of these rows is used (attention.h).
+    // before any of the present rows is used (as in attention.h).
     uint4 key[U], value[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) key[u] = k[u], value[u] = v[u];

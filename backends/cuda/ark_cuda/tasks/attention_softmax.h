@@ -1,11 +1,11 @@
-// A running softmax of scores that matrix units have computed. The power of a score is 2 to (score
-// - running maximum), the softmax's numerator. Each warp has 16 rows of scores. A lane has two of
-// these rows, lane / 4 and the one eight further, and in each of them two neighbours of every eight
-// columns of a tile.
+// A running softmax of scores that matrix units have computed. Below, the "power" of a score is the
+// softmax's numerator, 2 to (score - running maximum). Each warp has 16 rows of scores. A lane has
+// two of these rows, lane / 4 and the one eight further, and in each of them two neighbours of
+// every eight columns of a tile.
 
 constexpr float ARK_ATTENTION_LOG2E = 1.44269504f;
 
-// 2^v, to a few units in the last place.
+// 2^v, with an error of a few units in the last place.
 ARK_DEVICE float ark_attention_power(float v) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
@@ -20,7 +20,7 @@ struct ArkAttentionRows {
 };
 
 // A row's running maximum is raised only when scores exceed it by this much (as a power of two).
-// Sums of powers up to 2^8 lose no precision, and are then seldom rescaled.
+// Sums of powers up to 2^8 lose no precision, and rescaling the sums is seldom needed.
 constexpr float ARK_ATTENTION_SLACK = 8.0f;
 
 // The largest of a row's scores, which all four lanes of the row get. half: which of the lane's two

@@ -5,7 +5,8 @@
 // fp32's precision. Values are added up in fp32. ark/tasks/attention.py describes the task and its
 // accesses.
 
-// Two values rounded to the type, and their rounding errors.
+// Rounds two values to the type T (`high`), and returns their rounding errors in the same type
+// (`low`).
 template <typename T>
 ARK_DEVICE void ark_split_pair(const T*, float a, float b, ark_u32& high, ark_u32& low) {
   T pair[2];
@@ -192,7 +193,8 @@ ARK_DEVICE void ark_stage_part(ArkStagedSoftmax<G>& r, float* part) {
   }
 }
 
-// Writes this iteration's key or value to its row of a stage.
+// Writes the key or value of the current token, which is not in the cache yet, to its row of a
+// stage.
 template <int D, typename T>
 ARK_DEVICE void ark_stage_newest(T* row, const float* current) {
   for (int i = 2 * ark_lane(); i < D; i += 64) ark_narrow(row + i, current[i], current[i + 1]);
@@ -252,7 +254,7 @@ ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<
       __syncwarp();
     }
     ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, s.own[ark_warp()], r);
-    // The fence orders these stores before the next copy to the slot.
+    // The fence orders these ordinary stores before the next asynchronous copy to the same slot.
     if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     // The first warp that shares the stage also frees it for all warps that do not share it.
     const int left = units - j * SHARERS, sharers = left < SHARERS ? left : SHARERS;
@@ -286,9 +288,9 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
   ArkStagedSoftmax<G> r = {};
   r.top = -1e30f;
   float* own = s.own[ark_warp()];
-  // If a head is a single task and each warp can have its own stage, that takes less time than
-  // sharing stages in several rounds. It requires that a warp's shared memory holds the powers of a
-  // stage's positions.
+  // If a head is a single task and each warp can have a stage of its own, that takes less time than
+  // sharing stages in several rounds. It requires that a warp's shared memory holds the powers of
+  // all positions of a stage.
   constexpr bool ALONE = SPLITS == 1 && STEP <= D;
   int parts = 0;
   if (ALONE && stages <= ARK_WARPS && stages * SHARERS > 2 * ARK_WARPS) {
@@ -297,8 +299,8 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
     parts = ark_staged_share<SHARERS, G, D, STEP, T>(c, t, s, begin, end, newest, a, r);
   }
   ark_stages_grown(static_cast<ark_u32>(stages));
-  // If one warp had all positions, it publishes the result alone. Otherwise each warp that had
-  // positions has a part.
+  // If one warp had all positions, its result is the task's result. Otherwise the partial results
+  // of the warps that had positions are combined.
   if (parts <= 1) {
     if (ark_warp() != 0) return true;
     ark_stage_part<G, D>(r, own);

@@ -9,7 +9,8 @@ template <typename T, int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, 
 ARK_DEVICE bool ark_attention_staged_pages(ArkCtx& c, const ArkTask& t, float scale, Q query,
                                            K keys, N pages, P position, O output, F fresh) {
   constexpr int ROOM = PAGE * MOST;
-  // A page number outside of the pool ends the run. The table is not written during the iteration.
+  // A page number outside of the pool ends the run. Checking the table before its rows are used
+  // suffices, because it is not written during the iteration.
   const ark_u32 split = static_cast<ark_u32>(t.coord[2]);
   const ArkGrown rows = ark_grown(static_cast<ark_u32>(position.p[0]), ROOM, split, SPLITS);
   ark_check_pages<ROOM>(c, ark_paged<PAGE, POOL>(keys, pages), position,

@@ -1,7 +1,7 @@
 // Attention of tiles of queries on mma.sync: the products and sums of a warp, and their exchange
 // between warps. attention_units.h describes how a block's warps share a tile.
 
-// Scores of a slab's queries with SCORES keys.
+// Computes the scores of a slab's queries (16 rows) with SCORES keys.
 template <class U>
 ARK_DEVICE void ark_attention_scores(float (&s)[U::SCORES / 2], ark_u32 queries, ark_u32 keys,
                                      const ark_u32 (&held)[U::HELD ? U::STEPS : 1][4]) {
@@ -30,8 +30,8 @@ ARK_DEVICE void ark_attention_scores(float (&s)[U::SCORES / 2], ark_u32 queries,
   }
 }
 
-// A warp's sums for its rows: OWN blocks of 16 columns of values times powers; the sums of powers,
-// which are computed as products with ones; and the maxima to which powers are relative.
+// A warp's results so far for its rows: OWN blocks of 16 columns of values times powers; the sums
+// of powers, which are computed as products with ones; and the maxima to which powers are relative.
 template <class U>
 struct ArkAttentionSums {
   float values[8 * U::OWN];
@@ -60,7 +60,7 @@ ARK_DEVICE void ark_attention_values(ArkAttentionSums<U>& sums, const ark_u32 (&
   }
 }
 
-// cap * tanh(v) for scores that become powers, accurate to a few units in cap's last place.
+// Applies a soft cap to a score: cap * tanh(v), accurate to a few units in cap's last place.
 ARK_DEVICE float ark_attention_capped(float v, float cap) {
   const float power = ark_attention_power(v * 2.88539008f);  // e^2v
   return cap - 2.0f * cap * ark_reciprocal_flushed(1.0f + power);
@@ -74,7 +74,8 @@ ARK_DEVICE void ark_attention_scale(ArkAttentionSums<U>& sums, const float (&by)
   for (int i = 0; i < 4; ++i) sums.powers[i] *= by[i / 2];
 }
 
-// Computes the powers of a warp's scores and rescales its sums.
+// Converts a warp's scores to powers (exponentials relative to the running maximum) and rescales
+// its sums to that maximum.
 template <class U>
 ARK_DEVICE void ark_attention_weigh(float (&s)[U::SCORES / 2], ArkAttentionSums<U>& sums,
                                     ark_u32 (&p)[U::KEYS / 4], float factor,

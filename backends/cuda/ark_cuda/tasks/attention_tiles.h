@@ -1,8 +1,8 @@
-// Attention of 128 queries on warpgroups. Each warpgroup has 64 rows, whose scores and sums stay in
-// registers. The loading thread loads the queries once, and keys and values in blocks of BN through
-// the ring of the variant `matrix`. The scores of a block and the values of the preceding block are
-// multiplied while the softmax of other scores is computed (FlashAttention-3, Shah et al. 2024).
-// ark/tasks/attention_tiles.py describes the task.
+// Attention of tiles of 128 queries by warpgroups, in the variant `matrix`. Each warpgroup has 64
+// rows, whose scores and sums stay in registers. The loading thread loads the queries once, and
+// keys and values in blocks of BN through the ring. The scores of a block and the values of the
+// preceding block are multiplied while the softmax of other scores is computed (FlashAttention-3,
+// Shah et al. 2024). ark/tasks/attention_tiles.py describes the task.
 
 // Layout of shared memory. DP: columns of a head, padded with zeros; BN: keys of a stage; Q: tiles
 // of queries.
@@ -35,9 +35,9 @@ ARK_DEVICE void ark_attention_boxes(char* to, ark_u64 map, int x, int y, int z, 
   for (int i = 0; i < BOXES; ++i) ark_box_load(to + i * BYTES, map, 64 * i, x, y, z, full);
 }
 
-// The source that the loading thread runs. The order of stages is: the keys of the first block;
-// then, for each further block, its keys and the preceding block's values; then the last block's
-// values. Blocks go from the last keys to the first.
+// The loading thread's part of a task. The order of stages is: the keys of the first block; then,
+// for each further block, its keys and the preceding block's values; then the last block's values.
+// Blocks go from the last keys to the first.
 template <class S, int DP, int BN, int Q, class P>
 ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                    ark_u64 queries, ark_u64 keys, ark_u64 values, P position) {
@@ -76,8 +76,8 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
   });
 }
 
-// The products of a warpgroup: 64 queries times BN keys, summed over DP elements; and powers of
-// these scores times BN values.
+// The two products of a warpgroup: 64 queries times BN keys, summed over DP elements; and the
+// powers (exponentials) of these scores times BN values.
 template <typename T, int DP, int BN>
 struct ArkAttentionProducts {
   typedef T type;
@@ -97,7 +97,8 @@ struct ArkAttentionProducts {
   }
 };
 
-// Keeps the compiler from moving uses of these registers across this point.
+// An empty instruction that keeps the compiler from moving uses of these registers across this
+// point.
 template <int N>
 ARK_DEVICE void ark_matrix_hold(float (&v)[N]) {
 #pragma unroll
@@ -128,8 +129,8 @@ ARK_DEVICE void ark_attention_pass(int group) {
   asm volatile("barrier.arrive %0, 256;" ::"r"(14 + group) : "memory");
 }
 
-// The source that the computing warps run. W: the two kinds of products, queries with keys and
-// powers with values.
+// The computing warps' part of a task. W: the two kinds of products, queries with keys and powers
+// with values.
 template <class S, class W, int DP, int BN, int Q, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scale, float cap,
                                          O output, P position, N sinks, M mask) {
@@ -216,8 +217,8 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
         ark_matrix_hold(s);
         release(used);
         finish(block);
-        // The products with the values run meanwhile. ark_matrix_hold makes the compiler compute
-        // the powers before the next wait.
+        // While the products with the values run, the powers of the scores are computed.
+        // ark_matrix_hold makes the compiler compute them before the next wait.
         ark_matrix_hold(s);
         filled(used + 2u);
         ark_matrix_wait<0>();

@@ -22,9 +22,10 @@ ARK_DEVICE void ark_load_tiles_turned(ark_u32 (&v)[4], ark_u32 at) {
                : "r"(at));
 }
 
-// Sizes, in bytes of shared memory unless they are counts. D: elements of a head. A row in shared
-// memory has whole lines of 128 bytes, in which pieces of 16 bytes are permuted by row, so that
-// eight rows' pieces never have a bank conflict. HELD: true if queries stay in registers.
+// The sizes of a body's data in shared memory, in bytes unless they are counts. D: elements of a
+// head. A row in shared memory has whole lines of 128 bytes, in which pieces of 16 bytes are
+// permuted by row, so that eight rows' pieces never have a bank conflict. HELD: true if queries
+// stay in registers.
 template <typename T, int D, int SLABS_, int TEAM_, int GROUPS_, int KEYS_, int SLOTS_, bool HELD_,
           int CREWS_ = 1>
 struct ArkAttentionUnits {
@@ -41,8 +42,8 @@ struct ArkAttentionUnits {
   static constexpr int SHARED = RING + GROUPS * SLOTS * SLOT;     // then what teams share
   static constexpr int TEAM_BYTES = KEYS * 32 + TEAM * 64;
   static constexpr int SUMS = OWN * 1024, OUT_PITCH = (OWN + 3) / 4 * 128;
-  // Bytes of shared memory of a warp after the last key: its sums and statistics, or its results
-  // before they are stored.
+  // Bytes of shared memory that a warp uses after its last block of keys: for its sums and
+  // statistics, or for its results before they are stored.
   static constexpr int PART = SUMS + 512 > 16 * OUT_PITCH ? SUMS + 512 : 16 * OUT_PITCH;
   // The offset of the current tile (ArkAttentionStrip), which is stored after all other data.
   static constexpr int WALK = SHARED + (TEAM > 1 ? GROUPS * SLABS * TEAM_BYTES : 0);
@@ -73,8 +74,8 @@ ARK_DEVICE void ark_attention_meet_crew(int crew) {
   }
 }
 
-// The unit that a crew computes at once: a tile or a part of one. It is in shared memory, so that
-// values that a loop seldom needs take no registers.
+// A strip is the part of a task that a crew computes at once: a tile, or some rows of one. It is in shared memory, so
+// that values that a loop seldom needs take no registers.
 struct ArkAttentionStrip {
   ArkCtx* context;
   const ArkTask* task;

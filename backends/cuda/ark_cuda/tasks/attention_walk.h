@@ -22,7 +22,8 @@ ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttenti
   }
 }
 
-// Processes a warp's share of its group's blocks. keys(task), values(task): return these operands.
+// Processes a warp's share of the blocks of keys that its group has. keys(task), values(task):
+// return these operands.
 template <class U, class S, class K, class V, class M>
 ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip, float scale,
                                    float cap, const K& keys, const V& values, const M& mask,

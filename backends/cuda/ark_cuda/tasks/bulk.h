@@ -1,6 +1,6 @@
-// Copies to a peer by the bulk copy unit (sm_90 and later). One thread loads pieces to shared
-// memory and stores them to the peer. Of SLOTS slots with SLOT bytes each, half have loads in
-// flight and half have stores in flight.
+// Copies to a peer by cp.async.bulk (sm_90 and later). One thread loads pieces to shared memory and
+// stores them to the peer. Of SLOTS slots with SLOT bytes each, half have loads in flight and half
+// have stores in flight.
 
 template <int SLOTS, int SLOT>
 ARK_DEVICE void ark_bulk_pieces(char* scratch, ark_u64 from, ark_u64 to, ark_i64 bytes) {

@@ -1,4 +1,4 @@
-// Copies by the bulk copy unit (sm_90 and later), started by one thread, and the barriers in shared
+// Bulk copies (cp.async.bulk, sm_90 and later) that one thread starts, and the barriers in shared
 // memory that signal the completion of loads.
 
 ARK_DEVICE ark_u32 ark_bulk_address(const void* p) {
@@ -41,8 +41,8 @@ ARK_DEVICE void ark_bulk_out(ark_u64 to, const char* from, ark_u32 bytes) {
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Waits for a phase of a barrier, without a time limit: a copy that the block has started completes
-// independently of other processors.
+// Waits for a phase of a barrier. This wait needs no time limit: a copy that the block has started
+// completes independently of other processors.
 ARK_DEVICE void ark_bulk_await(ark_u64* full, ark_u32 parity) {
   ark_u32 passed;
   do {

@@ -6,13 +6,14 @@ ARK_DEVICE ark_u32 ark_code_pair_as(const ark_f16*, const C* code, ark_u32 word,
   return ark_code_pair(code, word, j);
 }
 
-// A code that is put into the mantissa of the bf16 number 128 gives 128 plus the code; SIGN is the
-// weight of its highest bit, which is flipped.
+// Converts codes of 4 bits to bf16. A code in the mantissa of the bf16 number 128 gives 128 plus
+// the code, from which 128 is then subtracted. SIGN: for signed codes, the weight of a code's
+// highest bit, which is flipped first and subtracted too.
 template <ark_u32 SIGN>
 ARK_DEVICE ark_u32 ark_whole_bf16(ark_u32 word, int j) {
   constexpr ark_u32 BASE = 0x43004300u | SIGN * 0x00010001u;
   const ark_bf16* type = nullptr;
-  // A fused multiply-add: times 1, minus 128 and the weight of the sign.
+  // One fused multiply-add for both values of the word: times 1, minus (128 + SIGN).
   return ark_both_fma(type, (word >> 4 * j & 0x000f000fu) ^ BASE, 0x3f803f80u, BASE ^ 0x80008000u);
 }
 ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const ark_int4*, ark_u32 word, int j) {
@@ -21,8 +22,8 @@ ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const ark_int4*, ark_u32 wo
 ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const ark_uint4*, ark_u32 word, int j) {
   return ark_whole_bf16<0>(word, j);
 }
-// Exponent and mantissa of the code are moved to those of a bf16. A multiplication then corrects
-// the exponent's bias.
+// Converts 4-bit float codes: exponent and mantissa of a code are moved to those of a bf16. A
+// multiplication then corrects the exponent's bias.
 ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16* type, const ark_fp4*, ark_u32 word, int j) {
   const ark_u32 codes = word >> 4 * j;
   const ark_u32 floats = (codes & 0x00070007u) << 6 | (codes & 0x00080008u) << 12;
@@ -43,8 +44,9 @@ ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const ark_e4m3*, ark_u32 wo
 ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const ark_e5m2*, ark_u32 word, int j) {
   return ark_small_bf16<2, 0x7780u>(word, j);  // 2^112
 }
-// An 8-bit code that is put into the mantissa of the fp32 number 2^23 gives 2^23 plus the code. The
-// result has at most 8 significant bits, so the upper half of the fp32 is its bf16.
+// Converts codes of 8 bits to bf16. A code in the mantissa of the fp32 number 2^23 gives 2^23 plus
+// the code, from which 2^23 is then subtracted. The result has at most 8 significant bits, so the
+// upper half of the fp32 is the bf16.
 template <ark_u32 SIGN>
 ARK_DEVICE ark_u32 ark_byte_pair_bf16(ark_u32 word, int j) {
   const ark_u32 codes = word ^ SIGN * 0x01010101u;

@@ -14,8 +14,9 @@ constexpr bool ARK_SAME = false;
 template <typename A>
 inline constexpr bool ARK_SAME<A, A> = true;
 
-// A product's tiles of COLUMNS columns. HIGH: rows of the input in a stage. SCALE_BYTES: of the box
-// of a row's scales in a stage, 0 if stages have none, and of the box of its zero points.
+// The shape of a product whose tiles have COLUMNS columns. HIGH: rows of the input in a stage.
+// SCALE_BYTES, ZERO_BYTES: bytes of the boxes in a stage that hold a row's scales and its zero
+// points; 0 if stages have none.
 template <class DEAL, typename T_, class ROW, int COLUMNS, int HIGH, int SCALE_BYTES>
 struct ArkCodeProduct;
 template <class DEAL, typename T_, class C_, int K, int GROUP_, class S_, bool ZEROS_, int COLUMNS,
@@ -31,22 +32,23 @@ struct ArkCodeProduct<DEAL, T_, ArkRow<C_, K, GROUP_, S_, ZEROS_>, COLUMNS, HIGH
   static constexpr int LINE = 128, DEEP = 64, LINES = 4, BLOCKS = HIGH / 8;
   static_assert(HIGH % 8 == 0, "rows of a box are whole groups of swizzled ones");
   static_assert(LINES * 2 == ARK_WARPS && sizeof(T) == 2, "a warp has a line of half the columns");
-  // WHOLE: a row has one scale, so sums are scaled when they are complete. BY_LINES: the sums of a
-  // line are scaled. Otherwise a line has several scales or zero points, and its values are scaled
-  // before they are multiplied.
+  // When scales are applied. WHOLE: a row has one scale, so sums are scaled when they are complete.
+  // BY_LINES: all elements of a line (128 bytes along k) have one scale, so the sums of a line are
+  // scaled. Otherwise a line has several scales or zero points, and values are scaled before they
+  // are multiplied.
   static constexpr bool WHOLE = GROUP == K && !ZEROS;
   static constexpr bool BY_LINES = !WHOLE && !ZEROS && GROUP % DEEP == 0;
   static constexpr int CODE_BYTES = DEEP * LINES * ARK_CODE_BITS<C> / 8, SCALE_BYTES = SCALE_BYTES_;
-  // The offsets in a stage, in bytes, at which the codes, the scales and the zero points begin
-  // after the input's rows.
+  // The offsets in a stage, in bytes, at which the codes, the scales and the zero points begin. The
+  // input's rows are first.
   static constexpr int A_BYTES = HIGH * LINE * LINES, SCALES_AT = A_BYTES + COLUMNS * CODE_BYTES;
   static constexpr int ZEROS_AT = SCALES_AT + COLUMNS * SCALE_BYTES;
   static constexpr int BYTES = ZEROS_AT + (ZEROS ? COLUMNS * SCALE_BYTES : 0);
 };
 
-// The byte of a row at which a stage's box of its scales, or of its zero points, begins. A box
-// begins at a multiple of 16 bytes. at: the byte of the first scale, or zero point. k: the stage's
-// first element along k.
+// The byte of a row at which the box of its scales (or zero points) for a stage begins. A box
+// begins at a multiple of 16 bytes. at: the byte of the row's first scale (or zero point). k: the
+// stage's first element along k.
 template <class P>
 ARK_DEVICE int ark_scales_begin(int at, int k) {
   return (at + k / P::GROUP * static_cast<int>(sizeof(typename P::S))) & ~15;
@@ -165,8 +167,8 @@ ARK_DEVICE void ark_code_line(const char* stage, int line, int half, int k,
   }
 }
 
-// The index of a sum among those of 16 rows of the input. Pieces of eight columns are permuted by
-// the row's number (swizzled), so that lanes store to different banks.
+// The index at which a sum is stored among those of 16 rows of the input. Pieces of eight columns
+// are permuted by the row's number (swizzled), so that lanes store to different banks.
 template <int WIDE>
 ARK_DEVICE int ark_code_place(int row, int column) {
   return row * WIDE + (column ^ (row / 2 * 8 & (WIDE - 1)));

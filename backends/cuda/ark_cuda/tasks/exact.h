@@ -1,9 +1,9 @@
-// A tile of an fp32 matrix product in full fp32 precision, by ordinary instructions. Both operands
-// go through shared memory by asynchronous copies, several stages of k ahead. They are stored by k,
-// so that a thread reads its operands in packs of four. A thread computes a block of TM rows by 8
-// columns, in groups of four columns. If a tile has fewer blocks than there are threads, several
-// threads divide the k of a block: slice s takes every SLICES-th k of a stage, and the slices' sums
-// are added up as a fixed tree.
+// A tile of an fp32 matrix product in full fp32 precision, by ordinary FMA instructions. Both
+// operands go through shared memory by asynchronous copies, several stages of k ahead. In shared
+// memory, elements of equal k are neighbours, so that a thread reads its operands in packs of four.
+// A thread computes a block of TM rows by 8 columns, in groups of four columns. If a tile has fewer
+// blocks than there are threads, several threads divide the k of a block: slice s takes every
+// SLICES-th k of a stage, and the slices' sums are added up as a fixed tree.
 
 // One operand of a tile's product, with HIGH rows (of b: columns), of which `rows` exist (all, if
 // WHOLE). Element (row, k) is at at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: true if memory is
@@ -51,9 +51,9 @@ struct ArkExactSide {
   }
 };
 
-// Adds up the sums of MANY slices of UNITS threads each. Of its 2 HALF sums a thread keeps one half
-// and passes the other half to the thread of another slice with the same position. The first sum
-// that it keeps is number `first` of all.
+// Adds up the sums of MANY slices of k, each computed by UNITS threads. A thread has 2 HALF sums.
+// It keeps one half and passes the other half to the thread of another slice with the same
+// position. The first sum that it keeps is number `first` of all.
 template <int UNITS, int MANY, int HALF, int SUMS>
 ARK_DEVICE void ark_exact_add(float* scratch, float (&sums)[SUMS], int slice, int& first) {
   if constexpr (MANY > 1) {

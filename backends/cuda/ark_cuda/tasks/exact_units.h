@@ -56,10 +56,10 @@ struct ArkUnitSide {
   }
 };
 
-// Makes truncation to tf32's 10 bits nearly equal to rounding. It adds at most two thirds of a unit
-// of the tenth bit, half a unit on average, so numbers that tf32 represents do not change. It takes
-// one multiplication, which keeps infinities and NaN; the conversion instruction that rounds has an
-// eighth of its throughput.
+// Makes the matrix unit's truncation to tf32's 10 bits nearly equal to rounding, by adding at most
+// two thirds of a unit of the tenth bit, half a unit on average. Numbers that tf32 represents do
+// not change. This takes one multiplication, which keeps infinities and NaN; the conversion
+// instruction that rounds has an eighth of its throughput.
 ARK_DEVICE float ark_tf32_before(float v) { return v * (1.0f + 0x1.555556p-12f); }
 ARK_DEVICE void ark_unit_product(float (&sum)[4], const ark_u32 (&a)[4], const ark_u32 (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -79,7 +79,8 @@ ARK_DEVICE void ark_unit_parts(float v, ark_u32& high, ark_u32& low) {
   }
 }
 
-// One element of the product, by ordinary instructions. Once the sum is NaN, it stays NaN.
+// Computes one element of the product again, by ordinary instructions. Once the sum is NaN, it
+// stays NaN.
 static __device__ __noinline__ float ark_unit_again(const float* a, ark_i64 a_step, const float* b,
                                                     ark_i64 b_step, int depth) {
   float sum = 0.0f;
@@ -161,8 +162,9 @@ ARK_DEVICE void ark_unit_tile(char* scratch, const A& a, const B& b, const Again
     }
   }
   ark_copies_but<0>();
-  // A lane has two neighbours in each of two rows. A warp exchanges them through shared memory, so
-  // that it stores whole rows of its part and each store touches few lines of memory.
+  // A lane has two neighbouring sums in each of two rows. The lanes of a warp exchange their sums
+  // through shared memory, so that the warp stores whole rows of its part and each store touches
+  // few lines of memory.
   ark_sync();
   constexpr int PITCH = WN + 8, PACKS = WN / 4;
   float* part = reinterpret_cast<float*>(scratch) + ark_warp() * (WM * PITCH);

@@ -1,4 +1,4 @@
-// Operations on the two values of a word, fp16 or bf16.
+// Operations on both 16-bit values (fp16 or bf16) of a 32-bit word at once.
 
 // Hides a constant from the compiler, so that it stays in a register: the result also depends on
 // the block's z index, which is always 0. An instruction has space for one immediate constant;

@@ -1,15 +1,17 @@
-// A linear layer of one input row, computed by all warps of a block together. Warp w holds elements
-// [w K / W, (w + 1) K / W) of the input in registers and takes that slice of every stage. No thread
-// waits for input that it does not use, a stage takes 1 / W of the time of a single warp, and the
-// slices' sums are combined through shared memory once for many rows.
+// A linear layer of one input row, computed by all warps of a block together. Warp w of W holds
+// elements [w K / W, (w + 1) K / W) of the input in registers and multiplies this slice of every
+// row of a stage. So no thread waits for input that it does not use, and a stage takes 1 / W of the
+// time of a single warp. The slices' sums are combined through shared memory, once for many rows.
 
-// The index of a thread's element i: vectors of E elements, and each warp's vectors are contiguous.
+// The index in the input of a thread's element i. Threads have vectors of E elements, and the
+// vectors of each warp are contiguous.
 template <int E>
 ARK_DEVICE int ark_slice_at(int i) {
   return i / E * 32 * E + ark_lane() * E + i % E;
 }
 
-// Loads this thread's V elements of the input, from plain memory or from packets, all together.
+// Loads this thread's V elements of the input, from plain memory or from packets. All loads are in
+// flight at the same time.
 template <int V, int E, typename T>
 ARK_DEVICE void ark_slice(ArkCtx&, const T* p, int stride, float (&x)[V], bool) {
 #pragma unroll
@@ -75,8 +77,8 @@ ARK_DEVICE void ark_load_vector(float (&to)[E], const T* p) {
   }
 }
 
-// Processes a stage, which has R rows of K weights or a part of one row: adds this thread's share
-// of each row's product with x.
+// Adds this thread's share of the product of x with each row of a stage. A stage has R rows of K
+// weights, or a part of one row.
 template <int R, int K, int V, int E, typename T>
 ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R]) {
 #pragma unroll

@@ -70,8 +70,8 @@ class Slices(Body):
         sizes = (params.rows, params.split_k, vector, _pitch(sig, machine))
         constants = (sig.operands[1].ctype, k, *sizes)
         operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
-        # In the variant `matrix`, which runs prompts, this body runs once per prompt, so it is not
-        # inlined.
+        # In the variant `matrix`, which runs prompts, this body (a layer of one row) runs once per
+        # prompt, so it is not inlined.
         often = machine.variant.name != "matrix"
         call = text.called("ark_linear_slices", constants, operands)
         return inline.inlined(name, call, machine, often=often)

@@ -1,10 +1,10 @@
 // A linear layer of two to eight input rows, one per sequence of a batch, in the kernel variant
 // `roles`. It works like linear_roles.h, but computes on matrix units (mma.m16n8k16), where eight
-// input rows take as long as one. A stage of the ring holds 8 or 16 rows of weights, of each of
-// which it holds one of the equal parts along k. It needs only this part of the input rows. With
-// two input rows a stage may hold four whole rows of weights instead (linear_pair.h). An input
-// that is large compared with the ring is not copied to shared memory: each warp loads the elements
-// that it needs for a stage from global memory.
+// input rows take as long as one. A row of weights is divided along k into equal parts. A stage of
+// the ring holds one such part of 8 or 16 rows of weights, and needs only this part of the input
+// rows. With two input rows a stage may hold four whole rows of weights instead (linear_pair.h).
+// An input that is large compared with the ring is not copied to shared memory: each warp loads the
+// elements that it needs for a stage from global memory.
 
 // The bytes of padding after each input row in shared memory, which avoid bank conflicts.
 constexpr int ARK_ROW_PAD = 64;
@@ -100,8 +100,8 @@ ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float 
     const int at = Tile::at(e);
     if (at >= 0) own[place % P * RM + at] = sum[e];
   }
-  // The addition to the count orders the warps: lane 0 releases the stores of its warp and acquires
-  // those of the others. A shuffle does not order memory.
+  // The atomic addition to the count orders the warps: lane 0 releases the stores of its warp and
+  // acquires those of the others. A shuffle would not order memory.
   __syncwarp();
   ark_u32 before = 0u;
   if (ark_lane() == 0) {

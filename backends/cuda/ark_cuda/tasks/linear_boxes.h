@@ -1,13 +1,12 @@
-// Products of weights that came as a box (ark_fill_box) with few rows of an input. A box has blocks
-// of 64 elements of each of R rows, row after row of 128 bytes, of which the copy engine has put
-// chunk c, of 16 bytes, of row r in place c ^ r % 8. Eight lanes that read two rows' chunks
+// Products of weights that a box copy (ark_fill_box) has loaded with few rows of an input. A box
+// has blocks of 64 elements of each of R rows, row after row of 128 bytes. The copy is swizzled:
+// chunk c (16 bytes) of row r is stored as chunk c ^ r % 8. Eight lanes that read two rows' chunks
 // therefore access all banks. The 16 bytes that a lane loads are an operand of matrix units
 // (m16n8k16) without a conversion: rows r and r + 8 of the tile are both row r of the weights, with
-// different elements of the same chunk.
-//
-// The tile's columns are then the input's rows for one half of the elements. Up to four input rows
-// use columns 0 to 3 for the first half and columns 4 to 7 for the second half. One product
-// computes both, and its other results are ignored. More input rows need one product for each half.
+// different elements of the same chunk. The tile's columns are then the input's rows for one half
+// of the elements. Up to four input rows use columns 0 to 3 for the first half and columns 4 to 7
+// for the second half. One product computes both, and its other results are ignored. More input
+// rows need one product for each half.
 
 constexpr int ARK_BOX_BLOCK = 64;
 
@@ -19,7 +18,7 @@ struct ArkBox {
   static constexpr int CHAINS = BOTH && R > 8 ? 2 : 4;  // independent sums of a set
   static_assert(R == 8 || R == 16, "one set of rows or two");
 
-  // The number of the first 16-byte chunk that a lane loads of each block.
+  // The number of the first of the 16-byte chunks that a lane loads from each block.
   ARK_DEVICE_MEMBER static int chunk() {
     const int t = ark_lane() % 4;
     return R > 8 ? (t & 1) | (t >> 1) << 2 : 2 * t;
@@ -33,15 +32,15 @@ struct ArkBox {
   ARK_DEVICE_MEMBER static int half() { return ark_lane() / 16; }
 };
 
-// The index in shared memory at which the input's pair of elements `place` and `place` + 1 is
-// stored: in an order in which a lane's halves of two chunks are 16 contiguous bytes.
+// The index in shared memory at which elements `place` and `place` + 1 of an input row are stored.
+// The order is such that the halves of two chunks that a lane needs are 16 contiguous bytes.
 ARK_DEVICE int ark_box_place(int place) {
   const int word = place / 2 % 32;
   return place / ARK_BOX_BLOCK * ARK_BOX_BLOCK + 2 * (word >> 1 | (word & 1) << 4);
 }
 
-// Adds the products of BLOCKS blocks of a box. x(i, half): of block i, this lane's half of its
-// first chunk (two words) and of its second chunk.
+// Adds the products of BLOCKS blocks of a box with the input. x(i, half): for block i, this lane's
+// half of its first chunk (two words) and of its second chunk.
 template <int R, int M, int BLOCKS, int UNROLLED, typename T, class X>
 ARK_DEVICE void ark_box_products(const T* w, const X& x,
                                  float (&d)[ArkBox<R, M>::SETS][ArkBox<R, M>::CHAINS][4]) {

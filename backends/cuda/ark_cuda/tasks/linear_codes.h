@@ -1,16 +1,17 @@
 // Converts codes of quantised matrices to operands of matrix units: from words of memory to pairs
-// of fp16, which represent each code exactly. A code that is put into the mantissa of the fp16 1024
-// gives 1024 plus the code, or 1024 plus 16 times the code; the 1024 is then subtracted.
+// of fp16, which represent each code exactly. A code in the mantissa of the fp16 number 1024 gives
+// 1024 plus the code, or 1024 plus 16 times the code; the 1024 is then subtracted.
 
-// Pair j of a word's four pairs of 4-bit codes. SIGN: the weight of their highest bit, which is
-// flipped and then subtracted; 0 for unsigned codes.
+// Converts pair j of a word's four pairs of 4-bit codes to fp16. SIGN: the weight of the codes'
+// highest bit, which is flipped and then subtracted; 0 for unsigned codes.
 template <ark_u32 SIGN>
 ARK_DEVICE ark_u32 ark_whole_pair(ark_u32 word, int j) {
   constexpr ark_u32 LOW = 0x64006400u | SIGN * 0x00010001u;
   constexpr ark_u32 HIGH = 0x64006400u | SIGN * 0x00100010u;
   const ark_u32 codes = j < 2 ? word : word >> 8;
   if (j % 2 == 0) return ark_pair_sum((codes & ark_kept(0x000f000fu)) ^ LOW, LOW ^ 0x80008000u);
-  // Divides by 16 and subtracts 64 and the sign's weight.
+  // For the word's upper codes, which are in the mantissa times 16: divides by 16 and subtracts 64
+  // (1024 / 16) and the sign's weight.
   return ark_pair_fma((codes & ark_kept(0x00f000f0u)) ^ HIGH, ark_kept(0x2c002c00u),
                       SIGN ? 0xd480d480u : 0xd400d400u);
 }
@@ -20,15 +21,15 @@ ARK_DEVICE ark_u32 ark_code_pair(const ark_int4*, ark_u32 word, int j) {
 ARK_DEVICE ark_u32 ark_code_pair(const ark_uint4*, ark_u32 word, int j) {
   return ark_whole_pair<0>(word, j);
 }
-// Exponent and mantissa of the code are moved to those of an fp16, which gives a number that is too
-// small by a factor of 2^14.
+// Converts 4-bit float codes: exponent and mantissa of a code are moved to those of an fp16, which
+// gives a number that is too small by a factor of 2^14.
 ARK_DEVICE ark_u32 ark_code_pair(const ark_fp4*, ark_u32 word, int j) {
   const ark_u32 codes = word >> 4 * j;
   const ark_u32 floats = (codes & 0x00070007u) << 9 | (codes & 0x00080008u) << 12;
   return ark_pair_fma(floats, 0x74007400u, 0u);
 }
 
-// Pair j of a word's two pairs of 8-bit codes.
+// Converts pair j of a word's two pairs of 8-bit codes to fp16.
 ARK_DEVICE ark_u32 ark_code_pair(const signed char*, ark_u32 word, int j) {
   const ark_u32 codes = word ^ 0x80808080u;
   return ark_pair_sum(__byte_perm(codes, ark_kept(0x64646464u), j == 0 ? 0x4140u : 0x4342u),

@@ -1,8 +1,8 @@
-// Copies the rows of a batch to shared memory (linear_batch.h): from packets or memory in fp32, or
-// from memory in the weights' type.
+// Copies the input rows of a batch to shared memory (for linear_batch.h): from packets or memory in
+// fp32, or from memory in the weights' type.
 
-// A thread's pairs of elements of a row, as ark_load_pairs loads them. In plain fp32 memory a pair
-// is one load of 8 bytes.
+// Loads a thread's pairs of elements of a row, as ark_load_pairs does. From plain fp32 memory, a
+// pair is one load of 8 bytes.
 template <int N, typename P, typename There, typename At>
 ARK_DEVICE void ark_row_pairs(ArkCtx& c, const P* p, const There& there, const At& at,
                               float (&v)[2 * N], bool system) {
@@ -51,7 +51,7 @@ constexpr bool ARK_ROUNDED = false;
 template <typename W>
 inline constexpr bool ARK_ROUNDED<const W*, W> = true;
 
-// The number of groups of eight elements of a row that a thread has.
+// The number of groups of eight elements of a row that one thread loads.
 template <int K>
 constexpr int ARK_ROW_EIGHTS = (K / 8 + ARK_THREADS - 1) / ARK_THREADS;
 
@@ -65,9 +65,9 @@ ARK_DEVICE void ark_eight_factors(const T* norm, uint4 (&factor)[ARK_ROW_EIGHTS<
   }
 }
 
-// As ark_batch_rows, for an input and norm weights of the weights' type. All of a thread's groups
-// of eight are loaded at once. A thread without a group loads the last one, because a branch would
-// cost registers.
+// Like ark_batch_rows, for an input and norm weights that have the type of the layer's weights. All
+// of a thread's groups of eight elements are loaded at once. A thread without a group loads the
+// last one, because a branch would cost registers.
 template <int M, int K, int PITCH, bool NORM, bool BOXED, typename T, int F>
 ARK_DEVICE void ark_batch_eights(const T* p, const uint4 (&factor)[F], T* xs, float (&square)[M]) {
   constexpr int EACH = ARK_ROW_EIGHTS<K>;
@@ -108,8 +108,9 @@ ARK_DEVICE void ark_batch_eights(const T* p, const uint4 (&factor)[F], T* xs, fl
   }
 }
 
-// Loads M rows of K elements, times `factor` if NORM, to xs, with PITCH elements from row to row,
-// in the order of boxes' products if BOXED. Adds this thread's squares of each row to `square`.
+// Loads M rows of K elements, times `factor` if NORM, to xs, with PITCH elements from row to row.
+// BOXED: in the order that products of boxes need (ark_box_place). Adds this thread's squares of
+// each row to `square`.
 template <int M, int K, int PITCH, bool NORM, bool BOXED, typename P, typename T, int F>
 ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
                                float (&square)[M], bool system) {

@@ -50,8 +50,8 @@ ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
   return square;
 }
 
-// ark_row for packets of 4 bytes whose values have the type of xs and are not scaled, so that they
-// need no conversion.
+// Like ark_row, for packets of 4 bytes whose values have the type of xs and are not scaled, so that
+// they need no conversion.
 template <int K, int S, int FIRST, bool NORM, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const ArkShort<T>* p, const float (&)[F], T* xs, bool) {
   static_assert(S == 1 && !NORM && K % 4 == 0, "one row as it is");
@@ -74,8 +74,8 @@ ARK_DEVICE float ark_row(ArkCtx& c, const ArkShort<T>* p, const float (&)[F], T*
   return 0.0f;
 }
 
-// This lane's share of the products of R rows of K weights, `pitch` apart, with x, all in shared
-// memory. With few rows, each has several running sums.
+// This lane's share of the products of x with R rows of K weights, `pitch` apart, all in shared
+// memory. If R is small, each row has several running sums, to hide latency.
 template <int R, int K, typename T>
 ARK_DEVICE void ark_stage_dots(const T* w, const T* x, float (&sum)[R]) {
   constexpr int E = 16 / sizeof(T), A = R == 1 ? 4 : R == 2 ? 2 : 1;
@@ -100,8 +100,9 @@ ARK_DEVICE void ark_stage_dots(const T* w, const T* x, float (&sum)[R]) {
   }
 }
 
-// Adds up the parts of a row that is cut along k. Returns true for the warp that adds the last
-// part. That warp gets the row's total, summed in order.
+// Adds up the partial sums of a row that is divided along k among several warps. Returns true for
+// the warp that adds the last part. That warp gets the row's total, summed in the order of the
+// parts.
 template <int P>
 ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_u32* counts,
                               float& total) {
@@ -121,11 +122,11 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
   return true;
 }
 
-// The packet of row ROW that the lead warp polls. It is the one that a processor far from this one
-// is expected to publish last. If the row has few elements in shares, one packet of each share is
-// polled at once. Otherwise a packet of the rank's own share and then one of the preceding rank's
-// share are polled: gathering long before the data has arrived would take bandwidth from the
-// weights.
+// Polls one packet of the input, on behalf of the lead warp: in row ROW, the packet that a
+// processor far from this one is expected to publish last. If the input is a sum of shares with few
+// elements, one packet of each share is polled at once. Otherwise a packet of the rank's own share
+// and then one of the preceding rank's share are polled: loading the input long before it has
+// arrived would take bandwidth from the weights.
 constexpr int ARK_POLLED_TOGETHER = 4096;
 template <int K, int SHARES, int ROW, int PROCESSORS, class X>
 ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {

@@ -106,8 +106,8 @@ class Roles(Body):
         operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
         if rows == 1:
             given = sig.operands[0].shape[0]
-            # With two ranks the order in which the shares are added does not change the sum. It is
-            # then the same in both kernels, so that the ranks can share one.
+            # With two ranks, the order in which the shares are added does not change the sum. Both
+            # kernels then begin with share 0, so that they are equal and the ranks share one.
             shares = (given, params.first if given > 2 else 0)
             constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
             return inline.inlined(

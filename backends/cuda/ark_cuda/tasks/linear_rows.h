@@ -16,7 +16,8 @@ ARK_DEVICE float ark_lane_products(const ROW* rows, const T* x) {
   return ark_fold<R>(sum);
 }
 
-// The number of pairs of the input row that a thread loads: two of each block of its warp.
+// The number of pairs of elements of the input row that a thread loads: two of each block of its
+// warp.
 template <int K>
 constexpr int ARK_BLOCK_PAIRS =
     2 * ((K + ARK_INPUT_BLOCK * ARK_WARPS - 1) / (ARK_INPUT_BLOCK * ARK_WARPS));
@@ -75,7 +76,7 @@ ARK_DEVICE float ark_tile_row(ArkCtx& c, const P* p, const float (&factor)[F], T
   }
   return square;
 }
-// ark_tile_row for packets of 4 bytes whose values are not scaled.
+// Like ark_tile_row, for packets of 4 bytes whose values are not scaled.
 template <class Tile, int K, int S, int FIRST, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_tile_row(ArkCtx& c, const ArkShort<P>* p, const float (&)[F], T* xs,
                               float* blocks, bool) {

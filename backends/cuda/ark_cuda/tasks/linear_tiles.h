@@ -1,5 +1,5 @@
-// Tiles of sums of several rows, divided among lanes, and the epilogue that a linear layer applies
-// to them (linear_batch.h).
+// How a matrix of sums of several rows is divided among the lanes of a warp, and the epilogue that
+// a linear layer applies to these sums (linear_batch.h).
 
 // A lane's part of the products of R rows of weights with M rows of the input: two neighbouring
 // rows of weights from row() on, with COLUMNS input rows from column() on. Element e has row e /
@@ -8,11 +8,12 @@
 template <bool TALL, int R, int M>
 struct ArkRowsTile {
   static constexpr int COLUMNS = TALL ? 2 : 1, ALL = 2 * COLUMNS;
-  // Lanes whose numbers differ in these bits have other rows of the same columns.
+  // Lanes whose numbers differ only in these bits have other rows of the same columns.
   static constexpr int FIRST_ROW = TALL ? 4 : 1, LAST_ROW = TALL ? 32 : 4;
   ARK_DEVICE int row() { return (TALL ? ark_lane() / 4 : ark_lane() % 4) * 2; }
   ARK_DEVICE int column() { return TALL ? ark_lane() % 4 * 2 : ark_lane() / 4; }
-  // The index of element e in the matrix of R rows by M columns, or -1 if it is outside.
+  // The index of a lane's element e in the matrix of R rows by M columns, or -1 if it is outside of
+  // the matrix.
   ARK_DEVICE int at(int e) {
     const int own = row() + e / COLUMNS, other = column() + e % COLUMNS;
     return own < R && other < M ? own * M + other : -1;
@@ -31,8 +32,9 @@ ARK_DEVICE void ark_tile_ahead(ArkCtx& c, const S& epilogue, int row, int end,
     ark_sums_ahead(c, epilogue, Tile::column() + e, row, end - row, ahead[e]);
   }
 }
-// For sums that are logits of M sequences, each with its own settings and position: TILES tasks,
-// which share STAGES stages of R rows, find the best token of their own rows for each sequence.
+// The epilogue of sums that are logits of M sequences, each with its own settings and position. The
+// TILES tasks, which share STAGES stages of R rows, find for each sequence the best token among
+// their own rows.
 template <int M, int SETTINGS, int R, int TILES, int STAGES, class O, class S, class P, class C>
 struct ArkSampleRows {
   static constexpr bool WAITS = false;

@@ -1,7 +1,7 @@
-// A linear layer of one or few input rows on matrix units, for stages of whole rows of weights.
-// Matrix units multiply many elements per instruction, while scalar instructions convert and
-// multiply one after another. When several stages arrive at once, they are therefore processed
-// sooner, and the loading warp waits less for free slots of the ring.
+// A linear layer of one or few input rows on matrix units, for stages that hold whole rows of
+// weights. Matrix units multiply many elements per instruction, whereas scalar instructions convert
+// and multiply elements one after another. So when several stages arrive at once, they are
+// processed sooner, and the loading warp waits less for free slots of the ring.
 
 // The products of R rows of K weights with x, both in shared memory, on matrix units (m16n8k16),
 // with a tenth of the instructions of ark_stage_dots. Each row of weights is cut into SEGMENTS
@@ -41,7 +41,7 @@ ARK_DEVICE void ark_units_sums(const T* lower, const T* upper, const T* x, float
   for (int e = 0; e < 4; ++e) all[e] = (d[0][e] + d[1][e]) + (d[2][e] + d[3][e]);
 }
 
-// For one row of x: computes a lane's share of the product of each row of weights with it.
+// For one row of x: computes this lane's share of the product of x with each row of weights.
 template <int R, int K, typename T>
 ARK_DEVICE void ark_stage_products(const T* w, const T* x, float (&sum)[R]) {
   constexpr int S = ARK_SEGMENTS<R>;

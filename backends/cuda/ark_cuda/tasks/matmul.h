@@ -1,9 +1,9 @@
 // A tile of a matrix product on tensor cores (mma.sync m16n8k16, fp32 sums). The warps divide the
-// tile's columns and, within a chunk, k: a warp has 32 elements along k. Rows of a are converted
-// and go through shared memory. Rows of b are loaded directly to registers, eight elements per
-// lane. Any assignment of a step's elements of k to the instruction's k indices is correct if a and
-// b use the same one. Lane l % 4 has elements 8 (l % 4) to 8 (l % 4) + 7, so that its loads have 16
-// bytes.
+// tile's columns and, within a chunk of k, k itself: a warp has 32 elements along k. Rows of a are
+// converted and go through shared memory. Rows of b are loaded directly to registers, eight
+// elements per lane. Any assignment of a step's elements of k to the instruction's k indices is
+// correct if a and b use the same one. Lane l has elements 8 (l % 4) to 8 (l % 4) + 7, so that its
+// loads have 16 bytes.
 
 ARK_DEVICE ark_u32 ark_pack(ark_u32 low, ark_u32 high) { return low | high << 16; }
 
@@ -31,8 +31,8 @@ ARK_DEVICE uint4 ark_eight(const ArkSide<T>& s, int row, int k) {
   return ark_eight_narrow(from, s.k_stride, s.depth - k);
 }
 
-// A thread's part of a's next chunk: eight elements, and their conversion for shared memory. An
-// fp32 element becomes two bf16, whose products with b add up to fp32's within 2^-16.
+// Eight elements of the next chunk of a, which a thread loads and then converts for shared memory.
+// An fp32 element becomes two bf16, whose products with b add up to the fp32 product within 2^-16.
 template <typename T>
 struct ArkEight {
   static constexpr int PARTS = 1;

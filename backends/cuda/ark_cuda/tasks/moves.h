@@ -1,6 +1,6 @@
-// Copies and sums by the moving warps. They use plain memory, keep a few accesses of 16 bytes in
-// flight per thread, and limit the rate of bytes to what the links to peers carry from all
-// processors at once.
+// Copies and sums by the moving warps (movers.h). They use plain memory, keep a few accesses of 16
+// bytes in flight per thread, and limit the rate of bytes to that which the links to peers carry
+// from all processors at once.
 
 // A processor sends at most ARK_MOVE_BYTES in ARK_MOVE_CYCLES clock cycles.
 constexpr ark_u32 ARK_MOVE_BYTES = 4096u, ARK_MOVE_CYCLES = 3000u;
@@ -22,7 +22,7 @@ union ArkMovedChunk {
   T v[16 / sizeof(T)];
 };
 
-// Combines the same elements of all shares.
+// Combines the same elements of all ranks' shares, for example by a sum.
 template <typename T, typename JOIN, int DIVIDE, int SHARES>
 ARK_DEVICE T ark_move_join(const T (&v)[SHARES]) {
   typedef decltype(ark_term(T())) A;
@@ -45,8 +45,8 @@ ARK_DEVICE void ark_move_chunks(const ArkMoved<T, SHARES, OUTPUTS>& at, ark_i64 
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) ark_load_once(at.from[s] + first + b * STEP, &held[s][b]);
   }
-  // All loads are issued before the first result is unpacked, because the compiler would wait for
-  // the loads before it issues more.
+  // All loads are issued before the first result is unpacked. Otherwise the compiler would wait for
+  // each load before it issues the next.
 #pragma unroll
   for (int s = 0; s < SHARES; ++s) {
 #pragma unroll
@@ -79,8 +79,8 @@ template <typename T, typename JOIN, int UNIT, int DIVIDE, int SHARES, int OUTPU
 ARK_DEVICE void ark_move(const ArkTask& t, bool aligned, const ArkMoved<T, SHARES, OUTPUTS>& at) {
   constexpr int BATCH = SHARES < 4 ? 4 / SHARES : 1, MANY = 16 / sizeof(T);
   constexpr int STEP = ARK_MOVE_THREADS * MANY;
-  // The number of results that go to peers: a copy goes to a peer; of the results of a sum, the
-  // first goes to this rank.
+  // The number of outputs that are in peers' memory. The output of a copy is on a peer; of the
+  // outputs of a sum, the first is on this rank.
   constexpr ark_u32 FAR = SHARES == 1 ? 1u : OUTPUTS - 1u;
   constexpr ark_u32 BYTES = 16u * BATCH * ARK_MOVE_THREADS * FAR;
   constexpr ark_u32 CYCLES = ARK_MOVE_CYCLES * BYTES / ARK_MOVE_BYTES;

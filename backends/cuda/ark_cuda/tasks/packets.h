@@ -12,7 +12,7 @@ ARK_DEVICE bool ark_await_one(ArkCtx& c, const ark_u64* late, bool system) {
   return true;
 }
 
-// Loads element i of an operand for every lane with `valid`; other lanes get 0.
+// Loads element i of an operand in each lane whose `valid` is true; other lanes get 0.
 template <typename T>
 ARK_DEVICE float ark_load_by_warp(ArkCtx&, const T* p, ark_i64 i, bool valid, bool) {
   return valid ? ark_get(p, i) : 0.0f;

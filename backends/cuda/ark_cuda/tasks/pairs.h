@@ -1,15 +1,16 @@
-// Stores products with an epilogue expression in the variant `matrix`. The expression is computed
-// in the registers that hold the sums, two neighbours at a time. Results of 16 bits go through the
-// warp's slab and are stored as whole lines; results of 32 bits are stored as pairs, and four
-// lanes' pairs fill a sector. Further operands of the expression are loaded SOME columns ahead; the
-// first ones are loaded before the sums are complete. A residual of 16 bits passes through the
-// slab, so that its next pieces are loaded while the current columns are computed.
+// Stores the results of products with an epilogue expression, in the variant `matrix`. The
+// expression is computed in the registers that hold the sums, two neighbouring sums at a time.
+// Results of 16 bits go through the warp's slab of shared memory and are stored as whole lines;
+// results of 32 bits are stored as pairs, and four lanes' pairs fill a sector. Further operands of
+// the expression are loaded SOME columns ahead; the first ones are loaded before the sums are
+// complete. A residual of 16 bits passes through the slab, so that its next pieces are loaded while
+// the current columns are computed.
 
 struct ArkNothing {};
 
-// Operands of the epilogue that a lane has loaded ahead: operands of one row, at its pairs of some
-// columns, and its part of a residual, which has all of the result's elements. The residual is in
-// 16-byte pieces of the slab's layout, or in pairs.
+// Operands of the epilogue that a lane has loaded ahead, for its pairs of some columns: operands of
+// one row (`beside`), and its part of a residual (`rest`), a tensor of the result's size. The
+// residual is in 16-byte pieces of the slab's layout, or in pairs.
 template <typename T, int SOME, bool REST, class Beside>
 struct ArkAside {
   static constexpr bool SLAB = sizeof(T) == 2;

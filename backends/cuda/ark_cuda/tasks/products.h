@@ -3,10 +3,11 @@
 // tcgen05.h (sm_100a). a and b are the left and right operands, k the dimension that is summed; a
 // line is 128 bytes of k of one row of a or column of b.
 
-// A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup stores half of the rows, or in
-// tiles of 64 rows half of the columns. HIGH: rows of a in a stage. LINES: lines per row and column
-// in a stage. ACROSS_A, ACROSS_B: true if k is not the contiguous dimension of that operand.
-// OVERLAP: true if the products of a stage run while the warpgroup waits for the next stage.
+// The shape of a product whose tiles have ROWS (64 or 128) by COLUMNS elements. A warpgroup stores
+// half of the rows, or in tiles of 64 rows half of the columns. HIGH: rows of a in a stage. LINES:
+// lines per row and column in a stage. ACROSS_A, ACROSS_B: true if k is not the contiguous
+// dimension of that operand. OVERLAP: true if the products of a stage run while the warpgroup waits
+// for the next stage.
 template <class DEAL, typename T_, typename T_B, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A,
           bool ACROSS_B, bool OVERLAP_, int LINES_>
 struct ArkProduct {
@@ -26,8 +27,8 @@ struct ArkProduct {
   // the contiguous dimension, otherwise 16 rows of 128 bytes.
   static constexpr ark_u32 A_STEP = ACROSS_A ? 128u : 2u, A_LEAD = ACROSS_A ? 512u : 1u;
   static constexpr ark_u32 B_STEP = ACROSS_B ? 128u : 2u, B_LEAD = ACROSS_B ? 512u : 1u;
-  // The bytes of the 64 rows of a that one warpgroup multiplies, by which the second warpgroup's
-  // rows are offset.
+  // The bytes of the 64 rows of a that one warpgroup multiplies. The rows of the second warpgroup
+  // are at this offset.
   static constexpr int A_HALF = TALL ? 8192 : 0;
 };
 
@@ -57,10 +58,11 @@ ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, 
   }
 }
 
-// An operand that is the matrix of convolution windows of an image (ark.tasks.matmul_windows).
-// PLACES: windows per image, ACROSS of them in a row. CHANNELS: channels of the image. TAPS:
-// elements of the kernel in a row. The other parameters are strides, padding and dilation in both
-// directions. SPLIT: true if the rows of the matrix are the windows of all images.
+// An operand that is the matrix of an image's convolution windows, which box copies read from the
+// image itself (ark.tasks.matmul_windows). PLACES: windows per image, ACROSS of them in a row.
+// CHANNELS: channels of the image. TAPS: elements of the kernel in a row. The other parameters are
+// strides, padding and dilation in both directions. SPLIT: true if the rows of the matrix are the
+// windows of all images.
 template <bool SPLIT, int PLACES, int ACROSS, int CHANNELS, int TAPS, int STEP_DOWN,
           int STEP_ACROSS, int BEFORE_DOWN, int BEFORE_ACROSS, int APART_DOWN, int APART_ACROSS>
 struct ArkWindows {
@@ -92,8 +94,8 @@ template <class P, class Begin, class End, class Left, class Right>
 ARK_DEVICE void ark_matrix_load_stages(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                        const Begin& begin, const End& end, const Left& left,
                                        const Right& right) {
-  // Weights (right operand) whose left operand is an activation are read once. They may be evicted
-  // from L2 first, so that instructions and activations stay there.
+  // Weights (the right operand of a product with an activation) are read once. So they may be
+  // evicted from L2 first, and instructions and activations stay there.
   const bool leaves = P::deal::once && t.growth == ARK_LOADS_RIGHT;
   const ark_u64 keep = leaves ? ARK_BOX_LEAVES : ARK_BOX_STAYS;
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {

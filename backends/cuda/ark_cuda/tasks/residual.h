@@ -1,6 +1,6 @@
-// ark_matrix_each for products whose epilogue reads a tensor of the result's size, such as a
-// residual. Its elements are loaded while the preceding 32 columns are stored, so that no store
-// waits for a load.
+// Stores the results of products whose epilogue reads a tensor of the result's size, such as a
+// residual (like ark_matrix_each). The tensor's elements are loaded while the preceding 32 columns
+// are stored, so that no store waits for a load.
 
 // ahead(row, column, there): loads the elements that eight(row, column, values, count, elements)
 // uses beside the eight values; `there` is false past the result's end.
@@ -18,8 +18,8 @@ ARK_DEVICE void ark_matrix_each_residual(ArkCtx& c, S (&d)[COLUMNS / 2], int fir
     return ahead(row, column, row < rows && columns - column >= 8 && column < COLUMNS);
   };
   auto low_next = asked(0, 0), high_next = asked(1, 0);
-  // This is a loop to reduce code size. Each round takes the sums in the first registers and moves
-  // the others to these, because registers cannot be indexed.
+  // This is a loop instead of unrolled code, to reduce code size. Registers cannot be indexed, so
+  // each round takes the sums in the first registers and then moves the others to these.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += 32) {
     const auto low_beside = low_next, high_beside = high_next;

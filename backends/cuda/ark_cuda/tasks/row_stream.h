@@ -1,6 +1,6 @@
-// Softmax and norms of rows that the bulk copy unit brings to shared memory, several rows ahead.
-// More bytes are in flight than the registers of row_norm.h can hold, independently of what the
-// warps do meanwhile.
+// Softmax and norms of rows that bulk copies (cp.async.bulk) bring to shared memory, several rows
+// ahead. More bytes are in flight than the registers of row_norm.h can hold, and they arrive
+// whatever the warps do meanwhile.
 
 // A task processes ROWS of the COUNT rows, from coord[2] on, or all of them. A row has K elements:
 // E packs of V elements per thread. Each team of TEAM warps takes rows round-robin and has space
@@ -53,8 +53,8 @@ ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const 
       for (int j = 0; j < V; ++j) v[e * V + j] = ark_get(pack.v, j);
     }
     const auto inside = [&](int i) { return WHOLE || i / V * WIDTH * V + me < K; };
-    // After a reduction's barrier all threads of the team have read the row, so the next row may be
-    // copied to its space.
+    // The reduction of a row contains a barrier. After it, all threads of the team have read the
+    // row, so the next row may be copied to its space.
     const int next = r + DEPTH * TEAMS;
     if (OP::FIRST) {
 #pragma unroll

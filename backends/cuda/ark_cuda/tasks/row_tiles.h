@@ -6,17 +6,17 @@
 constexpr int ARK_INPUT_BLOCK = 128;  // INPUT_BLOCK of linear_form.py: elements that share a factor
 
 // Hides a thread's number from the compiler. Otherwise the compiler would compute the positions of
-// the elements of every layer once and keep them in local memory, because they are the same for
-// each task.
+// the elements of every layer once, because they are the same for each task, and would keep them in
+// local memory.
 ARK_DEVICE int ark_unknown(int v) {
   asm volatile("" : "+r"(v));
   return v;
 }
 
-// How R rows of K codes fill the tile's 16 rows: they are cut into SEGMENTS parts, and the tile's
-// columns are the same parts of x, as in linear_units.h. A lane loads BYTES of a row at once, and
-// four lanes load COLUMNS codes. The sums of UNIT columns, all in one block and one group, are
-// scaled together. NONE: true if matrix units do not support these rows.
+// How R rows of K codes fill the 16 rows of the matrix unit's tile: each row is cut into SEGMENTS
+// parts, and the tile's columns are the same parts of x, as in linear_units.h. A lane loads BYTES
+// of a row at once, and four lanes load COLUMNS codes. The sums of UNIT columns, all in one block
+// and one group, are scaled together. NONE: true if matrix units do not support these rows.
 template <class ROW, int R, typename T>
 struct ArkRowTile;
 template <class C, int K, int GROUP, class S, bool ZEROS, int R, typename T>
@@ -24,7 +24,8 @@ struct ArkRowTile<ArkRow<C, K, GROUP, S, ZEROS>, R, T> {
   static constexpr int SEGMENTS = R == 1 ? 8 : 16 / R, PART = K / SEGMENTS;
   static constexpr int OF_BYTE = 8 / ARK_CODE_BITS<C>;
   static constexpr bool EVEN = K % SEGMENTS == 0 && (GROUP % PART == 0 || PART % GROUP == 0);
-  // All groups and parts are multiples of this number of columns.
+  // The largest number of columns of which all groups of scales and all parts of a row are
+  // multiples.
   static constexpr int ALL = !EVEN ? 1 : GROUP < PART ? GROUP : PART;
   static constexpr int UNIT = ALL % 128 == 0 ? 128 : ALL % 64 == 0 ? 64 : ALL % 32 == 0 ? 32 : 1;
   static constexpr int MOST = UNIT / (4 * OF_BYTE), BYTES = MOST < 16 ? MOST : 16;
@@ -45,8 +46,8 @@ struct ArkRowTile<ArkRow<C, K, GROUP, S, ZEROS>, R, T> {
   }
 };
 
-// The factors of a block whose largest element is `most`. Returns the factor for its elements,
-// after which the largest is in [2^14, 2^15). back: the factor for its products.
+// Chooses the scale of a block of the input whose largest element is `most`. Returns the factor for
+// its elements, after which the largest is in [2^14, 2^15). back: the factor for its products.
 ARK_DEVICE float ark_block_factor(float most, float& back) {
   const ark_u32 exponent = ark_float_bits(most) >> 23 & 255u;
   const ark_u32 known = exponent < 15u ? 15u : exponent;
@@ -54,9 +55,10 @@ ARK_DEVICE float ark_block_factor(float most, float& back) {
   return ark_bits_float((268u - known) << 23);
 }
 
-// Writes this lane's four elements of a block, at columns first and second with their neighbours,
-// to their positions in xs (Tile), and the block's factor to `blocks`. Without matrix units
-// (Tile::NONE) the elements are not scaled. Elements beyond K are 0.
+// Writes this lane's four elements of a block of the input to their positions in xs (Tile), and the
+// block's factor to `blocks`. The elements are those at columns `first` and `second` with their
+// neighbours. Without matrix units (Tile::NONE) the elements are not scaled. Elements beyond K are
+// 0.
 template <class Tile, int K, typename T>
 ARK_DEVICE void ark_store_block(T* xs, float* blocks, int first, int second, const float (&v)[4]) {
   float by = 1.0f;
@@ -93,8 +95,8 @@ ARK_DEVICE ark_u32 ark_code_operand(const ark_u32 (&words)[N], int j) {
   return ark_code_pair(static_cast<const C*>(nullptr), words[j / PAIRS], j % PAIRS);
 }
 
-// The products of R rows with x, which is in the tile's layout, with the blocks' factors. Lane l
-// gets the product of row l R / 32.
+// The products of R rows with x. x is in the tile's layout; `blocks` has the factors of its blocks.
+// Lane l gets the product of row l R / 32.
 template <int R, class TILE, class C, int K, int GROUP, class S, bool ZEROS>
 ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, const ark_f16* x,
                                    const float* blocks) {

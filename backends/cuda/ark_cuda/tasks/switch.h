@@ -40,8 +40,8 @@ ARK_DEVICE void ark_switch_store(ark_u64 to, const ArkSwitched& v) {
                : "memory");
 }
 
-// Called by the block: `from` and `to` are multicast addresses; the data is whole chunks of 16
-// bytes.
+// Called by the block: sums `from` over all ranks and stores the sum to `to` on all ranks. Both are
+// multicast addresses; the data is whole chunks of 16 bytes.
 template <typename T>
 ARK_DEVICE void ark_switch_sum(ark_u64 from, ark_u64 to, ark_i64 bytes) {
   constexpr int BATCH = 4;

@@ -3,8 +3,8 @@
 // starts all instructions of a tile. Their sums are in tensor memory. When they are complete, each
 // warp loads its rows to registers, in the register layout of wgmma.
 
-// CODE: the number of an element type in the instruction descriptor. KIND: the kind of instruction:
-// 0 fp16 and bf16, 1 tf32, 2 8-bit floats, 3 integers.
+// For each element type, CODE is its number in the instruction descriptor, and KIND the kind of
+// instruction: 0 fp16 and bf16, 1 tf32, 2 8-bit floats, 3 integers.
 template <typename T>
 struct ArkTensorType;
 template <>
@@ -77,9 +77,9 @@ struct ArkTensorProduct {
   }
 };
 
-// Called by the first warp, of which one lane starts all products of a tile. The hardware signals
-// the barrier `empty` of a stage when its products are complete, which releases the stage to the
-// loading thread, and the barrier `made` when all products of the tile are complete.
+// Starts all products of a tile. Called by the first warp, of which one lane does it. The hardware
+// signals the barrier `empty` of a stage when its products are complete, which releases the stage
+// to the loading thread, and the barrier `made` when all products of the tile are complete.
 template <class P>
 ARK_DEVICE void ark_matrix_start(ArkCtx& c, ark_u32 sums, ark_u32 steps, ArkMatrixSlot& at) {
   const ark_u32 full = ark_shared_address(ark_matrix.full);
@@ -108,15 +108,13 @@ ARK_DEVICE void ark_matrix_start(ArkCtx& c, ark_u32 sums, ark_u32 steps, ArkMatr
   }
 }
 
-// Run by the computing warps, for each tile of the task. steps_of(i1): the number of stages of a
-// tile. end(i0, i1, m0, n0, top, left): starts the loads of the epilogue and returns the function
-// that stores the sums d of a warp. top: the warp's first row in the tile. left: its first column
-// in the result.
-//
-// Warp w of a warpgroup can access only lanes 32 w to 32 w + 31 of tensor memory, where a lane
-// holds a row. A tile of 128 rows uses all lanes: of these 32 rows, each of the two warpgroups
-// stores 16. A tile of 64 rows uses the first 16 of every 32 lanes: both warpgroups store these
-// rows, each for half of the columns.
+// The computing warps' part of a task: computes each tile of the task. steps_of(i1): the number of
+// stages of a tile. end(i0, i1, m0, n0, top, left): starts the loads of the epilogue and returns
+// the function that stores the sums d of a warp. top: the warp's first row in the tile. left: its
+// first column in the result. Warp w of a warpgroup can access only lanes 32 w to 32 w + 31 of
+// tensor memory, where a lane holds a row. A tile of 128 rows uses all lanes: of these 32 rows,
+// each of the two warpgroups stores 16. A tile of 64 rows uses the first 16 of every 32 lanes: both
+// warpgroups store these rows, each for half of the columns.
 template <class P, class Steps, class End>
 ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
                                    const End& end) {

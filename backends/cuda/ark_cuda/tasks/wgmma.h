@@ -3,9 +3,9 @@
 // names each register of the sums, so wgmma.py generates the macro calls that list them.
 
 // multiply(d, a, b, add): the product of 64 rows and COLUMNS columns over 32 bytes of k. a, b: the
-// matrix descriptors of the operands in shared memory, without their common upper half. It is added
-// to d, or if `add` is 0 stored to d. ACROSS_A, ACROSS_B: true if k is not the contiguous dimension
-// of that operand.
+// matrix descriptors of the operands in shared memory, without their common upper half. The product
+// is added to d, or if `add` is 0 stored to d. ACROSS_A, ACROSS_B: true if k is not the contiguous
+// dimension of that operand.
 template <int COLUMNS, typename A, typename B, bool ACROSS_A, bool ACROSS_B>
 struct ArkWgmma;
 
@@ -31,8 +31,9 @@ struct ArkWgmma;
     }                                                                                            \
   };
 
-// multiply(d, a0, a1, a2, a3, b): the same over 16 elements of k with a in the registers a0 to a3
-// of the warpgroup. It is always added to d. HELD: the assembly operands of a0 to a3.
+// multiply(d, a0, a1, a2, a3, b): like ArkWgmma's multiply, over 16 elements of k, with the operand
+// a in the registers a0 to a3 of the warpgroup. The product is always added to d. HELD: the
+// assembly operands of a0 to a3.
 template <int COLUMNS, typename T>
 struct ArkWgmmaHeld;
 #define ARK_WGMMA_HELD(COLUMNS, T, FORM, SUMS, HELD, AT_B, ...)                           \
@@ -83,14 +84,13 @@ ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
   ark_sync();
 }
 
-// Run by the computing warps, for each tile of the task. In tiles of 128 rows (P::TALL) a warpgroup
-// multiplies and stores 64 rows. In tiles of 64 rows, one warpgroup multiplies the stages in even
-// slots of the ring and the other one those in odd slots; ark_matrix_join then adds their sums, and
-// each stores half of the columns.
-//
-// steps_of(i1): the number of stages of a tile. end(i0, i1, m0, n0, top, left): starts the loads of
-// the epilogue and returns the function that stores the sums d of a warp. top: the warp's first row
-// in the tile. left: its first column in the result.
+// The computing warps' part of a task: computes each tile of the task. In tiles of 128 rows
+// (P::TALL) a warpgroup multiplies and stores 64 rows. In tiles of 64 rows, one warpgroup
+// multiplies the stages in even slots of the ring and the other one those in odd slots;
+// ark_matrix_join then adds their sums, and each stores half of the columns. steps_of(i1): the
+// number of stages of a tile. end(i0, i1, m0, n0, top, left): starts the loads of the epilogue and
+// returns the function that stores the sums d of a warp. top: the warp's first row in the tile.
+// left: its first column in the result.
 template <class P, class Steps, class End>
 ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
                                    const End& end) {

@@ -11,7 +11,7 @@ from ark.plan.kind import OperandType
 
 HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
 BYTES = {t.name: t.name.removeprefix("fp8_") for t in SMALL_FLOATS}
-# The types' names in instructions. fp32 stands here for products in tf32.
+# The names of element types in PTX instructions. Products of fp32 operands are computed in tf32.
 KINDS = {**HALVES, **BYTES, "int8": "s8", "fp32": "tf32"}
 
 

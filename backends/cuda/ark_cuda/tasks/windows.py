@@ -64,8 +64,8 @@ def window_map(operand: OperandType, index: int, rows: int, p: WindowParams) -> 
     steps = tuple(s * operand.itemsize for s in (across, rows_apart, first))
     stride = _plane(p.stride, 1)
     before, sizes = _plane(p.before, 0), _plane(p.sizes, 1)
-    # For the kernel's first element: the pixel of the last window, relative to the last pixel of
-    # the input.
+    # The position, relative to the last pixel of the input, of the pixel that the kernel's first
+    # element reads in the last window.
     ends = [
         (many - 1) * step - margin + 1 - extent
         for many, step, margin, extent in zip(sizes, stride, before, (high, wide), strict=True)

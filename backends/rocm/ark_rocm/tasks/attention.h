@@ -10,8 +10,8 @@ constexpr float ARK_LOG2_E = 1.44269504f;
 // 2^v, accurate to one unit in the last place; 0 below the least normal number.
 ARK_DEVICE float ark_exp2(float v) { return __builtin_amdgcn_exp2f(v); }
 
-// A lane's share of one query head's result: N dimensions. All lanes of the wave have the same
-// maximum.
+// A lane's share of one query head's result: N elements of the head. All lanes of the wave have the
+// same maximum.
 template <int N>
 struct ArkHeadState {
   float top;  // scores are times log2(e)
@@ -24,7 +24,8 @@ struct ArkHeadState {
 #pragma unroll
     for (int n = 0; n < N; ++n) sum[n] = 0.0f;
   }
-  // Raises the maximum to `most`, which no new score exceeds.
+  // Raises the running maximum to `most`, which is at least as large as all new scores, and
+  // rescales the sums.
   ARK_METHOD void rise(float most) {
     const float keep = ark_exp2(top - most);
     top = most;
@@ -53,8 +54,8 @@ ARK_DEVICE ark_u32x4 ark_piece_at(const T* p) {
   return *(const ark_global<ark_u32x4>*)p;
 }
 
-// Sums over the groups of GROUP lanes in each half of 32 lanes. The result stays per lane of a
-// group.
+// Adds v over the groups of GROUP lanes in each half of 32 lanes. Each lane of a group keeps the
+// sum for its own position in the group.
 template <int GROUP>
 ARK_DEVICE float ark_half_sum(float v) {
   if (GROUP <= 4) v += ark_row_move<0x124>(v);  // row_ror 4
@@ -77,9 +78,9 @@ ARK_DEVICE float ark_group_sum(float v) {
 // number of waves that work on different heads at the same time.
 ARK_DEVICE constexpr int ark_common(int a, int b) { return b == 0 ? a : ark_common(b, a % b); }
 
-// The number of a head's parts that have positions. It equals the number of parts in a plan with
-// room for only `count` positions (ark/lower/ops/attention.py). The processors of the other parts
-// continue with their next tasks.
+// The number of a head's parts (divisions of the context) that have positions so far. It is chosen
+// as if the plan had room for only `count` positions (ark/lower/ops/attention.py). The processors
+// of the other parts continue with their next tasks.
 template <int SPLITS>
 ARK_DEVICE int ark_parts_used(int count) {
   constexpr int LEAST = 64;
@@ -183,8 +184,8 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) most = __builtin_fmaxf(most, score[g][a]);
       state[g].rise(ark_warp_max(most));
-      // Scores past the end are far below the maximum, because the maximum is over existing
-      // positions.
+      // Scores past the end need no test: they are far below the maximum, because the maximum is
+      // over existing positions only.
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) state[g].add(ark_exp2(score[g][a] - state[g].top), v[a]);
     }
@@ -203,8 +204,8 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
       state[g].add(ark_lane() < GROUP ? ark_exp2(score - state[g].top) : 0.0f, v);
     }
   }
-  // Sums within rows of 16 lanes first, then across rows of 32 lanes by a shuffle, and over the
-  // waves in shared memory.
+  // Adds the sums first within rows of 16 lanes, then across rows of 32 lanes by a shuffle, and
+  // over the waves in shared memory.
   const int half = ark_lane() / 32;
 #pragma unroll
   for (int g = 0; g < OWN; ++g) {

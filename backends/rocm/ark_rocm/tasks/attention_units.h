@@ -15,8 +15,8 @@ typedef ark_u16x8 ark_unit_part;  // a lane's part of a block's 16 elements alon
 // directions.
 ARK_DEVICE constexpr int ark_unit_order(int lane) { return lane; }
 ARK_DEVICE constexpr int ark_unit_slot(int row) { return row; }
-// Joins the pieces of 8 elements along k that a lane holds to an operand: one piece, or both of a
-// pair. The second is `apart` bytes after the first.
+// Joins the pieces of 8 elements along k that a lane holds to an operand of the matrix unit: one
+// piece, or both pieces of a pair. The second is `apart` bytes after the first.
 ARK_DEVICE int ark_unit_piece() { return ark_lane() / ARK_UNIT; }
 ARK_DEVICE ark_unit_part ark_unit_joined(ark_u32x4 first, ark_u32x4) {
   return __builtin_bit_cast(ark_unit_part, first);
@@ -62,15 +62,15 @@ ARK_DEVICE ark_unit_sums ark_unit_multiply(const T* type, ark_unit_part a, ark_u
 constexpr int ARK_UNIT_ELEMENTS = ARK_UNIT * ARK_UNIT / ARK_LANES;
 constexpr float ARK_ATTENTION_LOG2E = 1.44269504f;
 // A row's running maximum is raised only when scores exceed it by this much (as a power of two).
-// Sums of powers up to 2^8 lose no precision, and are then seldom rescaled.
+// Sums of powers up to 2^8 lose no precision, and rescaling the sums is seldom needed.
 constexpr float ARK_ATTENTION_SLACK = 8.0f;
 
 typedef ark_u32 ark_u32x2 __attribute__((ext_vector_type(2)));
 
-// Element e of a lane is row ark_unit_row(e) + ark_unit_first() of a block.
+// The row of a block to which element e of a lane belongs is ark_unit_row(e) + ark_unit_first().
 ARK_DEVICE constexpr int ark_unit_row(int e) { return e / 4 * 8 + e % 4; }
 ARK_DEVICE int ark_unit_first() { return ark_lane() / ARK_UNIT * 4; }
-// 2^v, to a few units in the last place.
+// 2^v, with an error of a few units in the last place.
 ARK_DEVICE float ark_attention_power(float v) { return __builtin_amdgcn_exp2f(v); }
 
 // Converts two powers to elements. Halfway cases of bf16 are rounded up.
@@ -131,7 +131,8 @@ struct ArkAttentionUnits {
   // True if values derived from a thread's number stay in registers; otherwise each round computes
   // them again.
   static constexpr bool KEPT = WIDTH == 64 || (WIDTH == 128 && PARTS == 1);
-  // Operands that are read in one group while the previous group is multiplied.
+  // The number of operands that are read from shared memory together, while the previous ones are
+  // multiplied.
   static constexpr int FEW = ARK_LANES == 64 ? (PARTS == 1 ? 4 : 2) : WIDTH > 192 ? 1 : 2;
   static_assert(TASKS <= ARK_WARPS && KEYS % 32 == 0 && WIDTH % 8 == 0, "as layout_of has it");
 
@@ -160,14 +161,16 @@ ARK_DEVICE void ark_attention_each_part(const Read& read, const Multiply& multip
   }
 }
 
-// A lane's part of 16 elements of its query, or of the powers of 16 keys.
+// An operand of the matrix unit: a lane's part of 16 elements of its query, or of the powers of 16
+// keys.
 template <class U>
 struct ArkAttentionParts {
   ark_unit_part part[U::PARTS];
 };
 
-// A lane's state of its query: the sums of values by elements of the head; the reference of the
-// powers (about the largest score so far, times log2(e)); and the lane's part of the sum of powers.
+// A lane's results so far for its query: the weighted sums of values, by element of the head; the
+// number to which powers are relative (about the largest score so far, times log2(e)); and the
+// lane's part of the sum of powers.
 template <class U>
 struct ArkAttentionSums {
   ark_unit_sums block[U::BLOCKS];
@@ -179,7 +182,8 @@ ARK_DEVICE void ark_attention_scale(ArkAttentionSums<U>& sums, float by) {
   for (int j = 0; j < U::BLOCKS; ++j) sums.block[j] *= by;
 }
 
-// Loads step k of the queries' rows. `row` is the lane's query in memory.
+// Loads the lane's part of its query for step k of the product. `row` is the address of the query
+// in memory.
 template <class U>
 ARK_DEVICE ArkAttentionParts<U> ark_attention_query(const typename U::Q* row, int k) {
   typedef typename ArkElements<typename U::Q>::piece whole;
@@ -253,8 +257,8 @@ ARK_DEVICE float ark_attention_raise(const ark_unit_sums (&s)[U::OWN], ArkAttent
   return keep;
 }
 
-// Assembles the pieces of 8 powers of which a lane computes only one. The neighbour that has the
-// query's other keys computes the other piece.
+// A lane computes only one of the two pieces of 8 powers that it needs as an operand. It gets the
+// other piece from the neighbouring lane that has the same query and the other keys.
 ARK_DEVICE ark_unit_part ark_attention_shared(ark_u32x4 own) {
 #if defined(__GFX9__)
   return ark_unit_joined(own, own);

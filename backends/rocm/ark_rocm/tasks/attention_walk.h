@@ -15,13 +15,15 @@ ARK_DEVICE void ark_attention_mask(ark_unit_sums (&s)[U::OWN], int place, int fi
   }
 }
 
-// cap * tanh(v / cap): two_over is 2 log2(e) / cap, times the scale.
+// Applies a soft cap to a score: cap * tanh(v / cap). two_over is 2 log2(e) / cap, times the scale
+// of scores.
 ARK_DEVICE float ark_attention_capped(float v, float cap, float two_over) {
   const float power = ark_attention_power(v * two_over);
   return __builtin_fmaf(-2.0f * cap, __builtin_amdgcn_rcpf(1.0f + power), cap);
 }
 
-// Applies the soft cap and masks to the scores of keys from `first` on. slab: the slab's first row.
+// Applies the soft cap and masks to the scores of keys from `first` on. slab: the first row of the
+// wave's queries in the tile.
 template <class U, class S, class M>
 ARK_DEVICE void ark_attention_finish(ark_unit_sums (&s)[U::OWN], const ArkAttentionTile& tile,
                                      float scale, float cap, const M& mask, int slab, int first) {
@@ -91,8 +93,8 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
   ark_unit_sums s[U::OWN], ahead[U::OWN];
   ArkAttentionParts<U> p[U::KEYS / 16];
   float keep = 1.0f;
-  // Some powers are computed while the matrix units multiply for the next block's scores, the
-  // others while they add values.
+  // To keep vector units and matrix units busy at the same time, some powers are computed while the
+  // matrix units compute the next block's scores, the others while these multiply values.
   constexpr int BESIDE = U::AHEAD || U::PARTS > 1 ? U::KEYS / 32 : U::KEYS / 16;
   const auto weigh = [&](int from, int to) __attribute__((always_inline)) {
 #pragma unroll
@@ -110,8 +112,8 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
     next_keys.fetch(head_keys, tile, tid(), first_of(2));
     ark_sync();
   }
-  // Keys in shared memory are those of block n, or of block n + 1 if scores are computed ahead.
-  // more: true if there is a further block.
+  // One round of the loop, for block n of keys. The keys in shared memory are those of block n, or
+  // of block n + 1 if scores are computed ahead. more: true if there is a further block.
   const auto step = [&](int n, bool more) __attribute__((always_inline)) {
     next_values.place(shared, tid());
     next_values.fetch(head_values, tile, tid(), first_of(n + 1));
@@ -141,7 +143,7 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
   step(count - 1, false);
 }
 
-// Adds the sums of all groups with the same queries into the first group's.
+// Adds the sums of all groups of waves that have the same queries to those of the first group.
 template <class U>
 ARK_DEVICE void ark_attention_join(ark_local* shared, ArkAttentionSums<U>& sums) {
   typedef ark_in_local<ark_unit_sums> block;

@@ -2,8 +2,8 @@
 // stores read it. Each wave has SLOTS pieces of LDS, half of them with loads in flight, so waves do
 // not synchronise with each other.
 
-// Bytes that a load brings to each lane, one of the sizes that the compiler's builtin accepts; and
-// the bytes of a piece.
+// ARK_TO_LDS: the number of bytes that a load brings to each lane, one of the sizes that the
+// compiler's builtin accepts. The second constant is the number of bytes of a piece.
 #if defined(__gfx950__)
 constexpr int ARK_TO_LDS = 16;
 #else
@@ -27,9 +27,9 @@ ARK_DEVICE void ark_bulk_in(ark_lds_char* slot, ark_u64 from, ark_i64 left) {
   }
 }
 
-// Returns a lane's 16 bytes of a piece after all but the LATER newest loads have arrived. For loads
-// that it knows to write LDS, the compiler would wait for every one, including those of later
-// pieces.
+// Returns a lane's 16 bytes of a piece after all but the LATER newest loads have arrived. The loads
+// are hidden from the compiler: if it knew that they write LDS, it would wait for every one,
+// including those of later pieces.
 template <int LATER>
 ARK_DEVICE ark_u32x4 ark_bulk_out(const ark_lds_char* slot) {
   ark_u32x4 found;

@@ -23,15 +23,15 @@ ARK_DEVICE ArkFp4Bytes ark_fp4_bytes(ark_u32 word, int second) {
   return {low, size | (codes << 4 & 0x80808080u)};
 }
 
-// Four codes of a word, from code number `first` on, as floats.
+// Converts four codes of a word, from code number `first` on, to floats.
 template <class C>
 ARK_DEVICE void ark_four_codes(const C* type, ark_u32 word, int first, float (&to)[4]) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) to[j] = ark_code(type, word, first + j);
 }
 #if defined(__gfx950__)
-// Byte `first / 4` of a word has codes `first` and `first + 2`, and the byte two bytes after it has
-// the others.
+// Like the function above, for fp4. Byte `first / 4` of a word has codes `first` and `first + 2`,
+// and the byte two bytes after it has the other two.
 ARK_DEVICE void ark_four_codes(const ark_fp4*, ark_u32 word, int first, float (&to)[4]) {
   const ark_u32 bytes = first == 0 ? word : word >> 8;
   const auto even = __builtin_amdgcn_cvt_scalef32_pk_f32_fp4(bytes, 1.0f, 0);

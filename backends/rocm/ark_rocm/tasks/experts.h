@@ -1,7 +1,7 @@
 // Products with the quantised weights of chosen experts: one row of input, by vector units
 // (linear_rows.h) where the codes of a load share a scale, else by matrix units (linear_several.h).
 
-// Defined in ark/tasks/experts.h, which comes later in the source.
+// A declaration. The function is defined in ark/tasks/experts.h, which comes later in the source.
 template <int K, bool SLOTS, int FIRST, int OF, class X, class E>
 ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const E& experts,
                                 float* xs);
@@ -9,7 +9,8 @@ ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const 
 struct ArkExpertInput {
   static constexpr bool norm = false;
 };
-// The epilogue of a linear layer whose rows are a task's outputs.
+// Adapts the epilogue of an expert layer (ArkExpertFinish) to the interface of a linear layer whose
+// rows are a task's outputs.
 template <class F>
 struct ArkExpertSums {
   static constexpr int WIDTH = 1;
@@ -26,7 +27,8 @@ ARK_DEVICE void ark_sums_store(ArkCtx&, const ArkExpertSums<F>& sums, int, int n
   sums.finish.store(sums.row, sums.slot, n, sums.finish.term(v, with));
 }
 
-// The expert of a row and slot; -1 if it belongs to another rank, and the results are zero.
+// The expert of a row and slot. It is -1 if the expert belongs to another rank; the results are
+// then zero.
 template <int EXPERTS, bool SLOTS, int FIRST, int OF, class X, class E, class F>
 ARK_DEVICE int ark_own_expert(ArkCtx& c, const ArkTask& t, int slot, const X& x, const E& experts,
                               const F& finish) {
@@ -64,11 +66,12 @@ ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsig
       c, range, weights, x, ArkExpertInput{}, ArkExpertSums<F>{finish, row, slot, expert});
 }
 
-// Like ark_expert_several, on vector units: a wave has one part of each row, and its elements of
-// the input in registers. The rows of all weights and slots are runs, one after the other. The
-// first loads of AHEAD_RUNS runs are in flight at once. PARTS: the number of parts of a row, of
-// which a wave loads one at a time; it divides the number of waves. AHEAD: loads of a run in
-// flight. ROWS: outputs whose sums shared memory holds at once. WEIGHTS, TOTAL: see experts.h.
+// Like ark_expert_several, on vector units: a wave multiplies one part of each row of weights, and
+// holds its elements of the input in registers. The rows of one weight matrix for one slot are
+// called a run; all runs are processed one after the other. The first loads of AHEAD_RUNS runs are
+// in flight at once. PARTS: the number of parts of a row, of which a wave loads one at a time; it
+// divides the number of waves. AHEAD: loads of a run in flight. ROWS: outputs whose sums shared
+// memory holds at once. WEIGHTS, TOTAL: see experts.h.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
           int PARTS, int AHEAD, int ROWS, class X, class E, class F>
 ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
@@ -85,7 +88,8 @@ ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigne
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));  // of two inputs in turn
   float* sums = xs + (INPUTS > 1 ? 2 : 1) * ALL;         // by run, row, part
   const int row = t.coord[0], slot = TOTAL > 0 ? 0 : t.coord[1];
-  // These numbers and the addresses of rows are the same in all lanes.
+  // These numbers are the same in all lanes. readfirstlane tells the compiler so, and addresses of
+  // rows are then computed once per wave.
   const int warp = __builtin_amdgcn_readfirstlane(ark_warp()), own_part = warp % PARTS;
   if (!ark_enter(c)) return false;
   float v[INPUTS][EACH];
@@ -117,7 +121,8 @@ ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigne
       const auto* from = ark_to_global(r % WEIGHTS > 0 ? second : bytes);
       runs[r] = {from + first * static_cast<ark_i64>(sizeof(ROW)), count, ark_lane()};
     }
-    // Past the last row, that row is loaded again: a load must not depend on a branch.
+    // Past the last row, the last row is loaded again instead of nothing, because a load must not
+    // depend on a branch (the next wait would be for all loads in flight).
     const auto load = [&](const Split& run, int part) {
       const int of = part / PARTS;
       return run.load_from(of < rows ? of : rows - 1, own_part);

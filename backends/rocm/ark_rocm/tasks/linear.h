@@ -1,10 +1,11 @@
 // Linear layers of one input row. Every wave of the block gets an equal share of a task's weights,
 // whatever the number of rows: rows are cut along k into parts, each a 16-byte load for every lane
-// of a wave, and the parts are dealt to the waves round-robin. A wave's first four loads (32 KB for
-// a block of eight waves) are in flight before the task waits for its input. Registers serve as the
-// ring buffer.
+// of a wave, and the parts are assigned to the waves round-robin. A wave's first four loads (32 KB
+// for a block of eight waves) are in flight before the task waits for its input. The loaded weights
+// stay in registers, which are used as a ring buffer.
 
-// Defined in ark/tasks/linear_epilogue.h, which comes later in the source.
+// A declaration. The type is defined in ark/tasks/linear_epilogue.h, which comes later in the
+// source.
 template <int S, int M, class A>
 struct ArkSummed;
 
@@ -48,7 +49,7 @@ ARK_DEVICE float ark_row_sum_four(const float (&v)[4], int lane) {
   return sum + ark_row_move<0x128>(sum);  // row_ror 8
 }
 
-// Sums four values over the wave in the same way.
+// Like ark_row_sum_four, over the whole wave.
 ARK_DEVICE float ark_sum_four(const float (&v)[4], int lane) {
   float sum = ark_row_sum_four(v, lane);
 #pragma unroll
@@ -101,7 +102,8 @@ ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkSummed<S, M, A>& x) {
 }
 
 // Adds up the parts of each of a thread's rows (or pairs of rows), applies the epilogue and stores
-// the result. sums: by row, part. ahead: operands of the epilogue that were read before.
+// the result. sums: the sum of each part of each row. ahead: operands of the epilogue that were
+// loaded before.
 template <int PARTS, int OWN, class E>
 ARK_DEVICE void ark_split_store(ArkCtx& c, E& epilogue, const float* sums, float scale, int first,
                                 int rows, float (&ahead)[OWN][1][E::WIDTH]) {

@@ -1,10 +1,12 @@
 // Quantised weights for linear layers of several input rows (linear_several.h). Codes are converted
 // to bf16, which represents each of them exactly; their scales multiply the sums.
 
-// The factor by which the hardware's conversion to floats makes codes smaller (codes.h).
+// The factor by which the hardware's conversion of a code to float makes the value smaller
+// (codes.h).
 template <class C>
 constexpr float ARK_CODE_UNIT = 1.0f;
-// The order of eight codes in their pairs:
+// The order in which eight codes form pairs: true for the order given on the right, false for
+// neighbours.
 template <class C>
 constexpr bool ARK_PAIRS_APART = false;  // 0 and 2, 4 and 6, 1 and 3, 5 and 7: bytes of fp4
 
@@ -84,8 +86,8 @@ ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e5m2*, const ark_u32* words) {
 #endif
 #endif
 
-// Rows of codes. For each product a lane has eight neighbouring codes. The 32 codes of a product's
-// row share one scale.
+// The weights of a linear layer that are rows of codes. For each product a lane has eight
+// neighbouring codes. The 32 codes of one row in a product share one scale.
 template <class ROW>
 struct ArkSeveralCodes;
 template <class C, int K, int GROUP, class S, bool ZERO>

@@ -1,10 +1,10 @@
-// Linear layers of one input row by matrix units. A wave gets an equal part along k of every row of
-// the task's weights. It therefore reads only its own part of the input, keeps it in registers, and
-// synchronises with the other waves once, for the sums. A load of a wave reads 256 bytes of each of
-// four rows. The loaded registers are directly the operands of two products of sixteen 4x4x4
-// blocks: block b has the elements 8 b to 8 b + 7 of the four rows. The columns are three parts of
-// the input, of 8 bits of the significand each, whose sum is the input exactly; the fourth column
-// is zero.
+// Linear layers of one input row by matrix units. Each wave multiplies an equal part along k of
+// every row of the task's weights. It therefore reads only its own part of the input, keeps it in
+// registers, and synchronises with the other waves once, for the sums. A load of a wave reads 256
+// bytes of each of four rows. The loaded registers are directly the operands of two products of
+// sixteen 4x4x4 blocks: block b has the elements 8 b to 8 b + 7 of the four rows. The blocks'
+// columns are three parts of the input: each float is split into three parts of 8 bits of its
+// significand, whose sum is exactly the float. The fourth column is zero.
 
 typedef float ark_mfma_sums __attribute__((ext_vector_type(4)));
 typedef short ark_mfma_pack __attribute__((ext_vector_type(4)));
@@ -39,7 +39,7 @@ struct ArkPartInput<EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM
 #pragma unroll
     for (int e = 0; e < EACH; ++e) seen[e] = ark_packet_load(mine(e), SYSTEM);
   }
-  // Computed without a branch per word: true if all words are of the same iteration.
+  // True if all packets are of the current iteration. It is computed without a branch per packet.
   ARK_METHOD bool ready(ArkCtx& c) const {
     const ark_u32 epoch = c.iteration + 1u;
     ark_u32 other = 0u;
@@ -119,17 +119,17 @@ ARK_DEVICE ark_mfma_sums ark_mfma_add(ark_u32x4 w, ark_u32x4 x, ark_mfma_sums su
   return __builtin_amdgcn_mfma_f32_4x4x4bf16_1k(a.high, b.high, sums, 0, 0, 0);
 }
 
-// A lane's column of four rows in blocks. In block b of sixteen lanes, v[v] is row v ^ b, so that
-// sums over its four blocks need no selection. Afterwards block b has row b.
+// Folds a lane's column of four rows in blocks. In block b of sixteen lanes, v[i] is row i ^ b, so
+// that sums over its four blocks need no selection. Afterwards block b has row b.
 ARK_DEVICE float ark_mfma_fold(const ark_mfma_sums& v) {
   const float low = v[0] + ark_row_move<0x141>(v[1]);  // row_half_mirror: the block beside it
   const float high = v[2] + ark_row_move<0x141>(v[3]);
   return low + ark_row_move<0x128>(high);  // row_ror 8: the block after the next
 }
 
-// Sums COUNT such values over the wave: lane l gets the sum of fold[l % 4], row l / 4. A product
-// with ones adds the wave's four rows of 16 lanes, which shuffles would do by two trips to shared
-// memory.
+// Adds COUNT results of ark_mfma_fold over the wave: lane l gets the sum of fold[l % 4], row l / 4.
+// A product with ones adds the wave's four rows of 16 lanes; shuffles would need two round trips to
+// shared memory for this.
 template <int COUNT>
 ARK_DEVICE float ark_mfma_totals(const float (&fold)[4], int lane) {
   const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
@@ -166,7 +166,8 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   const int first = t.coord[0], rows = t.coord[1] - first;
   const auto* base = (const ark_global<char>*)(weights + static_cast<ark_i64>(first) * K);
   const ark_u32 at = static_cast<ark_u32>(warp * PART + lane / 4 * 8) * 2u;
-  // Past the last row, that row is loaded again: a load must not depend on a branch.
+  // Past the last row, the last row is loaded again instead of nothing, because a load must not
+  // depend on a branch (the next wait would be for all loads in flight).
   const auto load = [&](int four, int piece) {
     const int row = four * 4 + (lane % 4 ^ lane / 4 % 4);
     const ark_u32 offset = static_cast<ark_u32>(row < rows ? row : rows - 1) * (2u * K) + at;
@@ -197,8 +198,8 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   ark_u32x4 input[PIECES];
   float own = 0.0f;  // squares, of a lane
   {
-    // Further loads of weights are issued later. If the first loads already fill the memory's
-    // queue, further ones would only wait in it.
+    // Polls for the input. No further weights are loaded before it has arrived: if the first loads
+    // already fill the memory's queue, further ones would only wait in it.
     part.take(c, ROWS * K * 2 <= 65536 ? 1 : 4);
     float (&v)[EACH] = part.v;
     if constexpr (P::norm) {
@@ -233,7 +234,8 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
       const int row = (four + begin + lane % 4) * 4 + lane / 4;
       if (lane < 16 && lane % 4 < count) sums[row * ARK_WARPS + warp] = sum;
     }
-    // The squares are not awaited before the sums: they are added up while loads are in flight.
+    // The sum of the input's squares is needed only at the end, so it is computed while loads of
+    // weights are in flight.
     if (P::norm && four == 0) {
       own = ark_warp_sum(own);
       if (lane == 0) red[warp] = own;

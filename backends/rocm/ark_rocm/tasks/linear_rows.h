@@ -1,8 +1,9 @@
 // Linear layers of one input row whose weights are rows of a quantised matrix. The method is that
 // of linear.h, with 16 bytes of codes in a lane's load and their scale in a second load.
 
-// A lane's elements of the input for one part of a row, in registers: of four neighbours the even
-// ones and the odd ones, as the bytes of fp4 have them.
+// A lane's elements of the input for one part of a row, in registers. Of four neighbouring
+// elements, the even ones and the odd ones are kept separately, in the order in which bytes of fp4
+// contain codes.
 template <int OWN>
 struct ArkSplitInput {
   typedef float Two __attribute__((ext_vector_type(2)));
@@ -20,7 +21,8 @@ struct ArkSplitInput {
   }
 };
 
-// The codes of a task's rows in parts, and a lane's products with them.
+// Loads the codes of a task's rows of weights, each row cut into parts, and multiplies a lane's
+// share of a part by the input.
 template <class ROW, int PARTS>
 struct ArkSplitCodes;
 template <class C, int K, int GROUP, class S, bool ZEROS, int PARTS>
@@ -39,7 +41,8 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
   int count;  // number of parts of all rows
   int lane;
 
-  // Past the last part or the row's end, existing data is loaded again (see ArkSplitRows).
+  // Past the last part or the row's end, existing data is loaded again, because a load must not
+  // depend on a branch (see ArkSplitRows).
   ARK_METHOD Piece load(int part) const {
     const int known = part < count ? part : count - 1;
     return load_from(known / PARTS, known);

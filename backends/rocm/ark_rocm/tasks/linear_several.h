@@ -1,9 +1,9 @@
 // Linear layers of several input rows by matrix units. A 16 x 16 product multiplies 16 input rows
-// with 16 rows of weights, so 16 input rows load the weights only once. The chunks of 128 elements
-// along k are dealt round-robin to the eight waves, for all the task's rows of weights. A wave
-// reads the input's elements of its chunks from memory and splits them into three parts of 8 bits
-// of the significand, whose sum is the input exactly. The waves synchronise to add up the sums of
-// each group of rows.
+// with 16 rows of weights, so the weights are loaded only once for 16 input rows. The chunks of 128
+// elements along k are assigned round-robin to the eight waves, for all the task's rows of weights.
+// A wave loads the input's elements of its chunks from memory and splits each into three parts of 8
+// bits of the significand, whose sum is exactly the element. The waves synchronise to add up the
+// sums of each group of rows.
 
 // One product of 16 x 16 x 32. As operands, a lane has input row lane % 16 and row of weights lane
 // % 16, with the same eight elements along k of both. As results, it has the sums of its row of
@@ -23,12 +23,12 @@ ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums s
 #endif
 }
 
-// Weights of bf16. lane: the reading lane. MOST: the most loads of a chunk in flight. NEXT: the
-// number of 128-byte lines of the next task's weights that each lane prefetches. place(s): the
-// position in a chunk of a lane's first element of step s. order(e): the index, among its eight
-// elements, of the one at position e. SCALES: the number of groups of a chunk whose sums have a
-// scale each. ZEROS: true if each group also has a zero point, which is subtracted from all its
-// elements.
+// The weights of a linear layer that are bf16. lane: the reading lane. MOST: the most loads of a
+// chunk in flight. NEXT: the number of 128-byte lines of the next task's weights that each lane
+// prefetches. place(s): the position in a chunk of a lane's first element of step s. order(e): the
+// index, among its eight elements, of the one at position e. SCALES: the number of groups of a
+// chunk whose sums have a scale each. ZEROS: true if each group also has a zero point, which is
+// subtracted from all its elements.
 template <int K>
 struct ArkSeveralDense {
   static constexpr int MOST = 4, SCALES = 0, NEXT = 0;
@@ -42,8 +42,8 @@ struct ArkSeveralDense {
 
   ARK_METHOD int place(int s) const { return s * 32 + lane / 16 * 8; }
   static constexpr int order(int e) { return e; }
-  // Past the last row or the row's end, existing data is loaded again: a load must not depend on a
-  // branch.
+  // Past the last row or the row's end, existing data is loaded again, because a load must not
+  // depend on a branch (the next wait would be for all loads in flight).
   ARK_METHOD Piece load(int top, int chunk) const {
     const int row = top + lane % 16 < rows ? top + lane % 16 : rows - 1;
     Piece piece;
@@ -185,7 +185,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
         }
         ark_u32x4 parts[ARK_CHUNK_STEPS][PARTS];
         ark_several_parts<W>(v, parts);
-        // Later elements are loaded while these are multiplied.
+        // Elements of the input for a later chunk are loaded while these are multiplied.
         factors[a % INPUTS].template ask<K>(prologue, chunk + INPUTS * ARK_WARPS, weights);
         input[a % INPUTS].template ask<K>(c, x, m, chunk + INPUTS * ARK_WARPS, weights);
         if (W::NEXT > 0 && top == 0 && round == 0 && a == 0) {

@@ -12,7 +12,7 @@ ARK_DEVICE int ark_chunk_at(int chunk, int place) {
   return begin + place < K ? begin + place : 0;
 }
 
-// The upper 16 bits of two floats.
+// Packs the upper 16 bits of two floats into a word.
 ARK_DEVICE ark_u32 ark_upper_pair(float low, float high) {
   return __builtin_amdgcn_perm(ark_float_bits(high), ark_float_bits(low), 0x07060302u);
 }
@@ -134,7 +134,7 @@ struct ArkSeveralInput<ArkOperand<const ark_bf16, S0, S1, S2, S3, SYSTEM>, EACH,
   }
 };
 
-// The norm's weights of the same elements.
+// Loads the norm's weights for the same elements of a row that ArkSeveralInput loads.
 template <class P, int EACH, bool NORM = P::norm>
 struct ArkSeveralFactors {
   template <int K, class W>

@@ -40,8 +40,8 @@ _K_STEP_ELEMENTS = 32  # of elements of 16 bits along k: ArkUnit of matrix.h
 _PADDED_ELEMENTS = 8
 _SMALL = tuple(t.name for t in SMALL_FLOATS)
 _PARTS = UNIT_PARTS | {(a, b): 1 for a in _SMALL for b in _SMALL}
-# The 8-bit float types that matrix units multiply directly, with their step of pairs along k.
-# gfx942's e5m2 has no infinity.
+# By architecture: the pairs of 8-bit float types that matrix units multiply directly, and the
+# number of pairs along k in a step. gfx942's e5m2 is excluded because it has no infinity.
 _PAIRS = {
     "gfx942": ({("fp8_e4m3", "fp8_e4m3")}, 32),
     "gfx950": ({(a, b) for a in _SMALL for b in _SMALL}, 64),
@@ -61,7 +61,8 @@ def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
     None if it is computed with tiles of 16 x 16 blocks (matrix.h).
     """
     sixteen = all(sig.operands[i].itemsize == 2 for i in (0, 1))
-    # If the matrix unit reads fp16 denormals as zero, matrix.h splits them into bf16.
+    # On architectures whose matrix units read fp16 denormals as zero, only bf16 operands are exact
+    # here; for fp16, matrix.h splits each element into two bf16.
     exact = not ARCHS[machine.arch].flushes or sig.operands[0].dtype == "bf16"
     if not (sixteen and exact and machine.has(Capability.MFMA) and machine.warps == 8):
         return None

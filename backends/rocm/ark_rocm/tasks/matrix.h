@@ -2,8 +2,8 @@
 // 16 x 16 blocks. Only this header depends on which lane holds which element.
 
 #if defined(__GFX9__)
-// Element e of a block: row 4 * (lane / 16) + e, column lane % 16. Operands: row lane % 16,
-// consecutive k from the lane's group of 16.
+// Element e of a lane's results is at row 4 * (lane / 16) + e and column lane % 16 of a block. As
+// operands, a lane has row lane % 16 and consecutive elements of k, by its group of 16 lanes.
 #if defined(__gfx950__)
 constexpr int ARK_BLOCK_K = 32;
 #else
@@ -14,8 +14,8 @@ constexpr int ARK_LANE_K = ARK_BLOCK_K / 4;
 ARK_DEVICE int ark_block_row(int e) { return 4 * (ark_lane() / 16) + e; }
 ARK_DEVICE int ark_lane_k() { return ark_lane() / 16 * ARK_LANE_K; }
 #else
-// Element e of a block: row 2 * e + lane / 16, column lane % 16. Operands: row lane % 16, all k;
-// the two halves of the wave hold the same.
+// Element e of a lane's results is at row 2 * e + lane / 16 and column lane % 16 of a block. As
+// operands, a lane has row lane % 16 and all elements of k; both halves of the wave hold the same.
 constexpr int ARK_BLOCK_K = 16;
 constexpr int ARK_BLOCK_ELEMENTS = 8;
 constexpr int ARK_LANE_K = 16;
@@ -25,8 +25,8 @@ ARK_DEVICE int ark_lane_k() { return 0; }
 
 typedef float ark_block __attribute__((ext_vector_type(ARK_BLOCK_ELEMENTS)));
 typedef short ark_part __attribute__((ext_vector_type(ARK_LANE_K)));
-// In shared memory a row's length is a multiple of 16 bytes, which is smaller than the alignment of
-// some parts' types.
+// The type by which a part is accessed in shared memory. Some parts' types require a larger
+// alignment than rows there have: their length is only a multiple of 8 or 16 bytes.
 typedef ark_part ark_part_shared __attribute__((aligned(ARK_LANE_K * 2 < 16 ? 8 : 16)));
 typedef _Float16 ark_part_f16 __attribute__((ext_vector_type(ARK_LANE_K)));
 typedef __bf16 ark_part_bf16 __attribute__((ext_vector_type(ARK_LANE_K)));
@@ -36,9 +36,10 @@ ARK_DEVICE ark_part ark_load_part(const ark_u16* p) {
 }
 
 #if defined(__gfx90a__)
-// The matrix units of MI200 read 16-bit denormals as zero. An fp16 is the exact sum of two bf16,
-// whose least number is far below that of fp16. Infinity and NaN are in `high` alone, so that they
-// are not multiplied by a part that is zero although the number is not.
+// The matrix units of MI200 read 16-bit denormals as zero. So an fp16 is split into two bf16 whose
+// sum is exactly the fp16; bf16 represents numbers far below fp16's smallest. Infinity and NaN are
+// in `high` only. They are then never multiplied by a part that is zero although the whole number
+// is not.
 struct ArkTwoParts {
   ark_part high, finite, low;
 };
@@ -138,8 +139,8 @@ ARK_DEVICE ark_block ark_multiply(const T*, ark_part a, ark_part b, ark_block c)
   return ark_multiply(static_cast<const ark_bf16*>(nullptr), a, b, c);
 }
 
-// Sizes along k: shared memory holds STEP elements at once; one `ark_products` multiplies BLOCK_K
-// of them, and a lane holds a `part` of these.
+// Sizes along k for an element type: shared memory holds STEP elements at once; one `ark_products`
+// multiplies BLOCK_K of them, and a lane holds a `part` of these.
 template <typename T>
 struct ArkUnit {
   static constexpr int STEP = 32, BLOCK_K = ARK_BLOCK_K;
@@ -150,11 +151,12 @@ template <typename A, typename B>
 ARK_DEVICE ark_block ark_products(const A*, const B* b, ark_part x, ark_part y, ark_block c) {
   return ark_multiply(b, x, y, c);
 }
-// The factor from the units' sums to the true sums.
+// The factor by which the matrix units' sums must be multiplied. It is not 1 for 8-bit floats whose
+// hardware format has another exponent bias.
 template <typename A, typename B>
 constexpr float ARK_SUM_SCALE = 1.0f;
 
-// Splits a piece of T into its parts.
+// Splits a piece (eight elements) of type T into its 16-bit parts.
 template <typename T>
 ARK_DEVICE void ark_split_of(const T*, const ark_u8x8& piece, ark_u16x8* parts) {
 #pragma unroll
@@ -171,7 +173,7 @@ ARK_DEVICE void ark_split(const ark_f32x8& piece, ark_u16x8* parts) {
     for (int part = 0; part < 3; ++part) {
       const ark_u32 bits = ark_float_bits(rest);
       parts[part][e] = static_cast<ark_u16>(bits >> 16);
-      // Infinities and NaNs have no remainder.
+      // For an infinity or NaN, the remainder after the first part is 0.
       const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
       rest = finite ? rest - ark_bits_float(bits & 0xffff0000u) : 0.0f;
     }
@@ -203,7 +205,7 @@ ARK_DEVICE typename ArkElements<T>::piece ark_fetch_piece(const ArkSide<T>& side
   return piece;
 }
 
-// The value is the same in all lanes, but the compiler does not know that.
+// Tells the compiler that a value is the same in all lanes of the wave, which it cannot see itself.
 ARK_DEVICE ark_u64 ark_uniform(ark_u64 v) {
   const int low = __builtin_amdgcn_readfirstlane(static_cast<int>(v));
   const int high = __builtin_amdgcn_readfirstlane(static_cast<int>(v >> 32));
@@ -219,8 +221,8 @@ struct ArkStep {
   static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
   static constexpr int PARTS = ArkElements<T>::PARTS;
   typename ArkElements<T>::piece pieces[MINE];
-  // If all of a step is inside the matrix: the offset of its first element, the bytes between
-  // neighbours along k, and a piece's offset.
+  // Used if all of a step is inside the matrix: the address of its first element, the bytes between
+  // neighbours along k, and the offset of each of a thread's pieces.
   ark_u64 base, stride;
   ark_u32 offsets[MINE];
 
@@ -339,7 +341,8 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
       }
     }
   };
-  // If there are enough registers, a step's buffer is a compile-time constant.
+  // With 64 lanes, there are enough registers to unroll the loop over buffers, so that the buffer
+  // of a step is a compile-time constant.
   constexpr int ROUNDS = ARK_LANES == 64 ? BUFFERS : 1;
   const auto run = [&](auto fetch) __attribute__((always_inline)) {
     fetch(0);

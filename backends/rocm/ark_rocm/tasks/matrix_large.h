@@ -40,7 +40,7 @@ constexpr int ARK_LARGE_PARTS = 2;
 template <typename T>
 struct ArkLargePart {
   typedef T type __attribute__((ext_vector_type(8 / ARK_LARGE_PARTS)));
-  // The part of a piece (8 elements of k) that instruction number `part` multiplies.
+  // Returns the elements of a piece (8 elements of k) that instruction number `part` multiplies.
   ARK_DEVICE type of(ark_u16x8 piece, int part) {
     struct Parts {
       type part[ARK_LARGE_PARTS];
@@ -104,9 +104,9 @@ struct ArkLargeStep {
     const int within = row % CHUNK;
     return row / CHUNK * (CHUNK + 8) + within % GROUP * ((CHUNK + 8) / GROUP) + within / GROUP;
   }
-  // The first row of load i, and its index of k. If rows are contiguous, eight neighbouring lanes
-  // load neighbouring groups, and the next eight lanes load the same groups at indices of k that
-  // are four larger.
+  // The row at which load i of this thread begins, and its index of k. If rows are contiguous,
+  // eight neighbouring lanes load neighbouring groups, and the next eight lanes load the same
+  // groups at indices of k that are four larger.
   ARK_METHOD static int row_of(int i) {
     if (ALONG_K) return (ark_tid() + i * ARK_THREADS) / 4;
     return (ark_tid() / 16 * 8 + ark_tid() % 8) % GROUPS * GROUP;
@@ -150,12 +150,13 @@ struct ArkLargeStep {
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
       if (i < begin || i >= end) continue;
-      // keeps a 32-bit offset, which the load instruction adds
+      // An empty instruction makes the compiler keep the 32-bit offset, which the load instruction
+      // adds itself.
       asm volatile("" : "+v"(offsets[i]));
       loads[s % AHEAD][i] = *(const ark_global<load>*)(from + offsets[i]);
     }
   }
-  // Advances the base. Called after all loads of step s were issued.
+  // Advances the base address to the next step. Called after all loads of step s were issued.
   ARK_METHOD void go_on(int s) {
     if (ALONG_K) {
       base += s % 2 == 1 ? 2 * NEAR : 0;
@@ -225,7 +226,7 @@ struct ArkLargeHalf {
   }
 };
 
-// The same as ark_matrix_tile of matrix.h, for tiles of 128 or 256 rows and columns.
+// Like ark_matrix_tile of matrix.h, for tiles of 128 or 256 rows and columns.
 template <int TM, int TN, int WAVES_M, int WAVES_N, int BUFFERS, bool A_ALONG_K, bool B_ALONG_K,
           typename T, class End>
 ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<T>& b,
@@ -234,7 +235,7 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
   constexpr int BLOCKS_M = TM / ARK_LARGE / WAVES_M, BLOCKS_N = TN / ARK_LARGE / WAVES_N;
   static_assert(BLOCKS_M % 2 == 0, "two halves of a wave's rows");
   static_assert(4 % WAVES_M == 0 && 4 % WAVES_N == 0, "a wave's blocks are as far apart as rows 0");
-  // steps that are loaded from memory at the same time
+  // The number of steps whose loads from memory are in flight at the same time.
   constexpr int AHEAD = TM * TN < 256 * 256 ? 2 : 1;
   typedef ArkLargeStep<TM, A_ALONG_K, BUFFERS, AHEAD, T> StepA;
   typedef ArkLargeStep<TN, B_ALONG_K, BUFFERS, AHEAD, T> StepB;
@@ -275,7 +276,7 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
         }
       }
     }
-    // The compiler moves no instruction across this.
+    // The compiler moves no instruction across this scheduling barrier.
     __builtin_amdgcn_sched_barrier(0);
   };
   step_a.begin(tile_a, STEP);
@@ -321,8 +322,8 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
       if (SPREAD) ask(1);
       second_a.read(mine_a + now, 1);
       second_b.read(mine_b + now, 1);
-      // One wait for all loads of a kind: they have been in flight for as long as the matrix units
-      // were busy.
+      // Waits once for all reads from shared memory, instead of before each product: they have been
+      // in flight for as long as the matrix units were busy.
       ark_await_local<BLOCKS_M + BLOCKS_N>();
       __builtin_amdgcn_sched_barrier(0);
       multiply(first_a, first_b, 0);

@@ -15,7 +15,8 @@ ARK_DEVICE ArkTileSums<O> ark_tile_sums(O* out, ark_i64 down, ark_i64 across) {
   return {out, down, across};
 }
 
-// several(row, column, values, count): count is how many of the eight values exist.
+// Passes sums to an epilogue, eight at a time: several(row, column, values, count), where count is
+// how many of the eight values are inside of the result.
 template <class Several>
 struct ArkTilePacks {
   const Several& several;
