@@ -293,8 +293,8 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int r
   const auto piece = [&](int row, int at) {
     return slab + row * 128 + ((at ^ ((row & 3) << 1 | (row & 1))) << 4);
   };
-  // This is a loop so that the epilogue of an element is emitted once. Each round takes the sums in
-  // the first registers and moves the others to these, because registers cannot be indexed.
+  // This is a loop so that the code of the epilogue is emitted once. Registers cannot be indexed,
+  // so each round takes the sums in the first registers and then moves the others to these.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += 32) {
     __syncwarp();

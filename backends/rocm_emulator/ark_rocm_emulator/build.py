@@ -28,8 +28,8 @@ from pathlib import Path
 from ark.errors import SystemError
 
 PACKAGE = Path(__file__).parent
-# The semantics require two flags: no contraction (a * b + c rounds twice), and no assumptions about
-# aliasing.
+# The emulator's arithmetic depends on two flags: no contraction (a * b + c must round twice), and
+# no assumptions about aliasing.
 FLAGS = (
     "-std=c++20",
     "-march=native",
@@ -39,15 +39,15 @@ FLAGS = (
     "-fno-strict-aliasing",
     "-fPIC",
     "-fvisibility=hidden",
-    # A row of lanes is four of the widest vectors. By default, compilers consider these slow and
-    # use vectors of half the width.
+    # A row (one register of all lanes) is four of the host's widest vectors. By default, compilers
+    # consider these vectors slow and use vectors of half the width.
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
 )
 
-# Files whose code runs at every instruction are compiled with -O3. For plain loops over lanes, -O2
-# with unrolling produces equally fast vector code. Other files gain nothing from either: scalar and
-# rare instructions, checks and stale values, and code that decodes, prints, loads and starts, which
-# runs once.
+# Source files whose code runs at every emulated instruction are compiled with -O3. For plain loops
+# over lanes, -O2 with unrolling produces equally fast vector code. The files listed here gain
+# nothing from either: scalar and rare instructions, checks, stale values, and code that runs once
+# (decoding, printing, loading, starting).
 _ONCE = re.compile(
     r"code_object|decode|disasm|elf|launch|machine|metadata|module|opcodes|ops|timing_models"
     r"|exec_cvt_scale"
@@ -240,8 +240,8 @@ def shared_library(
     def object_of(source: Path) -> Path:
         headers = _headers_of(source, folders_of(source))
         name = hashlib.sha256(_compiler_identity().encode())
-        # This package's location does not matter, because its headers are hashed by content: two
-        # checkouts of the same sources share their build.
+        # The build is named by a hash of flags and contents, not by the location of this package,
+        # so that two checkouts of the same sources share it.
         outside = (str(f) for f in folders_of(source) if PACKAGE not in f.parents)
         for word in (*FLAGS, *_level(source), *outside):
             name.update(word.encode() + b"\0")

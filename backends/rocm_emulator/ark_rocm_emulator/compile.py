@@ -34,7 +34,7 @@ _HIP_FLAGS = (
     "-Wno-unused-command-line-argument",
     _OBJECT_VERSION,
 )
-# Options for writing an object file and stopping before the linker.
+# Options that make clang write an object file itself, without starting the linker.
 _TO_OBJECT = ("-Xclang", "-emit-obj")
 
 

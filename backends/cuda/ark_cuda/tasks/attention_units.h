@@ -74,8 +74,8 @@ ARK_DEVICE void ark_attention_meet_crew(int crew) {
   }
 }
 
-// A strip is the part of a task that a crew computes at once: a tile, or some rows of one. It is in shared memory, so
-// that values that a loop seldom needs take no registers.
+// A strip is the part of a task that a crew computes at once: a tile, or some rows of one. Its
+// description is in shared memory, so that values that a loop seldom needs take no registers.
 struct ArkAttentionStrip {
   ArkCtx* context;
   const ArkTask* task;

@@ -110,7 +110,7 @@ void store_scratch(Wave& w, const Inst& i, const Addresses& a, int bytes, const 
   }
 }
 
-// The host address to which the lanes' offsets or addresses are added.
+// The host address to which the lanes' offsets (in LDS) or addresses (global, base 0) are added.
 uint8_t* base_of(Wave& w, const Addresses& a) {
   return a.space == Space::Lds ? w.group->lds.data() : nullptr;
 }
@@ -205,7 +205,7 @@ uint64_t modify(uint8_t* cell, AtomicOp op, uint64_t data, uint64_t data2, bool&
   }
 }
 
-// Reports atomics over a PCIe link that supports loads and stores only.
+// Reports an atomic operation on memory behind a PCIe link that supports loads and stores only.
 void check_link(Wave& w, const Inst& i, const Addresses& a) {
   for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
@@ -219,7 +219,8 @@ void check_link(Wave& w, const Inst& i, const Addresses& a) {
   }
 }
 
-// True if the access goes through caches. Code, private memory and queues are not cached.
+// True if the access goes through emulated caches, in which values may be stale. Code, private
+// memory and queues are not cached.
 bool is_stale(Wave& w, const Addresses& a) {
   if (w.stale == nullptr || a.space != Space::Global) return false;
   const RegionEntry* entry = w.grid->view.find(a.at[std::countr_zero(a.active)], 1);

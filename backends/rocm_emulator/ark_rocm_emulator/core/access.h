@@ -1,5 +1,6 @@
-// How memory handlers reach bytes: one set of functions for global memory, LDS and scratch, each
-// with range checks, atomicity per element, and the hooks of the checks.
+// The functions by which the handlers of memory instructions access bytes: one set for global
+// memory, LDS and scratch, with range checks, atomicity per element, and calls of the optional
+// checks.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ namespace ark_emu {
 
 enum class Space : uint8_t { Global, Lds, Scratch };
 
-// The base of each active lane's access: an address (Global), an offset in the workgroup's LDS, or
+// Where each active lane accesses memory: an address (Global), an offset in the workgroup's LDS, or
 // an offset in the lane's private memory.
 struct Addresses {
   Space space = Space::Global;
@@ -22,7 +23,7 @@ struct Addresses {
 // Reads `bytes` (1, 2, 4, 8, 12, 16) per active lane into rows of dwords, zero-extended; inactive
 // lanes of `rows` are unchanged. Throws Fault for an address that may not be read.
 void load_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t* rows);
-// Writes the low `bytes` of each active lane's rows.
+// Writes the low `bytes` of each active lane's rows of dwords to memory.
 void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows);
 
 enum class AtomicOp : uint8_t {
@@ -30,12 +31,12 @@ enum class AtomicOp : uint8_t {
   AddF, MinF, MaxF, CmpSwapF, PkAddF16, PkAddBf16, Wrap, SubClamped,
 };
 
-// The value that `op` stores to memory that contained `old`. It has 4 or 8 bytes. `data2` is the
-// new value of CmpSwap (`data` is the expected one), the bits that MskOr sets, or the amount that
-// Wrap adds below `data`.
+// Returns the value that `op` stores to memory that contained `old`. The value has 4 or 8 bytes.
+// `data2` is the new value of CmpSwap (`data` is the expected one), the bits that MskOr sets, or
+// the amount that Wrap adds below `data`.
 uint64_t atomic_result(AtomicOp op, int bytes, uint64_t old, uint64_t data, uint64_t data2);
-// Performs the lanes' atomics one after another. The values before go to `before` (rows) if it is
-// not null.
+// Performs the lanes' atomic operations one after another. The values that memory had before are
+// written to `before` (rows) if it is not null.
 void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int bytes,
                   const uint32_t* data, const uint32_t* data2, uint32_t* before);
 

@@ -1,5 +1,5 @@
-// An engine of a device beside its processors, such as a DMA queue, as a subject of the checks. It
-// has a clock of its own. Its accesses are checked like those of a wave on another device: they
+// An engine that accesses memory beside the processors, such as a DMA queue, as the checks see it.
+// It has a clock of its own. Its accesses are checked like those of a wave on another device: they
 // bypass all caches and are ordered only by releases at system scope.
 #pragma once
 

@@ -1,4 +1,5 @@
-// The lifetime of the checks' state, and the clocks of waves: releases, acquires, barriers.
+// Creation and removal of the checks' state, and the vector clocks of waves: releases, acquires,
+// barriers.
 #include "checks.h"
 
 #include <algorithm>
@@ -197,8 +198,8 @@ const ReleaseRecord* record_of(Contributor from) {
   const auto& records = history.records;
   const auto next = std::upper_bound(records.begin(), records.end(), from.epoch,
                                      [](uint32_t e, const ReleaseRecord& r) { return e < r.time; });
-  // The epoch is older than the oldest record. The oldest record is used, which orders more than is
-  // true, so a race may be missed.
+  // The epoch is older than the oldest record that is kept. Then the oldest record is used. It
+  // orders more accesses than are ordered in fact, so a race may be missed.
   return next == records.begin() ? &records.front() : &*(next - 1);
 }
 
@@ -236,7 +237,7 @@ void join_release(Wave& w, Contributor from, Scope relation) {
   const ReleaseRecord& record = *found;
   const auto join = [&](SharedClock& into, const Published& what) {
     // A barrier adds the wave's own accesses to `seen`, although some may not be visible outside of
-    // the workgroup; `own` tells which are.
+    // the workgroup. `own` is the epoch up to which they are visible.
     join_clock(into, *what.seen, from.slot);
     raise_clock(into, from.slot, std::min(what.own, from.epoch));
   };

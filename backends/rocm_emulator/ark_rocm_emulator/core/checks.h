@@ -20,8 +20,8 @@ struct Workgroup;
 
 enum class AccessKind : uint8_t { Read, Write, Atomic };
 
-// Before an instruction runs: reports registers whose load has not been waited for. After it:
-// records the operations that it left in flight.
+// check_before runs before an instruction and reports registers whose load has not been waited for.
+// check_after runs after it and records the operations that it left in flight.
 void check_before(Wave& w, const Inst& i);
 void check_after(Wave& w, const Inst& i);
 // Locks the state of the checks while an access is checked and performed, so that grids on other
@@ -36,7 +36,8 @@ class CheckedAccess {
   std::unique_ptr<SharedLock> shared_;
 };
 
-// Called by the handlers; check_access is called inside a CheckedAccess.
+// Checks one access of all active lanes. Called by the handlers of memory instructions, inside a
+// CheckedAccess.
 void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, int bytes);
 // Called before a store: reports lanes that would store different bytes to the same address.
 void check_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows);

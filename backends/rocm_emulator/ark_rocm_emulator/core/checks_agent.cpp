@@ -95,7 +95,7 @@ class CheckedAgent final : public Agent {
     return {slot_, history().epoch, 0, bytes, stamp, 0};
   }
 
-  // Begins a new epoch. The preceding one, with everything before it, is published.
+  // Begins a new epoch of the engine. The preceding epoch, with everything before it, is published.
   void note(bool done) {
     SlotHistory& mine = history();
     const Published all{mine.epoch, seen_};
@@ -189,8 +189,8 @@ class CheckedAgent final : public Agent {
     return false;
   }
 
-  // Calls `visit` for the cells of a range until it returns an error. Memory that other processes
-  // map has separate records, which engines do not keep.
+  // Calls `visit` for the checks' cells (four bytes each) of a memory range until it returns an
+  // error. Memory that other processes map has separate records, which engines do not keep.
   template <class F>
   std::string cells(uint64_t address, uint64_t size, F visit) {
     const auto entry = memory_->find(address);

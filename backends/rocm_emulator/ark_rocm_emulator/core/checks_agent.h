@@ -1,4 +1,4 @@
-// Functions for engines beside the processors, shared by checks.cpp, machine.cpp and
+// Functions of the checks for engines beside the processors, shared by checks.cpp, machine.cpp and
 // checks_agent.cpp.
 #pragma once
 
@@ -15,8 +15,8 @@ constexpr int kEngine = -1;              // SlotHistory::device of an engine: fa
 
 std::unique_ptr<Agent> checked_agent(std::shared_ptr<Memory> memory);
 
-// The state that a wave had released when it made that access. Null if the wave has ended: then
-// everything that it did is ordered before.
+// The state that wave `from` had released when it made the given access. Null if the wave has
+// ended: then everything that it did is ordered before.
 const ReleaseRecord* record_of(Contributor from);
 
 }  // namespace ark_emu

@@ -1,10 +1,10 @@
-// Wait states around matrix instructions. Hardware does not delay an instruction that touches
-// registers that a matrix instruction is still writing or reading. The program must have as many
-// independent instructions, or s_nop, in between as the tables require. Sources: AMD's CDNA2, CDNA3
-// and CDNA4 instruction set documents, "Dependency resolution: required independent instructions".
-// For cases that they omit, the rules are those of LLVM's AMDGPU back end (its rules for gfx950 add
-// one wait state to most of gfx942's). An instruction is one wait state; s_nop is as many as its
-// operand states.
+// Checks of wait states around matrix instructions. Hardware does not delay an instruction that
+// touches registers that a matrix instruction is still writing or reading. The program must have as
+// many independent instructions, or s_nop, in between as the tables require. Sources: AMD's CDNA2,
+// CDNA3 and CDNA4 instruction set documents, "Dependency resolution: required independent
+// instructions". For cases that they omit, the rules are those of LLVM's AMDGPU back end (its rules
+// for gfx950 add one wait state to most of gfx942's). An instruction is one wait state; s_nop is as
+// many as its operand states.
 #include <algorithm>
 #include <string_view>
 
@@ -20,7 +20,8 @@ bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// The number of passes (of four cycles each) until the result is written.
+// The number of passes (of four cycles each) that a matrix instruction takes until its result is
+// written.
 uint8_t passes_of(std::string_view name, const Inst& i, Arch arch) {
   const bool large = has(name, "_32x32x"), small = has(name, "_4x4x");
   if (name.ends_with("f64")) {

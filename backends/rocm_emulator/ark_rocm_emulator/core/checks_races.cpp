@@ -1,5 +1,5 @@
-// The order of every checked access relative to the accesses of other waves. checks_access.cpp has
-// the checks that need only one access.
+// Detects races: checks that every access is ordered relative to the accesses of other waves.
+// checks_access.cpp has the checks that need only one access.
 #include <algorithm>
 #include <bit>
 
@@ -53,10 +53,10 @@ bool writes_register(const Inst& inst, unsigned reg) {
   return inst.second != nullptr && writes_register(*inst.second, reg);
 }
 
-// The instruction at which the load at `pc` polls. If the load is the test of a small loop without
-// stores or barriers, this is the load itself. Compilers peel the first iteration of such a loop:
-// for that copy of the load, the loop's test is returned. For other loads it is kNoPoll. On LDS,
-// where no bit marks an atomic load, this distinguishes a poll from a read.
+// The instruction at which the load at `pc` polls, or kNoPoll. If the load is the test of a small
+// loop without stores or barriers, it polls at itself. Compilers peel the first iteration of such a
+// loop: for that copy of the load, the loop's test is returned. On LDS, where no bit marks an
+// atomic load, this distinguishes a poll from a plain read.
 constexpr uint32_t kNoPoll = ~0u;
 uint32_t poll_at(const Wave& w, uint32_t pc) {
   constexpr int kWindow = 160;
@@ -115,7 +115,7 @@ bool spins(const Wave& w, uint32_t load) {
   return stays;
 }
 
-// Two unordered accesses are allowed if both are atomics.
+// True if two unordered accesses are not a race, which is so if both are atomic.
 bool may_meet(const Access& x, const Record& other, bool other_writes) {
   const bool atomic_other = other.stamp == Stamp::Atomic;
   if (x.lds && x.kind == AccessKind::Read && other.stamp == Stamp::Plain) return spins(x.w, x.i.pc);
@@ -216,8 +216,8 @@ void contribute(const Access& x, ShadowPages& shadow, uint64_t index, const Cell
   if (sync != shadow.syncs.end()) sync->second.assign(1, mine);
 }
 
-// Two waves that store the value which the memory already has may both mean an atomic store, so
-// this is not yet an error.
+// True if a store writes the value that memory already has. If two waves do this, both may mean an
+// atomic store, so it is not yet an error.
 bool same_value(const Access& x, int lane, uint64_t element, uint64_t address, uint8_t bytes) {
   const uint32_t* rows = x.w.checks->storing;
   const bool may_be_atomic = x.lds ? x.i.format == Format::DS : x.stamp == Stamp::MaybeAtomic;
@@ -232,8 +232,9 @@ bool same_value(const Access& x, int lane, uint64_t element, uint64_t address, u
   return true;
 }
 
-// An LDS load of slot `slot` conflicts with an atomic. Later instructions show whether the load is
-// part of an atomic update.
+// Called when an LDS load of wave `slot` conflicts with an atomic operation. Records the conflict
+// as a doubt: later instructions show whether the load is part of an atomic update (a
+// compare-and-swap loop).
 bool doubtful(const Access& x, uint64_t index, uint32_t slot, uint32_t pc, const Fault& found) {
   GridChecks& grid = *x.w.grid->checks;
   if (grid.expects.contains(pc)) return true;
@@ -246,8 +247,8 @@ bool doubtful(const Access& x, uint64_t index, uint32_t slot, uint32_t pc, const
   return true;
 }
 
-// The wave executes an atomic on a cell that it has loaded. So the load was a part of an atomic
-// update, and doubts about it are removed.
+// Called when the wave executes an atomic operation on a cell that it has loaded. The load was then
+// part of an atomic update, so the recorded doubts about it are removed.
 void settle_doubts(const Access& x, uint64_t index) {
   GridChecks& grid = *x.w.grid->checks;
   for (const LdsDoubt& doubt : grid.groups[x.w.group].doubts) {

@@ -1,6 +1,6 @@
-// The scalar data cache. Stores do not update it, and only s_dcache_inv clears it. It is an error
-// if a scalar load may return a cached line from before a write that is ordered before the load;
-// see README.md, "Checks".
+// Checks of the scalar data cache. Stores do not update it, and only s_dcache_inv clears it. It is
+// an error if a scalar load may return a cached line from before a write that is ordered before the
+// load; see README.md, "Checks".
 #include <algorithm>
 #include <cstring>
 
@@ -21,12 +21,13 @@ uint32_t complete_scalar(const WaveChecks& c) {
   return epoch;
 }
 
-// True if that load's line has been cleared from this wave's cache since.
+// True if the line that `load` brought into this wave's scalar cache has been cleared from it
+// since.
 bool gone(const WaveChecks& c, const ScalarHold& hold, const ScalarHold::Load& load) {
   return clock_at(c.cleared, hold.slot) >= load.epoch;
 }
 
-// True if that load already loaded the written data.
+// True if `hold` was loaded after the data of `write` had been written, so that it contains them.
 bool fresh(const ScalarHold& hold, const ScalarHold::Load& load, const Record& write) {
   if (hold.slot == write.slot) return load.complete >= write.epoch;
   return clock_at(load.seen, write.slot) >= write.epoch;
@@ -70,7 +71,8 @@ void check_scalar_cache(const Access& x, ShadowPages& shadow, uint64_t index, ui
     }
   }
   if (line == shadow.held.end()) return;
-  // The host, a peer or a copy writes without a record, so only a changed value shows the write.
+  // The host, a peer or a copy engine writes without a record of the checks, so only a changed
+  // value shows such a write.
   const uint64_t cleared_at = x.w.grid->checks->groups[x.w.group].cleared_at;
   for (const ScalarHold& hold : line->second) {
     if (hold.device != x.w.grid->device || hold.time <= cleared_at) continue;

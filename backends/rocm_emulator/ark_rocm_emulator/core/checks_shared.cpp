@@ -20,8 +20,8 @@ namespace {
 
 constexpr uint32_t kSlots = 16384, kKnown = 4096, kLog = 8192;
 
-// A process's ledger of its waves, which other processes read. The file is sparse: most of it is
-// never touched.
+// The ledger of a process: a file with the states of its waves, which other processes read. The
+// file is sparse: most of it is never touched.
 struct Ledger {
   struct Slot {
     uint32_t start = 0, live = 0;
@@ -41,7 +41,7 @@ struct Ledger {
   Entry log[kLog];
 };
 
-// One lock for all processes of a user.
+// The lock that all processes of a user share.
 struct Common {
   pthread_mutex_t mutex;
   uint64_t version;
@@ -55,8 +55,8 @@ T* map_file(int fd) {
   return at == MAP_FAILED ? nullptr : static_cast<T*>(at);
 }
 
-// The file is not deleted, so that later processes use the same one. If a process dies while it
-// holds the lock, the next process gets the lock.
+// Opens the file with the common lock. It is never deleted, so that later processes use the same
+// one. If a process dies while it holds the lock, the next process gets the lock.
 Common* open_common() {
   char path[64];
   std::snprintf(path, sizeof path, "/dev/shm/ark-emulated-checks-%u", getuid());
@@ -92,7 +92,8 @@ struct Own {
   Ledger* ledger = nullptr;
 };
 
-// The process id is needed at every access, so it is read once. A child of fork reads it again.
+// Returns this process's id. It is needed at every access, so it is read once, and again in a child
+// of fork.
 uint32_t own_process() {
   static std::atomic<uint32_t> known{0};
   if (const uint32_t found = known.load(std::memory_order_relaxed)) return found;
@@ -130,7 +131,7 @@ const Ledger* ledger_of(uint32_t process, int32_t fd) {
   return known->second;
 }
 
-// Slots of this process that represent waves of other processes.
+// Waves of other processes are represented by slots of this process, called proxies.
 struct Proxies {
   std::map<uint64_t, uint32_t> slots;                 // (process, slot) -> slot here
   std::map<uint32_t, Ledger::Known> waves;            // and back
@@ -162,8 +163,8 @@ const Ledger::Entry* entry_of(const SharedRecord& record) {
   return entry.number == record.release ? &entry : nullptr;
 }
 
-// When the slot that stands for the record's writer releases, it releases what the writer had
-// released.
+// Copies a release of another process: slot `slot`, which represents the record's writer here,
+// releases what the writer had released.
 void import_release(const SharedRecord& record, uint32_t slot) {
   auto& records = World::get().slots[slot].records;
   const auto later = std::upper_bound(
@@ -173,8 +174,8 @@ void import_release(const SharedRecord& record, uint32_t slot) {
   Published what{0, std::make_shared<Clock>()}, past{0, std::make_shared<Clock>()};
   const Ledger::Entry* entry = entry_of(record);
   if (entry == nullptr || entry->all != 0) {
-    // If the record is too old or too large, the writer counts as having seen everything, so a race
-    // may be missed.
+    // The record is too old or too large to be read. The writer then counts as having seen
+    // everything, so a race may be missed.
     what.own = record.epoch;
     for (const auto& [here, wave] : proxies().waves) raise_clock(what.seen, here, ~0u);
     past = what;
@@ -332,7 +333,7 @@ bool ended_before(uint32_t slot, uint32_t epoch, uint64_t started) {
 
 namespace {
 
-// Data that other processes wrote counts as initialised.
+// Marks bytes that other processes wrote as initialised.
 void mark_written(ShadowPages& shadow, uint64_t index, uint8_t bytes) {
   if (!shadow.track_init) return;
   if (shadow.initialised.empty()) shadow.initialised.resize(shadow.size, false);

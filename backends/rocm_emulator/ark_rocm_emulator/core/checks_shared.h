@@ -9,7 +9,7 @@
 
 namespace ark_emu {
 
-// An access by a wave of any process.
+// The record of an access by a wave of any process.
 struct SharedRecord {
   uint32_t process = 0;                  // 0: no record
   int32_t ledger = -1;                   // descriptor of that process's ledger, in that process
@@ -29,7 +29,7 @@ struct alignas(256) SharedCell {
 };
 static_assert(sizeof(SharedCell) == 256, "cells of a page of memory fill whole pages");
 
-// Held by one wave of one process during an access to shared memory and its records.
+// A lock that one wave of one process holds during an access to shared memory and its records.
 class SharedLock {
  public:
   SharedLock();
@@ -45,7 +45,8 @@ void import_cells(ShadowPages& shadow, uint64_t offset, uint64_t bytes);
 void export_cell(Wave& w, ShadowPages& shadow, uint64_t index, const CellState& cell,
                  const Record& mine, AccessKind kind);
 void clear_cells(ShadowPages& shadow, uint64_t first, uint64_t last);
-// True if that wave of another process had ended before this one began.
+// True if wave `slot`, of another process, had ended before this process's wave began at time
+// `started`.
 bool ended_before(uint32_t slot, uint32_t epoch, uint64_t started);
 // Records in the ledger that a wave begins or has ended. `world_time` counts nanoseconds on this
 // machine.

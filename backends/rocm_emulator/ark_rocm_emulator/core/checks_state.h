@@ -1,6 +1,7 @@
-// State of the checks. Each wave has a slot and counts epochs. An access is stamped (slot, epoch),
-// and a wave's vector clock has, for every other slot, the epoch up to which the wave is ordered
-// after it. README.md, "Checks", describes when epochs become visible on a GPU.
+// The state of the checks for races. Each wave has a slot (a number) and counts epochs. An access
+// is stamped (slot, epoch), and a wave's vector clock has, for every other slot, the epoch up to
+// which the wave is ordered after it. README.md, "Checks", describes when epochs become visible on
+// a GPU.
 #pragma once
 
 #include <array>
@@ -19,7 +20,8 @@ namespace ark_emu {
 using Clock = std::vector<uint32_t>;   // by slot; missing entries are 0
 using SharedClock = std::shared_ptr<Clock>;
 
-// The distance between two waves, and the scope of a fence.
+// The scope of a fence, and the smallest scope that contains two waves: the workgroup, the device
+// (agent) or the system.
 enum class Scope : uint8_t { Group = 0, Agent = 1, System = 2 };
 
 // The state that a release publishes: the wave's own epochs up to `own`, and the epochs of others
@@ -29,8 +31,8 @@ struct Published {
   SharedClock seen;
 };
 
-// The states that the wave's flags publish, one for each distance of the reader: valid for flags
-// written from epoch `time` on.
+// The states that flags of a wave publish to readers in the same workgroup, device or system. They
+// apply to flags that the wave writes from epoch `time` on.
 struct ReleaseRecord {
   uint32_t time = 0;
   Published group, agent, system, lds;
@@ -80,7 +82,7 @@ struct LdsDoubt {
   Fault race;
 };
 
-// Four bytes of memory or LDS: the last writer, and the readers since.
+// The accesses to four bytes of memory or LDS: the last writer, and the readers since.
 struct CellState {
   std::vector<Record> writes, reads;
   bool flag = false;                     // global memory: some wave has polled it or used an atomic
@@ -91,15 +93,15 @@ struct Contributor {
   uint32_t slot, epoch;
 };
 
-// Two unordered stores to a cell. They are correct if the cell turns out to be a flag and the
-// stores to be atomic.
+// A pair of unordered stores to a cell. They are correct if it turns out later that the cell is a
+// flag and the stores are atomic.
 struct Doubt {
   ShadowPages* shadow;
   uint64_t index;
   Fault race;
 };
 
-// A line that a scalar load brought into the scalar cache of a wave's compute unit.
+// A line of memory that a scalar load brought into the scalar cache of a wave's compute unit.
 struct ScalarHold {
   static constexpr uint64_t kLine = 64;
   static constexpr size_t kMost = 16;    // per line; more are forgotten, which may miss a stale read
@@ -143,9 +145,9 @@ struct PendingAcquire {
   bool l2_done;                          // the outer cache was invalidated since
 };
 
-// A flag's value that is being loaded. When it arrives, the flag's writer had received the values
-// of the loads that it had waited for, so later stores cannot affect those loads. This needs no
-// fence, and it says nothing about the writer's stores.
+// A load of a flag that has not returned yet. When the value arrives, the flag's writer had
+// received the values of the loads that it had waited for, so later stores of this wave cannot
+// affect those loads. This needs no fence, and it says nothing about the writer's stores.
 struct Passing {
   Contributor from;
   uint32_t vm_sequence, lgkm_sequence;
@@ -156,8 +158,8 @@ struct RegisterPending {
   uint32_t pc = 0;
 };
 
-// Wait states around matrix instructions (checks_matrix.cpp): the class of an instruction, and the
-// last matrix instruction that touched a register.
+// State for the wait states around matrix instructions (checks_matrix.cpp): the class of an
+// instruction, and the last matrix instruction that touched a register.
 struct MatrixRole {
   bool known = false;
   bool matrix = false, vector = false, memory = false;
@@ -184,7 +186,8 @@ struct WaveChecks {
   std::unordered_map<uint32_t, uint32_t> passed;   // slot -> epoch that `past` has taken in
   std::deque<Outstanding> vm, vs, lgkm;
   uint32_t next_sequence = 1, vm_done = 0, lgkm_done = 0;
-  // The state that this device, or every device, would see if the wave set a flag now.
+  // The states that waves of this device, and of every device, would see if the wave set a flag
+  // now.
   Published released_agent, released_system;
   // The state that was last published to other processes, with its number.
   Published told, told_past;
@@ -197,7 +200,7 @@ struct WaveChecks {
   };
   std::vector<WriteBack> write_backs;
   // The accesses that were ordered before the wave when its scalar cache was last cleared. An
-  // invalidation takes effect at the wait that covers it.
+  // invalidation takes effect at the wait that covers it; until then it is in `clearing`.
   SharedClock cleared, clearing;
   std::vector<PendingAcquire> acquires;
   std::vector<Doubt> doubts;             // reported when the wave ends
@@ -237,18 +240,20 @@ struct Access {
 };
 
 bool is_rdna(const Wave& w);
-// The properties of an access that the instruction's bits encode; see README.md, "Checks".
+// Returns how an access is recorded (such as atomic or plain), from the bits of the instruction;
+// see README.md, "Checks".
 Stamp stamp_of(const Wave& w, const Inst& i, AccessKind kind, bool lds, int bytes);
 // Called before an instruction: reports accesses to a matrix instruction's registers that come too
 // early.
 void check_matrix_hazards(Wave& w, const Inst& i);
-// checks_access.cpp: checks that need only one access.
+// Functions of checks_access.cpp: checks that need only one access.
 void check_alignment(const Access& x, uint64_t address, int bytes, int lane);
 void check_arguments(const Access& x, uint64_t address, int bytes, int lane);
 void check_initialised(const Access& x, ShadowPages& shadow, uint64_t offset, int bytes, int lane,
                        uint64_t address);
 void check_float_atomic(const Access& x, const Region& region, int lane, uint64_t address);
-// checks_scalar.cpp: called before a scalar load reads a cell, and after it has loaded a line.
+// Functions of checks_scalar.cpp: called before a scalar load reads a cell, and after it has loaded
+// a line.
 void check_scalar_cache(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t bytes,
                         uint64_t address);
 void hold_line(const Access& x, ShadowPages& shadow, uint64_t offset, uint64_t address);
@@ -257,12 +262,13 @@ void scalar_cleared(WaveChecks& c);      // the wait that covers its invalidatio
 // The epochs up to which all of the wave's global and LDS operations have completed.
 uint32_t complete_global(const WaveChecks& c);
 uint32_t complete_lds(const WaveChecks& c);
-// The epochs up to which all of the wave's loads have received their values.
+// Returns the epoch up to which all of the wave's loads have received their values.
 uint32_t complete_loads(const WaveChecks& c);
-// Called when the state that a release would publish has changed. Later releases publish the new
-// state.
+// Called when the state that a release of the wave would publish has changed: later releases
+// publish the new state.
 void note_release(Wave& w);
-// Orders the wave after the state that `from` had released when it made that access.
+// Orders the wave after the state that wave `from` had released when it made the access that `from`
+// names.
 void join_release(Wave& w, Contributor from, Scope relation);
 // Processes flags that were loaded and whose values have arrived: the loads that a flag's writer
 // had waited for are from now on ordered before this wave.

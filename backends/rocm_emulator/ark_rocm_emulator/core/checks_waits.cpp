@@ -1,5 +1,5 @@
-// Counters of memory operations in flight: registers that are used too early, waits, and cache
-// control.
+// Checks of the counters of memory operations in flight (vmcnt, lgkmcnt, ...): registers that are
+// used too early, waits, and cache control.
 #include <algorithm>
 
 #include "checks_state.h"
@@ -34,7 +34,8 @@ void check_operand(Wave& w, const Inst& i, const Operand& operand) {
   }
 }
 
-// Loads of one kind return in order, so a later one may overwrite an earlier one's register.
+// True if an instruction may overwrite a register that an earlier load is still writing: loads of
+// one kind return in order, so the later one wins.
 bool returns_in_order(const Wave& w, const Inst& i) {
   if (i.dst[0].kind != Kind::Vgpr || i.dst[0].reg >= w.checks->vgprs.size()) return false;
   const RegisterPending& p = w.checks->vgprs[i.dst[0].reg];
@@ -200,8 +201,8 @@ void check_cache_control(Wave& w, const Inst& i) {
     const Published what{c.epoch, c.seen};
     const Scope scope = scoped ? scope_of(i) : Scope::System;
     c.epoch++;
-    // If no access is in flight, the write-back counts as complete at once, because clang then
-    // omits the wait for it.
+    // If no access is in flight, the cache write-back counts as complete at once, because clang
+    // then omits the wait for it.
     if (c.vm.empty()) {
       written_back(c, what, scope);
     } else {

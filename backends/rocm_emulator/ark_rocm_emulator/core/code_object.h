@@ -21,7 +21,7 @@ class CodeObjectImpl : public CodeObject {
   std::string disassemble(std::string_view function) const override;
   const ElfFile& elf() const { return elf_; }
   Program& program() const { return *program_; }
-  // The text "function+0x1c" for an offset in the image.
+  // Names an offset in the image as text, such as "function+0x1c".
   std::string describe(uint64_t offset) const;
 
  private:

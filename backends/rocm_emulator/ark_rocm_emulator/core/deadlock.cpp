@@ -22,7 +22,8 @@ constexpr uint64_t kLooks = 100000;       // clock between looks at a grid that 
 constexpr uint64_t kLongestPause = 64;    // how many times that, while it turns out to be working
 constexpr std::chrono::microseconds kShortestNap{200}, kLongestNap{20000};
 
-// Calls f(begin, bytes) for all state that determines a wave's next steps, except its pc.
+// Calls f(begin, bytes) for each part of the state, except the pc, that determines a wave's next
+// steps.
 template <class F>
 void each_part(const Wave& w, size_t vgprs, size_t agprs, F f) {
   f(&w.scc, sizeof w.scc);
@@ -145,8 +146,8 @@ bool Grid::look_for_deadlock() {
   }
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - external_since);
   if (external && waited.count() < static_cast<int64_t>(desc.options.external_wait_ms)) {
-    // An outside writer may still act: give it the processor, for longer the longer the wait has
-    // taken.
+    // A writer outside of the grid may still act. The thread sleeps, longer the longer the wait has
+    // taken, so that this writer can run.
     const auto nap = std::chrono::duration_cast<std::chrono::microseconds>(now - external_since) / 4;
     std::this_thread::sleep_for(std::clamp(nap, kShortestNap, kLongestNap));
     napped += std::chrono::steady_clock::now() - now;

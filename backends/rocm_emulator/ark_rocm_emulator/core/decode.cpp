@@ -19,7 +19,8 @@ struct FloatConstant {
   uint64_t f64;
 };
 
-// Source encodings 240..248: +-0.5, +-1, +-2, +-4, 1/(2 pi).
+// The constants that source encodings 240 to 248 stand for: +-0.5, +-1, +-2, +-4, 1/(2 pi); each as
+// f16, f32 and f64.
 constexpr FloatConstant kFloats[9] = {
     {0x3800, 0x3f00, 0x3f000000, 0x3fe0000000000000},
     {0xb800, 0xbf00, 0xbf000000, 0xbfe0000000000000},
@@ -108,7 +109,7 @@ bool Decoder::lookup(Inst& inst, Format format, unsigned opcode) const {
   inst.opcode = static_cast<uint16_t>(opcode);
   const auto typed = [this](Operand& operand, Ty ty) {
     operand.ty = ty;
-    // In a wave of 32 lanes a lane mask is one register.
+    // A lane mask (one bit per lane) has one register in a wave of 32 lanes, otherwise two.
     const bool narrow = ty == Ty::Mask && arch_ == Arch::gfx1100;
     operand.dwords = static_cast<uint8_t>(narrow ? 1 : ty_dwords(ty));
   };

@@ -1,5 +1,5 @@
-// Converts bits to Inst. There is one Decoder per architecture, which is stateless after
-// construction.
+// Decodes the words of an instruction to an Inst. There is one Decoder per architecture, which is
+// stateless after construction.
 #pragma once
 
 #include <memory>
@@ -12,9 +12,9 @@
 
 namespace ark_emu {
 
-// Opcode numbers of one format as text: a number, then the names from there on counting up; a name
-// may be followed by "=" and the name it was registered under; "none" removes one.
-//   "0 s_add_u32 s_sub_u32 5 new_name=registered_name"
+// The opcode numbers of one encoding format as text: a number, then the names of the opcodes from
+// that number on. A name may be followed by "=" and the name under which its handler is registered;
+// "none" removes an opcode. Example: "0 s_add_u32 s_sub_u32 5 new_name=registered_name"
 struct OpcodeText {
   Format format;
   const char* text;
@@ -49,8 +49,9 @@ class Decoder {
   // Looks up (format, opcode), sets inst.op, name, run, format, opcode and operand types. False if
   // there is no such opcode.
   bool lookup(Inst& inst, Format format, unsigned opcode) const;
-  // A 9-bit source field (8-bit for scalar formats: same numbering below 256), typed by
-  // inst.src[k].ty. Sets `needs_literal` when the value is a literal dword.
+  // Decodes a source field of 9 bits (in scalar formats 8 bits, with the same numbers below 256) to
+  // an operand of the type inst.src[k].ty. Sets `needs_literal` if the value is a literal dword
+  // after the instruction.
   void source(Operand& operand, unsigned enc, bool& needs_literal) const;
   static void set_vgpr(Operand& operand, unsigned reg, bool agpr = false);
   void set_sgpr(Operand& operand, unsigned reg) const;   // destinations too; null -> None
@@ -65,7 +66,7 @@ class Decoder {
   // Fills in the literal, which is the dword at index `length`. Returns the length of the
   // instruction.
   static int finish(std::span<const uint32_t> words, Inst& inst, bool literal, int length);
-  // SOP1, SOP2, SOPC, SOPK, SOPP: words whose top two bits are 10.
+  // Decodes the scalar formats SOP1, SOP2, SOPC, SOPK and SOPP: words whose top two bits are 10.
   int scalar_format(std::span<const uint32_t> words, Inst& inst) const;
   void vector_dst(Inst& inst, unsigned field) const;     // a VGPR, or an SGPR by the operand's type
   // VOP3 up to its sources. `vop1` and `own`: the first opcode numbers of VOP1 and of VOP3 itself.
@@ -94,12 +95,13 @@ const Decoder& decoder_for(Arch arch);
 std::unique_ptr<Decoder> make_gfx9_decoder(Arch arch);
 std::unique_ptr<Decoder> make_gfx11_decoder(Arch arch);
 
-// Text that the assembler converts back to the same bytes.
+// Converts an instruction to text that the assembler converts back to the same bytes.
 std::string disassemble(const Inst& inst, Arch arch);
 // The handler of instructions that cannot be decoded or are known by name only.
 void unknown_opcode(Wave& wave, const Inst& inst);
 
-// Apertures of the generic address space (high dwords of src_shared_base, src_private_base).
+// The high dwords of addresses of LDS and of private memory in the generic address space
+// (src_shared_base, src_private_base).
 constexpr uint32_t kSharedAperture = 0x00010000;
 constexpr uint32_t kPrivateAperture = 0x00020000;
 

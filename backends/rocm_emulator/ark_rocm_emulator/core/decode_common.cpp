@@ -1,4 +1,4 @@
-// The parts of an encoding that all architectures share: scalar formats, and the operand fields of
+// Decoding of the encodings that all architectures share: scalar formats, and the operand fields of
 // LDS, flat and buffer instructions.
 #include "decode.h"
 

@@ -1,4 +1,5 @@
-// Encodings of gfx1100 (AMD RDNA3 instruction set document, chapter "Microcode formats").
+// Decoding of gfx1100's encodings (AMD RDNA3 instruction set document, chapter "Microcode
+// formats").
 #include "decode.h"
 #include "exec_gfx11.h"
 #include "opcodes_gfx11.h"
@@ -76,8 +77,8 @@ class Gfx11Decoder : public Decoder {
     return 2;
   }
 
-  // Source k in a 32-bit encoding. There a 16-bit VGPR operand names v0 to v127, and the top bit of
-  // the number picks the half; the 64-bit encodings have op_sel for that.
+  // Decodes source k of a 32-bit encoding. There a 16-bit VGPR operand names v0 to v127, and the
+  // top bit of the number picks the half; the 64-bit encodings have op_sel for that.
   void short_source(Inst& inst, int k, unsigned enc, bool& literal) const {
     if (enc >= 256 && is_half(inst.src[k].ty)) {
       if (bit(enc, 7)) inst.opsel |= static_cast<uint8_t>(1 << k);
@@ -135,7 +136,7 @@ class Gfx11Decoder : public Decoder {
   int vop2(std::span<const uint32_t> words, Inst& inst) const {
     if (!lookup(inst, Format::VOP2, bits(words[0], 30, 25))) return 0;
     short_dst(inst, bits(words[0], 24, 17));
-    // The order of operands is src0, literal, src1 in fmamk, and src0, src1, literal in fmaak.
+    // In fmamk, the operands are src0, literal, src1; in fmaak, they are src0, src1, literal.
     const int second = inst.op->src[1] == Ty::Literal ? 2 : 1;
     bool literal = false;
     short_source(inst, second, 256 + bits(words[0], 16, 9), literal);
@@ -187,7 +188,8 @@ class Gfx11Decoder : public Decoder {
     return sources3(words, inst);
   }
 
-  // One half of a VOPD: X is stored in `inst` itself, Y in a separate Inst.
+  // Decodes one half of a dual-issue instruction (VOPD). The first half, X, is stored in `inst`
+  // itself, the second, Y, in a separate Inst.
   bool vopd_half(Inst& inst, unsigned op, unsigned src0, unsigned src1, unsigned dst,
                  bool& literal) const {
     if (!lookup(inst, Format::VOPD, op)) return false;

@@ -1,5 +1,5 @@
-// Encodings of gfx90a, gfx942 and gfx950 (AMD CDNA2, CDNA3, CDNA4 instruction set documents,
-// chapter "Microcode formats").
+// Decoding of the encodings of gfx90a, gfx942 and gfx950 (AMD CDNA2, CDNA3, CDNA4 instruction set
+// documents, chapter "Microcode formats").
 #include "decode.h"
 #include "opcodes_gfx9.h"
 #include "ops.h"
@@ -7,8 +7,9 @@
 namespace ark_emu {
 namespace {
 
-// VOP3P: the opcode of the first half of a matrix product with scales, and the number that is added
-// to such products' opcodes in the tables.
+// A matrix product with scales (gfx950) is encoded as two instructions of format VOP3P. kLoadScale
+// is the opcode of the first one. The second one has the opcode of the product without scales; in
+// the opcode tables below, the product with scales has that number plus kScaled.
 constexpr unsigned kLoadScale = 44, kScaled = 128;
 
 std::vector<OpcodeText> tables_for(Arch arch) {
@@ -125,7 +126,7 @@ class Gfx9Decoder : public Decoder {
   int vop2(std::span<const uint32_t> words, Inst& inst) const {
     if (!lookup(inst, Format::VOP2, bits(words[0], 30, 25))) return 0;
     vector_dst(inst, bits(words[0], 24, 17));
-    // The order of operands is src0, literal, src1 in fmamk, and src0, src1, literal in fmaak.
+    // In fmamk, the operands are src0, literal, src1; in fmaak, they are src0, src1, literal.
     const int second = inst.op->src[1] == Ty::Literal ? 2 : 1;
     set_vgpr(inst.src[second], bits(words[0], 16, 9));
     const int length = literal_operand(words, inst, source0(words, inst, false));
@@ -170,7 +171,8 @@ class Gfx9Decoder : public Decoder {
     return vop3p_fields(words, inst);
   }
 
-  // gfx950: two words that name the scales, then a product whose abid bit selects them.
+  // Decodes a matrix product with scales (gfx950): two words that name the scales, then the
+  // product, whose abid bit tells that it uses them.
   int scaled_mfma(std::span<const uint32_t> words, Inst& inst) const {
     const auto product = words.subspan(2);
     const bool uses = bits(product[0], 31, 23) == 0x1a7 && bits(product[0], 11, 11) != 0;
@@ -211,7 +213,8 @@ class Gfx9Decoder : public Decoder {
     const bool acc_cd = bits(words[0], 15, 15) != 0 || accvgpr_write;
     if (acc_cd) inst.dst[0].reg += 256;
     if (acc_cd && !sparse && inst.src[2].kind == Kind::Vgpr) inst.src[2].reg += 256;
-    // The assembler sets these bits on v_accvgpr_write too, although its source is a VGPR.
+    // These bits select accumulation registers (acc). The assembler sets them on v_accvgpr_write
+    // too, although its source is an ordinary VGPR, so they are ignored there.
     for (int k = 0; k < 2 && !accvgpr_write; k++) {
       if (inst.src[k].kind == Kind::Vgpr && bits(words[1], 27 + k, 27 + k) != 0) {
         inst.src[k].reg += 256;
@@ -229,7 +232,8 @@ class Gfx9Decoder : public Decoder {
     return 2;
   }
 
-  // gfx90a has a bit for loads to LDS; later architectures have separate opcodes.
+  // True for loads that write LDS directly. gfx90a marks them by a bit; later architectures have
+  // separate opcodes.
   static bool to_lds(Inst& inst) {
     const std::string prefix = "global_load_";
     if (!inst.op->name.starts_with(prefix)) return false;

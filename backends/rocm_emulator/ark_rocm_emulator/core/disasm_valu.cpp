@@ -22,7 +22,7 @@ std::string bit_list(const char* name, unsigned bits, int count) {
   return text + "]";
 }
 
-// The number of sources in the assembler text, which omits implied ones.
+// The number of source operands that the assembler text lists; it omits implied ones.
 int written_sources(const OpInfo& op) {
   int count = 0;
   for (int k = 0; k < op.src_count; k++) count += op.src[k] != Ty::Tied ? 1 : 0;
@@ -64,8 +64,8 @@ std::string Printer::suffix() const {
   if (inst.format == Format::VOP3) return dpp.empty() ? "" : "_e64" + dpp;
   if (inst.vop3_form) return "_e64" + dpp;
   if (!dpp.empty()) return dpp;
-  // These instructions exist in the 32-bit encoding only, so their names have no suffix for the
-  // encoding.
+  // Instructions that exist in the 32-bit encoding only, so that their names have no suffix (_e32,
+  // _e64) for the encoding.
   static const char* const kNoSuffix[] = {
       "v_fmamk_f32", "v_fmaak_f32", "v_fmamk_f16", "v_fmaak_f16", "v_madmk_f16", "v_madak_f16",
       "v_madmk_f32", "v_madak_f32",
@@ -144,7 +144,7 @@ std::string Printer::output_modifiers() const {
 
 std::string Printer::valu() const {
   const OpInfo& op = *inst.op;
-  // RDNA3's v_cmpx has no destination but EXEC.
+  // On RDNA3, v_cmpx writes only EXEC, so the text has no destination.
   const bool no_dst = rdna() && inst.format == Format::VOPC && (op.flags & kWritesExec) != 0;
   std::string text;
   for (int k = 0; k < op.dst_count && !no_dst; k++) text = listed({text, vector_dst(k)});
@@ -157,9 +157,10 @@ std::string Printer::valu() const {
                    inst.src[k].kind != Kind::Vgpr;
   }
   halves = halves || is_half(op.dst[0]);
-  // Without 16-bit registers op_sel is a list; with them it is in the operands' names, except for a
-  // half of a scalar register and for operations on whole registers.
-  // Two bits that name the destination's byte leave no room for a shorter list.
+  // Without 16-bit registers, the modifier op_sel is a list of bits. With them, the names of the
+  // operands contain the selected halves, except for a half of a scalar register and for operations
+  // on whole registers. Two bits that select the destination's byte leave no room for a shorter
+  // list.
   const bool all_bits = inst.name->starts_with("v_cvt_scalef32_pk_fp4_");
   const int count = all_bits ? 3 : written_sources(op);
   const bool whole_dst = rdna() && halves && !is_half(op.dst[0]);

@@ -83,7 +83,8 @@ Arch arch_of(uint32_t flags) {
   }
 }
 
-// The entry of a clang offload bundle whose triple ends with the requested processor.
+// Returns the entry of a clang offload bundle whose target triple ends with the requested
+// processor.
 std::span<const uint8_t> unbundle(std::span<const uint8_t> bytes, std::string_view want) {
   constexpr std::string_view kMagic = "__CLANG_OFFLOAD_BUNDLE__";
   constexpr std::string_view kCompressed = "CCOB";
@@ -219,7 +220,7 @@ void load_relocations(const File& file, ElfFile& out) {
   }
 }
 
-// Checks sizes and counts on which a launch relies.
+// Checks the sizes and counts of a kernel on which a launch relies.
 void check_kernel(const KernelInfo& kernel, const KernelDescriptor& descriptor) {
   const auto wrong = [&kernel](const char* what, uint64_t value, uint64_t most) {
     bad("kernel '" + kernel.name + "' wants " + std::to_string(value) + " " + what +

@@ -40,7 +40,8 @@ struct ElfFile {
 // Throws Error with a description if the bytes are not valid.
 ElfFile read_elf(std::span<const uint8_t> bytes, std::string_view want);
 KernelDescriptor read_descriptor(const ElfFile& elf, uint64_t offset);
-// Converts the notes' msgpack to kernels. Their entry and descriptor are still 0.
+// Reads kernels from the metadata note's msgpack. Their fields `entry` and `descriptor` are still
+// 0.
 std::vector<KernelInfo> read_metadata(std::span<const uint8_t> msgpack);
 
 }  // namespace ark_emu

@@ -23,14 +23,15 @@ namespace ark_emu {
 enum class Arch : uint8_t { gfx90a, gfx942, gfx950, gfx1100 };
 constexpr int kArchCount = 4;
 
-// "gfx942" -> Arch::gfx942; feature suffixes (":sramecc+:xnack-") are ignored.
-// Throws Error for anything that is not emulated.
+// Converts a name such as "gfx942" to Arch::gfx942. Feature suffixes (":sramecc+:xnack-") are
+// ignored. Throws Error for an architecture that is not emulated.
 Arch arch_from_name(std::string_view name);
 const char* arch_name(Arch arch);
 int wave_size(Arch arch);          // 64 on CDNA, 32 on RDNA (the default of clang for both)
 uint32_t lds_limit(Arch arch);     // bytes a workgroup may use
 
-// An error of the caller or a missing part of a file, with a readable message.
+// The exception for an error of the caller, or for a missing part of a file, with a readable
+// message.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -98,8 +99,8 @@ struct SymbolInfo {
 
 class CodeObjectImpl;
 
-// One .hsaco in memory, decoded lazily. It is not bound to a device; load_on_device creates the
-// image.
+// A code object (the contents of a .hsaco file) in memory, decoded lazily. It is not bound to a
+// device; load_on_device creates the image there.
 class CodeObject {
  public:
   // Accepts an AMDGPU ELF (code object v4 to v6) or a clang offload bundle holding one for `want`
@@ -111,7 +112,8 @@ class CodeObject {
   virtual const std::vector<KernelInfo>& kernels() const = 0;
   virtual const std::vector<SymbolInfo>& symbols() const = 0;   // variables and functions
   virtual const KernelInfo* find_kernel(std::string_view name) const = 0;
-  // Lines "offset: words  text" of one function (its symbol name), or of all code when empty.
+  // Returns lines "offset: words text" of one function (its symbol name), or of all code if the
+  // name is empty.
   virtual std::string disassemble(std::string_view function = {}) const = 0;
 };
 
@@ -212,19 +214,20 @@ class Launch {
 
 class Machine {
  public:
-  // One virtual device per entry. Throws Error when `devices` is empty or longer than 64.
+  // Creates a machine with one virtual device per entry. Throws Error if `devices` is empty or
+  // longer than 64.
   static std::shared_ptr<Machine> create(const std::vector<Arch>& devices);
   virtual ~Machine() = default;
   virtual int device_count() const = 0;
   virtual Arch arch(int device) const = 0;
 
-  // Memory that the caller owns. Overlapping registration throws Error.
+  // Registers memory that the caller owns. Overlapping registration throws Error.
   virtual void add_region(Region region) = 0;
   virtual void remove_region(uint64_t base) = 0;
   virtual void set_access(uint64_t base, uint64_t access_mask) = 0;
-  // Marks the memory as mapped by another process, too (Region::shared).
+  // Marks the memory at `base` as mapped by another process, too (Region::shared).
   virtual void set_shared(uint64_t base, void* records) = 0;
-  // The region that holds `address`; false if none.
+  // Sets *out to the region that contains `address`. Returns false if there is none.
   virtual bool find_region(uint64_t address, Region* out) const = 0;
   // Maps and registers `size` bytes (page-aligned, filled with 0xCB so that reads of uninitialised
   // memory are noticed); release unmaps it and unregisters it.

@@ -1,7 +1,7 @@
-// MUBUF: buffer loads, stores and atomics through a resource descriptor, and the cache-control
-// instructions of that format. Addressing as in AMD's CDNA3 instruction set document, section
-// "Buffer addressing": raw and structured buffers, and the swizzled one that serves as private
-// memory on gfx90a.
+// Handlers of MUBUF: buffer loads, stores and atomics through a resource descriptor, and the
+// cache-control instructions of that format. Addressing as in AMD's CDNA3 instruction set document,
+// section "Buffer addressing": raw and structured buffers, and the swizzled one that serves as
+// private memory on gfx90a.
 #include <string>
 
 #include "access.h"
@@ -35,7 +35,8 @@ Resource resource(const Wave& w, const Operand& operand) {
 
 }  // namespace
 
-// Addresses of the lanes that are in range. Other lanes read 0, and their writes are dropped.
+// Returns the addresses of the lanes that are in the buffer's range. Other lanes read 0, and their
+// writes are dropped.
 [[gnu::noinline]] Addresses buffer_addresses(Wave& w, const Inst& i, int bytes) {
   Addresses a;
   const Resource r = resource(w, i.src[2]);
@@ -94,8 +95,8 @@ bool straddles_end(Wave& w, const Inst& i, int bytes) {
   return buffer_addresses(w, i, 4).active != buffer_addresses(w, last, 4).active;
 }
 
-// The many handlers differ in an operation or a width. Their common code is in functions that are
-// not inlined, so that it is compiled once.
+// There are many handlers, which differ in an operation or a width. Their common code is in
+// functions that are not inlined, so that it is compiled once.
 template <bool Store>
 void each_byte(Wave& w, const Inst& i, int bytes, uint32_t* rows) {
   alignas(64) uint32_t byte[kLanes];
@@ -191,8 +192,8 @@ void register_buffer(Ops& ops) {
       [&ops](const Text& name, const Text& type, Handler run) {
         ops.add("buffer_store_" + name, "=p," + type, run, kMemory | kStore);
       },
-      // A returned value is written to the registers of the data operand, so the signature has no
-      // destination.
+      // The value that a buffer atomic returns is written to the registers of its data operand, so
+      // its signature has no destination.
       [&ops](const Text& name, const Text&, const Text& data, uint32_t flags, Handler run) {
         ops.add("buffer_atomic_" + name, "=p," + data, run, flags | kMemory | kSync | kStore);
       });

@@ -1,4 +1,4 @@
-// Operations that move data between lanes, or between lanes and scalars.
+// Handlers of instructions that move data between lanes, or between lanes and scalar registers.
 #include <bit>
 
 #include "lanes.h"
@@ -44,7 +44,8 @@ void active_lanes(Wave& w, const uint32_t* from, uint32_t* to) {
   w.blend(to, from, w.exec());
 }
 
-// ds_bpermute: each lane reads from the lane its address names; inactive sources give 0.
+// ds_bpermute: each lane reads the data of the lane that its address names. If that lane is
+// inactive, it reads 0.
 void bpermute(Wave& w, const Inst& i) {
   const uint32_t* address = w.row(i.src[0].reg);
   alignas(64) Row data, out;

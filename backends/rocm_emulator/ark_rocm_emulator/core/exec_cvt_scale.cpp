@@ -1,8 +1,8 @@
-// Conversions of gfx950: v_cvt_scalef32_* between f32, f16, bf16 and the formats of 8, 6 and 4 bits
-// (CDNA4 instruction set document, section "BF8 / FP8 and smaller formats and conversions"), and
-// stochastic rounding to f16 and bf16. The scale is the exponent of an f32: a power of two, or NaN.
-// Conversions to the small format divide by it, and conversions from the small format multiply by
-// it.
+// Handlers of gfx950's conversions: v_cvt_scalef32_* between f32, f16, bf16 and the formats of 8, 6
+// and 4 bits (CDNA4 instruction set document, section "BF8 / FP8 and smaller formats and
+// conversions"), and stochastic rounding to f16 and bf16. The scale is the exponent of an f32: a
+// power of two, or NaN. Conversions to the small format divide by it, and conversions from the
+// small format multiply by it.
 #include <array>
 #include <cmath>
 #include <string>
@@ -22,10 +22,11 @@ double scale_of(U32 bits) {
   return exponent == 0xff ? std::nan("") : std::ldexp(1.0, exponent - 127);
 }
 
-// For each further element of a conversion, v_prng_b32 is applied to the preceding random number.
+// The random number for the next element of a stochastic rounding: v_prng_b32 of the preceding
+// number.
 U32 next_random(U32 bits) { return bits << 1 ^ (static_cast<int32_t>(bits) < 0 ? 197u : 0u); }
 
-// The register rows of source k, without modifiers.
+// Returns the register rows of an instruction's source k. Modifiers (neg, abs) are not applied.
 const U32* raw_rows(Wave& w, const Inst& i, int k, U32* tmp) {
   const Operand& operand = i.src[k];
   if (operand.kind == Kind::Vgpr) return w.row(operand.reg);
@@ -38,7 +39,7 @@ const U32* raw_rows(Wave& w, const Inst& i, int k, U32* tmp) {
   return tmp;
 }
 
-// Element e of a lane. A row holds one or two elements of each lane.
+// Returns element e of a lane as a double. A row (register) holds one or two elements of each lane.
 template <Large kFrom>
 double wide_element(const U32* rows, int e, int lane) {
   if (kFrom == Large::F32) return as_float(rows[e * kLanes + lane]);
@@ -65,8 +66,9 @@ void put_field(Wave& w, const Inst& i, const U32* fields, int width, int shift) 
   w.blend(to, out, w.exec());
 }
 
-// To a small format. One element goes to a byte, two go to 16 or 8 bits, 32 to six registers. Two
-// f32 come from two sources, and so do 16 pairs (kPairs); otherwise source 0 holds all.
+// The handler of conversions to a small format. The result of one element is a byte, that of two
+// elements 8 or 16 bits, that of 32 elements six registers. Two f32 come from two sources, and so
+// do 16 pairs (kPairs); otherwise source 0 holds all elements.
 template <Large kFrom, Small kTo, int kCount, bool kRandom, bool kPairs = false>
 void to_small_format(Wave& w, const Inst& i) {
   constexpr int kBits = small_bits(kTo);
@@ -102,7 +104,8 @@ void to_small_format(Wave& w, const Inst& i) {
   }
 }
 
-// From a small format: byte or half of source 0 by op_sel, or six registers.
+// The handler of conversions from a small format. The source is a byte or half of source 0, which
+// op_sel selects, or six registers.
 template <Small kFrom, Large kTo, int kCount>
 void from_small_format(Wave& w, const Inst& i) {
   constexpr int kBits = small_bits(kFrom), kRows = kTo == Large::F32 ? kCount : (kCount + 1) / 2;
@@ -181,8 +184,8 @@ void add_six(Ops& ops, const std::string& large, const std::string& small) {
           from_small_format<kTo, kFrom, 32>, kFloat);
 }
 
-// Rounds down in magnitude, then up with the probability of the truncated fraction, by adding the
-// random number below the kept bits.
+// Stochastic rounding to f16: adds the random number below the bits that are kept, and truncates.
+// So the magnitude is rounded up with a probability equal to the truncated fraction.
 U32 half_at_random(const Wave& w, float value, U32 random) {
   const U32 low = double_to_half(value, Round::Zero);
   if (!std::isfinite(value)) return low;

@@ -1,6 +1,6 @@
-// Instructions that RDNA3 has and CDNA lacks: dual issue, 16-bit moves and logic, lane permutes
-// within rows, fused 16-bit multiply-adds, mixed-sign dot products, and its scalar hints. Semantics
-// from AMD's RDNA3 instruction set document, chapter "Instructions".
+// Handlers of instructions that RDNA3 has and CDNA lacks: dual issue, 16-bit moves and logic, lane
+// permutes within rows, fused 16-bit multiply-adds, mixed-sign dot products, and its scalar hints.
+// Semantics from AMD's RDNA3 instruction set document, chapter "Instructions".
 #include "exec_gfx11.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ void set_mode(Wave& w, U32 mode) {
   w.default_mode = (mode & 0xff) == 0xf0;
 }
 
-// Compiled code sends only one message that returns an answer: the one that reads the time.
+// s_sendmsg_rtn: compiled code uses only one of its messages, the one that returns the time.
 void sendmsg_rtn(Wave& w, const Inst& i) {
   constexpr unsigned kGetRealtime = 0x83;
   static const Handler real_time = Ops::all().find("s_memrealtime")->handlers.run;
@@ -73,7 +73,7 @@ void permlane16(Wave& w, const Inst& i) {
   w.blend(w.row(i.dst[0].reg), out, exec & writable);
 }
 
-// Exchanges the halves of a wave of 64. A wave of 32 has no other half.
+// v_permlane64_b32: exchanges the halves of a wave of 64 lanes. A wave of 32 has no other half.
 void permlane64(Wave& w, const Inst& i) {
   if (w.lanes == 32) return;
   const U32* from = w.row(i.src[0].reg);
@@ -82,7 +82,8 @@ void permlane64(Wave& w, const Inst& i) {
   w.blend(w.row(i.dst[0].reg), out, w.exec());
 }
 
-// Dot products of bytes or nibbles; neg bit k says that source k is signed.
+// Dot products of bytes or nibbles (v_dot4, v_dot8 with mixed signs). Bit k of neg is set if source
+// k is signed.
 template <int kBits>
 void dot_mixed(Wave& w, const Inst& i) {
   Row tmp_a, tmp_b, tmp_c, out;
@@ -114,7 +115,7 @@ void cndmask_b16(Wave& w, const Inst& i) {
   w.put16(i, out);
 }
 
-// Two products and a sum, rounded once: v_dot2_f16_f16 and v_dot2_bf16_bf16.
+// v_dot2_f16_f16 and v_dot2_bf16_bf16: the sum of two products and an addend, rounded once.
 template <bool kBf16>
 void dot2_16(Wave& w, const Inst& i) {
   Row tmp_a, tmp_b, tmp_c, out;
@@ -173,7 +174,8 @@ void cvt_32_16(Wave& w, const Inst& i) {
   w.put32(i, out);
 }
 
-// Converts two 16-bit integers to two bytes in one 16-bit register.
+// v_sat_pk_u8_i16: converts two 16-bit integers, with saturation, to two bytes in one 16-bit
+// register.
 void sat_pk_u8_i16(Wave& w, const Inst& i) {
   Row tmp, out;
   const U32* a = w.src32(i, 0, tmp);
@@ -184,7 +186,8 @@ void sat_pk_u8_i16(Wave& w, const Inst& i) {
   w.put16(i, out);
 }
 
-// Registers chosen by M0: the destination's number (movreld), the source's (movrels) or both.
+// v_movrel*: the register number of an operand plus an index in M0. The index applies to the
+// destination (movreld), to the source (movrels) or to both.
 unsigned relative(const Wave& w, const Operand& operand, U32 by) {
   const uint64_t reg = uint64_t(operand.reg) + by;
   if (operand.kind != Kind::Vgpr || reg > 255) {
@@ -194,7 +197,8 @@ unsigned relative(const Wave& w, const Operand& operand, U32 by) {
   return static_cast<unsigned>(reg);
 }
 
-// The forms with separate indices: M0[9:0] for the source, M0[25:16] for the destination.
+// v_movrelsd_2 and v_swaprel: M0 has separate indices, bits 9:0 for the source and bits 25:16 for
+// the destination.
 template <bool kSwap>
 void movrel_2(Wave& w, const Inst& i) {
   U32* from = w.row(relative(w, i.src[0], w.m0() & 0x3ff));
@@ -259,8 +263,8 @@ void register_scalar(Ops& ops) {
         "s_set_inst_prefetch_distance", "s_ttracedata_imm", "s_gl1_inv"}) {
     ops.add(hint, "=", nothing);
   }
-  // These wait for one counter each. The number to wait for is in the instruction, as with
-  // s_waitcnt.
+  // Instructions that wait for one counter each (such as s_waitcnt_vscnt). As with s_waitcnt, the
+  // instruction contains the value to wait for.
   if (const OpInfo* wait = ops.find("s_waitcnt")) {
     for (const char* name :
          {"s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_expcnt", "s_waitcnt_lgkmcnt"}) {
@@ -308,8 +312,8 @@ Handler halves(const Inst& inst, const Inst& other) {
       half_x<kWhole>(w, i);
     };
   }
-  // Each half reads what the other writes, so X's result is stored aside while Y runs on the old
-  // values.
+  // The handler of a dual-issue instruction whose halves each read a register that the other one
+  // writes: X's result is stored aside while Y runs on the old values.
   return [](Wave& w, const Inst& i) {
     uint32_t before[kLanes], after[kLanes];
     uint32_t* row = w.row(i.dst[0].reg);

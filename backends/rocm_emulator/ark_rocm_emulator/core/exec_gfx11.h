@@ -1,4 +1,4 @@
-// Handlers of RDNA3 that its decoder and its registry share.
+// Handlers of RDNA3's instructions that its decoder and the table of operations share.
 #pragma once
 
 #include "ops.h"

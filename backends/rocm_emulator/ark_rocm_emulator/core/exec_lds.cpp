@@ -1,4 +1,4 @@
-// DS: reads, writes and atomics on the workgroup's LDS.
+// Handlers of the DS format: reads, writes and atomics on the workgroup's LDS.
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -11,8 +11,8 @@
 namespace ark_emu {
 namespace {
 
-// The many handlers differ in an operation or a width. Their common code is in functions that are
-// not inlined, so that it is compiled once.
+// There are many handlers, which differ in an operation or a width. Their common code is in
+// functions that are not inlined, so that it is compiled once.
 [[gnu::noinline]] Addresses lds_addresses(Wave& w, const Inst& i, uint64_t offset) {
   Addresses a;
   a.space = Space::Lds;
@@ -42,8 +42,8 @@ void write(Wave& w, const Inst& i) {
   store_lanes(w, i, lds_addresses(w, i, offset16(i)), Bytes, rows);
 }
 
-// For operations on two elements: the offset of one of them, counted in elements or in units of 64
-// elements.
+// Returns the offset of one of the two elements of an operation such as ds_read2. It is encoded in
+// elements or in units of 64 elements.
 uint64_t pair_offset(const Inst& i, int which, int scale) {
   return ((static_cast<uint32_t>(i.imm) >> (8 * which)) & 0xff) * static_cast<uint64_t>(scale);
 }
@@ -176,7 +176,8 @@ void count_lanes(Wave& w, const Inst& i) {
   count_active(w, i, Op);
 }
 
-// Lane l accesses M0 + offset + 4 * l.
+// The lanes' addresses for instructions without an address operand: lane l accesses M0 + offset + 4
+// * l.
 Addresses thread_addresses(Wave& w, const Inst& i) {
   Addresses a;
   a.space = Space::Lds;

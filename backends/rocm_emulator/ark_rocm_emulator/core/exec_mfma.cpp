@@ -1,6 +1,6 @@
-// MFMA of CDNA: dense matrices whose elements are all of one width. Lane l holds row (A) or column
-// (B) l mod M of block (l / M) mod blocks, and the K elements of its group run through its
-// registers (mfma.h says where that is documented).
+// Handlers of CDNA's MFMA instructions for dense matrices whose elements are all of one width. Lane
+// l holds row (A) or column (B) l mod M of block (l / M) mod blocks, and the K elements of its
+// group run through its registers (mfma.h names the documents).
 #include <bit>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +11,8 @@
 namespace ark_emu {
 namespace {
 
-// The lane whose B a lane uses: broadcasts and rotations between groups of lanes.
+// Returns the lane whose part of B a lane uses. The modifier blgp selects broadcasts and rotations
+// between groups of lanes.
 int swizzled(unsigned blgp, int lane) {
   switch (blgp) {
     case 1: return lane & 31;
@@ -67,7 +68,8 @@ template <int kSize, class In, class T>
   }
 }
 
-// Source k, widened: taken from the earlier result if there is one, otherwise written to `tiles`.
+// Returns source k converted to the type T (widened). If the source was the result of the preceding
+// MFMA, it is taken from there; otherwise it is written to `tiles`.
 template <int kSize, class In, class T>
 [[gnu::noinline]] Lines<kSize, T> load(Wave& w, const Inst& i, int k, Shape shape,
                                        Tiles<kSize, T>& tiles) {
@@ -89,14 +91,15 @@ template <int kSize, class In, class T>
   return tiles.at;
 }
 
-// cbsz: A's block `abid` of every group of 2^cbsz blocks is used for the whole group.
+// The block of A that block `block` of the product uses. With the modifier cbsz, one block (abid)
+// of every group of 2^cbsz blocks is used for the whole group.
 int block_of_a(const Inst& i, int block) {
   const int group = (1 << i.cbsz) - 1;
   return (block & ~group) + (i.abid & group);
 }
 
-// The `regs` rows of C. If C and D overlap, this is a copy, so that rows of D may be written at any
-// time.
+// Returns the `regs` rows (registers) of C. If C and D overlap, this is a copy, so that rows of D
+// may be written at any time.
 const uint32_t* rows_of_c(Wave& w, const Inst& i, int regs, uint32_t* copy) {
   const Operand& c = i.src[2];
   if (c.kind != Kind::Vgpr) {
@@ -109,7 +112,7 @@ const uint32_t* rows_of_c(Wave& w, const Inst& i, int regs, uint32_t* copy) {
   return copy;
 }
 
-// D = C + A * B, each sum rounded once it is complete.
+// Computes D = C + A * B. Each sum is rounded once, when it is complete.
 template <int kSize, class T>
 [[gnu::noinline]] void multiply_to_d(Wave& w, const Inst& i, Shape shape, Lines<kSize, T> a,
                                      Lines<kSize, T> b, bool flushes) {
@@ -198,7 +201,8 @@ void multiply_f64(Wave& w, const Inst& i) {
   }
 }
 
-// `words`: registers of A, and of B. `results`: registers of C, and of D.
+// Adds an operation. words: the number of registers of A, and of B. results: the number of
+// registers of C, and of D.
 [[gnu::noinline]] void add_words(Ops& ops, const std::string& name, int words, int results,
                                  Handler run) {
   const std::string operand = type_of_width(words), result = type_of_width(results);
@@ -254,8 +258,7 @@ void register_mfma(Ops& ops) {
   add_fp8<32, 16>(ops, "v_mfma_f32_32x32x16_");
   ops.add("v_mfma_f64_16x16x4_f64", "b256=f64,f64,b256", multiply_f64<16, 1>, kMatrix);
   ops.add("v_mfma_f64_4x4x4_4b_f64", "b64=f64,f64,b64", multiply_f64<4, 4>, kMatrix);
-  // bf16 instructions that only the second generation (gfx90a) has, with half the depth of the
-  // others.
+  // bf16 instructions that only gfx90a has, with half the depth of the others.
   add<32, 2, 2, InBF16>(ops, "v_mfma_f32_32x32x2bf16");
   add<16, 2, 4, InBF16>(ops, "v_mfma_f32_16x16x2bf16");
   add<4, 2, 16, InBF16>(ops, "v_mfma_f32_4x4x2bf16");

@@ -1,6 +1,7 @@
-// MFMA of gfx950 whose cbsz and blgp name the formats of A and B: 8, 6 or 4 bits, and a scale for
-// every 32 elements of K if the instruction is one of four words. CDNA4 instruction set document,
-// sections "8-bit and smaller matrix operations and layouts", "MFMA with block exponent scaling".
+// Handlers of gfx950's MFMA instructions for 8-bit and smaller formats. The modifiers cbsz and blgp
+// name the formats of A and B: 8, 6 or 4 bits. If the instruction has four words, every 32 elements
+// of K have a scale. CDNA4 instruction set document, sections "8-bit and smaller matrix operations
+// and layouts", "MFMA with block exponent scaling".
 #include "mfma.h"
 
 namespace ark_emu {
@@ -14,8 +15,8 @@ Small format_of(unsigned number) {
   return kFormats[number];   // the decoder refuses others
 }
 
-// The index in K of element e of lane group `group`: 8-bit elements are two runs of 16, half of K
-// apart; smaller elements are one run of 32.
+// The index in K of element e of lane group `group`. 8-bit elements of a group are two runs of 16,
+// half of K apart; smaller elements are one run of 32.
 template <int kDepth>
 int position(int bits, int group, int e) {
   return bits == 8 ? 16 * group + e % 16 + e / 16 * (kDepth / 2) : kEach * group + e;
@@ -38,7 +39,7 @@ void load(Wave& w, const Operand& operand, Small format, double (&at)[kDepth][kS
   }
 }
 
-// E8M0: a power of two, or NaN.
+// Converts a scale of the format E8M0 (an exponent only) to a number: a power of two, or NaN.
 double power(uint32_t exponent) {
   if (exponent == 0xff) return std::numeric_limits<double>::quiet_NaN();
   return std::ldexp(1.0, static_cast<int>(exponent) - 127);
@@ -93,7 +94,8 @@ void register_mfma_scale(Ops& ops) {
   for (const char* name : {"v_mfma_f32_32x32x64_f8f6f4", "v_mfma_scale_f32_32x32x64_f8f6f4"}) {
     ops.add(name, "b512=b256,b256,b512", multiply<32, 64>, kMatrix);
   }
-  // Valid only as the first half of a scaled product.
+  // This instruction is valid only as the first half of a product with scales, so it has no
+  // handler.
   ops.add("v_mfma_ld_scale_b32", "=f32,f32", nullptr, kMatrix);
 }
 

@@ -1,7 +1,7 @@
-// SMFMAC of gfx942 and gfx950: D += A * B where two of every four elements of A along K are zero
-// and not stored. CDNA3 and CDNA4 instruction set documents, section "Sparse matrices": B has runs
-// of 16 bytes per lane group. A has the two stored elements of every four, in B's order. Source 2
-// has their indices, two bits per element.
+// Handlers of SMFMAC of gfx942 and gfx950: D += A * B where two of every four elements of A along K
+// are zero and not stored. CDNA3 and CDNA4 instruction set documents, section "Sparse matrices": B
+// has runs of 16 bytes per lane group. A has the two stored elements of every four, in B's order.
+// Source 2 has their indices, two bits per element.
 #include "mfma.h"
 
 namespace ark_emu {
@@ -45,7 +45,8 @@ void multiply_sparse(Wave& w, const Inst& i) {
   write_d(w, i, i.dst[0], sums, 1);
 }
 
-// `words`: registers of B; A has half as many. `results`: registers of D.
+// Adds an operation. words: the number of registers of B; A has half as many. results: the number
+// of registers of D.
 [[gnu::noinline]] void add_words(Ops& ops, const std::string& name, int words, int results,
                                  Handler run) {
   const std::string sources = type_of_width(words / 2) + "," + type_of_width(words) + ",b32";

@@ -1,5 +1,5 @@
-// Scalar ALU with two operands: SOP2, SOPC and the arithmetic of SOPK. Semantics from the "SOP"
-// chapters of AMD's CDNA3 and RDNA3 instruction set documents.
+// Handlers of scalar ALU instructions with two operands: SOP2, SOPC and the arithmetic of SOPK.
+// Semantics from the "SOP" chapters of AMD's CDNA3 and RDNA3 instruction set documents.
 #include <bit>
 #include <string>
 

@@ -1,4 +1,5 @@
-// Scalar ALU with one operand: SOP1, including the forms that save and change EXEC.
+// Handlers of scalar ALU instructions with one operand: SOP1, including the forms that save and
+// change EXEC (the mask of active lanes).
 #include <bit>
 #include <string>
 
@@ -8,7 +9,7 @@
 namespace ark_emu {
 namespace {
 
-// The destination gets the old EXEC; EXEC gets the result of F.
+// The handler of s_*_saveexec: the destination gets the old EXEC, and EXEC gets the result of F.
 template <class T, class F>
 Handler saveexec(F) {
   return [](Wave& w, const Inst& i) {
@@ -20,7 +21,7 @@ Handler saveexec(F) {
   };
 }
 
-// EXEC and the destination both get the result.
+// The handler of s_*_wrexec: EXEC and the destination both get the result of F.
 template <class T, class F>
 Handler wrexec(F) {
   return [](Wave& w, const Inst& i) {

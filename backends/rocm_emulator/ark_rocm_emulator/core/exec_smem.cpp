@@ -1,4 +1,4 @@
-// SMEM: scalar loads, and the invalidation of their cache.
+// Handlers of the SMEM format: scalar loads, and the invalidation of the scalar cache.
 #include "access.h"
 #include "checks.h"
 #include "grid.h"

@@ -1,4 +1,5 @@
-// Program control: branches, barriers, waits, sleeps, hardware registers, program counter.
+// Handlers of program control: branches, barriers, waits, sleeps, hardware registers, program
+// counter.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -26,8 +27,8 @@ uint64_t ticks(std::chrono::steady_clock::duration time) {
   return static_cast<uint64_t>(std::chrono::nanoseconds(time).count()) / 10;
 }
 
-// s_getreg: the registers that compiled code reads. MODE is exact; the other registers describe a
-// device with one workgroup per compute unit.
+// s_getreg: returns one of the hardware registers that compiled code reads. MODE is exact; the
+// other registers describe a device with one workgroup per compute unit.
 uint32_t hardware_register(const Wave& w, unsigned id) {
   switch (id) {
     case 1: return w.mode;
@@ -93,7 +94,8 @@ void register_branches(Ops& ops) {
   }, kBranch);
 }
 
-// Scalar registers chosen by M0: the source's number (movrels) or the destination's (movreld).
+// s_movrel*: the register number of an operand plus an index in M0. The index applies to the source
+// (movrels) or to the destination (movreld).
 unsigned relative_sgpr(const Wave& w, const Operand& operand, uint32_t by) {
   const uint64_t reg = uint64_t(operand.reg) + by;
   if (operand.kind != Kind::Sgpr || reg + operand.dwords > 108) {
@@ -116,14 +118,15 @@ void register_movrel(Ops& ops) {
   ops.add("s_movreld_b64", "b64=b64", [](Wave& w, const Inst& i) {
     w.set_s64(relative_sgpr(w, i.dst[0], w.m0()), w.scalar64(i.src[0]));
   });
-  // Separate indices: M0[9:0] for the source, M0[25:16] for the destination.
+  // M0 has separate indices: bits 9:0 for the source, bits 25:16 for the destination.
   ops.add("s_movrelsd_2_b32", "b32=b32", [](Wave& w, const Inst& i) {
     const uint32_t value = w.s[relative_sgpr(w, i.src[0], w.m0() & 0x3ff)];
     w.s[relative_sgpr(w, i.dst[0], (w.m0() >> 16) & 0x3ff)] = value;
   });
 }
 
-// M0 gets the index in bits 7:0, and in bits 15:12 the operands to which it is added.
+// s_set_gpr_idx_on: bits 7:0 of M0 get an index, and bits 15:12 select the operands to whose
+// register numbers it is added.
 void register_gpr_index(Ops& ops) {
   ops.add("s_set_gpr_idx_on", "=b32", [](Wave& w, const Inst& i) {
     const uint32_t enabled = (i.words[0] >> 8) & 15;

@@ -1,4 +1,4 @@
-// Vector comparisons: v_cmp_* writes a lane mask, v_cmpx_* writes EXEC too.
+// Handlers of vector comparisons: v_cmp_* writes a lane mask, v_cmpx_* writes EXEC too.
 #include <cmath>
 #include <string>
 #include <type_traits>
@@ -22,7 +22,8 @@ namespace {
   if ((i.op->flags & kWritesExec) != 0) w.set_exec(result);
 }
 
-// Lanes of source k: raw dwords, of 64-bit types the low ones and then the high ones.
+// Returns the lanes of source k as raw dwords. For 64-bit types the low dwords come first, then the
+// high ones.
 template <class T>
 const uint32_t* lanes_of(Wave& w, const Inst& i, int k, uint32_t* tmp) {
   return sizeof(T) == 8   ? w.src64(i, k, tmp)

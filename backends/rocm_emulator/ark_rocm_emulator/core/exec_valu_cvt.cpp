@@ -14,7 +14,7 @@ namespace {
 using U32 = uint32_t;
 using U16 = uint16_t;
 
-// Float to integer: truncates, saturates, NaN gives 0.
+// Converts a float to an integer: truncates and saturates; NaN gives 0.
 template <class To, class From>
 U32 saturate(From value) {
   if (value != value) return 0;
@@ -31,7 +31,8 @@ Small fp8_of(const Wave& w) {
   return fnuz ? Small::E4M3Fnuz : Small::E4M3;
 }
 
-// The raw dword of source 0, its byte or word chosen by SDWA or (64-bit form) by op_sel.
+// Returns source 0 as raw dwords. `byte` is set to the byte that is converted: SDWA selects it or,
+// in the 64-bit form, op_sel.
 const U32* fp8_source(Wave& w, const Inst& i, U32* tmp, unsigned* byte) {
   Inst raw = i;
   raw.opsel = 0;
@@ -68,7 +69,8 @@ void cvt_pk_f32_fp8(Wave& w, const Inst& i) {
   w.put64(raw, out);
 }
 
-// Two f32 to two fp8 in one half of the destination; the other half stays.
+// v_cvt_pk_fp8_f32, v_cvt_pk_bf8_f32: convert two f32 to two 8-bit floats in one half of the
+// destination; the other half keeps its value.
 template <bool E5M2>
 void cvt_pk_fp8_f32(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, out;

@@ -1,4 +1,4 @@
-// 16-bit vector arithmetic: f16 and 16-bit integers, one per lane.
+// Handlers of 16-bit vector arithmetic: f16 and 16-bit integers, one per lane.
 #include <algorithm>
 #include <cmath>
 
@@ -42,7 +42,7 @@ void fma_f16(Wave& w, const Inst& i) {
   w.put16(i, out);
 }
 
-// v_mad, v_mac: the product is rounded before the addition.
+// v_mad_f16, v_mac_f16: the product is rounded before the addition.
 void mad_f16(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, t2, product, out;
   const U32 *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1), *c = w.src16(i, 2, t2);

@@ -1,5 +1,5 @@
-// f32 vector arithmetic. Transcendental operations are computed to the host's accuracy (better than
-// the documented 1 ulp) and flush denormals as the hardware units do.
+// Handlers of f32 vector arithmetic. Transcendental operations are computed to the host's accuracy
+// (better than the documented 1 ulp) and flush denormals as the hardware units do.
 #include <algorithm>
 #include <cmath>
 
@@ -14,13 +14,13 @@ float flush(float value) {
   return std::fabs(value) < 0x1p-126f ? std::copysign(0.0f, value) : value;
 }
 
-// Hardware transcendental: denormals flushed on the way in and out.
+// The handlers of a transcendental operation F: denormal arguments and results are flushed to zero.
 template <class F>
 Handlers transcendental(F) {
   return float1([](float a) { return flush(F{}(flush(a))); });
 }
 
-// v_sin and v_cos take their argument in turns, which are multiples of 2 pi.
+// v_sin_f32 and v_cos_f32: their argument is in turns (multiples of 2 pi).
 template <bool Sine>
 float turns(float value) {
   if (!std::isfinite(value)) return std::nanf("");
@@ -43,7 +43,7 @@ float frexp_mantissa(float value) {
 
 float mul_legacy(float a, float b) { return a == 0 || b == 0 ? 0.0f : a * b; }
 
-// fmac: the destination is the addend (source 2 is tied to it).
+// v_fmac_f32: the destination is also the addend (source 2 is tied to it).
 void fmac(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, out;
   const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1);
@@ -110,7 +110,7 @@ void register_valu_f32(Ops& ops) {
           }), kFloat);
   ops.add("v_fmamk_f32", "f32=f32,lit,f32", fma, kFloat);
   ops.add("v_fmaak_f32", "f32=f32,f32,lit", fma, kFloat);
-  // Multiplies, rounds, adds. Denormals are zero regardless of MODE.
+  // v_mad_f32: multiplies, rounds, adds. Denormals count as zero whatever MODE says.
   const Handlers mad = float3([](float a, float b, float c) {
     return flush(flush(flush(a) * flush(b)) + flush(c));
   });

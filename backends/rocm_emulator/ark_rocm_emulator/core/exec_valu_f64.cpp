@@ -66,7 +66,7 @@ uint64_t exponent_of(uint64_t bits) {
   return static_cast<uint32_t>(exponent);
 }
 
-// Bits of 2 / pi below the point, most significant word first, for v_trig_preop_f64.
+// The bits of 2 / pi after the binary point, most significant word first, for v_trig_preop_f64.
 constexpr uint64_t kTwoOverPi[] = {
     0xa2f9836e4e441529, 0xfc2757d1f534ddc0, 0xdb6295993c439041, 0xfe5163abdebbc561,
     0xb7246e3a424dd2e0, 0x06492eea09d1921c, 0xfe1deb1cb129a73e, 0xe88235f52ebb4484,

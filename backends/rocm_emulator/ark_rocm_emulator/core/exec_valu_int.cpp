@@ -1,4 +1,4 @@
-// Integer vector operations, 32 bits wide.
+// Handlers of integer vector operations of 32 bits.
 #include <algorithm>
 #include <bit>
 
@@ -70,7 +70,7 @@ void cndmask(Wave& w, const Inst& i) {
   w.put32(i, out);
 }
 
-// Selects lanes of source 0 or 1 by source 2, which is a lane mask.
+// v_cndmask: for each lane selects source 0 or 1 by source 2, which is a lane mask.
 template <bool kUniform0, bool kUniform1>
 void cndmask_whole(Wave& w, const Inst& i) {
   const Source<kUniform0> a(w, i.src[0]);

@@ -1,6 +1,6 @@
-// Vector operations that compilers emit only for intrinsics: sums of absolute differences at four
-// byte offsets, cube map coordinates, RDNA3's multiplications in which zero wins, and normalised
-// f16.
+// Handlers of vector operations that compilers emit only for intrinsics: sums of absolute
+// differences at four byte offsets, cube map coordinates, RDNA3's multiplications in which zero
+// wins over infinity and NaN, and normalised f16.
 #include <algorithm>
 #include <cmath>
 
@@ -14,7 +14,7 @@ namespace {
 using U32 = uint32_t;
 using U16 = uint16_t;
 
-// |a - b| summed over four bytes; masked: bytes of b that are zero do not count.
+// The sum of |a - b| over the four bytes of a word. masked: bytes for which b is zero do not count.
 U32 differences(U32 a, U32 b, bool masked) {
   U32 sum = 0;
   for (int k = 0; k < 32; k += 8) {
@@ -24,8 +24,9 @@ U32 differences(U32 a, U32 b, bool masked) {
   return sum;
 }
 
-// Four bytes of source 0 at offsets 0 to 3 against source 1, each sum added to its part of source
-// 2: four 16-bit parts, or four dwords.
+// Sums of absolute differences at four offsets (v_qsad, v_mqsad): four bytes of source 0 from
+// offset 0, 1, 2 or 3 on are compared with source 1, and each sum is added to its part of source 2:
+// four 16-bit parts, or four dwords.
 template <bool kMasked, bool kWide>
 void four_differences(Wave& w, const Inst& i) {
   alignas(64) Row2 t0;
@@ -88,7 +89,8 @@ float cube_major(float x, float y, float z) {
 
 float fma_zero_wins(float a, float b, float c) { return a == 0 || b == 0 ? c : std::fma(a, b, c); }
 
-// The product for lighting: 0 if the second or the third factor is out of range.
+// The product of v_mullit, a lighting computation: 0 if the second or the third factor is out of
+// range.
 float light(float a, float b, float c) {
   constexpr float kMost = std::numeric_limits<float>::max();
   const bool none = !(b > -kMost) || !(c > 0.0f);
@@ -114,7 +116,8 @@ void pack_normalised(Wave& w, const Inst& i) {
   w.blend(w.row(i.dst[0].reg), out, w.exec());
 }
 
-// One byte of the destination, rounded to the nearest; the others stay.
+// v_cvt_pk_accum: writes one byte of the destination, rounded to the nearest; the other bytes keep
+// their values.
 void accumulate_byte(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, out;
   const U32 *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1);

@@ -1,4 +1,4 @@
-// 64-bit integers: products of 32 by 32 bits with a sum, shifts, and moves.
+// Handlers of 64-bit integer operations: products of 32 by 32 bits with a sum, shifts, and moves.
 #include "lanes.h"
 #include "ops.h"
 
@@ -19,7 +19,7 @@ void mad_64_32(Wave& w, const Inst& i) {
   each_lane(w, [&](int l) {
     const U64 product = Signed ? static_cast<U64>(I64(I32(a[l])) * I32(b[l])) : U64(a[l]) * b[l];
     const U64 addend = join(c[l], c[kLanes + l]), sum = product + addend;
-    // Bit 64 of the exact sum: the carry, or the sign.
+    // Bit 64 of the exact sum: the carry if unsigned, the sign if signed.
     const bool overflow = Signed ? ((~(product ^ addend) & (product ^ sum)) >> 63) != 0
                                  : sum < product;
     const bool bit64 = Signed ? overflow != ((sum >> 63) != 0) : overflow;
@@ -114,7 +114,7 @@ void mad_u64_u32(Wave& w, const Inst& i) {
 }
 #endif
 
-// A 64-bit source of all lanes: a row of low dwords and a row of high dwords.
+// A source that has 64 bits per lane: a row of low dwords and a row of high dwords.
 template <bool kUniform>
 struct WideSource {
   const U32* row;

@@ -1,4 +1,5 @@
-// Packed arithmetic (two 16-bit or two f32 values per lane) and the dot-product instructions.
+// Handlers of packed arithmetic (two 16-bit or two f32 values per lane) and of the dot-product
+// instructions.
 #include <algorithm>
 #include <cmath>
 
@@ -15,8 +16,8 @@ using U16 = uint16_t;
 using I16 = int16_t;
 using I32 = int32_t;
 
-// One half of source k as op_sel (low result) or op_sel_hi (high result) picks it, neg applied when
-// the operand is f16.
+// Selects one half of source k, by op_sel for the low result and by op_sel_hi for the high result.
+// neg is applied if the operand is f16.
 void pick_half(const Inst& i, int k, bool high_result, const U32* raw, U32* out) {
   const unsigned select = high_result ? i.opsel_hi : i.opsel, negate = high_result ? i.abs : i.neg;
   const int shift = ((select >> k) & 1) != 0 ? 16 : 0;
@@ -100,7 +101,7 @@ void pk_add_sub(Wave& w, const Inst& i) {
   });
 }
 
-// A product, plus source 2 if there are three sources.
+// v_pk_mul_lo and v_pk_mad: the product of two sources, plus source 2 if there are three sources.
 template <int Sources, bool Signed>
 void pk_mad(Wave& w, const Inst& i) {
   packed(w, i, Sources, [&](const U32* a, const U32* b, const U32* c, U32* r) {
@@ -113,7 +114,8 @@ void pk_mad(Wave& w, const Inst& i) {
   });
 }
 
-// Two f32 per lane in a register pair; op_sel picks the dword for each result.
+// Operations on two f32 per lane, in a register pair (v_pk_fma_f32 and others); op_sel selects the
+// dword for each result.
 template <int Sources, class F>
 void packed_float(Wave& w, const Inst& i) {
   alignas(64) Row2 tmp[3], out;
@@ -193,7 +195,7 @@ void pk_mov_b32(Wave& w, const Inst& i) {
   w.blend(w.row(i.dst[0].reg + 1), out + kLanes, w.exec());
 }
 
-// Dot products: F(a, b, c) on whole dwords; neg applies to f32 addends only.
+// The handler of a dot product: F(a, b, c) takes whole dwords; neg applies to f32 addends only.
 template <class F>
 Handler dot(F) {
   return [](Wave& w, const Inst& i) {
@@ -228,7 +230,8 @@ U32 dot2_bf16(U32 a, U32 b, U32 c) {
   return as_bits(std::fma(as_float(a & 0xffff0000), as_float(b & 0xffff0000), low) + as_float(c));
 }
 
-// Integer dot of fields `Width` bits wide; the sum saturates with clamp.
+// The handler of an integer dot product of fields of `Width` bits. With the clamp modifier the sum
+// saturates.
 template <int Width, bool Signed>
 void dot_int(Wave& w, const Inst& i) {
   alignas(64) Row tmp[3], out;

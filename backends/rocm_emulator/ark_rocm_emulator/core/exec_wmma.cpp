@@ -1,7 +1,8 @@
-// WMMA 16x16x16 of RDNA3 for a wave of 32. Layouts from AMD's RDNA3 instruction set document,
-// section "Wave Matrix Multiply Accumulate": lane l (0 to 15) holds row l of A and column l of B, K
-// running through its registers, and lanes 16 to 31 hold the same again; element (r, c) of C and D
-// is in register r / 2 of lane c for even rows and of lane 16 + c for odd ones. EXEC is ignored.
+// Handlers of RDNA3's WMMA 16x16x16 for a wave of 32 lanes. Layouts from AMD's RDNA3 instruction
+// set document, section "Wave Matrix Multiply Accumulate": lane l (0 to 15) holds row l of A and
+// column l of B, K running through its registers, and lanes 16 to 31 hold the same again; element
+// (r, c) of C and D is in register r / 2 of lane c for even rows and of lane 16 + c for odd ones.
+// EXEC is ignored.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -54,8 +55,8 @@ void widen_rows(const uint32_t* words, int apart, double (*to)[kSize]) {
   for (int e = 0; e < kSize; e += 2) widen_both(words + e / 2 * apart, kSize, to[e], to[e + 1]);
 }
 
-// A and B by (k, line), either widened before or written to `tile`. neg and neg_hi of source k act
-// on its even and odd elements.
+// Returns A or B, indexed by (k, line), in double: either the conversion from before or, if there
+// is none, a new one in `tile`. neg and neg_hi of source k act on its even and odd elements.
 template <In kIn>
 Lines load_floats(Wave& w, const Inst& i, int k, Tile<double>& tile) {
   const Operand& operand = i.src[k];
@@ -82,7 +83,7 @@ Lines load_floats(Wave& w, const Inst& i, int k, Tile<double>& tile) {
   return tile;
 }
 
-// Applies the modifiers abs and neg of the addend.
+// Applies the modifiers abs and neg of the addend C.
 void modify_addend(const Inst& i, Tile<double>& sums) {
   const bool positive = ((i.abs >> 2) & 1) != 0, negated = ((i.neg >> 2) & 1) != 0;
   if (!positive && !negated) return;
@@ -126,7 +127,8 @@ void wmma_f32(Wave& w, const Inst& i) {
   }
 }
 
-// 16-bit elements of C and D use one half of a register each: the high half with op_sel[2].
+// The handler for 16-bit results: elements of C and D use one half of a register each, the high
+// half with op_sel[2].
 template <In kIn>
 void wmma_16(Wave& w, const Inst& i) {
   expect_wave32(w, i);
@@ -153,7 +155,8 @@ void wmma_16(Wave& w, const Inst& i) {
   }
 }
 
-// neg bit k: source k is signed. Clamp saturates the 32-bit sum.
+// The handler for integers. Bit k of neg is set if source k is signed. The clamp modifier saturates
+// the 32-bit sum.
 template <int kBits>
 void wmma_i32(Wave& w, const Inst& i) {
   constexpr int kPerWord = 32 / kBits;

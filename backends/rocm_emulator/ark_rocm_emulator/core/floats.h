@@ -12,8 +12,8 @@ namespace ark_emu {
 template <class T>
 using BitsOf = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
-// With MODE.IEEE, which HIP's kernels set, v_min and v_max return a signalling NaN quieted, in
-// preference to any other operand. Source 0's comes first.
+// With MODE.IEEE, which HIP's kernels set, v_min and v_max return a signalling NaN, made quiet,
+// rather than any other operand. If both are signalling, it is source 0's.
 template <class T>
 T unless_signalling(T a, T b, T result) {
   using B = BitsOf<T>;
@@ -27,7 +27,8 @@ T unless_signalling(T a, T b, T result) {
   return std::bit_cast<T>(first ? B(x | kQuiet) : r);
 }
 
-// v_min / v_max: the other operand if one is a quiet NaN; -0 below +0.
+// v_min and v_max: if one operand is a quiet NaN, the result is the other one. -0 counts as less
+// than +0.
 template <class T>
 T min_number(T a, T b) {
   using B = BitsOf<T>;
@@ -63,7 +64,7 @@ T median(T a, T b, T c) {
   return most == b ? max_number(a, c) : max_number(a, b);
 }
 
-// Nearest integer, ties to even, whatever the rounding mode.
+// The nearest integer, with ties to even, whatever the rounding mode is.
 template <class T>
 T round_even(T value) {
   const T floor = std::floor(value);
@@ -168,7 +169,7 @@ T fix_quotient(T quotient, T denominator, T numerator) {
   if (biased_exponent(numerator) - biased_exponent(denominator) < -Parts<T>::gap) {
     return with_sign(T(0));
   }
-  // The quotient is NaN if it exceeds the largest number, because the Newton steps then compute
+  // The Newton steps gave NaN, because the quotient exceeds the largest number and they computed
   // infinity minus infinity. The correct result is infinity.
   if (std::isnan(quotient)) return with_sign(std::numeric_limits<T>::infinity());
   return with_sign(std::fabs(quotient));

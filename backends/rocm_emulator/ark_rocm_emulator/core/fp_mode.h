@@ -1,5 +1,5 @@
-// The host's rounding and denormal controls while an instruction runs under a MODE that is not the
-// default one.
+// Sets the host's rounding and denormal controls while an instruction runs under a MODE that is not
+// the default one.
 #pragma once
 
 #include <cfenv>
@@ -13,8 +13,8 @@ namespace ark_emu {
 
 class FpMode {
  public:
-  // `wide`: use the f64/f16 half of MODE. Flushing denormals needs an x86 host; elsewhere only the
-  // rounding is set.
+  // wide: true to use the half of MODE for f64 and f16. Flushing denormals needs an x86 host;
+  // elsewhere only the rounding is set.
   FpMode(uint32_t mode, bool wide) {
     const unsigned round = (mode >> (wide ? 2 : 0)) & 3, denormals = (mode >> (wide ? 6 : 4)) & 3;
     if (round == 0 && denormals == 3) return;

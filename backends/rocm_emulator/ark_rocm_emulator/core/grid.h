@@ -34,7 +34,7 @@ struct Workgroup {
   std::vector<Wave*> waves;
 };
 
-// A wave that sleeps until the grid's clock reaches `wake` (or no other wave can run).
+// A sleeping wave. It sleeps until the grid's clock reaches `wake`, or until no other wave can run.
 struct Sleeper {
   uint64_t wake;
   Wave* wave;
@@ -61,7 +61,7 @@ struct Grid {
   bool step();                           // false when the grid has ended
   // One workgroup by itself, from its first instruction to its end (independent workgroups only).
   void run_group(uint32_t index, const std::atomic<bool>& cancel);
-  // Runs until the end, a fault, a deadlock or `cancel`.
+  // Runs the grid until it ends, a fault or a deadlock occurs, or `cancel` is set.
   void run(const std::atomic<bool>& cancel, const std::function<bool()>& hook);
 
   // True if no workgroup can see another one's effects before the grid ends.

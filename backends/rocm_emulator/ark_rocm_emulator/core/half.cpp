@@ -84,7 +84,7 @@ uint8_t to_small(double value, Small format, bool saturate, const uint32_t* rand
   } else if (rest > 0.5 || (rest == 0.5 && std::fmod(whole, 2) != 0)) {
     whole += 1;
   }
-  // Counting in units of the smallest denormal gives the encoding itself.
+  // The encoding of a denormal is its magnitude in units of the smallest denormal.
   const double steps = static_cast<double>(ulp - (lowest - layout.mantissa_bits));
   const double code = whole + steps * (1 << layout.mantissa_bits);
   if (code > layout.largest) return overflow;

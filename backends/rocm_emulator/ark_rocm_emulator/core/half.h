@@ -12,7 +12,7 @@ namespace ark_emu {
 inline float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fff) << 13;
-  // Denormals: put the mantissa below an exponent of 2^-14 and subtract that again.
+  // For a denormal f16, the mantissa is put below an exponent of 2^-14, and 2^-14 is subtracted.
   const float denormal = std::bit_cast<float>(magnitude + (113u << 23)) - 0x1p-14f;
   uint32_t bits = magnitude + (112u << 23);
   bits = magnitude >= (0x7c00u << 13) ? bits + (112u << 23) : bits;
@@ -20,11 +20,12 @@ inline float half_to_float(uint16_t half) {
   return std::bit_cast<float>(bits | sign);
 }
 
-// Round to nearest even; overflow gives infinity, NaN stays NaN (quiet).
+// Converts f32 to f16: rounds to nearest even; overflow gives infinity, NaN stays NaN (quiet).
 inline uint16_t float_to_half(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
-  // Normal results: rebias, round on bit 13. Denormal results: let a float add do the shift.
+  // Normal results: the exponent's bias is changed and bit 13 is rounded. Denormal results: the
+  // addition of a float shifts the mantissa.
   const uint32_t normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
   const float denormal = std::bit_cast<float>(magnitude) + 0.5f;
   const uint32_t small = std::bit_cast<uint32_t>(denormal) - 0x3f000000u;
@@ -34,8 +35,8 @@ inline uint16_t float_to_half(float value) {
   return static_cast<uint16_t>(half | sign);
 }
 
-// Nearest even directly from double: first to f32 with rounding to odd, which keeps ties and
-// inexactness.
+// Converts double to f16 with rounding to nearest even. The double is first rounded to f32 "to
+// odd", which keeps ties and inexactness, so that the second rounding is correct.
 inline uint16_t double_to_half_nearest(double value) {
   const float near = static_cast<float>(value);
   const double error = std::fabs(value) - std::fabs(static_cast<double>(near));
@@ -47,7 +48,8 @@ inline uint16_t double_to_half_nearest(double value) {
 
 enum class Round : uint8_t { Nearest = 0, Up = 1, Down = 2, Zero = 3 };   // as MODE encodes it
 
-// Rounds a double (exact results of f32 and f16 arithmetic fit) to f16 in any mode.
+// Rounds a double to f16 in any rounding mode. A double holds the exact results of f32 and f16
+// arithmetic.
 inline uint16_t double_to_half(double value, Round round) {
   const uint64_t bits = std::bit_cast<uint64_t>(value);
   const uint32_t sign = static_cast<uint32_t>(bits >> 48) & 0x8000;
@@ -89,9 +91,10 @@ inline uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>(nan ? (bits >> 16) | 0x40 : rounded);
 }
 
-// The small float formats. FNUZ (8 bits of gfx942): bias one higher, no infinity, no negative zero,
-// 0x80 = NaN. The others are those of OCP (8-bit floating point; microscaling formats): E4M3 has no
-// infinity and NaN = S.1111.111; E5M2 is IEEE-like; six and four bits have neither.
+// The float formats of 8 bits and fewer. FNUZ (the 8-bit formats of gfx942): bias one higher, no
+// infinity, no negative zero, 0x80 = NaN. The others are those of OCP (8-bit floating point;
+// microscaling formats): E4M3 has no infinity, and its NaN is S.1111.111; E5M2 is IEEE-like; the
+// formats of six and four bits have neither infinity nor NaN.
 enum class Small : uint8_t { E4M3Fnuz, E5M2Fnuz, E4M3, E5M2, E2M3, E3M2, E2M1 };
 
 constexpr int small_bits(Small format) {

@@ -14,7 +14,8 @@ struct Inst;
 using Handler = void (*)(Wave&, const Inst&);
 
 // The handlers of one operation. whole[m] executes instructions without modifiers while all lanes
-// are active; bit k of m is set if source k is the same in all lanes. If it is null, `run` is used.
+// are active; bit k of m is set if source k is the same in all lanes. If whole[m] is null, `run` is
+// used.
 struct Handlers {
   Handler run = nullptr;
   std::array<Handler, 8> whole = {};
@@ -25,7 +26,8 @@ struct Handlers {
   Handlers(F handler) : run(handler) {}
 };
 
-// Operand types: the width, the widening of inline constants, and the meaning of neg and abs.
+// Operand types. A type determines the width, the conversion of inline constants, and the meaning
+// of the modifiers neg and abs.
 enum class Ty : uint8_t {
   None,
   B16, I16, U16, F16, BF16,   // one dword, low half (op_sel: high half)

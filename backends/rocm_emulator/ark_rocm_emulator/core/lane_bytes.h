@@ -67,7 +67,7 @@ bool write_element(uint8_t* to, const uint32_t* rows, int lane) {
   return changed;
 }
 
-// True if the lanes' dwords are contiguous.
+// True if the lanes' dwords are contiguous in memory.
 inline bool side_by_side(const uint64_t* at, int lanes) {
   uint64_t apart = 0;
   for (int l = 0; l < lanes; l++) apart |= at[l] ^ (at[0] + static_cast<uint64_t>(4 * l));
@@ -100,7 +100,7 @@ void read_four(const uint8_t* const (&from)[4], uint32_t* rows) {
 }
 #endif
 
-// Reads an element for each lane: that of lane l is at base + at[l].
+// Reads an element for each lane: the element of lane l is at address base + at[l].
 template <int kBytes>
 void read_all(const uint8_t* base, const uint64_t* at, int lanes, uint32_t* rows) {
   if (kBytes == 4 && side_by_side(at, lanes)) {
@@ -128,7 +128,7 @@ void read_active(const uint8_t* base, const uint64_t* at, uint64_t active, uint3
   }
 }
 
-// Returns true if a byte changed.
+// Writes an element for each active lane. Returns true if a byte of memory changed.
 template <int kBytes>
 bool write_active(uint8_t* base, const uint64_t* at, uint64_t active, uint64_t full, int lanes,
                   const uint32_t* rows) {
@@ -146,7 +146,7 @@ bool write_active(uint8_t* base, const uint64_t* at, uint64_t active, uint64_t f
   return changed;
 }
 
-// Calls f with the number of bytes as a type.
+// Calls f with the number of bytes as a compile-time constant.
 template <class F>
 auto with_bytes(int bytes, F f) {
   switch (bytes) {

@@ -35,7 +35,8 @@ template <class F>
   } while (from < lanes);
 }
 
-// Source k of an instruction without modifiers: a row, or one value for all lanes.
+// Source k of an instruction without modifiers: a row (a value per lane), or one value for all
+// lanes.
 template <bool kUniform>
 struct Source {
   const uint32_t* row;
@@ -140,7 +141,7 @@ Handlers int3(F each) {
   return with_whole3(run, each);
 }
 
-// An integer result that clamp saturates: F gives the exact value.
+// An integer result that the clamp modifier saturates. F computes the exact value.
 template <bool Signed>
 uint32_t saturated(int64_t value) {
   constexpr int64_t kLow = Signed ? INT32_MIN : 0, kHigh = Signed ? INT32_MAX : UINT32_MAX;
@@ -204,7 +205,7 @@ inline const uint32_t* src_wide(Wave& w, const Inst& i, int k, uint32_t* tmp) {
   return tmp;
 }
 
-// Results of 64 bits, or their low halves where the destination has 32.
+// Stores results of 64 bits; if the destination has 32 bits, only their low halves.
 template <class F>
 [[gnu::always_inline]] inline void wide_lanes(Wave& w, const Inst& i, uint32_t* out, F f) {
   if (i.dst[0].dwords == 2) {
@@ -306,12 +307,14 @@ Handler short3(F) {
   };
 }
 
-// f16 arithmetic: exact in double (sums and products of f16 fit), rounded once to f16. With the
-// default MODE a float path rounds the same (24 >= 2 * 11 + 2 bits) for add, mul, min and max.
+// Arithmetic of f16 is computed in double, in which sums and products of f16 are exact, and rounded
+// once to f16. With the default MODE, add, mul, min and max are computed in float, which rounds to
+// the same results (24 >= 2 * 11 + 2 bits).
 uint16_t round_half(const Wave& w, double value);      // by MODE
 uint16_t flush_half(const Wave& w, uint16_t value);    // f16 denormals to zero if MODE says so
 
-// MODE.FP16_OVFL: what overflows f16, an 8-bit float or a matrix result becomes the largest number.
+// True if MODE.FP16_OVFL is set: a result that overflows f16, an 8-bit float or a matrix result
+// then becomes the largest number instead of infinity.
 inline bool saturates(const Wave& w) { return ((w.mode >> 23) & 1) != 0; }
 
 template <class F>

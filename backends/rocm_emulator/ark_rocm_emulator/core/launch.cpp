@@ -23,13 +23,13 @@ LaunchResult bad_launch(const LaunchDesc& desc, const std::string& what) {
   return result;
 }
 
-// Independent workgroups, spread over threads. The fault of the lowest workgroup is reported, so
-// the result does not depend on the threads.
+// Runs a grid whose workgroups are independent, on several threads. The fault of the lowest
+// workgroup is reported, so the result does not depend on the threads.
 LaunchResult run_groups(Memory& memory, const LaunchDesc& desc, const std::atomic<bool>& cancel) {
   const auto count = static_cast<uint32_t>(desc.grid.count());
   const uint32_t hardware = std::max(1u, std::thread::hardware_concurrency());
-  // The step budget is spent in the order of the workgroups, so that it ends at the same point as
-  // on one thread.
+  // With a step budget (a limit of executed instructions), workgroups run in order on one thread,
+  // so that the budget always ends at the same point.
   const bool spread = desc.options.parallel && desc.options.step_budget == 0;
   const uint32_t threads = spread ? std::min({hardware, count, 32u}) : 1;
   std::atomic<uint32_t> next{0}, lowest_fault{count};

@@ -62,8 +62,8 @@ class MachineImpl : public Machine, public std::enable_shared_from_this<MachineI
     if (kind != MemKind::Host) check_device(device);
     if (size == 0) throw Error("an allocation of 0 bytes");
     constexpr uint64_t kPage = 4096;
-    // There is a guard on each side, so that an access just outside of an allocation never reaches
-    // a neighbouring one.
+    // An inaccessible guard on each side of an allocation ensures that an access just outside of it
+    // never reaches a neighbouring one.
     const uint64_t mapped = (size + kPage - 1) / kPage * kPage + 2 * kGuard;
     void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -1,5 +1,6 @@
-// Products of small matrices in the host's vectors, for MFMA and WMMA. Operands lie by (k, line), so
-// that a row of lanes is a row of the matrix. Sums are formed in double, one k after the other.
+// Products of small matrices in the host's vectors, for MFMA and WMMA. Operands are stored by (k,
+// line), where a line is a row of A or a column of B, so that a row of lanes is a row of the
+// matrix. Sums are formed in double, one k after the other.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,8 @@
 
 namespace ark_emu {
 
-// A vector of the host that holds doubles, and how many of them are accumulated at a time.
+// Doubles: a vector of the host that holds doubles. The constant is the number of such vectors that
+// are accumulated at a time.
 #if defined(__AVX512F__)
 using Doubles = __m512d;
 constexpr int kAccumulators = 16;
@@ -54,8 +56,8 @@ inline void to_floats(uint32_t* to, Doubles value) {
 #endif
 constexpr int kDoubles = sizeof(Doubles) / sizeof(double);
 
-// Computes kRows rows of left * right, from `row` on, kColumns vectors wide. Both matrices are
-// indexed by (k, line).
+// Computes kRows rows of the product of left and right, from `row` on, kColumns vectors wide. Both
+// matrices are indexed by (k, line).
 template <int kRows, int kColumns, int kSize, class Begin, class End>
 [[gnu::always_inline]] inline void multiply_rows(const double (*left)[kSize],
                                                  const double (*right)[kSize], int depth, int row,
@@ -77,11 +79,11 @@ template <int kRows, int kColumns, int kSize, class Begin, class End>
   }
 }
 
-// The product of the transposed `left` and `right`, which are both stored as [k][row or column].
-// Each sum starts at begin(row, column), and end(row, column, sums) stores a vector of sums of a
-// row. The product of two numbers of 24 bits or fewer is exact in double, so fused and separate
-// additions round alike. The rows are divided evenly into shares: a last share with few rows would
-// have few independent accumulators, so each addition would wait for the one before.
+// Computes the product of the transposed `left` and `right`, which are both stored as [k][row or
+// column]. Each sum starts at begin(row, column), and end(row, column, sums) stores a vector of
+// sums of a row. The product of two numbers of 24 bits or fewer is exact in double, so fused and
+// separate additions round alike. The rows are divided evenly into shares: a last share with few
+// rows would have few independent accumulators, so each addition would wait for the one before.
 template <int kSize, class Begin, class End>
 [[gnu::always_inline]] inline void multiply(const double (*left)[kSize], const double (*right)[kSize],
                                             int depth, Begin begin, End end) {
@@ -117,7 +119,7 @@ void multiply_add(const double (*left)[kSize], const double (*right)[kSize], int
   }
 }
 
-// Integers of 8 bits or fewer: their sums fit 32 bits.
+// Computes a product of integers of 8 bits or fewer, whose sums fit 32 bits.
 template <int kSize>
 void multiply_add(const int32_t (*left)[kSize], const int32_t (*right)[kSize], int depth,
                   int32_t (&sums)[kSize][kSize]) {
@@ -129,7 +131,7 @@ void multiply_add(const int32_t (*left)[kSize], const int32_t (*right)[kSize], i
   }
 }
 
-// The f16 in the low and in the high halves of `count` dwords.
+// Converts the f16 in the low and in the high halves of `count` dwords to doubles.
 inline void widen_halves(const uint32_t* from, int count, double* low, double* high) {
   int l = 0;
 #if defined(__AVX2__) && defined(__F16C__)

@@ -14,7 +14,7 @@ namespace ark_emu {
 Addresses flat_addresses(Wave& w, const Inst& i);
 Addresses buffer_addresses(Wave& w, const Inst& i, int bytes);
 
-// The conversion of a loaded byte or short: extended to a dword, or put in one half of it.
+// How a loaded byte or short is converted: extended to a dword, or put in one half of it.
 enum class Convert : uint8_t { Unsigned, Signed, Low, High, SignedLow, SignedHigh };
 
 template <int Bytes, Convert C>
@@ -45,14 +45,16 @@ struct AtomicData {
   const uint32_t *data, *data2;
 };
 
-// The data registers of an atomic; compare-and-swap holds {new value, expected value}.
+// Returns the data registers of an atomic operation. Those of compare-and-swap are {new value,
+// expected value}.
 inline AtomicData atomic_data(Wave& w, const Operand& operand, AtomicOp op, int bytes) {
   const uint32_t* rows = w.row(operand.reg);
   if (op != AtomicOp::CmpSwap && op != AtomicOp::CmpSwapF) return {rows, nullptr};
   return {rows + bytes / 4 * kLanes, rows};
 }
 
-// Direct-to-LDS: lane l's data goes to M0 + offset + l * size, sizes below a dword as a dword.
+// Stores loaded data to LDS, for loads that write LDS directly: the data of lane l goes to M0 +
+// offset + l * size. Sizes below a dword count as a dword.
 inline void store_to_lds(Wave& w, const Inst& i, uint64_t active, int bytes, const uint32_t* rows) {
   const int size = bytes < 4 ? 4 : bytes;
   Addresses to;

@@ -10,7 +10,7 @@
 namespace ark_emu {
 namespace {
 
-// First region that starts above the address.
+// Returns the first region that starts above the address.
 RegionList::const_iterator above(const RegionList& list, uint64_t address) {
   return std::upper_bound(list.begin(), list.end(), address, [](uint64_t a, const auto& entry) {
     return a < entry->region.base;

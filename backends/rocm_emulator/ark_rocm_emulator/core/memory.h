@@ -1,5 +1,5 @@
-// The machine's memory: which address ranges exist and which devices may access them. Grids hold a
-// snapshot and look up addresses without a lock.
+// The machine's memory: which address ranges exist and which devices may access them. A grid holds
+// a snapshot of this and looks up addresses without a lock.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ class Memory {
   void set_shared(uint64_t base, void* records);
   std::shared_ptr<const RegionEntry> find(uint64_t address) const;
   std::shared_ptr<const RegionList> snapshot() const;
-  // State that the grids of a device share if values may be stale.
+  // The emulated caches that the grids of a device share, if values may be stale.
   DeviceCaches& caches(int device, Arch arch);
   uint64_t version() const { return version_.load(std::memory_order_acquire); }
 
@@ -49,11 +49,13 @@ class Memory {
   std::map<int, std::shared_ptr<DeviceCaches>> caches_;   // by device
 };
 
-// One grid's view: remembers the last region, refreshes itself when regions changed.
+// A grid's view of the memory. It remembers the last region that was looked up, and is updated when
+// regions have changed.
 class MemoryView {
  public:
   MemoryView(const Memory& memory, int device) : memory_(&memory), device_(device) { refresh(); }
-  // The region that holds [address, address + size) and that the device may access; null if none.
+  // Returns the region that holds [address, address + size) and that the device may access; null if
+  // there is none.
   const RegionEntry* find(uint64_t address, uint64_t size) {
     if (last_ != nullptr && address >= last_->region.base && address + size <= last_->end()) {
       return last_;
@@ -61,7 +63,7 @@ class MemoryView {
     return find_slow(address, size);
   }
   void refresh();
-  // Nearest region below or around the address, for messages.
+  // Returns the nearest region below or around the address, for messages.
   const RegionEntry* nearest(uint64_t address) const;
 
  private:
@@ -73,7 +75,8 @@ class MemoryView {
   const RegionEntry* last_ = nullptr;
 };
 
-// "0x7f.. is 64 bytes past the end of hipMalloc#3 (4096 bytes at 0x7f..)".
+// Describes an address for messages, such as "0x7f.. is 64 bytes past the end of hipMalloc#3 (4096
+// bytes at 0x7f..)".
 std::string describe_address(const MemoryView& view, uint64_t address);
 
 }  // namespace ark_emu

@@ -18,7 +18,8 @@
 
 namespace ark_emu {
 
-// gfx942 has the FNUZ flavour of 8-bit floats, gfx950 the one of the OCP standard.
+// True if 8-bit floats have the FNUZ formats (gfx942), false if they have those of the OCP standard
+// (gfx950).
 inline bool has_fnuz(const Wave& w) { return w.grid->program->arch() != Arch::gfx950; }
 
 // MI200's matrix and dot product instructions for f16 and bf16 read denormals as zero and return

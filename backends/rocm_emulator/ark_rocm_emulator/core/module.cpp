@@ -31,7 +31,8 @@ std::span<const uint8_t> bytes_of(const py::bytes& data) {
   return {reinterpret_cast<const uint8_t*>(view.data()), view.size()};
 }
 
-// The bytes must be in one region, so that a wrong address becomes an exception, not a crash.
+// Checks that the bytes are in one region, so that a wrong address becomes an exception instead of
+// a crash.
 void check_range(const Machine& machine, uint64_t address, uint64_t size) {
   Region region;
   if (machine.find_region(address, &region) && size <= region.size &&
@@ -58,8 +59,8 @@ LaunchDesc describe(std::shared_ptr<LoadedCode> code, std::string kernel,
   return desc;
 }
 
-// Decodes and prints `words` one after the other: (dwords used, text, whether the emulator executes
-// it), 0 dwords if unknown.
+// Decodes and prints the instructions in `words` one after the other. Each result has the number of
+// dwords used (0 if the instruction is unknown), the text, and whether the emulator executes it.
 std::vector<std::tuple<uint32_t, std::string, bool>> disassemble_words(
     const std::string& arch_text, const std::vector<uint32_t>& words) {
   const Arch arch = arch_from_name(arch_text);

@@ -111,7 +111,8 @@ v_cmpx_ge_i64 v_cmpx_t_i64 v_cmpx_f_u64 v_cmpx_lt_u64 v_cmpx_eq_u64 v_cmpx_le_u6
 v_cmpx_ne_u64 v_cmpx_ge_u64 v_cmpx_t_u64)"},
 };
 
-// gfx90a: the MFMA numbers and names of the second generation, no 8-bit floats.
+// Differences of gfx90a: MFMA has the numbers and names of the second generation, and there are no
+// 8-bit floats.
 const std::vector<OpcodeText> kGfx90aChanges = {
     {Format::VOP1, "56 none 84 none none none none"},
     {Format::VOP2, "22 v_mac_f32 v_madmk_f32 v_madak_f32"},
@@ -145,8 +146,9 @@ v_mfma_f32_16x16x8bf16
     {Format::MUBUF, "41 buffer_invl2 62 buffer_wbinvl1 buffer_wbinvl1_vol"},
 };
 
-// gfx950: the formats of 6 and 4 bits, scales, deeper MFMA; no MFMA on xf32. VOP3P 128 and up: a
-// product's number plus 128 where its scales come with it.
+// Differences of gfx950: formats of 6 and 4 bits, products with scales, deeper MFMA; no MFMA on
+// xf32. A product with scales has the number of the product without them plus 128 (VOP3P 128 and
+// up).
 const std::vector<OpcodeText> kGfx950Changes = {
     {Format::VOP1, "88 v_prng_b32 v_permlane16_swap_b32 v_permlane32_swap_b32 v_cvt_f32_bf16"},
     {Format::VOP2, "22 v_dot2c_f32_bf16"},

@@ -1,6 +1,6 @@
-// The registry of operations: by name, the signature, flags and handlers. The register_...
-// functions of the exec_*.cpp files fill it once per process. The opcode tables of the
-// architectures refer to its names.
+// The registry of operations. It maps a name to the signature, flags and handlers of an operation.
+// The register_... functions of the exec_*.cpp files fill it once per process. The opcode tables of
+// the architectures refer to its names.
 #pragma once
 
 #include <mutex>
@@ -14,7 +14,8 @@ namespace ark_emu {
 
 class Ops {
  public:
-  // signature: "dst[,dst]=src[,src...]" in the type names of README.md; either side may be empty.
+  // Adds an operation. signature: "dst[,dst]=src[,src...]" in the type names of README.md; either
+  // side may be empty.
   void add(std::string_view name, std::string_view signature, const Handlers& handlers,
            uint32_t flags = 0);
   const OpInfo* find(std::string_view name) const;   // null if unknown

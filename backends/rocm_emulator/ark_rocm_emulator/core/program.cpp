@@ -64,7 +64,7 @@ const Inst& Program::decode_at(uint32_t pc) {
   return inst;
 }
 
-// A row ends before an instruction that already begins another row.
+// A row also ends before an instruction at which another row already begins.
 const Step& Program::make_steps(uint32_t pc) {
   std::vector<Step> row;
   for (uint32_t next = pc;;) {

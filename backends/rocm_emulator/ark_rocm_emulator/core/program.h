@@ -12,8 +12,9 @@
 
 namespace ark_emu {
 
-// An instruction in a row of instructions that are stored one after another. Only the last one of a
-// row may branch, end a slice, write EXEC, or use MODE, the register index or the time.
+// An instruction in a row: a sequence of instructions that execute without checks in between and
+// are stored one after another. Only the last one of a row may branch, end a slice, write EXEC, or
+// use MODE, the register index or the time.
 struct Step {
   Handler run, whole;
   const Inst* inst;
@@ -22,10 +23,12 @@ struct Step {
 
 class Program {
  public:
-  // `image`: the loaded image (virtual address 0 first); only [code_begin, code_end) bytes execute.
+  // image: the loaded image, which begins with virtual address 0. Only the bytes [code_begin,
+  // code_end) are executed.
   Program(Arch arch, std::span<const uint8_t> image, uint64_t code_begin, uint64_t code_end);
   Arch arch() const { return arch_; }
-  // The instruction at dword index `pc` of the image. Beyond the code, an Inst that faults.
+  // Returns the instruction at dword index `pc` of the image. For an index outside of the code, it
+  // returns an Inst that faults.
   const Inst& at(uint32_t pc) {
     const uint32_t slot = pc - first_;
     if (slot < count_) {
@@ -34,7 +37,7 @@ class Program {
     }
     return decode_at(pc);
   }
-  // The instruction at `pc` as the first step of a row.
+  // Returns the instruction at `pc` as the first step of a row.
   const Step& step_at(uint32_t pc) {
     const uint32_t slot = pc - first_;
     if (slot < count_) {

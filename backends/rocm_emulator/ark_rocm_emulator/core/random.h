@@ -1,4 +1,5 @@
-// splitmix64: a small generator with the same results on every host, good enough to order waves.
+// The random generator splitmix64. It is small, gives the same results on every host, and is good
+// enough to order waves.
 #pragma once
 
 #include <cstdint>

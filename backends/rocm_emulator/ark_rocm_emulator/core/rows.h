@@ -1,4 +1,4 @@
-// Rows of lanes (one dword per lane) as the host's vectors, for operations that compilers do not
+// Operations on rows of lanes (one dword per lane) in the host's vectors, where compilers do not
 // vectorise by themselves. Each function has a plain form that every host compiles.
 #pragma once
 

@@ -42,7 +42,7 @@ Handler scalar1(F) {
   };
 }
 
-// The same for two sources, of types A and B.
+// Like scalar1, for two sources, of types A and B.
 template <class A, class B, bool Scc, class F>
 Handler scalar2(F) {
   return [](Wave& w, const Inst& i) {

@@ -32,8 +32,8 @@ void Grid::populate() {
   for (uint32_t k = 0; k < desc.grid.count(); k++) make_group(k, k);
 }
 
-// A wave that polls and sleeps repeatedly is skipped for longer each time, so that most of the time
-// goes to waves that work.
+// Puts a wave to sleep that polls. If it polls and sleeps repeatedly, it is skipped for longer each
+// time, so that most of the time goes to waves that work.
 void Grid::put_to_sleep(Wave& w, uint64_t executed) {
   constexpr uint64_t kShort = 256;
   constexpr uint32_t kLongest = 8;
@@ -66,7 +66,8 @@ bool Grid::step() {
   wake_sleepers(false);
   const uint64_t pick = random.next();
   Wave& wave = *ready[((pick >> 32) * ready.size()) >> 32];
-  // Most slices are long, and some have a few instructions: both kinds find ordering bugs.
+  // The length of a slice (the instructions that a wave executes before another one runs). Most
+  // slices are long, and some have only a few instructions: both kinds find ordering bugs.
   const uint64_t limit = (pick & 7) == 0 ? 8 : desc.options.max_slice;
   const uint64_t length = 1 + ((pick & 0xffffffff) / 8 * limit) / (1ull << 29);
   run_slice(wave, static_cast<int32_t>(std::min(length, limit)));
@@ -75,8 +76,9 @@ bool Grid::step() {
 
 namespace {
 
-// The code around each instruction, depending on the grid's options. instead(): returns true if it
-// has executed the instruction itself; after(): returns true if the slice continues.
+// Each of these structs has the code that runs around each instruction, for other options of the
+// grid. instead(): returns true if it has executed the instruction itself. after(): returns true if
+// the slice continues.
 struct Plainly {
   void before(Wave&, const Inst&) const {}
   bool instead(Wave&, const Inst&) const { return false; }
@@ -91,7 +93,8 @@ struct Checked : Plainly {
   }
 };
 
-// Memory operations do not take effect when they are issued, but at a random later time.
+// For grids with stale values: memory operations do not take effect when they are issued, but at a
+// random later time.
 struct Stale : Plainly {
   StaleGrid& stale;
   explicit Stale(StaleGrid& grid) : stale(grid) {}
@@ -129,8 +132,8 @@ void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
       if (!around.instead(w, inst)) w.handler(inst)(w, inst);
     }
     if (!around.after(w, inst) || w.slice <= 0) return;
-    // The next instruction of the row is found without waiting for the store to w.pc. The compiler
-    // must not see that the two are the same in that case.
+    // If an instruction does not branch, the next one of the row is found without waiting for the
+    // store to w.pc. The compiler must not see that both are the same in that case.
     uint32_t behind = inst.next;
     if (w.pc == behind) [[likely]] {
       asm("" : "+r"(behind));
@@ -141,7 +144,8 @@ void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
   }
 }
 
-// The same as execute without code around instructions: it executes rows of instructions at a time.
+// Like `execute`, for grids without code around instructions: it executes a row of instructions at
+// a time.
 void Grid::execute_rows(Wave& w, const Inst*& current) {
   while (w.slice > 0) {
     if (!w.default_mode) [[unlikely]] {
@@ -289,7 +293,7 @@ void Grid::run_group(uint32_t index, const std::atomic<bool>& cancel) {
   next_look = 0;
   pause = 1;
   random.state = desc.options.seed * 0x2545f4914f6cdd1dull + index;
-  // Values that an earlier group left in the registers must not be visible.
+  // Registers are filled, so that a workgroup does not see values that an earlier one left in them.
   for (uint32_t k = 0; k < waves_per_group; k++) {
     auto* rows = reinterpret_cast<uint32_t*>(registers.data()) + size_t{k} * vgpr_rows * kLanes;
     std::fill_n(rows, size_t{std::min(kernel->vgprs, 256u)} * kLanes, 0u);
@@ -323,7 +327,8 @@ bool Grid::independent() const {
     }
   }
   if (!quiet_code(kernel->entry, end)) return false;
-  // Called functions are not followed, so all of the code must be free of such instructions.
+  // Called functions are not followed. So if there are calls, all of the code must be free of
+  // instructions by which workgroups see each other's effects.
   return !calls || quiet_code(program->code_begin(), program->code_end());
 }
 

@@ -1,7 +1,7 @@
-// Stale values: caches hold lines until an instruction writes back or invalidates them, and memory
-// operations take effect later than they were issued and in another order. The visible values are
-// those that the memory model of LLVM's "User Guide for AMDGPU Backend" allows; see README.md,
-// "Stale values". With LaunchOptions::stale off none of this exists.
+// Emulates stale values: caches hold lines until an instruction writes back or invalidates them,
+// and memory operations take effect later than they were issued and in another order. The visible
+// values are those that the memory model of LLVM's "User Guide for AMDGPU Backend" allows; see
+// README.md, "Stale values". With LaunchOptions::stale off none of this exists.
 #pragma once
 
 #include <array>
@@ -25,11 +25,11 @@ class Memory;
 constexpr uint64_t kStaleLine = 128;     // bytes
 using ByteMask = unsigned __int128;      // one bit a byte of a line
 
-// The scope of an access, a write-back or an invalidation: the distance of the threads that it is
-// meant for.
+// The scope of an access, a write-back or an invalidation: it reaches the threads of the workgroup,
+// of the device (agent) or of the system.
 enum class Reach : uint8_t { Group, Agent, System };
 
-// The caches that may hold memory of one kind, seen from one device.
+// Which caches may hold memory of one kind, for accesses of one device.
 struct Placement {
   bool inner = false;     // in an XCD's L2, or in RDNA's cache of a shader array
   bool through = false;   // ... where stores do not stay
@@ -46,7 +46,7 @@ struct CacheLine {
   alignas(16) uint8_t data[kStaleLine];
 };
 
-// A direct-mapped cache. The place of a line depends on the seed.
+// A direct-mapped cache. The slot of a line depends on the seed.
 class Cache {
  public:
   void make(uint32_t lines, uint64_t salt);   // a power of two
@@ -64,7 +64,7 @@ class Cache {
     return at;
   }
   void mark_dirty(CacheLine& at, ByteMask bytes);
-  // Passes dirty lines to `write`, which cleans them.
+  // Passes each dirty line to `write` and marks it as clean.
   template <class F>
   void write_back(F write) {
     for (const uint32_t index : dirty_) {
@@ -92,7 +92,7 @@ class Cache {
   std::vector<uint32_t> dirty_;
 };
 
-// State that the grids of one device share.
+// The caches and other state that the grids of one device share.
 class DeviceCaches {
  public:
   DeviceCaches(Arch arch, uint64_t salt);
@@ -122,7 +122,7 @@ class DeviceCaches {
 
 struct ComputeUnit;
 
-// An operation that was issued and has not taken effect.
+// A memory operation that was issued and has not taken effect yet.
 struct Flight {
   const Inst* inst = nullptr;
   Wave* wave = nullptr;
@@ -134,7 +134,8 @@ struct Flight {
   uint32_t address[2 * kLanes], data[4 * kLanes];
 };
 
-// One first-level cache. Its operations on one line take effect in the order of their issue.
+// A compute unit with its first-level cache. The unit's operations on one line take effect in the
+// order of their issue.
 struct ComputeUnit {
   Cache cache;
   unsigned part = 0;                    // the number of the inner cache behind it
@@ -151,9 +152,11 @@ class StaleGrid {
  public:
   StaleGrid(Grid& grid, DeviceCaches& caches);
   ~StaleGrid();
-  // `wgp`: its workgroup's waves run on two compute units (RDNA's WGP mode).
+  // Adds a wave. wgp: true if its workgroup's waves run on two compute units (RDNA's work-group
+  // processor mode).
   void add_wave(Wave& w, bool wgp);
-  // True if the instruction was handled here: it was issued for later, or is cache control.
+  // Called for each memory or cache-control instruction. Returns true if it was handled here:
+  // either it was issued, to take effect later, or it controls caches.
   bool issue(Wave& w, const Inst& i);
   void progress();            // some operation may take effect
   void settle();              // all do, and what was read is forgotten

@@ -17,12 +17,12 @@ constexpr uint32_t kInnerLines = 32768, kOuterLines = 65536;
 constexpr uint64_t kForgets = 64;   // one hit of so many finds that the line has just gone
 constexpr ByteMask kAll = ~ByteMask{0};
 
-// The mask of `bytes` bytes (at least 1) from `offset` on.
+// Returns the mask that selects `bytes` bytes (at least 1) from `offset` on.
 ByteMask bytes_mask(uint64_t offset, int bytes) {
   return (kAll >> (static_cast<int>(kStaleLine) - bytes)) << offset;
 }
 
-// Accesses memory in pieces that other threads see as a whole.
+// Reads a line from memory. It is read in pieces, each of which other threads see as a whole.
 void read_home(uint64_t line, uint8_t* out) {
   const auto* from = reinterpret_cast<const uint64_t*>(line * kStaleLine);
   for (uint64_t k = 0; k < kStaleLine / 8; k++) {
@@ -57,7 +57,7 @@ bool write_home(uint64_t address, const uint8_t* from, uint64_t bytes) {
   return changed;
 }
 
-// Calls each(offset, bytes) for every run of set bits.
+// Calls each(offset, bytes) for every run of consecutive set bits of the mask.
 template <class F>
 void each_run(ByteMask mask, F each) {
   for (uint64_t at = 0; at < kStaleLine;) {

@@ -1,4 +1,5 @@
-// Memory operations between their issue and their effect, and their way through the first cache.
+// Holds memory operations between their issue and their effect, and performs them through the
+// first-level cache.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -45,7 +46,8 @@ int bytes_of(const Inst& i) {
   return 4 * std::clamp(dwords, 1, 4);
 }
 
-// The register rows that an operation reads: the first row and the number.
+// A range of register rows, given by the first one and their number. The functions below return the
+// rows that an instruction reads.
 struct Rows {
   unsigned first = 0, count = 0;
 };
@@ -57,7 +59,7 @@ Rows data_rows(const Inst& i) {
   if (i.op->src_count < 2 || i.src[1].kind != Kind::Vgpr) return {};
   return {i.src[1].reg, std::min<unsigned>(i.src[1].dwords, 4)};
 }
-// The register rows that it writes.
+// Returns the register rows that an instruction writes.
 Rows result_rows(const Inst& i) {
   if (is_atomic(i)) {
     if (!i.glc) return {};
@@ -149,7 +151,8 @@ void StaleGrid::load(Wave& w, const Inst& i, const Addresses& a, int bytes, uint
   }
 }
 
-// A random compute unit reads the line just before it changes, as another of its waves might have.
+// Makes a random compute unit read the line just before it changes, as another of its waves might
+// have done. So the unit's cache holds the old contents.
 void StaleGrid::pull(uint64_t line, Placement place) {
   ComputeUnit& unit = *units_[random_.below(units_.size())];
   CacheLine& at = unit.cache.claim(line, false, [](CacheLine&) {});
@@ -194,7 +197,8 @@ uint8_t* StaleGrid::cell(Wave& w, const Inst& i, uint64_t address, int bytes) {
 
 // ---------------------------------------------------------------- in flight
 
-// The lines of the active lanes, each once; false if some of the memory is not cached.
+// Collects the lines that the active lanes access, each once. Returns false if some of the memory
+// is not cached.
 bool StaleGrid::lines_of(Wave& w, const Inst& i, std::vector<uint64_t>& lines) {
   const int bytes = bytes_of(i);
   const Addresses a =
@@ -215,7 +219,7 @@ bool StaleGrid::lines_of(Wave& w, const Inst& i, std::vector<uint64_t>& lines) {
   return cached;
 }
 
-// Operations of the unit on these lines that were issued before `until` take effect.
+// Performs those of the unit's operations on these lines that were issued before `until`.
 void StaleGrid::make_way(ComputeUnit& unit, const std::vector<uint64_t>& lines,
                          const Flight* until) {
   if (unit.waiting.empty()) return;
@@ -249,8 +253,8 @@ void StaleGrid::defer(Wave& w, const Inst& i, std::vector<uint64_t> lines) {
   pending_.push_back(&f);
 }
 
-// The handler sees the registers as they were at the issue. Registers that it does not write are
-// restored afterwards.
+// Runs the handler of an operation when it takes effect. The handler sees the registers as they
+// were when the operation was issued; registers that it does not write are restored afterwards.
 void StaleGrid::run(Flight& f) {
   Wave& w = *f.wave;
   const Inst& i = *f.inst;

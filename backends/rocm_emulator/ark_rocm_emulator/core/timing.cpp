@@ -20,10 +20,10 @@ namespace {
 constexpr double kSlack = 64;   // cycles that a wave may run ahead of the others
 constexpr uint64_t kLine = 128;
 
-// vmcnt counts to 63, so a wave has at most as many accesses in flight: the next one waits for
-// vmcnt(62).
+// The counter vmcnt counts to 63, so a wave has at most that many accesses in flight: the next one
+// waits for vmcnt(62).
 constexpr uint32_t kMostUnderWay = (62 & 15) | (62 >> 4) << 14 | 15 << 8;
-// lgkmcnt, which counts LDS accesses and scalar loads, counts to 15.
+// The counter lgkmcnt, of LDS accesses and scalar loads in flight, counts to 15.
 constexpr uint32_t kMostScalar = 15 | 3 << 14 | 14 << 8;
 constexpr double kMoment = 500;   // nanoseconds for which the profile says what memory has given
 
@@ -105,7 +105,7 @@ Timing::~Timing() {
   }
 }
 
-// Adds the time since the last mark to the instruction that took it.
+// Adds the time since t.mark to the cycles of the instruction that took it.
 void Timing::spend(WaveTiming& t) {
   spent(t.at).cycles += t.now - t.mark;
   t.mark = t.now;
@@ -168,7 +168,8 @@ Cost Timing::cost_of(const Inst& i) const {
       cost.unit = Unit::Vector;
       if (has(name, "mfma") || has(name, "smfmac")) {
         cost.unit = Unit::Matrix;
-        // At least two passes of four cycles: the blocks of 4x4 run at half the rate.
+        // A matrix instruction takes at least two passes of four cycles, because those with blocks
+        // of 4x4 run at half the rate.
         cost.latency = static_cast<float>(std::max(8.0, matrix_work(name) / model_.matrix_flops));
       } else if (quarter_rate(name)) {
         cost.issue = 16;
@@ -178,7 +179,8 @@ Cost Timing::cost_of(const Inst& i) const {
       cost.unit = Unit::Lds;
       cost.bytes = access_bytes(name);
       cost.accesses = has(name, "read2") || has(name, "write2") ? 2 : 1;
-      // Lanes exchange values without using the banks: the operand is not an address.
+      // These instructions exchange values between lanes without accessing the LDS's banks: their
+      // operand is not an address.
       if (has(name, "swizzle") || has(name, "permute")) cost.accesses = 0;
       break;
     case Format::FLAT: case Format::GLOBAL: case Format::SCRATCH: case Format::MUBUF:
@@ -204,8 +206,8 @@ Cost& Timing::known(const Inst& i) {
 // Marks a line that memory has not yet delivered to the memory-side cache.
 constexpr uint64_t kArriving = uint64_t{1} << 63;
 
-// The time at which a line is present that a cache in front of memory has allocated: it may still
-// be in flight.
+// Returns the time at which a line is present that a cache in front of memory has allocated. Until
+// then the line is in flight from memory.
 double Timing::arrived(uint64_t line, uint64_t way, double at) {
   const auto found = shared_.find(way);
   if (found == shared_.end()) return at;
@@ -217,10 +219,11 @@ double Timing::arrived(uint64_t line, uint64_t way, double at) {
   return std::max(at, visible);
 }
 
-// The time at which a line of 128 bytes has passed the caches.
+// Returns the time at which a line of 128 bytes, requested at time `at`, has passed the caches.
 double Timing::fetch(WaveTiming& t, uint64_t line, double at, Through through) {
   ComputeUnit& unit = units_[t.unit];
-  // Lines that are in flight. Streaming lines (nt) are not requested by others.
+  // The key of a line that is in flight to a die. Streaming lines (with the bit nt) are not shared
+  // with other requests.
   const uint64_t way = line | uint64_t{8 + t.unit % static_cast<uint32_t>(model_.dies)} << 59;
   const bool kept = through != Through::None;
   if (kept) {
@@ -254,8 +257,9 @@ double Timing::fetch(WaveTiming& t, uint64_t line, double at, Through through) {
   return there;
 }
 
-// An access that is performed at the memory side, where accesses to one line are serialised. A load
-// that saw a value must have come after its store: if it came too early, it counts as repeated.
+// The time of an access that is performed at the memory side, where accesses to one line are
+// serialised. A load that saw a value must have come after the store of that value; if its time is
+// earlier, it counts as repeated.
 double Timing::coherent(WaveTiming& t, uint64_t line, double at, bool writes, bool changes) {
   const uint32_t number = t.unit % static_cast<uint32_t>(model_.dies);
   Die& die = dies_[number];
@@ -293,9 +297,9 @@ void Timing::access(Wave& w, const Inst& i, const Cost& cost) {
       }
     }
     const double busy = std::max(4.0, count * double{kLine} / model_.l1_width);
-    // Only one access of a wave may wait for the address unit; the next one issues when the first
-    // was accepted. Otherwise accesses that a unit reaches much later would precede other waves'
-    // requests in the caches' queues.
+    // Only one access of a wave may wait for the address unit; the next one issues when the unit
+    // has accepted it. Otherwise accesses that the unit reaches much later would precede other
+    // waves' requests in the caches' queues.
     t.now = std::max(t.now, t.taken);
     const double address = unit.addresses.serve(t.now, busy);
     t.taken = address - busy;

@@ -1,8 +1,8 @@
-// A timing model beside the semantics: when each instruction would issue and each access would
-// return on a named product. The emulator then always runs the wave that is furthest behind, so
-// that polls, hand-overs and queues happen at the times at which they would on the device. The
-// result is a prediction, not a measurement. timing_models.cpp and docs/rocm-timing.md describe the
-// model and the sources of its numbers.
+// Predicts times: when each instruction would issue and each access would return on a product such
+// as an MI300X. The emulator then always runs the wave that is furthest behind, so that polls,
+// hand-overs and queues happen at the times at which they would on the device. The result is a
+// prediction, not a measurement. timing_models.cpp and docs/rocm-timing.md describe the model and
+// the sources of its numbers.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,8 @@ struct Grid;
 struct Wave;
 struct Workgroup;
 
-// A product. Times are in cycles of its clock, widths in bytes per cycle.
+// The figures of a product, such as an MI300X. Times are in cycles of its clock, widths in bytes
+// per cycle.
 struct TimingModel {
   const char* name;
   Arch arch;
@@ -41,11 +42,11 @@ struct TimingModel {
   double taken_branch;
   uint32_t l1_lines, l2_lines, mall_lines;   // of 128 bytes
 };
-// The product with the given number, from 1 on; null if there is none.
+// Returns the figures of the product with the given number, from 1 on; null if there is none.
 const TimingModel* timing_model(uint32_t number);
 
-// A cache of lines. A tag has the epoch in which its line was filled. Sets have 16 ways, replaced
-// first in, first out.
+// A cache, by the lines that it holds. A line's tag contains the epoch in which it was filled. Sets
+// have 16 ways, replaced first in, first out.
 class LineCache {
  public:
   explicit LineCache(uint32_t lines) : sets_(lines / kWays), tags_(lines), next_(lines / kWays) {}
@@ -67,9 +68,9 @@ class LineCache {
  private:
   static constexpr uint32_t kWays = 16;
   size_t place(uint64_t line) const {
-    // The set is chosen by the product's highest bits: neighbouring lines are in distant sets, and
-    // all sets get equally many lines. With the middle bits, 40% of a 128 MB buffer would fall into
-    // full sets of a 256 MB cache.
+    // The highest bits of this product choose the set of a line. So neighbouring lines are in
+    // distant sets, and all sets get equally many lines. With the middle bits, 40% of a 128 MB
+    // buffer would fall into full sets of a 256 MB cache.
     const uint64_t high = (line * 0x9e3779b97f4a7c15ull) >> 32;
     return static_cast<size_t>((high * sets_) >> 32) * kWays;
   }
@@ -80,8 +81,8 @@ class LineCache {
   uint64_t epoch_ = 1;
 };
 
-// A unit that serves one request after another. Returns the time at which this request has been
-// served.
+// A hardware unit that serves one request after another. serve() returns the time at which the
+// request has been served.
 struct Server {
   double free = 0;
   double serve(double from, double cost) {
@@ -119,7 +120,8 @@ class Timing {
   Timing(const TimingModel& model, Grid& grid);
   ~Timing();                          // writes the profile that ARK_ROCM_EMULATOR_PROFILE asks for
   void add(Wave& w);
-  // Removes the wave that is furthest behind from the queue; null if none can run.
+  // Removes from the queue the wave that is furthest behind in time, and returns it; null if no
+  // wave can run.
   Wave* next();
   void queue(Wave& w);
   bool ahead(const Wave& w) const;    // of those in the queue, by more than a moment

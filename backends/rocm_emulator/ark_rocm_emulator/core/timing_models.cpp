@@ -1,10 +1,10 @@
-// The products that can be timed. Sources: AMD's CDNA 3 and CDNA 4 white papers (clocks, units,
-// widths, cache sizes, matrix rates), the MI300 instruction set document (issue of four cycles,
-// passes of matrix instructions) and published measurements: reads of 81% of the data sheet's
-// bandwidth, 642 and 742 ns for a counter handed over inside and across dies, 3.3 us and more for a
-// barrier of all compute units. Latencies of single levels, flush and invalidate are not stated by
-// AMD; they are chosen so that those hand-overs come out (docs/rocm-timing.md says what was
-// compared).
+// The products whose times can be predicted. Sources: AMD's CDNA 3 and CDNA 4 white papers (clocks,
+// units, widths, cache sizes, matrix rates), the MI300 instruction set document (issue of four
+// cycles, passes of matrix instructions) and published measurements: reads of 81% of the data
+// sheet's bandwidth, 642 and 742 ns for a counter handed over inside and across dies, 3.3 us and
+// more for a barrier of all compute units. AMD does not state the latencies of single cache levels,
+// flush and invalidate; they are chosen such that the predicted hand-overs take those times
+// (docs/rocm-timing.md says what was compared).
 #include "timing.h"
 
 namespace ark_emu {

@@ -1,4 +1,4 @@
-// The counters for which an s_waitcnt waits.
+// Decodes an s_waitcnt: the counters for which it waits.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace ark_emu {
 
 constexpr size_t kNoWait = ~size_t{0};
 
-// The number of operations of each counter that may still be in flight.
+// For each counter, the number of operations that may still be in flight after the wait.
 struct WaitCounts {
   size_t vm = kNoWait, vs = kNoWait, lgkm = kNoWait;
 };

@@ -9,7 +9,8 @@
 namespace ark_emu {
 namespace {
 
-// The lane a DPP control reads for `lane`, -1 if there is none.
+// Returns the lane from which `lane` reads under a DPP control (data exchange between lanes), or -1
+// if there is none.
 int dpp_source(unsigned ctrl, int lane, int lanes) {
   const int row = lane & ~15, in_row = lane & 15, n = static_cast<int>(ctrl & 15);
   if (ctrl < 0x100) return (lane & ~3) + static_cast<int>((ctrl >> (2 * (lane & 3))) & 3);
@@ -111,7 +112,8 @@ uint64_t Wave::src_mask(const Operand& operand) const {
   return lanes == 64 ? scalar64(operand) : scalar32(operand);
 }
 
-// Source 0 as the DPP control moves it between lanes. Records which lanes may be written.
+// Returns source 0 with its lanes moved by the DPP control (data exchange between lanes). Records
+// which lanes may be written.
 const uint32_t* Wave::dpp_row(const Inst& inst, const uint32_t* from, uint32_t* tmp) {
   const bool dpp8 = inst.ext == Ext::Dpp8;
   LaneMap made;
@@ -170,7 +172,8 @@ const uint32_t* Wave::src32_slow(const Inst& inst, int k, uint32_t* tmp) {
 const uint32_t* Wave::src16(const Inst& inst, int k, uint32_t* tmp) {
   src32_slow(inst, k, tmp);
   const bool high = ((inst.opsel >> k) & 1) != 0;
-  // abs and neg acted on bit 15 of the low half; with op_sel the high half is the operand.
+  // The modifiers abs and neg were applied to bit 15, that is, to the low half. If op_sel selects
+  // the high half, they must apply to that instead.
   if (high && inst.ext != Ext::Sdwa) {
     const uint32_t keep = (inst.abs >> k) & 1 ? 0x7fffu : 0xffffu;
     const uint32_t flip = (inst.neg >> k) & 1 ? 0x8000u : 0;

@@ -19,7 +19,8 @@ struct WaveChecks;
 struct StaleWave;
 struct WaveTiming;
 
-// Thrown by handlers; the grid turns it into a LaunchResult.
+// The exception that handlers throw for a fault of the kernel. The grid turns it into a
+// LaunchResult.
 struct Fault {
   ErrorKind kind;
   std::string message;
@@ -30,8 +31,8 @@ struct Fault {
 enum class WaveStatus : uint8_t { Ready, Barrier, Done };
 
 struct Wave {
-  // SGPRs by hardware number: VCC 106, EXEC 126, ... A lane mask that RDNA code puts in the last one
-  // takes two in a wave of 64.
+  // The scalar registers by hardware number: VCC is 106, EXEC 126, and so on. In a wave of 64, a
+  // lane mask has two registers, so if RDNA code names the last one, one more is needed.
   alignas(64) uint32_t s[130] = {};
   uint32_t* v = nullptr;                // rows of kLanes; row = Operand::reg (AGPRs from 256)
   uint32_t pc = 0;                      // dword index of the next instruction
@@ -74,7 +75,7 @@ struct Wave {
   uint64_t vcc() const { return lanes == 64 ? s64(106) : s[106]; }
   uint32_t m0() const { return s[m0_reg]; }
 
-  // Scalar operand values (SGPR, constant, SCC, ...).
+  // Returns the value of a scalar operand (SGPR, constant, SCC, ...).
   uint32_t scalar32(const Operand& operand) const {
     if (operand.kind == Kind::Sgpr) return s[operand.reg];
     return operand.kind == Kind::Const ? operand.lo : condition(operand);
@@ -96,8 +97,9 @@ struct Wave {
   bool whole() const { return all_lanes() && !gpr_index; }
   Handler handler(const Inst& inst) const { return whole() ? inst.whole : inst.run; }
 
-  // Lanes of source k with all modifiers applied. `tmp` holds 64 (src32) or 128 (src64: low dwords,
-  // then high dwords) entries; the result may point into the register file instead.
+  // Returns the lanes of source k with all modifiers applied. `tmp` has room for 64 (src32) or 128
+  // (src64: low dwords, then high dwords) entries; the result may point into the register file
+  // instead.
   const uint32_t* src32(const Inst& inst, int k, uint32_t* tmp) {
     const Operand& operand = inst.src[k];
     return inst.plain_src ? raw32(operand, tmp) : src32_slow(inst, k, tmp);
@@ -112,7 +114,8 @@ struct Wave {
   const uint32_t* src64(const Inst& inst, int k, uint32_t* tmp) {
     return inst.plain_src ? raw64(inst.src[k], tmp) : src64_slow(inst, k, tmp);
   }
-  // 16-bit source in the low half of each lane, upper half zero; op_sel picks the half.
+  // Returns a 16-bit source in the low half of each lane, with the upper half zero. op_sel picks
+  // the half of the register.
   const uint32_t* src16(const Inst& inst, int k, uint32_t* tmp);
   uint64_t src_mask(const Operand& operand) const;   // Ty::Mask
 

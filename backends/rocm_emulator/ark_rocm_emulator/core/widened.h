@@ -1,6 +1,7 @@
-// Widened operands of matrix instructions, cached for as long as the registers hold the same
-// values. A kernel that multiplies tiles uses each operand for a whole row or column of them, and
-// comparing the registers takes a tenth of the time of widening them.
+// A cache of operands of matrix instructions that were converted to the type of the sums
+// ("widened"). An entry is valid as long as the registers hold the same values. A kernel that
+// multiplies tiles uses each operand for a whole row or column of them, and comparing the registers
+// takes a tenth of the time of widening them.
 #pragma once
 
 #include <array>
@@ -27,12 +28,14 @@ inline bool same_dwords(const uint32_t* a, const uint32_t* b, int count) {
 #endif
 }
 
-// One operand: its source registers, the conversion, and the result by (k, line).
+// An entry of the cache: the source registers, the conversion, and the result, indexed by (k,
+// line).
 struct Widened {
   static constexpr int kDwords = 256, kDoubles = 512;  // the most that an operand has
   using Maker = void (*)();
 
-  // The parameters that determine the result together with the registers' contents.
+  // The parameters that, together with the registers' contents, determine the result of the
+  // conversion.
   struct Kind {
     Maker maker = nullptr;  // any function that stands for the type and the layout
     int depth = 0, blocks = 0;
@@ -40,9 +43,9 @@ struct Widened {
     bool operator==(const Kind&) const = default;
   };
 
-  // True if `at` is of that kind and was computed from `rows` rows of `lanes` dwords at `words`,
-  // which are `apart` dwords apart. If not, the entry is updated as if it were, and the caller must
-  // fill in the result.
+  // True if this entry is of the kind `wanted` and was computed from `rows` rows of `lanes` dwords
+  // at `words`, which are `apart` dwords apart. If not, the entry is updated as if it were, and the
+  // caller must fill in the result.
   bool holds(const Kind& wanted, const uint32_t* words, int rows, int lanes, int apart) {
     bool same = kind == wanted;
     for (int row = 0; same && row < rows; row++) {

@@ -1,4 +1,5 @@
-// Copies and fills, in streams, with the checks that HIP makes before it queues them.
+// HIP's copies and fills (hipMemcpy, hipMemset, ...), in streams, with the checks that HIP makes
+// before it queues them.
 #include <cstring>
 
 #include "runtime.h"
@@ -7,7 +8,8 @@ namespace ark_hip {
 
 namespace {
 
-// The range must be in one allocation or one variable, or be host memory only.
+// True if a copy may access the range: it must be in one allocation or one variable, or be host
+// memory only.
 bool plausible(Runtime& rt, const void* address, uint64_t size, bool* known) {
   const uint64_t begin = uint64_t(address);
   // Tests whether `begin` is in [base, base + span). If so, sets the result for the whole range.

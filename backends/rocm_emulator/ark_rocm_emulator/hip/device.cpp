@@ -1,6 +1,6 @@
-// Devices: their number, their properties, and which of them can access whose memory. Names contain
-// "emulated" wherever HIP has a text field. The numbers are those of the emulated device, never of
-// the GPU that it models.
+// HIP's functions for devices: their number, their properties, and which of them can access whose
+// memory. Names contain "emulated" wherever HIP has a text field. The numbers are those of the
+// emulated device, never of the GPU that it models.
 #include <unistd.h>
 
 #include <cstdio>
@@ -242,7 +242,8 @@ HIP_EXPORT hipError_t hipDeviceCanAccessPeer(int* can, int device, int peer) {
   return hipSuccess;
 }
 
-// Emulated devices reach each other directly, as over one hop of XGMI.
+// Reports the link between two devices. Emulated devices reach each other directly, as over one hop
+// of XGMI.
 HIP_EXPORT hipError_t hipExtGetLinkTypeAndHopCount(int first, int second, uint32_t* type,
                                                    uint32_t* hops) {
   HIP_ENTER();

@@ -32,8 +32,9 @@ struct Program {
   std::vector<uint8_t> code;
 };
 
-// The parameters are the source, the options, and the headers as (name, text) pairs, in
-// null-terminated lists. The result is returned through ark_emulator_compiled.
+// The function that compiles a program. Its parameters are the source, the options, and the headers
+// as (name, text) pairs, in null-terminated lists. It returns the result through
+// ark_emulator_compiled.
 using CompileFunction = int (*)(void* program, const char* source, const char* arch,
                                 const char** options, const char** headers);
 std::mutex g_lock;
@@ -65,8 +66,8 @@ const char* kWords[] = {
 
 HIP_EXPORT void ark_emulator_set_compiler(CompileFunction compile) { g_compile = compile; }
 
-// Called by the compile function: passes the code object (none if it failed) and the compiler's
-// output.
+// Called by the compile function: receives the code object (none if the compilation failed) and the
+// compiler's output.
 HIP_EXPORT void ark_emulator_compiled(void* handle, const uint8_t* code, size_t size,
                                       const char* log) {
   Program* program = known(handle);

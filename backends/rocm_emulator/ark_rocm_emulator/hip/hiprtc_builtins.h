@@ -63,8 +63,8 @@ ARK_BUILTIN_VARIABLE(ark_grid_size, gridDim, ARK_BLOCK_COUNT(0), ARK_BLOCK_COUNT
 #undef ARK_BUILTIN_VARIABLE
 #undef ARK_BLOCK_COUNT
 
-// A fence on both sides: every wave of the block sees after the barrier what any of them wrote
-// before it.
+// A barrier with a fence on both sides: after it, every wave of the block sees what any of them
+// wrote before it.
 static __device__ __forceinline__ void __syncthreads() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();
@@ -130,7 +130,8 @@ __device__ __forceinline__ T __shfl_down(T value, int delta) {
   return ark_from_lane(value, lane + delta >= ARK_WAVE ? lane : lane + delta);
 }
 
-// Atomics as HIP's headers spell them: relaxed, agent scope, the old value returned.
+// Atomic functions under the names of HIP's headers: they are relaxed, have agent scope, and return
+// the old value.
 #define ARK_ATOMIC(NAME, BUILTIN)                                               \
   template <class T>                                                            \
   __device__ __forceinline__ T NAME(T* address, T value) {                      \

@@ -1,5 +1,5 @@
-// Launches: arguments are gathered, limits are checked as HIP does, and grids run in streams on the
-// emulator.
+// HIP's kernel launches: arguments are gathered, limits are checked as HIP does, and grids run in
+// streams on the emulator.
 #include <cstdio>
 #include <cstring>
 
@@ -11,7 +11,8 @@ namespace {
 
 bool hidden(const ark_emu::KernelArg& arg) { return arg.value_kind.compare(0, 7, "hidden_") == 0; }
 
-// The explicit arguments in the kernel's memory layout, from either of HIP's two ways to pass them.
+// Copies the explicit arguments to the layout that the kernel expects, from either of HIP's two
+// ways to pass them.
 hipError_t gather(const ark_emu::KernelInfo& kernel, void** params, void** extra,
                   std::vector<uint8_t>* out) {
   uint32_t end = 0;

@@ -1,5 +1,5 @@
-// Device memory from one sparse file per device, and host memory. An address is never allocated
-// twice, so that a use of a freed pointer is detected.
+// HIP's memory functions. Device memory comes from one sparse file per device. An address is never
+// allocated twice, so that a use of a freed pointer is detected.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -18,7 +18,7 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint8_t kFill = 0xCB;  // the contents of unwritten memory
 
-// Returns 0 if the product overflows.
+// Rounds a size up to whole pages. Returns 0 if the result overflows.
 uint64_t whole_pages(uint64_t size) { return (size + kPage - 1) / kPage * kPage; }
 
 // Reads one byte through the kernel, which returns EFAULT where a load would end the process.
@@ -37,7 +37,8 @@ uint64_t every_device(const Runtime& rt) {
   return count >= 64 ? ~uint64_t(0) : (uint64_t(1) << count) - 1;
 }
 
-// The memory that the host can still provide without swapping; all of it if that is not known.
+// Returns the memory that the host can still provide without swapping, or all of the host's memory
+// if that is not known.
 uint64_t available_memory() {
   uint64_t kilobytes = 0;
   FILE* facts = fopen("/proc/meminfo", "r");

@@ -21,8 +21,8 @@ enum FunctionAttribute : int {
   kAttributeCarveout = 9,
 };
 
-// The size of a code object that is passed without one: up to the last byte of an ELF or of an
-// offload bundle. 0 if it is neither, or if its headers point beyond the memory that the process
+// Returns the size of a code object that is passed without one: up to the last byte of an ELF or of
+// an offload bundle. 0 if it is neither, or if its headers point beyond the memory that the process
 // can read.
 size_t image_size(const uint8_t* image) {
   static const uint8_t elf[4] = {0x7f, 'E', 'L', 'F'};

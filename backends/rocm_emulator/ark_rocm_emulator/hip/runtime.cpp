@@ -23,8 +23,8 @@ std::string g_error = "no emulated device was asked for";
 
 thread_local hipError_t last_error = hipSuccess;
 
-// Only address space is reserved; memory is allocated page by page. If the system grants no more,
-// less is reserved.
+// The sizes of the address space that is reserved for a device's memory. Memory is allocated page
+// by page. If the system does not grant the larger size, less is reserved.
 constexpr uint64_t kMostArenaBytes = uint64_t(1) << 40, kLeastArenaBytes = uint64_t(1) << 32;
 
 Arena make_arena(int device) {
@@ -110,8 +110,8 @@ void close_runtime(Runtime* rt) {
   for (Event* event : rt->events) delete event;
   for (auto& [base, allocation] : rt->allocations) {
     rt->machine->remove_region(base);
-    // Host memory frees its pages but keeps its addresses, because a view of it may outlive its
-    // device, especially after a failed run.
+    // Freed host memory loses its pages but keeps its addresses, because a view of it may outlive
+    // its device, especially after a failed run.
     if (allocation.device < 0 && !allocation.registered)
       mmap(reinterpret_cast<void*>(base), allocation.size, PROT_READ | PROT_WRITE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
@@ -228,8 +228,8 @@ HIP_EXPORT int ark_emulator_set(const char* name, uint64_t value) {
   return apply(g_settings);
 }
 
-// Failures of kernels so far: copies message `index` into `text`, returns its ErrorKind, or -1 past
-// the last one.
+// Returns one of the failures of kernels so far: copies message `index` into `text` and returns its
+// ErrorKind, or -1 past the last one.
 HIP_EXPORT int ark_emulator_failure(int index, char* text, size_t size) {
   Runtime* rt = runtime();
   if (!rt) return -1;
@@ -243,13 +243,14 @@ HIP_EXPORT int ark_emulator_failure(int index, char* text, size_t size) {
   return failure.kind;
 }
 
-// Why no emulated device exists, or an empty string.
+// Returns the reason why no emulated device exists, or an empty string.
 HIP_EXPORT const char* ark_emulator_error() {
   runtime();
   return configuration_error().c_str();
 }
 
-// Wave-instructions executed by finished launches, and their number.
+// Returns the number of instructions that waves have executed in finished launches, and sets
+// *launches to the number of these launches.
 HIP_EXPORT uint64_t ark_emulator_instructions(uint64_t* launches) {
   Runtime* rt = runtime();
   if (!rt) return 0;

@@ -54,8 +54,8 @@ struct ArchFacts {
 };
 const ArchFacts& arch_facts(ark_emu::Arch arch);
 
-// Work in a stream. It runs when everything before it in the stream and everything in `after` is
-// done.
+// An item of work in a stream. It runs when all earlier work of the stream and everything in
+// `after` is done.
 struct Op {
   std::function<hipError_t()> run;
   std::vector<std::shared_ptr<Op>> after;
@@ -167,7 +167,8 @@ struct Runtime {
   uint64_t names = 0;
 };
 
-// Null if no device was requested; every HIP call then returns hipErrorNoDevice.
+// Returns the process's runtime. Null if no device was requested; every HIP call then returns
+// hipErrorNoDevice.
 Runtime* runtime();
 const std::string& configuration_error();
 
@@ -206,7 +207,8 @@ int blocks_per_unit(const ark_emu::KernelInfo& kernel, ark_emu::Arch arch, int b
 
 }  // namespace ark_hip
 
-// Begins a HIP call: a runtime with a device, or the error that explains why there is none.
+// Begins a HIP call: sets `rt` to the runtime or, if there is no device, returns the error that
+// explains why.
 #define HIP_ENTER()                          \
   ark_hip::Runtime* rt = ark_hip::runtime(); \
   if (!rt) return ark_hip::answer(hipErrorNoDevice)

@@ -21,7 +21,7 @@ enum PacketOp : uint32_t {
   kConstFill = 11,
 };
 
-// Atomic operations, with the numbers that the texture cache uses for them.
+// The atomic operations of a packet, with the numbers that the texture cache uses for them.
 enum AtomicOp : uint32_t {
   kSwap32 = 8,
   kAdd32 = 15,
@@ -68,7 +68,7 @@ bool compare(uint32_t function, uint32_t seen, uint32_t wanted) {
   }
 }
 
-// Without checks, the engine's writes count as writes by the host.
+// The engine as the checks see it when they are off: its writes count as writes by the host.
 class Unchecked final : public ark_emu::Agent {
  public:
   explicit Unchecked(ark_emu::Machine& machine) : machine_(machine) {}
@@ -166,8 +166,8 @@ SdmaQueue::Step SdmaQueue::copy_part(uint64_t from, uint64_t to, uint64_t size) 
   return Step::Done;
 }
 
-// Executes one packet at ring offset `at` (bytes, counted without wrapping). `length` gets its size
-// in bytes.
+// Executes the packet at ring offset `at` (in bytes, counted without wrapping). `length` is set to
+// its size in bytes.
 SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* length) {
   uint32_t header = word(at, 0), op = header & 0xff;
   auto whole = [&](uint64_t words) {
@@ -247,7 +247,7 @@ SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* le
   return Step::Broken;
 }
 
-// Reads the packet, in two pieces at the ring's end.
+// Reads the packet from the ring, in two pieces if it crosses the ring's end.
 std::string SdmaQueue::fetched(uint64_t at, uint64_t length) {
   const uint64_t begin = at % ring_bytes_, first = std::min(length, ring_bytes_ - begin);
   const std::string wrong = agent_->read(base_ + begin, first);

@@ -16,8 +16,8 @@ namespace ark_hip {
 
 class SdmaQueue {
  public:
-  // Memory for the ring and, on a page of its own, the pointers and the doorbell; all of it visible
-  // to every device.
+  // Creates a queue. It allocates memory for the ring and, on a page of its own, for the pointers
+  // and the doorbell; all of it is visible to every device.
   SdmaQueue(Runtime& rt, int device, uint64_t ring_bytes);
   ~SdmaQueue();
   SdmaQueue(const SdmaQueue&) = delete;

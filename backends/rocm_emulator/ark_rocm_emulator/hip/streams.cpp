@@ -337,8 +337,8 @@ HIP_EXPORT hipError_t hipEventQuery(hipEvent_t event) {
   return answer(sticky_error(*rt, found->device));
 }
 
-// Host milliseconds between two events: a duration of the emulation, not of a GPU. With a timing
-// model, the predicted time.
+// Returns the time between two events: the host's time, which is the duration of the emulation and
+// not that of a GPU, or with a timing model the predicted time.
 HIP_EXPORT hipError_t hipEventElapsedTime(float* ms, hipEvent_t start, hipEvent_t stop) {
   HIP_ENTER();
   if (!ms) return answer(hipErrorInvalidValue);

@@ -154,9 +154,9 @@ class Coherence:
             caches = rules.invalidates[key]
             return facts - {f"stale:{c}" for c in caches} - {f"spun:{c}" for c in caches}
         if key in rules.writes_back:
-            # A write-back that overtakes a store in flight leaves that store behind only until
-            # the wait that follows both, which the publication asks for anyway. A workgroup that
-            # has stored nothing has nothing to write back.
+            # If a write-back overtakes a store in flight, that store is missing only until the next
+            # wait for both, which every publication requires anyway. A workgroup that has stored
+            # nothing has nothing to write back.
             pieces = rules.writes_back[key]
             out = {"write-back-out"} if "stored" in facts else set()
             return facts - {f"dirty:{p}" for p in pieces} | out
@@ -167,7 +167,7 @@ class Coherence:
         scope = _scope(inst, self._rules)
         if kind == "lds-store":
             return facts | {"lds-out"}
-        # An atomic without a return value does not observe a flag.
+        # An atomic operation that returns no value cannot observe a flag.
         reads = kind == "load" or (kind == "atomic" and _returns(inst))
         if reads and scope != "workgroup":
             facts = facts | {f"stale:{cache}" for cache in self._caches}
@@ -213,7 +213,8 @@ class Coherence:
             explicit = scope == "system" or (kind == "store" and scope == "agent")
             if exact and explicit and not self._expected.marked:
                 asked.add(scope)
-            # The next publication of any kind needs the write-back, so its bits are not compared.
+            # The next publication of any scope needs this write-back, so its scope bits are not
+            # compared.
             if "write-back-out" in facts:
                 yield self._finding(
                     "release-write-back-wait",
@@ -329,7 +330,7 @@ def check_coherence(
     Meant for optimised code: without optimisation a flat access may be to private memory, which
     the text does not tell from a publication.
     """
-    # A function that is called twice is checked once.
+    # Findings are a set, because a function that is called twice is checked twice.
     findings = set(Coherence(function, rules, expected, stored).findings())
     findings |= set(_missing_markers(function, expected))
     return sorted(findings, key=lambda finding: (finding.line, finding.rule))

@@ -21,7 +21,8 @@ def registers_a_wave(used: Resources, target: TargetLimits) -> int:
     rounding.
     """
     if target.unified_accumulators:
-        # The note's vgpr_count is the unified total already; agprs start at a multiple of four.
+        # In the kernel's metadata, vgpr_count already includes the accumulation registers (agprs),
+        # which start at a multiple of four.
         total = used.vgprs
     else:
         total = max(used.vgprs, used.agprs)
@@ -54,7 +55,8 @@ def _scratch(function: Function, used: Resources | None, target: TargetLimits) -
                 "Use smaller tiles or fewer live values.",
             )
             return
-    # Scalar registers are spilled to lanes of vector registers, which needs no memory.
+    # Spills of scalar registers are no finding, because they go to lanes of vector registers, which
+    # needs no memory.
     if used and (used.scratch or used.vgpr_spills):
         yield Finding(
             "scratch",

@@ -144,7 +144,8 @@ TARGETS: Mapping[str, TargetLimits] = {
     "gfx90a": _cdna("gfx90a", 64 * _BYTES_PER_KIB, _CDNA2_CACHE),
     "gfx942": _cdna("gfx942", 64 * _BYTES_PER_KIB, _CDNA3_CACHE),
     "gfx950": _cdna("gfx950", 160 * _BYTES_PER_KIB, _CDNA3_CACHE),
-    # clang compiles for work-group processor mode by default: four SIMDs share 128 KiB.
+    # clang compiles for work-group processor mode by default, in which the four SIMDs of a
+    # work-group processor share 128 KiB of LDS.
     "gfx1100": TargetLimits(
         arch="gfx1100",
         wave_size=32,

@@ -1,6 +1,6 @@
-// Lets NVRTC compile device source of the ROCm dialect for an NVIDIA GPU: clang's builtins for AMD
-// (__hip_atomic_*, __builtin_amdgcn_*) are spelled with NVRTC's. It replaces the HIP prelude. Its
-// purpose is to test the dialect's synchronisation under a real weak memory model, with several
+// Lets NVRTC compile device source of the ROCm dialect for an NVIDIA GPU, by defining clang's
+// builtins for AMD (__hip_atomic_*, __builtin_amdgcn_*) with NVRTC's. It replaces the HIP prelude.
+// Its purpose is to test the dialect's synchronisation under a real weak memory model, with several
 // blocks at once. It tests nothing of AMD code generation. Waves are 32 lanes wide, and there are
 // no matrix instructions: source guards those with __AMDGCN__.
 #pragma once
@@ -32,7 +32,7 @@ typedef unsigned long long uint64_t;
 #define __HIP_MEMORY_SCOPE_AGENT __NV_THREAD_SCOPE_DEVICE
 #define __HIP_MEMORY_SCOPE_SYSTEM __NV_THREAD_SCOPE_SYSTEM
 
-// HIP loads through a pointer to const, too.
+// HIP's atomic load accepts a pointer to const; NVRTC's does not, so the const is removed.
 template <class T>
 __device__ __forceinline__ T* ark_writable(const T* pointer) {
   return const_cast<T*>(pointer);
@@ -56,7 +56,8 @@ __device__ __forceinline__ T* ark_writable(const volatile T* pointer) {
 #define __hip_atomic_compare_exchange_weak(P, E, V, O, F, S) \
   __nv_atomic_compare_exchange_n(P, E, V, true, O, F, S)
 
-// A fence names its scope by a string: "" is the system. NVRTC has none smaller than a block.
+// HIP's fence names its scope by a string: "" is the system. NVRTC has no scope smaller than a
+// block, so smaller ones become a block.
 __device__ constexpr bool ark_same(const char* left, const char* right) {
   while (*left != 0 && *left == *right) ++left, ++right;
   return *left == *right;
@@ -80,7 +81,8 @@ __device__ constexpr int ark_scope(const char* name) {
     }                                                                  \
   } while (0)
 
-// Waiting and time. A sleep count is in units of 64 clocks; a nanosecond is about two of them.
+// Functions that wait or read the time. The argument of a sleep is in units of 64 clocks; a
+// nanosecond is about two clocks.
 #define __builtin_amdgcn_s_barrier() __syncthreads()
 #define __builtin_amdgcn_wave_barrier() __syncwarp()
 #define __builtin_amdgcn_s_sleep(N) __nanosleep(32u * (N))
@@ -111,7 +113,8 @@ __device__ __forceinline__ unsigned long long ark_global_time() {
 #define __builtin_amdgcn_grid_size_x() (gridDim.x * blockDim.x)
 #define __builtin_amdgcn_wavefrontsize() 32u
 
-// Lanes. HIP's exchanges have no mask argument: they are among the active lanes.
+// Exchanges between lanes. HIP's functions have no mask argument: they exchange among the active
+// lanes.
 __device__ __forceinline__ unsigned ark_lanes_below() {
   unsigned mask;
   asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
@@ -131,7 +134,7 @@ __device__ __forceinline__ unsigned ark_lanes_below() {
 #define __shfl_up(V, DELTA) __shfl_up_sync(__activemask(), V, DELTA)
 #define __shfl_down(V, DELTA) __shfl_down_sync(__activemask(), V, DELTA)
 
-// Arithmetic: clang's builtins, and functions for which AMD has a single instruction.
+// Arithmetic functions: clang's builtins, and functions for which AMD has a single instruction.
 #define __builtin_fmaf(A, B, C) fmaf(A, B, C)
 #define __builtin_fmaxf(A, B) fmaxf(A, B)
 #define __builtin_fminf(A, B) fminf(A, B)

@@ -5,11 +5,13 @@
 #define asm
 #define volatile(...) ((void)0)
 
-// The entry point passes the parameters by value; they are not read in place.
+// On NVIDIA the entry point receives the parameters by value, so they are not read in place and
+// this address is not used.
 #define __builtin_amdgcn_kernarg_segment_ptr() (static_cast<const void*>(nullptr))
 #define __builtin_amdgcn_s_sendmsg_rtnl(MESSAGE) ark_global_time()
 
-// Moves within rows of 16 lanes: quad_perm, row_mirror and row_half_mirror.
+// The lane from which a lane reads when values move within rows of 16 lanes: quad_perm, row_mirror
+// or row_half_mirror.
 template <int CONTROL>
 __device__ __forceinline__ int ark_row_source(int lane) {
   if (CONTROL < 0x100) return (lane & ~3) + ((CONTROL >> (2 * (lane & 3))) & 3);
