@@ -26,7 +26,7 @@ from tests.server.soak import is_error, mutated
 from tests.server.stand_in import CountingEngine
 from tests.slow import examples
 
-LONG = 3000  # tokens of a long answer
+LONG_ANSWER_TOKENS = 3000
 GOOD = {"prompt": "The king", "max_tokens": 4}
 
 
@@ -181,7 +181,7 @@ def test_a_slot_is_free_an_iteration_after_its_client_has_left(
     """When the server has noticed that a client has left, the running iteration is completed, and
     no other runs. A long launch decodes meanwhile.
     """
-    with running_checkpoint(make_checkpoint(tmp_path, context=LONG + 64)) as server:
+    with running_checkpoint(make_checkpoint(tmp_path, context=LONG_ANSWER_TOKENS + 64)) as server:
         engine = server.service.engine
         assert isinstance(engine, Engine)
         cancel, seen = engine.cancel, [0]
@@ -195,15 +195,17 @@ def test_a_slot_is_free_an_iteration_after_its_client_has_left(
 
         def leaves() -> bool:
             before = engine.stats().iterations
-            seen[0] = LONG
+            seen[0] = LONG_ANSWER_TOKENS
             with Raw(server.port) as client:
-                client.send(request(body(stream=stream, max_tokens=LONG, ignore_eos=True)))
+                client.send(
+                    request(body(stream=stream, max_tokens=LONG_ANSWER_TOKENS, ignore_eos=True))
+                )
                 until(lambda: engine.stats().running == 1 and posted() > 0, "the choice runs")
             until(lambda: engine.stats().running == 0, "the slot is free")
             until(lambda: not server.service.dispatcher.jobs, "the server forgets it")
             done = engine.stats().iterations - before
             assert 0 < done <= seen[0] + 1
-            return done < LONG
+            return done < LONG_ANSWER_TOKENS
 
         monkeypatch.setattr(engine, "cancel", noticed)
         assert any(leaves() for _ in range(20)), "the device was faster than the server"
