@@ -154,6 +154,13 @@ static void cp_async_wait_group(unsigned left) {
   }
 }
 
+static void cp_async_wait_all() {
+  for (const auto& group : host_threads[threadIdx.x].groups) {
+    for (const HostCopy& copy : group) host_copy(copy);
+  }
+  host_threads[threadIdx.x].groups.clear();
+}
+
 // Loads four tiles of 8 by 8 elements of 16 bits. Each lane passes the address of a row.
 static void host_tiles(unsigned (&to)[4], unsigned at, bool turned) {
   struct Given {

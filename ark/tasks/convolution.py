@@ -48,8 +48,8 @@ class Convolution(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        check_expression(sig)
         p = sig.read(ConvolutionParams)
+        check_expression(sig, p.expr)
         weight, source, out = (typed(sig, index).shape for index in range(3))
         spatial = len(source) - 2
         numbers = (*window_sizes(p), p.sizes)
@@ -132,11 +132,11 @@ class Convolution(TaskKind):
         return text.function(name, body)
 
 
-def check_expression(sig: Signature) -> None:
+def check_expression(sig: Signature, expr: list[Any] | None) -> None:
     """Raises PlanError unless the expression of a convolution reads the operands from number 3 on,
     which broadcast to the output, operand 2.
     """
-    expr, others = sig.read(ConvolutionParams).expr, sig.operands[3:]
+    others = sig.operands[3:]
     need(len(sig.operands) >= 3, "the output operand is missing")
     need(expr is not None or not others, "additional operands need an expression, got none")
     if expr is not None:

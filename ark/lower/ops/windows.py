@@ -9,8 +9,10 @@ from msgspec import structs
 from ark.ir.attributes import ConvolutionAttributes
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
+from ark.lower.depthwise_tiles import depthwise_tile
 from ark.lower.tiling import MAX_TILE_ELEMENTS, box_coords, box_tile
 from ark.tasks.convolution import ConvolutionParams
+from ark.tasks.depthwise import DepthwiseParams
 
 MIN_TASK_MULTIPLICATIONS = 1 << 13  # fewest multiplications of a task
 
@@ -56,8 +58,9 @@ def lower_depthwise(lowering: Lowering, node: Node) -> None:
     """Emits a depthwise convolution of an image with channels last as tiles of the result."""
     weight, source, *others = node.inputs
     out, given = node.outputs[0], node.read(ConvolutionAttributes)
-    tile = box_tile(out.shape, lowering.machine, math.prod(given.size))
     kept = {k: v for k, v in structs.asdict(given).items() if k != "finish"}
-    params = ConvolutionParams(**kept, tile=tuple(tile), expr=given.finish)
+    chosen = depthwise_tile(given, out.shape, out.dtype.itemsize, lowering.machine)
+    tile, patch = chosen or (box_tile(out.shape, lowering.machine, math.prod(given.size)), None)
+    params = DepthwiseParams(**kept, tile=tuple(tile), expr=given.finish, patch=patch)
     coords = box_coords(out.shape, tile)
     lowering.emit("depthwise", params, [weight, source, out, *others], coords)

@@ -197,6 +197,14 @@ ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) {
   const ark_u32 shared = static_cast<ark_u32>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(from) : "memory");
 }
+// The same for 16 bytes. If `here` is false, zeros are stored instead.
+#define ARK_HAS_COPY_PACK 1
+ARK_DEVICE void ark_copy_pack(void* to, const void* from, bool here) {
+  const ark_u32 shared = static_cast<ark_u32>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from),
+               "r"(here ? 16 : 0)
+               : "memory");
+}
 ARK_DEVICE void ark_copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 ARK_DEVICE ark_u64 ark_time_ns() {
   ark_u64 now;

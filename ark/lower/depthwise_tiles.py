@@ -1,0 +1,98 @@
+"""Chooses the tiles of depthwise convolutions with channels last, and the patches of results that
+threads compute, by predicted time. Called by ark.lower.ops.windows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ark.ir.attributes import WindowAttributes
+from ark.machine import Machine
+from ark.tasks import depthwise_form
+
+MAX_ROUNDS = 4  # tasks of a processor
+COLUMN_PARTS = (1, 2, 4)  # numbers of tiles beside each other in a row of the image
+
+Tile = tuple[int, int, int, int]
+Chosen = tuple[Tile, depthwise_form.Patch]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The window of a convolution, as ark.tasks.windows.Windows."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]
+
+
+def depthwise_tile(
+    given: WindowAttributes, shape: Sequence[int], itemsize: int, machine: Machine
+) -> Chosen | None:
+    """The tile (images, rows, columns, channels) and the patch (rows, columns) with the shortest
+    predicted time. None if one thread runs a task, if no tile fits into shared memory, or if the
+    channels are not whole vectors. shape: of the result.
+    """
+    if not machine.cooperative or shape[3] * itemsize % depthwise_form.VECTOR_BYTES:
+        return None
+    window = Window(*map(tuple, (given.size, given.stride, given.dilation, given.before)))
+    images, rows, columns, channels = shape
+    return _chosen(window, (images, rows, columns, channels), itemsize, machine)
+
+
+@lru_cache(maxsize=512)
+def _chosen(window: Window, shape: Tile, itemsize: int, machine: Machine) -> Chosen | None:
+    threads, costs = machine.warps * machine.lanes, machine.costs
+    room = machine.shared_bytes - machine.ring_bytes
+
+    def time(chosen: Chosen) -> tuple[float, float]:
+        """The predicted microseconds of the processor with the most tasks; and, to decide ties, the
+        bytes that a task copies, in whole cache lines.
+        """
+        tile, patch = chosen
+        tasks = _tasks(shape, tile)
+        rate = min(costs.processor_rate, costs.cache_rate / min(tasks, machine.processors))
+        line = -(-tile[3] * itemsize // machine.line_bytes) * machine.line_bytes / tile[3]
+        copied = depthwise_form.copied(window, tile, patch) * line
+        issued = depthwise_form.task_instructions(window, tile, patch, itemsize, threads)
+        moved = copied + math.prod(tile) * line
+        each = costs.task_us + costs.pass_us + moved / rate + 2 * issued / costs.scalar_rate
+        return -(-tasks // machine.processors) * each, copied
+
+    able = (
+        (tile, patch)
+        for tile in _tiles(shape, depthwise_form.VECTOR_BYTES // itemsize, machine.processors)
+        for patch in depthwise_form.patches(window, tile)
+        if depthwise_form.shared_bytes(window, tile, patch, itemsize) <= room
+    )
+    return min(able, key=time, default=None)
+
+
+def _tasks(shape: Tile, tile: Tile) -> int:
+    return math.prod(-(-n // t) for n, t in zip(shape, tile, strict=True))
+
+
+def _tiles(shape: Tile, pack: int, processors: int) -> Iterator[Tile]:
+    """The tiles to compare: equal parts of rows and of vectors of `pack` channels, of columns in
+    few parts, and several images only where they are whole.
+    """
+    images, height, width, channels = shape
+    vectors = channels // pack
+    several = sorted({-(-images // parts) for parts in range(1, images + 1)})
+    parts = itertools.product(_parts(height), COLUMN_PARTS, _parts(vectors))
+    for rows, columns, packs in parts:
+        plane = rows, -(-width // columns), packs * pack
+        for n in several if plane[:2] == (height, width) else (1,):
+            tile = (n, *plane)
+            if _tasks(shape, tile) <= MAX_ROUNDS * processors:
+                yield tile
+
+
+def _parts(n: int) -> list[int]:
+    """The sizes of the largest parts where n is divided into equal parts as far as possible."""
+    return sorted({-(-n // parts) for parts in range(1, n + 1)})

@@ -1,0 +1,138 @@
+// Depthwise convolutions of images whose channels are the last dimension, with the image in shared
+// memory. The part of the image that the tile reads is first copied there, with zeros outside of
+// the image, and so are the weights, in fp32. A thread computes a patch of DOWN rows and ACROSS
+// columns of results for two neighbouring channels. It walks over the rows of the image that the
+// patch reads: each row is loaded and converted once and added to the sums of all rows of the patch
+// whose windows have it.
+
+template <class WINDOW, class TILE, int DOWN, int ACROSS, typename T>
+struct ArkPatches {
+  static constexpr int images = TILE::tile[0], channels = TILE::tile[3], pairs = channels / 2;
+  static constexpr int bands = (TILE::tile[1] + DOWN - 1) / DOWN;
+  static constexpr int groups = (TILE::tile[2] + ACROSS - 1) / ACROSS;
+  static constexpr int units = images * bands * groups * pairs;
+  // Rows and columns of the image that a patch reads, and those that all patches of a tile read.
+  static constexpr int reach_down = (WINDOW::down - 1) * WINDOW::apart_down + 1;
+  static constexpr int reach_across = (WINDOW::across - 1) * WINDOW::apart_across + 1;
+  static constexpr int high = (DOWN - 1) * WINDOW::step_down + reach_down;
+  static constexpr int wide = (ACROSS - 1) * WINDOW::step_across + reach_across;
+  static constexpr int rows = (bands * DOWN - 1) * WINDOW::step_down + reach_down;
+  static constexpr int columns = (groups * ACROSS - 1) * WINDOW::step_across + reach_across;
+  static constexpr int line = columns * channels;  // elements
+  static constexpr int bytes = (images * rows * line * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
+};
+
+#ifndef ARK_HAS_COPY_PACK
+// Copies 16 bytes to shared memory, or zeros if `here` is false. They have arrived after
+// ark_copies_done().
+template <typename T>
+ARK_DEVICE void ark_copy_pack(T* to, const T* from, bool here) {
+  constexpr int PACK = 16 / static_cast<int>(sizeof(T));
+  const auto pack = ark_load_pack<PACK>(from);
+  ark_store_pack<PACK>(to, here ? pack : decltype(pack){});
+}
+#endif
+
+// Copies the part of the image that the tile reads to shared memory. Rows are divided among warps,
+// so that a row's place is computed once for all lanes. Results past the tile's end, which are not
+// stored, read zeros.
+template <class WINDOW, class TILE, class PATCHES, typename T, class Source>
+ARK_DEVICE void ark_depthwise_copy(const ArkTask& t, T* image, const Source& source) {
+  constexpr int PACK = 16 / static_cast<int>(sizeof(T)), PACKS = PATCHES::channels / PACK;
+  const int top = t.coord[1] * WINDOW::step_down - WINDOW::before_down;
+  const int left = t.coord[2] * WINDOW::step_across - WINDOW::before_across;
+  const int rows = ark_tile_end<TILE, 1>(t.coord) - t.coord[1];
+  const int columns = ark_tile_end<TILE, 2>(t.coord) - t.coord[2];
+  const int bottom = top + (rows - 1) * WINDOW::step_down + PATCHES::reach_down - 1;
+  const int right = left + (columns - 1) * WINDOW::step_across + PATCHES::reach_across - 1;
+  const int c0 = t.coord[3], end = ark_tile_end<TILE, 3>(t.coord);
+  for (int line = ark_warp(); line < PATCHES::images * PATCHES::rows; line += ARK_WARPS) {
+    const int n = t.coord[0] + line / PATCHES::rows, row = top + line % PATCHES::rows;
+    if (n >= TILE::size[0]) break;
+    const bool in_rows = row >= 0 && row <= bottom && row < WINDOW::height;
+    const int y = ark_edge(row <= bottom ? row : bottom, WINDOW::height);
+    T* to = image + line * PATCHES::line;
+#pragma unroll 4
+    for (int place = ark_lane(); place < PATCHES::columns * PACKS; place += ARK_LANES) {
+      const int column = left + place / PACKS, c = c0 + place % PACKS * PACK;
+      const bool inside = in_rows && column >= 0 && column <= right && column < WINDOW::width;
+      const int x = ark_edge(column <= right ? column : right, WINDOW::width);
+      ark_copy_pack(to + place * PACK, source(n, y, x, c < end ? c : c0), inside && c < end);
+    }
+  }
+}
+
+// The task's tile, as in ark_depthwise. channel(c) loads what finish(n, y, x, c, sums, loaded)
+// needs for both channels of all results.
+template <class WINDOW, class TILE, int DOWN, int ACROSS, typename T, class Weight, class Source,
+          class Channel, class Finish>
+ARK_DEVICE void ark_depthwise_patches(ArkCtx&, const ArkTask& t, char* scratch,
+                                      const Weight& weight, const Source& source,
+                                      const Channel& channel, const Finish& finish) {
+  using P = ArkPatches<WINDOW, TILE, DOWN, ACROSS, T>;
+  constexpr int PACK = 16 / static_cast<int>(sizeof(T)), PACKS = P::channels / PACK;
+  T* image = reinterpret_cast<T*>(scratch);
+  float* factors = reinterpret_cast<float*>(scratch + P::bytes);
+  const int c0 = t.coord[3], end = ark_tile_end<TILE, 3>(t.coord);
+  ark_depthwise_copy<WINDOW, TILE, P>(t, image, source);
+  for (int i = ark_tid(); i < WINDOW::down * WINDOW::across * PACKS; i += ARK_THREADS) {
+    const int tap = i / PACKS, c = i % PACKS * PACK;
+    if (c0 + c >= end) continue;
+    const auto pack = ark_load_pack<PACK>(weight(tap, c0 + c));
+#pragma unroll
+    for (int j = 0; j < PACK; ++j) factors[tap * P::channels + c + j] = ark_get(pack.v, j);
+  }
+  ark_copies_done();
+  ark_sync();
+  const int end_down = ark_tile_end<TILE, 1>(t.coord), end_across = ark_tile_end<TILE, 2>(t.coord);
+  for (int unit = ark_tid(); unit < P::units; unit += ARK_THREADS) {
+    const int pair = unit % P::pairs, group = unit / P::pairs % P::groups;
+    const int band = unit / (P::pairs * P::groups) % P::bands;
+    const int image_number = unit / (P::pairs * P::groups * P::bands);
+    const int n = t.coord[0] + image_number, c = c0 + 2 * pair;
+    const int y = ark_tile_begin<TILE, 1>(t.coord) + band * DOWN;
+    const int x = ark_tile_begin<TILE, 2>(t.coord) + group * ACROSS;
+    if (n >= TILE::size[0] || y >= end_down || x >= end_across || c >= end) continue;
+    const T* from = image + (image_number * P::rows + band * DOWN * WINDOW::step_down) * P::line +
+                    group * ACROSS * WINDOW::step_across * P::channels + 2 * pair;
+    const int top = y * WINDOW::step_down - WINDOW::before_down;
+    float sums[DOWN][ACROSS][2] = {};
+#pragma unroll 1
+    for (int i = 0; i < P::high; ++i, from += P::line) {
+      if (top + i < 0 || top + i >= WINDOW::height) continue;
+      float values[P::wide][2];
+#pragma unroll
+      for (int at = 0; at < P::wide; ++at) {
+        if (!ark_depthwise_reads<WINDOW, ACROSS>(at)) continue;
+        const auto pack = ark_load_pack<2>(from + at * P::channels);
+        values[at][0] = ark_get(pack.v, 0), values[at][1] = ark_get(pack.v, 1);
+      }
+#pragma unroll
+      for (int r = 0; r < DOWN; ++r) {
+        const int down = i - r * WINDOW::step_down;
+        if (down < 0 || down >= P::reach_down || down % WINDOW::apart_down != 0) continue;
+        const float* row =
+            factors + down / WINDOW::apart_down * (WINDOW::across * P::channels) + 2 * pair;
+#pragma unroll
+        for (int tap = 0; tap < WINDOW::across; ++tap) {
+          const auto factor = ark_load_pack<2>(row + tap * P::channels);
+#pragma unroll
+          for (int a = 0; a < ACROSS; ++a) {
+            const int at = a * WINDOW::step_across + tap * WINDOW::apart_across;
+            sums[r][a][0] += values[at][0] * factor.v[0];
+            sums[r][a][1] += values[at][1] * factor.v[1];
+          }
+        }
+      }
+    }
+    const auto loaded = channel(c);
+#pragma unroll
+    for (int r = 0; r < DOWN; ++r) {
+      if (y + r >= end_down) break;
+#pragma unroll
+      for (int a = 0; a < ACROSS; ++a) {
+        if (x + a < end_across) finish(n, y + r, x + a, c, sums[r][a], loaded);
+      }
+    }
+  }
+}
