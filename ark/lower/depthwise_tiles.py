@@ -49,6 +49,11 @@ def depthwise_tile(
 def _chosen(window: Window, shape: Tile, itemsize: int, machine: Machine) -> Chosen | None:
     threads, costs = machine.warps * machine.lanes, machine.costs
     room = machine.shared_bytes - machine.ring_bytes
+    thread_rate = costs.scalar_rate / 2 / threads  # instructions of a thread per microsecond
+
+    @lru_cache(maxsize=512)
+    def issued(patch: depthwise_form.Patch) -> int:
+        return depthwise_form.instructions(window, patch, itemsize)
 
     def time(chosen: Chosen) -> tuple[float, float]:
         """The predicted microseconds of the processor with the most tasks; and, to decide ties, the
@@ -57,12 +62,14 @@ def _chosen(window: Window, shape: Tile, itemsize: int, machine: Machine) -> Cho
         tile, patch = chosen
         tasks = _tasks(shape, tile)
         rate = min(costs.processor_rate, costs.cache_rate / min(tasks, machine.processors))
-        line = -(-tile[3] * itemsize // machine.line_bytes) * machine.line_bytes / tile[3]
-        copied = depthwise_form.copied(window, tile, patch) * line
-        issued = depthwise_form.task_instructions(window, tile, patch, itemsize, threads)
-        moved = copied + math.prod(tile) * line
-        each = costs.task_us + costs.pass_us + moved / rate + 2 * issued / costs.scalar_rate
-        return -(-tasks // machine.processors) * each, copied
+        pixel = -(-tile[3] * itemsize // machine.line_bytes) * machine.line_bytes
+        copied = depthwise_form.copied(window, tile, patch)
+        vectors = copied * itemsize / depthwise_form.VECTOR_BYTES
+        rounds = -(-depthwise_form.units(tile, patch) // threads)
+        work = rounds * issued(patch) + vectors * depthwise_form.COPY_INSTRUCTIONS / threads
+        moved = (copied / tile[3] + math.prod(tile[:3])) * pixel
+        each = costs.task_us + costs.pass_us + moved / rate + work / thread_rate
+        return -(-tasks // machine.processors) * each, copied / tile[3] * pixel
 
     able = (
         (tile, patch)

@@ -6,7 +6,6 @@ Called by ark.tasks.depthwise, and by the lowering, which chooses both.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -15,24 +14,24 @@ from ark.tasks.windows import Windows
 VECTOR_BYTES = 16  # bytes of neighbouring channels that one copy moves
 PATCH_CHANNELS = 2  # neighbouring channels of a thread
 FACTOR_BYTES = 4  # weights in shared memory are fp32
-MAX_SIDE = 8  # rows and columns of a patch
+MAX_SIDE = 16  # rows and columns of a patch
 MAX_HELD = 104  # sums of a patch and elements of an image row that a thread holds
 CONVERTED_BYTES = 2  # an element of this size takes an instruction to become fp32
+LOAD_INSTRUCTIONS = 2  # of a load from shared memory, whose rate is below that of arithmetic
 ROW_INSTRUCTIONS = 12  # of a row of the image besides its loads: its place, its branches
 SUMS_INSTRUCTIONS = 4  # of a row of sums that a row of the image is added to
-RESULT_INSTRUCTIONS = 2  # of a result: conversion, address, store
-COPY_INSTRUCTIONS = 12  # of a copy of VECTOR_BYTES
+RESULT_INSTRUCTIONS = 3  # of a result: conversion, address, store
+COPY_INSTRUCTIONS = 16  # of a copy of VECTOR_BYTES
 
 Patch = tuple[int, int]
 
 
 def spans(p: Windows, rows: int, columns: int) -> Patch:
     """The rows and columns of the image that a box of results reads."""
-    high, wide = (
-        (n - 1) * p.stride[d] + (p.size[d] - 1) * p.dilation[d] + 1
-        for d, n in enumerate((rows, columns))
+    return (
+        (rows - 1) * p.stride[0] + (p.size[0] - 1) * p.dilation[0] + 1,
+        (columns - 1) * p.stride[1] + (p.size[1] - 1) * p.dilation[1] + 1,
     )
-    return high, wide
 
 
 def units(tile: Sequence[int], patch: Patch) -> int:
@@ -61,30 +60,21 @@ def shared_bytes(p: Windows, tile: Sequence[int], patch: Patch, itemsize: int) -
 def instructions(p: Windows, patch: Patch, itemsize: int) -> int:
     """The instructions of a thread for a patch."""
     (rows, columns), (down, across) = patch, p.size
-    high, wide = spans(p, rows, columns)
     converted = PATCH_CHANNELS if itemsize == CONVERTED_BYTES else 0
-    read = len({a * p.stride[1] + k * p.dilation[1] for a in range(columns) for k in range(across)})
-    lines = len({r * p.stride[0] + k * p.dilation[0] for r in range(rows) for k in range(down)})
-    each = PATCH_CHANNELS * across * columns + across + SUMS_INSTRUCTIONS
-    line = read * (1 + converted) + ROW_INSTRUCTIONS + SUMS_INSTRUCTIONS * rows
-    assert wide >= read and high >= lines
-    return lines * line + rows * down * each + PATCH_CHANNELS * rows * columns * RESULT_INSTRUCTIONS
-
-
-def task_instructions(
-    p: Windows, tile: Sequence[int], patch: Patch, itemsize: int, threads: int
-) -> int:
-    """The instructions that all threads of a block issue for a task. Threads without a patch count
-    too, because the task takes as long as those that have one.
-    """
-    copies = copied(p, tile, patch) * itemsize // VECTOR_BYTES * COPY_INSTRUCTIONS
-    rounds = -(-units(tile, patch) // threads)
-    return rounds * threads * instructions(p, patch, itemsize) + copies
+    lines, read = (
+        len({place * p.stride[d] + tap * p.dilation[d] for place in range(n) for tap in range(k)})
+        for d, (n, k) in enumerate(((rows, down), (columns, across)))
+    )
+    line = read * (LOAD_INSTRUCTIONS + converted) + ROW_INSTRUCTIONS
+    sums = across * (PATCH_CHANNELS * columns + LOAD_INSTRUCTIONS) + SUMS_INSTRUCTIONS
+    results = PATCH_CHANNELS * rows * columns * RESULT_INSTRUCTIONS
+    return lines * (line + SUMS_INSTRUCTIONS * rows) + rows * down * sums + results
 
 
 def patches(p: Windows, tile: Sequence[int]) -> Iterator[Patch]:
-    """The patches that a tile may have."""
-    for rows, columns in itertools.product(range(1, MAX_SIDE + 1), repeat=2):
-        held = PATCH_CHANNELS * (rows * columns + spans(p, 1, columns)[1])
-        if rows <= tile[1] and columns <= tile[2] and held <= MAX_HELD:
-            yield rows, columns
+    """The patches that divide a tile into parts as equal as possible and fit into registers."""
+    sides = [sorted({-(-n // parts) for parts in range(1, n + 1)}) for n in tile[1:3]]
+    for columns in sides[1]:
+        most = MAX_HELD // PATCH_CHANNELS - spans(p, 1, columns)[1]
+        if columns <= MAX_SIDE:
+            yield from ((n, columns) for n in sides[0] if n <= MAX_SIDE and n * columns <= most)

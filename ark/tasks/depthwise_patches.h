@@ -62,6 +62,18 @@ ARK_DEVICE void ark_depthwise_copy(const ArkTask& t, T* image, const Source& sou
   }
 }
 
+// Loads two neighbouring channels. Two elements of bf16 are converted as one word, by one
+// instruction for each.
+template <typename T>
+ARK_DEVICE void ark_depthwise_pair(float (&to)[2], const T* from) {
+  const auto pack = ark_load_pack<2>(from);
+  to[0] = ark_get(pack.v, 0), to[1] = ark_get(pack.v, 1);
+}
+ARK_DEVICE void ark_depthwise_pair(float (&to)[2], const ark_bf16* from) {
+  const ark_u32 word = ark_load_pack<1>(reinterpret_cast<const ark_u32*>(from)).v[0];
+  to[0] = ark_bits_float(word << 16), to[1] = ark_bits_float(word & 0xffff0000u);
+}
+
 // The task's tile, as in ark_depthwise. channel(c) loads what finish(n, y, x, c, sums, loaded)
 // needs for both channels of all results.
 template <class WINDOW, class TILE, int DOWN, int ACROSS, typename T, class Weight, class Source,
@@ -104,8 +116,10 @@ ARK_DEVICE void ark_depthwise_patches(ArkCtx&, const ArkTask& t, char* scratch,
 #pragma unroll
       for (int at = 0; at < P::wide; ++at) {
         if (!ark_depthwise_reads<WINDOW, ACROSS>(at)) continue;
-        const auto pack = ark_load_pack<2>(from + at * P::channels);
-        values[at][0] = ark_get(pack.v, 0), values[at][1] = ark_get(pack.v, 1);
+        ark_depthwise_pair(values[at], from + at * P::channels);
+#if defined(ARK_HAS_KEEP)
+        ark_keep(values[at][0]), ark_keep(values[at][1]);
+#endif
       }
 #pragma unroll
       for (int r = 0; r < DOWN; ++r) {

@@ -216,6 +216,10 @@ ARK_DEVICE void ark_pause(ark_u32 spins) {
   if (spins >= 8u) __nanosleep(spins < 4096u ? 20u : 500u);
 }
 
+// Without this, the compiler computes a converted value again in each branch that uses it.
+#define ARK_HAS_KEEP 1
+ARK_DEVICE void ark_keep(float& v) { asm volatile("" : "+f"(v)); }
+
 ARK_DEVICE float ark_bits_float(ark_u32 bits) { return __uint_as_float(bits); }
 ARK_DEVICE ark_u32 ark_float_bits(float value) { return __float_as_uint(value); }
 ARK_DEVICE float ark_float(ark_bf16 v) {
