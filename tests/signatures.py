@@ -214,11 +214,15 @@ def _indexing(dtype: DataType) -> None:
 
 
 def _depthwise(dtype: DataType) -> None:
-    """Builds depthwise convolutions behind one that box copies load, which keep channels last."""
+    """Builds convolutions of each channel, and in groups, behind one that box copies load, which
+    keep channels last.
+    """
     x = ark.conv(ark.tensor([4, 64, 56, 56], dtype), ark.tensor([64, 64, 3, 3], dtype), padding=1)
     for size in (3, 7):
         x = ark.conv(x, ark.tensor([64, 1, size, size], dtype), padding=size // 2, groups=64)
         x = ark.conv(ark.relu(x), ark.tensor([64, 64, 1, 1], dtype))
+    for each in (8, 16):
+        x = ark.conv(x, ark.tensor([64, each, 3, 3], dtype), padding=1, groups=64 // each)
 
 
 def _quantised(dtype: DataType) -> None:

@@ -79,7 +79,7 @@ ATTRIBUTES: Mapping[str, type[Attributes]] = {
         ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod"), ReduceAttributes
     ),
     "concat": AxisAttributes,
-    **dict.fromkeys(("convolution", "depthwise"), ConvolutionAttributes),
+    **dict.fromkeys(("convolution", "depthwise", "grouped_convolution"), ConvolutionAttributes),
     "pool": PoolAttributes,
     "remap": RemapAttributes,
     "transpose": TransposeAttributes,

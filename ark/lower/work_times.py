@@ -19,6 +19,7 @@ from ark.ir.graph import Node
 from ark.lower.boxed import SIDES, aligned, boxes, depth_of, lies_along, wants_along
 from ark.lower.codes import code_cut_us, code_cuts, multiplies_codes, unpacked_bytes
 from ark.lower.cuts import candidates, is_exact, predicted_us
+from ark.lower.products import product_of
 from ark.lower.tiling import attends
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -64,10 +65,17 @@ def work_us(node: Node, machine: Machine, share: float = 1.0) -> float:
     if units and multiplies_codes(node, machine):
         cuts = code_cuts(node, machine, parts=True)
         return min(code_cut_us(cut, node, machine) for cut in cuts)
-    if units and boxes(node, machine) and _large(node, costs):
+    if units and _large(node, costs) and _loads_boxes(node, machine):
         return _laid_us(node, costs) + _cut_us(node, machine)
     unpacking = unpacked_bytes(node) / costs.laid_rate
     return unpacking + _tiles_us(node, machine, costs, units) / share
+
+
+def _loads_boxes(node: Node, machine: Machine) -> bool:
+    """True where warpgroups compute the product, after copying operands that box copies cannot load
+    or, for few columns, as it is.
+    """
+    return boxes(node, machine) or product_of(node).loads_boxes(machine)
 
 
 def _large(node: Node, costs: BoxCosts) -> bool:

@@ -18,7 +18,7 @@ from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ConvolutionAttributes
 from ark.ir.values import whole
-from ark.lower.ops.windows import lower_convolution, lower_depthwise
+from ark.lower.ops.windows import lower_convolution, lower_depthwise, lower_grouped
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, same_dtype
 from ark.ops.elementwise import add
@@ -303,18 +303,24 @@ def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
 register("convolution", _convolution, lower_convolution, aliasing="none")
 
 
-def _depthwise(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The NumPy reference of a depthwise convolution of an image with channels last."""
+def _channels_last(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """The NumPy reference of a convolution in groups, of an image with channels last. The weights
+    are (taps times channels of a group, outputs).
+    """
     weight, source, *others = inputs
-    channels = source.shape[-1]
     given = ConvolutionAttributes.from_node(attrs)
+    taps, outputs = math.prod(given.size), weight.shape[1]
+    each = weight.shape[0] // taps
+    groups = source.shape[-1] // each
+    table = weight.reshape(taps, each, groups, outputs // groups).transpose(2, 3, 1, 0)
     plain = structs.replace(given, finish=None).to_node()
     first = np.moveaxis(source, -1, 1)
-    (sums,) = _convolution([weight.T.reshape(1, channels, 1, -1), first], plain)
-    last = np.moveaxis(sums.reshape(len(source), channels, *given.sizes), 1, -1)
+    (sums,) = _convolution([table.reshape(1, groups, outputs // groups, -1), first], plain)
+    last = np.moveaxis(sums.reshape(len(source), outputs, *given.sizes), 1, -1)
     if given.finish is not None:
         return [expression.evaluate(given.finish, [last, *others])]
     return [last]
 
 
-register("depthwise", _depthwise, lower_depthwise, aliasing="none")
+register("depthwise", _channels_last, lower_depthwise, aliasing="none")
+register("grouped_convolution", _channels_last, lower_grouped, aliasing="none")

@@ -35,6 +35,7 @@ LARGER = {
     "gather": "the indices say which elements",
     "convolution": "strides leave out what lies between windows",
     "depthwise": "strides leave out what lies between windows",
+    "grouped_convolution": "strides leave out what lies between windows",
     "pool": "strides leave out what lies between windows",
     "remap": "steps leave elements out, and what is outside of the input is not read",
     "scatter": "the indices say which elements, and a plain update reads none",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from msgspec import structs
 
@@ -10,6 +12,7 @@ from ark.ir.attributes import ConvolutionAttributes
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.depthwise_tiles import depthwise_tile
+from ark.lower.grouped_tiles import grouped_tile
 from ark.lower.tiling import MAX_TILE_ELEMENTS, box_coords, box_tile
 from ark.tasks.convolution import ConvolutionParams
 from ark.tasks.depthwise import DepthwiseParams
@@ -48,19 +51,39 @@ def lower_convolution(lowering: Lowering, node: Node) -> None:
     most = max(1, min(groups, MAX_TILE_ELEMENTS // (rows * places)))
     several = min(range(1, most + 1), key=rounds) if whole_images else 1
     tile = [1, several, -(-rows // -(-rows // down)), wide]
-    kept = {k: v for k, v in structs.asdict(given).items() if k != "finish"}
-    params = ConvolutionParams(**kept, tile=tuple(tile), expr=given.finish)
+    params = ConvolutionParams(**_params(node, tile))
     operands = [weight, source, out, *others]
     lowering.emit("convolution", params, operands, box_coords(out.shape, tile))
 
 
 def lower_depthwise(lowering: Lowering, node: Node) -> None:
     """Emits a depthwise convolution of an image with channels last as tiles of the result."""
-    weight, source, *others = node.inputs
-    out, given = node.outputs[0], node.read(ConvolutionAttributes)
+    given, out, machine = node.read(ConvolutionAttributes), node.outputs[0], lowering.machine
+    chosen = depthwise_tile(given, out.shape, out.dtype.itemsize, machine)
+    tile, patch = chosen or (box_tile(out.shape, machine, math.prod(given.size)), None)
+    _emit_last(lowering, node, DepthwiseParams(**_params(node, tile), patch=patch))
+
+
+def lower_grouped(lowering: Lowering, node: Node) -> None:
+    """Emits a convolution in groups of an image with channels last as tiles of the result."""
+    machine, out = lowering.machine, node.outputs[0]
+    if machine.coalesces:
+        tile = grouped_tile(node, machine)
+    else:
+        tile = box_tile(out.shape, machine, node.inputs[0].shape[0])
+    _emit_last(lowering, node, ConvolutionParams(**_params(node, tile)))
+
+
+def _params(node: Node, tile: Sequence[int]) -> dict[str, Any]:
+    """The parameters of a convolution's tasks with these tiles of the result."""
+    given = node.read(ConvolutionAttributes)
     kept = {k: v for k, v in structs.asdict(given).items() if k != "finish"}
-    chosen = depthwise_tile(given, out.shape, out.dtype.itemsize, lowering.machine)
-    tile, patch = chosen or (box_tile(out.shape, lowering.machine, math.prod(given.size)), None)
-    params = DepthwiseParams(**kept, tile=tuple(tile), expr=given.finish, patch=patch)
-    coords = box_coords(out.shape, tile)
-    lowering.emit("depthwise", params, [weight, source, out, *others], coords)
+    return {**kept, "tile": tuple(tile), "expr": given.finish}
+
+
+def _emit_last(lowering: Lowering, node: Node, params: ConvolutionParams) -> None:
+    """Emits a convolution of an image with channels last, under the node's own type."""
+    weight, source, *others = node.inputs
+    out = node.outputs[0]
+    coords = box_coords(out.shape, params.tile)
+    lowering.emit(node.type, params, [weight, source, out, *others], coords)

@@ -25,15 +25,16 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
     """A copy of the graph in which convolutions, and the ops between them, have channels as the
-    last dimension. boxed: True to include depthwise convolutions and convolutions with too few
-    channels for a vector access, which pay off only if box copies load windows.
+    last dimension. boxed: True to include depthwise convolutions, convolutions in groups of few
+    channels and convolutions with too few channels for a vector access, which pay off only if box
+    copies load windows.
     """
     machine, kept = context.machine, context.kept
     if not machine.coalesces:
         return graph
     listed = convolutions(graph, kept, machine)
-    chosen = {number: c for number, c in listed.items() if boxed or not (c.padded or c.depthwise)}
-    if all(c.depthwise for c in chosen.values()):  # alone they do not pay for transposes
+    chosen = {number: c for number, c in listed.items() if boxed or not (c.padded or c.by_groups)}
+    if all(c.by_groups for c in chosen.values()):  # alone they do not pay for transposes
         return graph
     writer = _Convolutions(graph, kept, chosen.values())
     laid = {c.windows.id for c in chosen.values() if c.windows is not None}
@@ -59,8 +60,8 @@ class _Convolutions(TurnedImages):
 
     def convolution(self, one: Convolution) -> None:
         """Adds the convolution: a transpose of the image, if there is none yet, and the product."""
-        if one.depthwise:
-            self._depthwise(one)
+        if one.by_groups:
+            self._by_groups(one)
             return
         product, out = one.product, one.product.outputs[0]
         wanted = out.buffer.id in self.wanted
@@ -126,8 +127,8 @@ class _Convolutions(TurnedImages):
             self.turned[one.source.buffer.id] = rows, product.placement
         return rows
 
-    def _depthwise(self, one: Convolution) -> None:
-        """Adds the depthwise convolution, which reads and writes images as rows of channels (one
+    def _by_groups(self, one: Convolution) -> None:
+        """Adds the convolution in groups, which reads and writes images as rows of channels (one
         row per pixel).
         """
         product, out = one.product, one.product.outputs[0]
@@ -136,18 +137,25 @@ class _Convolutions(TurnedImages):
             self.keep(product)
             return
         n, channels, *_ = one.source.shape
-        taps = math.prod(one.numbers["size"])
-        kernel = self.turn(product, product.inputs[0], [1, channels, taps])
-        weight = self.view(kernel.outputs[0], [taps, channels])
+        taps, groups = math.prod(one.numbers["size"]), out.shape[1]
+        shape = groups, product.inputs[0].shape[2], channels // groups, taps
+        outputs = groups * shape[1]
+        if one.depthwise:
+            kernel = self.turn(product, product.inputs[0], [1, channels, taps])
+        else:
+            kernel = self.turn_weights(product, product.inputs[0], shape)
+        weight = self.view(kernel.outputs[0], [taps * shape[2], outputs])
         numbers = {key: _plane(key, values) for key, values in one.numbers.items()}
         places = math.prod(numbers["sizes"])
         sizes = one.source.shape[2:] if one.windows is not None else (1, places)
-        result = self.graph.tensor((n * places, channels), out.dtype, name=f"{product.name}.places")
-        inputs = weight, self.view(rows, [n, *sizes, channels])
-        outputs = (self.view(result, [n, *numbers["sizes"], channels]),)
-        after = (*(one.windows.after if one.windows is not None else ()), *product.after)
+        result = self.graph.tensor((n * places, outputs), out.dtype, name=f"{product.name}.places")
         node = dataclasses.replace(
-            product, type="depthwise", inputs=inputs, outputs=outputs, attrs=numbers, after=after
+            product,
+            type="depthwise" if one.depthwise else "grouped_convolution",
+            inputs=(weight, self.view(rows, [n, *sizes, channels])),
+            outputs=(self.view(result, [n, *numbers["sizes"], outputs]),),
+            attrs=numbers,
+            after=(*(one.windows.after if one.windows is not None else ()), *product.after),
         )
         self.nodes += [kernel, node]
         self.turn_back(product, result, out)

@@ -25,6 +25,10 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 # The share of least_work from which transposing pays off if box copies cannot load rows of pixels.
 UNALIGNED_SHARE = 1 / 16
 
+# The numbers of channels and of outputs of a group for which channels last pay off without matrix
+# units: both are multiples of the first and at most the second.
+LEAST_OF_A_GROUP, MOST_OF_A_GROUP = 4, 32
+
 # The parameters of the windows of a convolution with kernel size 1.
 PIXEL = {"size": [1], "stride": [1], "dilation": [1], "before": [0]}
 
@@ -35,8 +39,9 @@ class Convolution:
     itself is that matrix. product: the matmul node. numbers: sizes and strides of the windows.
     source: the image as (n, channels, places...). padded: how the image is padded to more channels,
     if its channels are no multiple of 16 bytes. depthwise: True if each channel is a group of its
-    own, with one output. unaligned: True if it reads the image itself and box copies cannot load
-    rows of pixels, so that transposing pays off for it alone.
+    own, with one output. grouped: True if it has several groups of few channels. unaligned: True if
+    it reads the image itself and box copies cannot load rows of pixels, so that transposing pays
+    off for it alone.
     """
 
     windows: Node | None
@@ -45,7 +50,13 @@ class Convolution:
     source: Tensor
     padded: Padded | None = None
     depthwise: bool = False
+    grouped: bool = False
     unaligned: bool = False
+
+    @property
+    def by_groups(self) -> bool:
+        """True for a convolution in groups, which matrix units do not compute."""
+        return self.depthwise or self.grouped
 
 
 def convolutions(graph: Graph, kept: frozenset[int], machine: Machine) -> dict[int, Convolution]:
@@ -89,9 +100,9 @@ def image_of(tensor: Tensor) -> tuple[int, int, int] | None:
 def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution | None:
     """The convolution that a product computes, if it is faster with channels last; None otherwise.
     Its types must be 16-bit (or fp32 as tf32, where supported), its channels a multiple of 16 bytes
-    or paddable to one. It must be a depthwise convolution, or have one group and, unless its
-    windows are single pixels, be large enough. windows: the node that computes the product's right
-    operand; None if that is the image.
+    or paddable to one. It must be a depthwise convolution, or have groups of few channels, or have
+    one group and, unless its windows are single pixels, be large enough. windows: the node that
+    computes the product's right operand; None if that is the image.
     """
     if product.hints or (windows is not None and windows.placement != product.placement):
         return None
@@ -118,8 +129,13 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
     if groups > 1:
         depthwise = rows == channels == 1 and groups % pack == 0
         plane = windows is None or len(numbers["size"]) == 2
-        fits = depthwise and plane
-        return Convolution(windows, product, numbers, source, None, True) if fits else None
+        if depthwise and plane:
+            return Convolution(windows, product, numbers, source, depthwise=True)
+        few = windows is not None and max(rows, channels) <= MOST_OF_A_GROUP
+        even = rows % LEAST_OF_A_GROUP == 0 and channels % LEAST_OF_A_GROUP == 0
+        if not (few and even and plane and groups * channels % pack == groups * rows % pack == 0):
+            return None
+        return Convolution(windows, product, numbers, source, grouped=True)
     least = least_work(machine)
     uneven = boxes and places > 1 and places % pack > 0
     if uneven:

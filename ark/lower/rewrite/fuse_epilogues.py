@@ -1,4 +1,4 @@
-"""Fuses elementwise work on the result of a matmul, or of a depthwise convolution with channels
+"""Fuses elementwise work on the result of a matmul, or of a convolution in groups with channels
 last, into that op: a bias, residual, activation, scale or cast becomes the op's epilogue
 expression, so that the result before it is neither written nor read. Intermediate values are fp32,
 as in fused chains.
@@ -45,6 +45,7 @@ from ark.machine.capability import Capability
 from ark.tasks import expression
 
 HEAD_SLAB_COLUMNS = 64  # columns of one head that are stored at a time after matrix units
+ENDED = ("matmul", "depthwise", "grouped_convolution")  # types of nodes that may get an epilogue
 MAX_EPILOGUE_OPERANDS = RECORD_OPERANDS - 5  # besides the product's operands and their two box maps
 
 
@@ -129,8 +130,8 @@ def _stays_whole(product: Node, machine: Machine) -> bool:
 
 
 def _takes_epilogue(node: Node) -> bool:
-    """True for a product or depthwise convolution that has no epilogue yet and may get one."""
-    return node.type in ("matmul", "depthwise") and _finish_of(node) is None and not node.hints
+    """True for a product, or a convolution in groups, that has no epilogue yet and may get one."""
+    return node.type in ENDED and _finish_of(node) is None and not node.hints
 
 
 def _slower_with_epilogue(node: Node, machine: Machine) -> bool:
@@ -148,7 +149,7 @@ def _slower_with_epilogue(node: Node, machine: Machine) -> bool:
 
 
 def _finish_of(node: Node) -> expression.Tree | None:
-    """The epilogue of a product or of a depthwise convolution."""
+    """The epilogue of a product or of a convolution in groups."""
     if node.type == "matmul":
         return node.read(MatmulAttributes).finish
     return node.read(ConvolutionAttributes).finish

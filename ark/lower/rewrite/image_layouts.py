@@ -121,6 +121,16 @@ class ImageNodes:
         out = self.graph.tensor((first, places, channels), tensor.dtype, name=name)
         return self.node(like, "transpose", self.view(tensor, shape), out, {"perm": [0, 2, 1]})
 
+    def turn_weights(self, like: Node, weight: Tensor, shape: Sequence[int]) -> Node:
+        """A node that views the weights of a convolution as (groups, outputs, channels, taps) and
+        transposes them to (taps, channels, groups, outputs).
+        """
+        groups, outputs, channels, taps = shape
+        name = f"{like.name}.channels_last"
+        out = self.graph.tensor((taps, channels, groups, outputs), weight.dtype, name=name)
+        attrs = {"perm": [3, 2, 0, 1]}
+        return self.node(like, "transpose", self.view(weight, shape), out, attrs)
+
     def windows(self, node: Node, source: Tensor, window: dict[str, Any]) -> Node:
         """A node that computes the windows (n, places..., window..., channels) of an input with
         channels last.

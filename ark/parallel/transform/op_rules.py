@@ -315,6 +315,7 @@ WHOLE: dict[str, str] = {
     "choose_each": COMPILED,
     "convolution": COMPILED,
     "depthwise": COMPILED,
+    "grouped_convolution": COMPILED,
     "fusion": COMPILED,
     "linear": COMPILED,
     "row_values": COMPILED,

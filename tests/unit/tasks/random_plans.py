@@ -312,8 +312,10 @@ def sum_plan(seed: int) -> Plan:
     return plans[-1]
 
 
-def depthwise_plan(seed: int) -> Plan:
-    """Returns a plan of depthwise convolutions with channels last, as GPUs have them."""
+def groups_plan(seed: int) -> Plan:
+    """Returns a plan of depthwise convolutions, and of others in groups, with channels last, as
+    GPUs have them.
+    """
     draw = Draw(seed)
     model = Model()
     for dtype in FLOATS:
@@ -321,14 +323,19 @@ def depthwise_plan(seed: int) -> Plan:
         before, places = [draw.int(0, k - 1) for k in size], [draw.int(1, 7) for _ in range(2)]
         spans = zip(places, stride, size, dilation, strict=True)
         height, width = ((n - 1) * s + (k - 1) * d + 1 for n, s, k, d in spans)
-        images, channels = draw.int(1, 2), draw.one((8, 16, 5))
-        with use_model(model):
-            image = ark.tensor([images, height, width, channels], dtype)
-            weight = ark.tensor([size[0] * size[1], channels], dtype)
-            out = ark.tensor([images, *places, channels], dtype)
         given = {"size": size, "stride": stride, "dilation": dilation, "before": before}
         attrs = {**given, "sizes": places}
-        model.graph.add("depthwise", [weight.ir, image.ir], [out.ir], attrs, "depthwise")
+        sizes = draw.one((4, 8, 3)), draw.one((8, 4, 5))
+        for name, groups, each, rows in (
+            ("depthwise", draw.one((8, 16, 5)), 1, 1),
+            ("grouped_convolution", draw.int(1, 4), *sizes),
+        ):
+            images = draw.int(1, 2)
+            with use_model(model):
+                image = ark.tensor([images, height, width, groups * each], dtype)
+                weight = ark.tensor([size[0] * size[1] * each, groups * rows], dtype)
+                out = ark.tensor([images, *places, groups * rows], dtype)
+            model.graph.add(name, [weight.ir, image.ir], [out.ir], attrs, name)
     planned = make_plan(model.graph, target(3))
     verify([planned])
     return planned

@@ -32,8 +32,8 @@ from tests.unit.tasks.random_plans import (
     channel_plan,
     custom_packets,
     decoder_plan,
-    depthwise_plan,
     family_plan,
+    groups_plan,
     long_products,
     movement,
     sum_plan,
@@ -61,7 +61,7 @@ def test_accesses_of_sums_over_ranks_equal_declarations(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_accesses_of_channels_equal_declarations(seed: int) -> None:
     check(channel_plan(seed), seed)
-    check(depthwise_plan(seed), seed)
+    check(groups_plan(seed), seed)
 
 
 @pytest.mark.parametrize("seed", range(4 * SEEDS))
@@ -93,7 +93,7 @@ def test_accesses_of_a_projection_equal_declarations() -> None:
 def _of_every_kind() -> list[Plan]:
     plans = [family_plan(family, 0) for family in FAMILIES]
     plans += [sum_plan(seed) for seed in range(2)] + [decoder_plan(seed) for seed in range(4)]
-    return [*plans, channel_plan(0), batch_plan(0), depthwise_plan(0)]
+    return [*plans, channel_plan(0), batch_plan(0), groups_plan(0)]
 
 
 def test_every_kind_is_among_them() -> None:

@@ -105,7 +105,7 @@ def test_windows_are_copied_by_packs() -> None:
     machine = machine_of(task_plan, 0)
     source = write(task_plan, machine, registry.get("cuda").dialect(machine.arch)).source.text
     body = source[source.index("task_1_remap") :]
-    assert "ark_load_pack<8>" in body[: body.index("ARK_BODY")]
+    assert "ArkHeld<ark_bf16, 8>" in body[: body.index("ARK_BODY")]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,42 @@ def test_depthwise_convolutions_read_rows_of_channels() -> None:
     assert shapes == [(9, 64), (2, 28, 28, 64), (2, 28, 28, 64)]
     assert node.params["expr"] is not None  # the activation
     assert kinds(task_plan).count("transpose") <= 3
+
+
+def groups(each: int, rows: int) -> ark.Model:
+    """A convolution in groups after a convolution of single pixels."""
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        many = max(8, 64 // each)
+        image, pixel = ark.tensor(X, ark.bf16), (many * each, 64, 1, 1)
+        x = ark.conv(image, ark.tensor(pixel, ark.bf16))
+        weight = ark.tensor((many * rows, each, 3, 3), ark.bf16)
+        x = ark.relu(ark.conv(x, weight, padding=1, groups=many))
+        x = ark.conv(x, ark.tensor((64, many * rows, 1, 1), ark.bf16))
+        ark.add(x, image, name="out")
+    return model
+
+
+@pytest.mark.parametrize(("each", "rows"), [(4, 4), (8, 8), (8, 16), (24, 24)])
+def test_convolutions_in_groups_of_few_channels_read_rows_of_channels(each: int, rows: int) -> None:
+    task_plan = make_plan(groups(each, rows).graph, registry.machine("h100"))
+    verify([task_plan])
+    (node,) = (op for op in task_plan.ops if op.kind == "grouped_convolution")
+    shapes = [task_plan.tensors[t].shape for t in node.operands]
+    many = max(8, 64 // each)
+    image, result = (2, 28, 28, many * each), (2, 28, 28, many * rows)
+    assert shapes[:3] == [(9 * each, many * rows), image, result]
+    assert node.params["expr"] is not None  # the activation
+    assert kinds(task_plan).count("transpose") <= 3  # the image, weights, and the result
+
+
+@pytest.mark.parametrize("width", [6, 64])
+def test_convolutions_in_other_groups_keep_channels_first(width: int) -> None:
+    """Groups whose channels are no multiple of a vector, and wide ones, stay products."""
+    task_plan = make_plan(groups(width, width).graph, registry.machine("h100"))
+    assert "grouped_convolution" not in kinds(task_plan)
+    others = kinds(make_plan(groups(8, 8).graph, registry.machine("mi300x")))
+    assert "grouped_convolution" not in others
 
 
 def test_depthwise_convolutions_alone_keep_channels_first() -> None:

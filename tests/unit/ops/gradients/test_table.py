@@ -33,6 +33,7 @@ NO_RULE = {
     "depthwise",
     "expert_linear",
     "fusion",
+    "grouped_convolution",
     "all_gather_rotated",
     "linear",
     "paged_append",

@@ -1,0 +1,92 @@
+"""Chooses the tiles of convolutions in groups of images with channels last. Called by
+ark.lower.ops.windows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ark.ir.attributes import ConvolutionAttributes
+from ark.ir.graph import Node
+from ark.machine import Machine
+from ark.tasks.grouped import WEIGHT_SHARE, columns_per_thread, thread_rounds
+
+LEAST_CHANNEL_BYTES = 64  # bytes of neighbouring channels that a tile should have
+MOST_IMAGES = 8  # images of a tile
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The convolution of a node. pack: outputs that a thread computes together. each, rows:
+    channels and outputs of a group. depth: multiplications of a result. itemsize: of the image.
+    """
+
+    given: ConvolutionAttributes
+    machine: Machine
+    pack: int
+    each: int
+    rows: int
+    depth: int
+    itemsize: int
+
+    def us(self, tile: Sequence[int]) -> float:
+        """Microseconds of a task with this tile."""
+        images, down, across, channels = tile
+        given, costs = self.given, self.machine.costs
+        window = given.size[1], given.stride[1], given.dilation[1]
+        wide = columns_per_thread(tile, window, self.pack, self.machine)
+        rounds = thread_rounds(tile, wide, self.pack, self.machine)
+        results = rounds * (wide + WEIGHT_SHARE)
+        threads = self.machine.warps * self.machine.lanes
+        operations = 2.0 * results * threads * self.pack * self.depth
+        read = [
+            (n - 1) * s + (k - 1) * d + 1
+            for n, s, k, d in zip(
+                (down, across), given.stride, given.size, given.dilation, strict=True
+            )
+        ]
+        groups = -(-channels // self.rows)
+        elements = images * math.prod(read) * groups * self.each
+        elements += rounds * self.depth * channels  # weights are read anew in each round
+        elements += images * down * across * channels
+        moved = elements * self.itemsize / costs.processor_rate
+        return costs.task_us + operations / costs.scalar_rate + moved
+
+
+def grouped_tile(node: Node, machine: Machine) -> list[int]:
+    """The tile of a convolution in groups with which the tasks are predicted to end earliest."""
+    weight, source, out = *node.inputs[:2], node.outputs[0]
+    given = node.read(ConvolutionAttributes)
+    each = weight.shape[0] // math.prod(given.size)
+    rows = out.shape[3] // (source.shape[3] // each)
+    size = source.dtype.itemsize
+    work = _Work(given, machine, math.gcd(rows, 16 // size), each, rows, weight.shape[0], size)
+
+    def ends(tile: tuple[int, ...]) -> float:
+        tasks = math.prod(-(-n // t) for n, t in zip(out.shape, tile, strict=True))
+        return -(-tasks // machine.processors) * work.us(tile)
+
+    tiles = list(_tiles(out.shape, math.lcm(rows, 16 // size), size))
+    best = min(tiles, key=ends)
+    return list(best)
+
+
+def _tiles(shape: Sequence[int], step: int, itemsize: int) -> Iterator[tuple[int, ...]]:
+    """The tiles to choose from: of all or a part of the channels (multiples of `step`), the rows
+    and the columns of an image, or of several images.
+    """
+    images, down, across, channels = shape
+    least = min(channels, -(-LEAST_CHANNEL_BYTES // (itemsize * step)) * step)
+    wide = {min(channels, -(-c // step) * step) for c in _parts(channels) if c >= least}
+    for c in sorted(wide | {channels}, reverse=True):
+        yield from ((1, r, across, c) for r in _parts(down))
+        yield from ((1, 1, w, c) for w in _parts(across)[1:])
+        yield from ((i, down, across, c) for i in range(2, min(images, MOST_IMAGES) + 1))
+
+
+def _parts(n: int) -> list[int]:
+    """The sizes of parts into which n is divided evenly, from n on."""
+    return [size for size, _ in itertools.groupby(-(-n // k) for k in range(1, n + 1))]
