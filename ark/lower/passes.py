@@ -24,7 +24,7 @@ from ark.lower.rewrite.fold_transposes import fold_transposes
 from ark.lower.rewrite.fuse_all_reduce_norm import fuse_all_reduce_norm
 from ark.lower.rewrite.fuse_attention import fuse_attention
 from ark.lower.rewrite.fuse_chains import fuse_chains
-from ark.lower.rewrite.fuse_epilogues import fuse_epilogues
+from ark.lower.rewrite.fuse_epilogues import ENDED, fuse_epilogues
 from ark.lower.rewrite.fuse_experts import fuse_experts
 from ark.lower.rewrite.fuse_linear import fuse_linear
 from ark.lower.rewrite.fuse_norm_scales import fuse_norm_scales
@@ -278,7 +278,7 @@ PASSES: tuple[Pass, ...] = (
         fuse_epilogues,
         Stage.KERNEL,
         "Elementwise work on a product's result is done where its sums end.",
-        over=(("matmul", "depthwise"),),
+        over=(ENDED,),
         needs=("fuse_norm_scales",),
     ),
     Pass(
