@@ -19,6 +19,7 @@ from ark.frontend.tensor import Tensor
 class Grouped:
     """image: (n, height, width). groups: their number, and the channels and outputs of each. then:
     True to add a bias, an image and an activation, which become the epilogue.
+    nan: True if a channel of the second group is NaN at one pixel, which no other group reads.
     """
 
     image: tuple[int, int, int]
@@ -28,6 +29,7 @@ class Grouped:
     dilation: tuple[int, int] = (1, 1)
     before: tuple[int, int] = (1, 1)
     then: bool = False
+    nan: bool = False
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -44,6 +46,8 @@ class Grouped:
         depth = self.size[0] * self.size[1] * each
         weight = rng.uniform(-1, 1, (depth, many * rows)) / np.sqrt(depth)
         given = [weight, rng.uniform(-1, 1, (*self.image, many * each))]
+        if self.nan:
+            given[1][0, 2, 3, each] = np.nan
         if self.then:
             shape = (self.image[0], *self.sizes, many * rows)
             given += [rng.uniform(-1, 1, many * rows), rng.uniform(-1, 1, shape)]
@@ -74,10 +78,11 @@ class Grouped:
 
 CASES: Sequence[Grouped] = (
     Grouped((2, 9, 14), (6, 8, 8), then=True),
-    Grouped((1, 12, 11), (4, 16, 16), stride=(2, 2)),
-    Grouped((2, 7, 7), (12, 4, 4)),
+    Grouped((1, 12, 11), (4, 16, 16), stride=(2, 2), nan=True),
+    Grouped((1, 7, 9), (3, 8, 8), before=(2, 1), nan=True),
+    Grouped((2, 7, 7), (12, 4, 4), nan=True),
     Grouped((1, 8, 9), (2, 24, 24), then=True),
-    Grouped((2, 5, 6), (3, 8, 16), (5, 2), (1, 2), (1, 2), (2, 1)),
+    Grouped((2, 5, 6), (3, 8, 16), (5, 2), (1, 2), (1, 2), (2, 1), nan=True),
     Grouped((1, 6, 7), (4, 16, 8), (1, 1), (2, 1), before=(0, 0)),
     Grouped((1, 10, 10), (5, 3, 5), (3, 2), dilation=(2, 1)),
     Grouped((3, 4, 3), (2, 48, 48), stride=(2, 1)),

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from ark.ir.attributes import ConvolutionAttributes
 from ark.ir.graph import Node
 from ark.machine import Machine
-from ark.tasks.grouped import WEIGHT_SHARE, columns_per_thread, thread_rounds
+from ark.tasks.convolution import ConvolutionParams
+from ark.tasks.grouped import WEIGHT_SHARE, columns_per_thread, staged, thread_rounds
 
 LEAST_CHANNEL_BYTES = 64  # bytes of neighbouring channels that a tile should have
+PADDING_BYTES = 16  # bytes by which rows in shared memory are longer
 MOST_IMAGES = 8  # images of a tile
 
 
@@ -24,7 +26,7 @@ class _Work:
     channels and outputs of a group. depth: multiplications of a result. itemsize: of the image.
     """
 
-    given: ConvolutionAttributes
+    given: ConvolutionParams
     machine: Machine
     pack: int
     each: int
@@ -42,32 +44,41 @@ class _Work:
         results = rounds * (wide + WEIGHT_SHARE)
         threads = self.machine.warps * self.machine.lanes
         operations = 2.0 * results * threads * self.pack * self.depth
-        read = [
-            (n - 1) * s + (k - 1) * d + 1
-            for n, s, k, d in zip(
-                (down, across), given.stride, given.size, given.dilation, strict=True
-            )
-        ]
-        groups = -(-channels // self.rows)
-        elements = images * math.prod(read) * groups * self.each
+        elements = math.prod(staged(tile, given, (self.each, self.rows)))
         elements += rounds * self.depth * channels  # weights are read anew in each round
         elements += images * down * across * channels
         moved = elements * self.itemsize / costs.processor_rate
         return costs.task_us + operations / costs.scalar_rate + moved
 
+    def fits(self, tile: Sequence[int]) -> bool:
+        """True if shared memory holds what a task with this tile reads. Matrix units need that."""
+        pixels, channels = staged(tile, self.given, (self.each, self.rows))
+        padded = PADDING_BYTES // self.itemsize  # of a pixel and of a row of weights
+        elements = pixels * (channels + padded) + self.depth * (tile[3] + padded)
+        room = self.machine.shared_bytes - self.machine.ring_bytes - PADDING_BYTES
+        return elements * self.itemsize <= room
+
 
 def grouped_tile(node: Node, machine: Machine) -> list[int]:
     """The tile of a convolution in groups with which the tasks are predicted to end earliest."""
     weight, source, out = *node.inputs[:2], node.outputs[0]
-    given = node.read(ConvolutionAttributes)
+    asked = node.read(ConvolutionAttributes)
+    given = ConvolutionParams(
+        size=tuple(asked.size),
+        stride=tuple(asked.stride),
+        dilation=tuple(asked.dilation),
+        before=tuple(asked.before),
+        sizes=tuple(asked.sizes),
+        tile=(1, 1, 1, 1),
+    )
     each = weight.shape[0] // math.prod(given.size)
     rows = out.shape[3] // (source.shape[3] // each)
     size = source.dtype.itemsize
     work = _Work(given, machine, math.gcd(rows, 16 // size), each, rows, weight.shape[0], size)
 
-    def ends(tile: tuple[int, ...]) -> float:
+    def ends(tile: tuple[int, ...]) -> tuple[bool, float]:
         tasks = math.prod(-(-n // t) for n, t in zip(out.shape, tile, strict=True))
-        return -(-tasks // machine.processors) * work.us(tile)
+        return not work.fits(tile), -(-tasks // machine.processors) * work.us(tile)
 
     tiles = list(_tiles(out.shape, math.lcm(rows, 16 // size), size))
     best = min(tiles, key=ends)

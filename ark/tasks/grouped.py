@@ -24,7 +24,7 @@ from ark.tasks.box_text import NAMES, tile_type
 from ark.tasks.convolution import ConvolutionParams, check_expression
 from ark.tasks.elementwise import broadcast_access, tile_box
 from ark.tasks.matmul_text import outputs
-from ark.tasks.windows import reached, window_sizes
+from ark.tasks.windows import Windows, reached, window_sizes
 
 VECTOR_BYTES = 16  # most bytes of neighbouring channels that a thread loads or stores at once
 COLUMNS_PER_THREAD = (4, 2, 1)  # numbers of neighbouring results of a row that a thread may compute
@@ -90,17 +90,14 @@ class GroupedConvolution(TaskKind):
         return tuple(map(text.header, ("box.h", "convolution.h", "grouped.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        packs = _packs(sig)
-        read = [0, 1, 2, *(i for i in range(3, len(sig.operands)) if _by_channel(sig, i))]
-        asked = text.addresses(sig, read)
+        packs, asked = vectors(sig), alignment(sig)
         body = _walk(sig, packs, machine)
         if packs != (1, 1) and asked != "0u":
             body = (
                 f"  if (ark_aligned({asked})) {{\n{body}  }} else {{\n"
                 f"{_walk(sig, (1, 1), machine)}  }}\n"
             )
-        declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1") + outputs(sig)
-        return text.function(name, declare + body)
+        return text.function(name, declared(sig) + body)
 
 
 def widths(sig: Signature) -> tuple[int, int]:
@@ -110,18 +107,35 @@ def widths(sig: Signature) -> tuple[int, int]:
     return each, out[3] // (source[3] // each)
 
 
+def staged(tile: Sequence[int], p: Windows, widths_of_a_group: tuple[int, int]) -> tuple[int, int]:
+    """The pixels that a tile's results read, and the channels that they read of each."""
+    images, down, across, channels = tile
+    each, rows = widths_of_a_group
+    high, wide = (
+        (n - 1) * s + (k - 1) * d + 1
+        for n, s, k, d in zip((down, across), p.stride, p.size, p.dilation, strict=True)
+    )
+    return images * high * wide, -(-channels // rows) * each
+
+
 def _by_channel(sig: Signature, index: int) -> bool:
     """True if the operand has an element for each channel."""
     return bool(sig.operands[index].shape) and sig.operands[index].shape[-1] > 1
 
 
-def _packs(sig: Signature) -> tuple[int, int]:
+def alignment(sig: Signature) -> str:
+    """The addresses of which `ark_aligned` must be true for accesses by vectors."""
+    read = [0, 1, 2, *(i for i in range(3, len(sig.operands)) if _by_channel(sig, i))]
+    return text.addresses(sig, read)
+
+
+def vectors(sig: Signature) -> tuple[int, int]:
     """The number of neighbouring outputs of a group that a thread computes together, and the number
     of neighbouring channels of a group that it loads at once.
     """
     each, rows = widths(sig)
-    vectors = [0, 2, *(i for i in range(3, len(sig.operands)) if _by_channel(sig, i))]
-    return _pack(sig, vectors, [rows, sig.read(ConvolutionParams).tile[3]]), _pack(sig, [1], [each])
+    stored = [0, 2, *(i for i in range(3, len(sig.operands)) if _by_channel(sig, i))]
+    return _pack(sig, stored, [rows, sig.read(ConvolutionParams).tile[3]]), _pack(sig, [1], [each])
 
 
 def _pack(sig: Signature, operands: Sequence[int], counts: Sequence[int]) -> int:
@@ -161,21 +175,38 @@ def thread_rounds(tile: Sequence[int], wide: int, pack: int, machine: Machine) -
 
 
 def _walk(sig: Signature, packs: tuple[int, int], machine: Machine) -> str:
-    """Statements that compute the task's tile. packs: as by `_packs`."""
-    p, source, out = sig.read(ConvolutionParams), sig.operands[1], sig.operands[2]
-    numbers = [n for pair in (*window_sizes(p), source.shape[1:3], p.sizes) for n in pair]
-    window, pack = f"ArkWindow<{', '.join(map(str, numbers))}>", packs[0]
-    tile, across = tile_type(p.tile, out.shape), (p.size[1], p.stride[1], p.dilation[1])
-    columns = columns_per_thread(p.tile, across, pack, machine)
-    arguments = (
+    """Statements that compute the task's tile. packs: as by `vectors`."""
+    p = sig.read(ConvolutionParams)
+    across = p.size[1], p.stride[1], p.dilation[1]
+    columns = columns_per_thread(p.tile, across, packs[0], machine)
+    constants = (*types(sig), *widths(sig), *packs, columns)
+    return f"  {text.called('ark_grouped', constants, functions(sig, packs[0]))};\n"
+
+
+def types(sig: Signature) -> tuple[str, str]:
+    """The texts of the C++ types of the window and of the tile."""
+    p, out = sig.read(ConvolutionParams), sig.operands[2]
+    sizes = sig.operands[1].shape[1:3]
+    numbers = [n for pair in (*window_sizes(p), sizes, p.sizes) for n in pair]
+    return f"ArkWindow<{', '.join(map(str, numbers))}>", tile_type(p.tile, out.shape)
+
+
+def declared(sig: Signature) -> str:
+    """The declarations of the operands' pointers that the functions of `functions` use."""
+    return text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1") + outputs(sig)
+
+
+def functions(sig: Signature, pack: int) -> tuple[str, ...]:
+    """The texts of the functions that a body calls: the address of weights, the address of
+    channels, and the one that applies the expression to `pack` sums and stores the results.
+    """
+    return (
         f"[&](int k, int i3) {{ return p0 + ({text.offset(sig, 0, ['k', 'i3'])}); }}",
         f"[&](int i0, int i1, int i2, int i3) {{ (void)i0; "
         f"return p1 + ({text.offset(sig, 1, NAMES)}); }}",
         f"[&](int i0, int i1, int i2, int i3, const float (&sums)[{pack}]) {{\n"
         f"      (void)i0; (void)i1; (void)i2;\n{_finish(sig, pack)}  }}",
     )
-    constants = (window, tile, *widths(sig), *packs, columns)
-    return f"  {text.called('ark_grouped', constants, arguments)};\n"
 
 
 def _finish(sig: Signature, pack: int) -> str:

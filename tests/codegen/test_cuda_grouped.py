@@ -13,12 +13,16 @@ import pytest
 import ark
 from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan
+from ark.plan.kind import signature
+from ark.plan.serialize import machine_of
 from ark.plan.verify import verify
 
 pytest.importorskip("cuda.bindings.nvrtc")
 pytest.importorskip("torch")
 
+from ark_cuda import backend
 from ark_cuda.machines import MODELS
+from ark_cuda.tasks.grouped import Groups
 
 from tests.block_on_host import Block
 from tests.grouped import CASES
@@ -43,11 +47,16 @@ def test_bodies_on_the_host(tmp_path: Path, variant: str, dtype: Any) -> None:
         case, _, index = tensor.name.partition(".")
         if case.isdigit() and index.isdigit():
             block.tensors[tensor.id][...] = given[int(case)][int(index)].astype(dtype.numpy)
-    results = []
+    results, bodies = [], []
+    machine = machine_of(planned)
     for op in planned.ops:
         block.run(op)
         if op.kind == "grouped_convolution":
             results.append(block.operand(op, 2).astype(np.float64))
+            body = backend.dialect(machine.arch).body(signature(planned, op), machine)
+            bodies.append(type(body))
+    of_eights = [one.groups[1] % 8 == one.groups[2] % 8 == 0 for one in CASES]
+    assert bodies == [Groups if eights else type(None) for eights in of_eights]
     for one, arrays, result in zip(CASES, given, results, strict=True):
         wanted = one.expected(*arrays)
         np.testing.assert_allclose(

@@ -28,6 +28,8 @@ UNALIGNED_SHARE = 1 / 16
 # The numbers of channels and of outputs of a group for which channels last pay off without matrix
 # units: both are multiples of the first and at most the second.
 LEAST_OF_A_GROUP, MOST_OF_A_GROUP = 4, 32
+# The same with matrix units, where both are multiples of a vector.
+MOST_IN_UNITS = 64
 
 # The parameters of the windows of a convolution with kernel size 1.
 PIXEL = {"size": [1], "stride": [1], "dilation": [1], "before": [0]}
@@ -131,7 +133,9 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
         plane = windows is None or len(numbers["size"]) == 2
         if depthwise and plane:
             return Convolution(windows, product, numbers, source, depthwise=True)
-        few = windows is not None and max(rows, channels) <= MOST_OF_A_GROUP
+        units = table.dtype.itemsize == 2 and rows % pack == channels % pack == 0
+        most = MOST_IN_UNITS if units and machine.has(Capability.MMA_SYNC) else MOST_OF_A_GROUP
+        few = windows is not None and max(rows, channels) <= most
         even = rows % LEAST_OF_A_GROUP == 0 and channels % LEAST_OF_A_GROUP == 0
         if not (few and even and plane and groups * channels % pack == groups * rows % pack == 0):
             return None

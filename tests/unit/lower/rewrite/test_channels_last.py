@@ -176,7 +176,7 @@ def groups(each: int, rows: int) -> ark.Model:
     return model
 
 
-@pytest.mark.parametrize(("each", "rows"), [(4, 4), (8, 8), (8, 16), (24, 24)])
+@pytest.mark.parametrize(("each", "rows"), [(4, 4), (8, 8), (8, 16), (24, 24), (64, 64)])
 def test_convolutions_in_groups_of_few_channels_read_rows_of_channels(each: int, rows: int) -> None:
     task_plan = make_plan(groups(each, rows).graph, registry.machine("h100"))
     verify([task_plan])
@@ -189,7 +189,7 @@ def test_convolutions_in_groups_of_few_channels_read_rows_of_channels(each: int,
     assert kinds(task_plan).count("transpose") <= 3  # the image, weights, and the result
 
 
-@pytest.mark.parametrize("width", [6, 64])
+@pytest.mark.parametrize("width", [6, 128])
 def test_convolutions_in_other_groups_keep_channels_first(width: int) -> None:
     """Groups whose channels are no multiple of a vector, and wide ones, stay products."""
     task_plan = make_plan(groups(width, width).graph, registry.machine("h100"))

@@ -1,0 +1,90 @@
+"""Convolutions in groups of images with channels last on mma.sync, for bf16 and fp16 and groups
+whose channels and outputs are multiples of eight. grouped.h has the device code. The common body
+computes all others. Called through the dialect.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ark.codegen.body import Body
+from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.convolution import ConvolutionParams
+from ark.tasks.grouped import alignment, declared, functions, staged, types, vectors, widths
+from ark_cuda.tasks import inline
+
+TYPES = ("bf16", "fp16")
+VECTOR_ELEMENTS = 8  # channels of one window element: half of the k of an instruction
+MOST_WEIGHTS = 88  # registers for weights of a thread
+MOST_BANDS = 4  # parts of a tile that are copied one after another
+BLOCK_ROWS = 16  # results of an instruction
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The template arguments of ark_groups. blocks: blocks of 16 results of a warp. outputs: blocks
+    of eight outputs. bands: parts of a tile. nbytes: of shared memory.
+    """
+
+    blocks: int
+    outputs: int
+    bands: int
+    nbytes: int
+
+
+def _shape(sig: Signature, machine: Machine) -> _Shape | None:
+    """How the warps compute a tile, or None if only the common body supports the signature."""
+    p, (each, rows) = sig.read(ConvolutionParams), widths(sig)
+    images, down, across, channels = p.tile
+    able = (
+        machine.has(Capability.MMA_SYNC)
+        and not inline.leads(machine)
+        and {o.dtype for o in sig.operands[:3]} in ({t} for t in TYPES)
+        and not any(o.packet for o in sig.operands)
+        and vectors(sig) == (VECTOR_ELEMENTS, VECTOR_ELEMENTS)
+        and channels % rows == 0
+    )
+    if not able:
+        return None
+    depth = math.prod(p.size) * each
+    halves = 4 * -(-depth // (4 * VECTOR_ELEMENTS))
+    counts = range(1, rows // VECTOR_ELEMENTS + 1)
+    fits = [n for n in counts if rows // VECTOR_ELEMENTS % n == 0 and n * halves <= MOST_WEIGHTS]
+    lines = images * down
+    band = -(-lines // MOST_BANDS)
+    pixels, read = staged(p.tile, p, (each, rows))
+    pixel, weight = (16 * (n // VECTOR_ELEMENTS | 1) for n in (read, channels))
+    nbytes = 16 + depth * weight + pixels * pixel
+    if not fits or nbytes > machine.shared_bytes - machine.ring_bytes:
+        return None
+    blocks = 2 if band * across > BLOCK_ROWS else 1
+    return _Shape(blocks, max(fits), -(-lines // band), nbytes)
+
+
+class Groups(Body):
+    """Convolutions in groups on mma.sync."""
+
+    kind = "grouped_convolution"
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return _shape(sig, machine) is not None and alignment(sig) == "0u"
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        return tuple(map(inline.header, ("async_copies.h", "mma.h", "grouped.h")))
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        shape = _shape(sig, machine)
+        assert shape is not None
+        return shape.nbytes
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        shape = _shape(sig, machine)
+        assert shape is not None
+        source, sizes = sig.operands[1], (shape.blocks, shape.outputs, shape.bands)
+        constants = (source.ctype, *types(sig), *widths(sig), source.shape[3], *sizes)
+        call = text.called("ark_groups", constants, functions(sig, 2))
+        return text.function(name, f"{declared(sig)}  {call};\n")
