@@ -14,7 +14,7 @@ from ark.ir.attributes import WindowAttributes
 from ark.machine import Machine
 from ark.tasks import depthwise_form
 
-MAX_ROUNDS = 4  # tasks of a processor
+MAX_ROUNDS = 4  # tasks of a processor, or times as many as an image in shared memory needs
 COLUMN_PARTS = (1, 2, 4)  # numbers of tiles beside each other in a row of the image
 
 Tile = tuple[int, int, int, int]
@@ -71,9 +71,12 @@ def _chosen(window: Window, shape: Tile, itemsize: int, machine: Machine) -> Cho
         each = costs.task_us + costs.pass_us + moved / rate + work / thread_rate
         return -(-tasks // machine.processors) * each, copied / tile[3] * pixel
 
+    whole = depthwise_form.shared_bytes(window, shape, (1, 1), itemsize)
+    most = MAX_ROUNDS * max(machine.processors, -(-whole // max(1, room)))
     able = (
         (tile, patch)
-        for tile in _tiles(shape, depthwise_form.VECTOR_BYTES // itemsize, machine.processors)
+        for tile in _tiles(shape, depthwise_form.VECTOR_BYTES // itemsize)
+        if _tasks(shape, tile) <= most
         for patch in depthwise_form.patches(window, tile)
         if depthwise_form.shared_bytes(window, tile, patch, itemsize) <= room
     )
@@ -84,7 +87,7 @@ def _tasks(shape: Tile, tile: Tile) -> int:
     return math.prod(-(-n // t) for n, t in zip(shape, tile, strict=True))
 
 
-def _tiles(shape: Tile, pack: int, processors: int) -> Iterator[Tile]:
+def _tiles(shape: Tile, pack: int) -> Iterator[Tile]:
     """The tiles to compare: equal parts of rows and of vectors of `pack` channels, of columns in
     few parts, and several images only where they are whole.
     """
@@ -95,9 +98,7 @@ def _tiles(shape: Tile, pack: int, processors: int) -> Iterator[Tile]:
     for rows, columns, packs in parts:
         plane = rows, -(-width // columns), packs * pack
         for n in several if plane[:2] == (height, width) else (1,):
-            tile = (n, *plane)
-            if _tasks(shape, tile) <= MAX_ROUNDS * processors:
-                yield tile
+            yield (n, *plane)
 
 
 def _parts(n: int) -> list[int]:

@@ -168,7 +168,9 @@ def _patches(sig: Signature, patch: tuple[int, int]) -> str:
     pair, held = depthwise_form.PATCH_CHANNELS, ""
     for i in _held_operands(sig):
         held += f"    ArkPack<{sig.operands[i].ctype}, {pair}> e{i};\n"
-    constants = (*_constants(sig), *patch, sig.operands[1].ctype)
+    p, image = sig.read(DepthwiseParams), sig.operands[1]
+    scratch = depthwise_form.shared_bytes(p, p.tile, patch, image.itemsize)
+    constants = (*_constants(sig), *patch, scratch, image.ctype)
     arguments = (
         "ARK_SCRATCH(c)",
         *_places(sig),

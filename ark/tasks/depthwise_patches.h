@@ -10,7 +10,9 @@ struct ArkPatches {
   static constexpr int images = TILE::tile[0], channels = TILE::tile[3], pairs = channels / 2;
   static constexpr int bands = (TILE::tile[1] + DOWN - 1) / DOWN;
   static constexpr int groups = (TILE::tile[2] + ACROSS - 1) / ACROSS;
-  static constexpr int units = images * bands * groups * pairs;
+  static constexpr int in_band = groups * pairs, units = images * bands * in_band;
+  // All threads take part in each round of units.
+  static constexpr int units_up = (units + ARK_THREADS - 1) / ARK_THREADS * ARK_THREADS;
   // Rows and columns of the image that a patch reads, and those that all patches of a tile read.
   static constexpr int reach_down = (WINDOW::down - 1) * WINDOW::apart_down + 1;
   static constexpr int reach_across = (WINDOW::across - 1) * WINDOW::apart_across + 1;
@@ -19,12 +21,20 @@ struct ArkPatches {
   static constexpr int rows = (bands * DOWN - 1) * WINDOW::step_down + reach_down;
   static constexpr int columns = (groups * ACROSS - 1) * WINDOW::step_across + reach_across;
   static constexpr int line = columns * channels;  // elements
+  static constexpr int lines = images * rows;
+  // The number of lines up to the last one that band number `band` of all images reads.
+  static constexpr int lines_of(int band) {
+    return band / bands * rows + band % bands * DOWN * WINDOW::step_down + high;
+  }
   static constexpr int bytes = (images * rows * line * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
 };
 
 #ifndef ARK_HAS_COPY_PACK
 // Copies 16 bytes to shared memory, or zeros if `here` is false. They have arrived after
-// ark_copies_done().
+// ark_copies_but<N>() and a barrier, if ark_copies_begun() was called at most N times since then.
+ARK_DEVICE void ark_copies_begun() {}
+template <int LEFT>
+ARK_DEVICE void ark_copies_but() {}
 template <typename T>
 ARK_DEVICE void ark_copy_pack(T* to, const T* from, bool here) {
   constexpr int PACK = 16 / static_cast<int>(sizeof(T));
@@ -33,11 +43,13 @@ ARK_DEVICE void ark_copy_pack(T* to, const T* from, bool here) {
 }
 #endif
 
-// Copies the part of the image that the tile reads to shared memory. Rows are divided among warps,
-// so that a row's place is computed once for all lanes. Results past the tile's end, which are not
-// stored, read zeros.
+// Copies rows of the part of the image that the tile reads to shared memory: the rows of all images
+// from number `begin` on and before number `end_line`. Rows are divided among warps, so that a row's
+// place is computed once for all lanes. Results past the tile's end, which are not stored, read
+// zeros.
 template <class WINDOW, class TILE, class PATCHES, typename T, class Source>
-ARK_DEVICE void ark_depthwise_copy(const ArkTask& t, T* image, const Source& source) {
+ARK_DEVICE void ark_depthwise_copy(const ArkTask& t, T* image, int begin, int end_line,
+                                   const Source& source) {
   constexpr int PACK = 16 / static_cast<int>(sizeof(T)), PACKS = PATCHES::channels / PACK;
   const int top = t.coord[1] * WINDOW::step_down - WINDOW::before_down;
   const int left = t.coord[2] * WINDOW::step_across - WINDOW::before_across;
@@ -46,7 +58,7 @@ ARK_DEVICE void ark_depthwise_copy(const ArkTask& t, T* image, const Source& sou
   const int bottom = top + (rows - 1) * WINDOW::step_down + PATCHES::reach_down - 1;
   const int right = left + (columns - 1) * WINDOW::step_across + PATCHES::reach_across - 1;
   const int c0 = t.coord[3], end = ark_tile_end<TILE, 3>(t.coord);
-  for (int line = ark_warp(); line < PATCHES::images * PATCHES::rows; line += ARK_WARPS) {
+  for (int line = begin + ark_warp(); line < end_line; line += ARK_WARPS) {
     const int n = t.coord[0] + line / PATCHES::rows, row = top + line % PATCHES::rows;
     if (n >= TILE::size[0]) break;
     const bool in_rows = row >= 0 && row <= bottom && row < WINDOW::height;
@@ -74,19 +86,27 @@ ARK_DEVICE void ark_depthwise_pair(float (&to)[2], const ark_bf16* from) {
   to[0] = ark_bits_float(word << 16), to[1] = ark_bits_float(word & 0xffff0000u);
 }
 
-// The task's tile, as in ark_depthwise. channel(c) loads what finish(n, y, x, c, sums, loaded)
-// needs for both channels of all results.
-template <class WINDOW, class TILE, int DOWN, int ACROSS, typename T, class Weight, class Source,
-          class Channel, class Finish>
+// The task's tile, as in ark_depthwise. BYTES: of scratch. channel(c) loads what finish(n, y, x, c,
+// sums, loaded) needs for both channels of all results. Where threads compute several patches one
+// after another, the rows for the second half of them arrive while the first half is computed.
+template <class WINDOW, class TILE, int DOWN, int ACROSS, int BYTES, typename T, class Weight,
+          class Source, class Channel, class Finish>
 ARK_DEVICE void ark_depthwise_patches(ArkCtx&, const ArkTask& t, char* scratch,
                                       const Weight& weight, const Source& source,
                                       const Channel& channel, const Finish& finish) {
   using P = ArkPatches<WINDOW, TILE, DOWN, ACROSS, T>;
   constexpr int PACK = 16 / static_cast<int>(sizeof(T)), PACKS = P::channels / PACK;
+  static_assert(P::bytes + 4 * WINDOW::down * WINDOW::across * P::channels == BYTES, "scratch");
   T* image = reinterpret_cast<T*>(scratch);
   float* factors = reinterpret_cast<float*>(scratch + P::bytes);
   const int c0 = t.coord[3], end = ark_tile_end<TILE, 3>(t.coord);
-  ark_depthwise_copy<WINDOW, TILE, P>(t, image, source);
+  // Units of the first half, and the rows that they read.
+  constexpr int FIRST = (P::units + 2 * ARK_THREADS - 1) / (2 * ARK_THREADS) * ARK_THREADS;
+  constexpr int LINES = P::units <= FIRST ? P::lines : P::lines_of((FIRST - 1) / P::in_band);
+  ark_depthwise_copy<WINDOW, TILE, P>(t, image, 0, LINES, source);
+  ark_copies_begun();
+  ark_depthwise_copy<WINDOW, TILE, P>(t, image, LINES, P::lines, source);
+  ark_copies_begun();
   for (int i = ark_tid(); i < WINDOW::down * WINDOW::across * PACKS; i += ARK_THREADS) {
     const int tap = i / PACKS, c = i % PACKS * PACK;
     if (c0 + c >= end) continue;
@@ -94,17 +114,24 @@ ARK_DEVICE void ark_depthwise_patches(ArkCtx&, const ArkTask& t, char* scratch,
 #pragma unroll
     for (int j = 0; j < PACK; ++j) factors[tap * P::channels + c + j] = ark_get(pack.v, j);
   }
-  ark_copies_done();
+  ark_copies_but<1>();
   ark_sync();
   const int end_down = ark_tile_end<TILE, 1>(t.coord), end_across = ark_tile_end<TILE, 2>(t.coord);
-  for (int unit = ark_tid(); unit < P::units; unit += ARK_THREADS) {
+#pragma unroll 1
+  for (int unit = ark_tid(); unit < P::units_up; unit += ARK_THREADS) {
+    if (LINES < P::lines && unit / ARK_THREADS == FIRST / ARK_THREADS) {
+      ark_copies_but<0>();
+      ark_sync();
+    }
     const int pair = unit % P::pairs, group = unit / P::pairs % P::groups;
     const int band = unit / (P::pairs * P::groups) % P::bands;
     const int image_number = unit / (P::pairs * P::groups * P::bands);
     const int n = t.coord[0] + image_number, c = c0 + 2 * pair;
     const int y = ark_tile_begin<TILE, 1>(t.coord) + band * DOWN;
     const int x = ark_tile_begin<TILE, 2>(t.coord) + group * ACROSS;
-    if (n >= TILE::size[0] || y >= end_down || x >= end_across || c >= end) continue;
+    if (unit >= P::units || n >= TILE::size[0] || y >= end_down || x >= end_across || c >= end) {
+      continue;
+    }
     const T* from = image + (image_number * P::rows + band * DOWN * WINDOW::step_down) * P::line +
                     group * ACROSS * WINDOW::step_across * P::channels + 2 * pair;
     const int top = y * WINDOW::step_down - WINDOW::before_down;

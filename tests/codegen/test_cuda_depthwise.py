@@ -16,7 +16,9 @@ import ark
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType
 from ark.lower.pipeline import plan as make_plan
+from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
+from ark.tasks.depthwise_form import units
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -30,7 +32,9 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Case:
-    """A convolution. image: images, height, width, channels."""
+    """A convolution. image: images, height, width, channels. processors: with few of them, a thread
+    computes several patches of a task, while the task's second half is still copied.
+    """
 
     image: tuple[int, int, int, int]
     size: Pair
@@ -39,6 +43,7 @@ class Case:
     before: Pair = (0, 0)
     dtype: DataType = ark.bf16
     variant: str = "matrix"
+    processors: int = 132
 
     @property
     def sizes(self) -> Pair:
@@ -54,8 +59,10 @@ class Case:
 
 CASES = [
     Case((2, 21, 17, 48), (7, 7), before=(3, 3)),
+    Case((2, 33, 29, 48), (7, 7), before=(3, 3), processors=2),
     Case((3, 7, 7, 136), (7, 7), before=(3, 3), dtype=ark.fp16),
     Case((1, 30, 26, 40), (5, 5), (2, 2), before=(2, 2)),
+    Case((2, 95, 65, 40), (3, 3), (2, 2), before=(1, 1), processors=1),
     Case((1, 25, 31, 24), (3, 3), (2, 1), (1, 2), (1, 2), ark.fp16),
     Case((2, 19, 11, 16), (3, 2), (3, 2), (2, 1), (4, 1)),
     Case((1, 18, 33, 24), (3, 3), before=(1, 1), dtype=ark.fp32, variant="block"),
@@ -94,7 +101,8 @@ def planned(case: Case, finish: bool) -> Plan:
     others = more if finish else []
     inputs = [t.ir for t in (weight, image, *others)]
     model.graph.add("depthwise", inputs, [out.ir], attributes, "depthwise")
-    return make_plan(model.graph, MODELS["h200"], {"variant": case.variant, "fuse": False})
+    machine = MODELS["h200"].with_processors(case.processors)
+    return make_plan(model.graph, machine, {"variant": case.variant, "fuse": False})
 
 
 def expected(case: Case, given: dict[str, np.ndarray], finish: bool) -> np.ndarray:
@@ -121,6 +129,8 @@ def test_results_are_torchs(case: Case, finish: bool, tmp_path: Path) -> None:
     plan = planned(case, finish)
     (op,) = plan.ops
     assert op.params.get("patch"), op.params
+    patches = units(op.params["tile"], op.params["patch"])
+    assert (patches > machine_of(plan).warps * 32) == (case.processors < 132)
     block = Block(plan, tmp_path)
     rng = np.random.default_rng(1)
     given = {}

@@ -205,6 +205,11 @@ ARK_DEVICE void ark_copy_pack(void* to, const void* from, bool here) {
                "r"(here ? 16 : 0)
                : "memory");
 }
+ARK_DEVICE void ark_copies_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+ARK_DEVICE void ark_copies_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
 ARK_DEVICE void ark_copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 ARK_DEVICE ark_u64 ark_time_ns() {
   ark_u64 now;

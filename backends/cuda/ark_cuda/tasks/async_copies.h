@@ -9,8 +9,3 @@ ARK_DEVICE void ark_copy_words(ark_u32 to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
-ARK_DEVICE void ark_copies_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT>
-ARK_DEVICE void ark_copies_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
