@@ -62,7 +62,10 @@ class Grouped:
         attrs: dict[str, Any] = {name: list(getattr(self, name)) for name in names}
         inputs = [weight.ir, image.ir]
         model.graph.add("grouped_convolution", inputs, [out.ir], attrs, "grouped")
-        return ark.relu(ark.add(ark.add(out, others[0]), others[1])) if others else ark.copy(out)
+        if not others:
+            return ark.copy(out)
+        biased = ark.add(ark.cast(out, ark.fp32), others[0])
+        return ark.relu(ark.add(ark.cast(biased, image.dtype()), others[1]))
 
     def expected(self, weight: np.ndarray, image: np.ndarray, *others: np.ndarray) -> np.ndarray:
         import torch

@@ -26,7 +26,7 @@ from ark.tasks.elementwise import broadcast_access, tile_box
 from ark.tasks.matmul_text import outputs
 from ark.tasks.windows import Windows, reached, window_sizes
 
-VECTOR_BYTES = 16  # most bytes of neighbouring channels that a thread loads or stores at once
+VECTOR_BYTES = 16  # most bytes of neighbouring channels of the image that a thread loads at once
 COLUMNS_PER_THREAD = (4, 2, 1)  # numbers of neighbouring results of a row that a thread may compute
 WEIGHT_SHARE = 2  # the time for loading weights, in times of multiplying them for one result
 MAX_LOADS = 12  # vectors of the image that a thread loads for one row of its windows
@@ -90,14 +90,9 @@ class GroupedConvolution(TaskKind):
         return tuple(map(text.header, ("box.h", "convolution.h", "grouped.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        packs, asked = vectors(sig), alignment(sig)
+        packs = vectors(sig)
         body = _walk(sig, packs, machine)
-        if packs != (1, 1) and asked != "0u":
-            body = (
-                f"  if (ark_aligned({asked})) {{\n{body}  }} else {{\n"
-                f"{_walk(sig, (1, 1), machine)}  }}\n"
-            )
-        return text.function(name, declared(sig) + body)
+        return text.function(name, declared(sig) + where_aligned(sig, machine, packs, body))
 
 
 def widths(sig: Signature) -> tuple[int, int]:
@@ -123,10 +118,16 @@ def _by_channel(sig: Signature, index: int) -> bool:
     return bool(sig.operands[index].shape) and sig.operands[index].shape[-1] > 1
 
 
-def alignment(sig: Signature) -> str:
-    """The addresses of which `ark_aligned` must be true for accesses by vectors."""
+def where_aligned(sig: Signature, machine: Machine, packs: tuple[int, int], body: str) -> str:
+    """Statements that run the body, which accesses `packs` elements at once (as `vectors` returns),
+    if all addresses are aligned, and otherwise compute the tile element by element.
+    """
     read = [0, 1, 2, *(i for i in range(3, len(sig.operands)) if _by_channel(sig, i))]
-    return text.addresses(sig, read)
+    asked = text.addresses(sig, read)
+    if packs == (1, 1) or asked == "0u":
+        return body
+    single = _walk(sig, (1, 1), machine)
+    return f"  if (ark_aligned({asked})) {{\n{body}  }} else {{\n{single}  }}\n"
 
 
 def vectors(sig: Signature) -> tuple[int, int]:
@@ -139,14 +140,13 @@ def vectors(sig: Signature) -> tuple[int, int]:
 
 
 def _pack(sig: Signature, operands: Sequence[int], counts: Sequence[int]) -> int:
-    """The most elements of a vector that divide `counts` and the strides of these operands."""
+    """The elements of a vector, as many as divide `counts` and the strides of these operands."""
     numbers = list(counts)
     for o in (sig.operands[i] for i in operands):
         numbers += [s for s, n in zip(o.strides[:-1], o.shape[:-1], strict=True) if n > 1]
     if any(sig.operands[i].strides[-1] != 1 for i in operands):
         return 1
-    most = VECTOR_BYTES // max(sig.operands[i].itemsize for i in operands)
-    return math.gcd(most, *numbers)
+    return math.gcd(VECTOR_BYTES // sig.operands[1].itemsize, *numbers)
 
 
 def columns_per_thread(

@@ -17,6 +17,7 @@ def test_groups_of_images_with_channels_last(backend: str) -> None:
     cases = []
     for number, one in enumerate(CASES):
         for dtype in (ark.bf16, ark.fp16 if number % 2 else ark.fp32):
-            given = [(a, dtype) for a in one.arrays(number)]
+            types = [dtype, dtype, ark.fp32, dtype]  # of weights, image, bias and second image
+            given = list(zip(one.arrays(number), types, strict=False))
             cases.append(Case(f"{one} {dtype}", given, one.build, one.expected))
     check(cases)

@@ -14,7 +14,7 @@ from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.convolution import ConvolutionParams
-from ark.tasks.grouped import alignment, declared, functions, staged, types, vectors, widths
+from ark.tasks.grouped import declared, functions, staged, types, vectors, where_aligned, widths
 from ark_cuda.tasks import inline
 
 TYPES = ("bf16", "fp16")
@@ -71,7 +71,7 @@ class Groups(Body):
     kind = "grouped_convolution"
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
-        return _shape(sig, machine) is not None and alignment(sig) == "0u"
+        return _shape(sig, machine) is not None
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         return tuple(map(inline.header, ("async_copies.h", "mma.h", "grouped.h")))
@@ -87,4 +87,5 @@ class Groups(Body):
         source, sizes = sig.operands[1], (shape.blocks, shape.outputs, shape.bands)
         constants = (source.ctype, *types(sig), *widths(sig), source.shape[3], *sizes)
         call = text.called("ark_groups", constants, functions(sig, 2))
-        return text.function(name, f"{declared(sig)}  {call};\n")
+        body = where_aligned(sig, machine, vectors(sig), f"  {call};\n")
+        return text.function(name, declared(sig) + body)
