@@ -28,7 +28,7 @@ from tests.block_on_host import Block
 from tests.grouped import CASES
 from tests.opcheck import TOLERANCE, rounded
 
-BIAS = 2  # the number of the operand that has fp32 elements beside those of 16 bits
+FP32_OPERAND = 2  # the number of the bias, which has fp32 elements beside others of 16 bits
 
 
 @pytest.mark.parametrize("variant", ["block", "matrix"])
@@ -39,7 +39,9 @@ def test_bodies_on_the_host(tmp_path: Path, variant: str, dtype: Any) -> None:
     with use_model(model):
         for number, (one, arrays) in enumerate(zip(CASES, given, strict=True)):
             tensors = [
-                ark.tensor(list(a.shape), ark.fp32 if i == BIAS else dtype, name=f"{number}.{i}")
+                ark.tensor(
+                    list(a.shape), ark.fp32 if i == FP32_OPERAND else dtype, name=f"{number}.{i}"
+                )
                 for i, a in enumerate(arrays)
             ]
             one.build(*tensors)

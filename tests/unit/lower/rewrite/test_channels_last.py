@@ -189,6 +189,22 @@ def test_convolutions_in_groups_of_few_channels_read_rows_of_channels(each: int,
     assert kinds(task_plan).count("transpose") <= 3  # the image, weights, and the result
 
 
+def test_groups_beside_products_of_few_columns_read_rows_of_channels() -> None:
+    """Products of 48 columns are computed by warpgroups with channels last, too, so that the kernel
+    variant for these is chosen, and with it the convolution in groups.
+    """
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        pixel = (48, 48, 1, 1)
+        x = ark.conv(ark.tensor((16, 48, 56, 56), ark.bf16), ark.tensor(pixel, ark.bf16))
+        x = ark.conv(x, ark.tensor((48, 8, 3, 3), ark.bf16), padding=1, groups=6)
+        ark.conv(x, ark.tensor(pixel, ark.bf16), name="out")
+    task_plan = make_plan(model.graph, registry.machine("h100"))
+    verify([task_plan])
+    assert kinds(task_plan).count("grouped_convolution") == 1
+    assert machine_of(task_plan).variant.name == "matrix"
+
+
 @pytest.mark.parametrize("width", [6, 128])
 def test_convolutions_in_other_groups_keep_channels_first(width: int) -> None:
     """Groups whose channels are no multiple of a vector, and wide ones, stay products."""
