@@ -163,15 +163,15 @@ def _at_once(held: tuple[int, int, int, int, int], machine: Machine) -> int:
 def _together(
     held: tuple[int, int, int, int, int], rows: int, machine: Machine
 ) -> tuple[int, int, int, int, int]:
-    """The layout of rows in registers (see `_held`), changed for a task of `rows` rows: on machines
-    with many registers, a warp holds more rows at once.
+    """The layout of rows in registers (see `_held`), changed for a task of `rows` rows: few rows are
+    divided among all teams. On machines with many registers, a warp holds more rows at once.
     """
     pack, each, at_once, team, part = held
-    if machine.variant.registers(COMPUTE) < MANY_REGISTERS:
-        return held
     each_team = math.ceil(rows / (machine.warps // team * (machine.lanes // part)))
-    most = min(MOST_ROWS, MOST_TOGETHER // (pack * each))
-    return pack, each, max(at_once, min(each_team, most)), team, part
+    if machine.variant.registers(COMPUTE) >= MANY_REGISTERS:
+        most = min(MOST_ROWS, MOST_TOGETHER // (pack * each))
+        at_once = max(at_once, min(each_team, most))
+    return pack, each, min(at_once, each_team), team, part
 
 
 class RowNormParams(Params, frozen=True):
