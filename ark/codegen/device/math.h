@@ -287,13 +287,33 @@ ARK_DEVICE float ark_atan(float v) {
   return v < 0.0f ? -made : made;
 }
 
+// The same for v from 0 to 1, by a longer polynomial, without a division.
+ARK_DEVICE float ark_atan_near(float v) {
+  const float s = v * v;
+  float p = 0.00292069162f;
+  p = ark_fma(p, s, -0.0163679253f);
+  p = ark_fma(p, s, 0.043211855f);
+  p = ark_fma(p, s, -0.0755221396f);
+  p = ark_fma(p, s, 0.106660046f);
+  p = ark_fma(p, s, -0.142110556f);
+  p = ark_fma(p, s, 0.199937731f);
+  p = ark_fma(p, s, -0.333331525f);
+  return ark_fma(v * s, p, v);
+}
+
 // The angle of the point (x, y), from the ratio of the smaller to the larger coordinate. Signs,
-// also those of zeros, determine the quadrant.
+// also those of zeros, determine the quadrant. There is no branch, so that the instructions of
+// several elements can overlap. Both coordinates are scaled, so that the reciprocal is neither
+// subnormal nor infinite.
 ARK_DEVICE float ark_atan2(float y, float x) {
-  const float a = x < 0.0f ? -x : x, b = y < 0.0f ? -y : y;
+  const float a = ark_bits_float(ark_float_bits(x) & 0x7fffffffu);
+  const float b = ark_bits_float(ark_float_bits(y) & 0x7fffffffu);
   const bool steep = b > a;
-  const float least = steep ? a : b, most = steep ? b : a, part = least / most;
-  const float angle = ark_atan(least == most ? (most == 0.0f ? 0.0f : 1.0f) : part);
+  const float least = steep ? a : b, most = steep ? b : a;
+  const float large = most > 1.84467441e19f ? 5.42101086e-20f : 1.0f;
+  const float scale = most < 5.42101086e-20f ? 1.84467441e19f : large;
+  const float part = ark_times(least * scale, ark_reciprocal_flushed(most * scale));
+  const float angle = ark_atan_near(least == most ? (most == 0.0f ? 0.0f : 1.0f) : part);
   const float upper = steep ? 1.57079633f - angle : angle;
   const float made = ark_float_bits(x) >> 31 != 0u ? 3.14159265f - upper : upper;
   const bool none = x != x || y != y;
