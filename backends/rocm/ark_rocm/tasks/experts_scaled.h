@@ -1,0 +1,329 @@
+// Products with the fp4 weights of chosen experts and one row of input each, on gfx950's scaled
+// matrix instruction. The input is the sum of six 8-bit floats (e5m2) of two bits of mantissa, and
+// all of them are multiplied by the codes at once: they are rows of one matrix, and rows of the
+// weights are columns of the other. So codes are not converted.
+
+typedef int ark_i32x4 __attribute__((ext_vector_type(4)));
+typedef int ark_i32x8 __attribute__((ext_vector_type(8)));
+
+// Parts of an element of the input. Each part has at least four bits of what is left, so six parts
+// have 24.
+constexpr int ARK_SCALED_PARTS = 6;
+// A product has 256 elements of eight rows of the weights. Columns 0 to 7 have the first half of the
+// elements, columns 8 to 15 the second half. Rows 4g + i have part 2g + i % 2 of the half i / 2.
+constexpr int ARK_SCALED_DEPTH = 256, ARK_SCALED_ROWS = 8;
+constexpr int ARK_SCALED_BLOCK = 32;  // elements that share a power of two
+
+// An input row in shared memory: 128 bytes for each step, half and part, and the exponent of each
+// block. The distance of two rows of parts avoids bank conflicts.
+template <int STEPS>
+struct ArkScaledInput {
+  static constexpr int ROW = STEPS * 128 + 16, EXPONENTS_AT = 2 * ARK_SCALED_PARTS * ROW;
+  static constexpr int BLOCKS = STEPS * 8, BYTES = (EXPONENTS_AT + BLOCKS + 15) / 16 * 16;
+
+  // Splits INPUTS rows of K elements. Of eight neighbours, the even ones come first, as in words of
+  // codes. A block's largest finite element is between 2^14 and 2^15 times its power of two.
+  // Infinities are in the first part only; all parts of NaN are NaN.
+  template <int K, int INPUTS>
+  ARK_DEVICE void split(const float* xs, unsigned char* inputs) {
+    constexpr int PIECES = BLOCKS * 4;
+#pragma unroll 1
+    for (int j = ark_tid(); j < INPUTS * PIECES; j += ARK_THREADS) {
+      const int input = j / PIECES, k = j % PIECES * 8;
+      ark_f32x4 v[2] = {};
+      if (k < K) {
+        v[0] = *reinterpret_cast<const ark_f32x4*>(xs + input * K + k);
+        v[1] = *reinterpret_cast<const ark_f32x4*>(xs + input * K + k + 4);
+      }
+      const auto largest = [&](const auto& size) {
+        float most = 0.0f;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) most = __builtin_fmaxf(most, size(v[e / 4][e % 4]));
+        // Four neighbouring lanes have a block: quad_perm 1, 0, 3, 2 and 2, 3, 0, 1.
+        most = __builtin_fmaxf(most, ark_row_move<0xb1>(most));
+        return __builtin_fmaxf(most, ark_row_move<0x4e>(most));
+      };
+      float most = largest([](float x) { return __builtin_fabsf(x); });
+      const bool odd = ark_ballot(most == ark_inf()) != 0u;
+      if (odd) {
+        most = largest([](float x) {
+          const float size = __builtin_fabsf(x);
+          return size < ark_inf() ? size : 0.0f;
+        });
+      }
+      const int above = static_cast<int>(ark_float_bits(most) >> 23) - 14;
+      const int exponent = above > 1 ? above : 1;
+      const float unit = ark_bits_float(static_cast<ark_u32>(exponent) << 23);
+      unsigned char* to = inputs + input * BYTES;
+      if (j % 4 == 0) to[EXPONENTS_AT + k / 32] = static_cast<unsigned char>(exponent);
+      unsigned char* at = to + k / 128 % 2 * ARK_SCALED_PARTS * ROW + k / 256 * 128 + k % 128;
+      typedef float Two __attribute__((ext_vector_type(2)));
+      typedef short Codes __attribute__((ext_vector_type(2)));
+      Two left[4] = {{v[0][0], v[0][2]}, {v[1][0], v[1][2]}, {v[0][1], v[0][3]},
+                     {v[1][1], v[1][3]}};
+#pragma unroll
+      for (int p = 0; p < ARK_SCALED_PARTS; ++p) {
+        ark_u32 words[2];
+#pragma unroll
+        for (int w = 0; w < 2; ++w) {
+          const Two low = left[2 * w], high = left[2 * w + 1];
+          Codes codes = __builtin_nondeterministic_value(codes);
+          codes = __builtin_amdgcn_cvt_scalef32_pk_bf8_f32(codes, low[0], low[1], unit, false);
+          codes = __builtin_amdgcn_cvt_scalef32_pk_bf8_f32(codes, high[0], high[1], unit, true);
+          words[w] = __builtin_bit_cast(ark_u32, codes);
+          if (p + 1 < ARK_SCALED_PARTS) {
+            left[2 * w] -= __builtin_amdgcn_cvt_scalef32_pk_f32_bf8(words[w], unit, false);
+            left[2 * w + 1] -= __builtin_amdgcn_cvt_scalef32_pk_f32_bf8(words[w], unit, true);
+          }
+        }
+        if (p == 0 && odd) {  // infinity minus infinity is NaN
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            const float given = v[e / 4][e % 4];
+            Two& own = left[e % 2 * 2 + e / 4];
+            if (__builtin_fabsf(given) == ark_inf()) own[e % 4 / 2] = 0.0f;
+          }
+        }
+        *reinterpret_cast<ark_u64*>(at + p * ROW) = static_cast<ark_u64>(words[1]) << 32 | words[0];
+      }
+    }
+  }
+};
+
+// What a lane multiplies by: 32 codes of a row, and their scale (bf16).
+struct ArkScaledPiece {
+  ark_i32x4 codes;
+  ark_u32 scale;
+};
+
+// Adds the products of an input's parts and codes, which are multiplied by powers of two.
+ARK_DEVICE ark_f32x4 ark_scaled_multiply(const ark_i32x8& parts, ark_u32 exponents,
+                                         const ark_i32x4& codes, ark_u32 exponent, ark_f32x4 sum) {
+  constexpr int INPUT = 1, CODES = 4;  // e5m2, e2m1
+  const ark_i32x8 wide = __builtin_shufflevector(codes, codes, 0, 1, 2, 3, -1, -1, -1, -1);
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(parts, wide, sum, INPUT, CODES, 0,
+                                                          static_cast<int>(exponents), 0,
+                                                          static_cast<int>(exponent));
+}
+// The same for any scale: the sum of powers of two, for each of which the codes are multiplied.
+ARK_DEVICE ark_f32x4 ark_scaled_any(const ark_i32x8& parts, ark_u32 exponents,
+                                    const ArkScaledPiece& piece, ark_f32x4 sum) {
+  const ark_u32 exponent = piece.scale >> 7 & 0xffu;
+  const int sign = static_cast<int>(piece.scale >> 15 != 0u ? 0x88888888u : 0u);
+  const int first = exponent > 0u ? static_cast<int>(exponent) : 1;
+#pragma unroll 1
+  for (int bit = 0; bit < 8; ++bit) {
+    const bool one = bit == 0 ? exponent > 0u : (piece.scale >> (7 - bit) & 1u) != 0u;
+    const int own = exponent == 255u ? 255 : first - bit;
+    const int kept = one && own >= 0 ? -1 : 0;
+    ark_i32x4 codes;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) codes[i] = (piece.codes[i] ^ sign) & kept;
+    sum = ark_scaled_multiply(parts, exponents, codes, static_cast<ark_u32>(own >= 0 ? own : 0),
+                              sum);
+  }
+  return sum;
+}
+
+// As ark_expert_split. A tile has eight rows of one run. The waves share tiles and, K_WAVES of them,
+// the steps of a tile. All loads of ROWS outputs are in flight at once, and those of the next ROWS
+// outputs while they are multiplied.
+template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
+          int K_WAVES, int STEPS, int ROWS, class X, class E, class F>
+ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
+                                  const unsigned char* second, E experts, const F& finish) {
+  typedef ArkScaledInput<STEPS * K_WAVES> Input;
+  constexpr int K = ROW::COLUMNS, BLOCKS = K / ARK_SCALED_BLOCK;
+  constexpr int ADDED = TOTAL > 0 ? TOTAL : 1, INPUTS = SLOTS ? ADDED : 1;
+  constexpr int RUNS = ADDED * WEIGHTS, TILES = ROWS / ARK_SCALED_ROWS, ALL = RUNS * TILES;
+  constexpr int SHARES = ARK_WARPS / K_WAVES, OWN = (ALL + SHARES - 1) / SHARES;
+  // Tiles whose products are independent of each other. With one input, products need not wait for
+  // all weights.
+  constexpr int TOGETHER = INPUTS > 1 ? OWN : 1;
+  static_assert(OF <= EXPERTS || RUNS == 1, "a part of the experts has no epilogue");
+  unsigned char* inputs = reinterpret_cast<unsigned char*>(ARK_SCRATCH(c));
+  float* sums = reinterpret_cast<float*>(inputs + INPUTS * Input::BYTES);  // by tile, column, wave
+  float* xs = sums + ALL * 16 * K_WAVES;
+  const int row = t.coord[0], slot = TOTAL > 0 ? 0 : t.coord[1], end = t.coord[3];
+  const int warp = __builtin_amdgcn_readfirstlane(ark_warp());
+  const int k_wave = warp % K_WAVES, share = warp / K_WAVES, lane = ark_lane();
+  if (!ark_enter(c)) return false;
+  int expert[ADDED];
+#pragma unroll
+  for (int s = 0; s < ADDED; ++s) expert[s] = *ark_address(experts, 0, 0, row, slot + s);
+  ArkExpertRows<K, INPUTS, SLOTS> held;
+  held.load(x, row, slot);
+#pragma unroll
+  for (int s = 0; s < ADDED; ++s) {
+    if (expert[s] < 0 || expert[s] >= OF) {
+      if (ark_tid() == 0) {
+        ark_fail(c, 5u, 0u, static_cast<ark_u32>(OF), static_cast<ark_u32>(expert[s]));
+      }
+      expert[s] = FIRST;
+    }
+    expert[s] = __builtin_amdgcn_readfirstlane(expert[s] - FIRST);
+  }
+  if (OF > EXPERTS && (expert[0] < 0 || expert[0] >= EXPERTS)) {
+    for (int i = t.coord[2] + ark_tid(); i < end; i += ARK_THREADS) finish.store(row, slot, i, 0.0f);
+    return true;
+  }
+  // The weights of this wave's tiles, from the task's first output on.
+  const ark_global<unsigned char>* from[OWN];
+#pragma unroll
+  for (int o = 0; o < OWN; ++o) {
+    const int tile = share * OWN + o < ALL ? share * OWN + o : ALL - 1, run = tile / TILES;
+    int own = expert[0];
+#pragma unroll
+    for (int s = 1; s < ADDED; ++s) own = run / WEIGHTS == s ? expert[s] : own;
+    const ark_i64 first = static_cast<ark_i64>(own) * N + t.coord[2];
+    from[o] = ark_to_global(run % WEIGHTS > 0 ? second : bytes) +
+              first * static_cast<ark_i64>(sizeof(ROW));
+  }
+  // Past the last row and the last block, that row and that block are loaded again. The input is
+  // zero past the last block.
+  const auto load = [&](int o, int i, int top) {
+    const int tile = share * OWN + o < ALL ? share * OWN + o : ALL - 1;
+    const int in = top + tile % TILES * ARK_SCALED_ROWS + lane % ARK_SCALED_ROWS;
+    const int of = in < end - t.coord[2] ? in : end - t.coord[2] - 1;
+    const int at = (k_wave * STEPS + i) * 8 + lane % 16 / 8 * 4 + lane / 16;
+    const int block = at < BLOCKS ? at : BLOCKS - 1;
+    const auto* own = from[o] + static_cast<ark_u32>(of) * static_cast<ark_u32>(sizeof(ROW));
+    const auto* scales = (const ark_global<ark_u16>*)(own + ROW::SCALES_AT);
+    return ArkScaledPiece{
+        __builtin_nontemporal_load((const ark_global<ark_i32x4>*)(own + block * 16)),
+        scales[block * ROW::GROUPS / BLOCKS]};
+  };
+  ArkScaledPiece ring[OWN][STEPS];
+#pragma unroll
+  for (int o = 0; o < OWN; ++o) {
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i) ring[o][i] = load(o, i, 0);
+  }
+  float with[ADDED][F::EXTRA], left = 0.0f;
+  const auto ahead = [&](int top) {
+    const int own = top + ark_tid() < end ? top + ark_tid() : top;
+#pragma unroll
+    for (int s = 0; s < ADDED; ++s) finish.ahead(row, slot + s, expert[s], own, with[s]);
+    if constexpr (TOTAL > 0) left = finish.left(row, own);
+  };
+  ahead(t.coord[2]);
+  held.take(c, x, row, slot);
+#pragma unroll
+  for (int s = 0; s < INPUTS; ++s) {
+#pragma unroll
+    for (int e = 0; e < held.EACH; ++e) {
+      const int k = ark_tid() + e * ARK_THREADS;
+      if (k < K) xs[s * K + k] = held.v[s][e];
+    }
+  }
+  ark_sync();
+  Input::template split<K, INPUTS>(xs, inputs);
+  ark_sync();
+  const int group = lane % 16 / 4 < 2 ? lane % 16 / 4 : 2, half = lane % 4 / 2;
+  const int in_row = (half * ARK_SCALED_PARTS + 2 * group + lane % 2) * Input::ROW + lane / 16 * 16;
+  const auto parts = [&](int input, int i, ark_u32& exponents) {
+    const unsigned char* own = inputs + input * Input::BYTES;
+    const int step = k_wave * STEPS + i;
+    const auto* p = own + in_row + step * 128;
+    const ark_i32x4 low = *reinterpret_cast<const ark_i32x4*>(p);
+    const ark_i32x4 high = *reinterpret_cast<const ark_i32x4*>(p + 64);
+    exponents = own[Input::EXPONENTS_AT + step * 8 + half * 4 + lane / 16];
+    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+  };
+  ark_i32x8 kept[INPUTS > 1 ? 1 : STEPS];
+  ark_u32 kept_exponents[INPUTS > 1 ? 1 : STEPS];
+  if constexpr (INPUTS == 1) {
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i) kept[i] = parts(0, i, kept_exponents[i]);
+  }
+#pragma unroll 1
+  for (int top = 0; top < end - t.coord[2]; top += ROWS) {
+    const int left_rows = end - t.coord[2] - top, rows = left_rows < ROWS ? left_rows : ROWS;
+    const auto products = [&](auto then) {
+#pragma unroll
+      for (int begin = 0; begin < OWN; begin += TOGETHER) {
+        // Scales of MXFP4 are powers of two.
+        ark_u32 others = 0u, least = ~0u;
+#pragma unroll
+        for (int o = begin; o < begin + TOGETHER; ++o) {
+#pragma unroll
+          for (int i = 0; i < STEPS; ++i) {
+            const ark_u32 scale = ring[o][i].scale;
+            others |= scale & 0x807fu;
+            least = scale < least ? scale : least;
+          }
+        }
+        ark_f32x4 sum[TOGETHER] = {};
+        const auto each = [&](const auto& multiply) {
+#pragma unroll
+          for (int o = 0; o < TOGETHER; ++o) {
+            const int tile = share * OWN + begin + o;
+#pragma unroll
+            for (int i = 0; i < STEPS; ++i) {
+              const ArkScaledPiece& piece = ring[begin + o][i];
+              if constexpr (INPUTS == 1) {
+                sum[o] = multiply(kept[i], kept_exponents[i], piece, sum[o]);
+              } else {
+                ark_u32 exponents;
+                const int run = (tile < ALL ? tile : ALL - 1) / TILES;
+                const ark_i32x8 own = parts(run / WEIGHTS, i, exponents);
+                sum[o] = multiply(own, exponents, piece, sum[o]);
+              }
+            }
+          }
+        };
+        if (ark_warp_all((others == 0u) & (least >= 0x80u))) {
+          each([](const ark_i32x8& x, ark_u32 exponents, const ArkScaledPiece& piece,
+                  const ark_f32x4& to) {
+            return ark_scaled_multiply(x, exponents, piece.codes, piece.scale >> 7, to);
+          });
+        } else {
+          each([](const ark_i32x8& x, ark_u32 exponents, const ArkScaledPiece& piece,
+                  const ark_f32x4& to) { return ark_scaled_any(x, exponents, piece, to); });
+        }
+#pragma unroll
+        for (int o = 0; o < TOGETHER; ++o) {
+#pragma unroll
+          for (int i = 0; i < STEPS; ++i) then(begin + o, i);
+        }
+#pragma unroll
+        for (int o = 0; o < TOGETHER; ++o) {
+          const int tile = share * OWN + begin + o;
+          const float two = lane % 16 < 8 ? sum[o][0] + sum[o][1] : sum[o][2] + sum[o][3];
+          const float one = lane < 48 ? two : 0.0f;
+          const ark_f32x4 all =
+              __builtin_amdgcn_mfma_f32_16x16x4f32(1.0f, one, ark_f32x4{}, 0, 0, 0);
+          if (lane < 16 && tile < ALL) sums[(tile * 16 + lane) * K_WAVES + k_wave] = all[0];
+        }
+      }
+    };
+    if (top + ROWS < end - t.coord[2]) {
+      products([&](int o, int i) { ring[o][i] = load(o, i, top + ROWS); });
+    } else {
+      products([](int, int) {});
+    }
+    ark_sync();
+    for (int i = ark_tid(); i < rows; i += ARK_THREADS) {
+      float result = 0.0f;
+#pragma unroll
+      for (int s = 0; s < ADDED; ++s) {
+        float sum[WEIGHTS];
+#pragma unroll
+        for (int w = 0; w < WEIGHTS; ++w) {
+          const int tile = (s * WEIGHTS + w) * TILES + i / ARK_SCALED_ROWS;
+          const float* of = sums + (tile * 16 + i % ARK_SCALED_ROWS) * K_WAVES;
+          sum[w] = 0.0f;
+#pragma unroll
+          for (int p = 0; p < K_WAVES; ++p) sum[w] += of[p] + of[ARK_SCALED_ROWS * K_WAVES + p];
+        }
+        if (i >= ARK_THREADS) finish.ahead(row, slot + s, expert[s], t.coord[2] + top + i, with[s]);
+        result += finish.term(sum, with[s]);
+      }
+      if (TOTAL > 0 && i >= ARK_THREADS) left = finish.left(row, t.coord[2] + top + i);
+      finish.store(row, slot, t.coord[2] + top + i, TOTAL > 0 ? result + left : result);
+    }
+    if (top + ROWS < end - t.coord[2]) ahead(t.coord[2] + top + ROWS);
+    ark_sync();
+  }
+  return true;
+}
