@@ -1,7 +1,7 @@
 """Linear layers of one input row: all waves of a block share each task's weights evenly.
 
 Used in decoding, in the variant `block`, for one input row and weights whose rows are whole 16-byte
-loads. If a row of bf16 weights divides into equal whole loads for all waves, matrix units multiply
+loads. If a row of bf16 weights divides into nearly equal loads for all waves, matrix units multiply
 (linear_matrix.h). Otherwise rows are cut into parts that are dealt to the waves (linear.h). The
 body begins before its task's waits (Body.enters), because no task writes the weights that it reads.
 The common body computes all other cases. Called by the writer through the dialect.
@@ -23,6 +23,7 @@ from ark.tasks.linear_params import LinearParams
 LOADS_AHEAD = 4  # loads of a wave in flight: AHEAD in linear.h
 MATRIX_PIECE = 128  # elements that a wave's load reads of each of four rows
 MATRIX_LOADS = 16  # loads of a wave in flight with matrix units: 64 registers
+MATRIX_FILL = 7 / 8  # the least share of these loads that is within a row
 MATRIX_CHUNK = 4  # pieces of the input that are in shared memory at once
 _TYPES = ("fp32", "fp16", "bf16")
 
@@ -48,8 +49,10 @@ def _matrix(sig: Signature, machine: Machine) -> tuple[int, int] | None:
     units do not multiply these weights.
     """
     weight = sig.operands[1]
-    pieces, rest = divmod(weight.shape[1], MATRIX_PIECE * machine.warps)
-    fits = weight.dtype == "bf16" and not rest and 1 <= pieces <= MATRIX_LOADS
+    columns, each = weight.shape[1], MATRIX_PIECE * machine.warps
+    pieces = -(-columns // each)
+    full = columns % 8 == 0 and columns >= MATRIX_FILL * pieces * each
+    fits = weight.dtype == "bf16" and full and pieces <= MATRIX_LOADS
     if not fits or not machine.has(Capability.MFMA) or machine.lanes != 64:
         return None
     fours = -(-_rows(sig, machine) // 4)

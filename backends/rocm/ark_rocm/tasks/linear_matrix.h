@@ -1,17 +1,40 @@
-// Linear layers of one input row by matrix units. Each wave multiplies an equal part along k of
-// every row of the task's weights. It therefore reads only its own part of the input, keeps it in
-// registers, and synchronises with the other waves once, for the sums. A load of a wave reads 256
-// bytes of each of four rows. The loaded registers are directly the operands of two products of
-// sixteen 4x4x4 blocks: block b has the elements 8 b to 8 b + 7 of the four rows. The blocks'
-// columns are three parts of the input: each float is split into three parts of 8 bits of its
-// significand, whose sum is exactly the float. The fourth column is zero.
+// Linear layers of one input row by matrix units. A wave gets an equal part along k of every row of
+// the task's weights (the last waves' parts may end after the row, where both sides are zero). It
+// therefore reads only its own part of the input, keeps it in registers, and
+// synchronises with the other waves once, for the sums. A load of a wave reads 256 bytes of each of
+// four rows. The loaded registers are directly the operands of two products of sixteen 4x4x4
+// blocks: block b has the elements 8 b to 8 b + 7 of the four rows. The columns are three parts of
+// the input, of 8 bits of the significand each, whose sum is the input exactly; the fourth column
+// is zero.
+
+// Defined in ark/tasks/linear_epilogue.h, which comes later in the source.
+template <class E, class B>
+struct ArkBiasedSums;
+
+// The bias of a row, which the epilogue loads again when the sums are complete: then its line is in
+// the first-level cache. 0 without a bias.
+template <class E>
+ARK_DEVICE float ark_bias_ahead(ArkCtx&, const E&, int) {
+  return 0.0f;
+}
+template <class E, class B>
+ARK_DEVICE float ark_bias_ahead(ArkCtx& c, const ArkBiasedSums<E, B>& e, int row) {
+  return ark_load(c, e.bias, 0, 0, 0, row);
+}
 
 typedef float ark_mfma_sums __attribute__((ext_vector_type(4)));
 typedef short ark_mfma_pack __attribute__((ext_vector_type(4)));
 
+// The index of an element, or of the last one if the row of K elements ends before it. PART: the
+// length of a wave's part.
+template <int K, int PART>
+ARK_DEVICE int ark_part_at(int k) {
+  return K % (PART * ARK_WARPS) == 0 || k < K ? k : K - 1;
+}
+
 // Each lane reads EACH elements of the input, from `first` on and ARK_LANES apart. One method
-// issues the reads, another returns the elements.
-template <int EACH, int PART, class X>
+// issues the reads, another returns the elements. Past the row's end they are zero.
+template <int K, int EACH, int PART, class X>
 struct ArkPartInput {
   const X& x;
   int first;
@@ -21,19 +44,22 @@ struct ArkPartInput {
   ARK_METHOD void take(ArkCtx& c, int) {
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-      v[e] = ark_load(c, x, 0, 0, 0, first + ark_lane() + e * ARK_LANES);
+      const int k = first + ark_lane() + e * ARK_LANES, at = ark_part_at<K, PART>(k);
+      // With a mask, no load depends on a branch.
+      const ark_u32 mask = at == k ? ~0u : 0u;
+      v[e] = ark_bits_float(ark_float_bits(ark_load(c, x, 0, 0, 0, at)) & mask);
     }
   }
 };
-template <int EACH, int PART, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
-struct ArkPartInput<EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM>> {
+template <int K, int EACH, int PART, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
+struct ArkPartInput<K, EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM>> {
   const ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM>& x;
   int first;
   float v[EACH];
   ark_u64 seen[EACH];
 
   ARK_METHOD const ark_u64* mine(int e) const {
-    return ark_address(x, 0, 0, 0, first + ark_lane() + e * ARK_LANES);
+    return ark_address(x, 0, 0, 0, ark_part_at<K, PART>(first + ark_lane() + e * ARK_LANES));
   }
   ARK_METHOD void ask(ArkCtx&) {
 #pragma unroll
@@ -52,7 +78,7 @@ struct ArkPartInput<EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM
   ARK_METHOD void take(ArkCtx& c, int patience) {
     if (!ready(c)) {
       const int polled = static_cast<int>(c.processor * 61u % static_cast<ark_u32>(PART));
-      const ark_u64* gate = ark_address(x, 0, 0, 0, first + polled);
+      const ark_u64* gate = ark_address(x, 0, 0, 0, ark_part_at<K, PART>(first + polled));
       if (ark_warp() == ARK_WARPS - 1) ark_poll_asking(c, gate, SYSTEM, patience);
       ark_wait_packet(c, gate, SYSTEM);
       for (ask(c); !ready(c) && !ark_failed(c); ask(c)) {
@@ -65,7 +91,11 @@ struct ArkPartInput<EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM
       }
     }
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) v[e] = ark_bits_float(static_cast<ark_u32>(seen[e]));
+    for (int e = 0; e < EACH; ++e) {
+      const int k = first + ark_lane() + e * ARK_LANES;
+      const float own = ark_bits_float(static_cast<ark_u32>(seen[e]));
+      v[e] = ark_part_at<K, PART>(k) == k ? own : 0.0f;
+    }
   }
 };
 
@@ -154,30 +184,35 @@ ARK_DEVICE float ark_mfma_totals(const float (&fold)[4], int lane) {
 template <int K, int ROWS, int AHEAD, int CHUNK, class X, class P, class E>
 ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* weights, X x,
                                   const P& prologue, E epilogue) {
-  constexpr int PART = K / ARK_WARPS, PIECES = PART / 128, EACH = PART / ARK_LANES;
+  constexpr int PIECES = (K + 128 * ARK_WARPS - 1) / (128 * ARK_WARPS), PART = PIECES * 128;
+  constexpr int EACH = PART / ARK_LANES;
+  constexpr bool WHOLE = PART * ARK_WARPS == K;
   constexpr int MOST = (ROWS + 3) / 4, ROUNDS = (MOST + AHEAD - 1) / AHEAD, WIDTH = E::WIDTH;
   constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // of a thread
   constexpr int SPREAD = 3 * (CHUNK * 128 + 16);                       // a wave's, in elements
-  static_assert(PIECES * 128 * ARK_WARPS == K, "whole loads");
+  static_assert(K % 8 == 0, "whole loads");
   float* sums = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by row, wave
   float* red = sums + ROUNDS * AHEAD * 4 * ARK_WARPS;
   const int lane = ark_lane(), warp = ark_warp();
   ark_u16* xs = reinterpret_cast<ark_u16*>(red + 2 * ARK_WARPS) + warp * SPREAD;
   const int first = t.coord[0], rows = t.coord[1] - first;
   const auto* base = (const ark_global<char>*)(weights + static_cast<ark_i64>(first) * K);
-  const ark_u32 at = static_cast<ark_u32>(warp * PART + lane / 4 * 8) * 2u;
-  // Past the last row, the last row is loaded again instead of nothing, because a load must not
-  // depend on a branch (the next wait would be for all loads in flight).
+  const int at = warp * PART + lane / 4 * 8;
+  const auto inside = [&](int piece) { return WHOLE || at + piece * 128 < K; };
+  // Past the last row, that row is loaded again, and past a row's end its first elements are: a
+  // load must not depend on a branch.
   const auto load = [&](int four, int piece) {
     const int row = four * 4 + (lane % 4 ^ lane / 4 % 4);
-    const ark_u32 offset = static_cast<ark_u32>(row < rows ? row : rows - 1) * (2u * K) + at;
-    return __builtin_nontemporal_load((const ark_global<ark_u32x4>*)(base + offset + piece * 256));
+    const ark_u32 offset = static_cast<ark_u32>(row < rows ? row : rows - 1) * (2u * K);
+    const ark_u32 k = static_cast<ark_u32>(inside(piece) ? at + piece * 128 : 0);
+    return __builtin_nontemporal_load((const ark_global<ark_u32x4>*)(base + (offset + k * 2u)));
   };
   float factors[EACH];
   if constexpr (P::norm) {
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-      factors[e] = ark_get(prologue.weight.p, warp * PART + lane + e * ARK_LANES);
+      const int k = warp * PART + lane + e * ARK_LANES;
+      factors[e] = ark_get(prologue.weight.p, ark_part_at<K, PART>(k));
     }
   }
   ark_u32x4 ring[AHEAD][PIECES];
@@ -187,8 +222,10 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
     for (int p = 0; p < PIECES; ++p) ring[a][p] = load(a, p);
   }
   if (!ark_enter(c)) return false;
-  ArkPartInput<EACH, PART, X> part{x, warp * PART};
+  ArkPartInput<K, EACH, PART, X> part{x, warp * PART};
   part.ask(c);
+  const int own_row = ark_tid() * WIDTH < rows ? ark_tid() * WIDTH : 0;
+  const float bias = ark_bias_ahead(c, epilogue, first + own_row);
   float ahead[OWN][1][WIDTH] = {};
 #pragma unroll
   for (int o = 0; o < OWN; ++o) {
@@ -223,7 +260,9 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
         ark_mfma_sums total = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int p = 0; p < PIECES; ++p) {
-          total = ark_mfma_add(ring[a][p], input[p], total);
+          // An infinite weight times zero would be NaN.
+          const ark_u32x4 own = inside(p) ? ring[a][p] : ark_u32x4(0u);
+          total = ark_mfma_add(own, input[p], total);
           if constexpr (ROUNDS > 1) ring[a][p] = load(four + AHEAD + a, p);
         }
         fold[a - begin] = ark_mfma_fold(total);
@@ -241,6 +280,7 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
       if (lane == 0) red[warp] = own;
     }
   }
+  asm volatile("" ::"v"(bias));
   ark_sync();
   float scale = 1.0f;
   if constexpr (P::norm) {
