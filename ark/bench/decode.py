@@ -98,6 +98,8 @@ def _random_rows(dtype: RowType, rows: int, pool: np.ndarray) -> np.ndarray:
     # Unsigned storage types hold a negative 4-bit code as the code plus 16.
     codes = codes % 16 if dtype.codes.name in ("uint4", "uint8") else codes
     factor = 0.4 * dtype.columns**-0.5 * (1.0 + 0.1 * pool[: some * dtype.groups])
+    if dtype.codes.name == "fp4":  # MXFP4's scales are powers of two
+        factor = np.exp2(np.rint(np.log2(factor)))
     scales = factor.reshape(some, -1)
     zeros = np.full_like(scales, 8.0) if dtype.zeros else None
     distinct = row_bytes(dtype, codes, scales, zeros)

@@ -96,6 +96,8 @@ def _most_read(group: Group, machine: Machine) -> int:
     costs = machine.costs
     if group.kind == "choose":  # its tasks wait for the logits' counter in any case
         return costs.packet_elements if machine.has(Capability.PACKET_GATE) else 0
+    if group.kind == "expert_linear":
+        return costs.polled_elements if machine.has(Capability.PACKET_GATE) else 0
     if group.kind not in ("linear", "linear_rows"):
         return costs.packet_elements
     leads = machine.variant.role(COMMUNICATE) > 0

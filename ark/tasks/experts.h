@@ -275,7 +275,7 @@ template <int K, bool SLOTS, int FIRST, int OF, class X, class E>
 ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const E& experts,
                                 float* xs) {
   for (int i = ark_tid(); i < K; i += ARK_THREADS) {
-    xs[i] = ark_get(SLOTS ? ark_address(x, 0, row, slot, i) : ark_address(x, 0, 0, row, i), 0);
+    xs[i] = SLOTS ? ark_load(c, x, 0, row, slot, i) : ark_load(c, x, 0, 0, row, i);
   }
   int expert = *ark_address(experts, 0, 0, row, slot);
   if (expert < 0 || expert >= OF) {

@@ -189,8 +189,10 @@ class ExpertLinear(TaskKind):
         return Places((range(rows), range(slots), range(sig.operands[1].shape[1])), span=True)
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        residual = residual_operand(sig)
-        return frozenset({3} | (set() if residual is None else {residual}))
+        residual, each = residual_operand(sig), len(sig.operands[0].shape) == 3
+        return frozenset(
+            {3} | ({0} if each else set()) | (set() if residual is None else {residual})
+        )
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         row, slot, n0, n1 = coord[:4]

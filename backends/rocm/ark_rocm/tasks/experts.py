@@ -1,4 +1,5 @@
-"""Products with the quantised weights of chosen experts, one row of input each. If the codes of a
+"""Products of the quantised weights of chosen experts and one row of input each. On gfx950 the
+scaled matrix instruction multiplies fp4 codes as they are (experts_scaled.h). If the codes of a
 load share a scale and each wave has the same part of all rows, vector units multiply, as in linear
 layers of one row. Otherwise matrix units multiply, as in linear layers of several rows.
 
@@ -8,7 +9,10 @@ body computes all other cases. Called by the writer through the dialect.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ark.codegen.body import Body
+from ark.ir.dtype import bf16, fp4
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
@@ -26,6 +30,12 @@ from ark_rocm.tasks.linear_rows import (
 from ark_rocm.tasks.linear_several import MOST_GROUP, SeveralRows, slab_bytes
 
 MOST_SUMS = 6144  # sums in shared memory at once
+SCALED = "gfx950"  # the architecture with the scaled matrix instruction
+# What a scaled product multiplies: columns and rows of the weights, and columns that share a power
+# of two. The input has six parts.
+DEPTH, TILE_ROWS, BLOCK, PARTS = 256, 8, 32, 6
+MOST_STEPS = 6  # of a tile in a wave: the input takes 8 registers each
+MOST_LOADS = 20  # of a wave in flight: they take 5 registers each
 
 
 def _runs(sig: Signature) -> tuple[int, int]:
@@ -47,14 +57,58 @@ def _rows(sig: Signature, machine: Machine) -> int:
     return min(sig.operands[1].shape[1], room) if fits else 0
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """How the waves share scaled products. k_waves: the number of waves that share a tile's steps.
+    steps: steps of a tile in a wave. rows: outputs whose weights are loaded at once.
+    """
+
+    k_waves: int
+    steps: int
+    rows: int
+
+    def scratch(self, sig: Signature) -> int:
+        """Bytes of shared memory for the input's parts, the sums and the input."""
+        (runs, inputs), columns = _runs(sig), sig.operands[1].shape[2]
+        steps = self.k_waves * self.steps
+        parts = 2 * PARTS * (steps * DEPTH // 2 + 16) + steps * DEPTH // BLOCK
+        sums = runs * self.rows // TILE_ROWS * 16 * self.k_waves
+        return inputs * (-(-parts // 16) * 16 + 4 * columns) + 4 * sums
+
+
+def _scaled(sig: Signature, machine: Machine) -> Scaled | None:
+    """The form of scaled products; None if the weights or the machine do not support them."""
+    dtype, columns = row_type_of(sig), sig.operands[1].shape[2]
+    scales = dtype.scales == bf16 and not dtype.zeros and dtype.group % BLOCK == 0
+    if machine.arch != SCALED or dtype.codes != fp4 or not scales or columns % BLOCK:
+        return None
+    all_steps = -(-columns // DEPTH)
+    shares = [n for n in range(1, machine.warps + 1) if machine.warps % n == 0]
+    shares = [n for n in shares if -(-all_steps // n) <= MOST_STEPS]
+    if not shares:
+        return None
+    k_waves = min(shares, key=lambda n: (-(-all_steps // n) * n, -n if n <= 4 else n))
+    steps = -(-all_steps // k_waves)
+    runs, _ = _runs(sig)
+    most = MOST_LOADS // steps * (machine.warps // k_waves) // runs
+    rows = min(-(-_each(sig, machine) // TILE_ROWS), most) * TILE_ROWS
+    form = Scaled(k_waves, steps, rows)
+    fits = rows > 0 and form.scratch(sig) <= machine.shared_bytes
+    return form if fits else None
+
+
+def _each(sig: Signature, machine: Machine) -> int:
+    """The number of outputs of a task."""
+    rows, slots = sig.operands[2].shape
+    shares = rows * (1 if constants(sig)[1] else slots)
+    return -(-sig.operands[1].shape[1] // -(-machine.processors // shares))
+
+
 def _ahead(sig: Signature, machine: Machine) -> int:
     """The number of loads of a run that a wave has in flight. It is chosen so that few loads of the
     last round are past the last row.
     """
-    rows, slots = sig.operands[2].shape
-    shares = rows * (1 if constants(sig)[1] else slots)
-    each = -(-sig.operands[1].shape[1] // -(-machine.processors // shares))
-    loads = -(-each * parts_of(row_type_of(sig), machine) // machine.warps)
+    loads = -(-_each(sig, machine) * parts_of(row_type_of(sig), machine) // machine.warps)
     return min((4, 3), key=lambda n: -(-loads // n) * n)
 
 
@@ -72,14 +126,22 @@ class Experts(Body):
     def serves(self, sig: Signature, machine: Machine) -> bool:
         if not codes_on_units(sig.operands[1], machine):
             return False
+        if _scaled(sig, machine):
+            return True
         fits = self.scratch(sig, machine) <= machine.shared_bytes
-        return fits and (_plain(sig) or _rows(sig, machine) > 0)
+        several = _plain(sig) and not sig.operands[0].packet
+        return fits and (several or _rows(sig, machine) > 0)
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         own = read("codes.h", "linear_codes.h", "linear_rows.h", "experts.h")
+        if machine.arch == SCALED:
+            own = (*own, *read("experts_scaled.h"))
         return (*SeveralRows().headers(machine), HEADER, *own)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
+        form = _scaled(sig, machine)
+        if form:
+            return form.scratch(sig)
         rows = _rows(sig, machine)
         if not rows:
             return slab_bytes(MOST_GROUP, machine)
@@ -93,7 +155,12 @@ class Experts(Body):
         own: tuple[object, ...]
         rows = _rows(sig, machine)
         weights = [bytes_of(sig, 1)]
-        if rows:
+        scaled = _scaled(sig, machine)
+        if scaled:
+            form = "scaled"
+            own = (*constants(sig), scaled.k_waves, scaled.steps, scaled.rows)
+            weights.append(bytes_of(sig, weight_operands(sig)[-1]))
+        elif rows:
             parts = parts_of(row_type_of(sig), machine)
             form, own = "split", (*constants(sig), parts, _ahead(sig, machine), rows)
             weights.append(bytes_of(sig, weight_operands(sig)[-1]))
