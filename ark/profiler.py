@@ -34,6 +34,11 @@ class Profiler:
     """Times a plan and prints the results, in microseconds.
 
     plan: a result of Planner.plan. Raises InvalidUsageError for anything else.
+
+    Examples:
+        >>> y = ark.relu(ark.tensor([64]))
+        >>> ark.Profiler(ark.Planner().plan()).run(iter=2)
+        whole plan: ... us per iteration (2 iterations)
     """
 
     def __init__(self, plan: Plan) -> None:

@@ -118,7 +118,7 @@ def api() -> str:
     parts = [API, *(f"::: {place}\n" for place in sorted({*own, *classes, *ALONE}))]
     for package, title in PACKAGES.items():
         parts.append(f"## {title}\n")
-        places = members_by_text(package) if package == OF_TORCH else members(package)
+        places = members(package) if package != OF_TORCH else _of_torch()
         parts += [f"::: {place}\n" for place in places]
     return "\n".join(parts)
 
@@ -128,6 +128,12 @@ def members(package: str) -> list[str]:
     module = import_module(package)
     objects = [getattr(module, name) for name in sorted(module.__all__) if _shown(module, name)]
     return [f"{value.__module__}.{value.__qualname__}" for value in objects]
+
+
+def _of_torch() -> list[str]:
+    """What `ark.torch` has beside the functions of ark.interop, which call it."""
+    others = {place.rpartition(".")[2] for place in members("ark.interop")}
+    return [p for p in members_by_text(OF_TORCH) if p.rpartition(".")[2] not in others]
 
 
 def members_by_text(package: str) -> list[str]:

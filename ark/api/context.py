@@ -26,6 +26,12 @@ class PlannerContext:
     ones. sync=False shows the context's ops in one processor group of the plan. It does not affect
     results, because ark orders tasks by the data that they read and write. warp_range and
     sram_range are shown by `dump` and have no effect: a task has its processor to itself.
+
+    Examples:
+        >>> with ark.PlannerContext(processor_range=[0, 1]):
+        ...     y = ark.relu(ark.tensor([64]))
+        >>> ark.Planner().plan().processor_groups[0]["ProcessorRange"]
+        [0, 1]
     """
 
     _stack: ClassVar[list[PlannerContext]] = []

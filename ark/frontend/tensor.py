@@ -290,6 +290,14 @@ class Parameter(Tensor):
     """A tensor that a Module collects under the name of its attribute.
 
     gradient: the last argument of `update_gradient`. requires_grad: Module.backward computes it.
+
+    Examples:
+        >>> class Scale(ark.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.by = ark.Parameter(ark.tensor([4]))
+        >>> list(Scale().params_dict())
+        ['by']
     """
 
     requires_grad = True

@@ -16,6 +16,7 @@ from ark import log
 from ark.errors import BaseError, InvalidUsageError, PlanError
 from ark.frontend.model import Model
 from ark.ir.graph import Graph
+from ark.ir.values import whole
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan import types as inner
@@ -47,7 +48,7 @@ class Planner:
         ranks: Ranks | None = None,
         activation_bytes: int | None = None,
     ) -> None:
-        self.device_id = device_id
+        self.device_id = whole("device_id", device_id)
         self.model = model
         self.machine = machine
         self.ranks = ranks

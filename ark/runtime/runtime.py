@@ -44,6 +44,16 @@ class Runtime:
     after the other. Reads and writes of tensors in other threads are not synchronised.
 
     ranks: the job's ranks, if there are several; by default those that ark.init joins.
+
+    Examples:
+        >>> x = ark.tensor([4])
+        >>> y = ark.relu(x)
+        >>> with ark.Runtime() as runtime:
+        ...     runtime.launch()
+        ...     x = x.from_numpy(np.array([-1, 0, 1, 2], np.float32))
+        ...     runtime.run()
+        ...     y.to_numpy()
+        array([0., 0., 1., 2.], dtype=float32)
     """
 
     class State(Enum):

@@ -285,6 +285,11 @@ def backend(
 
     Raises InvalidUsageError if torch.compile is given a mode or options, which this backend does
     not support.
+
+    Examples:
+        >>> fast = torch.compile(torch.nn.ReLU(), backend="ark")
+        >>> fast(torch.tensor([-1.0, 1.0]))
+        tensor([0., 1.])
     """
     if given:
         listed = ", ".join(f"{name}={value!r:.60}" for name, value in given.items())

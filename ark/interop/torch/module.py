@@ -42,6 +42,12 @@ class Module(torch.nn.Module):
     = ...`), and their replacement (`load_state_dict(assign=True)`). Raises InvalidUsageError if the
     shapes or types of a call or of a parameter differ from these, and if torch.export cannot follow
     the module; UnsupportedError with every operator that ark lacks and the reasons.
+
+    Examples:
+        >>> linear = torch.nn.Linear(8, 2)
+        >>> fast = ark.torch.Module(linear, (torch.ones(4, 8),))
+        >>> torch.allclose(fast(torch.ones(4, 8)), linear(torch.ones(4, 8)), atol=1e-5)
+        True
     """
 
     def __init__(

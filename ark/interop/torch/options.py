@@ -24,6 +24,10 @@ class Options:
     [Training.gradientAccumulation]: batches whose gradients are averaged for one update.
     output_mode [outputMode]: the iterations whose results are returned: "all", the "final" one,
     their "sum", or with "every" each `every`-th one; by default all, or in training the final one.
+
+    Examples:
+        >>> ark.torch.Options(device_iterations=4, output_mode="sum").device_iterations
+        4
     """
 
     device_iterations: int = 1

@@ -24,6 +24,11 @@ def block(module: torch.nn.Module, stage: int) -> torch.nn.Module:
     The device's processors are divided equally among the stages. A stage's ops, gradients and
     parameter updates run on its own processors, so the batches of one iteration (see Options) are
     in different stages at the same time.
+
+    Examples:
+        >>> layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        >>> for stage, layer in enumerate(layers):
+        ...     layer = ark.torch.block(layer, stage)
     """
     if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
         raise InvalidUsageError(

@@ -88,6 +88,10 @@ def table(shape: Sequence[int], devices: int) -> Table:
     """The costs between all layouts of a tensor of `shape` over `devices` devices.
 
     Raises UnsupportedError if there are more than MOST_LAYOUTS layouts.
+
+    Examples:
+        >>> ark.parallel.table((64, 64), 4).elements.shape  # between ten layouts
+        (10, 10)
     """
     graph = _Moves(shape, devices)
     count = len(graph.layouts)
@@ -102,6 +106,11 @@ def change(shape: Sequence[int], before: Layout, after: Layout) -> list[Step]:
 
     At the start devices hold blocks in the order of `before`. The groups of the steps determine
     which block each device has at the end.
+
+    Examples:
+        >>> before, after = map(ark.parallel.Layout.parse, ("R1V4D1,1", "R4V1D1,1"))
+        >>> [(step.op, step.elements) for step in ark.parallel.change((64, 64), before, after)]
+        [('all_reduce', 6144.0)]
     """
     if before.devices != after.devices:
         raise InvalidUsageError(

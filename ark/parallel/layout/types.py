@@ -31,6 +31,11 @@ class Layout:
     Devices are numbered row by row over (replicas, values, *dims). In CoCoNet's terms, Local is a
     layout that has value splits only, Replicated one that has replicas only, and Sliced(d) one that
     has splits of dimension d only.
+
+    Examples:
+        >>> layout = ark.parallel.Layout.parse("R2V1D4,1")  # two copies; rows in four parts
+        >>> layout.devices, layout.block((8, 2))
+        (8, (2, 2))
     """
 
     replicas: int

@@ -41,7 +41,15 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The blocks of a micro-batch on numbered devices. `checked` validates them."""
+    """The blocks of a micro-batch on numbered devices. `checked` validates them.
+
+    Examples:
+        >>> ark.parallel.Placement.from_json(
+        ...     '{"devices": 1, "blocks":'
+        ...     ' [{"name": "f", "span": 1, "memory": 1, "devices": [0], "after": []}]}'
+        ... ).blocks[0].name
+        'f'
+    """
 
     devices: Annotated[int, Meta(ge=1, le=MOST_DEVICES)]
     blocks: Annotated[tuple[Block, ...], Meta(min_length=1, max_length=MOST_BLOCKS)]

@@ -66,6 +66,12 @@ def tessel(
     Raises: PlanError: one micro-batch does not fit into the memory, or no schedule was found in
     time. ModelError: the placement is not valid. InvalidUsageError: arguments out of range.
     SystemError: OR-tools is not installed.
+
+    Examples:
+        >>> placement = ark.parallel.shape("V", devices=2, forward=1, backward=2)
+        >>> schedule = ark.parallel.tessel(placement, memory=2, micro_batches=4)
+        >>> schedule.period, schedule.optimal
+        (3, True)
     """
     placement = placement.checked()
     most = MOST_ENTRIES // len(placement.blocks)

@@ -106,6 +106,10 @@ def shape(
 
     Blocks on all devices take 1 unit of time. Raises InvalidUsageError for unknown names and
     unsupported sizes.
+
+    Examples:
+        >>> [block.name for block in ark.parallel.shape("V", devices=2).blocks]
+        ['f0', 'f1', 'b1', 'b0']
     """
     if name not in SHAPES:
         raise InvalidUsageError(

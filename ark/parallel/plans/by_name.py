@@ -33,6 +33,13 @@ Place = tuple[str, int] | list[int]
 def place_of(node: Node) -> Place:
     """The block of a node, from the first scope in its name. Raises ModelError if the scope is no
     block.
+
+    Examples:
+        >>> with ark.use_model(ark.Model(0, 1)) as model:
+        ...     with model.graph.scope("f0-3"):
+        ...         y = ark.relu(ark.tensor([4]))
+        >>> ark.parallel.place_of(model.graph.nodes[0])
+        ('f0', 3)
     """
     match = SCOPE.match(node.name)
     if not match:

@@ -281,6 +281,21 @@ def autotune(
 
     start: creates a plan. ways: the sequences of transforms, by name. Raises PlanError if none can
     be applied.
+
+    Examples:
+        >>> with ark.use_model(ark.Model(0, 1)) as model:
+        ...     y = ark.linear(ark.tensor([8, 16]), ark.tensor([32, 16]))
+        >>> from ark.parallel.plans.times import Rates
+        >>> rates = Rates(flops_per_us=1e6, memory_bytes_per_us=4e6, link_bytes_per_us=4e5)
+        >>> def whole(plan):
+        ...     plan.op_assign(plan.pieces(plan.nodes[0])[0], 0, 1)
+        >>> def columns(plan):
+        ...     for rank, piece in enumerate(plan.op_trans(plan.pieces(plan.nodes[0])[0], "y", 2)):
+        ...         plan.op_assign(piece, rank)
+        >>> ways = {"whole": whole, "columns": columns}
+        >>> start = lambda: ark.parallel.ParallelGraph(model.graph, 2)
+        >>> ark.parallel.autotune(start, ways, rates).name
+        'columns'
     """
     costs: dict[str, tuple[float, RankGraphs]] = {}
     refused: dict[str, str] = {}

@@ -29,6 +29,11 @@ def pipelined(
 
     The plan raises ModelError for a node whose block is not in the schedule, and if the order of
     the schedule contradicts the dependencies in the graph.
+
+    Examples:
+        >>> placement = ark.parallel.shape("V", devices=2, forward=1, backward=2)
+        >>> schedule = ark.parallel.tessel(placement, memory=2, micro_batches=4)
+        >>> plan = ark.parallel.pipelined(schedule, ark.parallel.place_of)
     """
     entries = {(e.block, e.micro_batch): e for e in schedule.entries}
 

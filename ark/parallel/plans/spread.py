@@ -36,6 +36,14 @@ def spread(
 
     The plan raises InvalidUsageError for names that the graph does not read, and for dimensions
     that are not divisible by the number of ranks.
+
+    Examples:
+        >>> with ark.use_model(ark.Model(0, 1)) as model:
+        ...     x = ark.tensor([8, 16])
+        ...     y = ark.linear(x, ark.tensor([32, 16]))
+        >>> by_rows = ark.parallel.spread({x.ir.buffer.name: 0})
+        >>> [g.nodes[0].outputs[0].shape for g in ark.parallelize(model, 2, by_rows).ranks.graphs]
+        [(4, 32), (4, 32)]
     """
 
     def plan(graph: ParallelGraph) -> None:

@@ -51,6 +51,16 @@ def materialise(plan: ParallelGraph, algorithm: str = ONE_SHOT) -> RankGraphs:
     """The ranks' graphs of a plan. algorithm: of collectives of all ranks, as of ark.all_reduce.
 
     Raises ModelError if the plan has a cycle or omits a piece.
+
+    Examples:
+        >>> with ark.use_model(ark.Model(0, 1)) as model:
+        ...     y = ark.linear(ark.tensor([8, 16]), ark.tensor([32, 16]))
+        >>> plan = ark.parallel.ParallelGraph(model.graph, ranks=2)
+        >>> (product,) = plan.nodes
+        >>> for rank, piece in enumerate(plan.op_trans(plan.pieces(product)[0], "y", 2)):
+        ...     plan.op_assign(piece, rank)
+        >>> len(ark.parallel.materialise(plan).graphs)
+        2
     """
     return _Writer(plan, algorithm).write()
 

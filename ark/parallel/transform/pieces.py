@@ -52,6 +52,14 @@ class ParallelGraph:
 
     `op_trans` splits nodes into pieces, `op_assign` assigns each piece to one or several ranks, and
     `op_order` orders pieces. `ranks` is the number of ranks.
+
+    Examples:
+        >>> with ark.use_model(ark.Model(0, 1)) as model:
+        ...     y = ark.linear(ark.tensor([8, 16]), ark.tensor([32, 16]))
+        >>> plan = ark.parallel.ParallelGraph(model.graph, ranks=2)
+        >>> (product,) = plan.nodes
+        >>> for rank, piece in enumerate(plan.op_trans(plan.pieces(product)[0], "y", 2)):
+        ...     plan.op_assign(piece, rank)
     """
 
     def __init__(self, graph: Graph, ranks: int) -> None:

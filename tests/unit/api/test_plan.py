@@ -180,6 +180,11 @@ def test_planner_contexts_are_checked(settings: dict[str, Any]) -> None:
         ark.PlannerContext(**settings)
 
 
+def test_a_model_in_the_place_of_a_device_is_refused() -> None:
+    with pytest.raises(ark.InvalidUsageError, match="device_id: .* is not a whole number"):
+        ark.Planner(ark.Model(0, 1))  # type: ignore[arg-type]
+
+
 def test_options_that_change_results_are_refused() -> None:
     with pytest.raises(ark.UnsupportedError, match="BatchStrideNC"):
         ark.PlannerContext(config={"BatchStrideNC": [1, 2]})
