@@ -52,17 +52,24 @@ def test_the_decoder_of_the_page_is_the_one_that_ark_has() -> None:
     assert ast.literal_eval("{" + line + "}").items() <= decoders.CASES.items()
 
 
+@pytest.mark.parametrize(
+    ("title", "name"), [("A decoder of your own", "Parallel"), ("A parameter of its own", "Scaled")]
+)
 def test_the_decoder_of_ones_own_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    title: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    section = PAGE.read_text().split("## A decoder of your own")[1].split("\n## ")[0]
+    section = PAGE.read_text().split(f"## {title}\n")[1].split("\n## ")[0]
     (program,) = re.findall(r"```python\n(.*?)```", section, re.S)
     monkeypatch.setattr(registry, "ARCHITECTURES", dict(registry.ARCHITECTURES))
     (tmp_path / "examples").symlink_to(DOCS.parent / "examples")
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
     exec(program, scope)
-    assert registry.ARCHITECTURES["ParallelForCausalLM"] is scope["Parallel"]
+    assert registry.ARCHITECTURES[f"{name}ForCausalLM"] is scope[name]
     assert len(capsys.readouterr().out) > 8
 
 

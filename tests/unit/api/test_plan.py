@@ -181,7 +181,7 @@ def test_planner_contexts_are_checked(settings: dict[str, Any]) -> None:
 
 
 def test_a_model_in_the_place_of_a_device_is_refused() -> None:
-    with pytest.raises(ark.InvalidUsageError, match="device_id: .* is not a whole number"):
+    with pytest.raises(ark.InvalidUsageError, match=r"device_id: .* is not a whole number"):
         ark.Planner(ark.Model(0, 1))  # type: ignore[arg-type]
 
 

@@ -435,3 +435,5 @@ def test_the_words_of_the_page_exist() -> None:
     )
     missing = {word for word in named if not re.search(rf"\b{word}\b", texts)}
     assert len(named) > 50 and not missing
+    described = (ROOT / "docs/device-abi.md").read_text()
+    assert not {word for word in named if not re.search(rf"\b{word}\b", described)}
