@@ -101,6 +101,23 @@ def test_the_table_of_devices_equals_the_result_files() -> None:
     assert set(models.partition(" (")[0].split(", ")) <= set(MODEL_TYPES)
 
 
+def test_models_of_the_table_were_executed_where_it_says() -> None:
+    page = (ROOT / "docs/reference/decoders.md").read_text()
+    executed = {
+        (row[0].strip("`").removesuffix("ForCausalLM").lower(), backend)
+        for row in rows(page)
+        for backend, proof in zip(("CPU", "AMD", "NVIDIA"), row[2:], strict=True)
+        if proof == "executed"
+    }
+    table = [row for row in rows(section("What runs where")) if row[1] == "Hugging Face directory"]
+    assert len(table) == 2
+    for names, _, where, _ in table:
+        for name in re.sub(r" \(.*", "", names).split(", "):
+            plain = name.removesuffix("-text").replace("-", "").lower()
+            ran = {backend for model, backend in executed if model.startswith(plain)}
+            assert plain == "mistral" or ran == set(where.split(", ")), name
+
+
 def test_each_number_stands_in_the_section_that_it_links_to() -> None:
     table = rows(section("Numbers"))
     assert 3 < len(table) <= 6
