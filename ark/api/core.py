@@ -34,7 +34,9 @@ class Dims(tuple[int, ...]):
     """
 
     def __new__(cls, *sizes: object) -> Dims:
-        """From sizes, or from one sequence of sizes; raises InvalidUsageError for other values."""
+        """Creates Dims from sizes, or from one sequence of sizes. Raises InvalidUsageError for
+        other values.
+        """
         values = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
         dims = tuple(whole("Dims", n) for n in values)  # type: ignore[attr-defined]
         return super().__new__(cls, dims)

@@ -183,7 +183,9 @@ class TaskGraph:
         try:
             call(reads, outputs[0], Arguments(op), op.name)
         except TypeError as error:  # too many or too few operands
-            raise PlanError(f"op {op.name!r}: {op.type} is not of {len(reads)} tensors") from error
+            raise PlanError(
+                f"op {op.name!r}: an op of type {op.type} does not read {len(reads)} tensors"
+            ) from error
         except PlanError:
             raise
         except BaseError as error:

@@ -86,7 +86,7 @@ def messages(op: OpEntry, plan: TaskPlan, before: int) -> list[Message]:
     if above and op.type != FUSED:
         raise PlanError(
             f"op {op.name!r} of type {op.type} has the tag {above[0]}; tags from {FUSED_TAGS} on "
-            f"are for {FUSED}, which names none: give it a smaller one"
+            f"are reserved for {FUSED}; give this op a smaller tag"
         )
     return result
 
@@ -139,7 +139,7 @@ def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[
     """
     subject = f"op {op.name!r} of type {op.type}"
     if tag > (1 << 31) - 1:
-        raise PlanError(f"{subject}: a plan may have {(1 << 31) - FUSED_TAGS} of that type")
+        raise PlanError(f"{subject} is one too many; a plan may have {(1 << 31) - FUSED_TAGS}")
     _check_same(op)
     own, written = op.read_tensors[0], op.write_tensors[0]
     held = [*op.read_tensors[1:], *op.write_tensors[1:]]
@@ -271,9 +271,10 @@ def _message(op: OpEntry, plan: TaskPlan) -> Message:
     if len(ours & theirs) != 1:
         mine, other = ("SendTags", "RecvTags") if sends else ("RecvTags", "SendTags")
         raise PlanError(
-            f"{subject}, to rank {peer} on rank {plan.rank}: {mine} of its own buffer has the tags "
-            f"{sorted(ours)} for rank {peer}, and {other} of the buffer there has {sorted(theirs)};"
-            " they must have exactly one in common, so give each message buffers of its own"
+            f"{subject} on rank {plan.rank} has rank {peer} as its peer; the field {mine} of the "
+            f"buffer on rank {plan.rank} lists the tags {sorted(ours)} for rank {peer}, and the "
+            f"field {other} of the buffer on rank {peer} lists {sorted(theirs)}; they must have "
+            "exactly one in common, so give each message buffers of its own"
         )
     (tag,) = ours & theirs
     return Message(

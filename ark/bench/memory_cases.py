@@ -130,7 +130,9 @@ def passes() -> list[OpCase]:
 
 
 def moves() -> list[OpCase]:
-    """Copies, casts, and ops that move elements or reduce along rows, columns and windows."""
+    """Benchmark cases of copies, casts, and ops that move elements or reduce along rows, columns
+    and windows.
+    """
     rows, images = (16384,), (16, 64, 112, 112)
     halves = (16, 64, 56, 56)
     return [

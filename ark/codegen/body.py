@@ -2,7 +2,7 @@
 
 A backend has them in its package `tasks`, beside the headers that they need, and lists them in
 `Dialect.bodies`. For a signature, the writer uses the first body of its task kind whose `serves` is
-True. If there is none, it uses the common body, which the task kind writes (ark.tasks).
+True. If there is none, it uses the vendor-independent body, which the task kind writes (ark.tasks).
 """
 
 from __future__ import annotations

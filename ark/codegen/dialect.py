@@ -2,7 +2,7 @@
 
 The writer (ark.codegen.writer) concatenates the dialect's `prelude`, which implements the device
 ABI (docs/device-abi.md), the shared structures, the loop, the bodies of the tasks and the dialect's
-`entry`. The structures, the loop and the common bodies are the same for all vendors.
+`entry`. The structures, the loop and the vendor-independent bodies are the same for all vendors.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ class Communicator:
         return failed
 
     def _state(self, reason: str = "") -> None:
-        """Sends a statement of this rank's calls to the others, once per generation."""
+        """Sends the other ranks this rank's statement of its calls, once per generation."""
         with self._changed:
             stated = self._statements[self._generation]
             if self._job.rank in stated:

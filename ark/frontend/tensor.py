@@ -378,7 +378,7 @@ def _has_torch() -> bool:
 
 
 def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
-    """(address, owner) of a torch tensor that fits a placeholder."""
+    """Returns (address, owner) of a torch tensor that is bound to a placeholder."""
     if not is_torch(data):
         raise InvalidUsageError(
             f"a placeholder takes a torch tensor, got {type(data).__name__}; pass "

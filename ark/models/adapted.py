@@ -93,7 +93,7 @@ def chosen_state(rows: int, name: str) -> ark.Tensor:
 
 
 def first(chosen: ark.Tensor, rows: int) -> ark.Tensor:
-    """The adapters of the first `rows` rows."""
+    """Selects, of the adapters chosen for all rows, those of the first `rows` rows."""
     if rows == chosen.shape()[0]:
         return chosen
     return refer(chosen, (rows, 1), (0, 0), f"{chosen.ir.name}.first{rows}")

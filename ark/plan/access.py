@@ -40,17 +40,17 @@ class Groups:
 
     @cached_property
     def my_names(self) -> list[bytes]:
-        """Each group's tasks of this op, as bytes."""
+        """For each group of conflicting accesses, this op's tasks, encoded as bytes."""
         return [tasks.tobytes() for tasks in self.mine]
 
     @cached_property
     def their_names(self) -> list[bytes]:
-        """Each group's tasks of the other op, as bytes."""
+        """For each group of conflicting accesses, the other op's tasks, encoded as bytes."""
         return [tasks.tobytes() for tasks in self.theirs]
 
     @cached_property
     def mine_listed(self) -> list[list[int]]:
-        """Each group's tasks of this op, as a list."""
+        """For each group of conflicting accesses, this op's tasks, as a list."""
         return [tasks.tolist() for tasks in self.mine]
 
     @cached_property
@@ -159,8 +159,8 @@ class Region:
         return (self.extents, other.extents)
 
     def tasks_met(self, other: Region) -> list[tuple[int, np.ndarray, bytes]]:
-        """(box, the other region's tasks that touch it, these tasks as bytes) for each box that
-        shares bytes with the other region.
+        """For each of this region's boxes that shares bytes with the other region: (box, the other
+        region's tasks that touch it, these tasks encoded as bytes).
         """
         key = ("tasks", other.boxes, other.base - self.base, self._frame_shift(other))
         if key not in self.boxes.met:
@@ -276,7 +276,7 @@ class Region:
     def _share(
         self, other: Region, rows: np.ndarray, columns: np.ndarray, distance: int
     ) -> np.ndarray:
-        """By pair of boxes: True where they share a byte if the other region begins `distance`
+        """For each pair of boxes, True if they share a byte when the other region begins `distance`
         bytes later.
         """
         *mine, simple1 = (v[rows] for v in self._combs)

@@ -92,6 +92,8 @@ class Signature:
         return {}
 
     def with_aligned(self, aligned: Sequence[bool]) -> Signature:
-        """The same signature with other alignments, given by operand."""
+        """A copy of the signature with other alignments. aligned: for each operand, True if it is
+        aligned.
+        """
         pairs = zip(self.operands, aligned, strict=True)
         return replace(self, operands=tuple(replace(o, aligned=a) for o, a in pairs))

@@ -50,7 +50,7 @@ class Counters:
         return self._apart + counter * self._machine.line_bytes
 
     def ranges(self) -> list[tuple[int, int]]:
-        """(address, bytes) of all memory that holds counters."""
+        """Returns (address, bytes) of all memory that holds counters."""
         return [(address, self._nbytes) for address in sorted({self._shared, self._apart})]
 
     def values(self) -> list[int]:

@@ -107,7 +107,7 @@ class Run:
 
     @property
     def left_idle(self) -> bool:
-        """In persistent mode: True if the kernel has left because the host released no iterations
+        """True if a persistent kernel has left the device because the host released no iterations
         for some time.
         """
         return not self.running() and int(self.host["quit"][0]) == 1 and not self._asked_to_quit

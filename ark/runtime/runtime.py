@@ -189,9 +189,9 @@ class Runtime:
             return  # no iteration was requested, so the kernel has read nothing
         if self._plan is not None and self._plan.world_size > 1:
             raise InvalidUsageError(
-                "new weights may be invisible to a running kernel of this device, and loops of "
-                "several "
-                "ranks end together: stop and launch again, or launch with loop_mode=False"
+                "on this device a running kernel may not see new weights, and the loops of "
+                f"{self._plan.world_size} ranks can only end at the same time; call stop() and "
+                "launch() on all ranks, or launch with loop_mode=False"
             )
         self._end_loop()
 

@@ -17,8 +17,8 @@ from ark.runtime.run import Run
 
 
 class Streamed:
-    """Launches on streams that continue from one another (`Executor.resume`). If a launch is on
-    another stream than the launches before, it waits for them.
+    """Runs launches of one plan that continue from one another (`Executor.resume`), each on a
+    stream of the caller. A launch on another stream than the launches before it waits for them.
     """
 
     def __init__(self, executor: Executor) -> None:

@@ -146,7 +146,9 @@ def _softplus(a: np.ndarray) -> np.ndarray:
 
 
 def _order(a: np.ndarray) -> np.ndarray:
-    """The same as ark_order in NumPy."""
+    """The NumPy reference of the device function ark_order, which maps floats to integers in the
+    same order.
+    """
     bits = np.asarray(a, np.float32).view(np.int32).astype(np.int64)
     return np.where(np.isnan(a), MAX_INT32, np.where(bits < 0, -(1 << 31) - bits, bits))
 

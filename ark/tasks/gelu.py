@@ -62,7 +62,9 @@ def _is_half_of(tree: Tree, whole: Tree) -> bool:
 
 
 def _twice_normal(tree: Tree) -> Gelu | None:
-    """If the tree is 1 + erf(x / sqrt(2)) or its approximation with tanh, the GELU of x."""
+    """Recognises twice the normal distribution function: if the tree is 1 + erf(x / sqrt(2)) or its
+    approximation with tanh, returns the GELU of x.
+    """
     if tree[0] != "add":
         return None
     for one, rest in _orders(tree):
@@ -75,7 +77,7 @@ def _twice_normal(tree: Tree) -> Gelu | None:
 
 
 def _over_root(inner: Tree) -> Tree | None:
-    """If the tree is x / sqrt(2), its part x."""
+    """Recognises x / sqrt(2): returns x if the tree has this form, otherwise None."""
     if inner[0] == "div" and _is(inner[2], math.sqrt(2.0)):
         argument: Tree = inner[1]
         return argument
@@ -85,8 +87,8 @@ def _over_root(inner: Tree) -> Tree | None:
 
 
 def _over_cubic(inner: Tree) -> Tree | None:
-    """If the tree is sqrt(2 / pi) * (x + 0.044715 x^3) or sqrt(2 / pi) * x * (1 + 0.044715 x^2),
-    its part x.
+    """Recognises sqrt(2 / pi) * (x + 0.044715 x^3) and sqrt(2 / pi) * x * (1 + 0.044715 x^2):
+    returns x if the tree has one of these forms, otherwise None.
     """
     sums = [part for part in _factors(inner) if part[0] == "add"]
     scale = math.sqrt(2.0 / math.pi)

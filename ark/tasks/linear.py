@@ -146,7 +146,9 @@ class Linear(TaskKind):
             )
 
     def weight(self, sig: Signature) -> tuple[int, int]:
-        """(n, k) of the weights; raises PlanError unless they are dense and of two dimensions."""
+        """Returns (n, k) of the weights. Raises PlanError unless they are dense and of two
+        dimensions.
+        """
         need(is_dense(sig.operands[1]), "the weights are strided, expected dense")
         return matrix(sig, 1)
 

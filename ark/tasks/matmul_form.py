@@ -129,7 +129,7 @@ def filled(size: int, high: int) -> bool:
 
 
 def dims(sig: Signature) -> tuple[int, int, int]:
-    """(m, n, k) of the product."""
+    """Returns (m, n, k), the sizes of the product."""
     p, a, out = sig.read(MatmulParams), side_shape(sig, 0), sig.operands[2].shape
     k, n = a[-2] if p.transpose_a else a[-1], out[-1]
     if p.gated:

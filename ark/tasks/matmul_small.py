@@ -60,9 +60,10 @@ def scratch(sig: Signature, machine: Machine) -> int:
 
 
 def small_text(sig: Signature, sides: tuple[str, str], finish: str) -> str:
-    """C++ statements that compute a task's matrices. sides: for each operand, the text of a lambda
+    """C++ statements that compute a task's matrices, one per warp at a time. In the texts, i0 and
+    i1 are the batch indices of the current matrix. sides: for each operand, the text of a lambda
     that maps (row or column, k) to the address of an element. finish: the text of a lambda of (row,
-    column, sum) that stores a result. All are for the batch's matrix i0, i1.
+    column, sum) that stores a result.
     """
     inner = grid(sig)[1]
     place = f"const int i0 = i / {inner}, i1 = i % {inner}; (void)i0; (void)i1; "

@@ -48,7 +48,7 @@ def case(
 
 
 def in_both_types(name: str, function: Function, *shapes: Shape) -> list[OpCase]:
-    """The same case in fp32 and in bf16."""
+    """Two cases of the same function and shapes, one in fp32 and one in bf16."""
     return [case(name, function, *shapes, dtype=d) for d in (fp32, bf16)]
 
 

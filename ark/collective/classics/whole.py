@@ -84,8 +84,8 @@ def _share_dots(b: ProgramBuilder, pairs: list[tuple[Span, Span]], slots: Span, 
 
 
 def _gather_halves(b: ProgramBuilder, low: list[int], count: int) -> None:
-    """Reverses the halving: partners exchange the slices that they hold, the farthest partners
-    first.
+    """Gathers the slices that recursive halving has left on the ranks. It reverses the halving's
+    steps: partners exchange the slices that they hold, the farthest partners first.
     """
     low = list(low)
     distance = b.ranks // 2

@@ -110,8 +110,8 @@ def _balance(net: Network) -> Point:
     point = Programme(net, net.demand).solve(nothing)
     if not point.rate:
         raise UnsupportedError(
-            f"the rate of {net.topology.name}, whose switches receive more or less than they send "
-            "on, was not found in fractions; round its bandwidths to simpler ones."
+            f"the optimal rate of {net.topology.name} was not found as a fraction, because its "
+            "switches receive more or less than they send on; round its bandwidths to simpler ones."
         )
     return point
 

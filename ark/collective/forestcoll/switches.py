@@ -55,7 +55,9 @@ def _pairs(matrix: Ints) -> list[tuple[int, int]]:
 
 
 def _remove(matrix: Ints, switch: int, demand: Ints) -> Ints:
-    """Returns the matrix after all capacity through `switch` was exchanged."""
+    """Returns the capacity matrix without a switch: all capacity of links through `switch` has been
+    exchanged for capacity of direct links between its neighbours.
+    """
     dead = np.zeros(matrix.shape, dtype=bool)
     parts = _parts_without(matrix, switch)
     while matrix[:, switch].any():

@@ -57,7 +57,9 @@ def share(op: form.Op, parts: int) -> form.Op:
     """The block's share of an operation, on chunks that are cut into `parts`."""
     info = op.tbg_info or form.Slice(0, 1)
     if info.tb_id >= info.tbg_size:
-        raise ModelError(f"{op.name}: block {info.tb_id} of a group of {info.tbg_size} blocks")
+        raise ModelError(
+            f"{op.name}: thread block {info.tb_id} is out of range in a group of {info.tbg_size}"
+        )
 
     def cut(chunks: form.Chunks) -> form.Chunks:
         size = chunks.size * parts // info.tbg_size

@@ -47,8 +47,8 @@ def _least_loaded(choices: Choices, deadline: float) -> dict[int, list[int]] | N
 
 
 class _Loads:
-    """For every physical link, the ticks for which earlier choices, with all their images, occupy
-    it.
+    """For every physical link, the time in ticks for which the routes that were chosen before
+    occupy it, including the images of these routes under the symmetries.
     """
 
     def __init__(self, choices: Choices) -> None:

@@ -10,8 +10,8 @@ without writing them as fp32 before.
 To products this applies only if their body supports expressions: under the variant `matrix`, on
 machines whose matrix units are used in any variant (`k_parts`; pairs only for products that are not
 faster in parts of k), on machines with one thread per processor, and for products of fp32 on both
-sides, which the common body computes on every machine. It does not apply under the variant `roles`,
-since such a kernel has not been run on a GPU.
+sides, which the vendor-independent body computes on every machine. It does not apply under the
+variant `roles`, since such a kernel has not been run on a GPU.
 
 The elementwise op may read the product in another shape (rows by batch, or pixels as an image). Its
 other operands are then viewed in the product's shape. Listed in ark.lower.passes after chains are

@@ -50,11 +50,13 @@ def keep_row_order(graph: Graph, context: Context) -> Graph:
 
 
 class _Rows(Pattern):
-    """The copies of a graph that permute rows of a given length, and the ops on rows."""
+    """Finds in a graph the copies that permute rows of a given length, and the ops that treat each
+    row independently.
+    """
 
     def writer(self, tensor: Tensor) -> Node | None:
-        """The only writer of the tensor, which fills its buffer; None if there is none. Other than
-        `maker`, for a tensor with any number of readers.
+        """The only writer of the tensor, which fills its buffer; None if there is none. Unlike
+        `maker`, it allows any number of readers.
         """
         node = self.makers.get(tensor.buffer.id)
         fills = node is not None and _plain(node) and same_elements(tensor, node.outputs[0])

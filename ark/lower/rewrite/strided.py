@@ -130,8 +130,8 @@ def _split(
 
 
 def _merged(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """The same runs with neighbours merged where one continues the other; () for a single
-    element.
+    """The runs (ranges of addresses with one stride), with neighbours merged where one continues
+    the other; () for a single element.
     """
     result: list[Run] = []
     for count, stride in runs:

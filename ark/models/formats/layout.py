@@ -42,7 +42,7 @@ class Layout:
         return row_type(self.codes, inputs, self.group, self.scales, self.zeros, values)
 
     def grouped(self, inputs: int) -> Layout:
-        """The same layout with groups whose size divides `inputs`."""
+        """A copy of this layout whose groups have a size that divides `inputs`."""
         return replace(self, group=math.gcd(self.group, inputs))
 
     def nbytes(self, shape: Sequence[int]) -> int:

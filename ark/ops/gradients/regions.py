@@ -69,7 +69,7 @@ def _filled(part: _Part, box: Box) -> Tensor:
 
 
 def _seen(part: _Part, tensor: ir.Tensor) -> _Part:
-    """The same part of the buffer, as a box in the buffer dimensions that the tensor uses."""
+    """The part of the buffer, expressed as a box in the buffer dimensions that `tensor` uses."""
     if part.extents == tensor.extents:
         return part
     shape = tuple(high - low for low, high in part.box)

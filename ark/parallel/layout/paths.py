@@ -71,7 +71,7 @@ class _Moves:
         self.reached, self.first = np.unique(self.ends, return_index=True)
 
     def distances(self, sources: Sequence[int]) -> np.ndarray:
-        """(layouts, sources): the least cost from each source to each layout."""
+        """The least cost from each source to each layout, as an array (layouts, sources)."""
         best = np.full((len(self.layouts), len(sources)), FAR)
         best[list(sources), np.arange(len(sources))] = 0
         costs = self.costs[:, None]

@@ -90,8 +90,8 @@ def _replicated(roles: Roles, node: Node, state: str, letter: str | None) -> boo
 
 
 def _data(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
-    """Each rank has some rows of every result. Results that are the same for all rows are computed
-    completely by all ranks.
+    """The rule of data parallelism: each rank has some rows of every result. Results that are the
+    same for all rows are computed completely by all ranks.
     """
     return state == ("R" if roles.constant(node) else "0")
 
@@ -132,7 +132,7 @@ def _sequence(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
 
 
 def _expert(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
-    """Each rank has some of the experts.
+    """The rule of expert parallelism: each rank has some of the experts.
 
     A matmul with one matrix per expert is split by experts. Other ops are split along their first
     dimension of experts, and sums over it give partial sums. If rows are routed to experts, results

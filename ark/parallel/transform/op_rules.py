@@ -183,8 +183,8 @@ def _embed(node: Node) -> str:
 
 
 def _reshape(node: Node) -> str:
-    """Both shapes are divided into runs of dimensions with equal products. A run may be cut along
-    its first dimension that is larger than 1.
+    """The annotation of a reshape. Both shapes are divided into runs of dimensions with equal
+    products. A run may be cut along its first dimension that is larger than 1.
     """
     sides = [list(node.inputs[0].shape), list(node.outputs[0].shape)]
     words: list[list[str]] = [[], []]

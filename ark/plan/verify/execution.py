@@ -287,8 +287,8 @@ class _Lists:
         return values
 
     def distinct(self) -> tuple[np.ndarray, list[tuple[int, ...]]]:
-        """The distinct lists, and for each key the index of its list among them. The empty list has
-        index 0.
+        """Equal lists are stored once: returns the distinct lists, and for each key the index of
+        its list among them. The empty list has index 0.
         """
         known: dict[tuple[int, ...], int] = {(): 0}
         numbers = np.zeros(len(self.starts) - 1, np.int64)

@@ -138,8 +138,8 @@ class Exchange:
             self._finish(steps, end)
 
     def _item_sizes(self) -> dict[int, int]:
-        """By buffer, the largest item size in bytes that divides all of its tensors into whole
-        items.
+        """For each buffer, the largest item size in bytes such that all tensors of the buffer
+        consist of whole items.
         """
         sizes: dict[int, int] = {}
         for tensor in self.plan.tensors:
@@ -193,7 +193,9 @@ class Exchange:
     def _touched(
         self, op: int, where: tuple[tuple[int, ...], ...]
     ) -> dict[tuple[int, ...], list[tuple[int, np.ndarray, bool, bool]]]:
-        """By task coordinates: (buffer, items, write, append_only) of each access, reads first."""
+        """For each task's coordinates, its accesses as (buffer, items, write, append_only), reads
+        first.
+        """
         touched: dict[tuple[int, ...], list[tuple[int, np.ndarray, bool, bool]]] = {}
         boxes_of = self._templates.boxes(self._signatures[op], where)
         for boxes in sorted(boxes_of, key=lambda b: b.write):

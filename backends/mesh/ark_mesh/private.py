@@ -95,8 +95,8 @@ class Cores:
         return built
 
     def bounds(self) -> np.ndarray:
-        """By phase, core and superstep, the number of the first task. Each row ends with the end of
-        its last superstep.
+        """For each phase, core and superstep, the number of the first task. Each row ends with the
+        end of its last superstep.
         """
         rows: list[np.ndarray] = []
         begun = [0] * len(self._places)

@@ -30,7 +30,7 @@ MAX_GROUP = 8  # the most query heads of a key/value head; registers hold their 
 
 
 def _shape(sig: Signature) -> tuple[int, int]:
-    """(query heads of a key/value head, elements of a head)."""
+    """The number of query heads per key/value head, and the number of elements of a head."""
     p = sig.read(AttentionParams)
     return p.heads // int(p.kv_heads), p.head_dim
 
@@ -204,8 +204,8 @@ class Paged(_Cached):
 
 
 class Merge(_Cached):
-    """The common body of `attention_merge`, inlined into the loop, in which the lanes of a warp
-    load packets together.
+    """The vendor-independent body of `attention_merge`, inlined into the loop, in which the lanes
+    of a warp load packets together.
     """
 
     kind = "attention_merge"

@@ -83,8 +83,8 @@ class Layout:
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
-    """The layout that keeps most warps busy, or None if only the common body supports the
-    signature.
+    """The layout that keeps most warps busy, or None if only the vendor-independent body supports
+    the signature.
     """
     params = sig.read(AttentionTilesParams)
     width, kinds = params.head_dim, {o.dtype for o in sig.operands[:4]}
@@ -189,7 +189,7 @@ class Units(TileBody):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         """The source of the body. If operands turn out not to be aligned when the kernel runs, it
-        calls the common body.
+        calls the vendor-independent body.
         """
         layout = layout_of(sig, machine)
         assert layout is not None

@@ -3,8 +3,8 @@ together.
 
 Used in decoding of one sequence, on a machine with a ring, if the row divides evenly among the
 threads. The input is loaded directly to registers, slice by slice, and in the epilogue each thread
-has one output. linear.h has the device code. The common body computes all other cases. Called by
-the writer through the dialect.
+has one output. linear.h has the device code. The vendor-independent body computes all other cases.
+Called by the writer through the dialect.
 """
 
 from __future__ import annotations

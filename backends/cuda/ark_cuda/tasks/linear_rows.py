@@ -1,8 +1,8 @@
 """Linear layers of one input row with quantised weights, in the variant `roles`. Each stage of rows
 belongs to one warp, which converts the codes to operands of matrix units.
 
-linear_rows.h, row_tiles.h and linear_codes.h have the device code. The common body computes all
-other cases. Called through the dialect.
+linear_rows.h, row_tiles.h and linear_codes.h have the device code. The vendor-independent body
+computes all other cases. Called through the dialect.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class _Shape:
 
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     """The arrangement with the largest chunk of k that fits in shared memory, or None if only the
-    common body supports the signature.
+    vendor-independent body supports the signature.
     """
     params = sig.read(MatmulParams)
     a, b, out = sig.operands[:3]

@@ -1,6 +1,6 @@
 """Sums by the switch between GPUs, through multimem instructions. They are used if the ranks'
-symmetric memory is also mapped as multicast memory (ArkParams.multicast); otherwise the common body
-is used. switch.h has the device code.
+symmetric memory is also mapped as multicast memory (ArkParams.multicast); otherwise the
+vendor-independent body is used. switch.h has the device code.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The vendor's specialised task bodies, one object for each task kind and form. Called through the
-dialect.
+"""The task bodies that are specialised for AMD GPUs: device functions that replace the
+vendor-independent ones of ark/tasks. There is one object for each task kind and special case. The
+dialect lists them.
 """
 
 from __future__ import annotations

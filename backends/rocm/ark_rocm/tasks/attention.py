@@ -2,8 +2,8 @@
 
 Used in decoding, for heads of 32, 64 or 128 elements and caches that were written before the
 iteration, except for the newest row (such caches are on the operand stream). The body begins before
-its task's waits (Body.enters). The common body computes all other cases. attention.h has the device
-code. Called by the writer through the dialect.
+its task's waits (Body.enters). The vendor-independent body computes all other cases. attention.h
+has the device code. Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class OneRow(Body):
 
 
 class Merge(Body):
-    """The common body that combines the parts of attention, with AMD code for the wait for these
-    parts.
+    """The vendor-independent body that combines the parts of attention, with AMD code for the wait
+    for these parts.
     """
 
     kind = "attention_merge"

@@ -84,8 +84,8 @@ class Layout:
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
-    """The layout that keeps most waves busy, or None if only the common body supports the
-    signature.
+    """The layout that keeps most waves busy, or None if only the vendor-independent body supports
+    the signature.
     """
     params = sig.read(AttentionTilesParams)
     width, rows = params.head_dim, params.rows
@@ -146,7 +146,9 @@ class Units(Body):
         return (*map(text.header, ("tiles.h", "pages.h", "attention_tiles.h")), *own)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The emitted source calls the common body at run time if the operands are not aligned."""
+        """The emitted source calls the vendor-independent body at run time if the operands are not
+        aligned.
+        """
         layout = layout_of(sig, machine)
         assert layout is not None
         flags = (str(flag).lower() for flag in (layout.held, layout.ahead))

@@ -3,8 +3,8 @@ scaled matrix instruction multiplies fp4 codes as they are (experts_scaled.h). I
 load share a scale and each wave has the same part of all rows, vector units multiply, as in linear
 layers of one row. Otherwise matrix units multiply, as in linear layers of several rows.
 
-Used in the variant `block` on machines with MFMA, for weights that such layers support. The common
-body computes all other cases. Called by the writer through the dialect.
+Used in the variant `block` on machines with MFMA, for weights that such layers support. The
+vendor-independent body computes all other cases. Called by the writer through the dialect.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Used in decoding, in the variant `block`, for one input row and weights whose ro
 loads. If a row of bf16 weights divides into nearly equal loads for all waves, matrix units multiply
 (linear_matrix.h). Otherwise rows are cut into parts that are dealt to the waves (linear.h). The
 body begins before its task's waits (Body.enters), because no task writes the weights that it reads.
-The common body computes all other cases. Called by the writer through the dialect.
+The vendor-independent body computes all other cases. Called by the writer through the dialect.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 rows evenly, as in ark_rocm.tasks.linear. A load has 16 bytes of codes, and their scale is loaded
 with it.
 
-Used in decoding, in the variant `block`, if the codes of a load share one scale. The common body
-computes all other cases. Called by the writer through the dialect.
+Used in decoding, in the variant `block`, if the codes of a load share one scale. The
+vendor-independent body computes all other cases. Called by the writer through the dialect.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ weights, so up to 16 rows read the weights once.
 
 Used in decoding of several sequences, in the variant `block` on machines with MFMA. The weights are
 bf16, or codes with scales, which become bf16 (linear_codes.h). The waves share every row of weights
-along k and read the input from memory, so shared memory limits neither. The common body computes
-all other cases. Called by the writer through the dialect.
+along k and read the input from memory, so shared memory limits neither. The vendor-independent body
+computes all other cases. Called by the writer through the dialect.
 """
 
 from __future__ import annotations

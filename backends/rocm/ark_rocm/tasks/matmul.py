@@ -4,10 +4,10 @@ epilogues.
 It is used on machines with the capability mfma or wmma for tiles of more than eight rows. It
 supports fp16 and bf16, fp32 times bf16 (activations times weights: a float is the exact sum of
 three bf16), and 8-bit floats. The latter go to the units that multiply them directly if both sides
-are contiguous along k, and are converted to bf16 otherwise. The common body computes all other
-cases. With mfma, tiles of 128 or 256 rows and columns of 16-bit types have a separate loop. Called
-by the writer through the dialect; matrix.h, matrix_pairs.h, matrix_large.h and matrix_store.h have
-the device code.
+are contiguous along k, and are converted to bf16 otherwise. The vendor-independent body computes
+all other cases. With mfma, tiles of 128 or 256 rows and columns of 16-bit types have a separate
+loop. Called by the writer through the dialect; matrix.h, matrix_pairs.h, matrix_large.h and
+matrix_store.h have the device code.
 """
 
 from __future__ import annotations

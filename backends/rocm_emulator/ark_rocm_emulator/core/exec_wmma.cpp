@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kSize = 16;
 
-// The row of lanes of register number `offset` of an operand. For a constant, each lane has the
-// constant.
+// Returns the row of lanes of register number `offset` of an operand. For a constant, each lane has
+// the constant.
 const uint32_t* operand_row(Wave& w, const Operand& operand, int offset, uint32_t* tmp) {
   if (operand.kind == Kind::Vgpr) return w.row(operand.reg + offset);
   fill_row(tmp, operand.lo, kLanes);

@@ -22,21 +22,21 @@ namespace ark_emu {
 // (gfx950).
 inline bool has_fnuz(const Wave& w) { return w.grid->program->arch() != Arch::gfx950; }
 
-// MI200's matrix and dot product instructions for f16 and bf16 read denormals as zero and return
-// none (MIOpen's documentation, "MI200 MFMA behavior specifics"; for V_DOT2 also PyTorch's,
-// "Numerical accuracy").
+// True if denormals are flushed: MI200's matrix and dot product instructions for f16 and bf16 read
+// denormals as zero and never return any (MIOpen's documentation, "MI200 MFMA behavior specifics";
+// for V_DOT2 also PyTorch's, "Numerical accuracy").
 inline bool flushes_denormals(const Wave& w) { return w.grid->program->arch() == Arch::gfx90a; }
 
 inline uint32_t without_denormal(uint32_t bits) {
   return (bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits;
 }
 
-// Element types: the number of bits, and the arithmetic values of the elements in bits shift to
-// shift + kBits - 1 of `count` dwords.
+// Element types of A and B. Each struct has the number of bits, and a function that returns, as
+// numbers, the elements in bits shift to shift + kBits - 1 of `count` dwords.
 template <int kWidth>
 struct InHalf {   // f16 or bf16, by the bits of the exponent
   static constexpr int kBits = 16;
-  // Both halves of `count` dwords, at most kLanes.
+  // Converts both halves of `count` dwords (at most kLanes) to doubles.
   static void widen_both(const Wave& w, const uint32_t* from, int count, double* low, double* high) {
     alignas(64) uint32_t flushed[kLanes];
     if (flushes_denormals(w)) {
@@ -103,8 +103,8 @@ inline uint32_t word_of(Wave& w, const Operand& operand, int offset, int lane) {
   return operand.lo;
 }
 
-// The row of lanes of register number `offset` of an operand. For a constant, each lane has the
-// constant.
+// Returns the row of lanes of register number `offset` of an operand. For a constant, each lane has
+// the constant.
 inline const uint32_t* words_of(Wave& w, const Operand& operand, int offset, uint32_t* tmp) {
   if (operand.kind == Kind::Vgpr) return w.row(operand.reg + static_cast<unsigned>(offset));
   fill_row(tmp, operand.lo, kLanes);
@@ -121,7 +121,7 @@ SumOf<In> element(Wave& w, const Operand& operand, int e, int lane) {
   return value;
 }
 
-// The position of a lane's register r in C and D.
+// The block, row and column of C and D that a lane's register r holds.
 struct Place {
   int block, row, column;
 };
@@ -136,7 +136,7 @@ constexpr Place place(int reg, int lane) {
   return {lane / 4, reg, lane % 4};
 }
 
-// The position at which row `row` of block `block` begins in the registers of C and D, in dwords.
+// The index of the dword in the registers of C and D at which row `row` of block `block` begins.
 template <int kSize>
 constexpr int word_in_d(int block, int row) {
   if (kSize == 32) return (16 * block + 4 * (row / 8) + row % 4) * kLanes + row / 4 % 2 * 32;
@@ -150,7 +150,8 @@ inline uint32_t total(double sum, uint32_t addend) {
 
 inline uint32_t total(int32_t sum, uint32_t addend) { return static_cast<uint32_t>(sum) + addend; }
 
-// If MODE requests it, the largest number replaces an overflow.
+// Adds `addend` to a sum. If MODE requests it, a result that overflows is replaced by the largest
+// number.
 inline uint32_t limited(double sum, uint32_t addend) {
   const double exact = sum + as_float(addend);
   const float result = static_cast<float>(exact);
@@ -167,7 +168,7 @@ template <int kSize, class T, class F>
 [[gnu::always_inline]] inline void write_with(Wave& w, const Inst& i, const Operand& c,
                                               const T (*sums)[kSize][kSize], int blocks, F add) {
   const int regs = kSize * kSize * blocks / 64;
-  // C may overlap D: no register is written before it is read.
+  // C may overlap D. The order of the steps ensures that no register is written before it is read.
   const bool backwards = c.kind == Kind::Vgpr && c.reg < i.dst[0].reg;
   for (int step = 0; step < regs; step++) {
     const int reg = backwards ? regs - 1 - step : step;
