@@ -12,6 +12,8 @@ from ark.backend import registry
 from ark.ir.attributes import ConvolutionAttributes
 from ark.lower.depthwise_tiles import depthwise_tile
 from ark.machine.capability import Capability
+from ark.plan import kind as kinds
+from ark.plan.signature import OperandType, Signature
 from ark.tasks import depthwise_form
 
 
@@ -88,3 +90,30 @@ def test_a_row_of_the_image_is_loaded_once_for_all_rows_of_a_patch() -> None:
     assert two - one == row + 7 * sums + 14 * depthwise_form.RESULT_INSTRUCTIONS + skipped
     assert depthwise_form.units((2, 5, 13, 8), (2, 7)) == 2 * 3 * 2 * 4
     assert depthwise_form.copied(window, (2, 5, 13, 8), (2, 7)) == 2 * (6 + 6) * (14 + 6) * 8
+
+
+def test_the_cost_of_a_task_counts_its_instructions() -> None:
+    """A task of the first stage of ConvNeXt takes 1.4 times as many instructions as it has
+    multiplications with additions, or more. Without a patch only these are counted.
+    """
+    machine = registry.machine("h200").using("matrix")
+    tile, patch = (1, 12, 56, 32), (3, 7)
+    given = {"size": [7, 7], "stride": [1, 1], "dilation": [1, 1], "before": [3, 3]}
+    given |= {"sizes": [56, 56], "tile": [*tile]}
+    weight, image = (
+        OperandType("bf16", shape, strides)
+        for shape, strides in (
+            ((49, 96), (96, 1)),
+            ((8, 56, 56, 96), (56 * 56 * 96, 56 * 96, 96, 1)),
+        )
+    )
+    kind, places = kinds.get("depthwise"), (0, 0, 0, 0)
+    multiplied = 2.0 * 49 * math.prod(tile)
+    plain = Signature("depthwise", given, (weight, image, image))
+    patched = Signature("depthwise", {**given, "patch": [*patch]}, (weight, image, image))
+    for sig in (plain, patched):
+        kind.check(sig)
+    assert kind.cost(plain, places)[0] == multiplied and kind.scratch(plain, machine) == 0
+    each = depthwise_form.instructions(convolution((7, 7)), patch, 2)
+    assert kind.cost(patched, places)[0] == 2.0 * 4 * 8 * 16 * each > 1.4 * multiplied
+    assert kind.scratch(patched, machine) == 18 * 62 * 32 * 2 + 49 * 32 * 4
