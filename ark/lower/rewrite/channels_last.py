@@ -158,7 +158,7 @@ class _Convolutions(TurnedImages):
             after=(*(one.windows.after if one.windows is not None else ()), *product.after),
         )
         self.nodes += [kernel, node]
-        self.turn_back(product, result, out)
+        self.turn_back(product, result, self.view(out, [n, outputs, places]))
 
     def _padded_sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
         """Both operands of the product, as in `_sides`, for a convolution of few channels, whose
