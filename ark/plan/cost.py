@@ -12,12 +12,14 @@ busy. No decision of the planner depends on it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from ark.machine import Machine
 from ark.machine.capability import Capability
+from ark.machine.costs import BoxCosts
 from ark.plan import kind as kinds
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
@@ -28,6 +30,7 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES, BOX_ROW_BYTES, Plan, Task
 
 # Kinds of tasks that multiply. Matrix units compute their products if they support the type.
 PRODUCTS = ("matmul", "linear", "linear_rows", "expert_linear", "attention_tiles")
+CONVOLUTIONS = ("convolution", "grouped_convolution")
 FEW, LEAST_FEW = 16, 9  # FEW: at most this many rows or columns of a tile use scalar units
 Place = tuple[int, int]  # processor, position
 
@@ -174,6 +177,12 @@ class _Permuted(PartialParams, frozen=True):
     perm: tuple[int, ...]
 
 
+class _Windows(PartialParams, frozen=True):
+    """The sizes of a convolution's window, the only parameter of it that the cost model reads."""
+
+    size: tuple[int, ...]
+
+
 class _Product(PartialParams, frozen=True):
     """The parameter of products that states their accuracy."""
 
@@ -197,6 +206,8 @@ def _operations(sig: Signature, machine: Machine) -> float:
     they support, otherwise those of scalar units.
     """
     costs = machine.costs
+    if sig.kind in CONVOLUTIONS and costs.boxes is not None:
+        return _convolved(sig, machine, costs.boxes)
     if sig.kind not in PRODUCTS:
         return costs.scalar_rate
     least = min(sig.read(TiledParams).tile) if sig.kind == "matmul" else FEW + 1
@@ -215,6 +226,20 @@ def _operations(sig: Signature, machine: Machine) -> float:
             return costs.boxes.plain_rate
         return costs.exact_rate / (1.0 + (0.0 if _aligned(sig) else costs.unaligned_share))
     return 2 * units if sig.operands[0].itemsize == 1 else units
+
+
+def _convolved(sig: Signature, machine: Machine, boxes: BoxCosts) -> float:
+    """Operations per microsecond of one processor in a convolution that no box copies load. Without
+    channels last, each of several outputs of a group reads the image element by element.
+    """
+    weight, source, out = sig.operands[:3]
+    if sig.kind == "convolution":
+        return machine.costs.scalar_rate if out.shape[2] == 1 else boxes.plain_rate
+    each = weight.shape[0] // math.prod(sig.read(_Windows).size)
+    rows = out.shape[3] // (source.shape[3] // each)
+    halves = source.itemsize == weight.itemsize == 2 and each % 8 == rows % 8 == 0
+    units = halves and machine.has(Capability.MMA_SYNC)
+    return boxes.common_rate if units else machine.costs.scalar_rate
 
 
 def _aligned(sig: Signature) -> bool:
