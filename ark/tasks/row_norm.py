@@ -163,8 +163,8 @@ def _at_once(held: tuple[int, int, int, int, int], machine: Machine) -> int:
 def _together(
     held: tuple[int, int, int, int, int], rows: int, machine: Machine
 ) -> tuple[int, int, int, int, int]:
-    """The layout of rows in registers (see `_held`), changed for a task of `rows` rows: few rows are
-    divided among all teams. On machines with many registers, a warp holds more rows at once.
+    """The layout of rows in registers (see `_held`), changed for a task of `rows` rows: few rows
+    are divided among all teams. On machines with many registers, a warp holds more rows at once.
     """
     pack, each, at_once, team, part = held
     each_team = math.ceil(rows / (machine.warps // team * (machine.lanes // part)))
