@@ -107,6 +107,20 @@ ARK_DEVICE void ark_store_made(bool inside, T* to, const Make& make) {
   if (inside) ark_store_pack<N>(to, pack);
 }
 
+// The same if `make` has a third argument for ark_rare (math16.h).
+template <int N, typename T, class Make>
+ARK_DEVICE void ark_store_rare(bool inside, T* to, const Make& make) {
+  ArkRareLater later{false};
+  ArkPack<T, N> pack;
+#pragma unroll
+  for (int j = 0; j < N; ++j) make(pack.v, j, later);
+  if (later.found) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) make(pack.v, j, ark_rare);
+  }
+  if (inside) ark_store_pack<N>(to, pack);
+}
+
 // Processes a tile by all threads, element by element: calls body(i0, i1, i2, i3).
 template <class TILE, class Body>
 ARK_DEVICE void ark_each_index(const ark_i32* coord, const Body& body) {

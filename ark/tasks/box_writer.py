@@ -287,8 +287,9 @@ class BoxWriter:
         )
         load = f"{each}{fetch}    }});\n" if fetch else ""
         to = f"p{self.out} + {self._at(self.out)}"
+        name, rare = ("rare", ", auto&& ark_rare") if "ark_rare" in compute else ("made", "")
         store = (
-            f"      ark_store_made<{pack}>(inside, {to}, [&]({ctype}* to, int j) {{\n"
+            f"      ark_store_{name}<{pack}>(inside, {to}, [&]({ctype}* to, int j{rare}) {{\n"
             f"{compute}      }});\n"
         )
         if self.keeps:

@@ -247,13 +247,13 @@ FUNCTIONS: dict[str, Function] = {
                 between=(0.5, 3.0),
             ),
         ),
-        Function("sin", "ark_sin(a)", np.sin, rounded="ark_sin16(a)"),
-        Function("cos", "ark_cos(a)", np.cos, rounded="ark_cos16(a)"),
+        Function("sin", "ark_sin(a)", np.sin, rounded="ark_sin16(a, ark_rare)"),
+        Function("cos", "ark_cos(a)", np.cos, rounded="ark_cos16(a, ark_rare)"),
         Function(
             "tan",
             "ark_tan(a)",
             np.tan,
-            rounded="ark_tan16(a)",
+            rounded="ark_tan16(a, ark_rare)",
             public=Public(
                 "Tangent of radians",
                 ("[-1.0, 0.0, 2.0]", "[-1.5574,  0.0000, -2.1850]"),

@@ -25,6 +25,8 @@ typedef uint64_t ark_u64;
 typedef int64_t ark_i64;
 typedef uint32_t ark_u32;
 typedef int32_t ark_i32;
+enum ArkRareNow { ark_rare };
+struct ArkRareLater { bool found; };
 struct ArkCtx { char* scratch; };
 struct ArkTask { int coord[6]; };
 #define ARK_SCRATCH(c) (c).scratch

@@ -36,6 +36,15 @@ ARK_DEVICE float ark_cosh16(float v) {
   return ark_fma(0.25f, ark_reciprocal_flushed(h), h);
 }
 
+// How a function with a long form for rare arguments treats these. With ArkRareNow, it calls the
+// long form. With ArkRareLater, it has no branch, so that the instructions of several elements can
+// overlap: it sets `found` if the long form is needed, and then the caller computes all elements
+// again with ArkRareNow. Expressions pass `ark_rare`, which a caller may declare as its own.
+enum ArkRareNow { ark_rare };
+struct ArkRareLater {
+  bool found;
+};
+
 // An angle reduced for sine and cosine: `rest` is the angle less the nearest multiple of a quarter
 // turn; the lowest bits of `quarters` are the number of quarter turns. Adding 1.5 x 2^23 rounds to
 // an integer.
@@ -66,19 +75,34 @@ ARK_DEVICE float ark_sine16(float v, ark_u32 turned) {
   const float made = (quarters & 1u) != 0u ? ark_cosine_near16(s) : ark_sine_near16(r, s);
   return ark_bits_float(ark_float_bits(made) ^ ((quarters & 2u) << 30));
 }
-ARK_DEVICE float ark_sin16(float v) {
-  return ark_size16(v) > ARK_FAR_ANGLE16 ? ark_sin_far16(v) : ark_sine16(v, 0u);
-}
-ARK_DEVICE float ark_cos16(float v) {
-  return ark_size16(v) > ARK_FAR_ANGLE16 ? ark_cos_far16(v) : ark_sine16(v, 1u);
-}
-ARK_DEVICE float ark_tan16(float v) {
-  if (ark_size16(v) > ARK_FAR_ANGLE16) return ark_tan_far16(v);
+ARK_DEVICE float ark_tangent16(float v) {
   const ArkAngle16 angle = ark_angle16(v);
   const float r = angle.rest, s = r * r;
   const float sine = ark_sine_near16(r, s), cosine = ark_cosine_near16(s);
   const bool odd = (angle.quarters & 1u) != 0u;
   return (odd ? -cosine : sine) * ark_reciprocal_flushed(odd ? sine : cosine);
+}
+ARK_DEVICE bool ark_is_far16(float v) { return ark_size16(v) > ARK_FAR_ANGLE16; }
+ARK_DEVICE float ark_sin16(float v, ArkRareNow) {
+  return ark_is_far16(v) ? ark_sin_far16(v) : ark_sine16(v, 0u);
+}
+ARK_DEVICE float ark_cos16(float v, ArkRareNow) {
+  return ark_is_far16(v) ? ark_cos_far16(v) : ark_sine16(v, 1u);
+}
+ARK_DEVICE float ark_tan16(float v, ArkRareNow) {
+  return ark_is_far16(v) ? ark_tan_far16(v) : ark_tangent16(v);
+}
+ARK_DEVICE float ark_sin16(float v, ArkRareLater& rare) {
+  rare.found |= ark_is_far16(v);
+  return ark_sine16(v, 0u);
+}
+ARK_DEVICE float ark_cos16(float v, ArkRareLater& rare) {
+  rare.found |= ark_is_far16(v);
+  return ark_sine16(v, 1u);
+}
+ARK_DEVICE float ark_tan16(float v, ArkRareLater& rare) {
+  rare.found |= ark_is_far16(v);
+  return ark_tangent16(v);
 }
 
 // The inverse tangent of v, from the smaller of |v| and 1 / |v|.
