@@ -108,8 +108,8 @@ def _laid_us(node: Node, costs: BoxCosts) -> float:
 
 
 def _tiles_us(node: Node, machine: Machine, costs: BoxCosts, units: bool) -> float:
-    """Predicted microseconds of a product with a device function that does not use warpgroups. The
-    machine's first variant has a special one for fp32.
+    """Predicted microseconds of a product that warpgroups do not compute. units: True if matrix
+    units do. The machine's first variant has a special device function for fp32.
     """
     shape, depth = fold(node.outputs[0].shape), depth_of(node)
     left, right = (t.dtype for t in node.inputs[:2])

@@ -83,7 +83,7 @@ def _tasks_of(plan: Plan, built: Tables) -> list[np.ndarray]:
 
 
 def _fetched(fetch: Fetch) -> tuple[int, ...]:
-    """The indices of the op's operands whose addresses are stored in the records of a fetch."""
+    """The indices of the op's operands to which the address fields in a fetch's records refer."""
     if fetch.growth is None:
         return (fetch.operand,)
     pages = fetch.growth.pages

@@ -20,12 +20,10 @@ ARRAYS = ("tasks", "counter_ops", "fetches", "growths", "ranges")
 
 
 class DeviceTables:
-    """host: the host's copy of the tables, as last written. arrays: the device memory of each
-    table.
-
-    The box maps (descriptors of memory boxes) of the first task table and of the operand stream
-    have their own memory. Every further task table is followed by its own box maps, so that a
-    launch that still uses the table can use them too.
+    """The tables of a plan in device memory. host: the host's copy of the tables, as last written.
+    arrays: the device memory of each table. The box maps (descriptors of memory boxes) of the first
+    task table and of the operand stream have their own memory. Every further task table is followed
+    by its own box maps, so that a launch that still uses the table can use them too.
     """
 
     def __init__(

@@ -40,8 +40,8 @@ def drop(run: Launched) -> None:
 
 
 def keep(why: str, *objects: Any) -> None:
-    """Keeps references to these objects for ever, so that they are not freed when the interpreter
-    exits either, and logs that.
+    """Keeps references to these objects for ever, so that they are not freed, not even when the
+    interpreter exits. Logs the reason `why`.
     """
     for each in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))

@@ -1,4 +1,5 @@
-"""What `expert_linear` does to its sums: the operands of its epilogue, and their C++ text.
+"""The epilogue of the task kind `expert_linear`, which processes the sums of its products: its
+operands, and its C++ text.
 
 The epilogue's value is `expr`, an expression (ark.tasks.expression) of a sum for each weight, then
 of an element of each table and of each score. A row has one slot for each of its chosen experts.

@@ -284,8 +284,8 @@ class Linear(TaskKind):
 
 
 def check_batch(name: str, sig: Signature, machine: Machine) -> None:
-    """Raises PlanError for a task that the common device function does not support; only vendors'
-    own functions do.
+    """Raises PlanError for a task that only device functions of vendors support, if the vendor has
+    none for it (the vendor-independent one does not support it).
     """
     m = sig.operands[2].shape[0]
     if m > 1 and sig.read(LinearParams).epilogue == "sample":

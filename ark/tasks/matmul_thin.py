@@ -92,8 +92,8 @@ def _batches(sig: Signature, index: int) -> tuple[int, ...]:
 
 
 def served(sig: Signature, machine: Machine) -> Thin | None:
-    """The same as `thin` for a product whose tile contains all of the few rows or columns; None for
-    other products and tiles.
+    """Like `thin`, but only for a product whose tile contains all of the few rows or columns; None
+    for other products and tiles.
     """
     form = thin(sig, machine)
     if form is None:

@@ -54,7 +54,9 @@ class Algorithm:
 
 
 def _line(b: ProgramBuilder, boxes: list[list[int]]) -> list[int]:
-    """All ranks, box by box, starting with the root if there is one."""
+    """All ranks in the order in which the algorithms join them: box by box, starting with the root
+    if there is one.
+    """
     order = [rank for box in boxes for rank in box]
     first = order.index(b.root or 0)
     return order[first:] + order[:first]

@@ -20,8 +20,8 @@ def rails(boxes: Boxes) -> list[list[int]]:
 
 
 def gather_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
-    """Each shard goes around its rail. Every rank forwards each shard that it receives to the other
-    ranks of its box.
+    """A hierarchical all-gather. Each shard goes around its rail (the ranks with the same position
+    in all boxes). Every rank forwards each shard that it receives to the other ranks of its box.
     """
     box_of = {rank: box for box in boxes for rank in box}
 
@@ -47,8 +47,8 @@ def gather_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
 
 
 def reduce_scatter_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
-    """Inside each box, every rank sums the shards of its rail. Then the sums go around the
-    rails.
+    """A hierarchical reduce-scatter. Inside each box, every rank sums the shards of its rail (the
+    ranks with the same position in all boxes). Then the sums go around the rails.
     """
     shard = b.chunks // b.ranks
     received = b.scratch(len(boxes[0]) * b.chunks, "receive")

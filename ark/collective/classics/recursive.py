@@ -10,8 +10,8 @@ from ark.collective.programs import IN, OUT, ProgramBuilder, Span
 
 
 def gather_doubling(b: ProgramBuilder) -> None:
-    """An all-gather in `out`. After step i, every rank holds the 2**(i+1) shards of its block of
-    ranks.
+    """An all-gather by recursive doubling, into `out`. After step i, every rank holds the 2**(i+1)
+    shards of its block of ranks.
     """
     shard = b.chunks // b.ranks
     distance = 1
@@ -24,8 +24,8 @@ def gather_doubling(b: ProgramBuilder) -> None:
 
 
 def reduce_scatter_halving(b: ProgramBuilder) -> None:
-    """In each step, partners exchange the half of the data whose shards belong to the partner's
-    side. The farthest partners come first.
+    """A reduce-scatter by recursive halving. In each step, partners exchange the half of the data
+    whose shards belong to the partner's side. The farthest partners come first.
     """
     scratch_levels = b.ranks.bit_length() - 1
     shard = b.chunks // b.ranks
@@ -58,8 +58,8 @@ def reduce_scatter_halving(b: ProgramBuilder) -> None:
 
 
 def all_reduce_doubling(b: ProgramBuilder) -> None:
-    """In each step, partners exchange everything that they have summed so far. This has the least
-    latency, but sends log2(N) times the data.
+    """An all-reduce by recursive doubling. In each step, partners exchange everything that they
+    have summed so far. This has the least latency, but sends log2(N) times the data.
     """
     levels = b.ranks.bit_length() - 1
     received = b.scratch(levels * b.chunks, "receive")

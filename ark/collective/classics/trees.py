@@ -140,7 +140,9 @@ def broadcast_trees(b: ProgramBuilder, root: int) -> None:
 
 
 def reduce_trees(b: ProgramBuilder, root: int) -> None:
-    """Two trees that contain the other ranks send their sums to the root."""
+    """A reduce by two trees, each of which contains all ranks but the root. The trees send their
+    sums to the root.
+    """
     received = b.scratch(2 * b.chunks, "receive")
     for index, tree in enumerate(_under_root(b, root)):
         reduce_up(b, tree, index, received)

@@ -29,8 +29,8 @@ def adasum_tree(b: ProgramBuilder) -> None:
 
 
 def adasum_halving(b: ProgramBuilder) -> None:
-    """In each level, slices have half the size and partners twice the distance. The dot products of
-    a level are sums over 2**(level+1) ranks.
+    """Adasum by recursive halving. In each level, slices have half the size and partners twice the
+    distance. The dot products of a level are sums over 2**(level+1) ranks.
     """
     levels = b.ranks.bit_length() - 1
     received = b.scratch(levels * b.chunks, "receive")

@@ -51,7 +51,10 @@ class Point:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The constraint x(out of S) >= w(S), or for reducing trees y(into S) >= w(S)."""
+    """A constraint of the linear programme, for a set S of nodes: the trees' capacity out of S is
+    at least the weight of the roots in S, x(out of S) >= w(S). For reducing trees it is the
+    capacity into S, y(into S) >= w(S).
+    """
 
     side: Mask
     reducing: bool

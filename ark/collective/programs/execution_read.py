@@ -263,7 +263,9 @@ class _Reader:
         return True
 
     def _barrier(self, rank: int, op: form.Op, block: _Block) -> bool:
-        """A barrier of several blocks. The last block that arrives lets the others continue."""
+        """Follows a barrier of several thread blocks. Returns True once the last of these blocks
+        has arrived, so that all of them continue.
+        """
         block.at_barrier = True
         here = [
             each

@@ -166,8 +166,8 @@ class _Model:
         return [bool(solver.value(v)) for v in sent]
 
     def _wish(self, edge: Edge) -> int:
-        """1 or -1 if the sketch requests few or many connections of the link's switch,
-        otherwise 0.
+        """The wish of the sketch for the switch of this link: 1 for few connections, -1 for many, 0
+        for none.
         """
         sketch, size = self.graph.sketch, self.graph.per_box
         if edge.sender is None:

@@ -183,9 +183,9 @@ def _turns_heads(pattern: Pattern, node: Node, rotation: _Rotation, last: Node) 
 
 
 def _before(graph: Graph, tensor: Tensor, perm: list[int]) -> Tensor | None:
-    """A view of a tensor (cosines or sines) for use before a transpose instead of after it: the
-    given tensor broadcasts to the transpose's result, the view to its source. None if elements
-    would have to be rearranged in memory.
+    """A view of a tensor (cosines or sines) with which a rotation can be applied before a transpose
+    instead of after it: the given tensor broadcasts to the transpose's result, the view to its
+    source. None if elements would have to be rearranged in memory.
     """
     wide = (1,) * (len(perm) - len(tensor.shape)) + tensor.shape
     shape = [1] * len(perm)

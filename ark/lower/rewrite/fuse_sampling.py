@@ -130,9 +130,9 @@ def _choosing(node: Node, logits: Tensor, candidates: Tensor, attrs: dict[str, A
 
 
 def _gives(graph: Graph, layer: Node, gather: Node, node: Node, context: Context) -> bool:
-    """True where the layer can send its share of the logits to all ranks, so that the all-gather is
-    not needed. All ranks must be on one host and begin iterations together, and a task's record
-    must have room for the addresses on all peers.
+    """True where the layer that computes logits can send its share of them to all ranks, so that
+    the all-gather is not needed. All ranks must be on one host and begin iterations together, and a
+    task's record must have room for the addresses on all peers.
     """
     if (gather.type, node.type) != ("all_gather_rotated", "sample"):
         return False

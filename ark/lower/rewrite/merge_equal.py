@@ -78,7 +78,7 @@ class _Merger:
         return (tensor.buffer.id, self.writes[tensor.buffer.id], tensor.dtype, *place)
 
     def _read(self, tensor: Tensor) -> Tensor:
-        """The tensor, or a view of the result that replaces it."""
+        """Returns the tensor, or if an equal op computes it too, a view of that op's result."""
         earlier = self.replaced.get(tensor.buffer.id)
         if earlier is None:
             return tensor

@@ -126,8 +126,8 @@ class TurnedImages(ImageNodes):
         return True
 
     def to_first(self, node: Node) -> bool:
-        """Adds a transpose to channels first, which is not needed if all readers take its source:
-        rows of channels. Returns True if it was added.
+        """Adds a transpose of an image to channels first. It is not needed if all readers can read
+        the transpose's source, which has rows of channels. Returns True if it was added.
         """
         out, source = node.outputs[0], node.inputs[0] if node.inputs else None
         if source is None or not moves_channels(node, to_last=False):

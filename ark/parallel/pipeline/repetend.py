@@ -106,8 +106,8 @@ class _Model:
             )
 
     def _not_after(self, j: int, i: int) -> Any:
-        """A variable that is 1 if block j starts no later than block i of the same device, modulo
-        the period.
+        """A variable of the solver that is 1 if block j starts no later than block i of the same
+        device, modulo the period.
         """
         if i == j:
             return 1

@@ -153,7 +153,9 @@ def _place(
 
 
 def around(placement: Placement) -> tuple[list[int], list[int]]:
-    """For each block, the least time before it and the least time after it in its micro-batch."""
+    """For each block, the least time that must pass before it, and after it, within its
+    micro-batch.
+    """
     order, blocks = placement.order(), placement.blocks
     heads, tails = [0] * len(blocks), [0] * len(blocks)
     edges = placement.edges()

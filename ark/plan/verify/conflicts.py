@@ -67,7 +67,7 @@ class LocalTouches:
 
 
 def _inside(mine: Sequence[Region], by_op: ByOp) -> list[Pairs]:
-    """Pairs of tasks of one op that access the same bytes, where one of them writes."""
+    """Finds the pairs of tasks of one op that access the same bytes, where one of them writes."""
     pairs = []
     real = [r for r in mine if not r.pretended]
     for i, a in enumerate(real):

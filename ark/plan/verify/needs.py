@@ -52,8 +52,8 @@ class Needs:
         self._firsts: list[int] = []
 
     def add(self, first: Region, second: Region, firsts: np.ndarray, seconds: np.ndarray) -> None:
-        """Adds the needs that order the second region's tasks after the first's where the regions
-        overlap. firsts, seconds: the nodes of their ops.
+        """Adds the required orders ("needs") of two regions of memory: where they overlap, the
+        second region's tasks must come after the first's. firsts, seconds: the nodes of their ops.
         """
         if come_as_packets(first, second):
             return

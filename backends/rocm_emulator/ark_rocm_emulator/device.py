@@ -90,8 +90,8 @@ class ErrorKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the emulator stopped a kernel, a DMA queue or a call: the kind of error and the full
-    message.
+    """A failure of an emulated device: the reason why the emulator stopped a kernel, a DMA queue or
+    a call. It has the kind of error and the full message.
     """
 
     kind: ErrorKind

@@ -148,11 +148,11 @@ MESSAGES: dict[str, tuple[Callable[[Data], object], str]] = {
     ),
     "no tag in common": (
         lambda d: of(d, SEND, "ReadTensors")["Buffer"].update(SendTags=[[1, 3]]),
-        r"SendTags of its own buffer has the tags \[3\] for rank 1, and RecvTags .* has \[0\]",
+        r"SendTags of the buffer on rank 0 lists the tags \[3\] for rank 1, .* lists \[0\]",
     ),
     "a tag for another peer": (
         lambda d: of(d, RECV, "WriteTensors")["Buffer"].update(RecvTags=[[2, 1]]),
-        r"RecvTags of its own buffer has the tags \[\] for rank 1",
+        r"RecvTags of the buffer on rank 0 lists the tags \[\] for rank 1",
     ),
     "two tags in common": (
         lambda d: [

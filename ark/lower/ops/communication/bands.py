@@ -131,7 +131,7 @@ class Product:
         return processors
 
     def moving(self, count: int) -> list[int]:
-        """The task lists of moving warps for `count` tasks of similar size."""
+        """Which task lists of moving warps get `count` tasks of similar size."""
         processors = [self.movers[(self._turn + i) % len(self.movers)] for i in range(count)]
         self._turn += count
         return processors

@@ -233,8 +233,8 @@ class _Sum(Product):
         return 1 if self._copied(round_index) else self.across()
 
     def _told(self, round_index: int, step: int, row: int) -> str:
-        """The name of the counter that this rank signals when it has sent the sum of a row of
-        tiles. The counter is on the rank that is `step` ranks after this one.
+        """The name of the counter on another rank that this rank signals when it has sent the sum
+        of a row of tiles. The other rank is `step` ranks after this one.
         """
         return f"{self.name}.{round_index}.sum+{self.world - step}.{row}"
 

@@ -108,7 +108,9 @@ def _stored(dtype: str) -> tuple[str, ...]:
 
 
 def loader(signatures: Sequence[Signature], machine: Machine) -> str:
-    """The ring's sizes for all products of a plan, and the loops of the roles, as C++ source."""
+    """C++ source of the variant `matrix` for a plan: the ring's sizes, which suffice for all of its
+    products, and the loops of the loading thread and the moving warps.
+    """
     stage = max((_stage(s) for s in signatures if _matmul_here(s, machine)), default=ROOM // 4)
     if any(s.kind == "attention_tiles" for s in signatures):
         stage = ROOM // 4  # four stages fit beside the queries of attention

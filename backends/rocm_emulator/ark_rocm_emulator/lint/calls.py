@@ -42,7 +42,9 @@ def _expanded(
 
 
 def _append(blocks: list[Block], callee: Function, back: list[int]) -> None:
-    """A copy of the callee's blocks. `back` follows the blocks that return."""
+    """Appends a copy of the callee's blocks to `blocks`. Blocks of the callee that return are
+    followed by the blocks `back`.
+    """
     first = len(blocks)
     for block in callee.blocks:
         returns = bool(block.instructions) and block.instructions[-1].mnemonic == "s_setpc_b64"
