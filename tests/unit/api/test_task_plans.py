@@ -188,7 +188,7 @@ MESSAGES: dict[str, tuple[Callable[[Data], object], str]] = {
             of(d, SEND, "ReadTensors")["Buffer"].update(SendTags=[[1, FUSED_TAGS]]),
             of(d, SEND, "WriteTensors")["Buffer"].update(RecvTags=[[-1, FUSED_TAGS]]),
         ],
-        "has the tag 2147418112; tags from 2147418112 on are for AllReducePacketFused",
+        "has the tag 2147418112; tags from 2147418112 on are reserved for AllReducePacketFused",
     ),
     "no packets behind a packet form": (
         lambda d: d["TaskInfos"][SEND]["Ops"][0].update(Type="SendPacket"),

@@ -20,7 +20,7 @@ int ark_device_write(ark_instance* instance, uint64_t to, const void* from, size
 int ark_device_read(ark_instance* instance, void* to, uint64_t from, size_t nbytes);
 int ark_device_zero(ark_instance* instance, uint64_t at, size_t nbytes);
 
-// Writes the device's own description (ARK_MAP_BYTES; on CUDA a tensor map) of a matrix at an
+// Writes the device's own description (ARK_MAP_BYTES, such as a tensor map) of a matrix at an
 // address. The device copies boxes of the matrix with it.
 int ark_device_map(ark_instance* instance, const ark_box_map* map, uint64_t address, void* made);
 
