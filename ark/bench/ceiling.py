@@ -11,8 +11,8 @@ import functools
 from ark.bench.peer import import_torch, repeated, torch_device
 
 ACCELERATED, HOST = 1 << 31, 1 << 28  # bytes to read, more than caches hold
-# The number of bytes of the timed copy. In a captured graph, larger copies run on copy engines, which
-# are slower on an H100.
+# The number of bytes of the timed copy. In a captured graph, larger copies run on copy engines,
+# which are slower on an H100.
 COPY_BYTES = 1 << 29
 COPIES_S = 0.02  # about how long one measurement of repeated copies takes
 
