@@ -219,7 +219,7 @@ ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, Out out, Sh
   constexpr int MANY = static_cast<int>(16 / sizeof(T));
   constexpr int SHARES = static_cast<int>(sizeof...(Shares));
   for (; at.first < at.end; at.first += BATCH * ARK_THREADS) {
-    ArkChunk<T> v[SHARES][BATCH];
+    ArkChunk<T> v[SHARES][BATCH] = {};
     // Local data is loaded before the wait for data of peers.
     ark_load_shares<false, 0, BATCH, T>(c, how, at, v, shares...);
     ark_load_shares<true, 0, BATCH, T>(c, how, at, v, shares...);

@@ -41,10 +41,10 @@ ARK_DEVICE void ark_combine_norm_rows(ArkCtx& c, const ArkTask& t, HOW how, bool
   int parity = 0;
   for (int row = t.coord[0] / K; row < t.coord[1] / K; ++row) {
     const ark_i64 first = static_cast<ark_i64>(row) * CHUNKS;
-    float kept[HELD > 0 ? HELD : 1][MANY], total[1] = {0.0f};
+    float kept[HELD > 0 ? HELD : 1][MANY] = {}, total[1] = {0.0f};
 #pragma unroll(HELD > 0 ? HELD : 1)
     for (int e = 0; e < EACH; e += B) {
-      ArkChunk<T> v[SHARES][B];
+      ArkChunk<T> v[SHARES][B] = {};
       const ArkChunks at{first + e * ARK_THREADS + ark_tid(), first + CHUNKS, bytes};
       ark_load_shares<false, 0, B, T>(c, how, at, v, shares...);
       ark_load_shares<true, 0, B, T>(c, how, at, v, shares...);

@@ -27,7 +27,7 @@ ARK_DEVICE void ark_gather_tile(ArkCtx& c, const ark_i32* coord, const Index& in
     if (!fine) {
       for (int u = 0; u < ROUNDS; ++u) ark_looked_up<FROM_END>(c, ids[u], SIZE);
     }
-    decltype(ark_load_pack<PACK>(from(0, 0, 0, 0, 0))) held[ROUNDS];
+    decltype(ark_load_pack<PACK>(from(0, 0, 0, 0, 0))) held[ROUNDS] = {};
     ark_each_pack(round, [&](int u, bool inside, int i0, int i1, int i2, int i3) {
       if (inside) held[u] = ark_load_pack<PACK>(from(places[u], i0, i1, i2, i3));
     });

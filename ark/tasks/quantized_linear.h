@@ -140,8 +140,8 @@ ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights
     // before are not stored again.
     const int row = mine + R > t.coord[1] ? t.coord[1] - R : mine;
     const auto* bits = weights.p + static_cast<ark_i64>(row) * PITCH;
-    Pack ahead[R];
-    float factor[R], zero[R], sum[R][GROUPS * V] = {};
+    Pack ahead[R] = {};
+    float factor[R] = {}, zero[R] = {}, sum[R][GROUPS * V] = {};
     const auto fetch = [&](int k) {
 #pragma unroll
       for (int r = 0; r < R; ++r) {

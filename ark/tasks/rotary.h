@@ -84,7 +84,7 @@ ARK_DEVICE void ark_rope_kv(ArkCtx& c, const ArkTask& t, X x, const R& rope) {
   constexpr int BATCH = ROWS > 1 && ARK_THREADS > 1 ? 8 : 1;  // pairs that are loaded together
   const int pairs = (t.coord[1] - t.coord[0]) / 2;
   for (int first = ark_tid(); first < pairs * ROWS; first += BATCH * ARK_THREADS) {
-    float a[BATCH], b[BATCH];
+    float a[BATCH] = {}, b[BATCH] = {};
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
       const int e = first + i * ARK_THREADS;
@@ -138,7 +138,7 @@ ARK_DEVICE void ark_rope_kv_packs(ArkCtx&, const ArkTask& t, X x, const R& rope)
   constexpr int BATCH = 3;  // packs that are loaded together
   const int packs = (t.coord[1] - t.coord[0]) / 8;
   for (int first = ark_tid(); first < packs * ROWS; first += BATCH * ARK_THREADS) {
-    decltype(ark_load_pack<8>(x.p)) asked[BATCH];
+    decltype(ark_load_pack<8>(x.p)) asked[BATCH] = {};
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
       const int e = first + i * ARK_THREADS;

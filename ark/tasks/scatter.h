@@ -179,7 +179,7 @@ ARK_DEVICE void ark_apply_updates_by_place(const ark_i32* coord, const ArkUpdate
     inside[e] = r < total && inside[e];
   }
   for (int i = 0; i < count; i += U) {
-    T x[U][C], made[U][C];
+    T x[U][C] = {}, made[U][C] = {};
     int k[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {

@@ -33,8 +33,8 @@ ARK_DEVICE void ark_apply_lines(ArkCtx& c, const ark_i32* coord, char* staged, c
   constexpr int C = (lines + ARK_WARPS - 1) / ARK_WARPS;
   T* values = reinterpret_cast<T*>(staged);
   int* places = reinterpret_cast<int*>(staged + (lines * LINE * sizeof(T) + 3) / 4 * 4);
-  decltype(id(0, 0, 0, 0, 0)) ids[E];
-  T news[E];
+  decltype(id(0, 0, 0, 0, 0)) ids[E] = {};
+  T news[E] = {};
   // Calls body(e, n, line, i) for the updates that this thread loads, from update `first` on.
   const auto each_loaded = [&](int first, const auto& body) {
 #pragma unroll
@@ -72,7 +72,7 @@ ARK_DEVICE void ark_apply_lines(ArkCtx& c, const ark_i32* coord, char* staged, c
     if (first + ROUND < N) fetch(first + ROUND);
     for (int n = ark_lane(); n - ark_lane() < ROUND; n += ARK_LANES) {
       int place[C], turn[C];
-      T value[C];
+      T value[C] = {};
 #pragma unroll
       for (int e = 0; e < C; ++e) {
         const int from = (e * ARK_WARPS + ark_warp()) * LINE + n;
@@ -86,7 +86,7 @@ ARK_DEVICE void ark_apply_lines(ArkCtx& c, const ark_i32* coord, char* staged, c
       }
       bool rest = true;
       for (int now_on = 0; rest; ++now_on) {
-        T old[C];
+        T old[C] = {};
 #pragma unroll
         for (int e = 0; e < C; ++e) {
           if (turn[e] == now_on) old[e] = now(place[e], at[e][0], at[e][1], at[e][2], at[e][3]);

@@ -82,7 +82,7 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
   }
   for (int b = 0; b < BATCH; ++b) {
     if (ranks || b % ARK_WARPS == ark_warp()) {
-      ArkCandidates<TILES> own;
+      ArkCandidates<TILES> own = {};
       if (!ranks) ark_candidates<TILES>(candidates, own);
       const bool ended = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens);
       // Besides the vote, this warp sum ensures that all lanes have read the position before the

@@ -82,8 +82,8 @@ ARK_DEVICE void ark_matrix_tile(char* scratch, const ArkSide<TA>& a, const ArkSi
   const int g = ark_lane() / 4, t = ark_lane() % 4;
   const int slice = ark_warp() / WN, first_column = ark_warp() % WN * NB * 8 + g;
   const bool busy = slice < KS;
-  ArkEight<TA> next_a[PIECES];
-  uint4 next_b[NB];
+  ArkEight<TA> next_a[PIECES] = {};
+  uint4 next_b[NB] = {};
   const auto place = [](int i, int& row, int& k) {
     const int e = ark_tid() + i * ARK_THREADS;
     row = ALONG_K ? e / (KC / 8) : e % ROWS;
