@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -227,7 +228,7 @@ class Tensor:
         """
         wait_for_stream(stream)
         provided["run"](self.model)
-        return self.to_torch() if _has_torch() else self.to_numpy()
+        return self.to_torch() if find_spec("torch") else self.to_numpy()
 
     def __getitem__(self, index: Any) -> Tensor:
         """A view: integers give a dimension of size 1, slices must have step 1, other dimensions
@@ -292,12 +293,8 @@ class Parameter(Tensor):
     gradient: the last argument of `update_gradient`. requires_grad: Module.backward computes it.
 
     Examples:
-        >>> class Scale(ark.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.by = ark.Parameter(ark.tensor([4]))
-        >>> list(Scale().params_dict())
-        ['by']
+        >>> ark.Parameter(ark.tensor([4])).requires_grad
+        True
     """
 
     requires_grad = True
@@ -369,12 +366,6 @@ def _torch() -> Any:
             "torch is not installed; install it with `pip install ark-gpu[torch]`, or use to_numpy"
         ) from error
     return torch
-
-
-def _has_torch() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec("torch") is not None
 
 
 def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:

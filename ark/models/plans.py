@@ -31,7 +31,7 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import cache, tuned, tuned_collectives
 from ark.tasks.adjusted import SampleAdjustedParams
-from ark.tasks.tokens import AdvanceParams
+from ark.tasks.advance import AdvanceParams
 
 Drafted = Callable[[int, Plan], None]
 

@@ -46,14 +46,10 @@ class Runtime:
     ranks: the job's ranks, if there are several; by default those that ark.init joins.
 
     Examples:
-        >>> x = ark.tensor([4])
-        >>> y = ark.relu(x)
+        >>> y = ark.ones([4])
         >>> with ark.Runtime() as runtime:
         ...     runtime.launch()
-        ...     x = x.from_numpy(np.array([-1, 0, 1, 2], np.float32))
         ...     runtime.run()
-        ...     y.to_numpy()
-        array([0., 0., 1., 2.], dtype=float32)
     """
 
     class State(Enum):
@@ -86,8 +82,7 @@ class Runtime:
     @staticmethod
     def get_runtime() -> Runtime:
         """The most recent runtime that still exists; otherwise a new one."""
-        latest = Runtime._latest() if Runtime._latest is not None else None
-        Runtime._shared = latest or Runtime()
+        Runtime._shared = (Runtime._latest and Runtime._latest()) or Runtime()
         return Runtime._shared
 
     @property
@@ -197,9 +192,7 @@ class Runtime:
 
     def _load(self, plan: Planned, model: Model, record: bool) -> None:
         assert plan.inner is not None and self._device is not None
-        members = None
-        if plan.world_size > 1:
-            members = self._members(plan.world_size)
+        members = self._members(plan.world_size) if plan.world_size > 1 else None
         self.executor = load(
             plan.inner,
             backend(),
@@ -229,13 +222,11 @@ class Runtime:
         for buffer in plan.inner.buffers:
             if buffer.arena != "external":
                 continue
-            storage = by_buffer.get(buffer.name)
-            if storage is None:
-                memory = self._device.alloc(buffer.nbytes, "device")
-                self._extra.append(memory)
-                addresses[buffer.id] = memory.address
-            else:
+            if (storage := by_buffer.get(buffer.name)) is not None:
                 addresses[buffer.id] = storage.place(self._device)
+                continue
+            self._extra.append(self._device.alloc(buffer.nbytes, "device"))
+            addresses[buffer.id] = self._extra[-1].address
         check_overlaps(plan.inner, addresses)
         return addresses
 
@@ -299,10 +290,9 @@ class Runtime:
 
     def barrier(self) -> None:
         """Waits for all ranks; returns at once if there is only one."""
-        if self._plan is not None and self._plan.world_size > 1:
-            members = self._ranks or ranks()
-            if members is not None:
-                members.barrier()
+        members = self._ranks or ranks()
+        if self._plan is not None and self._plan.world_size > 1 and members is not None:
+            members.barrier()
 
     @in_turn
     def wait(self) -> None:

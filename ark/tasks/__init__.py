@@ -9,6 +9,7 @@ kind's source, but the accesses are always defined here, because the verifier re
 
 from ark.tasks import (
     adjusted,
+    advance,
     argmax,
     arrival,
     attention,
@@ -50,6 +51,7 @@ from ark.tasks import (
 
 __all__ = [
     "adjusted",
+    "advance",
     "argmax",
     "arrival",
     "attention",

@@ -35,7 +35,8 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
-from ark.tasks.tokens import HEADERS, SETTINGS, leaving
+from ark.tasks.advance import leaving
+from ark.tasks.tokens import HEADERS, SETTINGS
 
 MAX_BATCH = 64
 """The most sequences that one plan decodes."""

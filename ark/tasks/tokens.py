@@ -1,4 +1,4 @@
-"""The token loop on the device: embedding look-up, sampling, and advancing the position.
+"""The token loop on the device: embedding look-up and sampling.
 
 `embedding` params: columns (per task), rows, dynamic. operands: ids, table, output; with dynamic
 also the position, to which row numbers are relative, and optionally a second output of another
@@ -14,9 +14,6 @@ logit / temperature + Gumbel noise, whose maximum over all tokens is a sample of
 bisection over the ordered bits, and searches again), appends the token, passes it to the host,
 advances the position and ends the loop at a stop token. operands: logits, settings, position,
 candidates, tokens, output (host), stops.
-
-`advance` advances the position by a chunk of the prompt. operands: settings, position, and the word
-`leave` of ark.tasks.sequences or none.
 
 settings (int32): temperature (float bits), top_k, low half of the key, last position of the prompt,
 limit of positions, number of stop tokens, high half of the key. `noise_key` computes a sequence's
@@ -360,58 +357,10 @@ def choice(callee: str, sig: Signature) -> str:
     return text.called(callee, constants, operands)
 
 
-def leaving(name: str, sig: Signature, index: int, call: str) -> str:
-    """A function that runs a task and then ends the launch after this iteration if the host has set
-    the word of operand `index`. call: the task's C++ call. As for a stop token, the barrier after
-    the task makes the lowered limit visible to all processors.
-    """
-    word = f"reinterpret_cast<const ark_u32*>({text.pointer(sig, index)})"
-    return text.function(
-        name,
-        f"  const ark_u32* word = {word};\n"
-        "  const ark_u32 asked = ark_ask_leave(word);\n"
-        f"  {call};\n"
-        "  ark_heed_leave(c, word, asked);\n",
-    )
-
-
-class AdvanceParams(Params, frozen=True):
-    rows: Rows
-
-
-class Advance(TaskKind):
-    name = "advance"
-    params = AdvanceParams
-
-    def check(self, sig: Signature) -> None:
-        super().check(sig)
-        count(sig, 2, 3)
-        shaped(sig, 0, (len(SETTINGS),), "int32", dense=True)
-        for index in range(1, len(sig.operands)):
-            shaped(sig, index, (1,), "int32")
-
-    def places(self, sig: Signature) -> Places:
-        return Places((range(1),))
-
-    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        read = [whole(i, operand) for i, operand in enumerate(sig.operands)]
-        return [*read, whole(1, sig.operands[1], write=True)]
-
-    def headers(self) -> tuple[str, ...]:
-        return HEADERS
-
-    def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        operands = (text.given(sig, 0), text.given(sig, 1, const=False))
-        constants = (sig.read(AdvanceParams).rows,)
-        if len(sig.operands) == 2:
-            return text.call(name, "ark_advance", constants, operands)
-        return leaving(name, sig, 2, text.called("ark_advance", constants, operands))
-
-
 def _tile(sig: Signature, tile: int) -> tuple[int, int]:
     vocabulary, tiles = sig.operands[0].shape[1], sig.read(SampleParams).tiles
     return vocabulary * tile // tiles, vocabulary * (tile + 1) // tiles
 
 
-for _kind in (Embedding(), Sample(), Choose(), Advance()):
+for _kind in (Embedding(), Sample(), Choose()):
     register(_kind)

@@ -12,8 +12,8 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.lower import passes
-from ark.lower.rewrite import channels_last, convolutions
+from ark.lower.rewrite import convolutions
+from tests.cases.channels_last import keep_channels_last, scaled
 from tests.opcheck import Case, check
 
 pytestmark = pytest.mark.emulated("slow")
@@ -53,24 +53,6 @@ def test_convolutions_of_turned_channels(backend: str, monkeypatch: pytest.Monke
             )
         )
     check(cases)
-
-
-def keep_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the planner rewrite also small and depthwise convolutions to channels last, on every
-    GPU.
-    """
-    monkeypatch.setattr(convolutions, "least_work", lambda _: 1.0)
-    always = channels_last.channels_last
-    monkeypatch.setattr(passes, "turn_channels", lambda graph, context, **_: always(graph, context))
-
-
-def scaled(rng: np.random.Generator, shapes: list[Any]) -> list[np.ndarray]:
-    """Returns an image, and weights scaled so that the results are about as large as the image's
-    elements.
-    """
-    image, *weights = shapes
-    small = [rng.uniform(-1, 1, s) / np.sqrt(np.prod(s[1:])) for s in weights]
-    return [rng.uniform(-1, 1, image), *small]
 
 
 DEPTHWISE: list[tuple[Any, Any, dict[str, Any]]] = [

@@ -12,7 +12,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from tests.backend.test_channels_last import keep_channels_last, scaled
+from tests.cases.channels_last import keep_channels_last, scaled
 from tests.grouped import CASES
 from tests.opcheck import Case, check
 

@@ -8,7 +8,8 @@ from ark.ir.attributes import ChooseAttributes, RowsAttributes, SampleAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
-from ark.tasks.tokens import AdvanceParams, EmbeddingParams, SampleParams
+from ark.tasks.advance import AdvanceParams
+from ark.tasks.tokens import EmbeddingParams, SampleParams
 
 
 def lower_embed(lowering: Lowering, node: Node) -> None:

@@ -57,10 +57,9 @@ def materialise(plan: ParallelGraph, algorithm: str = ONE_SHOT) -> RankGraphs:
         ...     y = ark.linear(ark.tensor([8, 16]), ark.tensor([32, 16]))
         >>> plan = ark.parallel.ParallelGraph(model.graph, ranks=2)
         >>> (product,) = plan.nodes
-        >>> for rank, piece in enumerate(plan.op_trans(plan.pieces(product)[0], "y", 2)):
-        ...     plan.op_assign(piece, rank)
-        >>> len(ark.parallel.materialise(plan).graphs)
-        2
+        >>> for rank, half in enumerate(plan.op_trans(plan.pieces(product)[0], "y", 2)):
+        ...     plan.op_assign(half, rank)
+        >>> graphs = ark.parallel.materialise(plan).graphs
     """
     return _Writer(plan, algorithm).write()
 
@@ -79,9 +78,8 @@ class _Writer:
                 self.source.setdefault(tensor.buffer.id, tensor)
         self.producers: dict[int, list[Written]] = {}
         self.wanted: dict[View, set[int]] = {}
-        self.around: dict[
-            tuple[int, int], Box
-        ] = {}  # the box around everything that a rank reads of a buffer
+        # By rank and buffer: the box around everything that the rank reads.
+        self.around: dict[tuple[int, int], Box] = {}
         for graph in self.result.graphs:
             graph.phases = plan.graph.phases
         for piece in self.order:
@@ -90,22 +88,18 @@ class _Writer:
             for view in piece.inputs:
                 self._want(view, plan.ranks_of(piece))
         self.lasting = {key: box for key, box in self.around.items() if key[1] in plan.twins}
-        self.versions: dict[tuple[int, int], int] = {
-            (twin, phase): version for version, (twin, phase) in plan.versions.items()
-        }
+        self.versions = {place: version for version, place in plan.versions.items()}
         for (rank, twin), box in self.lasting.items():
-            for (other, _), version in self.versions.items():
-                if other == twin:
-                    self._want(View(version, box), (rank,))
+            for version in [v for (other, _), v in self.versions.items() if other == twin]:
+                self._want(View(version, box), (rank,))
         self.local: dict[tuple[int, Piece, int], Tensor] = {}  # the output of a piece on a rank
         self.fetched: dict[tuple[int, View], Tensor] = {}
         self.given: dict[tuple[int, int], tuple[Tensor, Box]] = {}
 
     def _want(self, view: View, ranks: Iterable[int]) -> None:
         """Records that ranks read a view."""
-        wanting = self.wanted.setdefault(view, set())
         for rank in ranks:
-            wanting.add(rank)
+            self.wanted.setdefault(view, set()).add(rank)
             key = (rank, view.buffer)
             sides = zip(self.around.get(key, view.box), view.box, strict=True)
             self.around[key] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in sides)
@@ -116,8 +110,7 @@ class _Writer:
                 graph.phase = phase
             for piece in pieces:
                 for rank in self.plan.ranks_of(piece):
-                    inputs = [self._operand(rank, view) for view in piece.inputs]
-                    self._emit(rank, piece, inputs)
+                    self._emit(rank, piece, [self._operand(rank, view) for view in piece.inputs])
             for (rank, twin), box in sorted(self.lasting.items()):
                 if (twin, phase) in self.versions:
                     self._refresh(rank, twin, View(self.versions[twin, phase], box))

@@ -131,7 +131,7 @@ ARK_DEVICE float ark_warp_max(float v) {
 // Sums R values over the warp with R + log2(32 / R) - 1 exchanges; lane l gets the total of value
 // l / (32 / R).
 template <int R>
-ARK_DEVICE float ark_fold(float (&v)[R]) {
+ARK_DEVICE float ark_warp_sums(float (&v)[R]) {
 #pragma unroll
   for (int n = R / 2, mask = 16; n > 0; n /= 2, mask /= 2) {
     const bool upper = (ark_lane() & mask) != 0;

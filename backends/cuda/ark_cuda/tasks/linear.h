@@ -96,7 +96,7 @@ ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R])
 // Writes the warp's sums of R rows to part[0..R).
 template <int R>
 ARK_DEVICE void ark_slice_sums(float (&sum)[R], float* part) {
-  const float total = ark_fold<R>(sum);
+  const float total = ark_warp_sums<R>(sum);
   if (ark_lane() % (32 / R) == 0) part[ark_lane() / (32 / R)] = total;
 }
 

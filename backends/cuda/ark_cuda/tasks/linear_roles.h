@@ -204,7 +204,7 @@ ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& 
         scale = ark_rsqrt(all / K + prologue.eps);
       }
     }
-    float total = ark_fold<R>(sum);
+    float total = ark_warp_sums<R>(sum);
     if constexpr (P > 1) {
       if (!ark_row_total<P>(total, j / P, j % P, parts, counts, total)) continue;
     }

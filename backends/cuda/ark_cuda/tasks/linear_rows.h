@@ -13,7 +13,7 @@ ARK_DEVICE float ark_lane_products(const ROW* rows, const T* x) {
     ark_row_products<1, ROW::COLUMNS>(rows[r], x, own);
     sum[r] = own[0];
   }
-  return ark_fold<R>(sum);
+  return ark_warp_sums<R>(sum);
 }
 
 // The number of pairs of elements of the input row that a thread loads: two of each block of its
