@@ -128,8 +128,8 @@ def read_rows(matrix: Sequence[dict[str, Any]], folder: Path) -> list[Row]:
         for verb, listed in wrong.items():
             if listed:
                 raise ValueError(
-                    f"{reasons} {verb} a reason for {name}: {', '.join(sorted(listed))}; figures "
-                    f"below {MIN_RATIO} of their peer have one, others none"
+                    f"{reasons} {verb} a reason for {name}: {', '.join(sorted(listed))}; give one "
+                    f"for each figure whose ratio to its peer is below {MIN_RATIO}, and no others"
                 )
     return [Row(row, figures, known.get(row["name"], {})) for row, figures in named]
 

@@ -31,8 +31,8 @@ static volatile bool host_goes = false;
   host_entered = true;
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
   return host_goes;"""
-# Follows the bodies: the task list selects the one to run, and every computing thread runs it in
-# turn.
+# The end of the source, after the bodies. The task list selects the body to run, and the computing
+# threads run it one after another.
 ENTRY = """
 __attribute__((aligned(128))) char ark_shared[1 << 18];
 extern "C" void ark_touch(const ArkParams* params, char* scratch) {

@@ -199,8 +199,9 @@ def _moved(
     between: Sequence[Node],
     copies: Sequence[Node],
 ) -> Graph:
-    """The graph in which `copies` permute the addition's source instead of the result of the ops
-    `between`, and the copies `back` permute the sum.
+    """Moves a permutation of rows across an addition: returns the graph in which `copies` permute
+    the addition's source instead of the result of the ops `between`, and the copies `back` permute
+    the sum.
     """
     end, inner, out = copies[-1].outputs[0], back[0].inputs[0], node.outputs[0]
     windows = graph.tensor(end.shape, source.dtype, name="windows")

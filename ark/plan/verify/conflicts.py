@@ -87,7 +87,9 @@ def _inside(mine: Sequence[Region], by_op: ByOp) -> list[Pairs]:
 def _meeting(
     a: Region, b: Region, of_a: np.ndarray, of_b: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of different nodes that access the same bytes in two regions."""
+    """Pairs of different nodes (tasks of a rank) that access the same bytes in two regions of
+    memory.
+    """
     rows, columns = a.overlaps(b)
     (tasks_a, starts_a), (tasks_b, starts_b) = a.boxes.by_box, b.boxes.by_box
     many = starts_a[rows + 1] - starts_a[rows]

@@ -1,7 +1,7 @@
-// A running softmax of scores that matrix units have computed. Below, the "power" of a score is the
-// softmax's numerator, 2 to (score - running maximum). Each warp has 16 rows of scores. A lane has
-// two of these rows, lane / 4 and the one eight further, and in each of them two neighbours of
-// every eight columns of a tile.
+// A running softmax of scores that matrix units have computed. The exponential of a score (a
+// "power" in names) is the softmax's numerator, 2 to (score - running maximum). Each warp has 16
+// rows of scores. A lane has two of these rows, lane / 4 and the one eight further, and in each of
+// them two neighbours of every eight columns of a tile.
 
 constexpr float ARK_ATTENTION_LOG2E = 1.44269504f;
 
@@ -20,7 +20,7 @@ struct ArkAttentionRows {
 };
 
 // A row's running maximum is raised only when scores exceed it by this much (as a power of two).
-// Sums of powers up to 2^8 lose no precision, and rescaling the sums is seldom needed.
+// Sums of exponentials up to 2^8 lose no precision, and rescaling the sums is seldom needed.
 constexpr float ARK_ATTENTION_SLACK = 8.0f;
 
 // The largest of a row's scores, which all four lanes of the row get. half: which of the lane's two
@@ -35,9 +35,9 @@ ARK_DEVICE float ark_attention_largest(const float (&s)[BN / 2], int half) {
   m = fmaxf(m, ark_shfl_xor(m, 1));
   return fmaxf(m, ark_shfl_xor(m, 2));
 }
-// Converts the scores of a row, whose largest is m, to powers relative to the running maximum.
-// Returns the factor by which earlier sums must be multiplied. Scores are multiplied by `factor`
-// (log2(e) and the scale).
+// Converts the scores of a row, whose largest is m, to exponentials relative to the running
+// maximum. Returns the factor by which earlier sums must be multiplied. Scores are multiplied by
+// `factor` (log2(e) and the scale).
 template <int BN>
 ARK_DEVICE float ark_attention_raise(float (&s)[BN / 2], float& top, int half, float m,
                                      float factor) {

@@ -17,7 +17,7 @@ ARK_DEVICE void ark_split_pair(const T*, float a, float b, ark_u32& high, ark_u3
   low = *reinterpret_cast<const ark_u32*>(pair);
 }
 
-// Shared memory of a task. own: for each warp, first the powers (2 to score - maximum) of its
+// Shared memory of a task. own: for each warp, first the exponentials (2 to score - maximum) of its
 // positions, later its part of the result: sum, maximum and denominator of each query head.
 template <int G, int D>
 struct ArkStagedAttention {
@@ -107,8 +107,8 @@ struct ArkStagedSoftmax {
   float o[8 * G];
 };
 
-// Adds the values of N positions (at most ROWS), weighted by their powers, to the running softmax.
-// powers: shared memory of the warp for the powers.
+// Adds the values of N positions (at most ROWS), weighted by their exponentials, to the running
+// softmax. powers: shared memory of the warp for the exponentials.
 template <int G, int D, int ROWS, typename T>
 ARK_DEVICE void ark_stage_attend(const T* keys, const T* values, const uint4 (&a)[D / 32][2], int n,
                                  float* powers, ArkStagedSoftmax<G>& r) {
@@ -256,7 +256,8 @@ ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<
     ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, s.own[ark_warp()], r);
     // The fence orders these ordinary stores before the next asynchronous copy to the same slot.
     if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    // The first warp that shares the stage also frees it for all warps that do not share it.
+    // The stage's slot is free when each computing warp has released it. The first of the warps
+    // that share the stage also releases it on behalf of the warps that do not share it.
     const int left = units - j * SHARERS, sharers = left < SHARERS ? left : SHARERS;
     const ark_u32 warps = place == 0 ? static_cast<ark_u32>(ARK_WARPS + 1 - sharers) : 1u;
     ark_stage_left(c, t.fetch_begin + j, warps);
@@ -289,8 +290,8 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
   r.top = -1e30f;
   float* own = s.own[ark_warp()];
   // If a head is a single task and each warp can have a stage of its own, that takes less time than
-  // sharing stages in several rounds. It requires that a warp's shared memory holds the powers of
-  // all positions of a stage.
+  // sharing stages in several rounds. It requires that a warp's shared memory holds the
+  // exponentials of all positions of a stage.
   constexpr bool ALONE = SPLITS == 1 && STEP <= D;
   int parts = 0;
   if (ALONE && stages <= ARK_WARPS && stages * SHARERS > 2 * ARK_WARPS) {

@@ -30,8 +30,9 @@ ARK_DEVICE void ark_attention_scores(float (&s)[U::SCORES / 2], ark_u32 queries,
   }
 }
 
-// A warp's results so far for its rows: OWN blocks of 16 columns of values times powers; the sums
-// of powers, which are computed as products with ones; and the maxima to which powers are relative.
+// A warp's results so far for its rows: OWN blocks of 16 columns of values times exponentials; the
+// sums of exponentials, which are computed as products with ones; and the maxima to which
+// exponentials are relative.
 template <class U>
 struct ArkAttentionSums {
   float values[8 * U::OWN];
@@ -41,7 +42,7 @@ struct ArkAttentionSums {
 ARK_DEVICE ark_u32 ark_attention_ones(const ark_bf16*) { return 0x3f803f80u; }
 ARK_DEVICE ark_u32 ark_attention_ones(const ark_f16*) { return 0x3c003c00u; }
 
-// Adds the products of 16 keys' powers with their values, from column step `first` on.
+// Adds the products of 16 keys' exponentials with their values, from column step `first` on.
 template <class U>
 ARK_DEVICE void ark_attention_values(ArkAttentionSums<U>& sums, const ark_u32 (&p)[4],
                                      ark_u32 values, int first) {
@@ -74,8 +75,8 @@ ARK_DEVICE void ark_attention_scale(ArkAttentionSums<U>& sums, const float (&by)
   for (int i = 0; i < 4; ++i) sums.powers[i] *= by[i / 2];
 }
 
-// Converts a warp's scores to powers (exponentials relative to the running maximum) and rescales
-// its sums to that maximum.
+// Converts a warp's scores to exponentials relative to the running maximum and rescales its sums to
+// that maximum.
 template <class U>
 ARK_DEVICE void ark_attention_weigh(float (&s)[U::SCORES / 2], ArkAttentionSums<U>& sums,
                                     ark_u32 (&p)[U::KEYS / 4], float factor,
@@ -108,8 +109,8 @@ ARK_DEVICE void ark_attention_weigh(float (&s)[U::SCORES / 2], ArkAttentionSums<
   if constexpr (U::TEAM == 1) {
     ark_attention_round<T, U::KEYS>(s, p);
   } else {
-    // The powers as operands of the product with the values: four words of a lane for every 16
-    // keys.
+    // The exponentials as operands of the product with the values: four words of a lane for every
+    // 16 keys.
     const ArkAttentionPlace<U> w(strip);
     ark_u32 own[U::SCORES / 4];
     ark_attention_round<T, U::SCORES>(s, own);

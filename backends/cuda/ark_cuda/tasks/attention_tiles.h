@@ -77,7 +77,7 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
 }
 
 // The two products of a warpgroup: 64 queries times BN keys, summed over DP elements; and the
-// powers (exponentials) of these scores times BN values.
+// exponentials of these scores times BN values.
 template <typename T, int DP, int BN>
 struct ArkAttentionProducts {
   typedef T type;
@@ -129,8 +129,8 @@ ARK_DEVICE void ark_attention_pass(int group) {
   asm volatile("barrier.arrive %0, 256;" ::"r"(14 + group) : "memory");
 }
 
-// The computing warps' part of a task. W: the two kinds of products, queries with keys and powers
-// with values.
+// The computing warps' part of a task. W: the two kinds of products, queries with keys and
+// exponentials with values.
 template <class S, class W, int DP, int BN, int Q, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scale, float cap,
                                          O output, P position, N sinks, M mask) {
@@ -174,7 +174,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       };
       float s[BN / 2] = {}, keep[2];
       ark_u32 p[BN / 4];
-      // Applies scale, soft cap and masks to a block's scores before they become powers.
+      // Applies scale, soft cap and masks to a block's scores before they become exponentials.
       const auto finish = [&](int block) {
         if constexpr (S::CAPPED) {
 #pragma unroll
@@ -217,7 +217,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
         ark_matrix_hold(s);
         release(used);
         finish(block);
-        // While the products with the values run, the powers of the scores are computed.
+        // While the products with the values run, the exponentials of the scores are computed.
         // ark_matrix_hold makes the compiler compute them before the next wait.
         ark_matrix_hold(s);
         filled(used + 2u);

@@ -1,11 +1,10 @@
 // Attention of tiles of queries on matrix units (FlashAttention-2, Dao 2023): the operands and
-// products of a wave. attention_walk.h has the loop over blocks of keys.
-//
-// A wave has a slab of queries: as many as a block of its unit has columns, 32 of MFMA and 16 of
-// WMMA. It computes the transposed products, keys times queries and values times powers, so that
-// all scores and sums of a lane belong to one query: it has column lane % ARK_UNIT of a block, in
-// the rows that ark_unit_row gives. In this layout the powers, which are computed from the results
-// of one product, are nearly in the layout of an operand of the other product.
+// products of a wave. attention_walk.h has the loop over blocks of keys. A wave has a slab of
+// queries: as many as a block of its unit has columns, 32 of MFMA and 16 of WMMA. It computes the
+// transposed products, keys times queries and values times exponentials, so that all scores and
+// sums of a lane belong to one query: it has column lane % ARK_UNIT of a block, in the rows that
+// ark_unit_row gives. In this layout the exponentials, which are computed from the results of one
+// product, are nearly in the layout of an operand of the other product.
 
 #if defined(__GFX9__)
 constexpr int ARK_UNIT = ARK_LARGE;  // rows and columns of a block
@@ -62,7 +61,7 @@ ARK_DEVICE ark_unit_sums ark_unit_multiply(const T* type, ark_unit_part a, ark_u
 constexpr int ARK_UNIT_ELEMENTS = ARK_UNIT * ARK_UNIT / ARK_LANES;
 constexpr float ARK_ATTENTION_LOG2E = 1.44269504f;
 // A row's running maximum is raised only when scores exceed it by this much (as a power of two).
-// Sums of powers up to 2^8 lose no precision, and rescaling the sums is seldom needed.
+// Sums of exponentials up to 2^8 lose no precision, and rescaling the sums is seldom needed.
 constexpr float ARK_ATTENTION_SLACK = 8.0f;
 
 typedef ark_u32 ark_u32x2 __attribute__((ext_vector_type(2)));
@@ -73,7 +72,7 @@ ARK_DEVICE int ark_unit_first() { return ark_lane() / ARK_UNIT * 4; }
 // 2^v, with an error of a few units in the last place.
 ARK_DEVICE float ark_attention_power(float v) { return __builtin_amdgcn_exp2f(v); }
 
-// Converts two powers to elements. Halfway cases of bf16 are rounded up.
+// Converts two exponentials to elements. Halfway cases of bf16 are rounded up.
 ARK_DEVICE ark_u32 ark_attention_pair(const ark_f16*, float a, float b) {
   return ark_half(a).bits | static_cast<ark_u32>(ark_half(b).bits) << 16;
 }
@@ -102,17 +101,14 @@ ARK_DEVICE void ark_attention_store(T* to, float a, float b, float c, float d) {
 // How a block of waves computes a tile. There are SLABS times GROUPS waves. Each group computes
 // KEYS of the keys that are in shared memory at a time. HELD: true if queries stay in registers;
 // otherwise they are read again from memory. AHEAD: true if the next block's scores are computed
-// while this block's scores are converted to powers.
-//
-// In shared memory, keys are stored as pieces of 8 elements. Piece p of the key in slot s is at
-// index p * PITCH + s, so that lanes that write the pieces of a key, or read neighbouring keys,
-// have no bank conflicts. Values are stored transposed, as pieces of 8 keys in the order in which a
-// lane's elements have them: piece 2 g + h has the four keys from 16 g + 4 h on and the four from
-// 16 g + 8 + 4 h on. Element d of piece p is at index p * WIDE + d % 4 * APART + d / 4, so that
-// lanes that write four elements of four keys each, or read neighbouring elements, have no bank
-// conflicts.
-//
-// An fp32 query is the sum of three bf16 parts; its powers are split in the same way.
+// while this block's scores are converted to exponentials. In shared memory, keys are stored as
+// pieces of 8 elements. Piece p of the key in slot s is at index p * PITCH + s, so that lanes that
+// write the pieces of a key, or read neighbouring keys, have no bank conflicts. Values are stored
+// transposed, as pieces of 8 keys in the order in which a lane's elements have them: piece 2 g + h
+// has the four keys from 16 g + 4 h on and the four from 16 g + 8 + 4 h on. Element d of piece p is
+// at index p * WIDE + d % 4 * APART + d / 4, so that lanes that write four elements of four keys
+// each, or read neighbouring elements, have no bank conflicts. An fp32 query is the sum of three
+// bf16 parts; its exponentials are split in the same way.
 template <typename ELEMENT, typename QUERY, int WIDTH_, int SLABS_, int GROUPS_, int KEYS_,
           bool HELD_, bool AHEAD_>
 struct ArkAttentionUnits {
@@ -161,16 +157,16 @@ ARK_DEVICE void ark_attention_each_part(const Read& read, const Multiply& multip
   }
 }
 
-// An operand of the matrix unit: a lane's part of 16 elements of its query, or of the powers of 16
-// keys.
+// An operand of the matrix unit: a lane's part of 16 elements of its query, or of the exponentials
+// of 16 keys.
 template <class U>
 struct ArkAttentionParts {
   ark_unit_part part[U::PARTS];
 };
 
 // A lane's results so far for its query: the weighted sums of values, by element of the head; the
-// number to which powers are relative (about the largest score so far, times log2(e)); and the
-// lane's part of the sum of powers.
+// number to which exponentials are relative (about the largest score so far, times log2(e)); and
+// the lane's part of the sum of exponentials.
 template <class U>
 struct ArkAttentionSums {
   ark_unit_sums block[U::BLOCKS];
@@ -257,8 +253,8 @@ ARK_DEVICE float ark_attention_raise(const ark_unit_sums (&s)[U::OWN], ArkAttent
   return keep;
 }
 
-// A lane computes only one of the two pieces of 8 powers that it needs as an operand. It gets the
-// other piece from the neighbouring lane that has the same query and the other keys.
+// A lane computes only one of the two pieces of 8 exponentials that it needs as an operand. It gets
+// the other piece from the neighbouring lane that has the same query and the other keys.
 ARK_DEVICE ark_unit_part ark_attention_shared(ark_u32x4 own) {
 #if defined(__GFX9__)
   return ark_unit_joined(own, own);
@@ -273,7 +269,7 @@ ARK_DEVICE ark_unit_part ark_attention_shared(ark_u32x4 own) {
 #endif
 }
 
-// Converts the scores of 16 keys to powers relative to the maximum, and these to the lane's
+// Converts the scores of 16 keys to exponentials relative to the maximum, and these to the lane's
 // operands of the next product.
 template <class U>
 ARK_DEVICE ArkAttentionParts<U> ark_attention_powers(const ark_unit_sums (&s)[U::OWN],

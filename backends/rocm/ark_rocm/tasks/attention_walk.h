@@ -93,8 +93,8 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
   ark_unit_sums s[U::OWN], ahead[U::OWN];
   ArkAttentionParts<U> p[U::KEYS / 16];
   float keep = 1.0f;
-  // To keep vector units and matrix units busy at the same time, some powers are computed while the
-  // matrix units compute the next block's scores, the others while these multiply values.
+  // To keep vector units and matrix units busy at the same time, some exponentials are computed
+  // while the matrix units compute the next block's scores, the others while these multiply values.
   constexpr int BESIDE = U::AHEAD || U::PARTS > 1 ? U::KEYS / 32 : U::KEYS / 16;
   const auto weigh = [&](int from, int to) __attribute__((always_inline)) {
 #pragma unroll
