@@ -234,7 +234,8 @@ def _convolved(sig: Signature, machine: Machine, boxes: BoxCosts) -> float:
     """
     weight, source, out = sig.operands[:3]
     if sig.kind == "convolution":
-        return machine.costs.scalar_rate if out.shape[2] == 1 else boxes.plain_rate
+        by_elements = out.shape[1] > 1 and out.shape[2] > 1
+        return boxes.plain_rate if by_elements else machine.costs.scalar_rate
     each = weight.shape[0] // math.prod(sig.read(_Windows).size)
     rows = out.shape[3] // (source.shape[3] // each)
     halves = source.itemsize == weight.itemsize == 2 and each % 8 == rows % 8 == 0
