@@ -15,7 +15,7 @@ from ark.bench.peer import functional, import_torch
 from ark.bench.sweep.elementwise import elementwise
 from ark.bench.sweep.moves import lookups, movements, products, windows
 from ark.bench.sweep.rows import norms, reductions
-from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp8_e5m2, fp32, int8
+from ark.ir.dtype import SMALL_FLOATS, DataType, bf16, fp8_e5m2, fp32, int8
 
 
 def _matmul(
@@ -228,7 +228,7 @@ def cases() -> tuple[OpCase, ...]:
     table += [
         _fewer_bits(size, size, size, dtype)
         for size in (8192, 4096)
-        for dtype in (fp8_e4m3, fp8_e5m2, int8, fp32)
+        for dtype in (*SMALL_FLOATS, int8, fp32)
         if size == 8192 or dtype != fp8_e5m2
     ]
     table += [

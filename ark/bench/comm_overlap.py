@@ -22,7 +22,7 @@ from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
-from ark.lower.engines import AUTO, DMA
+from ark.lower.engines import AUTO, COPIED
 from ark.lower.pipeline import plan as make_plan
 from ark.ops.communication.collectives import choose_program
 from ark.plan.types import Plan
@@ -37,7 +37,8 @@ CHECKED_ROWS = 16  # the number of rows that NumPy computes for the check
 @dataclass(frozen=True)
 class OverlapCase:
     """rows, columns, depth: the sizes of the matmul over all ranks; each rank has a part of the
-    depth. engine: "auto", or "dma" if the proxy copies data between the rounds.
+    depth. engine: "auto", or one by which the proxy copies data between the
+    rounds.
     """
 
     collective: str
@@ -81,9 +82,10 @@ def overlap_case(
             f"rows and depth of {shape} are not divisible by {world} ranks; give multiples of "
             f"{world}"
         )
-    if engine not in (AUTO, DMA):
+    if engine not in (AUTO, *COPIED):
         raise InvalidUsageError(
-            f"engine={engine!r} does not support overlapped matmuls; use auto or {DMA}"
+            f"engine={engine!r} does not support overlapped matmuls; use auto or "
+            f"{', '.join(COPIED)}"
         )
     return OverlapCase(collective, rows, columns, depth // world, dtype, engine, repeats)
 

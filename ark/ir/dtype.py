@@ -232,7 +232,8 @@ PACKED = (int4, uint4, fp4)
 ALL = (*FLOATS, *SMALL_FLOATS, *INTEGERS, bool_, *PACKED)
 INDICES = (int32, int64)
 CODES = (*PACKED, int8, uint8, *SMALL_FLOATS)  # element types of quantised matrices
-CACHE_CODES = (int8, fp8_e4m3)  # those of quantised keys and values
+FLOAT_CODES = fp8_e4m3  # the 8-bit floating-point codes of checkpoints and caches
+CACHE_CODES = (int8, FLOAT_CODES)  # those of quantised keys and values
 
 ROW_ALIGNMENT = 16  # the alignment of the rows of a RowType, in bytes
 CODE_STEP = 8  # a group is a multiple of this many columns

@@ -58,7 +58,8 @@ def plan(
     - `lockstep`: True makes all ranks begin an iteration at the same time, also where each could
       begin without its peers.
     - `overlap`: True fuses products with the collectives before or after them, so that tiles are
-      sent while others are computed; "dma" does the same with copies by the host's proxy.
+      sent while others are computed; the name of an engine by which the host's proxy copies
+      (ark.lower.engines.COPIED) does the same with its copies.
     - `activation_bytes`: the most bytes of activations that are alive at once
       (ark.lower.rewrite.recompute).
     Raises InvalidUsageError for any other option.

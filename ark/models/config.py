@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
-from ark.ir.dtype import DataType, cache_type
+from ark.ir.dtype import FLOAT_CODES, DataType, cache_type, int8
 from ark.models.fields import Fields, check_directory
 from ark.models.formats import read_format
 from ark.models.formats.base import Format
@@ -25,7 +25,7 @@ from ark.models.registry import MODEL_TYPES, architectures, decoder
 from ark.models.rope import Rope, inverse_frequencies, read_rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-KV_CACHE_DTYPES = {"auto": "", "fp8": "fp8_e4m3", "int8": "int8"}
+KV_CACHE_DTYPES = {"auto": "", "fp8": FLOAT_CODES.name, "int8": int8.name}
 """For each value of the option, the type of the codes of keys and values. Empty: keys and values
 are floats of the weights' type.
 """

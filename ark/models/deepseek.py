@@ -155,7 +155,7 @@ class DeepseekExperts(Experts):
         self.shared_down = ark.parameter((c.hidden_size, c.shared_size), dtype)
 
     def forward(self, x: ark.Tensor) -> ark.Tensor:
-        gated = ark.swiglu(ark.linear(x, self.shared_gate), ark.linear(x, self.shared_up))
+        gated = self.gated(ark.linear(x, self.shared_gate), ark.linear(x, self.shared_up))
         return super().forward(x) + ark.linear(gated, self.shared_down)
 
     def routed(self, x: ark.Tensor) -> tuple[ark.Tensor, ark.Tensor]:

@@ -101,7 +101,15 @@ class Attention(ark.Module):
         return ark.linear(x, self.query), ark.linear(x, self.key), ark.linear(x, self.value)
 
 
-class FeedForward(ark.Module):
+class Gated(ark.Module):
+    """The base class of modules with a gated activation."""
+
+    def gated(self, gate: ark.Tensor, up: ark.Tensor) -> ark.Tensor:
+        """The activation of `gate`, times `up`."""
+        return ark.swiglu(gate, up)
+
+
+class FeedForward(Gated):
     """The gated multilayer perceptron.
 
     SPLIT: by parameter, the dimension along which ranks share it. If it is the last dimension of a
@@ -120,10 +128,6 @@ class FeedForward(ark.Module):
         """Maps x (rows, hidden) to (rows, hidden)."""
         gated = self.gated(ark.linear(x, self.gate), ark.linear(x, self.up))
         return ark.linear(gated, self.down)
-
-    def gated(self, gate: ark.Tensor, up: ark.Tensor) -> ark.Tensor:
-        """The activation of `gate`, times `up`."""
-        return ark.swiglu(gate, up)
 
 
 class Layer(ark.Module):

@@ -11,7 +11,7 @@ import ark
 from ark.errors import ModelError
 from ark.models.config import LlamaConfig, one_window, read_common
 from ark.models.fields import Fields
-from ark.models.llama import Attention, FeedForward, Layer, Llama
+from ark.models.llama import Attention, FeedForward, Gated, Layer, Llama
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def read_mixture(
     )
 
 
-class Experts(ark.Module):
+class Experts(Gated):
     """The gated perceptrons of the experts with the highest router scores, added up with the scores
     as weights.
     """
@@ -86,10 +86,6 @@ class Experts(ark.Module):
         outputs).
         """
         return ark.expert_linear(x, getattr(self, name), experts)
-
-    def gated(self, gate: ark.Tensor, up: ark.Tensor) -> ark.Tensor:
-        """The activation of `gate`, times `up`."""
-        return ark.swiglu(gate, up)
 
 
 class Mixtral(Llama):

@@ -43,7 +43,7 @@ def matmul(
     fp32, fp16, bf16: both inputs have one type; sums are accumulated in fp32. The result has the
     inputs' type, or with dtype=fp32 it is fp32.
 
-    fp8_e4m3 and fp8_e5m2, in any combination: sums are accumulated in fp32, or on matrix units with
+    fp8, in any combination of both types: sums are accumulated in fp32, or on matrix units with
     less precision (Hopper: about 14 bits). dtype: the result's type, fp32, fp16 or bf16 (the
     default).
 

@@ -1,6 +1,6 @@
 """The task kind `transfer`: a copy by a copy engine or the network. The task requests the copy from
 the host's proxy, which also reaches ranks on other hosts, or through a queue that the device writes
-itself (device/transfer.h). Emitted by lowerings for the engines `dma` and `nic`.
+itself (device/transfer.h). Emitted by lowerings for the engines that the proxy serves.
 
 operands: source, target, both of one dense dimension and one type.
 

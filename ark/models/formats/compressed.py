@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ark.errors import UnsupportedError
-from ark.ir.dtype import bf16, fp4, fp8_e4m3, fp32, int4, int8
+from ark.ir.dtype import FLOAT_CODES, bf16, fp4, fp32, int4, int8
 from ark.models.fields import Fields
 from ark.models.formats.base import (
     FLOAT_SCALES,
@@ -111,7 +111,7 @@ class CompressedTensors:
             return Layout(fp4, group, fp32)
         if scheme.packing == MXFP4:
             return Layout(fp4, group, bf16)
-        codes = fp8_e4m3 if scheme.floats else int4 if scheme.bits == 4 else int8
+        codes = FLOAT_CODES if scheme.floats else int4 if scheme.bits == 4 else int8
         scales = FLOAT_SCALES[tensor.pieces["weight_scale"].dtype_code]
         return Layout(codes, group, scales, zeros=not scheme.symmetric)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ark.ir.dtype import fp8_e4m3, fp32
+from ark.ir.dtype import FLOAT_CODES, fp32
 from ark.models.fields import Fields
 from ark.models.formats.base import FLOATS, Piece, QuantizedTensor, by_blocks, choice
 from ark.models.formats.compressed import read_block
@@ -39,7 +39,7 @@ class Fp8:
     def layout(self, tensor: QuantizedTensor) -> Layout | None:
         self._scale(tensor)
         group = group_for(self.block[1] or tensor.shape[1], tensor.shape[1])
-        return Layout(fp8_e4m3, group, fp32) if group else None
+        return Layout(FLOAT_CODES, group, fp32) if group else None
 
     def decode(self, tensor: QuantizedTensor) -> Codes:
         scales = tensor.read(self._scale(tensor)).astype(np.float32)

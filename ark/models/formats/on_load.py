@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ark.errors import InvalidUsageError
-from ark.ir.dtype import SMALL_FLOATS, DataType, bf16, fp8_e4m3, fp32, int4, int8
+from ark.ir.dtype import FLOAT_CODES, SMALL_FLOATS, DataType, bf16, fp32, int4, int8
 from ark.models.formats.layout import Array, Codes, Layout, group_for
 
 SMALLEST_SCALE = 1e-30  # for a group that has only zeros
@@ -58,7 +58,7 @@ class OnLoad:
 ON_LOAD = {
     format.name: format
     for format in (
-        OnLoad("fp8", fp8_e4m3, fp32, 0),
+        OnLoad("fp8", FLOAT_CODES, fp32, 0),
         OnLoad("int8", int8, fp32, 0),
         OnLoad("int4", int4, bf16, 128),
     )

@@ -4,8 +4,8 @@ kernel writes requests (triggers) to a FIFO (see proxy.h).
 It is compiled with the host's C++ compiler, once for each kind of device. Each executor has its
 own.
 
-It needs pybind11 and a compiler. Without them only the transfer engines `dma` and `nic` are
-unavailable.
+It needs pybind11 and a compiler. Without them only the engines PROXIED of
+ark.lower.engines are unavailable.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from ark.backend import native
 from ark.backend.devices import Copies, Device, Memory, ProxiedDevice
 from ark.codegen import layout
 from ark.errors import SystemError
+from ark.lower.engines import COPIED, PROXIED
 from ark.runtime.extension import extension, module_object
 
 MODULE = ("module.cpp", "bound.h")
 FILES = ("bound.cpp", "bound.h", "proxy.h", "driver_copies.h", "ucx.h")
-REMEDY = "or plan without the engines `dma` and `nic`"
+REMEDY = f"or plan without the engines {' and '.join(PROXIED)}"
 
 
 @cache
@@ -106,7 +107,7 @@ class Proxy:
         if not isinstance(device, ProxiedDevice):
             raise SystemError(
                 f"devices of {device.arch} do not let the host start copies; plan with another "
-                "engine than `dma`"
+                f"engine than {' and '.join(COPIED)}"
             )
         copies: Copies = device.copies()
         module = _module(copies.header)

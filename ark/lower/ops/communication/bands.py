@@ -15,7 +15,7 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.copies import copy_box, dense, move
 from ark.lower.cuts import choose_cut, choose_tile, is_exact, matrix_group
-from ark.lower.engines import DMA, ENGINES, THREADS, choose_engine, tile_bytes
+from ark.lower.engines import COPIED, ENGINES, THREADS, choose_engine, tile_bytes
 from ark.lower.tiling import box_coords, split
 from ark.plan.groups import Group
 from ark.tasks import expression
@@ -49,8 +49,9 @@ class Product:
         self.idle = range(begin + computing, end)
         self._dealt = self._turn = 0
         self.copies = None
-        if lowering.options.get("overlap") == DMA:
-            self.copies = choose_engine(lowering.machine, self.out.nbytes, DMA)
+        engine = lowering.options.get("overlap")
+        if engine in COPIED:
+            self.copies = choose_engine(lowering.machine, self.out.nbytes, engine)
         # If the proxy copies to peers, half of the processors without tiles wait for these copies.
         self.copiers = self.idle[: -(-len(self.idle) // 2) if self.copies else 0]
         self._round = (0, 0, 0)  # index of its first tile, its number of tiles, its shift

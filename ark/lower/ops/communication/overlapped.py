@@ -10,8 +10,9 @@ last. So each rank's links are in use at any time, and only the last round's sum
 products end. Rows are added in rank order in fp32 and rounded once, so results are equal bit for
 bit to those of separate ops, on all ranks and in every run.
 
-With the option `overlap="dma"`, products that other ranks own are stored locally and copied by the
-host's proxy, in all rounds except the last. Then no store of a tile waits for a link.
+If the option `overlap` names an engine by which the host copies, products that other ranks own are
+stored locally and copied by the host's proxy, in all rounds except the last. Then no store of a
+tile waits for a link.
 """
 
 from __future__ import annotations
