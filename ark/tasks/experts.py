@@ -189,7 +189,8 @@ class ExpertLinear(TaskKind):
         return Places((range(rows), range(slots), range(sig.operands[1].shape[1])), span=True)
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        residual, each = residual_operand(sig), len(sig.operands[0].shape) == 3
+        # The base class asks before it is known that there are operands.
+        residual, each = residual_operand(sig), any(len(o.shape) == 3 for o in sig.operands[:1])
         return frozenset(
             {3} | ({0} if each else set()) | (set() if residual is None else {residual})
         )
