@@ -44,9 +44,9 @@ ARK_DEVICE void ark_copy_pack(T* to, const T* from, bool here) {
 #endif
 
 // Copies rows of the part of the image that the tile reads to shared memory: the rows of all images
-// from number `begin` on and before number `end_line`. Rows are divided among warps, so that a row's
-// place is computed once for all lanes. Results past the tile's end, which are not stored, read
-// zeros.
+// from number `begin` on and before number `end_line`. Rows are divided among warps, so that a
+// row's place is computed once for all lanes. Results past the tile's end, which are not stored,
+// read zeros.
 template <class WINDOW, class TILE, class PATCHES, typename T, class Source>
 ARK_DEVICE void ark_depthwise_copy(const ArkTask& t, T* image, int begin, int end_line,
                                    const Source& source) {

@@ -1,6 +1,7 @@
 // Convolutions in groups of few channels, of images whose channels are the last dimension. A thread
-// computes W neighbouring results of one row of the image, for PACK neighbouring outputs of a group,
-// from VECTOR channels of the group at a time. Neighbouring threads compute neighbouring outputs.
+// computes W neighbouring results of one row of the image, for PACK neighbouring outputs of a
+// group, from VECTOR channels of the group at a time. Neighbouring threads compute neighbouring
+// outputs.
 
 // True if a result of the thread reads the column `at`, counted from the first column of the first
 // result's window.

@@ -100,8 +100,8 @@ ARK_DEVICE ArkPack<R, N> ark_load_pack(const ArkTerms<R, TWO, M, W, A, B, Fill, 
 template <class F, typename T, int K, int V, int U, int TEAM, class In, class Finish>
 ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish& finish) {
   constexpr int WIDTH = TEAM * ARK_LANES, AT_ONCE = U * WIDTH * V, step = ARK_WARPS / TEAM;
-  // The compiler has to know that 0 <= me < WIDTH: then it unrolls loops of few rounds, and omits the
-  // loop over single elements if there are none.
+  // The compiler has to know that 0 <= me < WIDTH: then it unrolls loops of few rounds, and omits
+  // the loop over single elements if there are none.
   const int team = step == 1 ? 0 : ark_warp() / TEAM;
   const int me = static_cast<int>(static_cast<ark_u32>(ark_tid()) % WIDTH);
   constexpr int bulk = K / V * V;

@@ -19,8 +19,8 @@ constexpr int ark_bits(int n) { return n <= 1 ? 0 : 1 + ark_bits(n / 2); }
 // Applies N updates to each line of a tile, by all threads. The threads load ROUND updates of every
 // line together, in the order of memory, and pass them on in shared memory. A warp then applies the
 // updates of its own lines, with one update per lane. Updates of the same index are applied in
-// order. id(n, i), more(n, i): the index and value of update n of the line whose four indices are i.
-// now(k, i), store(k, v, i): read and write the element at index k. staged: shared memory for
+// order. id(n, i), more(n, i): the index and value of update n of the line whose four indices are
+// i. now(k, i), store(k, v, i): read and write the element at index k. staged: shared memory for
 // (ROUND + 1) integers and values per line.
 template <typename T, class TILE, int N, int SIZE, int ROUND, class Id, class More, class Now,
           class Join, class Store>

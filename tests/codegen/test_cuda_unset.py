@@ -1,5 +1,5 @@
 """Variables of CUDA bodies that are set and used under a condition: no register is read before it
-is written, so that none is live in the loop over tasks, and none is spilled.
+is written, so that none is live in the loop over tasks; no register is spilled.
 """
 
 from __future__ import annotations
@@ -108,20 +108,22 @@ def sources(plan: Plan) -> list[tuple[Source, int]]:
 
 def test_a_pack_that_is_loaded_under_a_condition_is_found() -> None:
     texts = [LOADED.replace("INITIAL", initial) for initial in ("", " = {}")]
-    found, none = (unset(ptx(Source(text, "ark_loop"))) for text in texts)
-    assert found and all(len(writers) == 4 for writers in found.values())
-    assert all("ld." in writer for writers in found.values() for writer in writers)
+    partial, none = (unset(ptx(Source(text, "ark_loop"))) for text in texts)
+    assert partial and all(len(writers) == 4 for writers in partial.values())
+    assert all("ld." in writer for writers in partial.values() for writer in writers)
     assert none == {}
 
 
 def test_no_body_reads_a_register_before_it_is_written() -> None:
     types = signatures.types_for(ARCH, backend.archs())
-    found = {}
+    unset_registers = {}
     for name, plan in signatures.plans(MACHINE, types):
         if SLOW or name in PLANS:
             for source, _ in sources(plan):
-                found |= {f"{name} {f}": writers for f, writers in unset(ptx(source)).items()}
-    assert found == {}
+                unset_registers |= {
+                    f"{name} {f}": writers for f, writers in unset(ptx(source)).items()
+                }
+    assert unset_registers == {}
 
 
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)

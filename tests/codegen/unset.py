@@ -38,13 +38,13 @@ def unset(ptx: str) -> dict[str, list[str]]:
     """By function, the instructions that write registers which may be read before; only functions
     that have any.
     """
-    found = {}
+    writers = {}
     for name, body in _functions(ptx):
         code = list(_statements(body))
         registers = _live_at_begin(code)
         if registers:
-            found[name] = [s for _, s in code if registers & set(_result(s))]
-    return found
+            writers[name] = [s for _, s in code if registers & set(_result(s))]
+    return writers
 
 
 def _functions(ptx: str) -> Iterator[tuple[str, str]]:

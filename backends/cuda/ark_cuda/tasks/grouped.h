@@ -1,7 +1,7 @@
-// Convolutions in groups on mma.sync, of images whose channels are the last dimension. A task copies
-// its part of the image and its weights to shared memory. A warp then multiplies 16 M results of a
-// group by N times 8 of the group's outputs. Eight neighbouring channels at one element of the
-// window are half of the k of an instruction; no other group's channels are read.
+// Convolutions in groups on mma.sync, of images whose channels are the last dimension. A task
+// copies its part of the image and its weights to shared memory. A warp then multiplies 16 M
+// results of a group by N times 8 of the group's outputs. Eight neighbouring channels at one
+// element of the window are half of the k of an instruction; no other group's channels are read.
 
 // The parts of a task's shared memory: 16 bytes of zeros, the weights, and the image's pixels. Rows
 // are an odd number of 16 bytes apart, so that eight of them are in different banks.
@@ -80,8 +80,7 @@ ARK_DEVICE void ark_groups(ArkCtx& c, const ArkTask& t, const Weight& weight, co
     const int k = e / (TILE::tile[3] / 8), v = e % (TILE::tile[3] / 8);
     const int output = t.coord[3] + v * 8;
     ark_copy_words(weights + static_cast<ark_u32>(k * G::WEIGHT + v * 16),
-                   weight(k, output < TILE::size[3] ? output : 0),
-                   output < TILE::size[3] ? 16 : 0);
+                   weight(k, output < TILE::size[3] ? output : 0), output < TILE::size[3] ? 16 : 0);
   }
   // The row of the image's part after the last that results before `line` read.
   const auto read = [](int line) {
@@ -125,8 +124,7 @@ ARK_DEVICE void ark_groups(ArkCtx& c, const ArkTask& t, const Weight& weight, co
             const int half = quad * 4 + lane / 8;
             const int at = (half * 8 + lane % 8) * G::WEIGHT + (output + n * 8) * 2;
             ark_u32 v[4];
-            ark_load_tiles_turned(
-                v, half < G::HALVES ? weights + static_cast<ark_u32>(at) : zeros);
+            ark_load_tiles_turned(v, half < G::HALVES ? weights + static_cast<ark_u32>(at) : zeros);
 #pragma unroll
             for (int i = 0; i < 4; ++i) b[n][quad * 4 + i] = v[i];
           }
@@ -145,8 +143,9 @@ ARK_DEVICE void ark_groups(ArkCtx& c, const ArkTask& t, const Weight& weight, co
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
         const bool missing = 2 * step + 1 >= G::HALVES && lane >= 16;
-        const ark_u32 apart = static_cast<ark_u32>(
-            lane < 16 ? G::half(2 * step) : missing ? 0 : G::half(2 * step + 1));
+        const ark_u32 apart = static_cast<ark_u32>(lane < 16 ? G::half(2 * step)
+                                                   : missing ? 0
+                                                             : G::half(2 * step + 1));
 #pragma unroll
         for (int m = 0; m < M; ++m) {
           ark_u32 a[4];

@@ -9,8 +9,9 @@ typedef int ark_i32x8 __attribute__((ext_vector_type(8)));
 // Parts of an element of the input. Each part has at least four bits of what is left, so six parts
 // have 24.
 constexpr int ARK_SCALED_PARTS = 6;
-// A product has 256 elements of eight rows of the weights. Columns 0 to 7 have the first half of the
-// elements, columns 8 to 15 the second half. Rows 4g + i have part 2g + i % 2 of the half i / 2.
+// A product has 256 elements of eight rows of the weights. Columns 0 to 7 have the first half of
+// the elements, columns 8 to 15 the second half. Rows 4g + i have part 2g + i % 2 of the half i
+// / 2.
 constexpr int ARK_SCALED_DEPTH = 256, ARK_SCALED_ROWS = 8;
 constexpr int ARK_SCALED_BLOCK = 32;  // elements that share a power of two
 
@@ -59,8 +60,8 @@ struct ArkScaledInput {
       unsigned char* at = to + k / 128 % 2 * ARK_SCALED_PARTS * ROW + k / 256 * 128 + k % 128;
       typedef float Two __attribute__((ext_vector_type(2)));
       typedef short Codes __attribute__((ext_vector_type(2)));
-      Two left[4] = {{v[0][0], v[0][2]}, {v[1][0], v[1][2]}, {v[0][1], v[0][3]},
-                     {v[1][1], v[1][3]}};
+      Two left[4] = {
+          {v[0][0], v[0][2]}, {v[1][0], v[1][2]}, {v[0][1], v[0][3]}, {v[1][1], v[1][3]}};
 #pragma unroll
       for (int p = 0; p < ARK_SCALED_PARTS; ++p) {
         ark_u32 words[2];
@@ -119,15 +120,15 @@ ARK_DEVICE ark_f32x4 ark_scaled_any(const ark_i32x8& parts, ark_u32 exponents,
     ark_i32x4 codes;
 #pragma unroll
     for (int i = 0; i < 4; ++i) codes[i] = (piece.codes[i] ^ sign) & kept;
-    sum = ark_scaled_multiply(parts, exponents, codes, static_cast<ark_u32>(own >= 0 ? own : 0),
-                              sum);
+    sum =
+        ark_scaled_multiply(parts, exponents, codes, static_cast<ark_u32>(own >= 0 ? own : 0), sum);
   }
   return sum;
 }
 
-// As ark_expert_split. A tile has eight rows of one run. The waves share tiles and, K_WAVES of them,
-// the steps of a tile. All loads of ROWS outputs are in flight at once, and those of the next ROWS
-// outputs while they are multiplied.
+// As ark_expert_split. A tile has eight rows of one run. The waves share tiles and, K_WAVES of
+// them, the steps of a tile. All loads of ROWS outputs are in flight at once, and those of the next
+// ROWS outputs while they are multiplied.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
           int K_WAVES, int STEPS, int ROWS, class X, class E, class F>
 ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
@@ -164,7 +165,8 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
     expert[s] = __builtin_amdgcn_readfirstlane(expert[s] - FIRST);
   }
   if (OF > EXPERTS && (expert[0] < 0 || expert[0] >= EXPERTS)) {
-    for (int i = t.coord[2] + ark_tid(); i < end; i += ARK_THREADS) finish.store(row, slot, i, 0.0f);
+    for (int i = t.coord[2] + ark_tid(); i < end; i += ARK_THREADS)
+      finish.store(row, slot, i, 0.0f);
     return true;
   }
   // The weights of this wave's tiles, from the task's first output on.
