@@ -179,8 +179,8 @@ class Costs:
     packet_tensor_bytes: the largest fp32 activation that may travel as packets inside a device.
     packet_elements: the most elements that one task may read as packets. With more elements, a
         counter is faster.
-    polled_elements: the same for a linear layer whose function polls one packet until it has
-        arrived before it loads the others.
+    polled_elements: the same for a linear layer, or a product with chosen experts, whose function
+        polls one packet until it has arrived before it loads the others.
     rounded_elements: the same for linear layers of several rows, whose input can instead be rounded
         to 16 bits by the op that computes it.
 
