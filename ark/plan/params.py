@@ -210,7 +210,7 @@ class Places:
             begun = itertools.islice(itertools.product(*self.ranges), self.first)
             need(
                 set(coords) == set(begun),
-                f"the tasks are not those of the first {self.first} tiles",
+                f"the tasks must be those of the first {self.first} tiles",
             )
             return
         if not self.span:

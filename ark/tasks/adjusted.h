@@ -49,7 +49,8 @@ ARK_DEVICE float ark_adjusted(const ArkOptions& o, float logit, float bias, ark_
   return times > 0 ? score - o.presence - o.frequency * static_cast<float>(times) : score;
 }
 
-// Task coordinates: the number of the tile of logits, below TILES.
+// Applies bias and penalties to a tile of logits, stores the results as scores, and finds the
+// tile's best candidate for the next token. Task coordinates: the number of the tile, below TILES.
 template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, class L, class O, class S, class P,
           class T, class E, class B, class N, class D, class C, class M, class A>
 ARK_DEVICE void ark_adjust_logits(ArkCtx& c, const ArkTask& t, L logits, O options, S settings,

@@ -120,7 +120,7 @@ class Linear(TaskKind):
         )
         need(
             not form.paired or p.rows % 2 == n % 2 == 0,
-            f"rows per stage and n must be even for pairs, got {p.rows} and {n}",
+            f"rows per stage and n must be even, got {p.rows} and {n}",
         )
         if p.prologue == "rmsnorm":
             need(p.eps is not None, "rmsnorm needs eps")

@@ -76,7 +76,8 @@ ARK_DEVICE int ark_token_of(const ArkTask& t, int logit) {
   return logit < VOCABULARY - first ? logit + first : logit - (VOCABULARY - first);
 }
 
-// Task coordinates: the number of the tile of logits, below TILES.
+// Finds the best candidate for the next token in a tile of logits. Task coordinates: the number of
+// the tile, below TILES.
 template <int VOCABULARY, bool SHARED, int TILES, class L, class S, class P, class C>
 ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S settings, P position,
                                 C candidates) {

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
-# The files with a control group's (limit, use), by version of the cgroup interface.
+# For versions 2 and 1 of the cgroup interface: the files of a control group that contain its memory
+# limit and its memory use.
 _FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 

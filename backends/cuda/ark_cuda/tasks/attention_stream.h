@@ -265,8 +265,9 @@ ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<
   return units < ARK_WARPS ? units : ARK_WARPS;
 }
 
-// Task coordinates: row, key/value head, split. Returns false if a wait has failed or the launch
-// was aborted; the processor must then leave the loop.
+// Computes attention of one row over one split of the positions, whose keys and values come through
+// the ring. Task coordinates: row, key/value head, split. Returns false if a wait has failed or the
+// launch was aborted; the processor must then leave the loop.
 template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int STEP, class Q,
           class P, class O, class F>
 ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,

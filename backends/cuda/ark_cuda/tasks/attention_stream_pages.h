@@ -2,8 +2,9 @@
 // loading warp looks up the pages, so the steps are those of ark_attention_staged
 // (attention_stream.h).
 
-// Task coordinates: row, key/value head, split; MOST: the most pages of a sequence. Returns false
-// if a wait has failed or the launch was aborted; the processor must then leave the loop.
+// Like ark_attention_staged, for keys and values in pages. Task coordinates: row, key/value head,
+// split; MOST: the most pages of a sequence. Returns false if a wait has failed or the launch was
+// aborted; the processor must then leave the loop.
 template <typename T, int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS,
           int STEP, class Q, class K, class N, class P, class O, class F>
 ARK_DEVICE bool ark_attention_staged_pages(ArkCtx& c, const ArkTask& t, float scale, Q query,

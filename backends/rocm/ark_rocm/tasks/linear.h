@@ -123,8 +123,9 @@ ARK_DEVICE void ark_split_store(ArkCtx& c, E& epilogue, const float* sums, float
   }
 }
 
-// Task coordinates: first row of the weights and end of the rows, at most ROWS of them. Returns
-// false if a wait has failed or the launch was aborted; the processor must then leave the loop.
+// Computes a linear layer of one input row for some rows of the weights. Task coordinates: first
+// row of the weights and end of the rows, at most ROWS of them. Returns false if a wait has failed
+// or the launch was aborted; the processor must then leave the loop.
 template <typename T, int K, int PARTS, int ROWS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_split(ArkCtx& c, const ArkTask& t, const T* weights, X x,
                                  const P& prologue, E epilogue) {

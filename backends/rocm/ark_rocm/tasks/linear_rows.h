@@ -157,8 +157,9 @@ ARK_DEVICE void ark_split_sums(const SPLIT& split, typename SPLIT::Piece (&ring)
   ark_sync();
 }
 
-// Task coordinates: first row of the weights and end of the rows, at most ROWS of them. Returns
-// false if a wait has failed or the launch was aborted; the processor must then leave the loop.
+// Computes a linear layer of one input row for some rows of quantised weights. Task coordinates:
+// first row of the weights and end of the rows, at most ROWS of them. Returns false if a wait has
+// failed or the launch was aborted; the processor must then leave the loop.
 template <class ROW, int PARTS, int ROWS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_split_codes(ArkCtx& c, const ArkTask& t, const unsigned char* bytes, X x,
                                        const P& prologue, E epilogue) {
