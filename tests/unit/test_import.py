@@ -11,6 +11,13 @@ import pytest
 
 import ark
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+
 STUB = ast.parse((Path(ark.__file__).with_suffix(".pyi")).read_text())
 MOST_MODULES = 20  # the package, its errors and log, and the aliases of ARK's names
 
@@ -80,6 +87,70 @@ def test_the_stub_has_the_names_that_the_package_has() -> None:
     typed = {*imported, *declared, *ark.ops.__all__, "error", "version"}
     assert set(ark.__all__) <= typed
     assert {*ark._MODULES, *ark._ERRORS} <= typed
+
+
+WATCHED = """
+import builtins, importlib, sys
+LEVELS, seen, climbing = {levels!r}, [], []
+
+def look(importer, name):
+    places = [LEVELS.get(".".join(m.split(".")[:2])) for m in (importer, name)]
+    if None not in places:
+        seen.append(name)
+        if places[1] < places[0]:
+            climbing.append((importer, name))
+
+def statement(name, globals=None, *args, **kwargs):
+    look((globals or {{}}).get("__name__", ""), name)
+    return real[0](name, globals, *args, **kwargs)
+
+def call(name, package=None):
+    look(sys._getframe(1).f_globals.get("__name__", ""), name)
+    return real[1](name, package)
+
+real = builtins.__import__, importlib.import_module
+builtins.__import__, importlib.import_module = statement, call
+{program}
+print(len(seen), climbing)
+"""
+PROGRAM = """
+import ark
+x = ark.tensor([4, 8])
+y = ark.softmax(ark.linear(x, ark.parameter([8, 8]))) + 1
+with ark.Runtime() as runtime:
+    runtime.launch()
+    runtime.run()
+    y.to_numpy()
+"""
+CLIMBING = """
+exec("import ark.ops.base", {"__name__": "ark.plan.kind"})
+exec("import importlib; importlib.import_module('ark.runtime.run')", {"__name__": "ark.ir.late"})
+"""
+
+
+def climbing(program: str) -> tuple[int, str]:
+    """Runs a program and returns how many imports between layers it made, and those of them that
+    are of a higher layer than their own.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (layers,) = (c["layers"] for c in contracts if c["type"] == "layers")
+    levels = {
+        f"ark.{name}": place for place, line in enumerate(layers) for name in line.split(" | ")
+    }
+    count, _, names = run(WATCHED.format(levels=levels, program=program)).strip().partition(" ")
+    return int(count), names
+
+
+def test_no_module_imports_one_of_a_higher_layer_while_a_program_runs() -> None:
+    count, names = climbing(PROGRAM)
+    assert count > 400 and names == "[]"
+
+
+def test_an_import_of_a_higher_layer_is_seen() -> None:
+    assert climbing(CLIMBING)[1] == (
+        "[('ark.plan.kind', 'ark.ops.base'), ('ark.ir.late', 'ark.runtime.run')]"
+    )
 
 
 def test_threads_that_ask_a_table_at_once_all_find_it_full() -> None:
