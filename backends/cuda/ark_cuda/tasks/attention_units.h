@@ -8,20 +8,6 @@
 // do not wait for each other.
 // ark/tasks/attention_tiles.py describes the task.
 
-// Loads four tiles of 8 by 8 elements of 16 bits. Lanes 8 n to 8 n + 7 pass the addresses of the
-// 16-byte rows of tile n. A lane gets two neighbours of row lane / 4. The transposed form gives it
-// column lane / 4 of two neighbouring rows.
-ARK_DEVICE void ark_load_tiles(ark_u32 (&v)[4], ark_u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-               : "r"(at));
-}
-ARK_DEVICE void ark_load_tiles_turned(ark_u32 (&v)[4], ark_u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-               : "r"(at));
-}
-
 // The sizes of a body's data in shared memory, in bytes unless they are counts. D: elements of a
 // head. A row in shared memory has whole lines of 128 bytes, in which pieces of 16 bytes are
 // permuted by row, so that eight rows' pieces never have a bank conflict. HELD: true if queries
