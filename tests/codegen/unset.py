@@ -38,7 +38,7 @@ def unset(ptx: str) -> dict[str, list[str]]:
     """By function, the instructions that write registers which may be read before; only functions
     that have any.
     """
-    writers = {}
+    writers: dict[str, list[str]] = {}
     for name, body in _functions(ptx):
         code = list(_statements(body))
         registers = _live_at_begin(code)
