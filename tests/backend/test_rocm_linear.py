@@ -27,6 +27,7 @@ CASES = [
     (520, 264, 100, fp16),
     (384, 96, 41, fp32),
     (72, 1024, 9, bf16),
+    (1912, 2880, 25, bf16),  # on matrix units, where the last wave's part ends after the row
 ]
 ARCHS = ("gfx942", "gfx1100")
 LONG = (72, 14336, 9, bf16)  # 14 loads for a part of a row

@@ -260,9 +260,7 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
         ark_mfma_sums total = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int p = 0; p < PIECES; ++p) {
-          // An infinite weight times zero would be NaN.
-          const ark_u32x4 own = inside(p) ? ring[a][p] : ark_u32x4(0u);
-          total = ark_mfma_add(own, input[p], total);
+          total = ark_mfma_add(ring[a][p], input[p], total);
           if constexpr (ROUNDS > 1) ring[a][p] = load(four + AHEAD + a, p);
         }
         fold[a - begin] = ark_mfma_fold(total);
