@@ -1,10 +1,10 @@
 // Linear layers of one input row by matrix units. A wave gets an equal part along k of every row of
 // the task's weights; the last waves' parts may end after the row, where the input is zero. It
 // therefore reads only its own part of the input, keeps it in registers, and synchronises with the
-// other waves once, for the sums. A load of a wave reads 256 bytes of each of four rows. The loaded registers are directly the operands of two products of sixteen 4x4x4
-// blocks: block b has the elements 8 b to 8 b + 7 of the four rows. The columns are three parts of
-// the input, of 8 bits of the significand each, whose sum is the input exactly; the fourth column
-// is zero.
+// other waves once, for the sums. A load of a wave reads 256 bytes of each of four rows. The loaded
+// registers are directly the operands of two products of sixteen 4x4x4 blocks: block b has the
+// elements 8 b to 8 b + 7 of the four rows. The columns are three parts of the input, of 8 bits of
+// the significand each, whose sum is the input exactly; the fourth column is zero.
 
 // Defined in ark/tasks/linear_epilogue.h, which comes later in the source.
 template <class E, class B>
