@@ -16,6 +16,8 @@ pytest.importorskip("ark_cuda")
 
 from ark_cuda.tasks import inline
 
+from tests.declarations import cut
+
 GROUP, WIDTH, STEP, WARPS = 4, 64, 64, 4
 OWN = GROUP * (WIDTH + 2)  # a warp's part: sums, maximum and denominator of each head
 
@@ -113,11 +115,8 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     assert text.count(fence) == 1
     text = text.replace(fence, "{}")
     parts = [
-        text[text.index(begin) : text.index(end)]
-        for begin, end in [
-            ("// Two values rounded to the type", "// Combines the partial results of the"),
-            ("// Processes this warp's share", "// coord: row, key/value head, split."),
-        ]
+        cut(text, "void ark_split_pair(", "void ark_staged_join("),
+        cut(text, "int ark_staged_share(", "bool ark_attention_staged("),
     ]
     source.write_text(HOST + "".join(parts) + CALLS)
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]

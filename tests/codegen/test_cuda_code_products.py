@@ -37,6 +37,7 @@ from tests import kept
 from tests.cases.cuda_boxes import HOST, to_bf16
 from tests.cases.cuda_codes import CONVERTED, PAIRS
 from tests.cases.cuda_tiles import HEAD
+from tests.declarations import cut
 from tests.slow import slow
 
 GPU = bool(backend.probe().devices)
@@ -168,7 +169,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     )
     elements = "".join(map(device_text, ("small_floats.h", "pack.h")))
     own = "".join(map(inline.header, ("linear_codes.h", "code_pairs.h", "code_products.h")))
-    own = own[: own.index("// Run by the computing warps: computes")]
+    own = cut(own, "", "void ark_code_product(")
     text = HOST + HEAD + PAIRS + FLOATS + elements + HEADER + CONVERTED + own + CALLS + calls
     source.write_text(text)
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-fpermissive", "-w"]

@@ -17,6 +17,8 @@ pytest.importorskip("ark_cuda")
 
 from ark_cuda.tasks import inline
 
+from tests.declarations import cut
+
 ROWS, K, PITCH = 5, 192, 224  # 16 threads have two groups of eight each, the last ones one
 
 HOST = r"""
@@ -77,9 +79,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source, library = folder / "gather.cpp", folder / "gather.so"
     boxes, gather = inline.header("linear_boxes.h"), inline.header("linear_gather.h")
     placed = boxes[boxes.index("ARK_DEVICE int ark_box_place") :].split("\n}\n", maxsplit=1)[0]
-    eights = gather[
-        gather.index("// The number of groups of eight") : gather.index("// Loads M rows of K")
-    ]
+    eights = cut(gather, "int ARK_ROW_EIGHTS", "void ark_batch_rows(")
     block = "constexpr int ARK_BOX_BLOCK = 64;\n"
     source.write_text(f"{HOST}{block}{placed}\n}}\n{eights}{CALLS}")
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]

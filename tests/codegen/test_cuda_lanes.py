@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.declarations import cut
+
 pytest.importorskip("ark_cuda")
 
 HOST = r"""
@@ -82,14 +84,12 @@ extern "C" int run(int is_short, int others, int after, int* reads) {
 def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("lanes")
     text = resources.files("ark_cuda").joinpath("roles.h").read_text()
-    begin, end = (
-        "// This thread's pairs of elements",
-        "// Called by the lead warp: waits for a task's input",
-    )
     source, library = folder / "lanes.cpp", folder / "lanes.so"
     # NVRTC chooses an overload by an array's size, g++ does not; so the parameter becomes a
     # pointer.
-    gathers = text[text.index(begin) : text.index(end)].replace("float (&v)[2 * N]", "float* v")
+    gathers = cut(text, "void ark_load_pairs(", "void ark_poll_packet(").replace(
+        "float (&v)[2 * N]", "float* v"
+    )
     source.write_text(f"{HOST}{gathers}{CALLS}")
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
     subprocess.run([*command, source, "-o", library], check=True)

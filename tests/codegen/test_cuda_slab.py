@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("ark_cuda")
 
 from tests.cases.cuda_boxes import WARP
+from tests.declarations import cut
 
 WARP_ROWS = 13  # of 16
 
@@ -75,8 +76,7 @@ extern "C" void carry4(const float* v, float* out, int pitch, int rows, int colu
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     text = resources.files("ark_cuda").joinpath("matrix_store.h").read_text()
-    begin, end = "// 16 bytes that begin so many bytes", "// Stores COLUMNS columns"
-    slab = text[text.index(begin) : text.index(end)]
+    slab = cut(text, "ark_matrix_shifted(", "void ark_matrix_store_from(")
     source = tmp_path_factory.mktemp("slab") / "slab.cpp"
     source.write_text("#include <cstdlib>\n" + WARP.read_text() + CALLS + slab + RUN)
     built = source.with_suffix(".so")

@@ -301,4 +301,4 @@ def test_addresses_are_asked_for_their_alignment_where_the_plan_cannot_tell(offs
     planned = sums(offsets, arena)
     text = write(planned, machine_of(planned), backend.dialect("sm_90a")).source.text
     matches = set(re.findall(r"  if \(ark_aligned\((.*?)\)\) \{", text))
-    assert "ark_load_pack_past<4>(p0" in text and any("operand" in f for f in matches) == asked
+    assert "ark_hold_past(v0[u], p0" in text and any("operand" in f for f in matches) == asked

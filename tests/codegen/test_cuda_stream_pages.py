@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("ark_cuda")
 
 from ark.codegen import layout
+from tests.declarations import cut
 
 HEADS, WIDTH, POOL, STEP = 3, 8, 40, 64  # of fp16
 ROW, STAGE = 2 * WIDTH, 2 * STEP * 2 * WIDTH
@@ -57,8 +58,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("pages")
     source, library = folder / "pages.cpp", folder / "pages.so"
     text = resources.files("ark_cuda").joinpath("stream.h").read_text()
-    begin = text.index("// Where rows from first to end - 1 lie in pages")
-    body = text[begin : text.index("// Loads the stages of a growing", begin)]
+    body = cut(text, "ark_u32 ark_stream_page(", "bool ark_stream_growth(")
     source.write_text(HOST + body + CALLS)
     subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", source, "-o", library], check=True)
     return ctypes.CDLL(str(library))
