@@ -126,16 +126,14 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
 #if defined(ARK_MOVERS)
     if (leader) ark_movers_begin(iteration);
 #endif
-    ArkAhead ahead = {};
-    ark_op_word(loop, p, range.task_begin + 1u, end, ahead);
-    ark_task_word(p, range.task_begin + 2u, end, ahead);
+    ark_u64 word = 0u;
+    ark_task_word(team, p, range.task_begin + 2u, end, word);
     for (ark_u32 i = range.task_begin; i < end; ++i) {
 #if defined(ARK_FLOWS)
       const ark_u32 count = loop.tasks[i % ARK_SLOTS].flow & 255u;
       if (count != 0u) {
         ark_flow_begins(team, loop, p, i, count, end);
-        ark_op_word(loop, p, i + count + 1u, end, ahead);
-        ark_task_word(p, i + count + 2u, end, ahead);
+        ark_task_word(team, p, i + count + 2u, end, word);
         ark_warp_store(&c.warps[ark_warp()], i);
         ark_flow_run(c, p, count, traced);
         ark_copies_done();
@@ -147,7 +145,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       }
 #endif
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
-      if (!ARK_RECORDS_LAST) ark_look_ahead(team, loop, p, i, end, ahead);
+      if (!ARK_RECORDS_LAST) ark_look_ahead(team, loop, p, i, end, word);
       ark_warp_store(&c.warps[ark_warp()], i);
 #if defined(ARK_BODIES_ENTER)
       if (!ark_dispatch(c, task)) return;
@@ -157,7 +155,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       const ark_u64 begin = traces ? ark_time_ns() : 0u;
       ark_dispatch(c, task);
 #endif
-      if (ARK_RECORDS_LAST) ark_look_ahead(team, loop, p, i, end, ahead);
+      if (ARK_RECORDS_LAST) ark_look_ahead(team, loop, p, i, end, word);
       ark_copies_done();
       // A task without signals has published its results as packets, whose readers need no other
       // ordering, so a vote without a memory fence suffices. Before a signal, all stores of the

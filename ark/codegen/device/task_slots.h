@@ -52,68 +52,33 @@ ARK_DEVICE void ark_task_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, 
   const ArkTask* task = ARK_POINTER(const ArkTask, p->tasks) + i;
   ark_copy_words(team, &loop.tasks[i % ARK_SLOTS], task, sizeof(ArkTask) / 8u);
 }
-// Words that a thread has loaded ahead: of a record, and of a task's counter operations.
-struct ArkAhead {
-  ark_u64 record;
-  ark_u64 op;
-};
 #if defined(ARK_HOLDS_RECORDS)
-// For backends on which a copy to shared memory waits for its load, and so delays all later
-// accesses of its warp. At the end of each task, every thread of the last warp loads its word of
-// the record three tasks ahead and of the counter operations two tasks ahead. It stores the words
-// to the slots at the end of the next task. Only the last warp executes this code, because other
-// warps would have to wait for their own stores in it.
+// This variant is for backends on which a copy to shared memory waits for its load, and so delays
+// all later accesses of its warp. There, at the end of each task, every thread of the last warp
+// loads its word of the record three tasks ahead into a register, and stores it to the slot at the
+// end of the next task. Only the last warp executes this code, because other warps would have to
+// wait for their own stores in it.
 constexpr bool ARK_RECORDS_LAST = true;
-ARK_DEVICE void ark_task_word(const ArkParams* p, ark_u32 i, ark_u32 end, ArkAhead& ahead) {
+ARK_DEVICE void ark_task_word(ArkTeam, const ArkParams* p, ark_u32 i, ark_u32 end, ark_u64& word) {
   constexpr int WORDS = static_cast<int>(sizeof(ArkTask) / 8u);
   static_assert(WORDS <= ARK_LANES, "a thread has one word");
   if (ark_warp() != ARK_WARPS - 1 || i >= end) return;
   const int place = ark_lane() < WORDS ? ark_lane() : WORDS - 1;
-  ahead.record = ARK_POINTER(const ark_u64, p->tasks)[static_cast<ark_u64>(i) * WORDS + place];
+  word = ARK_POINTER(const ark_u64, p->tasks)[static_cast<ark_u64>(i) * WORDS + place];
 }
-// The number of words of task i's counter operations that fit into a slot, and the index of the
-// first operation. The slot's record is read as the words in which it was stored.
-ARK_DEVICE ark_u32 ark_op_words(const ArkLoop& loop, ark_u32 i, ark_u32& first) {
-  const auto* words = reinterpret_cast<const ark_u64*>(&loop.tasks[i % ARK_SLOTS]);
-  const auto field = [&](ark_u32 at) {
-    return static_cast<ark_u32>(words[at / 8u] >> (at % 8u * 8u));
-  };
-  first = field(__builtin_offsetof(ArkTask, wait_begin));
-  const ark_u32 count = field(__builtin_offsetof(ArkTask, signal_end)) - first;
-  const ark_u32 fit = count < ARK_SLOT_COUNTER_OPS ? count : ARK_SLOT_COUNTER_OPS;
-  return fit * static_cast<ark_u32>(sizeof(ArkCounterOp) / 8u);
-}
-// Loads a word of the counter operations of task i, whose record is in its slot.
-ARK_DEVICE void ark_op_word(const ArkLoop& loop, const ArkParams* p, ark_u32 i, ark_u32 end,
-                            ArkAhead& ahead) {
-  static_assert(sizeof(ArkCounterOp) / 8u * ARK_SLOT_COUNTER_OPS <= ARK_LANES, "one word");
+ARK_DEVICE void ark_task_arrives(ArkTeam, ArkLoop& loop, const ArkParams*, ark_u32 i, ark_u32 end,
+                                 ark_u64 word) {
   if (ark_warp() != ARK_WARPS - 1 || i >= end) return;
-  ark_u32 first;
-  if (static_cast<ark_u32>(ark_lane()) >= ark_op_words(loop, i, first)) return;
-  const auto* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops) + first;
-  ahead.op = reinterpret_cast<const ark_u64*>(ops)[ark_lane()];
-}
-// Called while task i runs: stores the counter operations of the next task and the record two tasks
-// ahead, and loads the words after these.
-ARK_DEVICE void ark_look_ahead(ArkTeam, ArkLoop& loop, const ArkParams* p, ark_u32 i, ark_u32 end,
-                               ArkAhead& ahead) {
-  if (ark_warp() != ARK_WARPS - 1) return;
-  const ark_u32 lane = static_cast<ark_u32>(ark_lane());
-  ark_u32 first;
-  if (i + 1u < end && lane < ark_op_words(loop, i + 1u, first)) {
-    reinterpret_cast<ark_u64*>(loop.counter_ops[(i + 1u) % ARK_SLOTS])[lane] = ahead.op;
-  }
-  if (i + 2u < end && lane < sizeof(ArkTask) / 8u) {
-    reinterpret_cast<ark_u64*>(&loop.tasks[(i + 2u) % ARK_SLOTS])[lane] = ahead.record;
-  }
-  ark_warp_sync();
-  ark_op_word(loop, p, i + 2u, end, ahead);
-  ark_task_word(p, i + 3u, end, ahead);
+  if (ark_lane() >= static_cast<int>(sizeof(ArkTask) / 8u)) return;
+  reinterpret_cast<ark_u64*>(&loop.tasks[i % ARK_SLOTS])[ark_lane()] = word;
 }
 #else
 constexpr bool ARK_RECORDS_LAST = false;
-ARK_DEVICE void ark_task_word(const ArkParams*, ark_u32, ark_u32, ArkAhead&) {}
-ARK_DEVICE void ark_op_word(const ArkLoop&, const ArkParams*, ark_u32, ark_u32, ArkAhead&) {}
+ARK_DEVICE void ark_task_word(ArkTeam, const ArkParams*, ark_u32, ark_u32, ark_u64&) {}
+ARK_DEVICE void ark_task_arrives(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i,
+                                 ark_u32 end, ark_u64) {
+  if (i < end) ark_task_ahead(team, loop, p, i);
+}
 #endif
 // Copies the counter operations (waits, then signals) of task i to its slot. A slot has room for
 // those of most tasks; ark_counter_op reads any others from device memory.
@@ -125,15 +90,14 @@ ARK_DEVICE void ark_counter_ops_ahead(ArkTeam team, ArkLoop& loop, const ArkPara
   ark_copy_words(team, loop.counter_ops[i % ARK_SLOTS], ops, fit * (sizeof(ArkCounterOp) / 8u));
 }
 
-#if !defined(ARK_HOLDS_RECORDS)
 // Called while task i runs: copies the waits and signals of the next task and the record two tasks
-// ahead.
+// ahead, and loads this thread's word of the record three tasks ahead.
 ARK_DEVICE void ark_look_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i,
-                               ark_u32 end, ArkAhead&) {
+                               ark_u32 end, ark_u64& word) {
   if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
-  if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
+  ark_task_arrives(team, loop, p, i + 2u, end, word);
+  ark_task_word(team, p, i + 3u, end, word);
 }
-#endif
 
 #if defined(ARK_FLOWS)
 // Tasks between which warps do not synchronise use no scratch memory, so the records of a run of
