@@ -173,7 +173,7 @@ class Scatter(TaskKind):
             return 0
         threads, room = machine.warps * machine.lanes, machine.shared_bytes - machine.ring_bytes
         most = min(UPDATES_PER_ROUND * threads // count, room // _staged_bytes(sig) // count - 1)
-        return min(most, many + machine.lanes - 1) // machine.lanes * machine.lanes
+        return max(0, min(most, many + machine.lanes - 1)) // machine.lanes * machine.lanes
 
     def _by_place(self, sig: Signature, machine: Machine) -> bool:
         """True if each warp updates its own part of the task's span of indices; False if each

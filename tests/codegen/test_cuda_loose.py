@@ -15,6 +15,7 @@ import ark
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType
 from ark.lower.pipeline import plan
+from ark.machine import Machine
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -26,7 +27,10 @@ BEGINS = range(9)
 
 
 def computed(
-    folder: Path, inputs: Sequence[tuple[np.ndarray, DataType]], build: Callable[..., object]
+    folder: Path,
+    inputs: Sequence[tuple[np.ndarray, DataType]],
+    build: Callable[..., object],
+    machine: Machine = MODELS["h200"],
 ) -> list[tuple[str, np.ndarray]]:
     """The kind and the result of each op that `build` adds, in order."""
     model = Model()
@@ -34,7 +38,7 @@ def computed(
         built = build(
             *(ark.tensor(list(a.shape), d, name=f"in{i}") for i, (a, d) in enumerate(inputs))
         )
-    block = Block(plan(model.graph, MODELS["h200"], {"fuse": False}), folder)
+    block = Block(plan(model.graph, machine, {"fuse": False}), folder)
     del built
     for i, (array, _) in enumerate(inputs):
         at = next(t.buffer for t in block.plan.tensors if t.name == f"in{i}")
@@ -140,4 +144,21 @@ def test_updates_of_columns(
     for at, more in zip(rows, new, strict=True):
         place = (at, np.arange(columns))
         expected[place] = more if function == "set" else expected[place] + more
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_updates_of_more_columns_than_shared_memory_has_room_for(tmp_path: Path) -> None:
+    x, new = values(ark.fp32, 3, 30000), values(ark.fp32, 16, 30000)
+    rows = np.random.default_rng(3).integers(-3, 3, new.shape)
+    inputs = [(x, ark.fp32), (rows, ark.int64), (new, ark.fp32)]
+    (*_, (kind, actual)) = computed(
+        tmp_path,
+        inputs,
+        lambda t, i, u: ark.scatter_elements(t, i, u, 0, "add"),
+        MODELS["h200"].with_processors(1),
+    )
+    assert kind == "scatter"
+    expected = x.copy()
+    for at, more in zip(rows, new, strict=True):
+        expected[at, np.arange(30000)] += more
     np.testing.assert_array_equal(actual, expected)
