@@ -3,8 +3,9 @@
 `python ci/passages.py SEED` draws from docstrings, comments and error messages of the Python files,
 from comments of the C++ files and from paragraphs of docs/. Each passage is printed with what a
 reader of the file sees around it: the definition that a docstring belongs to, the code after a
-comment, the condition before an error, the headings above a paragraph. The same seed and tree give
-the same passages.
+comment and the C++ declarations around it, the condition before an error, the headings above a
+paragraph, the introduction of a list. Each item of a list is one passage. The same seed and tree
+give the same passages. `--under docs tests` draws only from these folders.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import random
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ KINDS = ("docstring", "comment", "error", "page")
 CPP_ENDINGS = (".h", ".hpp", ".cpp", ".cu")
 CODE_LINES_AFTER_COMMENT = 4
 CODE_LINES_BEFORE_ERROR = 3
+LIST_ITEM = re.compile(r"\s*([-*+]|\d+\.)\s+")
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,28 @@ def _cpp_passages(name: str, source: str) -> list[Passage]:
         if count and not _continues(lines, at):
             text = " ".join(line.strip().lstrip("/").strip() for line in lines[at : at + count])
             after = lines[at + count : at + count + CODE_LINES_AFTER_COMMENT]
-            result.append(Passage("comment", f"{name}:{at + 1}", text, tuple(after)))
+            context = (*_cpp_enclosing(lines, at), *after)
+            result.append(Passage("comment", f"{name}:{at + 1}", text, context))
         at += max(count, 1)
     return result
+
+
+def _cpp_enclosing(lines: list[str], at: int) -> list[str]:
+    """The first lines of the declarations and statements around a line, outermost first. They are
+    found by indentation, which clang-format keeps consistent.
+    """
+    result: list[str] = []
+    depth = _indentation(lines[at])
+    for line in reversed(lines[:at]):
+        opens = re.match(r"\s*[A-Za-z_]", line) and not line.rstrip().endswith(":")
+        if opens and _indentation(line) < depth:
+            result.insert(0, line)
+            depth = _indentation(line)
+    return result
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _continues(lines: list[str], at: int) -> bool:
@@ -125,12 +147,28 @@ def _page_passages(name: str, source: str) -> list[Passage]:
         if paragraph.startswith("#"):
             depth = len(paragraph) - len(paragraph.lstrip("#"))
             headings = [*headings[: depth - 1], paragraph.splitlines()[0]]
-        else:
-            # A paragraph that goes on after code or in a list is read with its beginning.
-            lead = () if paragraph[0].isupper() else tuple(before.splitlines()[-3:])
-            result.append(Passage("page", name, paragraph, (*headings, *lead)))
-        before = paragraph
+            before = paragraph
+            continue
+        for part in _list_items(paragraph):
+            item = LIST_ITEM.match(part)
+            # A list item is read with the list's introduction, and a paragraph that goes on after
+            # code with its beginning.
+            lead = () if part[0].isupper() else tuple(before.splitlines()[-3:])
+            result.append(Passage("page", name, part, (*headings, *lead)))
+            if not item:
+                before = part
     return result
+
+
+def _list_items(paragraph: str) -> list[str]:
+    """The text before the first list item, if any, and each list item."""
+    parts: list[str] = []
+    for line in paragraph.splitlines():
+        if parts and not LIST_ITEM.match(line):
+            parts[-1] += f"\n{line}"
+        else:
+            parts.append(line)
+    return parts
 
 
 def passages(root: Path = words.ROOT) -> dict[str, list[Passage]]:
@@ -152,17 +190,27 @@ def passages(root: Path = words.ROOT) -> dict[str, list[Passage]]:
     return by_kind
 
 
-def draw(seed: int, root: Path = words.ROOT) -> list[Passage]:
-    """PASSAGES_PER_SEED passages, with the kinds in turn."""
+def draw(seed: int, root: Path = words.ROOT, under: tuple[str, ...] = ()) -> list[Passage]:
+    """PASSAGES_PER_SEED passages, with the kinds in turn. under: the folders to draw from."""
     chosen = random.Random(seed)
     by_kind = passages(root)
-    return [chosen.choice(by_kind[KINDS[n % 4]]) for n in range(PASSAGES_PER_SEED)]
+    if under:
+        starts = tuple(f"{folder}/" for folder in under)
+        by_kind = {
+            kind: [passage for passage in drawn if passage.place.startswith(starts)]
+            for kind, drawn in by_kind.items()
+        }
+    kinds = [kind for kind in KINDS if by_kind[kind]]
+    return [chosen.choice(by_kind[kinds[n % len(kinds)]]) for n in range(PASSAGES_PER_SEED)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int)
-    for number, passage in enumerate(draw(parser.parse_args().seed), 1):
+    parser.add_argument("--under", nargs="+", default=(), metavar="FOLDER")
+    arguments = parser.parse_args()
+    drawn = draw(arguments.seed, under=tuple(arguments.under))
+    for number, passage in enumerate(drawn, 1):
         print(f"{number}. {passage}")
 
 
