@@ -161,6 +161,8 @@ def sweep() -> list[Piece]:
 
 
 def pieces(row: dict[str, Any], tiny: bool) -> list[Piece]:
-    """The standard set of a row of ci/matrix.toml, in order."""
+    """Returns the standard set of measurements for a machine (a row of ci/matrix.toml), in their
+    order of execution.
+    """
     devices = devices_of(row)
     return on_cpu(tiny) if row["backend"] == "cpu" else on_accelerator(devices)

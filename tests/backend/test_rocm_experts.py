@@ -106,7 +106,8 @@ def test_chosen_experts(
         assert (np.abs(got[place] - weights[expert] @ wide[place]) / most).max() < 1e-6
 
 
-# (rows, slots, one input for each slot, columns, outputs, weights, total)
+# (rows; slots: chosen experts per row; True if each slot has its own input; columns and outputs of
+# an expert; matrices of weights per expert; True if the results of a row are added up)
 EPILOGUES = [(1, 4, False, 288, 640, 2, False), (2, 3, True, 288, 70, 1, True)]
 EPILOGUES += [(1, 6, True, 2880, 40, 1, True)]  # more slots than runs in flight
 

@@ -67,8 +67,8 @@ static void ark_packet_store(ark_u64* p, ark_u64 v, bool) { *p = v; }
 template <typename T>
 struct ArkShort {};
 """
-# Functions that replace the conversions that hardware has, from the source that vendors without
-# them compile.
+# Conversions of small floats. GPUs have instructions for them, which a host lacks. These functions
+# compute the same by the portable source, which ark compiles for GPUs without the instructions.
 CONVERTED = r"""
 static ark_u32 ark_pair_of_e4m3(ark_u32 word) {
   return both([=](int n) { return ark_small_float<3, 7>(word >> n / 2 & 255u); });

@@ -113,12 +113,13 @@ def test_nothing_is_asked_for_beyond_the_last_stage(runs: ctypes.CDLL) -> None:
 
 
 def test_stages_that_come_from_l2_make_room_for_more(runs: ctypes.CDLL) -> None:
-    # Seven stages while the ring is full; then one stage every 800 clocks, which is faster than
-    # memory.
+    # Seven stages are prefetched to L2 while the ring is full. Then the ring frees a slot every 800
+    # clocks, which is less than the time of a stage from memory.
     stages, clocks = asked(runs, 4, 31, 60, 9_500, 800)
     ahead = len([c for c in clocks if c <= 9_500])
     assert ahead == 7 and paced(clocks[:ahead])
-    # The clock is read once per stage, and the interval after a late stage is shorter.
+    # Intervals between prefetches vary: the clock is read only once per stage, and after a late
+    # prefetch the next one follows sooner.
     assert 1300 <= (clocks[-1] - clocks[ahead - 1]) / (len(clocks) - ahead) <= 1450
     # The ring catches up with the prefetches after about twice as many stages. From then on it
     # reads from memory itself.

@@ -67,12 +67,12 @@ def test_the_loop_compiles(name):
     assert spills and not any(int(s) for s in spills), binary.log
 
 
-# Bytes of spill stores of the real kernels of Llama 3.2 1B, by variant and tokens of a prompt's
-# chunk (0: decoding alone), as NVRTC 13.0 or 13.5 compiles them: of the loop itself, into which a
-# decoder's bodies are inlined, and of all functions, including the registers that a callee saves.
-# The figures are upper bounds: a change that lowers a figure lowers it here. A prompt shares a
-# kernel with `roles` only if its chunks are short. A kernel for decoding only must not spill there
-# (below).
+# Upper bounds of the bytes of spill stores in the kernels of Llama 3.2 1B, compiled by NVRTC 13.0
+# or 13.5. Keys: the kernel variant, and the tokens of a prompt's chunk (0: the kernel only
+# decodes). Values: the spills of the loop function, into which a decoder's task bodies are inlined;
+# and of all functions, including the registers that a callee saves. A change that lowers a figure
+# lowers it here. The variant `roles` runs prompts only in short chunks; without prompts its loop
+# must not spill.
 SPILLS = {("block", 0): (128, 128), ("block", 64): (212, 1428), ("roles", 64): (136, 788)}
 
 
@@ -101,8 +101,8 @@ def test_prompts_are_a_kernel_of_their_own_whose_products_are_not_serialized():
     target = machine_of(plan, 0)
     source = write(plan, target, backend.dialect(machine.arch), phases).source
     assert all(f"_{kind}_load(" in source.text for kind in ("matmul", "attention_tiles"))
-    # Four rows are multiplied at once, and loads of the head's weights are in flight before its
-    # input row is complete.
+    # The embedding is computed for four rows at once. The product of the head (logits) loads its
+    # weights before its input row is complete.
     assert "ark_embedding_packs<4, 512," in source.text
     assert next(op.kind for op in plan.ops if op.name == "begin.head.logits") == "matmul"
     log = kept.binary(backend, source, Target(machine.arch, target.threads)).log

@@ -1,5 +1,6 @@
-"""Variables of CUDA bodies that are set and used under a condition: no register is read before it
-is written, so that none is live in the loop over tasks; no register is spilled.
+"""Variables of CUDA device functions that are set only under a condition and read under the same
+condition. The compiled code must not read their registers before it writes them: otherwise the
+registers would be occupied during the whole loop over tasks. No register may be spilled.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tests.codegen.unset import unset
 from tests.slow import SLOW
 
 ARCH, MACHINE = "sm_90a", machines.MODELS["h200"]
-# The plans of tests.signatures with bodies whose variables are set under a condition.
+# The plans of tests.signatures whose device functions have such variables.
 PLANS = {"matmul-bf16", "indexing-bf16", "sums-bf16", "llama-bf16-batch", "llama-bf16-rank0"}
 
 
@@ -41,7 +42,7 @@ def _convnext(t: Any, x: Any, filters: Any, weight: Any, bias: Any) -> Any:
     return t.nn.functional.layer_norm(mixed, (96,), weight, bias)
 
 
-# Of ConvNeXt: a depthwise convolution, and the norm of its result.
+# A part of the network ConvNeXt: a depthwise convolution, and the norm of its result.
 CONVNEXT = case("convnext", _convnext, (8, 96, 56, 56), (96, 1, 7, 7), (96,), (96,), dtype=bf16)
 NAMES = (
     "sweep-softmax-64x128256-bf16",
@@ -52,7 +53,8 @@ NAMES = (
 )
 CASES = [CONVNEXT, *(one for one in cases() if one.name in NAMES)]
 
-# A function that a loop calls, with packs that are loaded under a condition.
+# A minimal example: a loop calls a function whose array v is loaded under a condition. INITIAL is
+# replaced by an initialisation of v, or by nothing.
 LOADED = """
 __noinline__ __device__ void add(float* p, const float* q, int n) {
   float v[4]INITIAL;

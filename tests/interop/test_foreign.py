@@ -1,5 +1,6 @@
-"""Tensors and arrays whose bytes are not their values, or that have no memory: each way into ark
-gives the results of torch and NumPy, or an error that names the tensor.
+"""Tensors and arrays whose memory cannot be read as their values, such as torch's conjugate views
+and arrays of the other byte order, or that have no memory, such as meta tensors. Each function of
+ark that accepts tensors gives the results of torch and NumPy, or an error that names the tensor.
 """
 
 from __future__ import annotations

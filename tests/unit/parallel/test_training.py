@@ -117,8 +117,9 @@ def test_every_plan_learns_as_torch_does(plan: str, ranks: int) -> None:
 
 @slow
 def test_recycled_passes_spread_in_torch_itself() -> None:
-    """3f1b is compared with torch for 50 steps only. If the inner features are permuted, so that
-    sums are added in another order, torch itself differs by more than 1e-4 later on.
+    """The plan 3f1b (three forward passes and one backward pass) is compared with torch for 50
+    steps only. This test shows why: with permuted inner features, whose sums are added in another
+    order, torch differs from itself by more than 1e-4 after more steps.
     """
     config = example.Config()
     given, tokens = example.arrays(config, 1, 4)

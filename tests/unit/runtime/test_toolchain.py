@@ -110,7 +110,7 @@ def test_a_compiler_is_examined_once(small: None, monkeypatch: pytest.MonkeyPatc
     assert (ones(backend) == 1.0).all() and backend.made.texts == 2
     ones(backend)
     assert backend.made.texts == 2
-    # As in another process, the result of the examination is read from disk.
+    # If the list in memory is empty, as in a new process, the earlier result is read from disk.
     monkeypatch.setattr(toolchain, "_admitted", set())
     monkeypatch.setattr(toolchain, "examine", lambda *_: pytest.fail("examined again"))
     ones(backend)

@@ -17,8 +17,10 @@ from ark.collective.topology import Link, Topology, named
 from tests.slow import examples, slow
 from tests.unit.collective.networks import random_eulerian
 
-# The rate in GB/s, and the fraction of it that two phases with equal roots reach. By hand: every
-# piece crosses at least 2 (N - 1) links, so mesh4x4 (48 links of 1 GB/s) has at most 48 / 30.
+# By network: the highest rate of an all-reduce in GB/s, and the fraction of it that a
+# reduce-scatter followed by an all-gather reaches if all ranks own equal parts. Computed by hand:
+# every byte crosses at least 2 (N - 1) links for N ranks, so mesh4x4 (48 links of 1 GB/s) has at
+# most 48 / 30.
 KNOWN = {
     "mesh4x4": (Fraction(8, 5), Fraction(2, 3)),
     "mesh3x3": (Fraction(24, 16), Fraction(3, 4)),
