@@ -16,6 +16,9 @@ from ark.tasks import depthwise_form
 
 MAX_ROUNDS = 4  # tasks of a processor, or times as many as an image in shared memory needs
 COLUMN_PARTS = (1, 2, 4)  # numbers of tiles beside each other in a row of the image
+# The most pixels of an image whose channels are divided among tasks. Then each pixel of a tile is a
+# run of memory of its own, and the time to plan grows with the runs: 25 s for 768 x 768 pixels.
+MAX_DIVIDED_PIXELS = 1 << 16
 
 Tile = tuple[int, int, int, int]
 Chosen = tuple[Tile, depthwise_form.Patch]
@@ -77,6 +80,7 @@ def _chosen(window: Window, shape: Tile, itemsize: int, machine: Machine) -> Cho
         (tile, patch)
         for tile in _tiles(shape, depthwise_form.VECTOR_BYTES // itemsize)
         if _tasks(shape, tile) <= most
+        and (tile[3] == shape[3] or shape[1] * shape[2] <= MAX_DIVIDED_PIXELS)
         for patch in depthwise_form.patches(window, tile)
         if depthwise_form.shared_bytes(window, tile, patch, itemsize) <= room
     )

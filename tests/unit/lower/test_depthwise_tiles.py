@@ -78,6 +78,14 @@ def test_images_stay_in_memory_where_they_cannot_be_copied() -> None:
     assert depthwise_tile(window, (1, 16, 16, 64), 2, small) is None
 
 
+@pytest.mark.parametrize("side", [384, 512, 1024])
+def test_channels_of_large_images_are_not_divided(side: int) -> None:
+    """A part of the channels makes a run of each pixel: 768 x 768 pixels took 25 s to plan."""
+    machine, window = registry.machine("h200").using("matrix"), convolution((3, 3), before=1)
+    chosen = depthwise_tile(window, (1, side, side, 64), 2, machine)
+    assert chosen is not None and chosen[0][3] == 64
+
+
 def test_a_row_of_the_image_is_loaded_once_for_all_rows_of_a_patch() -> None:
     """Two rows of results read eight rows of the image by windows of seven, of which each is loaded
     and converted once, and seven weights for each of seven rows and both rows of results.
