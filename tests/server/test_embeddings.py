@@ -121,7 +121,7 @@ def test_limits(server: Running, stand_in: StandIn) -> None:
     late = post(server, {"input": [[3], [4], [5]]})
     assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
     assert server.service.engine.stats().running == 0
-    stand_in.fail = True
+    stand_in.delay_s, stand_in.fail = 0.0, True
     assert post(server, {"input": "a"}).status_code == 500
     assert httpx.get(f"{server.url}/health").status_code == 503
 
