@@ -182,6 +182,7 @@ def test_a_unit_test_lies_in_the_room_of_the_module_that_it_is_named_after() -> 
 # machine.
 PLANNER_NUMBERS = {
     "ark/lower/choose.py": {1024},  # bytes of shared memory of a linear layer's body
+    "ark/lower/depthwise_tiles.py": {1 << 16},  # pixels of an image, for the planner's own time
     "ark/lower/ops/norms.py": {1024},  # elements of rows that one task takes
     "ark/lower/ops/reductions.py": {16384},  # elements of a row that several tasks share
     # A number that should be in the machine's description: the amount of work from which a
