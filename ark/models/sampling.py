@@ -16,6 +16,7 @@ from ark.models.structured import StructuredOutputsParams, structured_outputs
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # logits divided by these stay finite in fp32
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3  # logits stay finite in fp32 too
+MIN_SHARE = 1e-37  # a normal number of fp32; a smaller one becomes 0, which excludes all tokens
 MAX_ABS_PENALTY = 2.0  # of presence and frequency, as in OpenAI's interface
 MAX_ABS_BIAS = 100.0  # as in OpenAI's interface
 MAX_SAMPLES = 128  # as in OpenAI's interface
@@ -164,9 +165,9 @@ def _number(name: str, value: Any, low: float, high: float, also: float | None =
 
 def _share(name: str, value: Any) -> float:
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 < value <= 1:
+    if not number or not MIN_SHARE <= value <= 1:
         raise InvalidUsageError(
-            f"{name} is {_written(value)}; it must be a number above 0 and at most 1 (off)"
+            f"{name} is {_written(value)}; it must be a number from {MIN_SHARE:g} to 1 (off)"
         )
     return float(value)
 

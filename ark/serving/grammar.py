@@ -9,6 +9,7 @@ import importlib.util
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -121,25 +122,31 @@ def _source(matcher: Any, form: StructuredOutputsParams) -> tuple[str, str]:
     """Returns the name of the field of `form` that is set (such as "json"), and its value as a
     grammar in llguidance's syntax.
     """
-    spaces = {"whitespace_flexible": True, "whitespace_pattern": SPACES}
-    if form.json is not None:
-        return "json", matcher.grammar_from_json_schema(form.json, overrides=spaces)
-    if form.json_object:
-        schema = json.dumps({"type": "object"})
-        return "json_object", matcher.grammar_from_json_schema(schema, overrides=spaces)
-    if form.regex is not None:
-        return "regex", matcher.grammar_from_regex(form.regex)
-    if form.choice is not None:
-        texts = " | ".join(json.dumps(text) for text in form.choice)
-        return "choice", matcher.grammar_from_lark(f"start: {texts}")
-    from llguidance import grammar_from
-
+    name = next(f.name for f in fields(form) if getattr(form, f.name) is not None)
     try:
-        return "grammar", grammar_from("grammar", str(form.grammar))
+        return name, _converted(matcher, form)
     except ValueError as error:
         raise InvalidUsageError(
-            f"structured_outputs.grammar is not valid: {one_line(str(error))}"
+            f"structured_outputs.{name} is not valid: {one_line(str(error))}"
         ) from None
+
+
+def _converted(matcher: Any, form: StructuredOutputsParams) -> str:
+    """The value of a form as a grammar in llguidance's syntax. Raises ValueError if it has none."""
+    spaces = {"whitespace_flexible": True, "whitespace_pattern": SPACES}
+    if form.json is not None:
+        return str(matcher.grammar_from_json_schema(form.json, overrides=spaces))
+    if form.json_object:
+        schema = json.dumps({"type": "object"})
+        return str(matcher.grammar_from_json_schema(schema, overrides=spaces))
+    if form.regex is not None:
+        return str(matcher.grammar_from_regex(form.regex))
+    if form.choice is not None:
+        texts = " | ".join(json.dumps(text) for text in form.choice)
+        return str(matcher.grammar_from_lark(f"start: {texts}"))
+    from llguidance import grammar_from
+
+    return str(grammar_from("grammar", str(form.grammar)))
 
 
 def one_line(text: str) -> str:

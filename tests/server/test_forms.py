@@ -117,10 +117,10 @@ def test_a_required_tool(client: openai.OpenAI) -> None:
 
 VALUES: dict[str, list[Any]] = {
     "temperature": [0, 1e-5, 1e-6, 1, 1e5, 1.1e5, -1],
-    "top_p": [0, 1e-9, 1, 1.1],
+    "top_p": [0, 1e-46, 1e-9, 1, 1.1],
     "top_k": [-2, -1, 0, 1, 1 << 31],
     "min_p": [-0.1, 0, 1, 1.1],
-    "typical_p": [0, 0.5, 1, 1.1],
+    "typical_p": [0, 1e-46, 0.5, 1, 1.1],
     "repetition_penalty": [0, 1e-3, 1e3, 1001],
     "presence_penalty": [-2, 2, 2.1],
     "frequency_penalty": [-2.1, -2, 2],

@@ -58,6 +58,7 @@ def post(server: Running, path: str, content: Any, **headers: str) -> httpx.Resp
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream_options": {"usage": True}, "stream": True}, "stream_options.usage"),
         ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": '{"items":' * 400 + "{}" + "}" * 400}, "guided_json"),
         ({"guided_regex": "(a"}, "guided_regex"),
         ({"guided_regex": "a", "guided_json": {}}, "guided_json, guided_regex"),
         ({"structured_outputs": {}}, "structured_outputs"),
@@ -71,6 +72,10 @@ def test_refused_completions(server: Running, fields: dict[str, Any], param: str
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+def tools(**parameters: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -80,6 +85,8 @@ def test_refused_completions(server: Running, fields: dict[str, Any], param: str
         ({"messages": [{"role": "user", "contents": "a"}]}, "messages[0].contents"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": tools(definitions=[1]), "tool_choice": "required"}, "tools"),
+        ({"tools": tools(definitions=None), "tool_choice": "required"}, "tools"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"),

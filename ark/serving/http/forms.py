@@ -102,7 +102,15 @@ def call_form(tools: Sequence[Tool], name: str | None, parallel: bool) -> Form:
     for tool in tools:
         schema = dict(tool.function.parameters or {"type": "object"})
         for group in ("$defs", "definitions"):
-            for key, value in dict(schema.pop(group, {})).items():
+            defined = schema.pop(group, {})
+            if not isinstance(defined, Mapping):
+                raise ApiError(
+                    400,
+                    f"{group} of the tool {tool.function.name!r:.60} is {defined!r:.60}; it must "
+                    "be an object",
+                    param="tools",
+                )
+            for key, value in defined.items():
                 known = definitions.setdefault(group, {}).setdefault(key, value)
                 if known != value:
                     raise ApiError(
