@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,20 @@ def test_a_body_that_does_not_come(engine: CountingEngine) -> None:
         client.send(request(body())[:-5])
         status, answer = client.response()
     assert status == 408 and is_error(answer)
+
+
+def test_the_rest_of_a_refused_body_is_cut_off(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that goes on to send, slowly, the body of a request that was refused."""
+    monkeypatch.setattr(connection, "HEAD_S", 0.2)
+    with Raw(server.port) as client:
+        client.send(request(body(), content_length="100000000"))
+        assert client.response()[0] == 413
+        with pytest.raises(OSError):
+            for _ in range(200):
+                client.send(b"x")
+                time.sleep(0.01)
 
 
 @pytest.mark.parametrize("stream", [True, False])

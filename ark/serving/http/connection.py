@@ -71,9 +71,11 @@ class Connection(H11Protocol):
 
     def _watch_head(self) -> None:
         """Closes the connection if the client has begun a request and does not complete its headers
-        in time.
+        in time, or goes on to send the body of a request that was answered without it.
         """
-        waiting = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
+        state = self.conn.their_state
+        answered = state is h11.SEND_BODY and self.conn.our_state is h11.DONE
+        waiting = (state is h11.IDLE or answered) and not self.transport.is_closing()
         if waiting and self._head is None:
             self._head = self.loop.call_later(HEAD_S, self.transport.close)
         elif not waiting and self._head is not None:
