@@ -72,10 +72,6 @@ def test_refused_completions(server: Running, fields: dict[str, Any], param: str
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def tools(**parameters: Any) -> list[dict[str, Any]]:
-    return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -85,8 +81,6 @@ def tools(**parameters: Any) -> list[dict[str, Any]]:
         ({"messages": [{"role": "user", "contents": "a"}]}, "messages[0].contents"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"tools": tools(definitions=[1]), "tool_choice": "required"}, "tools"),
-        ({"tools": tools(definitions=None), "tool_choice": "required"}, "tools"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -124,6 +118,14 @@ def test_other_refusals(server: Running) -> None:
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
     for answer in (plain, other, httpx.get(server.url + "/v1/other")):
         assert answer.json()["error"]["message"]
+
+
+def test_many_levels_of_objects(server: Running) -> None:
+    values: dict[str, Any] = {}
+    for _ in range(900):
+        values = {"a": values}
+    answer = post(server, "/v1/chat/completions", {**TALK, "chat_template_kwargs": values})
+    assert answer.status_code == 400 and "levels" in answer.json()["error"]["message"]
 
 
 def test_without_a_chat_template(engine: CountingEngine) -> None:

@@ -291,6 +291,8 @@ def _failed(request: Request, error: Exception) -> Response:
         return Response(status_code=CLOSED_BY_CLIENT)
     elif isinstance(error, BaseError):
         error = ApiError(500, str(error), kind=SERVER_ERROR)
+    elif isinstance(error, RecursionError):
+        error = ApiError(400, "the body has too many levels of objects and lists; use fewer")
     elif not isinstance(error, ApiError):
         error = _unexpected(error)
     return Response(error.body(), error.status, error.headers())
