@@ -18,32 +18,6 @@ template <int N, typename T>
 ARK_DEVICE ArkPack<T, N> ark_load_pack(const T* p) {
   return *reinterpret_cast<const ArkPack<T, N>*>(p);
 }
-// Loads a pack that this task reads only once. A backend whose first-level cache is slow for data
-// that a processor has just written defines a load of 16 bytes that bypasses this cache.
-template <int N, typename T>
-ARK_DEVICE ArkPack<T, N> ark_load_pack_once(const T* p) {
-#if defined(ARK_HAS_LOAD_ONCE)
-  if constexpr (sizeof(ArkPack<T, N>) == 16) {
-    ArkPack<T, N> pack;
-    ark_load_once(p, &pack);
-    return pack;
-  }
-#endif
-  return ark_load_pack<N>(p);
-}
-// Loads a pack that no other task reads at the same time. Bypasses the first-level cache on
-// backends that define how (ark_hold_past).
-template <int N, typename T>
-ARK_DEVICE ArkPack<T, N> ark_load_pack_past(const T* p) {
-#if defined(ARK_HAS_LOAD_PAST)
-  if constexpr (sizeof(ArkPack<T, N>) == 16) {
-    ArkPack<T, N> pack;
-    ark_load_past(p, &pack);
-    return pack;
-  }
-#endif
-  return ark_load_pack<N>(p);
-}
 // A pack that may begin at any element, while it is being loaded. A backend that does not access
 // packs well at any address loads the aligned blocks of up to 16 bytes that the pack overlaps. Each
 // block has at least one byte of the pack. ark_load_loose starts the loads; ark_shifted waits for
@@ -165,7 +139,9 @@ ARK_DEVICE void ark_hold_past(H& to, const T* p) {
 #endif
   ark_hold(to, p);
 }
-// Like ark_hold_past, for a pack that this task reads only once (see ark_load_pack_once).
+// Like ark_hold_past, for a pack that this task reads only once, though other tasks read it, too. A
+// backend whose first-level cache is slow for data that a processor has just written defines a load
+// of 16 bytes that bypasses this cache.
 template <typename H, typename T>
 ARK_DEVICE void ark_hold_once(H& to, const T* p) {
 #if defined(ARK_HAS_LOAD_ONCE)
