@@ -13,6 +13,7 @@ from functools import lru_cache
 from ark.ir.attributes import WindowAttributes
 from ark.machine import Machine
 from ark.tasks import depthwise_form
+from ark.tasks.text import VECTOR_BYTES
 
 MAX_ROUNDS = 4  # tasks of a processor, or times as many as an image in shared memory needs
 COLUMN_PARTS = (1, 2, 4)  # numbers of tiles beside each other in a row of the image
@@ -33,6 +34,11 @@ class Window:
     dilation: tuple[int, ...]
     before: tuple[int, ...]
 
+    @classmethod
+    def of(cls, given: WindowAttributes) -> Window:
+        """The window of a node's attributes."""
+        return cls(*map(tuple, (given.size, given.stride, given.dilation, given.before)))
+
 
 def depthwise_tile(
     given: WindowAttributes, shape: Sequence[int], itemsize: int, machine: Machine
@@ -41,11 +47,10 @@ def depthwise_tile(
     predicted time. None if one thread runs a task, if no tile fits into shared memory, or if the
     channels are not whole vectors. shape: of the result.
     """
-    if not machine.cooperative or shape[3] * itemsize % depthwise_form.VECTOR_BYTES:
+    if not machine.cooperative or shape[3] * itemsize % VECTOR_BYTES:
         return None
-    window = Window(*map(tuple, (given.size, given.stride, given.dilation, given.before)))
     images, rows, columns, channels = shape
-    return _chosen(window, (images, rows, columns, channels), itemsize, machine)
+    return _chosen(Window.of(given), (images, rows, columns, channels), itemsize, machine)
 
 
 @lru_cache(maxsize=512)
@@ -67,7 +72,7 @@ def _chosen(window: Window, shape: Tile, itemsize: int, machine: Machine) -> Cho
         rate = min(costs.processor_rate, costs.cache_rate / min(tasks, machine.processors))
         pixel = -(-tile[3] * itemsize // machine.line_bytes) * machine.line_bytes
         copied = depthwise_form.copied(window, tile, patch)
-        vectors = copied * itemsize / depthwise_form.VECTOR_BYTES
+        vectors = copied * itemsize / VECTOR_BYTES
         rounds = -(-depthwise_form.units(tile, patch) // threads)
         work = rounds * issued(patch) + vectors * depthwise_form.COPY_INSTRUCTIONS / threads
         moved = (copied / tile[3] + math.prod(tile[:3])) * pixel
@@ -78,7 +83,7 @@ def _chosen(window: Window, shape: Tile, itemsize: int, machine: Machine) -> Cho
     most = MAX_ROUNDS * max(machine.processors, -(-whole // max(1, room)))
     able = (
         (tile, patch)
-        for tile in _tiles(shape, depthwise_form.VECTOR_BYTES // itemsize)
+        for tile in _tiles(shape, VECTOR_BYTES // itemsize)
         if _tasks(shape, tile) <= most
         and (tile[3] == shape[3] or shape[1] * shape[2] <= MAX_DIVIDED_PIXELS)
         for patch in depthwise_form.patches(window, tile)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from ark.ir.attributes import ConvolutionAttributes
 from ark.ir.graph import Node
+from ark.lower.depthwise_tiles import Window
 from ark.machine import Machine
-from ark.tasks.convolution import ConvolutionParams
 from ark.tasks.grouped import WEIGHT_SHARE, columns_per_thread, staged, thread_rounds
+from ark.tasks.text import VECTOR_BYTES
 
 LEAST_CHANNEL_BYTES = 64  # bytes of neighbouring channels that a tile should have
 PADDING_BYTES = 16  # bytes by which rows in shared memory are longer
@@ -26,7 +27,7 @@ class _Work:
     channels and outputs of a group. depth: multiplications of a result. itemsize: of the image.
     """
 
-    given: ConvolutionParams
+    given: Window
     machine: Machine
     pack: int
     each: int
@@ -62,26 +63,18 @@ class _Work:
 def grouped_tile(node: Node, machine: Machine) -> list[int]:
     """The tile of a convolution in groups with which the tasks are predicted to end earliest."""
     weight, source, out = *node.inputs[:2], node.outputs[0]
-    asked = node.read(ConvolutionAttributes)
-    given = ConvolutionParams(
-        size=tuple(asked.size),
-        stride=tuple(asked.stride),
-        dilation=tuple(asked.dilation),
-        before=tuple(asked.before),
-        sizes=tuple(asked.sizes),
-        tile=(1, 1, 1, 1),
-    )
+    given = Window.of(node.read(ConvolutionAttributes))
     each = weight.shape[0] // math.prod(given.size)
     rows = out.shape[3] // (source.shape[3] // each)
     size = source.dtype.itemsize
-    work = _Work(given, machine, math.gcd(rows, 16 // size), each, rows, weight.shape[0], size)
+    vector = VECTOR_BYTES // size
+    work = _Work(given, machine, math.gcd(rows, vector), each, rows, weight.shape[0], size)
 
     def ends(tile: tuple[int, ...]) -> tuple[bool, float]:
         tasks = math.prod(-(-n // t) for n, t in zip(out.shape, tile, strict=True))
         return not work.fits(tile), -(-tasks // machine.processors) * work.us(tile)
 
-    tiles = list(_tiles(out.shape, math.lcm(rows, 16 // size), size))
-    best = min(tiles, key=ends)
+    best: tuple[int, ...] = min(_tiles(out.shape, math.lcm(rows, vector), size), key=ends)
     return list(best)
 
 

@@ -27,7 +27,6 @@ from ark.tasks.box_text import (
     unused_names,
 )
 
-VECTOR_BYTES = 16
 THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
 MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one pack
 PACKS, SINGLES = 4, 8  # the most packs that a thread has in flight, and the most single elements
@@ -120,7 +119,7 @@ class BoxWriter:
         of a pack, its packs are loose.
         """
         sizes = [o.itemsize for o in self.sig.operands]
-        pack = min(16 if max(sizes) == 1 else 8, VECTOR_BYTES // min(sizes))
+        pack = min(16 if max(sizes) == 1 else 8, text.VECTOR_BYTES // min(sizes))
         while pack > 1 and pack * sum(sizes[:-1]) > MAX_VECTOR_LOAD_BYTES:
             pack //= 2
         row = self.shape[3]
@@ -204,7 +203,7 @@ class BoxWriter:
         total, threads = math.prod(self.tile) // pack, machine.lanes * machine.warps
         # A loose pack overlaps two aligned ones, so half of the loaded bytes are used.
         read = [*packs.whole | ({0} if self.apart else set()), *packs.loose, *packs.loose]
-        most, least = 2 * PACKS if packs.loose else PACKS, VECTOR_BYTES
+        most, least = 2 * PACKS if packs.loose else PACKS, text.VECTOR_BYTES
         if pack == 1:
             read, most, least = list(range(self.out)), SINGLES, 1
         loaded = sum(pack * self.sig.operands[i].itemsize for i in read if i != self.out)

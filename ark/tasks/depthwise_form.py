@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ark.tasks.windows import Windows
+from ark.tasks.text import VECTOR_BYTES
+from ark.tasks.windows import Windows, spans
 
-VECTOR_BYTES = 16  # bytes of neighbouring channels that one copy moves
 PATCH_CHANNELS = 2  # neighbouring channels of a thread
 FACTOR_BYTES = 4  # weights in shared memory are fp32
 MAX_SIDE = 16  # rows and columns of a patch
@@ -24,14 +24,6 @@ RESULT_INSTRUCTIONS = 3  # of a result: conversion, address, store
 COPY_INSTRUCTIONS = 16  # of a copy of VECTOR_BYTES
 
 Patch = tuple[int, int]
-
-
-def spans(p: Windows, rows: int, columns: int) -> Patch:
-    """The rows and columns of the image that a box of results reads."""
-    return (
-        (rows - 1) * p.stride[0] + (p.size[0] - 1) * p.dilation[0] + 1,
-        (columns - 1) * p.stride[1] + (p.size[1] - 1) * p.dilation[1] + 1,
-    )
 
 
 def units(tile: Sequence[int], patch: Patch) -> int:

@@ -19,7 +19,6 @@ from ark.tasks.matmul_params import MatmulParams
 
 MOST, MOST_DEPTH = 32, 64  # largest number of rows or columns, and largest k, of a small matrix
 MIN_MATRICES_PER_PROCESSOR = 2  # the fewest matrices per processor
-VECTOR_BYTES = 16
 
 
 def small(sig: Signature, machine: Machine) -> bool:
@@ -96,7 +95,7 @@ def _side(sig: Signature, index: int, packed: bool) -> tuple[bool, int]:
     beside, length, other = (k, depth, row) if deep else (row, lines, k)
     batches = zip(operand.shape[:-2], operand.strides[:-2], strict=True)
     steps = (length, other, *(s for n, s in batches if n > 1))
-    pack = VECTOR_BYTES // operand.itemsize if packed and beside == 1 else 1
+    pack = text.VECTOR_BYTES // operand.itemsize if packed and beside == 1 else 1
     while pack > 1 and any(s % pack for s in steps):
         pack //= 2
     return deep, pack

@@ -19,7 +19,6 @@ from ark.tasks.matmul_params import MatmulParams
 MOST_ROWS, MOST_COLUMNS = 8, 16  # most rows, or columns, of a thin product's result
 MAX_ROWS_ACROSS = 8  # most rows if threads read neighbouring columns of the other operand
 LEAST, LEAST_DEPTH = 16, 64  # smallest size of the result's other dimension, and of k
-VECTOR_BYTES = 16
 VECTOR_COLUMNS = 32  # columns of the larger operand that are read at once
 ROWS_PER_WARP = (2, 4)  # if the narrow operand has fewer rows than MIN_WIDE_ROWS, and if not
 MIN_WIDE_ROWS = 5
@@ -54,7 +53,7 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
     lying = [side_strides(sig, index)[1] == 1 for index in (0, 1)]
     if all(lying):
         sizes = (m, n)
-        pack = VECTOR_BYTES // max(sig.operands[i].itemsize for i in (0, 1))
+        pack = text.VECTOR_BYTES // max(sig.operands[i].itemsize for i in (0, 1))
         while pack > 1 and not all(_packs(sig, i, sizes[i], pack) for i in (0, 1)):
             pack //= 2
         return Thin(few, True, pack)
@@ -62,7 +61,7 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
     row, deep = side_strides(sig, other)
     if row != 1 or small > MAX_ROWS_ACROSS or large < VECTOR_COLUMNS:
         return None
-    pack = VECTOR_BYTES // sig.operands[other].itemsize
+    pack = text.VECTOR_BYTES // sig.operands[other].itemsize
     steps = (deep, large, *_batches(sig, other))
     while pack > 1 and any(s % pack for s in steps):
         pack //= 2

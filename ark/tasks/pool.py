@@ -37,7 +37,6 @@ from ark.tasks.elementwise import tile_box
 from ark.tasks.windows import Margins, Steps, reached, window_sizes
 
 MAX_WINDOW_LOADS = 32  # a larger window is not loaded at once
-VECTOR_BYTES = 16  # bytes of neighbouring results that a thread pools together
 VECTORS_IN_FLIGHT = 2
 
 
@@ -213,7 +212,7 @@ def _vector(sig: Signature) -> int:
     """
     p, (source, out) = sig.read(PoolParams), sig.operands
     plain = (p.size[-1], p.stride[-1], p.dilation[-1], p.before[-1]) == (1, 1, 1, 0)
-    pack = VECTOR_BYTES // source.itemsize
+    pack = text.VECTOR_BYTES // source.itemsize
     counts = (source.shape[-1], out.shape[-1], p.tile[3], *source.strides[:-1], *out.strides[:-1])
     beside = source.strides[-1] == out.strides[-1] == 1 and source.dtype == out.dtype
     return pack if plain and beside and all(n % pack == 0 for n in counts) else 1

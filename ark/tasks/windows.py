@@ -76,3 +76,11 @@ def reached(
         low.append(min(max(begin, 0), n - 1))
         high.append(max(min(end, n - 1), 0) + 1)
     return low, high
+
+
+def spans(p: Windows, rows: int, columns: int) -> tuple[int, int]:
+    """The rows and columns of the image that a box of results reads."""
+    return (
+        (rows - 1) * p.stride[0] + (p.size[0] - 1) * p.dilation[0] + 1,
+        (columns - 1) * p.stride[1] + (p.size[1] - 1) * p.dilation[1] + 1,
+    )

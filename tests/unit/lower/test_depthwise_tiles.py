@@ -15,6 +15,7 @@ from ark.machine.capability import Capability
 from ark.plan import kind as kinds
 from ark.plan.signature import OperandType, Signature
 from ark.tasks import depthwise_form
+from ark.tasks.text import VECTOR_BYTES
 
 
 def convolution(
@@ -40,7 +41,7 @@ def test_a_tile_fits_into_shared_memory_and_registers(name: str, seed: int) -> N
             (draw.randint(1, 7), draw.randint(1, 7)), draw.randint(1, 3), draw.randint(1, 2)
         )
         itemsize = draw.choice((2, 4))
-        pack = depthwise_form.VECTOR_BYTES // itemsize
+        pack = VECTOR_BYTES // itemsize
         shape = (draw.randint(1, 9), draw.randint(1, 60), draw.randint(1, 60), 3 * pack)
         chosen = depthwise_tile(window, shape, itemsize, model)
         if chosen is None:

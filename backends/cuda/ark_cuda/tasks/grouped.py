@@ -13,8 +13,9 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
+from ark.tasks.channels_last import types, widths
 from ark.tasks.convolution import ConvolutionParams
-from ark.tasks.grouped import declared, functions, staged, types, vectors, where_aligned, widths
+from ark.tasks.grouped import functions, staged, vectors, write
 from ark_cuda.tasks import inline
 
 TYPES = ("bf16", "fp16")
@@ -38,7 +39,8 @@ class _Shape:
 
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     """How the warps compute a tile, or None if only the common body supports the signature."""
-    p, (each, rows) = sig.read(ConvolutionParams), widths(sig)
+    p = sig.read(ConvolutionParams)
+    each, rows = widths(sig, p)
     images, down, across, channels = p.tile
     able = (
         machine.has(Capability.MMA_SYNC)
@@ -84,8 +86,8 @@ class Groups(Body):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         shape = _shape(sig, machine)
         assert shape is not None
-        source, sizes = sig.operands[1], (shape.blocks, shape.outputs, shape.bands)
-        constants = (source.ctype, *types(sig), *widths(sig), source.shape[3], *sizes)
+        p, source = sig.read(ConvolutionParams), sig.operands[1]
+        sizes = (shape.blocks, shape.outputs, shape.bands)
+        constants = (source.ctype, *types(sig, p), *widths(sig, p), source.shape[3], *sizes)
         call = text.called("ark_groups", constants, functions(sig, 2))
-        body = where_aligned(sig, machine, vectors(sig), f"  {call};\n")
-        return text.function(name, declared(sig) + body)
+        return write(name, sig, machine, f"  {call};\n")
