@@ -1,18 +1,6 @@
 // Depthwise convolutions of images whose channels are the last dimension. A thread computes W
 // neighbouring results of one row of the image, for PACK neighbouring channels.
 
-// True if a result of the thread reads the column `at`, counted from the first column of the first
-// result's window.
-template <class WINDOW, int W>
-constexpr bool ark_depthwise_reads(int at) {
-  for (int x = 0; x < W; ++x) {
-    for (int tap = 0; tap < WINDOW::across; ++tap) {
-      if (x * WINDOW::step_across + tap * WINDOW::apart_across == at) return true;
-    }
-  }
-  return false;
-}
-
 // The task's tile (images, rows, columns, channels). weight(tap, c) and source(n, y, x, c) are the
 // addresses of PACK channels; finish(n, y, x, c, sums) stores a result of PACK channels.
 template <class WINDOW, class TILE, int PACK, int W, class Weight, class Source, class Finish>
@@ -20,8 +8,7 @@ ARK_DEVICE void ark_depthwise(ArkCtx&, const ArkTask& t, const Weight& weight, c
                               const Finish& finish) {
   constexpr int IMAGES = TILE::tile[0], ROWS = TILE::tile[1], COLUMNS = TILE::tile[2];
   constexpr int PACKS = TILE::tile[3] / PACK, BANDS = (COLUMNS + W - 1) / W;
-  constexpr int SPAN =
-      (W - 1) * WINDOW::step_across + (WINDOW::across - 1) * WINDOW::apart_across + 1;
+  constexpr int SPAN = ARK_WINDOW_SPAN<WINDOW, W>;
   constexpr int LOADS = WINDOW::down * (SPAN + WINDOW::across);
   constexpr int TOGETHER = LOADS <= 32 ? WINDOW::down : 1;  // rows of a window
   const int last = t.coord[2] + COLUMNS < TILE::size[2] ? t.coord[2] + COLUMNS : TILE::size[2];
@@ -50,14 +37,14 @@ ARK_DEVICE void ark_depthwise(ArkCtx&, const ArkTask& t, const Weight& weight, c
       decltype(ark_load_pack<PACK>(source(0, 0, 0, 0))) loaded[SPAN];
 #pragma unroll
       for (int i = 0; i < SPAN; ++i) {
-        if (ark_depthwise_reads<WINDOW, W>(i)) {
+        if (ark_window_reads<WINDOW, W>(i)) {
           const int column = ark_edge(left + i < end ? left + i : end, WINDOW::width);
           loaded[i] = ark_load_pack<PACK>(source(n, near, column, c));
         }
       }
 #pragma unroll
       for (int i = 0; i < SPAN; ++i) {
-        if (!ark_depthwise_reads<WINDOW, W>(i)) continue;
+        if (!ark_window_reads<WINDOW, W>(i)) continue;
         const bool inside = in_rows && left + i >= 0 && left + i < WINDOW::width;
 #pragma unroll
         for (int j = 0; j < PACK; ++j) {

@@ -78,7 +78,7 @@ class Depthwise(ChannelsLastKind):
         return depthwise_form.shared_bytes(p, p.tile, p.patch, sig.operands[1].itemsize)
 
     def headers(self) -> tuple[str, ...]:
-        return tuple(map(text.header, ("box.h", "convolution.h", "depthwise.h")))
+        return tuple(map(text.header, ("box.h", "convolution.h", "channels_last.h", "depthwise.h")))
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         patch = sig.read(DepthwiseParams).patch

@@ -142,7 +142,7 @@ ARK_DEVICE void ark_depthwise_patches(ArkCtx&, const ArkTask& t, char* scratch,
       float values[P::wide][2];
 #pragma unroll
       for (int at = 0; at < P::wide; ++at) {
-        if (!ark_depthwise_reads<WINDOW, ACROSS>(at)) continue;
+        if (!ark_window_reads<WINDOW, ACROSS>(at)) continue;
         ark_depthwise_pair(values[at], from + at * P::channels);
 #if defined(ARK_HAS_KEEP)
         ark_keep(values[at][0]), ark_keep(values[at][1]);

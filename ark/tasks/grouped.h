@@ -3,18 +3,6 @@
 // group, from VECTOR channels of the group at a time. Neighbouring threads compute neighbouring
 // outputs.
 
-// True if a result of the thread reads the column `at`, counted from the first column of the first
-// result's window.
-template <class WINDOW, int W>
-constexpr bool ark_grouped_reads(int at) {
-  for (int x = 0; x < W; ++x) {
-    for (int tap = 0; tap < WINDOW::across; ++tap) {
-      if (x * WINDOW::step_across + tap * WINDOW::apart_across == at) return true;
-    }
-  }
-  return false;
-}
-
 // The task's tile (images, rows, columns, outputs). EACH, OUTPUTS: channels and outputs of a group.
 // weight(k, c) is the address of PACK weights of channel and tap k; source(n, y, x, c) is that of
 // VECTOR channels; finish(n, y, x, c, sums) stores a result of PACK outputs.
@@ -24,8 +12,7 @@ ARK_DEVICE void ark_grouped(ArkCtx&, const ArkTask& t, const Weight& weight, con
                             const Finish& finish) {
   constexpr int IMAGES = TILE::tile[0], ROWS = TILE::tile[1], COLUMNS = TILE::tile[2];
   constexpr int PACKS = TILE::tile[3] / PACK, BANDS = (COLUMNS + W - 1) / W;
-  constexpr int SPAN =
-      (W - 1) * WINDOW::step_across + (WINDOW::across - 1) * WINDOW::apart_across + 1;
+  constexpr int SPAN = ARK_WINDOW_SPAN<WINDOW, W>;
   constexpr int VECTORS = EACH / VECTOR;
   const int last = t.coord[2] + COLUMNS < TILE::size[2] ? t.coord[2] + COLUMNS : TILE::size[2];
   // The last image column that the tile's results read. Results past the tile's end, which are not
@@ -49,7 +36,7 @@ ARK_DEVICE void ark_grouped(ArkCtx&, const ArkTask& t, const Weight& weight, con
       decltype(ark_load_pack<VECTOR>(source(0, 0, 0, 0))) loaded[SPAN];
 #pragma unroll
       for (int i = 0; i < SPAN; ++i) {
-        if (ark_grouped_reads<WINDOW, W>(i)) {
+        if (ark_window_reads<WINDOW, W>(i)) {
           const int column = ark_edge(left + i < end ? left + i : end, WINDOW::width);
           loaded[i] = ark_load_pack<VECTOR>(source(n, row, column, channels + channel));
         }

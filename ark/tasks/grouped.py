@@ -59,7 +59,7 @@ class GroupedConvolution(ChannelsLastKind):
         need(out[3] % groups == 0, f"{out[3]} outputs are not divisible into {groups} groups")
 
     def headers(self) -> tuple[str, ...]:
-        return tuple(map(text.header, ("box.h", "convolution.h", "grouped.h")))
+        return tuple(map(text.header, ("box.h", "convolution.h", "channels_last.h", "grouped.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return write(name, sig, machine, _walk(sig, vectors(sig), machine))
