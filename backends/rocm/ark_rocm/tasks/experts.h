@@ -27,6 +27,41 @@ ARK_DEVICE void ark_sums_store(ArkCtx&, const ArkExpertSums<F>& sums, int, int n
   sums.finish.store(sums.row, sums.slot, n, sums.finish.term(v, with));
 }
 
+// What a thread adds to the sums of its outputs. `ahead` loads it for the thread's first output,
+// before the sums are complete.
+template <int ADDED, int TOTAL, class F>
+struct ArkExpertResults {
+  const F& finish;
+  const int row, slot;
+  const int (&expert)[ADDED];
+  float with[ADDED][F::EXTRA];
+  float left;
+
+  ARK_METHOD void ahead(int n) {
+#pragma unroll
+    for (int s = 0; s < ADDED; ++s) finish.ahead(row, slot + s, expert[s], n, with[s]);
+    if constexpr (TOTAL > 0) left = finish.left(row, n);
+  }
+  // Stores the outputs `first` to `first` + `rows` - 1. sum(run, i): the sum of output i of a run;
+  // a run is one expert with one of its WEIGHTS matrices.
+  template <int WEIGHTS, class Sum>
+  ARK_METHOD void store(int first, int rows, const Sum& sum) {
+    for (int i = ark_tid(); i < rows; i += ARK_THREADS) {
+      float result = 0.0f;
+#pragma unroll
+      for (int s = 0; s < ADDED; ++s) {
+        float sums[WEIGHTS];
+#pragma unroll
+        for (int w = 0; w < WEIGHTS; ++w) sums[w] = sum(s * WEIGHTS + w, i);
+        if (i >= ARK_THREADS) finish.ahead(row, slot + s, expert[s], first + i, with[s]);
+        result += finish.term(sums, with[s]);
+      }
+      if (TOTAL > 0 && i >= ARK_THREADS) left = finish.left(row, first + i);
+      finish.store(row, slot, first + i, TOTAL > 0 ? result + left : result);
+    }
+  }
+};
+
 // The input rows of a task, in registers: element ark_tid() + e * ARK_THREADS of input s. `load`
 // issues the loads of plain rows. `take` loads packets, all of which are in flight at once.
 template <int K, int INPUTS, bool SLOTS>
@@ -193,11 +228,8 @@ ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigne
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) ring[r][a] = load(runs[r], warp + a * ARK_WARPS);
     }
-    float with[ADDED][F::EXTRA], left = 0.0f;
-    const int mine = ark_tid() < rows ? ark_tid() : 0;
-#pragma unroll
-    for (int s = 0; s < ADDED; ++s) finish.ahead(row, slot + s, expert[s], top + mine, with[s]);
-    if constexpr (TOTAL > 0) left = finish.left(row, top + mine);
+    ArkExpertResults<ADDED, TOTAL, F> results{finish, row, slot, expert, {}, 0.0f};
+    results.ahead(top + (ark_tid() < rows ? ark_tid() : 0));
 #pragma unroll
     for (int r = 0; r < RUNS; ++r) {
       if (r % (RUNS / INPUTS) == 0 && (INPUTS > 1 || top == t.coord[2])) {
@@ -236,24 +268,13 @@ ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigne
       });
     }
     ark_sync();
-    for (int i = ark_tid(); i < rows; i += ARK_THREADS) {
-      float result = 0.0f;
+    results.template store<WEIGHTS>(top, rows, [&](int r, int i) {
+      const float* of = sums + r * SUMS + i * PARTS;
+      float sum = of[0];
 #pragma unroll
-      for (int s = 0; s < ADDED; ++s) {
-        float sum[WEIGHTS];
-#pragma unroll
-        for (int w = 0; w < WEIGHTS; ++w) {
-          const float* of = sums + (s * WEIGHTS + w) * SUMS + i * PARTS;
-          sum[w] = of[0];
-#pragma unroll
-          for (int p = 1; p < PARTS; ++p) sum[w] += of[p];
-        }
-        if (i >= ARK_THREADS) finish.ahead(row, slot + s, expert[s], top + i, with[s]);
-        result += finish.term(sum, with[s]);
-      }
-      if (TOTAL > 0 && i >= ARK_THREADS) left = finish.left(row, top + i);
-      finish.store(row, slot, top + i, TOTAL > 0 ? result + left : result);
-    }
+      for (int p = 1; p < PARTS; ++p) sum += of[p];
+      return sum;
+    });
     ark_sync();
   }
   return true;

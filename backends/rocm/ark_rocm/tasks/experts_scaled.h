@@ -201,13 +201,8 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
 #pragma unroll
     for (int i = 0; i < STEPS; ++i) ring[o][i] = load(o, i, 0);
   }
-  float with[ADDED][F::EXTRA], left = 0.0f;
-  const auto ahead = [&](int top) {
-    const int own = top + ark_tid() < end ? top + ark_tid() : top;
-#pragma unroll
-    for (int s = 0; s < ADDED; ++s) finish.ahead(row, slot + s, expert[s], own, with[s]);
-    if constexpr (TOTAL > 0) left = finish.left(row, own);
-  };
+  ArkExpertResults<ADDED, TOTAL, F> results{finish, row, slot, expert, {}, 0.0f};
+  const auto ahead = [&](int top) { results.ahead(top + ark_tid() < end ? top + ark_tid() : top); };
   ahead(t.coord[2]);
   held.take(c, x, row, slot);
 #pragma unroll
@@ -305,25 +300,14 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
       products([](int, int) {});
     }
     ark_sync();
-    for (int i = ark_tid(); i < rows; i += ARK_THREADS) {
-      float result = 0.0f;
+    results.template store<WEIGHTS>(t.coord[2] + top, rows, [&](int r, int i) {
+      const int tile = r * TILES + i / ARK_SCALED_ROWS;
+      const float* of = sums + (tile * 16 + i % ARK_SCALED_ROWS) * K_WAVES;
+      float sum = 0.0f;
 #pragma unroll
-      for (int s = 0; s < ADDED; ++s) {
-        float sum[WEIGHTS];
-#pragma unroll
-        for (int w = 0; w < WEIGHTS; ++w) {
-          const int tile = (s * WEIGHTS + w) * TILES + i / ARK_SCALED_ROWS;
-          const float* of = sums + (tile * 16 + i % ARK_SCALED_ROWS) * K_WAVES;
-          sum[w] = 0.0f;
-#pragma unroll
-          for (int p = 0; p < K_WAVES; ++p) sum[w] += of[p] + of[ARK_SCALED_ROWS * K_WAVES + p];
-        }
-        if (i >= ARK_THREADS) finish.ahead(row, slot + s, expert[s], t.coord[2] + top + i, with[s]);
-        result += finish.term(sum, with[s]);
-      }
-      if (TOTAL > 0 && i >= ARK_THREADS) left = finish.left(row, t.coord[2] + top + i);
-      finish.store(row, slot, t.coord[2] + top + i, TOTAL > 0 ? result + left : result);
-    }
+      for (int p = 0; p < K_WAVES; ++p) sum += of[p] + of[ARK_SCALED_ROWS * K_WAVES + p];
+      return sum;
+    });
     if (top + ROWS < end - t.coord[2]) ahead(t.coord[2] + top + ROWS);
     ark_sync();
   }
