@@ -273,14 +273,15 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   return true;
 }
 
-// Polls the packet whose arrival begins the task (called by the lead warp): the head's last query.
+// The lead warp calls this before a task. Waits until the last element of the head's query has
+// arrived as a packet. The task then begins; it waits for the other packets itself.
 template <int COLUMNS, class Q>
 ARK_DEVICE void ark_attention_poll(ArkCtx& c, const ArkTask& t, Q query) {
   const ark_i64 last = ark_at(query, 0, 0, t.coord[0], (t.coord[1] + 1) * COLUMNS - 1);
   ark_poll_packet(c, query.p + last, Q::system);
 }
-// Polls the packet whose arrival begins the task (called by the lead warp): the first element of a
-// head's last partial result.
+// The same for a task that merges partial results: waits for the first element of the head's last
+// one.
 template <int SPLITS, class P>
 ARK_DEVICE void ark_attention_merge_poll(ArkCtx& c, const ArkTask& t, P partial) {
   ark_poll_packet(c, ark_address(partial, t.coord[0], t.coord[1], SPLITS - 1, 0), P::system);
