@@ -14,8 +14,9 @@ from typing import Any
 
 from rich.table import Table
 
+from ark.backend import registry
 from ark.bench.own_server import own_server
-from ark.bench.results import Figure, Place, figure, results_at
+from ark.bench.results import Figure, Place, Results, figure, results, results_at
 from ark.bench.serve import Summary, Target, asks, first_model, load, summary
 from ark.bench.serve_chart import curves
 from ark.bench.turn import Turn
@@ -148,9 +149,8 @@ def _measure(args: argparse.Namespace, url: str) -> int:
         outcomes = load(target, listed, extra)
         measured.append(summary(rate, listed, outcomes, args.first_goal, args.token_goal))
     if args.json:
-        place = Place(f"server at {url}"[:200], platform.machine(), "http", os.cpu_count() or 1)
         figures = [row for one in measured for row in figures_of(one, target.model)]
-        write_results(args.json, results_at(place, args.words, figures))
+        write_results(args.json, _results(args, url, figures))
     if args.svg:
         write_file(args.svg, curves(f"{target.model} at {url}, {args.requests} requests", measured))
     if args.json != "-":
@@ -159,6 +159,21 @@ def _measure(args: argparse.Namespace, url: str) -> int:
     for message in sorted({message for one in measured for message in one.errors}):
         errors.print(visible(f"failed: {message}"), style="red", soft_wrap=True)
     return 1 if failed else 0
+
+
+def _results(args: argparse.Namespace, url: str, figures: list[Figure]) -> Results:
+    """The figures and their machine: the device that the server of `args.directory` used, or, for a
+    server at --url, whose device is not known, its address.
+    """
+    if args.directory is None:
+        place = Place(f"server at {url}"[:200], platform.machine(), "http", os.cpu_count() or 1)
+        return results_at(place, args.words, figures)
+    backend, probe = registry.choose(args.backend)
+    device = backend.open(0)
+    try:
+        return results(probe, 0, device.machine, args.words, figures)
+    finally:
+        device.close()
 
 
 def figures_of(one: Summary, model: str) -> Iterable[Figure]:

@@ -139,7 +139,9 @@ def test_the_shipped_checkpoint(tmp_path: Path) -> None:
     out = str(tmp_path / "out.json")
     words = ["bench", "serve", str(NOAH), "--backend", "cpu", "--requests", "3", "--tokens", "4"]
     assert main([*words, "--ignore-eos", "--json", out]) == 0
-    first = results.read(tmp_path / "out.json").figures[0]
+    written = results.read(tmp_path / "out.json")
+    assert (written.machine.backend, written.machine.devices) == ("cpu", 1)
+    first = written.figures[0]
     assert first.figure == "serve/noah-rate-inf-first-p50" and first.detail["failed"] == 0
 
 
