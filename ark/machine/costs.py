@@ -33,8 +33,8 @@ class BoxCosts:
         and columns.
     least_step_us: time in which the loading thread starts the two box copies of a stage, one per
         operand. A step never takes less.
-    small_stage: a stage of the ring holds two or four steps of a tile if these are together at most
-        this many bytes. Such tiles are called small here.
+    small_stage: tiles of which two steps are together at most this many bytes are called small
+        here. A stage of the ring holds several of their steps.
     small_load_rate: bytes per microsecond that one processor loads for small tiles of products that
         are not busy (see few_rows).
     load_rate: the same in all other cases, while all processors load.

@@ -37,7 +37,8 @@ ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 SLABS = 8 * 2048  # 16 by 64 results per warp, before the stages
 MOST_STAGES = 16
 SLAB_COLUMNS = 64  # columns that pass through a slab at a time
-DEEPER, LEAST_STAGES = (4, 2), 6  # lines of k in a stage, if so many stages fit
+# Lines of k in a stage of a small tile, each with the fewest stages of this size that must fit.
+DEEPER = ((4, 6), (2, 4))
 SCRATCH = ROOM + SLABS + 1024  # and padding to a multiple of 1024
 
 
@@ -166,7 +167,9 @@ def _line_bytes(sig: Signature) -> int:
 
 def _lines(sig: Signature) -> int:
     """The number of lines (128 bytes along k, see `_line_bytes`) in a stage. Stages of small tiles
-    have several, because the loading thread needs longer to start such copies than the copies take.
+    have several, because the loading thread needs longer to start such copies than the copies take,
+    and because the slots of the ring are as large as the plan's largest stage: with one line in
+    each, too few bytes would be in flight.
     """
     params = sig.read(MatmulParams)
     _, _, k = dims(sig)
@@ -175,8 +178,8 @@ def _lines(sig: Signature) -> int:
     if k % deep or k != _depth(sig) or across or not _flat(sig):
         return 1
     counts = part // deep, (k % part or part) // deep
-    for lines in DEEPER:
-        fits = lines * _line_bytes(sig) <= ROOM // LEAST_STAGES
+    for lines, stages in DEEPER:
+        fits = lines * _line_bytes(sig) <= ROOM // stages
         if fits and all(n % lines == 0 for n in counts):
             return lines
     return 1
