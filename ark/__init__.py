@@ -31,13 +31,13 @@ from ark.errors import (
 from ark.ir.late import fillers as _fillers
 
 _FROM = {
-    "ark.api.context": ("PlannerContext",),
-    "ark.api.core": ("Dims",),
-    "ark.api.init": ("init", "set_rank", "set_world_size"),
-    "ark.api.module": ("Module",),
-    "ark.api.plan": ("Plan",),
-    "ark.api.planner": ("Planner",),
-    "ark.api.state": ("load", "save"),
+    "ark.runtime.api.context": ("PlannerContext",),
+    "ark.runtime.api.core": ("Dims",),
+    "ark.runtime.api.init": ("init", "set_rank", "set_world_size"),
+    "ark.runtime.api.module": ("Module",),
+    "ark.runtime.api.plan": ("Plan",),
+    "ark.runtime.api.planner": ("Planner",),
+    "ark.runtime.api.state": ("load", "save"),
     "ark.frontend.model": ("Model", "current_model", "set_model", "use_model"),
     "ark.frontend.tensor": ("NullTensor", "Parameter", "Tensor"),
     "ark.interop": ("from_onnx", "from_torch", "inference_model", "training_model"),
@@ -89,15 +89,15 @@ _MODULES |= {
 # The module paths of ARK, from which scripts written for ARK import; ark's own code does not use
 # them.
 _ALIASES = {
-    "core": "ark.api.core",
+    "core": "ark.runtime.api.core",
     "data_type": "ark.ir.dtype",
     "error": "ark.errors",
-    "executor": "ark.api.launched",
-    "init": "ark.api.init",
+    "executor": "ark.runtime.api.launched",
+    "init": "ark.runtime.api.init",
     "model": "ark.frontend.model",
-    "module": "ark.api.module",
-    "planner": "ark.api.planner",
-    "serialize": "ark.api.state",
+    "module": "ark.runtime.api.module",
+    "planner": "ark.runtime.api.planner",
+    "serialize": "ark.runtime.api.state",
     "tensor": "ark.frontend.tensor",
     "torch": "ark.interop.torch_names",
 }

@@ -11,8 +11,8 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ark.api.plan import Plan
 from ark.errors import BaseError, InvalidUsageError
+from ark.runtime.api.plan import Plan
 from ark.runtime.executor import Executor
 from ark.runtime.runtime import Runtime
 

@@ -12,12 +12,12 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from ark.api.init import init
 from ark.collective.programs import CollectiveProgram
 from ark.distributed.group import Group
 from ark.errors import InvalidUsageError
 from ark.frontend.model import Model
 from ark.runtime import session
+from ark.runtime.api.init import init
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 

@@ -1,7 +1,7 @@
 """Hints: a user's requests to the planner for one op (tile size, number of tasks, processors).
 
-Hints do not change results. ark.api.config makes them from ARK's configurations; the ops' lowerings
-and the scheduler follow them.
+Hints do not change results. ark.runtime.api.config makes them from ARK's configurations; the ops'
+lowerings and the scheduler follow them.
 """
 
 from __future__ import annotations

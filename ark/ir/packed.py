@@ -1,7 +1,7 @@
 """Converts 4-bit elements between memory (two to a byte) and NumPy (one to a byte, as in
 ml_dtypes). Rows of a RowType are bytes in both.
 
-Called where tensors are copied between host and device, and by ark.api.state.
+Called where tensors are copied between host and device, and by ark.runtime.api.state.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ark.errors import InvalidUsageError, SystemError
 
 if TYPE_CHECKING:
-    from ark.api.module import Module
+    from ark.runtime.api.module import Module
 
 ARCHITECTURES: dict[str, str | type[Any]] = {
     "LlamaForCausalLM": "ark.models.llama:Llama",

@@ -1,8 +1,8 @@
 """A plan in the form that a launch takes: ark's own plan, together with the model whose tensors it
 uses.
 
-`ark.Plan` (ark.api.plan) adds ARK's properties and ARK's plan format. Called by ark.runtime.planner
-and ark.runtime.runtime.
+`ark.Plan` (ark.runtime.api.plan) adds ARK's properties and ARK's plan format. Called by
+ark.runtime.planner and ark.runtime.runtime.
 """
 
 from __future__ import annotations

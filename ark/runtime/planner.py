@@ -1,7 +1,8 @@
 """The planner of the current model. ark.lower.pipeline does most of the work.
 
-`ark.Planner` (ark.api.planner) extends it: it returns ARK's plans and supports rules that configure
-ops. Planning needs no device: without one, `plan_script` and `Planner` plan for a machine model.
+`ark.Planner` (ark.runtime.api.planner) extends it: it returns ARK's plans and supports rules that
+configure ops. Planning needs no device: without one, `plan_script` and `Planner` plan for a machine
+model.
 """
 
 from __future__ import annotations

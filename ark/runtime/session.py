@@ -1,7 +1,7 @@
 """Holds the backend, the device and the job of ranks that this process uses.
 
 Nothing is opened until something must run, so models can be built and planned without a device.
-Called by ark.api.init, ark.runtime.runtime and ark.runtime.planner.
+Called by ark.runtime.api.init, ark.runtime.runtime and ark.runtime.planner.
 """
 
 from __future__ import annotations

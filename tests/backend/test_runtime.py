@@ -96,7 +96,7 @@ def test_chain_of_evals(backend: str) -> None:
     b = torch.full((64,), 3.0, device=device)
     c = ark.add(a, b)
     assert torch.equal(c.eval(), a + b)
-    from ark.api.launched import Executor
+    from ark.runtime.api.launched import Executor
 
     first = Executor.get().plan()
     d = ark.mul(ark.sub(c, 1.0), 4.0)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import ark
-from ark.api.planner import Planner
 from ark.backend import registry
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
@@ -27,6 +26,7 @@ from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import tuned_collectives as tuned
+from ark.runtime.api.planner import Planner
 from ark.runtime.rank_info import rank_from_environment
 from ark.runtime.tuned_collectives import Entry
 from tests.ranks import run_ranks

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import ark
-from ark.api.plan import Plan as ArkPlan
 from ark.backend import registry
 from ark.cli.export.write import files
 from ark.errors import BaseError, PlanError, SystemError
@@ -28,6 +27,7 @@ from ark.plan.serialize import from_dict, from_json, to_dict, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.admission import admit, admit_rank, memory_shortage
+from ark.runtime.api.plan import Plan as ArkPlan
 from ark.runtime.runner import load
 from tests.checkpoints import make_checkpoint
 from tests.fuzz import mutate

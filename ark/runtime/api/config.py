@@ -5,7 +5,8 @@ rejected, and so are entries that would change results instead of speed. Tile, T
 NumTasks, Granularity and ImplType become hints that the planner follows. The other entries describe
 ARK's own kernels: the warps and the SRAM of a task, padding, the channel. In ark a task has a
 processor to itself, and its kind determines what it needs, so these entries are only checked, and
-shown in Plan.task_infos. Called by ark.api.planner, ark.api.context and ark.api.task_plan.
+shown in Plan.task_infos. Called by ark.runtime.api.planner, ark.runtime.api.context and
+ark.runtime.api.task_plan.
 """
 
 from __future__ import annotations

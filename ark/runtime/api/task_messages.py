@@ -4,7 +4,7 @@ Each rank reads a plan file of its own. In it a Send names the peer by the Rank 
 it writes, and the message by a tag, which is in SendTags of its input and in RecvTags of its
 output; a Recv is the reverse. The packet forms name the memory in which packets arrive instead,
 only by RecvTags; a fused all-reduce names no tags. The ranks exchange the lists of their messages.
-If these do not match, all ranks raise the same error. Called by ark.api.task_plan.
+If these do not match, all ranks raise the same error. Called by ark.runtime.api.task_plan.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ark.api.task_ops import Arguments
-from ark.api.task_schema import (
+from ark.errors import BaseError, PlanError
+from ark.ir import dtype as dtypes
+from ark.runtime.api.task_ops import Arguments
+from ark.runtime.api.task_schema import (
     BufferEntry,
     Dims,
     Name,
@@ -29,8 +31,6 @@ from ark.api.task_schema import (
     TensorEntry,
     Word,
 )
-from ark.errors import BaseError, PlanError
-from ark.ir import dtype as dtypes
 from ark.runtime.run import Ranks
 
 FUSED = "AllReducePacketFused"

@@ -1,11 +1,12 @@
-"""Converts a plan in ARK's own layout (ark.api.task_schema) to a plan of ark.
+"""Converts a plan in ARK's own layout (ark.runtime.api.task_schema) to a plan of ark.
 
 ARK describes computations as TaskInfos (ops with tensors, arguments and a configuration), and where
 they run as ProcessorGroups. The ops are added to a new graph through ark's public ops, which check
 shapes and types. Ranges of processors, tiles, numbers of tasks and granularities become hints.
 ark's planner then places the counters, and its verifier checks the result. Tensors of the current
 model keep their memory if the plan's ops are the model's. Messages between ranks are compared by
-ark.api.task_messages. Called by ark.api.plan; ark.api.task_graph adds the ops.
+ark.runtime.api.task_messages. Called by ark.runtime.api.plan; ark.runtime.api.task_graph adds the
+ops.
 """
 
 from __future__ import annotations
@@ -13,10 +14,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from ark.api import task_messages
-from ark.api.config import check_config
-from ark.api.task_graph import Place, TaskGraph
-from ark.api.task_schema import OpEntry, TaskEntry, TaskPlan, TensorEntry
 from ark.errors import BaseError, PlanError, UnsupportedError
 from ark.frontend.model import Model, use_model
 from ark.ir import values as ir
@@ -26,6 +23,10 @@ from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from ark.runtime.api import task_messages
+from ark.runtime.api.config import check_config
+from ark.runtime.api.task_graph import Place, TaskGraph
+from ark.runtime.api.task_schema import OpEntry, TaskEntry, TaskPlan, TensorEntry
 from ark.runtime.run import Ranks
 
 

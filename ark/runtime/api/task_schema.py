@@ -1,6 +1,6 @@
 """The form of a plan file in ARK's own layout: types, ranges, lengths. Unknown fields are rejected.
 
-Read by ark.api.task_plan, which converts it to a plan of ark.
+Read by ark.runtime.api.task_plan, which converts it to a plan of ark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Adds the ops of a plan in ARK's own layout (ark.api.task_schema) to a new model, one by one.
+"""Adds the ops of a plan in ARK's own layout (ark.runtime.api.task_schema) to a new model, one by
+one.
 
-It checks what the plan says of an op, its tensors and their memory. Called by ark.api.task_plan,
-which determines where each op runs.
+It checks what the plan says of an op, its tensors and their memory. Called by
+ark.runtime.api.task_plan, which determines where each op runs.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ark import ops
-from ark.api import task_messages
-from ark.api.config import hints_of
-from ark.api.task_ops import CALLS, Arguments
-from ark.api.task_schema import OpEntry, TaskEntry, TaskPlan, TensorEntry
 from ark.errors import BaseError, PlanError, UnsupportedError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor
 from ark.ir import dtype as dtypes
 from ark.ir import values as ir
+from ark.runtime.api import task_messages
+from ark.runtime.api.config import hints_of
+from ark.runtime.api.task_ops import CALLS, Arguments
+from ark.runtime.api.task_schema import OpEntry, TaskEntry, TaskPlan, TensorEntry
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ark.api import task_plan
-from ark.api.task_schema import TaskPlan
-from ark.api.task_schema import read as read_task_plan
 from ark.errors import InvalidUsageError
 from ark.frontend.model import Model
 from ark.machine import Machine
 from ark.plan import serialize
 from ark.plan import types as inner
+from ark.runtime.api import task_plan
+from ark.runtime.api.task_schema import TaskPlan
+from ark.runtime.api.task_schema import read as read_task_plan
 from ark.runtime.planned import Planned
 from ark.runtime.run import Ranks
 
@@ -81,7 +81,7 @@ class Plan(Planned):
         """The plan as ark's own plan for a machine; itself if it is one already or has no tasks.
 
         Tensors of the current model keep their memory. members, errors: as for
-        ark.api.task_plan.build.
+        ark.runtime.api.task_plan.build.
         """
         if self.inner is not None or self._tasks is None or not self._tasks.task_infos:
             return self

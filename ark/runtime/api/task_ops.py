@@ -1,7 +1,7 @@
-"""The types of ops that a plan in ARK's own layout (ark.api.task_schema) may contain.
+"""The types of ops that a plan in ARK's own layout (ark.runtime.api.task_schema) may contain.
 
 The function for a type is called with the op's inputs, its output, its arguments and its name.
-Called by ark.api.task_graph.
+Called by ark.runtime.api.task_graph.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from ark import ops
-from ark.api.task_schema import OpEntry
 from ark.errors import PlanError
 from ark.frontend.tensor import Tensor
+from ark.runtime.api.task_schema import OpEntry
 
 
 class Arguments:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import ark
-from ark.api.task_messages import FUSED_TAGS
 from ark.backend import registry
+from ark.runtime.api.task_messages import FUSED_TAGS
 from tests.task_plans import (
     COLUMNS,
     OUT,

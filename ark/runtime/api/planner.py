@@ -10,15 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 from ark import log
-from ark.api.config import hints_of, read_config
-from ark.api.context import PlannerContext as PlannerContext
-from ark.api.plan import Plan as Plan
 from ark.errors import InvalidUsageError
 from ark.frontend.model import Model
 from ark.ir.export import op_entry
 from ark.ir.graph import Graph, Node
 from ark.machine import Machine
 from ark.runtime import planner
+from ark.runtime.api.config import hints_of, read_config
+from ark.runtime.api.context import PlannerContext as PlannerContext
+from ark.runtime.api.plan import Plan as Plan
 from ark.runtime.run import Ranks
 
 

@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
-from ark.api.config import check_config, hints_of
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.model import Model
+from ark.runtime.api.config import check_config, hints_of
 
 # The value of one argument of ark.PlannerContext: a range [begin, end], or the value of its
 # argument `sync` or `config`.
@@ -22,9 +22,9 @@ class PlannerContext:
     """A context manager; ops that are called in it are placed and cut as requested.
 
     processor_range [begin, end]: the ops run on these processors; planning for a machine without
-    them raises PlanError. config: see ark.api.config; inner contexts add to and override outer
-    ones. sync=False shows the context's ops in one processor group of the plan. It does not affect
-    results, because ark orders tasks by the data that they read and write. warp_range and
+    them raises PlanError. config: see ark.runtime.api.config; inner contexts add to and override
+    outer ones. sync=False shows the context's ops in one processor group of the plan. It does not
+    affect results, because ark orders tasks by the data that they read and write. warp_range and
     sram_range are shown by `dump` and have no effect: a task has its processor to itself.
 
     Examples:

@@ -19,7 +19,7 @@ import ark
 import ark.models
 from ark.models import registry
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 LATER = ("from_onnx", "from_torch", "inference_model", "training_model", "parallelize")
 FUNCTIONS = sorted(
     name
