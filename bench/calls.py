@@ -39,8 +39,8 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 import ark
-from ark.bench.networks import NETWORKS, network
-from ark.bench.peer import waiting
+from ark.cli.measure.networks import NETWORKS, network
+from ark.cli.measure.peer import waiting
 from ark.interop.torch import backend
 from ark.interop.torch.program import PROGRAMS, Program
 

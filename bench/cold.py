@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ark.bench.case import OpCase
+    from ark.cli.measure.case import OpCase
 
 
 def main() -> None:
@@ -60,9 +60,9 @@ def measure_ops(machine_name: str) -> None:
     """Calls `measure` for one kernel that contains all ops of the chosen cases."""
     from ark.backend import registry
     from ark.backend.protocol import Target
-    from ark.bench.cases import cases
-    from ark.bench.ops import input_type
-    from ark.bench.sweep.cases import SWEEP
+    from ark.cli.measure.cases import cases
+    from ark.cli.measure.ops import input_type
+    from ark.cli.measure.sweep.cases import SWEEP
     from ark.codegen.writer import write
     from ark.frontend.model import Model, use_model
     from ark.frontend.tensor import Tensor

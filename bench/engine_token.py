@@ -24,7 +24,7 @@ import numpy as np
 from ark.backend import registry
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
-from ark.bench.decode import _run, _text, fill_caches, random_weights
+from ark.cli.measure.decode import _run, _text, fill_caches, random_weights
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint

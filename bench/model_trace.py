@@ -21,7 +21,7 @@ import torch
 import ark.interop.torch.program as program_module
 from ark.backend import registry
 from ark.backend.protocol import KernelBackend
-from ark.bench.networks import network
+from ark.cli.measure.networks import network
 from ark.interop.torch.compile import backend
 from ark.interop.torch.program import PROGRAMS
 from ark.plan import kind as kinds

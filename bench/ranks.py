@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from ark.backend import registry
 from ark.backend.protocol import Target
-from ark.bench.parallel import ParallelCase, graphs, predicted
+from ark.cli.measure.parallel import ParallelCase, graphs, predicted
 from ark.codegen.writer import write
 from ark.collective.programs import Collective
 from ark.collective.simulate import simulate

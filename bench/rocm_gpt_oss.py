@@ -14,7 +14,7 @@ import dataclasses
 import ark_rocm_emulator
 from ark_rocm import backend
 
-from ark.bench.decode import fill_caches, random_weights
+from ark.cli.measure.decode import fill_caches, random_weights
 from ark.cli.trace import measured_events
 from ark.ir.dtype import bf16, fp4
 from ark.models.build import Shape

@@ -43,8 +43,8 @@ NAMES = (
 CHILD = """
 import contextlib, json, sys
 from ark.backend import registry
-from ark.bench.cases import cases
-from ark.bench.ops import measure
+from ark.cli.measure.cases import cases
+from ark.cli.measure.ops import measure
 backend = registry.get(sys.argv[1])
 listed = {c.name: c for c in cases()}
 with contextlib.closing(backend.open(0)) as device:

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from ark.backend import registry
-from ark.bench.decode import random_weights, to_torch
-from ark.bench.peer import TorchDecoder
+from ark.cli.measure.decode import random_weights, to_torch
+from ark.cli.measure.peer import TorchDecoder
 from ark.cli.trace import measured_events
 from ark.ir.dtype import bf16
 from ark.models.build import Shape

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ark.bench.results import Results, checked
+from ark.cli.measure.results import Results, checked
 
 FOLDER = Path(__file__).resolve().parent / "results/figures"
 

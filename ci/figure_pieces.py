@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ark.bench.cases import cases
-from ark.bench.predicted import PROGRAMS
-from ark.bench.sweep.cases import SWEEP
-from ark.bench.whole_models import STANDARD
+from ark.cli.measure.cases import cases
+from ark.cli.measure.predicted import PROGRAMS
+from ark.cli.measure.sweep.cases import SWEEP
+from ark.cli.measure.whole_models import STANDARD
 
 LSTM = "lstm-10x100-h256-bf16"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -42,7 +42,7 @@ from evidence import installed, tree_digest
 from figure_file import FOLDER, Figures, merged, read_figures, write_figures
 from figure_pieces import Piece, devices_of, pieces, sweep
 
-from ark.bench.results import Figure, Results, read
+from ark.cli.measure.results import Figure, Results, read
 
 ROOT = Path(__file__).resolve().parent.parent
 BACKENDS = {"cpu": "ark_cpu", "cuda": "ark_cuda", "rocm": "ark_rocm", "mesh": "ark_mesh"}

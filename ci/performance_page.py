@@ -20,9 +20,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from ark.bench.predicted import MEAN_GOAL, WORST_GOAL
-from ark.bench.results import Figure, Results
-from ark.bench.sweep.cases import SWEEP
+from ark.cli.measure.predicted import MEAN_GOAL, WORST_GOAL
+from ark.cli.measure.results import Figure, Results
+from ark.cli.measure.sweep.cases import SWEEP
 
 HEAD = """# Performance
 

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 import ark
-from ark.bench.case import OpCase
-from ark.bench.cases import cases
-from ark.bench.ops import input_type
-from ark.bench.sweep.cases import SWEEP
+from ark.cli.measure.case import OpCase
+from ark.cli.measure.cases import cases
+from ark.cli.measure.ops import input_type
+from ark.cli.measure.sweep.cases import SWEEP
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.ir.graph import Graph

@@ -150,8 +150,8 @@ def decoded(name: str, quantize: str | None = None, batch: int = 1) -> float:
     import ark_rocm_emulator
     from ark_rocm import backend
 
-    from ark.bench.decode import decode
-    from ark.bench.scaled import scaled
+    from ark.cli.measure.decode import decode
+    from ark.cli.measure.scaled import scaled
     from ark.ir.dtype import bf16
     from ark.models.build import Shape
     from ark.models.config import builtin_config

@@ -13,12 +13,6 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.backend.protocol import PredictingBackend
-from ark.bench.decode import ContextFigures, Figures, PromptFigures, decode
-from ark.bench.fidelity import GREEDY_STEPS, TOLERANCE
-from ark.bench.peer import check_peer
-from ark.bench.results import Figure, figure, results
-from ark.bench.scaled import scaled
-from ark.bench.turn import Turn
 from ark.cli import (
     bench_comm,
     bench_fidelity,
@@ -31,6 +25,12 @@ from ark.cli import (
 )
 from ark.cli.common import device_index, errors, output, share, to_be_started, write_results
 from ark.cli.machine_settings import change
+from ark.cli.measure.decode import ContextFigures, Figures, PromptFigures, decode
+from ark.cli.measure.fidelity import GREEDY_STEPS, TOLERANCE
+from ark.cli.measure.peer import check_peer
+from ark.cli.measure.results import Figure, figure, results
+from ark.cli.measure.scaled import scaled
+from ark.cli.measure.turn import Turn
 from ark.cli.parser import (
     CHUNK,
     Subparsers,

@@ -11,13 +11,13 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.backend.protocol import Backend, Probe
-from ark.bench.chart import bars
-from ark.bench.comm import COLLECTIVES, CommFigures, measure
-from ark.bench.comm_norm import NormFigures, measure_norm, norm_shapes
-from ark.bench.comm_overlap import OVERLAPS, OverlapFigures, measure_overlap, overlap_case
-from ark.bench.comm_peer import ALONE, GRAPH, CommCase, Peer
-from ark.bench.results import Figure, figure, results
 from ark.cli.common import device_index, output, to_be_started, write_file, write_results
+from ark.cli.measure.chart import bars
+from ark.cli.measure.comm import COLLECTIVES, CommFigures, measure
+from ark.cli.measure.comm_norm import NormFigures, measure_norm, norm_shapes
+from ark.cli.measure.comm_overlap import OVERLAPS, OverlapFigures, measure_overlap, overlap_case
+from ark.cli.measure.comm_peer import ALONE, GRAPH, CommCase, Peer
+from ark.cli.measure.results import Figure, figure, results
 from ark.cli.parser import SVG, Subparsers, add_backend, add_figures, add_repeats, positive
 from ark.collective.synthesis import algorithms
 from ark.collective.topology import Topology, full_mesh, load

@@ -8,11 +8,19 @@ import contextlib
 from rich.table import Table
 
 from ark.backend import registry
-from ark.bench.predicted import FITTED, MEAN_GOAL, PROGRAMS, WORST_GOAL, Fidelity, chosen, compare
-from ark.bench.results import Figure, figure, results
-from ark.bench.turn import Turn
 from ark.cli.bench_ops import chosen as named
 from ark.cli.common import output, write_results
+from ark.cli.measure.predicted import (
+    FITTED,
+    MEAN_GOAL,
+    PROGRAMS,
+    WORST_GOAL,
+    Fidelity,
+    chosen,
+    compare,
+)
+from ark.cli.measure.results import Figure, figure, results
+from ark.cli.measure.turn import Turn
 from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats, add_turn
 from ark.errors import InvalidUsageError
 

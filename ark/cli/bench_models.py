@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from ark.bench.onnx_files import FILES
-from ark.bench.peer import import_torch
-from ark.bench.results import Figure
-from ark.bench.turn import Turn
-from ark.bench.whole_models import MODELS
 from ark.cli.bench_torch import add_networks, check_names, measure_each
 from ark.cli.common import output
+from ark.cli.measure.onnx_files import FILES
+from ark.cli.measure.peer import import_torch
+from ark.cli.measure.results import Figure
+from ark.cli.measure.turn import Turn
+from ark.cli.measure.whole_models import MODELS
 from ark.cli.parser import Subparsers
 from ark.errors import InvalidUsageError
 
 if TYPE_CHECKING:
-    from ark.bench.modules import ModuleFigures
+    from ark.cli.measure.modules import ModuleFigures
 
 NAMES = (*MODELS, *FILES)
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(name: str, place: str, repeats: int, peer: str, turn: Turn) -> ModuleFigures:
-    from ark.bench import modules, onnx_models
+    from ark.cli.measure import modules, onnx_models
 
     if name in MODELS:
         return modules.measure(name, place, repeats, peer, turn)

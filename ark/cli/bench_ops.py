@@ -13,15 +13,15 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.backend.protocol import InspectedBackend
-from ark.bench.case import OpCase
-from ark.bench.cases import cases
-from ark.bench.ceiling import copy_bandwidth
-from ark.bench.chart import bars
-from ark.bench.ops import OpFigures, inspected, measure
-from ark.bench.results import Figure, figure, results
-from ark.bench.sweep.cases import SWEEP
-from ark.bench.turn import Turn
 from ark.cli.common import output, write_file, write_results
+from ark.cli.measure.case import OpCase
+from ark.cli.measure.cases import cases
+from ark.cli.measure.ceiling import copy_bandwidth
+from ark.cli.measure.chart import bars
+from ark.cli.measure.ops import OpFigures, inspected, measure
+from ark.cli.measure.results import Figure, figure, results
+from ark.cli.measure.sweep.cases import SWEEP
+from ark.cli.measure.turn import Turn
 from ark.cli.parser import (
     SVG,
     Subparsers,

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.table import Table
 
 from ark.backend import registry
-from ark.bench.parallel import ParallelCase, ParallelFigures, measure
-from ark.bench.results import Figure, figure, results
 from ark.cli.common import device_index, output, share, to_be_started, write_results
+from ark.cli.measure.parallel import ParallelCase, ParallelFigures, measure
+from ark.cli.measure.results import Figure, figure, results
 from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats, positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name

@@ -9,9 +9,9 @@ import contextlib
 import json
 
 from ark.backend import registry
-from ark.bench.perplexity import perplexity
 from ark.cli.common import progress, read_file, tell_backend, write_file
 from ark.cli.engines import open_checkpoint
+from ark.cli.measure.perplexity import perplexity
 from ark.cli.parser import (
     FIGURES,
     Subparsers,

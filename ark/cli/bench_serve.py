@@ -15,12 +15,12 @@ from typing import Any
 from rich.table import Table
 
 from ark.backend import registry
-from ark.bench.own_server import own_server
-from ark.bench.results import Figure, Place, Results, figure, results, results_at
-from ark.bench.serve import Summary, Target, asks, first_model, load, summary
-from ark.bench.serve_chart import curves
-from ark.bench.turn import Turn
 from ark.cli.common import errors, output, visible, write_file, write_results
+from ark.cli.measure.own_server import own_server
+from ark.cli.measure.results import Figure, Place, Results, figure, results, results_at
+from ark.cli.measure.serve import Summary, Target, asks, first_model, load, summary
+from ark.cli.measure.serve_chart import curves
+from ark.cli.measure.turn import Turn
 from ark.cli.parser import Subparsers, add_backend, add_figures, add_turn, positive
 from ark.errors import InvalidUsageError
 

@@ -15,16 +15,16 @@ from rich.table import Table
 
 import ark
 from ark.backend import registry
-from ark.bench.peer import import_torch, torch_device
-from ark.bench.results import Figure, Results, figure, read, results
-from ark.bench.turn import Turn
 from ark.cli.common import output, write_results
+from ark.cli.measure.peer import import_torch, torch_device
+from ark.cli.measure.results import Figure, Results, figure, read, results
+from ark.cli.measure.turn import Turn
 from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats, add_turn
 from ark.errors import InvalidUsageError
 from ark.runtime import session
 
 if TYPE_CHECKING:
-    from ark.bench.modules import ModuleFigures
+    from ark.cli.measure.modules import ModuleFigures
 
 NAMES = ("resnet", "mobilenet", "lstm", "bert", "gpt2")
 
@@ -56,7 +56,7 @@ def add_networks(
 def run(args: argparse.Namespace) -> int:
     check_names(args.names, NAMES)
     import_torch()
-    from ark.bench.modules import measure
+    from ark.cli.measure.modules import measure
 
     peer, turn = args.vs or "", Turn(args.turn)
     measured = measure_each(

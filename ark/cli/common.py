@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ark.backend import registry
 from ark.backend.protocol import Backend, Probe
-from ark.bench.results import Results, encode
+from ark.cli.measure.results import Results, encode
 from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.machine import Machine
 from ark.plan.serialize import from_json, machine_of
@@ -167,7 +167,7 @@ def write_file(path: str, data: str | bytes) -> None:
 
 
 def write_results(path: str | None, results: Results, done: bool = True) -> None:
-    """Writes the results of a bench in the format of ark.bench.results. path: a file, - for
+    """Writes the results of a bench in the format of ark.cli.measure.results. path: a file, - for
     standard output, or None for no output. done: False if more results will follow; then only a
     file is written.
     """

@@ -9,8 +9,8 @@ import itertools
 import sys
 
 from ark.backend import registry
-from ark.bench.comm_links import measure_pairs
 from ark.cli.common import to_be_started, write_file
+from ark.cli.measure.comm_links import measure_pairs
 from ark.cli.parser import add_backend, add_repeats, positive
 from ark.collective.simulate import Routes
 from ark.collective.topology import Topology, full_mesh, load, to_json

@@ -11,11 +11,11 @@ import numpy as np
 from rich.table import Table
 
 from ark.backend import registry
-from ark.bench.cases import cases
-from ark.bench.ops import planned
-from ark.bench.tune import Product, products, tune
 from ark.cli import tune_comm
 from ark.cli.common import output
+from ark.cli.measure.cases import cases
+from ark.cli.measure.ops import planned
+from ark.cli.measure.tune import Product, products, tune
 from ark.cli.parser import DIM, Subparsers, add_backend, add_device, positive
 from ark.cli.plan import read_plans
 from ark.cli.run import dimensions

@@ -10,10 +10,10 @@ import sys
 from rich.table import Table
 
 from ark.backend import registry
-from ark.bench.comm import COLLECTIVES
-from ark.bench.tune_comm import Tell, tune
 from ark.cli.bench_comm import sizes
 from ark.cli.common import device_index, output, to_be_started
+from ark.cli.measure.comm import COLLECTIVES
+from ark.cli.measure.tune_comm import Tell, tune
 from ark.cli.parser import positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import fp32

@@ -6,8 +6,8 @@ matrix units, all else at that of scalar units. The first read of a byte by an o
 memory's rate, or at that of the last cache if the plan's buffers fit into it; further reads by
 tasks of the op run at the cache's rate. A dependency between two tasks adds the machine's signal
 time, by counter or by packets. `ark bench fidelity` measures the model's error. Called by `ark
-trace`, by ark.bench.predicted, and by ark.interop, which asks how many processors a graph can keep
-busy. No decision of the planner depends on it.
+trace`, by ark.cli.measure.predicted, and by ark.interop, which asks how many processors a graph can
+keep busy. No decision of the planner depends on it.
 """
 
 from __future__ import annotations

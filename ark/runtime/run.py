@@ -1,7 +1,7 @@
 """A launch in progress. It can be watched, allowed to run further iterations, aborted, and asked to
 explain an error.
 
-Created by `Executor.start`. Called by ark.runtime.runtime, ark.models.generate and ark.bench.
+Created by `Executor.start`. Called by ark.runtime.runtime, ark.models.generate and ark.cli.measure.
 """
 
 from __future__ import annotations

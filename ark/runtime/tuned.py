@@ -2,7 +2,7 @@
 a machine, by shape.
 
 Planning for that machine uses them, so plans stay the same as long as the stored file does. Called
-by all code that plans for the local device, and by ark.bench.tune.
+by all code that plans for the local device, and by ark.cli.measure.tune.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ collective, number of ranks and size.
 All ranks use the table of rank 0, so that they choose the same. Calls on arrays use the algorithm
 and the engine. Models use only the engine, as the planner's option `engines`, because another
 algorithm would change results. Called by ark.distributed.group, by all code that plans for this
-machine's ranks, and by ark.bench.tune_comm.
+machine's ranks, and by ark.cli.measure.tune_comm.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from ark.backend import registry
-from ark.bench.perplexity import perplexity
 from ark.cli import main
+from ark.cli.measure.perplexity import perplexity
 from ark.errors import InvalidUsageError
 from ark.models.checkpoint import Checkpoint
 from ark.models.tokenizer import Tokenizer

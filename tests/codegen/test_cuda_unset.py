@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ark.backend.protocol import Target
-from ark.bench.case import OpCase
-from ark.bench.cases import cases
-from ark.bench.ops import planned
-from ark.bench.sweep.cases import case
+from ark.cli.measure.case import OpCase
+from ark.cli.measure.cases import cases
+from ark.cli.measure.ops import planned
+from ark.cli.measure.sweep.cases import case
 from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from ark.ir.dtype import bf16

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 import ark
-from ark.bench import networks
-from ark.bench.networks import seasoned
+from ark.cli.measure import networks
+from ark.cli.measure.networks import seasoned
 from ark.interop.torch import backend
 
 RELATIVE_TOLERANCE = 2e-5

@@ -13,7 +13,7 @@ from torch import fx  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from ark.backend import registry  # noqa: E402
-from ark.bench.networks import network  # noqa: E402
+from ark.cli.measure.networks import network  # noqa: E402
 from ark.interop.torch import backend, compile, program  # noqa: E402
 from ark.interop.torch.concats import nest_concats  # noqa: E402
 from ark.interop.torch.export import decompositions  # noqa: E402

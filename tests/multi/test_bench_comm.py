@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ark.bench.comm import COLLECTIVES, bus_factor, wrong_elements
-from ark.bench.results import read
 from ark.cli import main
 from ark.cli.bench_comm import sizes
+from ark.cli.measure.comm import COLLECTIVES, bus_factor, wrong_elements
+from ark.cli.measure.results import read
 from ark.errors import InvalidUsageError
 from tests.slow import slow
 

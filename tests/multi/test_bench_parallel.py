@@ -8,8 +8,8 @@ import sys
 import msgspec
 import pytest
 
-from ark.bench.results import Results, checked
 from ark.cli import main
+from ark.cli.measure.results import Results, checked
 from tests.cases.generate_ranks import NOAH
 from tests.slow import slow
 

@@ -15,7 +15,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.bench.comm_overlap import _graph, overlap_case
+from ark.cli.measure.comm_overlap import _graph, overlap_case
 from ark.ir.dtype import fp32
 from ark.lower.engines import DMA
 from ark.lower.pipeline import plan as make_plan

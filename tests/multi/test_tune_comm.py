@@ -13,8 +13,8 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.bench.comm import COLLECTIVES
 from ark.cli import main
+from ark.cli.measure.comm import COLLECTIVES
 from ark.distributed import functions
 from ark.distributed.calls import plans_for
 from ark.runtime import cache

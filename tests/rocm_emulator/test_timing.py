@@ -187,7 +187,7 @@ def test_a_model_is_predicted_to_the_digit() -> None:
     """
     script = """
 import dataclasses
-from ark.bench.decode import random_weights
+from ark.cli.measure.decode import random_weights
 from ark.backend import registry
 from ark.ir.dtype import by_name
 from ark.models.build import Shape

@@ -16,10 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ark.bench import results
-from ark.bench.serve import Ask, Outcome, Target, asks, first_model, load, percentiles, summary
-from ark.bench.serve_chart import TOP_PX
 from ark.cli import bench_serve, main
+from ark.cli.measure import results
+from ark.cli.measure.serve import (
+    Ask,
+    Outcome,
+    Target,
+    asks,
+    first_model,
+    load,
+    percentiles,
+    summary,
+)
+from ark.cli.measure.serve_chart import TOP_PX
 from ark.errors import BaseError
 from ark.serving.http.run import Options
 from tests.server.running import NOAH, Running, noah_model, running

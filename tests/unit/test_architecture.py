@@ -27,8 +27,8 @@ VENDOR_WORDS = re.compile(r"\b(nvidia|amd|cuda|rocm|hip|nvrtc|hiprtc|cubin|hsaco
 # links. Code for torch uses torch's terms, in which `cuda` also means other vendors.
 MAY_NAME = {
     "ark/interop/torch/products.py",  # torch's own switches have such names
-    "ark/bench/peer.py",
-    "ark/bench/comm_peer.py",
+    "ark/cli/measure/peer.py",
+    "ark/cli/measure/comm_peer.py",
     "ark/collective/topology/detect.py",
     "ark/collective/topology/boxes.py",
     "ark/distributed/arrays.py",
@@ -69,7 +69,7 @@ def test_the_spine_imports_neither_synthesis_nor_emulator() -> None:
     until these are used.
     """
     program = (
-        "import sys, ark.models.generate, ark.bench.decode, ark.cli.plan, ark.cli.generate\n"
+        "import sys, ark.models.generate, ark.cli.measure.decode, ark.cli.plan, ark.cli.generate\n"
         "from ark.backend import registry\n"
         "[registry.get(name) for name in registry.names()]\n"
         "rooms = ('ark.comm', 'ark.collective', 'ark.parallel', 'ark_rocm_emulator')\n"

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ark.bench.results import Figure, Place, Results
+from ark.cli.measure.results import Figure, Place, Results
 from tests.cases.ci import generate, load
 from tests.slow import slow
 
@@ -141,7 +141,7 @@ def test_pieces_run_side_by_side_and_use_the_device_in_turns(
 def test_the_first_of_two_turns_ends_before_the_second(tmp_path: Path) -> None:
     file, log = str(tmp_path / "turn"), tmp_path / "log"
     text = (
-        "import sys, time\nfrom ark.bench.turn import Turn\nfile, log = sys.argv[1:]\n"
+        "import sys, time\nfrom ark.cli.measure.turn import Turn\nfile, log = sys.argv[1:]\n"
         "def say(word):\n    open(log, 'a').write(word + ' ')\n"
         "for _ in range(3):\n"
         "    with Turn(file):\n        say('begin')\n        time.sleep(0.2)\n        say('end')\n"

@@ -1,6 +1,6 @@
 """Times of many iterations of a program, on the tensors of its last call, which are kept for this.
 Between two programs of a model they are freed otherwise. Called by ark.interop.torch.program and
-ark.bench.modules.
+ark.cli.measure.modules.
 """
 
 from __future__ import annotations

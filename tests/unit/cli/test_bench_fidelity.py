@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ark.backend import registry
-from ark.bench.ops import planned
-from ark.bench.predicted import FITTED, PROGRAMS, chosen
 from ark.cli import main
+from ark.cli.measure.ops import planned
+from ark.cli.measure.predicted import FITTED, PROGRAMS, chosen
 from ark.plan.cost import iteration_us
 
 H200 = registry.get("cuda").machine("h200")

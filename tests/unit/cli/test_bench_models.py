@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ark.bench.modules import ModuleFigures
-from ark.bench.whole_models import MODELS
 from ark.cli import main
 from ark.cli.bench_models import notes, table
 from ark.cli.bench_torch import figures_of
+from ark.cli.measure.modules import ModuleFigures
+from ark.cli.measure.whole_models import MODELS
 
 MEASURED = ModuleFigures(
     "stable-diffusion-autoencoder-1x256",

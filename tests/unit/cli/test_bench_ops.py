@@ -13,12 +13,12 @@ from xml.etree import ElementTree
 import pytest
 
 from ark.backend import registry
-from ark.bench.cases import cases
-from ark.bench.memory_cases import moves
-from ark.bench.ops import OpFigures, measure
-from ark.bench.results import read
 from ark.cli import bench_ops, main
 from ark.cli.bench_ops import _copy_cells, chosen
+from ark.cli.measure.cases import cases
+from ark.cli.measure.memory_cases import moves
+from ark.cli.measure.ops import OpFigures, measure
+from ark.cli.measure.results import read
 from tests.slow import slow
 
 CASE = "adds-64x4096-fp32"
@@ -61,7 +61,7 @@ def test_a_result_with_operands_behind_it_is_the_one_compared() -> None:
     """
     from ark_cuda import machines
 
-    from ark.bench.ops import planned
+    from ark.cli.measure.ops import planned
 
     case = next(c for c in cases() if c.name.startswith("linear-gelu"))
     plan, name = planned(case, machines.MODELS["h100"])

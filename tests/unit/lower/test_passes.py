@@ -12,9 +12,9 @@ import pytest
 import ark
 from ark import ops
 from ark.backend import registry
-from ark.bench.cases import lstm
-from ark.bench.ops import planned
 from ark.cli import main
+from ark.cli.measure.cases import lstm
+from ark.cli.measure.ops import planned
 from ark.ir.dtype import bf16
 from ark.ir.graph import Graph
 from ark.ir.text import to_text

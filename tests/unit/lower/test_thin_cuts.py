@@ -9,8 +9,8 @@ import dataclasses
 import pytest
 
 from ark.backend import registry
-from ark.bench.cases import lstm
-from ark.bench.ops import planned
+from ark.cli.measure.cases import lstm
+from ark.cli.measure.ops import planned
 from ark.ir.dtype import DataType, bf16, fp32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ark.backend import registry
-from ark.bench.cases import attention
-from ark.bench.ops import planned
+from ark.cli.measure.cases import attention
+from ark.cli.measure.ops import planned
 from ark.plan.kind import signature
 from ark.tasks.attention_tiles import tiles
 

@@ -9,8 +9,8 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.bench.tune import candidates, chosen, products
 from ark.cli import main
+from ark.cli.measure.tune import candidates, chosen, products
 from ark.lower.cuts import Cut
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.serialize import to_json

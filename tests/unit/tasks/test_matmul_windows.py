@@ -13,7 +13,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.bench.tune import products
+from ark.cli.measure.tune import products
 from ark.errors import PlanError
 from ark.lower.pipeline import plan as make_plan
 from ark.lower.registry import get

@@ -101,7 +101,7 @@ def test_a_llama_of_transformers_is_products_norms_rotations_and_attention(
     """The model is planned for matrix units and run on the CPU, and compared with torch."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from ark.bench.model_parts import FirstTensor
+    from ark.cli.measure.model_parts import FirstTensor
     from tests.cases.torch_plans import planned_as
 
     ark.init(backend="cpu")

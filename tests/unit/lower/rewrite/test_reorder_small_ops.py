@@ -7,8 +7,8 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.bench.cases import lstm
-from ark.bench.ops import planned
+from ark.cli.measure.cases import lstm
+from ark.cli.measure.ops import planned
 from ark.frontend.model import Model, use_model
 from ark.lower.prepare import prepare
 from ark.lower.rewrite import reorder_small_ops

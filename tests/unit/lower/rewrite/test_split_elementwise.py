@@ -11,8 +11,8 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.bench.cases import lstm
-from ark.bench.ops import planned
+from ark.cli.measure.cases import lstm
+from ark.cli.measure.ops import planned
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.ir.dtype import fp32

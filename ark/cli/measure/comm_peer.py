@@ -1,0 +1,147 @@
+"""The peer of `ark bench comm`: torch.distributed with NCCL or Gloo, in the same processes as ark.
+Called by ark.cli.measure.comm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from ark.backend.devices import Device
+from ark.cli.measure.peer import import_torch, repeated
+from ark.collective.programs import CollectiveProgram
+from ark.collective.topology import Topology
+from ark.distributed.members import Members
+from ark.errors import SystemError
+from ark.ir.dtype import DataType
+from ark.lower.engines import AUTO
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.executor import Executor
+
+GRAPH, ALONE = "graph", "alone"
+
+
+@dataclass(frozen=True)
+class CommCase:
+    """One case. nbytes: the bytes of a rank's input or result, whichever is larger, as in
+    nccl-tests.
+
+    algorithm: a name, or a program for these ranks. topology: the network of these ranks, for which
+    named algorithms are synthesized and times predicted; None for a full mesh without predictions.
+    least: report the fastest repeat, which shows a link's capability, instead of the median.
+    """
+
+    collective: str
+    nbytes: int
+    dtype: DataType
+    way: str = GRAPH
+    algorithm: str | CollectiveProgram = "auto"
+    engine: str = AUTO
+    repeats: int = 5
+    topology: Topology | None = None
+    least: bool = False
+
+
+def agreed(job: Bootstrap | Members, number: float) -> float:
+    """The largest of the numbers that the ranks pass."""
+    return max(float(json.loads(s)) for s in job.all_gather(json.dumps(number).encode()))
+
+
+def seconds_each(
+    executor: Executor, job: Bootstrap | Members, repeats: int, most: int, least: bool = False
+) -> float:
+    """Seconds of an iteration on this rank: the median (least: the minimum) over `repeats`
+    launches. A launch takes about 20 ms. It has the same number of iterations on every rank, from 3
+    to `most`.
+    """
+    run = executor.start(3)
+    run.wait(60.0)
+    once = run.elapsed_ms() / 1e3 / 3
+    iterations = int(agreed(job, float(np.clip(0.02 / once, 3, most))))
+    times = []
+    for _ in range(repeats):
+        run = executor.start(iterations)
+        run.wait(120.0)
+        times.append(run.elapsed_ms() / 1e3 / iterations)
+    job.barrier("the end of a case")
+    return float(min(times) if least else np.median(times))
+
+
+class Peer:
+    """torch.distributed, in the same processes as ark."""
+
+    def __init__(self, name: str, job: Bootstrap, device: Device) -> None:
+        torch = import_torch()
+        self._name, self._job = name, job
+        self._where = "cpu"
+        if name == "nccl":
+            if not torch.cuda.is_available():
+                raise SystemError(
+                    "NCCL needs a GPU and a torch that is built for it, which is not available "
+                    "here; compare with --vs gloo"
+                )
+            self._where = f"cuda:{device.dlpack[1]}"
+            torch.cuda.set_device(device.dlpack[1])
+            os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        port = json.loads(job.all_gather(json.dumps(_free_port()).encode())[0])
+        store = torch.distributed.TCPStore(
+            "127.0.0.1", port, job.world_size, job.rank == 0, timedelta(seconds=60)
+        )
+        torch.distributed.init_process_group(
+            name, store=store, rank=job.rank, world_size=job.world_size
+        )
+
+    def seconds(self, case: CommCase, elements: int) -> float | None:
+        """The median seconds of one call; None for collectives that the peer does not support."""
+        torch = import_torch()
+        dist = torch.distributed
+        world = self._job.world_size
+        x = torch.ones(elements, dtype=case.dtype.to_torch(), device=self._where)
+        shape = {"all_gather": elements * world, "reduce_scatter": elements // world}
+        y = x.new_zeros(shape.get(case.collective, elements))
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": lambda: dist.all_reduce(x),
+            "all_gather": lambda: dist.all_gather_into_tensor(y, x),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(y, x),
+            "all_to_all": lambda: dist.all_to_all_single(y, x),
+            "broadcast": lambda: dist.broadcast(x, 0),
+        }
+        call = calls[case.collective]
+        try:
+            call()
+        except RuntimeError:  # some versions of Gloo have no reduce_scatter_tensor
+            return None
+        with contextlib.ExitStack() as stack:
+            graphed = self._name == "nccl" and case.way == GRAPH
+            loop = repeated(call, graphed, stack)
+
+            def timed(iterations: int) -> float:
+                self._job.barrier("a repeat of the peer")
+                if graphed or self._name != "nccl":
+                    return loop(iterations)
+                start = time.perf_counter()
+                for _ in range(iterations):
+                    call()
+                torch.cuda.synchronize()
+                return (time.perf_counter() - start) / iterations
+
+            iterations = int(agreed(self._job, float(np.clip(0.05 / timed(3), 3, 1000))))
+            return float(np.median([timed(iterations) for _ in range(case.repeats)]))
+
+    def close(self) -> None:
+        import_torch().distributed.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
