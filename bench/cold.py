@@ -59,11 +59,11 @@ def distinct(cases: Sequence[OpCase]) -> list[OpCase]:
 def measure_ops(machine_name: str) -> None:
     """Calls `measure` for one kernel that contains all ops of the chosen cases."""
     from ark.backend import registry
+    from ark.backend.codegen.writer import write
     from ark.backend.protocol import Target
     from ark.cli.measure.cases import cases
     from ark.cli.measure.ops import input_type
     from ark.cli.measure.sweep.cases import SWEEP
-    from ark.codegen.writer import write
     from ark.frontend.model import Model, use_model
     from ark.frontend.tensor import Tensor
     from ark.lower.pipeline import plan

@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterator, Sequence
 
 from ark.backend import registry
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
 from ark.cli.measure.parallel import ParallelCase, graphs, predicted
-from ark.codegen.writer import write
 from ark.collective.programs import Collective
 from ark.collective.simulate import simulate
 from ark.collective.topology import TYPICAL, load

@@ -36,7 +36,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ark.backend import native, registry
-from ark.codegen import layout
+from ark.backend.codegen import layout
 from ark.runtime.proxy import Proxy
 from tests.multi.hosts import Hosts, two_hosts, why_not
 

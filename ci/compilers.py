@@ -45,8 +45,8 @@ def examine() -> dict[str, str]:
     from ark_cuda import backend, machines
     from ark_cuda.compiler import NvrtcCompiler
 
+    from ark.backend.codegen.writer import write
     from ark.backend.protocol import Target
-    from ark.codegen.writer import write
     from ark.errors import BaseError
     from ark.frontend.model import Model, use_model
     from ark.lower.pipeline import plan

@@ -22,7 +22,7 @@ from typing import Any
 
 import ark
 from ark.backend import registry
-from ark.codegen.writer import write
+from ark.backend.codegen.writer import write
 from ark.frontend.model import Model, use_model
 from ark.lower.ranks import plan_ranks
 from ark.plan.serialize import machine_of

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from ark_cuda import backend
 
-from ark.codegen import layout
-from ark.codegen.writer import write
+from ark.backend.codegen import layout
+from ark.backend.codegen.writer import write
 from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, PlanOp, PlanTensor

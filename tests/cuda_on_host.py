@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ark_cuda import backend
 
-from ark.codegen.dialect import Dialect
+from ark.backend.codegen.dialect import Dialect
 from ark.plan.types import Plan
 
 SHIM = Path(__file__).parent / "cuda_on_host.h"

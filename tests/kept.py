@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+from ark.backend.codegen.dialect import Source
 from ark.backend.devices import Binary
 from ark.backend.protocol import KernelBackend, Target
-from ark.codegen.dialect import Source
 from ark.runtime import cache as kept
 
 

@@ -20,10 +20,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from ark_cpu import backend
 
+from ark.backend.codegen import layout
+from ark.backend.codegen.dialect import Dialect
+from ark.backend.codegen.writer import write
 from ark.backend.native import find_compiler
-from ark.codegen import layout
-from ark.codegen.dialect import Dialect
-from ark.codegen.writer import write
 from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
 from ark.plan.types import Phase, Plan, Task

@@ -1,3 +1,3 @@
-"""The interface that backends (the vendors' packages) implement, and the search for installed
-backends.
+"""The interface that backends (the vendors' packages) implement, the search for installed
+backends, and the writer of source (`codegen`).
 """

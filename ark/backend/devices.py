@@ -14,7 +14,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from ark.codegen.body import BoxMap
+from ark.backend.codegen.body import BoxMap
 from ark.machine import Machine
 
 MemoryKind = Literal["device", "host", "symmetric"]
@@ -211,8 +211,8 @@ class KernelDevice(Device, Protocol):
         """Starts the loop kernel with all blocks resident; does not wait.
 
         stream: a queue of the caller, in the vendor's numbering; None for devices without streams.
-        `params` is the ArkParams structure of ark.codegen.layout. Raises SystemError if the blocks
-        cannot all be resident.
+        `params` is the ArkParams structure of ark.backend.codegen.layout. Raises SystemError if the
+        blocks cannot all be resident.
         """
         ...
 

@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from ark.backend.codegen.dialect import Dialect, Source
 from ark.backend.devices import Binary, Device, KernelDevice
 from ark.backend.occupancy import Occupancy
-from ark.codegen.dialect import Dialect, Source
 from ark.machine import Machine
 
 

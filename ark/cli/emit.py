@@ -9,10 +9,10 @@ import dataclasses
 from pathlib import Path
 
 from ark.backend import registry
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import KernelBackend, OccupancyBackend, Target
 from ark.cli.common import memory_verdict, read_plan, write_file
 from ark.cli.parser import Subparsers, add_backend
-from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan

@@ -37,7 +37,7 @@ class Machine:
     processors: the number of SMs, CUs or cores; each runs one block.
     lanes: threads of a warp (wavefront).
     shared_bytes: shared memory (LDS) of a block for tasks and the ring, without the bytes that the
-        loop itself uses (ark.codegen.layout.LOOP_BYTES).
+        loop itself uses (ark.backend.codegen.layout.LOOP_BYTES).
     variants: the kernel variants that the machine can run, the preferred one first.
     bandwidth_gbps: memory bandwidth of all processors together.
     tflops: rate of the matrix units of all processors together.

@@ -2,8 +2,8 @@
 each processor's tasks.
 
 A plan belongs to one rank. The planner creates it (ark.lower.pipeline), the verifier checks the
-plans of all ranks (ark.plan.verify), the writer emits source for it (ark.codegen.writer) and the
-runtime loads it (ark.runtime.tables). A plan contains no device addresses.
+plans of all ranks (ark.plan.verify), the writer emits source for it (ark.backend.codegen.writer)
+and the runtime loads it (ark.runtime.tables). A plan contains no device addresses.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from ark.backend import registry
+from ark.backend.codegen.shared_memory import check_shared_memory
 from ark.backend.devices import Device
 from ark.backend.protocol import KernelBackend
-from ark.codegen.shared_memory import check_shared_memory
 from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.machine import Machine
 from ark.machine.capability import Capability

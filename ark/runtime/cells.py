@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ark.codegen import layout
-from ark.codegen.body import BoxMap
+from ark.backend.codegen import layout
+from ark.backend.codegen.body import BoxMap
 from ark.plan.types import Fetch, Plan
 from ark.runtime.tables import Tables, stream_boxes
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from ark import log
+from ark.backend.codegen import layout
 from ark.backend.devices import Device, Memory, QueuedDevice
-from ark.codegen import layout
 from ark.errors import SystemError
 from ark.plan.types import Plan
 

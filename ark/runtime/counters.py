@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ark.backend.codegen.constants import signal_words
 from ark.backend.devices import Device, Memory
-from ark.codegen.constants import signal_words
 from ark.machine import Machine
 from ark.plan.types import Plan, PlanCounter
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ark.backend.codegen import layout
 from ark.backend.devices import KernelDevice, Memory
-from ark.codegen import layout
 from ark.plan.types import Plan, PlanTensor
 from ark.runtime import tables
 from ark.runtime.cells import cells, map_cells

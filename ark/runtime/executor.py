@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ark import log
+from ark.backend.codegen import layout
 from ark.backend.devices import Device, GraphDevice, Launch
 from ark.backend.protocol import Backend
-from ark.codegen import layout
 from ark.errors import GpuError, InvalidUsageError
 from ark.machine.variant import COMMUNICATE
 from ark.plan.serialize import machine_of

@@ -8,7 +8,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ark.codegen.layout import ERROR_KINDS
+from ark.backend.codegen.layout import ERROR_KINDS
 from ark.plan.types import Plan, PlanOp
 from ark.runtime.tables import Tables
 

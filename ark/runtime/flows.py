@@ -16,7 +16,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ark.codegen.layout import FLOW_TASKS
+from ark.backend.codegen.layout import FLOW_TASKS
 from ark.ir.fold import fold
 from ark.plan import kind as kinds
 from ark.plan.access import space_of

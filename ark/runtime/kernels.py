@@ -14,9 +14,9 @@ from functools import cached_property
 
 import numpy as np
 
+from ark.backend.codegen.body import BoxMap
 from ark.backend.devices import BoxMapper, Grid, KernelDevice, Launch
 from ark.backend.protocol import KernelBackend
-from ark.codegen.body import BoxMap
 from ark.machine import Machine
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, PlanTensor

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ark.backend import registry
+from ark.backend.codegen import layout
 from ark.backend.devices import Device, KernelDevice, OrderedDevice
 from ark.backend.protocol import Backend
-from ark.codegen import layout
 from ark.errors import InvalidUsageError
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from ark.backend.codegen import layout
+from ark.backend.codegen.constants import signal_words
 from ark.backend.devices import KernelDevice, Memory
-from ark.codegen import layout
-from ark.codegen.constants import signal_words
 from ark.errors import InvalidUsageError, SystemError
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan

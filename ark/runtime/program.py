@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from ark import log
 from ark._version import __version__
+from ark.backend.codegen.dialect import Source
+from ark.backend.codegen.writer import Emitted, write
 from ark.backend.devices import Binary, KernelDevice
 from ark.backend.protocol import Backend, KernelBackend, LinkingCompiler, Target
-from ark.codegen.dialect import Source
-from ark.codegen.writer import Emitted, write
 from ark.errors import BaseError, ModelError, SystemError
 from ark.machine import Machine
 from ark.plan.serialize import machine_of

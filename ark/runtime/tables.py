@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ark.codegen import layout
-from ark.codegen.body import BoxMap
-from ark.codegen.constants import signal_words
+from ark.backend.codegen import layout
+from ark.backend.codegen.body import BoxMap
+from ark.backend.codegen.constants import signal_words
 from ark.errors import PlanError
 from ark.plan import kind as kinds
 from ark.plan.boxes import Templates
@@ -24,8 +24,8 @@ from ark.runtime.flows import flows
 
 @dataclass(frozen=True)
 class Tables:
-    """The arrays of a plan, in the layouts of ark.codegen.layout. listing: the plan's Task objects
-    in the order of the array `tasks`, for error messages.
+    """The arrays of a plan, in the layouts of ark.backend.codegen.layout. listing: the plan's Task
+    objects in the order of the array `tasks`, for error messages.
     """
 
     tasks: np.ndarray

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ark.codegen import layout
+from ark.backend.codegen import layout
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.boxes import Templates

@@ -10,14 +10,14 @@ from importlib import resources
 
 import numpy as np
 
-from ark.codegen.layout import RECORD_OPERANDS
+from ark.backend.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import FLOATS as FLOAT_TYPES
 from ark.ir.dtype import SMALL_FLOATS, RowType, by_name
 from ark.ir.fold import leading, pad
 from ark.plan.kind import Signature
 
 MIN_ADDRESS_DIMS = 4
-VECTOR_BYTES = 16  # most bytes of a pack, which one access moves (codegen/device/pack.h)
+VECTOR_BYTES = 16  # most bytes of a pack, which one access moves (backend/codegen/device/pack.h)
 FLOATS = tuple(t.name for t in (*FLOAT_TYPES, *SMALL_FLOATS))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.codegen import device_text
+from ark.backend.codegen import device_text
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register

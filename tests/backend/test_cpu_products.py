@@ -16,7 +16,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.codegen.writer import write
+from ark.backend.codegen.writer import write
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.lower.pipeline import plan

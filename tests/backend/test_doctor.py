@@ -7,11 +7,11 @@ import json
 import pytest
 
 from ark.backend import registry
+from ark.backend.codegen.dialect import Source
 from ark.cli import main
 from ark.cli.doctor import bench as benches
 from ark.cli.doctor import checks
 from ark.cli.doctor.bench import Bench
-from ark.codegen.dialect import Source
 
 FAULTS = {
     # check: (the text in the kernel, the faulty text that replaces it)

@@ -16,7 +16,7 @@ from ark_rocm import backend, compiler
 from ark_rocm.tasks import attention_units
 
 import ark
-from ark.codegen.writer import write
+from ark.backend.codegen.writer import write
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.lower.pipeline import plan as make_plan
 from ark.machine.capability import Capability

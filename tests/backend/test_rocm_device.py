@@ -15,9 +15,9 @@ import pytest
 from ark_rocm import backend
 from ark_rocm.device import Device
 
+from ark.backend.codegen.dialect import Source
 from ark.backend.devices import Grid
 from ark.backend.protocol import Target
-from ark.codegen.dialect import Source
 from ark.errors import SystemError
 from ark.machine.capability import Capability
 

@@ -1,5 +1,5 @@
 """Functions of every bf16 and fp16 number, whose device functions are shorter than those of fp32
-(ark/codegen/device/math16.h), compared with NumPy's in fp64.
+(ark/backend/codegen/device/math16.h), compared with NumPy's in fp64.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ark.codegen import writer
-from ark.codegen.bodies import Bodies
+from ark.backend.codegen import writer
+from ark.backend.codegen.bodies import Bodies
 from tests.cases import decoder_ops, decoders, ops
 
 pytestmark = pytest.mark.emulated("slow")

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 from ark_cpu.dialect import dialect
 
-from ark.codegen.bodies import body_scratch
+from ark.backend.codegen.bodies import body_scratch
 from ark.ir.dtype import by_name
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of

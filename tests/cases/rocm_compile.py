@@ -6,8 +6,8 @@ import re
 
 from ark_rocm import backend, compiler, machines
 
+from ark.backend.codegen.dialect import Source
 from ark.backend.protocol import Target
-from ark.codegen.dialect import Source
 from ark.machine import Machine
 from tests import kept
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from ark_cuda import backend
 
+from ark.backend.codegen import layout
+from ark.backend.codegen.writer import write
 from ark.backend.devices import Grid
 from ark.backend.protocol import Target
-from ark.codegen import layout
-from ark.codegen.writer import write
 from ark.plan import kind as kinds
 from ark.plan.types import Phase, Plan, PlanOp
 

@@ -9,8 +9,8 @@ import sys
 
 from ark_cuda import backend, machines
 
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen.writer import write
 from ark.ir.dtype import DataType, bf16, fp32, int32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan

@@ -10,8 +10,8 @@ import pytest
 from ark_cpu.dialect import dialect
 
 from ark.backend import registry
-from ark.codegen.bodies import Bodies, body_scratch
-from ark.codegen.body import Body
+from ark.backend.codegen.bodies import Bodies, body_scratch
+from ark.backend.codegen.body import Body
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.machine.variant import COMPUTE, MOVE, Role, Variant

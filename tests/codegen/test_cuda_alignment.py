@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ark.backend.codegen import layout
+from ark.backend.codegen.dialect import Source
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen import layout
-from ark.codegen.dialect import Source
-from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.ir.dtype import bf16, fp32
 from ark.ir.graph import Graph

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 import ark
-from ark.codegen.writer import write
+from ark.backend.codegen.writer import write
 from ark.ir.dtype import bf16
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.kind import signature

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import ark
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen.writer import write
 from ark.ir.dtype import DataType, bf16, fp16
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.kind import signature

@@ -11,8 +11,8 @@ import os
 import numpy as np
 import pytest
 
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen.writer import write
 from ark.ir.dtype import bf16
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Backend
-from ark.codegen.writer import write
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan

@@ -20,8 +20,8 @@ pytest.importorskip("cuda.bindings.nvrtc")
 from ark_cuda import backend, machines
 from ark_cuda.tasks import inline
 
+from ark.backend.codegen.writer import device_text, write
 from ark.backend.protocol import Target
-from ark.codegen.writer import device_text, write
 from ark.ir.dtype import CODES, DataType, RowType, bf16, by_name, fp16, fp32, row_type
 from ark.ir.graph import Graph
 from ark.ir.rows import row_bytes, row_values

@@ -18,8 +18,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ark.backend.codegen import layout
 from ark.backend.protocol import Target
-from ark.codegen import layout
 from ark.errors import GpuError, SystemError
 from ark.machine.variant import block
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ark.backend.codegen import layout
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen import layout
-from ark.codegen.writer import write
 from ark.ir.dtype import bf16, fp32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan

@@ -15,8 +15,8 @@ import re
 import numpy as np
 import pytest
 
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen.writer import write
 from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp16, fp32, int8, int32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan

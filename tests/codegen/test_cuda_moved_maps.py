@@ -12,8 +12,8 @@ import numpy as np
 from ark_cuda import backend
 
 from ark.backend import registry
+from ark.backend.codegen.writer import write
 from ark.backend.devices import Memory
-from ark.codegen.writer import write
 from ark.ir.dtype import bf16
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen.writer import write
 from ark.errors import PlanError
 from ark.ir.dtype import bf16
 from ark.ir.graph import Graph

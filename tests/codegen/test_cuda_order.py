@@ -14,9 +14,9 @@ pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend, machines
 
+from ark.backend.codegen.constants import constants
+from ark.backend.codegen.dialect import Source
 from ark.backend.protocol import Target
-from ark.codegen.constants import constants
-from ark.codegen.dialect import Source
 from tests import kept
 
 MODELS = sorted(machines.MODELS)

@@ -10,8 +10,8 @@ import os
 import numpy as np
 import pytest
 
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen.writer import write
 from ark.ir.dtype import fp16
 from ark.machine import Machine
 from ark.plan.serialize import machine_of

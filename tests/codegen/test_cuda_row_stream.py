@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import ark
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen.writer import write
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType, bf16, fp32
 from ark.lower.pipeline import plan

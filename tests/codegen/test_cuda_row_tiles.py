@@ -18,7 +18,7 @@ pytest.importorskip("ark_cuda")
 
 from ark_cuda.tasks import inline
 
-from ark.codegen.writer import device_text
+from ark.backend.codegen.writer import device_text
 from ark.ir.dtype import CODES, RowType, bf16, fp16, fp32, row_type
 from ark.ir.rows import row_bytes, row_values
 from ark.tasks.row_values import HEADER

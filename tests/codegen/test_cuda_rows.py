@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ark
-from ark.codegen.writer import write
+from ark.backend.codegen.writer import write
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType, bf16, fp16

@@ -9,10 +9,10 @@ from collections import Counter
 
 import pytest
 
+from ark.backend.codegen import writer
+from ark.backend.codegen.dialect import Source
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen import writer
-from ark.codegen.dialect import Source
-from ark.codegen.writer import write
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan

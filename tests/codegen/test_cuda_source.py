@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from ark.backend.codegen.dialect import Source
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
 from ark.cli.doctor import bench as doctor
-from ark.codegen.dialect import Source
-from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.ir.dtype import by_name
 from ark.ir.graph import Graph
@@ -146,7 +146,7 @@ def test_the_same_source_gives_the_same_bytes():
 SIDE_BY_SIDE = """
 import threading
 from ark.backend.protocol import Target
-from ark.codegen.dialect import Source
+from ark.backend.codegen.dialect import Source
 from ark_cuda import backend
 source = Source('extern "C" __global__ void ark_loop() {}')
 made, ready = [], threading.Barrier(4)

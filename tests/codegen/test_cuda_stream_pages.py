@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("ark_cuda")
 
-from ark.codegen import layout
+from ark.backend.codegen import layout
 from tests.declarations import cut
 
 HEADS, WIDTH, POOL, STEP = 3, 8, 40, 64  # of fp16

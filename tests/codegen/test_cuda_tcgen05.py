@@ -10,8 +10,8 @@ import struct
 
 import pytest
 
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen.writer import write
 from ark.ir.dtype import bf16, fp16
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 import ark
-from ark.codegen import layout
+from ark.backend.codegen import layout
 from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan
 from ark.plan.types import Plan

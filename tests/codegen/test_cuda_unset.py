@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from ark.backend.codegen.dialect import Source
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
 from ark.cli.measure.case import OpCase
 from ark.cli.measure.cases import cases
 from ark.cli.measure.ops import planned
 from ark.cli.measure.sweep.cases import case
-from ark.codegen.dialect import Source
-from ark.codegen.writer import write
 from ark.ir.dtype import bf16
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan

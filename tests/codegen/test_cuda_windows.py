@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import ark
+from ark.backend.codegen.body import BoxMap
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen.body import BoxMap
-from ark.codegen.writer import write
 from ark.lower.pipeline import plan as make_plan
 from ark.ops.windows import padding_pairs
 from ark.plan.serialize import machine_of

@@ -15,10 +15,10 @@ from ark_rocm_emulator.lint.targets import TARGETS
 
 import ark
 from ark.backend import registry
+from ark.backend.codegen.dialect import Source
 from ark.backend.occupancy import ProcessorLimits, Used, occupancy
 from ark.backend.protocol import Target
 from ark.cli import main
-from ark.codegen.dialect import Source
 from ark.errors import SystemError
 from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ark.backend import registry
+from ark.backend.codegen.dialect import Source
+from ark.backend.codegen.writer import write
 from ark.backend.devices import Binary
 from ark.backend.protocol import Target
-from ark.codegen.dialect import Source
-from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.ir.dtype import by_name
 from ark.ir.graph import Graph

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from ark.backend import registry
-from ark.codegen.writer import write
+from ark.backend.codegen.writer import write
 from ark.lower.ranks import plan_ranks
 from ark.plan.serialize import machine_of
 from tests.unit.plan.shapes import decoder_graphs

@@ -8,10 +8,10 @@ import re
 import pytest
 from ark_rocm import backend, compiler
 
+from ark.backend.codegen.dialect import Source
+from ark.backend.codegen.writer import Emitted, write
 from ark.backend.devices import Binary
 from ark.backend.protocol import Target
-from ark.codegen.dialect import Source
-from ark.codegen.writer import Emitted, write
 from ark.errors import SystemError, UnsupportedError
 from ark.machine import Machine
 from ark.machine.capability import Capability

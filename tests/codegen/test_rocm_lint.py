@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 from ark_rocm import backend, compiler
 
-from ark.codegen.dialect import Source
-from ark.codegen.writer import write
+from ark.backend.codegen.dialect import Source
+from ark.backend.codegen.writer import write
 from ark.ir.dtype import bf16
 from ark.machine import Machine
 from ark.machine.capability import Capability

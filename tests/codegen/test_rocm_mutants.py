@@ -14,8 +14,8 @@ import pytest
 from ark_rocm import backend, compiler
 
 import ark
-from ark.codegen.dialect import Source
-from ark.codegen.writer import write
+from ark.backend.codegen.dialect import Source
+from ark.backend.codegen.writer import write
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import bf16, int32
 from ark.lower.pipeline import plan

@@ -11,9 +11,9 @@ import pytest
 from ark_cpu.compiler import CpuCompiler
 
 import ark
+from ark.backend.codegen.dialect import Source
 from ark.backend.devices import Binary
 from ark.backend.protocol import Target
-from ark.codegen.dialect import Source
 from ark.runtime import program
 from tests.opcheck import Case, check
 

@@ -19,8 +19,8 @@ import pytest
 
 import ark
 from ark.backend import native
-from ark.codegen import layout
-from ark.codegen.layout import ERROR_KINDS
+from ark.backend.codegen import layout
+from ark.backend.codegen.layout import ERROR_KINDS
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import int32

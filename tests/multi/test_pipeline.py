@@ -13,7 +13,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.codegen.writer import write
+from ark.backend.codegen.writer import write
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.lower.ranks import plan_ranks

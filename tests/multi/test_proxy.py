@@ -14,7 +14,7 @@ import pytest
 
 import ark
 from ark.backend import native, registry
-from ark.codegen import layout
+from ark.backend.codegen import layout
 from ark.errors import GpuError, SystemError
 from ark.ir.dtype import int32
 from ark.plan.verify import verify

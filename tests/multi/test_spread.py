@@ -13,7 +13,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.codegen.writer import write
+from ark.backend.codegen.writer import write
 from ark.errors import PlanError
 from ark.ir.dtype import DataType, by_name
 from ark.machine.capability import Capability

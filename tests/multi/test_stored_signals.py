@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from ark.backend import registry
+from ark.backend.codegen import layout
+from ark.backend.codegen.constants import constants
+from ark.backend.codegen.dialect import Source
 from ark.backend.devices import Device
 from ark.backend.protocol import KernelBackend
 from ark.cli.doctor import bench as benches
 from ark.cli.doctor.bench import Bench
-from ark.codegen import layout
-from ark.codegen.constants import constants
-from ark.codegen.dialect import Source
 from ark.errors import GpuError, PlanError
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -106,7 +106,7 @@ def storing(machine: Machine, backend: KernelBackend) -> Source:
     stores.
     """
     dialect = backend.dialect(machine.arch)
-    device = resources.files("ark.codegen").joinpath("device")
+    device = resources.files("ark.backend.codegen").joinpath("device")
     loop = [device.joinpath(name).read_text() for name in ("wait.h", "task_slots.h")]
     constant = constants(machine, 1, layout.LOOP_BYTES, signals=2)
     parts = (constant, dialect.prelude, layout.declarations(), *loop, STORING, dialect.entry)

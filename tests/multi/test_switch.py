@@ -10,8 +10,8 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
-from ark.codegen.writer import write
 from ark.errors import UnsupportedError
 from ark.ir.dtype import DataType, bf16, by_name, fp16, fp32
 from ark.lower.engines import ENGINES, MESSAGES, SWITCH, TRANSFERS, choose_engine

@@ -18,10 +18,10 @@ import pytest
 from ark_rocm_emulator.shim import compile_ptx
 from ark_rocm_emulator.shim.backend import ShimBackend, prelude
 
+from ark.backend.codegen import layout
+from ark.backend.codegen.dialect import Source
 from ark.backend.protocol import KernelBackend, Target
 from ark.cli.doctor.bench import source
-from ark.codegen import layout
-from ark.codegen.dialect import Source
 from ark.machine.variant import COMPUTE, block
 from tests.cases.shim import fences
 

@@ -17,8 +17,8 @@ import sys
 import cuda.core
 from ark_cuda import backend
 
+from ark.backend.codegen.dialect import Dialect
 from ark.cli import main as command
-from ark.codegen.dialect import Dialect
 from ark.models import generate
 
 # Replacements in the source of the loop and the ring, each at every occurrence of its text.

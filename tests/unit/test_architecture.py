@@ -16,8 +16,8 @@ from pkgutil import iter_modules
 import pytest
 
 from ark.backend import registry
-from ark.codegen import layout
-from ark.codegen.body import Body
+from ark.backend.codegen import layout
+from ark.backend.codegen.body import Body
 from ark.plan import kind as kinds
 
 ROOT = Path(__file__).resolve().parents[2]

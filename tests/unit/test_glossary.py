@@ -79,7 +79,7 @@ def _quoted(cell: str, pattern: str) -> set[str]:
 
 def test_glossary_names_lowerings_and_device_files_of_ops_that_exist() -> None:
     lowering = "".join(p.read_text() for p in (ROOT / "ark/lower/ops").rglob("*.py"))
-    folders = (ROOT / "ark/tasks", ROOT / "ark/codegen/device")
+    folders = (ROOT / "ark/tasks", ROOT / "ark/backend/codegen/device")
     device = "".join(p.read_text() for folder in folders for p in folder.glob("*.h"))
     missing = []
     for row in _tables()["Names of ops"]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from ark_cpu import backend
 
+from ark.backend.codegen.dialect import Source
 from ark.backend.devices import Binary
 from ark.backend.protocol import Target
-from ark.codegen.dialect import Source
 from tests import kept
 
 

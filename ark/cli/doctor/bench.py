@@ -12,11 +12,11 @@ from types import TracebackType
 import numpy as np
 
 from ark.backend import registry
+from ark.backend.codegen import device_text, layout
+from ark.backend.codegen.constants import constants
+from ark.backend.codegen.dialect import Source
 from ark.backend.devices import Grid, Launch, Memory, MemoryKind
 from ark.backend.protocol import Backend, KernelBackend, Target
-from ark.codegen import device_text, layout
-from ark.codegen.constants import constants
-from ark.codegen.dialect import Source
 from ark.errors import GpuError
 from ark.machine import Machine
 from ark.machine.variant import COMPUTE, block

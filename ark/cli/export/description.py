@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ark.codegen import layout
-from ark.codegen.body import BoxMap
+from ark.backend.codegen import layout
+from ark.backend.codegen.body import BoxMap
 from ark.errors import UnsupportedError
 from ark.ir.dtype import by_name
 from ark.ops.tokens import MAX_STOPS

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
+from ark.backend.codegen.body import BoxMap
+from ark.backend.codegen.writer import write as emit
 from ark.backend.protocol import Backend, ExportBackend, SourceBackend, Target
 from ark.cli.export import cmake
 from ark.cli.export.description import (
@@ -29,8 +31,6 @@ from ark.cli.export.description import (
     text,
 )
 from ark.cli.export.network import Network
-from ark.codegen.body import BoxMap
-from ark.codegen.writer import write as emit
 from ark.errors import InvalidUsageError, SystemError, UnsupportedError
 from ark.ir.dtype import by_name
 from ark.ir.packed import to_memory

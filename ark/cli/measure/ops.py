@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ark.backend.codegen.writer import write
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend, InspectedBackend, LoopFigures
 from ark.backend.registry import FALLBACK
@@ -23,7 +24,6 @@ from ark.cli.measure.case import OpCase
 from ark.cli.measure.ceiling import copy_seconds
 from ark.cli.measure.peer import import_torch, repeated, torch_device
 from ark.cli.measure.turn import Turn
-from ark.codegen.writer import write
 from ark.errors import BaseError, InvalidUsageError
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor

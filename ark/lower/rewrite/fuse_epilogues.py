@@ -25,7 +25,7 @@ from collections import defaultdict
 
 from msgspec import structs
 
-from ark.codegen.layout import RECORD_OPERANDS
+from ark.backend.codegen.layout import RECORD_OPERANDS
 from ark.ir.attributes import ConvolutionAttributes, MatmulAttributes, ProjectionAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16, fp32
 from ark.ir.epilogues import GATED_PAIRS

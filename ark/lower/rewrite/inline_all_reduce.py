@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from ark.codegen.layout import RECORD_OPERANDS
+from ark.backend.codegen.layout import RECORD_OPERANDS
 from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node

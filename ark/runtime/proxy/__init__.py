@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from ark.backend import native
+from ark.backend.codegen import layout
 from ark.backend.devices import Copies, Device, Memory, ProxiedDevice
-from ark.codegen import layout
 from ark.errors import SystemError
 from ark.lower.engines import COPIED, PROXIED
 from ark.runtime.extension import extension, module_object

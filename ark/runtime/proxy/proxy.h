@@ -15,7 +15,7 @@
 
 namespace ark {
 
-// ArkTrigger and ArkFifo of ark/codegen/layout.py.
+// ArkTrigger and ArkFifo of ark/backend/codegen/layout.py.
 struct Trigger {
   uint32_t source, target, high, size;
 };

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib import resources
 
+from ark.backend.codegen.dialect import Dialect
 from ark.backend.devices import KernelDevice
 from ark.backend.protocol import Probe
-from ark.codegen.dialect import Dialect
 from ark.machine import Machine
 from ark_cpu import machines
 from ark_cpu.compiler import FLAGS, CpuCompiler

@@ -12,10 +12,10 @@ import shlex
 from functools import cache
 
 from ark.backend import native
+from ark.backend.codegen.dialect import Source
 from ark.backend.devices import Binary
 from ark.backend.native import find_compiler
 from ark.backend.protocol import Target
-from ark.codegen.dialect import Source
 from ark.errors import InvalidUsageError, SystemError
 
 # The compiler may reorder sums, so that loops over them vectorise; infinities and NaN keep their

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
-from ark.codegen.dialect import Dialect
+from ark.backend.codegen.dialect import Dialect
 from ark_cpu.tasks import BODIES
 
 

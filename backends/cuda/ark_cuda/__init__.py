@@ -9,10 +9,10 @@ from __future__ import annotations
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from ark.backend.codegen.dialect import Dialect
 from ark.backend.devices import Binary, Device
 from ark.backend.occupancy import Occupancy
 from ark.backend.protocol import Backend, Compiler, Probe, Target, Toolchain
-from ark.codegen.dialect import Dialect
 from ark.machine import Machine
 from ark_cuda import dialect, footprint, machines, probe
 

@@ -5,7 +5,7 @@ Called by the device when a plan is loaded.
 
 from __future__ import annotations
 
-from ark.codegen.body import BoxMap
+from ark.backend.codegen.body import BoxMap
 from ark.errors import SystemError
 from ark.ir.dtype import by_name
 from ark_cuda.driver import check, cu, struct_bytes

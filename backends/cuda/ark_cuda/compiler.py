@@ -18,9 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ark.backend.codegen.dialect import Source
 from ark.backend.devices import Binary
 from ark.backend.protocol import Target, Toolchain
-from ark.codegen.dialect import Source
 from ark.errors import SystemError
 from ark_cuda.alignment import check_alignment
 

@@ -17,9 +17,9 @@ from weakref import WeakSet
 
 import numpy as np
 
+from ark.backend.codegen.body import BoxMap
 from ark.backend.devices import Binary, Copies, Grid, Memory, MemoryKind
 from ark.backend.returned import Returned
-from ark.codegen.body import BoxMap
 from ark.errors import GpuError, SystemError
 from ark.machine import Machine
 from ark_cuda import boxes, machines, peer, probe

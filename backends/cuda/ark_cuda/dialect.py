@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from ark.codegen.dialect import Dialect
+from ark.backend.codegen.dialect import Dialect
 from ark_cuda.tasks import BODIES, products
 
 # A kernel with more bodies (device functions of tasks) than this is compiled in several programs.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ark.codegen.layout import LOOP_BYTES
+from ark.backend.codegen.layout import LOOP_BYTES
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.costs import BoxCosts, Costs

@@ -284,7 +284,7 @@ ARK_DEVICE float ark_sqrt_flushed(float v) {
 #define ARK_HAS_ERF 1
 ARK_DEVICE float ark_erf(float v) { return erff(v); }
 // tanh(v) without branches, so that the instructions of several elements can overlap: a polynomial
-// near 0 (like those of ark/codegen/device/math.h), the definition elsewhere.
+// near 0 (like those of ark/backend/codegen/device/math.h), the definition elsewhere.
 ARK_DEVICE float ark_tanh(float v) {
   const float a = fabsf(v), s = v * v;
   float p = -0.00627422938f;

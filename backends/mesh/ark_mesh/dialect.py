@@ -10,7 +10,7 @@ from importlib import resources
 
 from ark_cpu.dialect import dialect as cpu
 
-from ark.codegen.dialect import Dialect
+from ark.backend.codegen.dialect import Dialect
 
 
 @cache

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ark.backend.codegen import layout
 from ark.backend.devices import Grid
-from ark.codegen import layout
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ark_cpu import CpuBackend
 
-from ark.codegen.dialect import Dialect
+from ark.backend.codegen.dialect import Dialect
 from ark_mesh.dialect import dialect
 
 

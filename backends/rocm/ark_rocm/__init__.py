@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager
 from importlib import resources
 from types import ModuleType
 
+from ark.backend.codegen.dialect import Dialect, Source
 from ark.backend.devices import Binary
 from ark.backend.occupancy import Occupancy
 from ark.backend.protocol import KernelBackend, LoopFigures, Probe, Target, Toolchain
-from ark.codegen.dialect import Dialect, Source
 from ark.errors import SystemError
 from ark.machine import Machine
 from ark_rocm import code_object, dialect, machines, probe

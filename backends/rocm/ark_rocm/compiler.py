@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ark import log
+from ark.backend.codegen.dialect import Source
 from ark.backend.devices import Binary
 from ark.backend.protocol import Target, Toolchain
-from ark.codegen.dialect import Source
 from ark.errors import BaseError, SystemError
 from ark_rocm import driver, machines
 

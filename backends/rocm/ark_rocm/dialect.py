@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from ark.codegen.dialect import Dialect
+from ark.backend.codegen.dialect import Dialect
 from ark_rocm import machines
 from ark_rocm.tasks import BODIES
 

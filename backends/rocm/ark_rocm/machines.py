@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ark.backend.codegen.layout import LOOP_BYTES
 from ark.backend.occupancy import ProcessorLimits
-from ark.codegen.layout import LOOP_BYTES
 from ark.errors import UnsupportedError
 from ark.machine import Machine
 from ark.machine.capability import Capability

@@ -14,11 +14,11 @@ from ark_cpu import compiler
 from ark_cpu.compiler import FLAGS, CpuCompiler, flags
 
 from ark.backend import native
+from ark.backend.codegen.dialect import Source
 from ark.backend.protocol import Target
 from ark.cli import main
 from ark.cli.common import read_file, visible, write_file
 from ark.cli.export.write import save
-from ark.codegen.dialect import Source
 from ark.errors import InvalidUsageError, SystemError
 
 ROOT = Path(__file__).parents[3]

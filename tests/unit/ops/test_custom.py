@@ -430,7 +430,7 @@ def test_the_words_of_the_page_exist() -> None:
     }
     texts = "".join(
         path.read_text()
-        for folder in ("ark/codegen/device", "ark/tasks", "backends/cpu/ark_cpu")
+        for folder in ("ark/backend/codegen/device", "ark/tasks", "backends/cpu/ark_cpu")
         for path in (ROOT / folder).rglob("*.h")
     )
     missing = {word for word in named if not re.search(rf"\b{word}\b", texts)}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ark.backend import registry
-from ark.codegen.shared_memory import check_shared_memory
+from ark.backend.codegen.shared_memory import check_shared_memory
 from ark.errors import PlanError
 from ark.ir.dtype import bf16, by_name, fp32
 from ark.ir.graph import Graph

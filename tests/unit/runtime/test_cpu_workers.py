@@ -17,9 +17,9 @@ from ark_cpu import workers
 from ark_cpu.compiler import CpuCompiler
 from ark_cpu.device import CpuDevice
 
+from ark.backend.codegen.dialect import Source
 from ark.backend.devices import Grid
 from ark.backend.protocol import Target
-from ark.codegen.dialect import Source
 
 
 @pytest.fixture(autouse=True)

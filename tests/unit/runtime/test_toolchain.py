@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from ark_cpu import backend as cpu
 
+from ark.backend.codegen.dialect import Source
 from ark.backend.devices import Binary
 from ark.backend.protocol import CheckedBackend, Target, Toolchain
 from ark.cli.doctor import checks
 from ark.cli.doctor.bench import Bench
-from ark.codegen.dialect import Source
 from ark.errors import SystemError
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph

@@ -4,7 +4,7 @@ dialect.
 
 from __future__ import annotations
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark_cpu.tasks import matmul
 
 BODIES: tuple[Body, ...] = (matmul.Panels(),)

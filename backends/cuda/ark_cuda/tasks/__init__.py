@@ -5,7 +5,7 @@ the dialect.
 
 from __future__ import annotations
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark_cuda.tasks import (
     attention,
     attention_tiles,

@@ -10,7 +10,7 @@ the dialect.
 
 from __future__ import annotations
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.kind import Signature

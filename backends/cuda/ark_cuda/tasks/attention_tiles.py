@@ -5,7 +5,7 @@ signatures are computed by mma.sync (attention_units.py). Called by the writer t
 
 from __future__ import annotations
 
-from ark.codegen.body import BoxMap
+from ark.backend.codegen.body import BoxMap
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature

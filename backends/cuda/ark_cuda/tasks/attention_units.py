@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature

@@ -4,7 +4,7 @@ bulk.h has the device code, bulk_copies.h the copies themselves.
 
 from __future__ import annotations
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.machine.capability import Capability

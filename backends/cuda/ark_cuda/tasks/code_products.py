@@ -7,7 +7,7 @@ stores the sums.
 
 from __future__ import annotations
 
-from ark.codegen.body import BoxMap
+from ark.backend.codegen.body import BoxMap
 from ark.ir.dtype import RowType
 from ark.machine import Machine
 from ark.machine.capability import Capability

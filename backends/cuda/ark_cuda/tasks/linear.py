@@ -9,7 +9,7 @@ Called by the writer through the dialect.
 
 from __future__ import annotations
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text

@@ -7,7 +7,7 @@ rows, linear_batch.h have the device side. Called through the dialect.
 
 from __future__ import annotations
 
-from ark.codegen.body import Body, BoxMap
+from ark.backend.codegen.body import Body, BoxMap
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text

@@ -7,7 +7,7 @@ computes all other cases. Called through the dialect.
 
 from __future__ import annotations
 
-from ark.codegen.body import BoxMap
+from ark.backend.codegen.body import BoxMap
 from ark.ir.dtype import RowType, by_name
 from ark.machine import Machine
 from ark.plan.kind import Signature

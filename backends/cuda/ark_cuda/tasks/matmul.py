@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.codegen.body import BoxMap
+from ark.backend.codegen.body import BoxMap
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks import text

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from importlib import resources
 
-from ark.codegen.body import BoxMap
+from ark.backend.codegen.body import BoxMap
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMPUTE, LOAD, MOVE

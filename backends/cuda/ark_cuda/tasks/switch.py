@@ -5,7 +5,7 @@ vendor-independent body is used. switch.h has the device code.
 
 from __future__ import annotations
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from ark.codegen.body import BoxMap
+from ark.backend.codegen.body import BoxMap
 from ark.plan.kind import OperandType
 from ark.plan.types import BOX_ROW_BYTES
 from ark.tasks.matmul_params import WindowParams

@@ -5,7 +5,7 @@ dialect lists them.
 
 from __future__ import annotations
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark_rocm.tasks import (
     attention,
     attention_units,

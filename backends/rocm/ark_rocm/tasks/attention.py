@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import resources
 from math import gcd
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan import kind as kinds

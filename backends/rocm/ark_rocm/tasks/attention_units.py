@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature

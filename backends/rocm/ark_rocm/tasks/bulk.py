@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.machine.capability import Capability

@@ -8,7 +8,7 @@ the dialect.
 
 from __future__ import annotations
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks.tokens import choice

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark.ir.dtype import bf16, fp4
 from ark.machine import Machine
 from ark.plan.kind import Signature

@@ -14,9 +14,9 @@ import importlib
 from importlib import resources
 from typing import Any
 
+from ark.backend.codegen.dialect import Dialect
 from ark.backend.devices import KernelDevice
 from ark.backend.protocol import Compiler, Probe
-from ark.codegen.dialect import Dialect
 from ark.errors import SystemError
 from ark.machine import Machine
 

@@ -11,7 +11,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.codegen.writer import write
+from ark.backend.codegen.writer import write
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan

@@ -1,16 +1,16 @@
 """Collects the device functions (bodies) that a loop kernel calls for its tasks. It decides which
 ops share a function, and whether the vendor's dialect or the task kind (ark.tasks) writes it.
 
-Called by ark.codegen.writer. ark.codegen.dispatch writes the switch statements that call the
-functions.
+Called by ark.backend.codegen.writer. ark.backend.codegen.dispatch writes the switch statements that
+call the functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.codegen.body import Body, BoxMap
-from ark.codegen.dialect import Dialect
+from ark.backend.codegen.body import Body, BoxMap
+from ark.backend.codegen.dialect import Dialect
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE, LOAD, MOVE

@@ -1,6 +1,6 @@
 // The loop that every processor runs. Its text is the same for every vendor. It uses the device ABI
-// (docs/device-abi.md), the structures of ark/codegen/layout.py, and ark_dispatch, a switch over
-// task kinds that ark.codegen.writer generates.
+// (docs/device-abi.md), the structures of ark/backend/codegen/layout.py, and ark_dispatch, a switch
+// over task kinds that ark.backend.codegen.writer generates.
 
 // Runs a task's body. Returns false if a wait has failed or the launch was aborted; the processor
 // must then leave the loop.

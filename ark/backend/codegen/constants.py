@@ -1,10 +1,10 @@
 """Writes the C++ constants of a loop kernel: properties of the machine and the plan that device
-code uses. Called by ark.codegen.writer.
+code uses. Called by ark.backend.codegen.writer.
 """
 
 from __future__ import annotations
 
-from ark.codegen import layout
+from ark.backend.codegen import layout
 from ark.errors import UnsupportedError
 from ark.machine import Machine
 from ark.machine.capability import Capability

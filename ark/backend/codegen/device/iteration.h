@@ -17,7 +17,7 @@ ARK_DEVICE bool ark_told(ark_u32 iteration) {
 }
 
 // Lowers the number of iterations of this launch. All processors see the new limit once they have
-// passed the barrier of a later iteration. ark.codegen.writer searches the source for this
+// passed the barrier of a later iteration. ark.backend.codegen.writer searches the source for this
 // function's name: if no task calls it, the limit cannot fall, and it is loaded early, while a
 // processor waits for the barrier.
 ARK_DEVICE void ark_lower_limit(const ArkCtx& c, ark_u32 iterations) {

@@ -12,21 +12,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ark.codegen import device_text, layout
-from ark.codegen.bodies import Bodies, flows, kernel_ops
-from ark.codegen.body import BoxMap
-from ark.codegen.constants import constants, plan_constants, signal_words
-from ark.codegen.dialect import Dialect, Source
-from ark.codegen.dispatch import dispatch, dispatch_load, dispatch_move, dispatch_run
-from ark.codegen.shared_memory import check_shared_memory
+from ark.backend.codegen import device_text, layout
+from ark.backend.codegen.bodies import Bodies, flows, kernel_ops
+from ark.backend.codegen.body import BoxMap
+from ark.backend.codegen.constants import constants, plan_constants, signal_words
+from ark.backend.codegen.dialect import Dialect, Source
+from ark.backend.codegen.dispatch import dispatch, dispatch_load, dispatch_move, dispatch_run
+from ark.backend.codegen.shared_memory import check_shared_memory
 from ark.log import show, shows
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.signature import SHORT_PACKET, Signature
 from ark.plan.types import Plan
 
-# Headers of ark/codegen/device that every kernel includes: WAITS before the text of its loop,
-# ELEMENTS after it.
+# Headers of ark/backend/codegen/device that every kernel includes: WAITS before the text of its
+# loop, ELEMENTS after it.
 WAITS = ("wait.h", "task_slots.h", "iteration.h")
 ELEMENTS = ("common.h", "math.h", "math16.h", "small_floats.h", "pack.h", "operand.h")
 SHORT = ("short_packets.h",)  # included if operands are in short packets or a warp leads

@@ -6,5 +6,7 @@ from importlib import resources
 
 
 def device_text(name: str) -> str:
-    """The text of the file `name` in ark/codegen/device, the headers that all vendors share."""
-    return resources.files("ark.codegen").joinpath("device").joinpath(name).read_text()
+    """The text of the file `name` in ark/backend/codegen/device, the headers that all vendors
+    share.
+    """
+    return resources.files("ark.backend.codegen").joinpath("device").joinpath(name).read_text()

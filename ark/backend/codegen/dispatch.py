@@ -1,12 +1,12 @@
 """Writes the C++ switch statements by which a loop kernel calls the function of a task, given the
-opcode in the task's record. Called by ark.codegen.writer.
+opcode in the task's record. Called by ark.backend.codegen.writer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ark.codegen.bodies import Bodies
+from ark.backend.codegen.bodies import Bodies
 
 
 def dispatch(bodies: Bodies, seldom: Collection[int]) -> str:

@@ -1,8 +1,9 @@
 """Dialects: the parts of the loop kernel's source that a vendor provides.
 
-The writer (ark.codegen.writer) concatenates the dialect's `prelude`, which implements the device
-ABI (docs/device-abi.md), the shared structures, the loop, the bodies of the tasks and the dialect's
-`entry`. The structures, the loop and the vendor-independent bodies are the same for all vendors.
+The writer (ark.backend.codegen.writer) concatenates the dialect's `prelude`, which implements the
+device ABI (docs/device-abi.md), the shared structures, the loop, the bodies of the tasks and the
+dialect's `entry`. The structures, the loop and the vendor-independent bodies are the same for all
+vendors.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ark.codegen.body import Body
+from ark.backend.codegen.body import Body
 from ark.machine import Machine
 from ark.plan.kind import Signature
 

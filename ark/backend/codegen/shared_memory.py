@@ -1,12 +1,12 @@
 """Computes the shared memory of a block that a kernel needs besides its ring. Called by
-ark.codegen.writer, and by ark.runtime.admission before a plan is loaded.
+ark.backend.codegen.writer, and by ark.runtime.admission before a plan is loaded.
 """
 
 from __future__ import annotations
 
-from ark.codegen import layout
-from ark.codegen.bodies import body_scratch, flows, kernel_ops
-from ark.codegen.dialect import Dialect
+from ark.backend.codegen import layout
+from ark.backend.codegen.bodies import body_scratch, flows, kernel_ops
+from ark.backend.codegen.dialect import Dialect
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan import kind as kinds
