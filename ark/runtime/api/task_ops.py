@@ -14,6 +14,7 @@ import msgspec
 from ark import ops
 from ark.errors import PlanError
 from ark.frontend.tensor import Tensor
+from ark.ops.math import GATED
 from ark.runtime.api.task_schema import OpEntry
 
 
@@ -83,8 +84,9 @@ def _normed(name: str) -> Call:
 
 _BINARY, _REDUCTIONS = ("add", "sub", "mul", "div"), ("reduce_sum", "reduce_max", "reduce_mean")
 _PLAIN = (
-    *("copy", "exp", "sqrt", "rsqrt", "relu", "gelu", "sigmoid", "silu", "swiglu", "softmax"),
+    *("copy", "exp", "sqrt", "rsqrt", "relu", "gelu", "sigmoid", "silu", "softmax"),
     *("rope", "embedding", "argmax"),
+    *GATED,
 )
 
 

@@ -357,7 +357,8 @@ def test_exported_model_files_can_be_planned_by_hand() -> None:
     """
     ark.init()
     x = ark.tensor([8, 8])
-    y = ark.softmax(ark.transpose(ark.sub(ark.layernorm(x), 2.0), [1, 0]))
+    gated = ark.swiglu(ark.layernorm(x), x)
+    y = ark.softmax(ark.transpose(ark.sub(gated, 2.0), [1, 0]))
     infos = []
     for number, node in enumerate(json.loads(ark.Model.get_model().serialize())["Nodes"]):
         infos.append(
@@ -378,6 +379,7 @@ def test_exported_model_files_can_be_planned_by_hand() -> None:
     inner = ark.Plan(data).built(registry.machine("cpu-2")).inner
     assert inner is not None
     ops = [op for op in inner.ops if op.kind != "iteration_end"]
-    assert [op.kind for op in ops] == ["row_norm", "elementwise", "transpose", "row_norm"]
+    kinds = ["row_norm", "elementwise", "elementwise", "transpose", "row_norm"]
+    assert [op.kind for op in ops] == kinds
     assert inner.buffers[inner.tensors[ops[-1].operands[-1]].buffer].arena == "external"
     del y
