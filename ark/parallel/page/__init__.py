@@ -108,8 +108,9 @@ def _block(cost: BlockCost, stage: int, prediction: Prediction) -> dict[str, Any
 
 
 def _kinds(state: tuple[str, ...], counts: list[int], shape: tuple[int, ...]) -> list[str]:
-    """The layout of a state along each axis that splits (count above 1): "whole", "rows", "columns"
-    or "sums". shape: the tensor's shape.
+    """A tensor's layout along each axis of the mesh: "whole", "rows", "columns" or "sums". state:
+    see ark.parallel.plans.choices.State. counts: the sizes of the axes; an axis of size 1 does not
+    split. shape: the tensor's shape.
     """
     words = {"R": "whole", "V": "sums", str(len(shape) - 1): "columns"}
     return [

@@ -1,6 +1,9 @@
 """The rules of named plans: which layouts a node's result may have along an axis of the mesh.
 
-If a rule allows several choices, ark.parallel.plans.search decides.
+A layout is a string: "R" (replicated: every rank has the whole tensor), "V" (every rank has a
+partial sum), or the number of the dimension that is cut. A letter names a dimension of an op, such
+as m, n or k of a matmul (ark.parallel.transform.annotations). If a rule allows several layouts,
+ark.parallel.plans.search decides.
 """
 
 from __future__ import annotations
@@ -39,13 +42,13 @@ class Roles:
         return node.outputs[0].buffer.id in self.weights
 
     def feature(self, node: Node) -> str:
-        """The feature dimension of a node's result, in the form of a state."""
+        """The layout of a node's result that is cut along its feature dimension."""
         return str(self.features[node.outputs[0].buffer.id])
 
 
 Rule = Callable[[Roles, Node, str, str | None], bool]
-"""A function that returns True if a plan allows an op's result to have a state. Its last argument
-is the letter along which the op is split to get that state.
+"""A rule: the buffers' roles, a node, a layout of the node's result, and the letter along which the
+op is split to get that layout (None if it is not split). Returns True if the plan allows it.
 """
 
 
@@ -84,29 +87,29 @@ def _feature(node: Node, weights: set[int], features: Mapping[int, int], last: i
     return kept[0] if kept else last
 
 
-def _replicated(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
+def _replicated(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
     """Allows only that every rank computes everything."""
-    return state == "R"
+    return layout == "R"
 
 
-def _data(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
+def _data(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
     """The rule of data parallelism: each rank has some rows of every result. Results that are the
     same for all rows are computed completely by all ranks.
     """
-    return state == ("R" if roles.constant(node) else "0")
+    return layout == ("R" if roles.constant(node) else "0")
 
 
-def _column(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
+def _column(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
     """Matmuls with parameters are split by the columns of their result."""
-    return state == roles.feature(node) if roles.product(node) else True
+    return layout == roles.feature(node) if roles.product(node) else True
 
 
-def _row(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
+def _row(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
     """Matmuls with parameters are split along the summed dimension and give partial sums."""
-    return state == "V" if roles.product(node) else True
+    return layout == "V" if roles.product(node) else True
 
 
-def _megatron(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
+def _megatron(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
     """Matmuls with parameters are split by columns or give partial sums; other results are whole or
     split by columns. Reductions over cut dimensions, such as those of logits over the vocabulary,
     also give partial sums.
@@ -117,21 +120,21 @@ def _megatron(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
     if roles.constant(node):
         return True
     if node.outputs[0].buffer.arena in RESULTS and node.type != "kv_append":
-        return state == "R"
-    return state in (
+        return layout == "R"
+    return layout in (
         "V" if roles.product(node) or (letter is not None and node.type == "reduce_sum") else "R",
         "0" if node.type == "kv_append" else roles.feature(node),
     )
 
 
-def _sequence(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
+def _sequence(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
     """Like megatron, except that ops which megatron would replicate are split by rows."""
     if roles.constant(node):
         return True
-    return state in ("V", roles.feature(node)) if roles.product(node) else state not in ("R", "V")
+    return layout in ("V", roles.feature(node)) if roles.product(node) else layout not in ("R", "V")
 
 
-def _expert(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
+def _expert(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
     """The rule of expert parallelism: each rank has some of the experts.
 
     A matmul with one matrix per expert is split by experts. Other ops are split along their first
@@ -142,11 +145,11 @@ def _expert(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
         return letter in (EXPERT, VALUE)
     experts = [t for t in node.inputs if t.buffer.arena == "parameter" and len(t.shape) == 3]
     if experts or (node.inputs and len(node.inputs[0].shape) == 3):
-        return state == ("V" if len(node.outputs[0].shape) == 2 else "0")
-    return state == "R"
+        return layout == ("V" if len(node.outputs[0].shape) == 2 else "0")
+    return layout == "R"
 
 
-def _auto(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
+def _auto(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
     """Allows any choice; the search finds the fastest."""
     return True
 

@@ -127,7 +127,7 @@ def _layer(node: Node) -> str:
 
 
 def seeds(graph: ParallelGraph, cuts: Mapping[str, int], count: int, among: str) -> dict[int, int]:
-    """For each buffer, the dimension that is cut. Raises InvalidUsageError for tensors that cannot
+    """For each buffer, the dimension that is cut. Raises InvalidUsageError for a tensor that cannot
     be cut along it. count: the number of parts. among: what the parts are for, in errors.
     """
     written = {n.outputs[0].buffer.id for n in graph.nodes}

@@ -59,8 +59,8 @@ def whole(plan: ParallelGraph) -> tuple[Whole, ...]:
 def whole_in(
     nodes: Sequence[Node], options: Mapping[int, Option], mesh: Sequence[int]
 ) -> tuple[float, tuple[Whole, ...]]:
-    """The same for a prediction. Returns a rank's share of the work, and the ops that no axis
-    splits.
+    """Like `shares` and `whole`, for a prediction: a rank's share of the work, and the ops that no
+    axis splits.
     """
     total = sum(map(work_of, nodes)) or 1.0
     done = 0.0

@@ -134,7 +134,7 @@ class _Writer:
         if piece.node.type in ENDS and len(self.plan.ranks_of(piece)) < self.plan.ranks:
             raise UnsupportedError(
                 f"{piece.node.name} may end the run, which all ranks must do together; "
-                "op_assign it to all of them"
+                "assign it to all of them by op_assign"
             )
         outs = [self._place(rank, piece, view) for view in piece.written]
         earlier = [

@@ -257,7 +257,7 @@ class ParallelGraph:
         if piece not in self._at:
             raise ModelError(
                 f"{piece.node.name} has a piece {list(piece.output.box)} without ranks; "
-                "op_assign it"
+                "assign it by op_assign"
             )
         return self._at[piece]
 
@@ -305,8 +305,8 @@ class ParallelGraph:
         except CycleError as error:
             names = " before ".join(pieces[i].node.name for i in error.args[1])
             raise ModelError(
-                f"the plan has a cycle: {names}; data already orders some of these, so omit an "
-                "op_order"
+                f"the plan has a cycle: {names}; dependencies order some of these ops the other "
+                "way round, so remove an op_order"
             ) from None
         order: list[Piece] = []
         ready = list(sorter.get_ready())

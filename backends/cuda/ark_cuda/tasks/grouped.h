@@ -17,7 +17,8 @@ struct ArkGroups {
   static constexpr int PIXEL = (CHANNELS / 8 | 1) * 16, WEIGHT = (TILE::tile[3] / 8 | 1) * 16;
   static constexpr int WEIGHTS = 16, PIXELS = WEIGHTS + DEPTH * WEIGHT;
 
-  // The place of eight channels in a window's pixels.
+  // The byte offset of vector `number` of eight channels from a window's first pixel. A window has
+  // EACH / 8 such vectors per element (tap); each is half of the k of an instruction.
   static constexpr int half(int number) {
     const int tap = number / (EACH / 8), part = number % (EACH / 8);
     const int y = tap / WINDOW::across * WINDOW::apart_down;

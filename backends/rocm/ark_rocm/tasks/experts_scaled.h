@@ -40,7 +40,8 @@ struct ArkScaledInput {
         float most = 0.0f;
 #pragma unroll
         for (int e = 0; e < 8; ++e) most = __builtin_fmaxf(most, size(v[e / 4][e % 4]));
-        // Four neighbouring lanes have a block: quad_perm 1, 0, 3, 2 and 2, 3, 0, 1.
+        // Four neighbouring lanes hold the 32 elements of one block, which share a scale. The
+        // two moves exchange values of these lanes by quad_perm 1, 0, 3, 2 and 2, 3, 0, 1.
         most = __builtin_fmaxf(most, ark_row_move<0xb1>(most));
         return __builtin_fmaxf(most, ark_row_move<0x4e>(most));
       };
