@@ -15,9 +15,9 @@ ARK_DEVICE void ark_scan_line(T start, const Load& load, const Join& join, const
   }
 }
 
-// Calls body(inside, i0, i1, i2, i3) for each line (all elements along one axis) of a tile. TEAM
-// warps process a line at a time. With LINES > 1, a warp has LINES neighbouring lines in the last
-// dimension, one per lane.
+// Calls body(inside, i0, i1, i2, i3) for each line (all elements along one axis) of a tile; inside
+// is false for a lane without a line. TEAM warps process a line at a time. With LINES > 1, a warp
+// has LINES neighbouring lines in the last dimension, one per lane.
 template <class TILE, int LINES, int TEAM, class Body>
 ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
   constexpr int t1 = TILE::tile[1], t2 = TILE::tile[2], teams = ARK_WARPS / TEAM;

@@ -2,7 +2,7 @@
 // stores them. The heads from s * HEADS on belong to sequence s. Row s of the page table has the
 // numbers of its pages, at most MOST. Position p is row p % PAGE of the page at index p / PAGE of
 // that row. A number that is not in the pool is replaced by 0, which keeps the access in bounds;
-// attention sees the same position and ends the launch with an error.
+// the task of attention, which reads the same row of the table, ends the launch with an error.
 template <int HEADS, int PAGE, int POOL, int MOST, class X, class T>
 struct ArkAppendedPages {
   X pool;

@@ -7,8 +7,8 @@ softcap, placed, sinks, by_rows, paged, tasks, group, mask, fill, strict.
 
 operands: q ([batch,] m, heads * head_dim), keys and values, output, [position (1,) if placed], [the
 page numbers (1, most) if paged; ark.tasks.paged], [sinks (heads,) fp32 if sinks], [mask (batch,
-heads, m, context) if mask, each dimension full or 1; of fewer batches, it repeats]. Keys and values
-are dense ([batch,] kv_heads, context, head_dim); if by_rows ([batch,] context, kv_heads *
+heads, m, context) if mask, each dimension full or 1; a mask of fewer batches repeats]. Keys and
+values are dense ([batch,] kv_heads, context, head_dim); if by_rows ([batch,] context, kv_heads *
 head_dim), the layout of the queries; if paged (pool, kv_heads, page, head_dim). Row r is at
 position + r (at r if not placed). If causal, it sees the keys up to its own position, otherwise
 all; with a window, only the last `window` of these. The scores are q k scale; if softcap is not 0,
@@ -338,9 +338,8 @@ TILE_OVERHEAD_KEY_BLOCKS = 1.5  # cost of a tile besides its key blocks, in key 
 
 
 def balanced_group(heads: int, blocks: int, tasks: int, seen: int, most: int) -> int:
-    """The number of heads per section for which the task with the most work has the least. A
-    section is a run of heads whose tiles are numbered together, so that their keys share the L2
-    cache.
+    """The number of heads per section for which the busiest task has the least work. A section is a
+    run of heads whose tiles are numbered together, so that their keys share the L2 cache.
 
     heads: the number of heads of the whole batch. Each has `blocks` tiles; tile n sees n + 1 blocks
     of keys, but at most `seen`. most: the largest result.

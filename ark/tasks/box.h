@@ -73,8 +73,8 @@ ARK_DEVICE void ark_each_round(const ark_i32* coord, const Body& body) {
     }
   }
 }
-// The same for rounds that fit into registers twice: load(held, first) loads the round of that
-// first place while the round before it is computed by finish(held).
+// Like ark_each_round, if registers hold two rounds: load(held, first) loads the round that begins
+// at place `first`, while finish(held) computes the preceding round.
 template <class HELD, class TILE, int PACK, int ROUNDS, class Load, class Finish>
 ARK_DEVICE void ark_each_round_ahead(const Load& load, const Finish& finish) {
   constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / PACK);
@@ -90,8 +90,8 @@ ARK_DEVICE void ark_each_round_ahead(const Load& load, const Finish& finish) {
     if (first + STEP < total) finish(ahead);
   }
 }
-// If the result is a single row whose size is not a multiple of a pack, the last tile has some
-// single elements at its end: calls body(i3) for each.
+// If the result is a single row whose size is not a multiple of a pack, the last tile ends with
+// elements that fill no pack: calls body(i3) for each of them.
 template <class TILE, int PACK, class Body>
 ARK_DEVICE void ark_each_left(const ark_i32* coord, const Body& body) {
   constexpr int size = TILE::size[3], rest = size % PACK;
@@ -107,7 +107,8 @@ ARK_DEVICE void ark_store_made(bool inside, T* to, const Make& make) {
   if (inside) ark_store_pack<N>(to, pack);
 }
 
-// The same if `make` has a third argument for ark_rare (math16.h).
+// Like ark_store_made, for a function make(to, j, later) that passes `later` to ark_rare
+// (math16.h).
 template <int N, typename T, class Make>
 ARK_DEVICE void ark_store_rare(bool inside, T* to, const Make& make) {
   ArkRareLater later{false};

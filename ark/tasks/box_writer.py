@@ -30,7 +30,8 @@ from ark.tasks.box_text import (
 THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
 MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one pack
 PACKS, SINGLES = 4, 8  # the most packs that a thread has in flight, and the most single elements
-MAX_KEPT_OPERANDS = 16  # a task's record has so many bits: operand computed by the previous task
+# A task's record has one bit for each operand that the previous task computed.
+MAX_KEPT_OPERANDS = 16
 
 
 def write_box(
@@ -194,7 +195,7 @@ class BoxWriter:
         return self._compute(values, f"p{self.out}", self._at(self.out))
 
     def nested(self) -> str:
-        """The loop nest of a single thread, in order."""
+        """The loops over the tile for a single thread, in the order of the indices."""
         return in_order(self.tile, self.shape, self._element())
 
     def rounds(self, packs: Packs, machine: Machine, whole: bool = False) -> int:

@@ -37,7 +37,10 @@ def cache_operand(sig: Signature, index: int) -> OperandType:
         f"{' or '.join(LARGEST_CODES)} with one scale",
     )
     width = operand.shape[-1] if operand.shape else 0
-    need(row is None or width == row.columns, f"rows of {operand.dtype} are not {width} wide")
+    need(
+        row is None or width == row.columns,
+        f"head_dim is {width}, but rows of {operand.dtype} have {operand.per_item} elements",
+    )
     return operand
 
 

@@ -1,5 +1,5 @@
 // Convolutions of images whose channels are the last dimension: the columns of the image that a
-// thread reads, which computes W neighbouring results of one row.
+// thread reads to compute W neighbouring results of one row.
 
 template <class WINDOW, int W>
 constexpr int ARK_WINDOW_SPAN =

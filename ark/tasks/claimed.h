@@ -18,9 +18,10 @@ struct ArkPlaces {
 };
 
 // Claims tiles for a task, by all its threads. The counter's address follows the operands in the
-// record. In an iteration, each of the TASKS tasks has one tile of its own, claims TILES - TASKS
-// others in all, and claims one number after the last tile. So the counter grows by TILES per
-// iteration. RECORDS: the offset in shared memory of the memory for two records.
+// record. In an iteration, each of the TASKS tasks begins with one tile of its own. Together they
+// claim the other TILES - TASKS tiles, and each task also claims one number after the last tile,
+// which ends it. So the counter grows by TILES per iteration. RECORDS: the offset in shared memory
+// of the memory for two records.
 template <class PLACES, int TASKS, int OPERANDS, int RECORDS>
 struct ArkClaims {
   ArkTask* records;
@@ -63,8 +64,8 @@ ARK_DEVICE void ark_claimed(ArkCtx& c, const ArkTask& t, const Body& body) {
   }
 }
 
-// The same for tiles whose operands fit into registers twice: load(held, record) loads a tile while
-// the tile before it is computed by finish(held), and the tile after it is claimed.
+// Like ark_claimed, if registers hold the operands of two tiles: load(held, record) loads a tile
+// while finish(held) computes the preceding tile and the next tile is claimed.
 template <class HELD, class PLACES, int TASKS, int OPERANDS, int RECORDS, class Load, class Finish>
 ARK_DEVICE void ark_claimed_ahead(ArkCtx& c, const ArkTask& t, const Load& load,
                                   const Finish& finish) {

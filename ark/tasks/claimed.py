@@ -133,8 +133,8 @@ class Claimed(TaskKind):
 
 
 def _before(sig: Signature, machine: Machine) -> int:
-    """The offset in shared memory of the records of claimed tasks, which are behind the bytes that
-    the tiles' device function needs.
+    """The offset in shared memory of the records of claimed tasks, which follow the bytes that the
+    tiles' device function needs.
     """
     kind, inner = tiles_of(sig)
     return -(-kind.scratch(inner, machine) // 8) * 8

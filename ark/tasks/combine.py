@@ -104,7 +104,7 @@ class Combine(TaskKind):
         )
         need(
             sorted(order) == list(range(len(order))) and len(order) <= shares(sig),
-            f"order {list(order)} must list each of its first {len(order)} shares exactly once",
+            f"order {list(order)} is not a permutation of the first {len(order)} shares",
         )
         first, size = self._first(sig), unit(sig)
         element = ELEMENTS[params.element]

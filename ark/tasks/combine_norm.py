@@ -62,7 +62,7 @@ class CombineNorm(TaskKind):
         *shares, weight, total, normed = sig.operands
         need(
             sorted(order) == list(range(len(order))) and len(order) <= len(shares),
-            f"order {list(order)} must list each of its first {len(order)} shares exactly once",
+            f"order {list(order)} is not a permutation of the first {len(order)} shares",
         )
         for index in range(len(shares), len(sig.operands)):
             typed(sig, index)

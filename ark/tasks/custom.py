@@ -65,7 +65,10 @@ class Custom(TaskKind):
         super().check(sig)
         for index, operand in enumerate(form.operands):
             dtype = typed(sig, index, *(operand.dtypes or (sig.operands[index].dtype,)))
-            need(not by_name(dtype.dtype).packed, f"operand {index} is {dtype.dtype}")
+            need(
+                not by_name(dtype.dtype).packed,
+                f"{dtype.dtype} is not supported: several elements share a byte",
+            )
         try:
             sizes = sizes_of(sig, form)
         except InvalidUsageError as error:

@@ -191,8 +191,8 @@ def _wrong(name: str, reason: str) -> InvalidUsageError:
 def _check_name(name: str, role: str, means: str) -> None:
     if not _NAME.fullmatch(name) or name in _KEYWORDS or name.lower().startswith("ark"):
         raise InvalidUsageError(
-            f"{role} is called {name!r}; {means} must be letters, digits and underscores, no word "
-            "of C++ and none that begins with ark"
+            f"{role} is called {name!r}; {means} must be letters, digits and underscores, must not "
+            "be a C++ keyword and must not begin with ark"
         )
 
 

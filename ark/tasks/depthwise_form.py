@@ -17,11 +17,11 @@ FACTOR_BYTES = 4  # weights in shared memory are fp32
 MAX_SIDE = 16  # rows and columns of a patch
 MAX_HELD = 104  # sums of a patch and elements of an image row that a thread holds
 CONVERTED_BYTES = 2  # an element of this size takes an instruction to become fp32
-LOAD_INSTRUCTIONS = 2  # of a load from shared memory, whose rate is below that of arithmetic
-ROW_INSTRUCTIONS = 12  # of a row of the image besides its loads: its place, its branches
-SUMS_INSTRUCTIONS = 4  # of a row of sums that a row of the image is added to
-RESULT_INSTRUCTIONS = 3  # of a result: conversion, address, store
-COPY_INSTRUCTIONS = 16  # of a copy of VECTOR_BYTES
+LOAD_INSTRUCTIONS = 2  # a load from shared memory takes as long as this many instructions
+ROW_INSTRUCTIONS = 12  # for a row of the image, besides its loads: address and branches
+SUMS_INSTRUCTIONS = 4  # for each row of sums to which a row of the image is added
+RESULT_INSTRUCTIONS = 3  # for a result: conversion, address, store
+COPY_INSTRUCTIONS = 16  # for a copy of VECTOR_BYTES
 
 Patch = tuple[int, int]
 

@@ -164,7 +164,9 @@ class Elementwise(TaskKind):
 
 
 def claim_tile(sig: Signature, times: int = 1) -> Mapping[str, Any]:
-    """The parameters with tiles of about `times` CLAIM_BYTES, at most as large as the present."""
+    """The parameters with tiles of about `times` CLAIM_BYTES, at most as large as the present
+    tiles.
+    """
     out, before = sig.operands[-1], sig.read(TiledParams).tile
     tile = tile_of(out.shape, times * CLAIM_BYTES // out.itemsize)
     smaller = all(t <= n for t, n in zip(tile, before, strict=True))

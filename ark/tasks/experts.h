@@ -106,7 +106,7 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
     float mine = -ark_inf(), least = -ark_inf();
     ark_u32 at = 0xffffffffu;
     bool open = true;  // true if fewer than K elements have been found
-    bool odd = false;  // has one been NaN?
+    bool odd = false;  // true if an element was NaN
     for (int begin = 0; begin < N; begin += piece) {
       float v[U * V], most = -ark_inf();
 #pragma unroll

@@ -141,8 +141,8 @@ class TopK(TaskKind):
         params = sig.read(TopKParams)
         if params.softmax and not takes_softmax(n, params.k, machine):
             raise PlanError(
-                f"{name} computes the softmax of {params.k} of {n} elements, but a processor of "
-                f"{machine.arch} does not; plan again for this machine"
+                f"{name} computes the softmax of the largest {params.k} of {n} elements, which the "
+                f"code for {machine.arch} does not support; plan again for this machine"
             )
         pack = vector_elements(sig.operands[:1], n) if sig.operands[0].strides[-1] == 1 else 1
         each = self._each(sig, machine)
@@ -189,7 +189,7 @@ class ExpertLinear(TaskKind):
         return Places((range(rows), range(slots), range(sig.operands[1].shape[1])), span=True)
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        # The base class asks before it is known that there are operands.
+        # The base class calls this before the number of operands is checked.
         residual, each = residual_operand(sig), any(len(o.shape) == 3 for o in sig.operands[:1])
         return frozenset(
             {3} | ({0} if each else set()) | (set() if residual is None else {residual})

@@ -188,7 +188,7 @@ def _result(name: str, types: Sequence[str]) -> str:
     function = FUNCTIONS[name]
     bools = types if function.logical else types[:1] if name == "where" else ()
     if any(t != "bool" for t in bools):
-        raise PlanError(f"{name} takes bool where it has a number; compare it with something")
+        raise PlanError(f"an argument of {name} is a number, expected bool; compare it with 0")
     compute = _computes(name, types)
     if compute in ("ark_i32", "ark_i64") and function.integer is None:
         raise PlanError(f"{name} of integers is not supported; cast them to floating point")

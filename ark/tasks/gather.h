@@ -2,9 +2,9 @@
 
 // Copies the packs of a tile from the places that their indices select. index(i0, i1, i2, i3): the
 // index of a pack of the result; from(k, i0, i1, i2, i3): the address of its source, where k is the
-// checked index, of SIZE; to(i0, i1, i2, i3): its own address. All indices of a round are loaded
-// before the first one is checked, and all checked before the first pack is loaded, so that no load
-// waits for another pack's index.
+// checked index, of SIZE; to(i0, i1, i2, i3): the address of the result's pack. All indices of a
+// round are loaded before the first one is checked, and all checked before the first pack is
+// loaded, so that no load waits for another pack's index.
 template <class TILE, int PACK, int ROUNDS, bool FROM_END, int SIZE, class Index, class From,
           class To>
 ARK_DEVICE void ark_gather_tile(ArkCtx& c, const ark_i32* coord, const Index& index,

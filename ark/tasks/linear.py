@@ -74,7 +74,7 @@ from ark.tasks.rotary import (
 )
 from ark.tasks.tokens import SETTINGS, sample_check, sample_tile
 
-_EPILOGUE_HEADERS = {  # those that not all epilogues need
+_EPILOGUE_HEADERS = {  # headers that only some epilogues need
     "rope_kv": ("rotary.h", "linear_rope.h"),
     "sample": ("sampling.h", "linear_sample.h"),
 }
@@ -259,9 +259,9 @@ class Linear(TaskKind):
         params = sig.read(LinearParams)
         if params.split_k > 1:
             raise PlanError(
-                f"{name} cuts rows of {sig.operands[1].shape[1]} weights in {params.split_k}"
-                f" parts, but the code generator of {machine.arch} has no body for that; expected "
-                "a machine model with row_slice 0"
+                f"{name} splits rows of {sig.operands[1].shape[1]} weights along k into "
+                f"{params.split_k} parts, which the code for {machine.arch} does not support; "
+                "expected a machine model with row_slice 0"
             )
         check_batch(name, sig, machine)
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]

@@ -22,7 +22,7 @@ LEAST, LEAST_DEPTH = 16, 64  # smallest size of the result's other dimension, an
 VECTOR_COLUMNS = 32  # columns of the larger operand that are read at once
 ROWS_PER_WARP = (2, 4)  # if the narrow operand has fewer rows than MIN_WIDE_ROWS, and if not
 MIN_WIDE_ROWS = 5
-SHORT, MOST_SUMS = 2, 8  # short products: steps of k, and sums of a thread
+SHORT, MOST_SUMS = 2, 8  # the most steps of k of a short product; the most sums of a thread
 
 
 @dataclass(frozen=True)

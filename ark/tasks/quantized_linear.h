@@ -49,7 +49,7 @@ ARK_DEVICE float ark_few_bits(const ArkFourBits<SIGN>& few, int j) {
 }
 
 constexpr int ark_quantized_step =
-    8;  // STEP of quantized.py: elements of a weight's row that a lane takes at once
+    8;  // ELEMENTS_PER_LANE of quantized_linear.py
 
 // The index in shared memory of element k of row m. V rows are neighbours, followed by the elements
 // that other lanes read at the same time, so that a warp reads contiguous memory. TURNED: true if

@@ -81,7 +81,7 @@ class QuantizedLinear(TaskKind):
         )
         need(
             k % group == 0 == group % ELEMENTS_PER_LANE,
-            f"k={k} is not divisible by the group of {group}, or the group not by "
+            f"k={k} is not divisible by group={group}, or group is not divisible by "
             f"{ELEMENTS_PER_LANE}",
         )
         need(is_dense(sig.operands[1]), "the weights are strided, expected dense")

@@ -317,9 +317,10 @@ ARK_DEVICE void ark_reduce_columns_alone(const In& in, ark_i64 stride, int colum
 }
 
 // Reduces the rows of a task's tile. Each row is reduced by TEAM warps. in(i0, i1, i2): the address
-// of a row. finish(i0, i1, i2, total): stores a result. V: elements of a pack; NARROW: the same for
-// memory that is not aligned. U, UN: how many of either a thread has in flight. PART: lanes that
-// reduce a short row with E packs each, of which a thread has R rows in flight; 0 for longer rows.
+// of a row. finish(i0, i1, i2, total): stores a result. V: elements of a pack in aligned memory, of
+// which a thread has U packs in flight; NARROW, UN: the same for memory that is not aligned. PART:
+// the lanes that reduce a short row, with E packs per lane and R rows in flight per thread; 0 for
+// longer rows.
 template <class F, typename T, class TILE, int K, int V, int NARROW, int U, int UN, int TEAM,
           int PART, int E, int R, class In, class Finish>
 ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const Finish& finish,

@@ -58,10 +58,11 @@ BLOCK_COLUMNS = 64  # neighbouring results that a block reduces at once, if a co
 LOADS_PER_BARRIER_PAIR = 16  # loads of a thread that take as long as two barriers
 # The number of elements of a column that one thread adds up, if tiles are wide enough.
 COLUMN_ELEMENTS_PER_THREAD = 64
-# Bytes and packs in flight per thread. Narrow packs are more, so that they are as many bytes.
+# Bytes and packs in flight per thread. A thread has more packs in flight if they are narrow, so
+# that their bytes stay the same.
 BYTES_IN_FLIGHT, MIN_IN_FLIGHT, MAX_IN_FLIGHT = 64, 4, 16
-# A row of at most this many packs per lane is reduced by a part of a warp, of whose lanes each has
-# at most MAX_PACKS_PER_LANE packs.
+# A row of at most MAX_SHORT_PACKS packs per lane of a warp is reduced by some of the warp's lanes,
+# with at most MAX_PACKS_PER_LANE packs per lane.
 MAX_SHORT_PACKS, MAX_PACKS_PER_LANE = 2, 4
 SECTOR_BYTES = 32  # neighbouring bytes that one access loads at least
 SHORT_WORDS_IN_FLIGHT = 32  # 32-bit words of short rows that a thread has in flight

@@ -216,7 +216,7 @@ class Gather(TaskKind):
         need(
             source.per_item == 1, f"{source.dtype} is not supported: several elements share a byte"
         )
-        need(ids.dtype in INDEX_NAMES, f"indices are {ids.dtype}")
+        need(ids.dtype in INDEX_NAMES, f"indices are {ids.dtype}, expected int32 or int64")
         if params.elements:
             shaped(sig, 1, out.shape, *INDEX_NAMES)
             fits = len(source.shape) == len(out.shape) > axis and all(

@@ -1,6 +1,6 @@
 """Three task kinds on pairs of elements: `rotary_embedding` rotates rows, `rope_kv` rotates queries
-and keys and stores keys and values in caches, and `swiglu_pairs` gates. Emitted by
-ark.lower.ops.decoder.
+and keys and stores keys and values in caches, and `swiglu_pairs` computes silu(gate) * up. Emitted
+by ark.lower.ops.decoder.
 
 They are separate tasks only if the product before them is not of the kind `linear`, which computes
 the same as its epilogue (rotary.h).
@@ -174,7 +174,8 @@ def rotary_accesses(
 
 def rope(sig: Signature, out: int, first: int) -> str:
     """The C++ text of an ArkRope, the object that rotates and stores a projection's columns. out:
-    the index of the queries' operand. first: the index of the position, which others follow.
+    the index of the queries' operand. first: the index of the position, which the other operands
+    follow.
     """
     p = sig.read(HeadCounts)
     context = sig.operands[first + 2].shape[1]
@@ -306,7 +307,7 @@ class RotaryEmbedding(TaskKind):
         rows, columns = matrix(sig, 0)
         need(
             width % 2 == columns % width == 0,
-            f"{columns} columns are not divisible by head_dim={width}, or that is odd",
+            f"{columns} columns are not divisible by head_dim={width}, or head_dim is odd",
         )
         shaped(sig, 1, (rows, columns))
         shaped(sig, 2, (1,), "int32")

@@ -157,8 +157,9 @@ struct ArkScales<V, E, ArkAffine<W, B>, true> {
 
 // The rounds in which a team of warps processes its rows, in a fixed order; row_norm_claimed.h has
 // rounds that are claimed at run time. A round is identified by the number of its first row. All
-// threads call `ask` before and `tell` after the first sums of a round, by which they obtain the
-// number of a later round. Then told() returns the round that follows the round `next`.
+// threads call `ask` at the beginning of a round and `tell` after its first sums; a claiming
+// subclass requests a later round with the first call and shares its number with the second. At the
+// end of a round, told() returns the round that follows the round `next`.
 struct ArkRounds {
   int first, step;
   ARK_DEVICE void ask(ArkRounds&) {}

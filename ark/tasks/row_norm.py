@@ -51,7 +51,8 @@ ROW_OPS = {
 # are in flight.
 MAX_REGISTER_ELEMENTS = 32
 MAX_WAITING_REGISTER_BYTES = 64
-# Short rows without vector accesses: fewer lanes with several elements each need fewer exchanges.
+# Bounds for short rows without vector accesses: fewer lanes with several elements each need fewer
+# exchanges between lanes.
 MAX_ODD_LANES, MAX_ODD_ELEMENTS = 8, 8
 BATCH_ELEMENTS = 16  # elements of several rows at once
 # If threads have at least MANY_REGISTERS registers, a warp holds all of its rows of a task at once.

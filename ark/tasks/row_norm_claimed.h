@@ -7,7 +7,7 @@ struct ArkClaimedRounds {
   int first, step;
   ark_u32* counter;
   ark_u32 before;  // the counter's value for the first claimed round of the iteration
-  int* words;      // two of the team's own
+  int* words;      // two words of the team, in shared memory
   bool leads;
   int number, turn;
   ARK_DEVICE void ask(ArkClaimedRounds& r) {

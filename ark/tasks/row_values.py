@@ -28,7 +28,8 @@ def check_rows(operand: OperandType) -> tuple[int, int]:
     )
     need(
         operand.shape[1] == operand.per_item,
-        f"rows of {operand.dtype} are not {operand.shape[1]} wide",
+        f"the matrix has {operand.shape[1]} columns, but rows of {operand.dtype} have "
+        f"{operand.per_item}",
     )
     need(is_dense(operand), "the rows are strided, expected dense")
     return operand.shape[0], operand.shape[1]

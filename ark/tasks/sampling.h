@@ -4,8 +4,8 @@
 
 #if !defined(ARK_HAS_LATER)
 // Stores a word in host memory that the host polls. A backend whose stores to host memory delay the
-// operations after them may store it when the iteration's tasks have ended; each place can then
-// hold one word per iteration.
+// operations after them may store it when the iteration's tasks have ended; each address can then
+// receive one word per iteration.
 constexpr int ARK_LATER = 1;
 ARK_DEVICE void ark_post_later(ArkCtx&, int, ark_u32* p, ark_u32 v) { ark_post_host(p, v); }
 #endif

@@ -76,7 +76,7 @@ class Scatter(TaskKind):
         count(sig, 4 if copied else 3)
         ids, updates, out = *sig.operands[:2], sig.operands[-1]
         axis = params.axis
-        need(ids.dtype in INDEX_NAMES, f"indices are {ids.dtype}")
+        need(ids.dtype in INDEX_NAMES, f"indices are {ids.dtype}, expected int32 or int64")
         need(updates.dtype == out.dtype, f"updates have type {updates.dtype}, expected {out.dtype}")
         need(out.per_item == 1, f"{out.dtype} is not supported: several elements share a byte")
         need(

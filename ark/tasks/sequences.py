@@ -63,8 +63,8 @@ class ChooseEach(TaskKind):
         need(is_dense(sig.operands[0]), "the logits must be dense")
         need(
             tiles <= vocabulary and vocabulary + tiles <= INT_MAX,
-            f"{tiles} tiles for {vocabulary} logits; expected at most one a logit, in 32-bit "
-            "indices",
+            f"{tiles} tiles for {vocabulary} logits; expected at most one tile per logit, and "
+            "32-bit indices",
         )
         shaped(sig, 1, (batch * len(SETTINGS),), "int32", dense=True)
         shaped(sig, 2, (batch,), "int32", dense=True)

@@ -263,11 +263,11 @@ ARK_DEVICE bool ark_choose_early(ArkCtx& c, const ArkTask& t, L logits, S settin
 }
 #endif
 
-// The word by which the host ends the launch after an iteration. A task of that iteration, whose
-// thread asks first and heeds last, reads it. Where host memory is slow to read, the load is in
-// flight during the task, and a word that is set meanwhile takes effect an iteration later.
-// Elsewhere the word is read after the task has posted its tokens, so that at most one iteration
-// ends after the host has set the word.
+// The host sets a word to end the launch after an iteration. A task of that iteration calls
+// ark_ask_leave at its beginning and ark_heed_leave at its end. Where host memory is slow to read,
+// the first call loads the word, so that the load is in flight during the task; a word that is set
+// meanwhile takes effect an iteration later. Elsewhere the second call loads the word, after the
+// task has posted its tokens, so that at most one iteration ends after the host has set the word.
 ARK_DEVICE ark_u32 ark_ask_leave(const ark_u32* word) {
   return ARK_HOST_CHECK != 0u && ark_tid() == 0 ? ark_peek_host(word) : 0u;
 }

@@ -6,7 +6,7 @@ template <typename T>
 struct ArkSquare {
   const T* from;      // element [r][c] is at from[r * from_row + c]
   T* to;              // and is copied to to[c * to_row + r]
-  int rows, columns;  // of SIDE, what there is
+  int rows, columns;  // valid ones, at most SIDE
 };
 
 template <int SIDE, int V, int COUNT, typename T, class Place>

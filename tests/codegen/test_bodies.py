@@ -69,5 +69,5 @@ def test_an_op_for_warps_that_move_needs_a_body_of_theirs() -> None:
     machine = dataclasses.replace(registry.machine("h100"), variants=(variant,))
     sig = dataclasses.replace(BULK, params={"moved": True})
     bodies = Bodies(machine, dataclasses.replace(dialect(), bodies=(Named("few", 8),)), 1)
-    with pytest.raises(PlanError, match="op 'op' is for warps that move"):
+    with pytest.raises(PlanError, match="op 'op' is assigned to moving warps"):
         bodies.add(PlanOp(0, "op", "bulk", {}, ()), sig)

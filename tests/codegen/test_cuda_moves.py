@@ -100,7 +100,7 @@ def test_a_task_without_a_body_for_them_is_refused() -> None:
     planned = plans_of("all_reduce")[0]
     dialect = backend.dialect("sm_90a")
     none = dataclasses.replace(dialect, bodies=tuple(b for b in dialect.bodies if not b.moves))
-    with pytest.raises(PlanError, match="for warps that move"):
+    with pytest.raises(PlanError, match="is assigned to moving warps"):
         write(planned, machine_of(planned, 0), none)
 
 
