@@ -15,8 +15,8 @@ from ark.machine import Machine
 from ark.tasks import depthwise_form
 from ark.tasks.text import VECTOR_BYTES
 
-MAX_ROUNDS = 4  # tasks of a processor, or times as many as an image in shared memory needs
-COLUMN_PARTS = (1, 2, 4)  # numbers of tiles beside each other in a row of the image
+MAX_ROUNDS = 4  # the most tasks per processor, or per task that shared memory requires
+COLUMN_PARTS = (1, 2, 4)  # numbers of tiles into which a row of the image is divided
 # The most pixels of an image whose channels are divided among tasks. Then each pixel of a tile is a
 # run of memory of its own, and the time to plan grows with the runs: 25 s for 768 x 768 pixels.
 MAX_DIVIDED_PIXELS = 1 << 16
@@ -97,8 +97,9 @@ def _tasks(shape: Tile, tile: Tile) -> int:
 
 
 def _tiles(shape: Tile, pack: int) -> Iterator[Tile]:
-    """The tiles to compare: equal parts of rows and of vectors of `pack` channels, of columns in
-    few parts, and several images only where they are whole.
+    """The tiles to compare. Rows, and vectors of `pack` channels, are divided into any number of
+    about equal parts, columns into COLUMN_PARTS. A tile has several images only if it has all of
+    their rows and columns.
     """
     images, height, width, channels = shape
     vectors = channels // pack
@@ -111,5 +112,5 @@ def _tiles(shape: Tile, pack: int) -> Iterator[Tile]:
 
 
 def _parts(n: int) -> list[int]:
-    """The sizes of the largest parts where n is divided into equal parts as far as possible."""
+    """The sizes of the largest part, if n is divided into any number of about equal parts."""
     return sorted({-(-n // parts) for parts in range(1, n + 1)})

@@ -92,5 +92,7 @@ def _tiles(shape: Sequence[int], step: int, itemsize: int) -> Iterator[tuple[int
 
 
 def _parts(n: int) -> list[int]:
-    """The sizes of parts into which n is divided evenly, from n on."""
+    """The sizes of the largest part, if n is divided into any number of about equal parts. The
+    first size is n.
+    """
     return [size for size, _ in itertools.groupby(-(-n // k) for k in range(1, n + 1))]

@@ -72,8 +72,8 @@ def work_us(node: Node, machine: Machine, share: float = 1.0) -> float:
 
 
 def _loads_boxes(node: Node, machine: Machine) -> bool:
-    """True where warpgroups compute the product, after copying operands that box copies cannot load
-    or, for few columns, as it is.
+    """True where warpgroups compute the product, either directly or after operands that box copies
+    cannot load have been copied to another layout.
     """
     return boxes(node, machine) or product_of(node).loads_boxes(machine)
 

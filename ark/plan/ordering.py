@@ -159,7 +159,9 @@ class Ordering:
         return len(self.sets) - 1
 
     def _union(self, op: int, numbers: Sequence[int]) -> int:
-        """The number of the set of all tasks of an op that are in one of the sets."""
+        """Adds the union of the op's task sets with these numbers; returns the number of the new
+        set.
+        """
         members = np.unique(np.concatenate([self.sets[s].members for s in numbers]))
         tasks = members - self.runs[op].first
         return self._set(op, tasks, tasks.tobytes())

@@ -280,8 +280,8 @@ def _rates(machine: Machine) -> list[float]:
 
 
 def _unknown(value: Any, given: Any) -> str | None:
-    """The name of the first field in `given` that the dataclass `value` does not have, because
-    conversion ignores unknown fields; None if it has all of them.
+    """The name of the first field in `given` that the dataclass `value` does not have; None if it
+    has all of them. The check is needed because conversion ignores unknown fields.
     """
     if isinstance(value, tuple):
         pairs = zip(value, given, strict=True)

@@ -174,7 +174,8 @@ class Bodies:
         own = self._dialect.body(sig, self._machine, moves=True)
         if own is None:
             raise PlanError(
-                f"op {op.name!r} is for warps that move data, but they have no function for it"
+                f"op {op.name!r} is assigned to moving warps, for which the backend has no "
+                f"function of kind {op.kind!r}"
             )
         code = self._append(op, name, ())
         self.moved.add(code)

@@ -46,7 +46,7 @@ class Body:
     defined. The other methods are called only with signatures for which `serves` is True.
 
     enters: True if, in the kernel variant `block`, the function is called before the waits of its
-    task are met and calls ark_enter, which waits, itself. It then returns a bool, and before
+    task are met. The function then calls ark_enter, which waits, and returns a bool. Before
     ark_enter it reads only data that the operand stream fetches. moves: True if moving warps run
     the function.
     """

@@ -83,8 +83,8 @@ def signal_words(plan: Plan, machine: Machine) -> int:
     room = machine.line_bytes // 4
     if plan.meta.get("hosts") or plan.world_size > room:
         raise UnsupportedError(
-            f"the links between this machine's devices carry no read-modify-write, and ranks that "
-            f"signal by stores must be {room} at most, all on one host; the plan has "
+            f"the links between this machine's devices do not support atomic additions, so ranks "
+            f"signal by stores, which supports at most {room} ranks on one host; the plan has "
             f"{plan.world_size}{' on several hosts' if plan.meta.get('hosts') else ''}"
         )
     return plan.world_size

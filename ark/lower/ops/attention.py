@@ -199,7 +199,7 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     part = 4 * (given.head_dim + 2)  # in bytes
     if machine.has(
         Capability.PACKET_GATE
-    ):  # merging polls all parts: use the cube root of all positions
+    ):  # the merge polls all parts, so have about the cube root of `context`
         least = max(least, int(context ** (2 / 3)))
     splits = attention_splits(rows * batch, kv_heads, context, machine.processors, least)
     if machine.has(Capability.PACKET_GATE):  # parts that are not packets need one more counter

@@ -133,8 +133,8 @@ def _counted(term: expression.Tree, part: int, inner: int) -> expression.Tree:
 
 
 def _lower_swept(lowering: Lowering, node: Node, inputs: Sequence[IrTensor], across: int) -> None:
-    """Emits the reduction of a long line in two steps: first as a matrix to one result for each of
-    `across` columns, then these to one.
+    """Emits the reduction of a long row in two steps. The row is viewed as a matrix of `across`
+    columns: the first step reduces each column, the second step reduces the columns' results.
 
     inputs: the node's inputs, with the columns in the second to last of four dimensions.
     """

@@ -31,7 +31,7 @@ from ark.tasks import expression
 from ark.tasks.expert_epilogue import MAX_SLOTS
 from ark.tasks.experts import takes_softmax
 
-MOST_EACH = 4  # tables, and scores, of an epilogue
+MOST_EACH = 4  # the most tables, and the most scores, of an epilogue
 
 
 def fuse_experts(graph: Graph, context: Context) -> Graph:

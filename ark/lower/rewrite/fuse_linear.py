@@ -195,7 +195,7 @@ def _others(node: Node, product: Tensor) -> tuple[Tensor, ...]:
 def operands_unchanged(graph: Graph, *fused: Node | None) -> bool:
     """True where fusing a product with the nodes before and after it does not change results. No
     node between them may write one of their operands, and the result must not share memory with the
-    input, which all tasks read. fused: in order.
+    input, which all tasks read. fused: the nodes to fuse, in order.
     """
     parts = [n for n in fused if n is not None]
     end = parts[-1]

@@ -73,7 +73,9 @@ class _Merger:
         return free and unseen and whole(out) and alone is not None and alone.id == node.id
 
     def _contents(self, tensor: Tensor) -> tuple[object, ...]:
-        """Equal for tensors that have the same elements, in the same shape, at this point."""
+        """A key that is equal for tensors that have the same elements, in the same shape, at this
+        point.
+        """
         place = (tensor.shape, tensor.extents, tensor.offsets, tensor.padded)
         return (tensor.buffer.id, self.writes[tensor.buffer.id], tensor.dtype, *place)
 

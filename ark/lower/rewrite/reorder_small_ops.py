@@ -74,7 +74,7 @@ def _small(node: Node, machine: Machine) -> bool:
     """
     if node.virtual:
         return True
-    if machine.variant.role(COMMUNICATE):  # its streams and polls have an order of their own
+    if machine.variant.role(COMMUNICATE):  # keep the order of the operand stream and of polls
         return False
     op = registry.get(node.type)
     asked = node.hints is not None or node.context is not None or node.processors is not None

@@ -86,7 +86,8 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
   if (tells && iteration != 0u && (persistent || !more || ark_told(iteration))) {
     ark_u32* done = &ark_host(ARK_PARAMS(c))->done;
     // A kernel that ran before this one may have lowered the limit below this one's first
-    // iteration. A limit of 0 is that of ark_leave.
+    // iteration; then the number of completed iterations is that limit. A limit of 0 was set by
+    // ark_leave to end the loop and says nothing about completed iterations.
     const bool before = !persistent && !over && limit != 0u && limit < iteration;
     persistent ? ark_store_host(done, iteration) : ark_post_host(done, before ? limit : iteration);
   }

@@ -80,7 +80,7 @@ ARK_COLD float ark_floor_divide_far(float a, float b) {
 // necessary.
 struct ArkDivided {
   float whole, rest;
-  bool near;  // false: not computed
+  bool near;  // false if the quotient is too large; whole and rest are then not computed
 };
 ARK_DEVICE ArkDivided ark_divided(float a, float b) {
   const float left = a < 0.0f ? -a : a, size = b < 0.0f ? -b : b;
@@ -145,7 +145,7 @@ ARK_DEVICE float ark_pow(float a, float b) {
   const bool whole = ark_trunc(b) == b;
   const float half = 0.5f * b;
   if (a < 0.0f && !whole && size < inf) return inf - inf;
-  const bool below = ark_float_bits(a) >> 31 != 0u;  // -0 too
+  const bool below = ark_float_bits(a) >> 31 != 0u;  // true for -0, too
   return below && whole && ark_trunc(half) != half ? -made : made;
 }
 
@@ -287,7 +287,7 @@ ARK_DEVICE float ark_atan(float v) {
   return v < 0.0f ? -made : made;
 }
 
-// The same for v from 0 to 1, by a longer polynomial, without a division.
+// The inverse tangent of v from 0 to 1, by a longer polynomial, without a division.
 ARK_DEVICE float ark_atan_near(float v) {
   const float s = v * v;
   float p = 0.00292069162f;
@@ -392,7 +392,7 @@ ARK_DEVICE float ark_asinh(float v) {
   return v < 0.0f ? -size : size;
 }
 ARK_DEVICE float ark_acosh(float v) {
-  const float t = v - 1.0f;  // of less than 0 no number
+  const float t = v - 1.0f;  // below 0 the square root, and so the result, is NaN
   const float near = ark_log1p(t + ark_sqrt(t) * ark_sqrt(t + 2.0f));
   return v < 1e9f ? near : ark_log(v) + 0.693147181f;
 }

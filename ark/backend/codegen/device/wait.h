@@ -141,8 +141,8 @@ enum ArkVerdict { ARK_KEEP, ARK_TIMEOUT, ARK_ABORTED };
 #define ARK_BLOCK_ARRIVED()
 #endif
 
-// The clock of time limits. A backend whose processors can be stopped (a stopped process, for
-// example) defines a clock that does not count that time.
+// The clock of time limits. A backend whose processors can be suspended (for example, a CPU process
+// that was stopped) defines a clock that does not count that time.
 #if !defined(ARK_SPIN_TIME)
 #define ARK_SPIN_TIME() ark_time_ns()
 #endif
