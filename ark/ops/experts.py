@@ -106,7 +106,8 @@ def expert_linear(
     if chosen.ir.dtype != int32 or (w.ir.dtype != dtype and dtype != fp32 and not quantised):
         raise ModelError(
             f"expert_linear: the input is {dtype.name}, the weight {w.ir.dtype.name}, the experts "
-            f"are {chosen.ir.dtype.name}; expected an fp32 input or one type, and int32 experts"
+            f"{chosen.ir.dtype.name}; the input must be fp32 or have the type of the weight, and "
+            "the experts must be int32"
         )
     shapes = (x.ir.shape, w.ir.shape, chosen.ir.shape)
     fits = len(shapes[1]) == 3 and len(shapes[2]) == 2 and len(shapes[0]) in (2, 3)

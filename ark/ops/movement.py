@@ -39,8 +39,8 @@ def transpose(
     order = [whole("transpose", p) for p in perm]
     if sorted(order) != list(range(len(shape))):
         raise InvalidUsageError(
-            f"transpose: {order} must name each of the {len(shape)} dimensions of {list(shape)} "
-            "once"
+            f"transpose: perm {order} must contain each of the {len(shape)} dimensions of the "
+            f"shape {list(shape)} exactly once"
         )
     attrs = TransposeAttributes(perm=order).to_node()
     dims = [shape[p] for p in order]

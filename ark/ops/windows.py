@@ -187,7 +187,7 @@ def conv(
         or outputs % groups
     ):
         raise ModelError(
-            f"conv: an input of shape {list(x.ir.shape)} does not meet a weight of shape "
+            f"conv: an input of shape {list(x.ir.shape)} does not fit a weight of shape "
             f"{list(w.ir.shape)} in {groups} groups; expected (outputs, {channels} / groups, "
             "kernel...)"
         )
@@ -250,7 +250,7 @@ def conv_transpose(
     channels, kernel = x.ir.shape[1], w.ir.shape[2:]
     if len(w.ir.shape) != count + 2 or w.ir.shape[0] != channels or channels % groups:
         raise ModelError(
-            f"conv_transpose: an input of shape {list(x.ir.shape)} does not meet a weight of shape "
+            f"conv_transpose: an input of shape {list(x.ir.shape)} does not fit a weight of shape "
             f"{list(w.ir.shape)} in {groups} groups; expected ({channels}, outputs / groups, "
             "kernel...)"
         )

@@ -184,7 +184,7 @@ class Bootstrap:
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float, awaited: str) -> None:
         """Returns when `ready()` is true. `ready` is called after each received message. awaited:
-        what the error names if the time is up.
+        what has not arrived, for the error message of a timeout.
         """
         self._wait(ready, time.monotonic() + timeout_s, awaited)
 

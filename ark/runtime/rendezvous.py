@@ -59,7 +59,7 @@ class Link:
         """
         kind, length = _HEADER.unpack(read_exactly(self.sock, _HEADER.size))
         if not HELLO <= kind <= POST or length > limit:
-            raise ConnectionError("not a frame")
+            raise ConnectionError("the other side does not send frames of ark's protocol")
         return kind, read_exactly(self.sock, length)
 
     def close(self) -> None:

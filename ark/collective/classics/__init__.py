@@ -2,7 +2,7 @@
 
 `build` makes any of these programs for any number of ranks; `supported` lists the applicable ones.
 They do not depend on the network: puts have no route, and only the hierarchical algorithms use the
-information which ranks share a box.
+boxes (groups of ranks that share fast links).
 """
 
 from __future__ import annotations

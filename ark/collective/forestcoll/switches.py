@@ -136,7 +136,10 @@ def _propose(matrix: Ints, switch: int, dead: Mask, parts: Ints) -> Ints:
 
 
 def _fill(into: Ints, out: Ints, levels: list[tuple[Ints, Ints]], rows: list[Ints]) -> None:
-    """Distributes the remaining `into` and `out` over the levels, in rounds with equal shares."""
+    """Adds exchanges for the remaining capacity to `rows`, in rounds with equal shares. into, out:
+    for each node, the remaining capacity to and from the switch. levels: groups of pairs (u, t) of
+    nodes, each of which gets the same share in a round.
+    """
     while levels:
         left = np.concatenate([np.minimum(into[u], out[t]) for u, t in levels])
         if not left.any():

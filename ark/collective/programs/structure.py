@@ -26,8 +26,9 @@ def check_structure(p: CollectiveProgram) -> None:
     if p.ranks < 1 or p.chunks < 1 or p.pieces < 1 or len(p.operations) != p.ranks:
         raise refusal(
             p,
-            f"it names {p.ranks} ranks, {p.chunks} chunks and {p.pieces} pieces and lists "
-            f"{len(p.operations)} ranks' operations; all must be at least 1 and the lists match.",
+            f"it names {p.ranks} ranks, {p.chunks} chunks and {p.pieces} pieces and has "
+            f"{len(p.operations)} lists of operations; expected at least 1 of each, and one list "
+            "per rank.",
         )
     try:
         in_slots, out_slots = io_slots(p.collective, p.ranks, p.chunks, p.counts)

@@ -281,7 +281,7 @@ def io_slots(
         most = max(map(sum, counts))
         if chunks != most:
             raise InvalidUsageError(
-                f"chunks={chunks} is wrong: by its counts the busiest rank sends {most} chunks."
+                f"chunks={chunks} does not match the counts: the busiest rank sends {most} chunks."
             )
         return most, max(map(sum, zip(*counts, strict=True)))
     if collective.sharded and chunks % ranks:

@@ -186,7 +186,7 @@ def symmetries(graph: Logical) -> list[Permutation]:
         if ranks % group:
             raise ModelError(
                 f"The sketch's symmetry [{offset}, {group}] needs groups of {group} ranks, but "
-                f"{ranks} ranks do not divide into them."
+                f"the topology's {ranks} ranks are not a multiple of {group}."
             )
         permutation = shift(ranks, offset, group)
         if why := broken_symmetry(graph, permutation):

@@ -122,7 +122,7 @@ def _sketch(file: _File) -> Sketch:
         raise ModelError("The sketch's symmetry_offsets must be pairs with 0 < offset < group.")
     hyperedges = intra.switch_hyperedge_strategy
     if hyperedges and len(hyperedges) != len(intra.switches):
-        raise ModelError("The sketch's switch_hyperedge_strategy must be as long as switches.")
+        raise ModelError("The sketch's switch_hyperedge_strategy must have one entry per switch.")
     conn = inter.internode_conn
     return Sketch(
         nnodes=file.nnodes,

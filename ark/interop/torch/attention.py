@@ -240,7 +240,7 @@ def _multi_head(
     mask_type: int | None = None,
 ) -> list[Any]:
     if any(len(t.shape) != 3 for t in (query, key, value)):
-        raise refuse("attention of other than batches of rows")
+        raise refuse("attention of tensors that are not (batch, rows, columns)")
     if query is key is value:
         given = _parts(_layer(query.tensor, qkv_weight, qkv_bias), 3)
     else:
@@ -288,7 +288,7 @@ def _encoder_layer(
 ) -> Any:
     """torch's fused encoder layer, in eval mode."""
     if len(src.shape) != 3:
-        raise refuse("an encoder layer of other than batches of rows")
+        raise refuse("an encoder layer of a tensor that is not (batch, rows, columns)")
 
     def attend(x: ark.Tensor) -> ark.Tensor:
         parts = _parts(_layer(x, qkv_weight, qkv_bias), 3)

@@ -62,8 +62,9 @@ def _elsewhere(node: fx.Node) -> str | None:
 
 
 def _copies_number(node: fx.Node) -> bool:
-    """True if the node copies a constant without dimensions for other nodes of the graph, as a
-    number that is assigned to a slice. Tracing makes such constants on the CPU.
+    """True if the node copies a constant without dimensions, which other nodes of the graph read.
+    Assigning a number to a slice of a tensor (x[0] = 2.0) creates such a constant. Tracing makes it
+    on the CPU.
     """
     if name_of(node.target) != "lift_fresh_copy.default":
         return False

@@ -242,7 +242,7 @@ class Channel:
         if tensor.ir.buffer.arena != "symmetric":
             raise ModelError(
                 f"{op}: {tensor.ir.name or 'the tensor'!r} is memory of this rank only; peers "
-                "reach what ark.comm.symmetric makes"
+                "can access only tensors that ark.comm.symmetric creates"
             )
         return tensor
 

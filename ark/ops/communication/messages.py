@@ -174,7 +174,9 @@ def _message_of(op: str, tensor: Tensor, rank: int, tag: int, nbytes: int) -> Te
     if not own.dense:
         raise ModelError(f"{op}: {own.name!r} is not contiguous; ark.copy it first")
     if nbytes > own.nbytes:
-        raise ModelError(f"{op}: {nbytes} bytes of {own.name!r}, which has {own.nbytes}")
+        raise ModelError(
+            f"{op}: cannot transfer {nbytes} bytes of {own.name!r}, which has only {own.nbytes}"
+        )
     flat = as_bytes(tensor, nbytes or own.nbytes)
     attrs = _attributes(op, tensor, rank, tag)
     if op == "send":

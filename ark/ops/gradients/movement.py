@@ -104,7 +104,7 @@ def _scatter_elements(call: Call) -> Gradients:
     how = call.node.read(ScatterAttributes)
     axis, function = how.axis, how.function
     if function not in ("set", "add"):
-        raise refuse(call, f"a reduction {function!r}")
+        raise refuse(call, f"the inputs of a scatter that reduces by {function!r}")
     given, ids = call.gradient(), call.input(1)
     shape = call.shape(2)
     wide = computed(leaf(0), [ids], shape, ids.ir.dtype) if ids.ir.shape != shape else ids

@@ -76,7 +76,7 @@ def _attention(call: Call) -> Gradients:
     """
     how = call.node.read(AttentionAttributes)
     if not how.plain:
-        raise refuse(call, "inputs of other than causal attention at a position")
+        raise refuse(call, "the inputs of attention that is not causal, or that has no position")
     heads, width, scale = how.heads, how.head_dim, how.scale
     kv_heads = call.shape(1)[0]
     rows, group = call.shape(0)[0], heads // kv_heads

@@ -27,7 +27,7 @@ def _collective(call: Call) -> Gradients:
     rank, world = graph.rank, graph.world_size
     kind, reduction = program.collective, program.reduction
     if reduction not in (None, "sum", "mean"):
-        raise refuse(call, f"the reduction {reduction!r}")
+        raise refuse(call, f"the input of a reduction by {reduction!r}")
     if reduction == "mean":
         given = mul(given, 1.0 / world)
     if kind is Collective.ALL_REDUCE:
@@ -41,4 +41,4 @@ def _collective(call: Call) -> Gradients:
     if kind is Collective.BROADCAST:
         total = all_reduce(given, rank, world)
         return [total if rank == program.root else zeros(given.ir.shape, given.ir.dtype)]
-    raise refuse(call, f"a {kind.value}")
+    raise refuse(call, f"the input of a {kind.value}")

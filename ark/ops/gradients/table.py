@@ -100,7 +100,7 @@ def rule_of(node: Node) -> Rule:
 
 
 def _unknown(call: Call) -> Gradients:
-    raise refuse(call, "what goes in")
+    raise refuse(call, "its inputs")
 
 
 def refuse(call: Call, input: str) -> UnsupportedError:

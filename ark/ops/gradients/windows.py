@@ -36,7 +36,7 @@ def _remap(call: Call) -> Gradients:
         return [undone(given, rules, given.ir.shape, shape)]
     for d, one in enumerate(rules):
         if len(one[0]) > 1 or (one[0] and one[0][0][0] != d) or len(rules) != len(given.ir.shape):
-            raise refuse(call, "this index arithmetic")
+            raise refuse(call, "an input that is read by this index arithmetic")
         if one != same(d):
             given = _along_axis(given, d, one, shape[d])
     return [given]
