@@ -1,5 +1,5 @@
-"""`ark bench decode`: prints the time per token, its share of the read bandwidth, the fidelity and
-the memory, with those of a peer in the same run.
+"""`ark bench decode`: prints the time per token, the used share of the read bandwidth, the fidelity
+of the logits and the memory, with those of a peer (PyTorch) that is timed in the same run.
 """
 
 from __future__ import annotations

@@ -77,11 +77,11 @@ def run(args: argparse.Namespace) -> int:
         kept = tuned.KEPT.load(machine)
         sizes = products(_plans(args.sources, args.dim, machine))
         if args.sources and not sizes:
-            raise InvalidUsageError("the sources have no matrix product whose cut can be chosen")
+            raise InvalidUsageError("the sources have no matrix product whose tiling can be chosen")
         for product in sizes:
             choice = tune(product, backend, device, args.repeats, _tell(product))
             if choice is None:
-                raise UnsupportedError(f"no cut of the product {product} can be run")
+                raise UnsupportedError(f"the product {product} cannot be run with any tiling")
             kept[product.key] = choice
         if sizes:
             tuned.KEPT.store(machine, kept)

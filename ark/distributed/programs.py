@@ -23,7 +23,7 @@ def load(path: str | os.PathLike[str], kept: dict[str, CollectiveProgram]) -> Co
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise InvalidUsageError(
-            f"run_program: {str(path)[:200]!r} cannot be read ({error}); name a file of a program"
+            f"run_program: {str(path)[:200]!r} cannot be read ({error}); give the path of a program"
         ) from None
     if text not in kept:
         kept[text] = read_program(text)

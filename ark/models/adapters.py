@@ -79,8 +79,8 @@ value is refused.
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter. tensors: for each weight's name, the two matrices (rank, inputs) and (outputs,
-    rank). The second matrix is multiplied by `scale`.
+    """A low-rank adapter (LoRA). tensors: for each weight's name, the two matrices (rank, inputs)
+    and (outputs, rank). The second matrix is multiplied by `scale`.
     """
 
     name: str
@@ -194,7 +194,7 @@ def read_adapter(name: str, directory: Path, checkpoint: Checkpoint) -> Adapter:
             continue
         if value is not None and value not in NEUTRAL.get(field, ()):
             raise UnsupportedError(
-                f"{fields.source}: {field} is {value!r:.60}, which ark does not follow in "
+                f"{fields.source}: {field} is {value!r:.60}, which ark does not support in "
                 "adapters; merge the adapter into the checkpoint (PEFT's merge_and_unload)"
             )
     rank, alpha = fields.size("r"), fields.number("lora_alpha", 8.0)

@@ -369,8 +369,8 @@ class Checkpoint:
         return self.config.tie_word_embeddings and stored_name == kind.WEIGHTS["head.weight"]
 
     def _compare_frequencies(self, tensor: StoredTensor) -> None:
-        """Warns unless the frequencies equal the config's, scaled or not, within the precision of
-        their type.
+        """Warns unless the stored rotary frequencies equal those of config.json, with or without
+        their scaling, within the precision of the stored type.
         """
         rope, width = self.config.rope, self.config.head_dim
         right = [inverse_frequencies(r, width) for r in (rope, Rope(rope.theta))]

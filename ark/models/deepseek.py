@@ -365,8 +365,8 @@ def _groups(fields: Fields, experts: int) -> tuple[int, int]:
     groups, best = fields.size("n_group"), fields.size("topk_group")
     if experts % groups or best > groups:
         raise ModelError(
-            f"{fields.source}: n_group is {groups} and topk_group {best}, but {experts} experts "
-            "must be whole groups, of which no more are chosen. Correct these fields."
+            f"{fields.source}: n_group is {groups} and topk_group {best}; n_group must divide the "
+            f"{experts} experts, and topk_group must be at most n_group. Correct these fields."
         )
     return groups, best
 

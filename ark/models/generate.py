@@ -287,17 +287,15 @@ class Generator:
         support them.
         """
         if not isinstance(sampling, SamplingParams):
-            raise InvalidUsageError(
-                f"the sampling is {sampling!r:.60}; make it with ark.SamplingParams"
-            )
+            raise InvalidUsageError(f"sampling={sampling!r:.60}; expected an ark.SamplingParams")
         if sampling.structured_outputs is not None:
             raise InvalidUsageError(
-                "structured_outputs cannot be followed by a Generator; use ark.LLM or `ark serve`"
+                "a Generator does not support structured_outputs; use ark.LLM or `ark serve`"
             )
         others = () if self.shape.sampling else sampling.beyond(BASIC)
         if others:
             raise InvalidUsageError(
-                f"{', '.join(others)} of the sampling cannot be followed by this Generator; make "
+                f"this Generator does not support {', '.join(others)} of the sampling; create "
                 f"it with sampling={FULL!r}"
             )
         if (sampling.logprobs or 0) > self.shape.logprobs:
@@ -351,7 +349,9 @@ class Generator:
         as the last stream's sampling requested.
         """
         if self._reported is None:
-            raise InvalidUsageError("the sampling asked for no log probabilities; set its logprobs")
+            raise InvalidUsageError(
+                "no log probabilities were requested; set logprobs of the SamplingParams"
+            )
         each = 1 + 2 * self.shape.logprobs
         first = (sequence * self.context + place) * each
         words = self.executor.host_view("logprobs")[first : first + each]

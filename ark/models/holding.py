@@ -35,8 +35,8 @@ def held(
         kinds = sorted({quantized[name].format.name for name in floats})
         log.warn(
             f"{where}: loading dequantises {_listed(floats)}, {len(floats)} of {len(quantized)} "
-            f"quantised weights ({', '.join(kinds)}), because ark has no product with them in that "
-            "form; nothing is saved for these"
+            f"quantised weights ({', '.join(kinds)}), because ark cannot multiply by their "
+            "codes; they take as much memory as weights that are not quantised"
         )
     return layouts
 
@@ -67,8 +67,8 @@ def layouts_on_load(
     layouts, floats = _stacked(shapes, own)
     if floats:
         log.warn(
-            f"{_listed(floats)} of {where} remain as they are stored, because ark has no product "
-            f"with them in {name} (rows that are not a multiple of 8 elements)"
+            f"{_listed(floats)} of {where} remain as they are stored, because ark cannot "
+            f"multiply by them in {name} (their rows are not a multiple of 8 elements)"
         )
     return chosen, layouts
 

@@ -61,8 +61,8 @@ def read_rope(fields: Fields, context: int) -> Rope:
     if any(isinstance(value, dict) for value in table.values.values()):
         raise UnsupportedError(
             f"{table.source}: the rotary embedding differs between kinds of layers "
-            f"({', '.join(table.values)}), but this architecture has one for all. Use a checkpoint "
-            "with one."
+            f"({', '.join(table.values)}), but this architecture has one for all layers; use a "
+            "checkpoint with one rotary embedding"
         )
     return rope_of(fields, table, context)
 

@@ -49,7 +49,7 @@ def check_request(request: Request, shape: Shape, adapters: Sequence[str] = ()) 
     others = () if shape.sampling else sampling.beyond(BASIC)
     if others:
         raise InvalidUsageError(
-            f"{', '.join(others)} of the sampling cannot be followed by this engine; leave "
+            f"this engine does not support {', '.join(others)} of the sampling; leave "
             f"these fields at their defaults, or open it with sampling={FULL!r}"
         )
     if (sampling.logprobs or 0) > shape.logprobs:

@@ -201,7 +201,9 @@ class DeviceRows:
 
     @property
     def reserved(self) -> int:
-        """The number of pages at the beginning that belong to rows and to the prompt."""
+        """The number of pages that the pool reserves at its beginning: one for each row and one for
+        prompts.
+        """
         return self.shape.batch + 1
 
     def leave(self) -> None:
@@ -248,7 +250,7 @@ class DeviceRows:
 
     def record(self, done: Done, time_us: float, first: tuple[float, int] | None) -> None:
         """Completes the record of the last launch, when it has ended. time_us: by the device's
-        clock. first: when the rows' first tokens were read, and how many of a row.
+        clock. first: the time at which the rows' first tokens were read, and their number per row.
         """
         *before, last = self.launches
         chunk_us = None if done.iterations else time_us

@@ -30,7 +30,7 @@ class Guide(Protocol):
         """Appends tokens to the text. The first call appends none.
 
         Returns a mask of the tokens that may follow, bool (vocabulary,), or None if the text is
-        complete. Raises InvalidUsageError if the grammar cannot be followed.
+        complete. Raises InvalidUsageError if the grammar is not supported.
         """
 
 

@@ -131,7 +131,7 @@ def test_an_unknown_adapter_is_refused(engine: Engine) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"peft_type": "IA3"}, "peft_type is 'IA3', but ark supports adapters of the type LORA only"),
-    ({"use_dora": True}, "use_dora is True, which ark does not follow"),
+    ({"use_dora": True}, "use_dora is True, which ark does not support"),
     ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
     ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
     ({"r": 0}, "r should be a positive integer"),
@@ -146,9 +146,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"exclude_modules": ["v_proj"]}, "exclude_modules and layers_to_transform leave .*v_proj out"),
     ({"exclude_modules": r".*\.v_proj"}, "exclude_modules and layers_to_transform leave .*v_proj"),
     ({"exclude_modules": "("}, "exclude_modules should be a pattern or a list of names"),
-    ({"layers_pattern": "h"}, "layers_pattern is 'h', which ark does not follow"),
-    ({"kasa_config": {"beta": 1.0}}, "kasa_config is {'beta': 1.0}, which ark does not follow"),
-    ({"use_bdlora": {"nblocks": 2}}, "use_bdlora is .*, which ark does not follow"),
+    ({"layers_pattern": "h"}, "layers_pattern is 'h', which ark does not support"),
+    ({"kasa_config": {"beta": 1.0}}, "kasa_config is {'beta': 1.0}, which ark does not support"),
+    ({"use_bdlora": {"nblocks": 2}}, "use_bdlora is .*, which ark does not support"),
     ({"a_field_of_later_versions": True}, "a_field_of_later_versions is True, which ark does not"),
 ]
 

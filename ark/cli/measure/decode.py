@@ -311,8 +311,8 @@ def _compare(
     peers: tuple[str, ...],
     accelerated: bool,
 ) -> None:
-    """Times the peers from the same states, and compares ark's logits and theirs with logits in
-    fp32.
+    """Times the decoders that ark is compared with (`peers`) from the same KV caches. Compares the
+    logits of ark and of each peer with logits that are computed in fp32.
     """
     torch, place = import_torch(), torch_device(accelerated)
     if not accelerated:

@@ -61,7 +61,7 @@ class ParallelCase:
 
     def mesh(self, ranks: int) -> tuple[int, ...]:
         """The sizes of the mesh's axes for this number of ranks. Raises InvalidUsageError if the
-        ranks cannot be divided so.
+        ranks do not form such a mesh.
         """
         if len(self.names) == 1 and self.width == 1:
             return (ranks,)

@@ -60,7 +60,8 @@ class PlannerContext:
             mine = self.settings.get(name)
             if outer and mine and not (outer[0] <= mine[0] and mine[1] <= outer[1]):
                 raise PlanError(
-                    f"{name} {mine} does not lie inside of {outer} of the context around it"
+                    f"{name}={mine} is not within {outer}, the range of the enclosing "
+                    "PlannerContext"
                 )
         graph = self._graph = Model.get_model().graph
         self._before = graph.processors, graph.hints, graph.context

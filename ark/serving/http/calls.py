@@ -62,12 +62,12 @@ def _call(value: Any) -> Call:
     `parameters`).
     """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise ValueError("no name")
+        raise ValueError("the call has no name")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
-        raise ValueError("no arguments")
+        raise ValueError("the call has no arguments")
     return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
 
 
@@ -79,7 +79,7 @@ def _listed(text: str) -> list[Call]:
         calls += [_call(one) for one in (value if isinstance(value, list) else [value])]
         rest = rest[end:].lstrip(" \t\r\n;,")
     if not calls:
-        raise ValueError("no calls")
+        raise ValueError("the text has no calls")
     return calls
 
 
@@ -95,7 +95,7 @@ def _mistral(text: str) -> list[Call]:
     for part in text.split("[TOOL_CALLS]"):
         match = NAMED.fullmatch(part.strip())
         if match is None:
-            raise ValueError("neither a list nor a name with arguments")
+            raise ValueError("the text is neither a list nor a name with arguments")
         calls.append(_call({"name": match[1], "arguments": json.loads(match[2])}))
     return calls
 
@@ -104,14 +104,14 @@ def _pythonic(text: str) -> list[Call]:
     """The calls of a Python list of call expressions, whose keyword arguments must be literals."""
     tree = ast.parse(text.strip(), mode="eval").body
     if not isinstance(tree, ast.List) or not tree.elts:
-        raise ValueError("no list")
+        raise ValueError("the text is not a list")
     calls = []
     for node in tree.elts:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
-            raise ValueError("no call")
+            raise ValueError("an entry of the list is not a call")
         values = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords if k.arg}
         if len(values) != len(node.keywords):
-            raise ValueError("arguments without names")
+            raise ValueError("the arguments have no names")
         calls.append(Call(node.func.id, json.dumps(values, ensure_ascii=False)))
     return calls
 

@@ -112,7 +112,7 @@ def test_the_warning_names_ignored_fields_alone(
     assert not capsys.readouterr().err
     sampling_fields(tmp_path)
     errors = capsys.readouterr().err
-    assert "no_repeat_ngram_size 3, which ark does not follow" in errors
+    assert "no_repeat_ngram_size 3, which ark does not support" in errors
     assert "temperature" not in errors
 
 

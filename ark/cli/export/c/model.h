@@ -37,7 +37,8 @@ typedef struct {
   int parameter;
 } ark_tensor;
 
-// The properties of a decoder. stops: token ids that end a text. begins: nonzero if a separate
+// The properties of a decoder. stops: token ids that end a text: stop_count of them, then -1 up to
+// stop_room elements, the size of the plan's tensor of stop tokens. begins: nonzero if a separate
 // phase computes the last chunk of a prompt.
 typedef struct {
   uint32_t context, chunk, vocabulary, begins, stop_count, stop_room;
@@ -84,7 +85,7 @@ struct ark_model {
   uint32_t task_count, counter_op_count, fetch_count, growth_count, range_count, list_count;
   uint32_t counter_count, counter_stride, barrier_counter, barrier_step, processors, phase_count;
   uint64_t budget_ns;
-  const ark_decoder* decoder;  // null where the model is none
+  const ark_decoder* decoder;  // null if the model is not a decoder
 };
 
 // The number of a model's tables: the arrays in the order of the first fields of ArkParams, then
