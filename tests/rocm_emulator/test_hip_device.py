@@ -125,7 +125,7 @@ def test_requests_for_unknown_devices_are_refused(request_text: str) -> None:
 
 
 def test_settings_have_names() -> None:
-    with pytest.raises(InvalidUsageError, match="no setting called sead"), emulated(sead=1):
+    with pytest.raises(InvalidUsageError, match="no setting 'sead'"), emulated(sead=1):
         pass
     assert hip.hipGetDeviceCount()[0] == ERROR.hipErrorNoDevice
     with emulated("gfx942"):

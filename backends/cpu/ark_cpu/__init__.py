@@ -16,7 +16,7 @@ from ark_cpu.probe import probe
 
 
 class CpuBackend:
-    """The object of the entry point; it has no state."""
+    """The backend object that the package's entry point names. It has no state."""
 
     name = "cpu"
 

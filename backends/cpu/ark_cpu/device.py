@@ -213,7 +213,7 @@ class CpuDevice:
         except OSError as error:
             raise SystemError(
                 f"the compiled loop kernel could not be loaded: {error}; if the folder for "
-                "temporary files is full or not executable, name another in TMPDIR"
+                "temporary files is full or not executable, set TMPDIR to another one"
             ) from error
         self._libraries[library._handle] = handle
         library.ark_loop.restype = ctypes.c_int

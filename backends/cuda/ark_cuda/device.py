@@ -305,7 +305,7 @@ class CudaDevice:
         if resident < grid.processors:
             raise SystemError(
                 f"{doing}: only {resident} blocks can be resident at once, and every block of a "
-                f"loop kernel must be; make the plan for at most {resident} processors"
+                f"loop kernel must be; plan for at most {resident} processors"
             )
 
     def copies(self) -> Copies:

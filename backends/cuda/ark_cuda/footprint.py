@@ -38,7 +38,10 @@ def limits(arch: str) -> ProcessorLimits:
     """
     capability = arch.removeprefix("sm_").rstrip("af")
     if capability not in MULTIPROCESSORS:
-        raise SystemError(f"the shared memory of a multiprocessor of {arch} is not known here")
+        raise SystemError(
+            f"the limits of a multiprocessor of {arch} are unknown; add them to MULTIPROCESSORS in "
+            "ark_cuda/footprint.py"
+        )
     kibibytes, warps = MULTIPROCESSORS[capability]
     return ProcessorLimits(4, 512, 8, warps // 4, kibibytes << 10, 128, BLOCK_SHARED_BYTES)
 

@@ -31,7 +31,10 @@ def read_links() -> MachineLinks:
             "which brought it; run `pip install -U 'ark-gpu[cuda]'`."
         ) from error
     except Exception as error:  # without the driver the bindings raise their own error types
-        raise SystemError(f"NVML does not start ({type(error).__name__}).") from error
+        raise SystemError(
+            f"NVML cannot be initialised ({type(error).__name__}); check the driver with "
+            "`nvidia-smi`."
+        ) from error
     try:
         devices = [
             nvml.device_get_handle_by_index_v2(index) for index in range(nvml.device_get_count_v2())

@@ -12,7 +12,7 @@
 // not multiply may use them too. ARK_LOAD_REGISTERS, ARK_COMPUTE_REGISTERS: registers of a thread
 // of each role, set by the variant.
 constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
-constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // 16 by 64 elements on their way out, one a warp
+constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // a warp's slab: 16 by 64 elements of 16 bits
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
 // The number of arrivals on a barrier that free a stage. Each computing warp arrives once. With
 // tensor memory, only the hardware arrives, when the products of the stage are complete.
@@ -52,13 +52,15 @@ ARK_DEVICE void ark_matrix_back(ArkMatrixSlot& at, ark_u32 stages = 1u) {
 struct ArkMatrixRing {
   ark_u64 full[ARK_MATRIX_STAGES];
   ark_u64 empty[ARK_MATRIX_STAGES];
-  ark_u32 used[ARK_WARPS];  // each warp's own: its warpgroup's next slot and its parity
-  ark_u64 begun;    // one more than the running task's place in time, 0 before; polled, by atomics
-  ark_u32 leave;    // the computing warps have left the loop; polled, by atomics
-  ark_u32 stopped;  // the loading thread has given up a wait
+  ark_u32 used[ARK_WARPS];  // for each warp: the slot and the parity of its next stage
+  // `begun` is 1 + the sequence number of the running task, or 0 before the first. `leave`: the
+  // computing warps have left the loop. Both are polled, by atomics.
+  ark_u64 begun;
+  ark_u32 leave;
+  ark_u32 stopped;  // the loading thread has stopped after a failed wait
 #ifdef ARK_HAS_TENSOR_MEMORY
-  ark_u64 made;  // a tile's sums are complete
-  ark_u32 sums;  // where they are in tensor memory
+  ark_u64 made;  // an mbarrier: a tile's sums are complete
+  ark_u32 sums;  // the first column of the sums in tensor memory
 #endif
 };
 
@@ -190,15 +192,16 @@ ARK_DEVICE ark_u32 ark_matrix_made_parity() {
 // before the task begins (ALL), or only those of the right operand.
 constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u;
 
-// The state of the loading thread, which it passes to a task's loading function: the position of
-// the next stage, and the number of stages loaded so far, counted up to one round of the ring.
+// The state of the loading thread, which it passes to a task's loading function. at: the position
+// of the next stage. issued: the number of stages loaded so far, counted up to one round of the
+// ring. begun: the number of stages, from the next one on, of which only the right operand was
+// loaded. early: true if the function is to load only right operands and return; it is called again
+// for the left ones. whole: set by the function of a task that uses the stages' memory in a layout
+// of its own.
 struct ArkMatrixLoad {
   ArkMatrixSlot at;
-  ark_u32 issued;
-  ark_u32 begun;  // stages from the next one on whose right side is under way
-  bool early;     // the half is to begin stages so and to return; it is called again
-  bool stopped;
-  bool whole;  // set by a half whose task uses the stages' memory in a way of its own
+  ark_u32 issued, begun;
+  bool early, stopped, whole;
 };
 // Loading thread: true if the computing warps have left the loop.
 ARK_DEVICE bool ark_matrix_left() { return atomicAdd(&ark_matrix.leave, 0u) != 0u; }
@@ -341,10 +344,13 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
   ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
   const ArkPhases phases = ark_phases(p);
   ArkMatrixLoad load{{0u, 0u}, 0u, 0u, false, false, false};
-  ark_u64 spared = 0u;  // the last task that uses the stages' memory has ended when this has begun
-  const ark_u32 ahead = p->persistent != 0u ? 0u : 1u;  // the host may write between iterations
+  // The task after the last one that uses the stages' memory for other data: once it has begun,
+  // that memory is free.
+  ark_u64 spared = 0u;
+  // In persistent mode the host may write between iterations, so nothing is loaded ahead of them.
+  const ark_u32 ahead = p->persistent != 0u ? 0u : 1u;
   for (ark_u32 iteration = p->first; !load.stopped; ++iteration) {
-    if (p->end != 0u && iteration == p->end) break;  // what follows is another kernel's
+    if (p->end != 0u && iteration == p->end) break;  // another kernel runs the next phases
     const bool first = iteration == p->first && ahead != 0u;
     if (!first && !ark_matrix_await(ark_matrix_place(iteration - ahead, 0u))) break;
     const ArkRange range = ark_range(p, processor, iteration, phases);

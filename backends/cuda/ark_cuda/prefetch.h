@@ -49,7 +49,8 @@ ARK_DEVICE void ark_prefetch_next(ArkRecords& r, ark_u32 now) {
   const bool makes_up = ARK_PREFETCH_MAKES_UP && now - due < ARK_PREFETCH_CLOCKS;
   r.asked = __shfl_sync(0xffffffffu, makes_up ? due : now, 0);
   const ark_u32 from = r.prefetched++ - r.begin, lane = from % 32u;
-  const bool near = from < 32u;  // values are chosen: an address would put them into memory
+  // The values are selected, not the record: its address would move the records to local memory.
+  const bool near = from < 32u;
   uint4 record;
   record.x = __shfl_sync(0xffffffffu, near ? r.mine.x : r.next.x, lane);
   record.y = __shfl_sync(0xffffffffu, near ? r.mine.y : r.next.y, lane);
@@ -64,7 +65,7 @@ ARK_DEVICE bool ark_slot_free_prefetching(const ArkRingAt& at, ark_u32 slot, ark
   const ark_u32 limit = r.end - place < ARK_PREFETCHED ? r.end : place + ARK_PREFETCHED;
   const bool near = r.prefetched > place;  // this stage is in L2
   if (!near) r.prefetched = place;
-  if (!(ARK_PREFETCH_ON && near)) {  // most slots are free, and the clock takes its time
+  if (!(ARK_PREFETCH_ON && near)) {  // most slots are free, and reading the clock takes long
     const bool free = ark_barrier_tested_at(at.empty + slot * 8u, (round + 1u) & 1u);
     if (__all_sync(0xffffffffu, free)) return true;
   }

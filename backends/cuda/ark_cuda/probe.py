@@ -69,7 +69,7 @@ def _probe(driver, nvrtc) -> Probe:  # type: ignore[no-untyped-def]
         )
     if code != driver.CUresult.CUDA_SUCCESS:
         return Probe(
-            reason=f"the NVIDIA driver does not start: {_words(driver, code)}",
+            reason=f"the NVIDIA driver cannot be initialised: {_words(driver, code)}",
             remedy="check that `nvidia-smi` works; after a driver update, restart the machine",
             versions=versions,
         )

@@ -13,13 +13,15 @@ constexpr ark_u64 ARK_STREAM_POLICY =
     ARK_STREAM_MIB > 64 ? 0x12f0000000000000ull : 0x1000000000000000ull;
 
 struct ArkRing {
-  ark_u64 full[ARK_RING_DEPTH];   // the loader arrives once a stage, with its bytes
-  ark_u64 empty[ARK_RING_DEPTH];  // the owning warp arrives for all, or each warp for itself
+  ark_u64 full[ARK_RING_DEPTH];   // the loading warp arrives once per stage and expects its bytes
+  ark_u64 empty[ARK_RING_DEPTH];  // the stage's warp arrives for all warps, or each for itself
   ark_u32 leave;                  // the computing warps have left the loop
-  ark_u32 begun;                  // 1 + the iteration that may begin, once it may; read and written
-                                  // accessed by atomics, which racecheck recognises
-  ark_u32
-      grown[ARK_WARPS];  // each warp's own: stages beyond one of the iteration's growing fetches
+  // 1 + the number of the latest iteration that may begin. Accessed by atomics, because the
+  // sanitizer's racecheck recognises only these.
+  ark_u32 begun;
+  // For each warp, which alone accesses its word: the stages beyond one per fetch of the
+  // iteration's growing fetches (those of a KV cache).
+  ark_u32 grown[ARK_WARPS];
 };
 
 static_assert(sizeof(ArkRing) == (ARK_RING_STATE + 7) / 8 * 8, "what the prelude keeps for it");

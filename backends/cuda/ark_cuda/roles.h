@@ -9,25 +9,25 @@
 
 #define ARK_HAS_HANDSHAKE 1
 #define ARK_HAS_LATER 1
-constexpr int ARK_LATER = 8;  // words for the host that an iteration may leave for its end
+constexpr int ARK_LATER = 8;  // words for the host whose stores wait for the iteration's end
 constexpr int ARK_LEADS = ARK_BLOCK_WARPS - ARK_WARPS - 1;
 static_assert(ARK_LEADS == 1, "one warp leads");
 static_assert(ARK_RING_DEPTH % ARK_WARPS == 0, "a slot of the ring belongs to one warp");
 
 struct ArkHandshake {
-  ark_u64 open;      // the lead warp arrives: a task may begin
-  ark_u64 done;      // each computing warp arrives: it has ended the task
-  ark_u64 gathered;  // each computing warp arrives: its part of a task's input is in shared memory
-  ark_u64 squared;   // each computing warp arrives: so are its squares' sums
-  ark_u32 quit;      // written before a handshake opens: leave instead
-  ark_u32 begin;     // the iteration's tasks, written before its first handshake
-  ark_u32 end;
-  ark_u32 ended[ARK_WARPS];    // each warp's own: handshakes that it has ended
-  ark_u64 later[ARK_LATER];    // the address of such a word; 0: none
-  ark_u32 posted[ARK_LATER];   // and the word
-  ark_u32 failed[ARK_WARPS];   // each warp's own: a wait in it gave up, in this task or before
-  ark_u32 gathers[ARK_WARPS];  // each warp's own: inputs that it has gathered
-  ark_u32 squares[ARK_WARPS];  // each warp's own: of how many of them it has summed squares
+  // Four mbarriers. On `open` the lead warp arrives: a task may begin. On the others each computing
+  // warp arrives: it has ended the task, has stored its part of a task's input to shared memory, or
+  // has stored its sum of squares.
+  ark_u64 open, done, gathered, squared;
+  ark_u32 quit;        // set before `open` completes: the computing warps leave the loop
+  ark_u32 begin, end;  // the iteration's tasks, written before its first handshake
+  // The arrays of ARK_WARPS words have one for each computing warp, which alone accesses it.
+  ark_u32 ended[ARK_WARPS];  // the number of handshakes that the warp has ended
+  // Stores to the host that wait for the iteration's end: addresses (0: none) and words.
+  ark_u64 later[ARK_LATER];
+  ark_u32 posted[ARK_LATER];
+  ark_u32 failed[ARK_WARPS];                       // one of the warp's waits has failed
+  ark_u32 gathers[ARK_WARPS], squares[ARK_WARPS];  // its arrivals on `gathered` and `squared`
 };
 
 #define ark_handshake (ark_static_at<ArkHandshake, 512, 1024>())
@@ -230,7 +230,7 @@ ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& task);
 // Counts the stages beyond one that the fetches of growing operands (KV caches) take. The lead warp
 // does this while a task runs.
 struct ArkGrowing {
-  ark_u64 lengths;  // address of the number that is known
+  ark_u64 lengths;  // the address from which `length` was loaded
   ark_u32 length;
   ark_u32 stages;  // of this iteration's tasks so far
 };
@@ -270,7 +270,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
       *const_cast<volatile ark_u32*>(&ark_handshake.begin) = range.task_begin;
       *const_cast<volatile ark_u32*>(&ark_handshake.end) = end;
       if (ARK_STREAM_GROWS) {
-        __threadfence();  // the loader takes over what this lane has seen
+        __threadfence();  // data that this lane has acquired is visible to the loading warp, too
         atomicExch(&ark_ring.begun, iteration + 1u);
       }
     }

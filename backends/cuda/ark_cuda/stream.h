@@ -116,7 +116,7 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
                   end, range.fetch_begin,          ark_clock()};
   const ArkGrowth* growths = reinterpret_cast<const ArkGrowth*>(c.p->growths);
   ArkGrowth growth = {};
-  ark_u64 lengths = 0u;  // address of the number that is known
+  ark_u64 lengths = 0u;  // the address from which `length` was loaded
   ark_u32 length = 0u;
   const ArkRingAt at = ark_ring_at();
   if (range.fetch_begin + lane < end) r.next = records[range.fetch_begin + lane];

@@ -21,7 +21,7 @@ from ark_mesh.executor import MeshExecutor
 
 
 class MeshBackend:
-    """The object of the entry point; it has no state."""
+    """The backend object that the package's entry point names. It has no state."""
 
     name = "mesh"
 

@@ -160,8 +160,8 @@ def _rejected(tool: str, output: str) -> SystemError:
     first = next((i for i, line in enumerate(lines) if "error" in line), 0)
     shown = "\n".join(lines[first : first + _LOG_LINES])
     return SystemError(
-        f"{tool} cannot compile the loop kernel; this is a fault of ark or of the compiler's "
-        f"version, please report it with these words:\n{shown}"
+        f"{tool} cannot compile the loop kernel. This is a bug of ark or of this compiler version; "
+        f"please report it with the compiler's output:\n{shown}"
     )
 
 

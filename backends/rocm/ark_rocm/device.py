@@ -38,7 +38,8 @@ class Device:
         if not 0 <= index < len(probed.devices):
             reason = probed.reason or f"there are {len(probed.devices)} AMD GPUs"
             raise SystemError(
-                f"AMD GPU {index} cannot be opened: {reason}; {probed.remedy or 'name another one'}"
+                f"AMD GPU {index} cannot be opened: {reason}; "
+                f"{probed.remedy or 'choose another one'}"
             )
         self.index = index
         self._hip = driver.module()
@@ -209,7 +210,7 @@ class Device:
                 f"the plan has {grid.processors} processors of {grid.threads} threads and "
                 f"{grid.shared_bytes} bytes of shared memory, but AMD GPU {self.index} holds only "
                 f"{blocks} such blocks on each of {self.machine.processors} compute units at "
-                f"once; make the plan for this machine"
+                f"once; plan for this machine"
             )
 
     def copies(self) -> Copies:

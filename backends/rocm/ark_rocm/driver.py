@@ -111,12 +111,12 @@ def failure(name: str, code: Any, doing: str = "") -> BaseError:
     where = f" while {doing}" if doing else ""
     if any(fault in word for fault in _FAULTS):
         return GpuError(
-            f"the GPU reported {word} ({name}){where}; the process has to be started again before "
-            f"it can use this device"
+            f"the GPU reported {word} ({name}){where}; this process cannot use the device any "
+            f"more: start it again"
         )
     return SystemError(
-        f"{name} failed with {word}{where}; `rocminfo` and `dmesg` say whether the driver and the "
-        f"device are well"
+        f"{name} failed with {word}{where}; check the driver and the device with `rocminfo` and "
+        f"`dmesg`"
     )
 
 

@@ -36,11 +36,11 @@ def read_links() -> MachineLinks:
         code, count = hip.hipGetDeviceCount()
     except ImportError as error:
         raise SystemError(
-            "HIP cannot be asked because hip-python is not installed (ark-gpu[rocm])."
+            "HIP cannot be queried: hip-python is not installed; run `pip install 'ark-gpu[rocm]'`."
         ) from error
     except RuntimeError as error:
         raise SystemError(
-            "HIP does not start: ROCm's libamdhip64 is not on this machine."
+            "HIP cannot be loaded: ROCm's library libamdhip64 was not found; install ROCm."
         ) from error
     if int(code) or not count:
         raise SystemError(f"HIP finds no GPU ({getattr(code, 'name', code)}).")

@@ -42,8 +42,8 @@ def prepare() -> tuple[str, ...]:
     kind, _, spec = wanted.partition(":")
     if kind != "emulated" or not spec:
         raise SystemError(
-            f"{VARIABLE}={wanted!r} is not understood; set it to emulated:ARCH, such as "
-            f"emulated:gfx942, to shim (the doctor on an NVIDIA GPU), or unset it"
+            f"{VARIABLE}={wanted!r} is not valid; expected emulated:ARCH, such as emulated:gfx942, "
+            f"or shim (runs `ark doctor` on an NVIDIA GPU); unset it to use AMD GPUs"
         )
     try:
         emulator = importlib.import_module("ark_rocm_emulator")

@@ -2,8 +2,8 @@
 library that uses it.
 
 The ROCm backend's tests run on it where no AMD GPU is available. `activate` (or the context manager
-`emulated`) makes the unmodified hip-python use emulated devices. `describe` reports in a sentence
-that devices are emulated.
+`emulated`) makes the unmodified hip-python use emulated devices. `describe` returns a sentence that
+names the emulated devices.
 """
 
 from ark_rocm_emulator.device import (

@@ -129,7 +129,9 @@ def _run(command: Sequence[str], step: str) -> None:
 
 
 def _place(command: Sequence[str], target: Path, step: str) -> Path:
-    """Run `command` with an output path appended; move the output to `target` in one step."""
+    """Runs `command` with an output path appended, then renames the output to `target`, so that
+    other processes never see a partly written file.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as folder:
         built = Path(folder) / target.name
@@ -218,18 +220,18 @@ def shared_library(
     sources: Sequence[Path],
     includes: Sequence[Path] = (),
 ) -> Path:
-    """Compile `sources` into the shared library `file_name`, or find it built already.
+    """Compiles `sources` into the shared library `file_name`, unless that was done before.
 
     Args:
-        file_name: the library's file name, which is its soname too.
+        file_name: the library's file name, which is also its soname.
         sources: C++ files of this package.
-        includes: further include folders (the core's own is always there).
+        includes: include folders besides the core's.
 
     Returns:
-        The library's path, in a folder `lib` of its own.
+        The library's path. It is the only file of a folder `lib`.
 
     Raises:
-        SystemError: there is no compiler, or it refused.
+        SystemError: no compiler is installed, or the compilation failed.
     """
     core = PACKAGE / "core"
     shared = set(core_sources())  # the same objects serve every library
@@ -284,5 +286,5 @@ def alias(library: Path, file_name: str) -> Path:
 
 
 def core_sources() -> list[Path]:
-    """Builds the emulator core without its Python module."""
+    """The source files of the emulator core, without its Python module."""
     return [p for p in sorted((PACKAGE / "core").glob("*.cpp")) if p.name != "module.cpp"]

@@ -90,7 +90,7 @@ def _kernel(code: Any, name: str | None) -> Any:
         return next(iter(kernels.values()))
     there = ", ".join(kernels) or "no kernel"
     if name is None:
-        raise InvalidUsageError(f"the code object has {there}; name one by --kernel")
+        raise InvalidUsageError(f"the code object has {there}; choose a kernel with --kernel")
     if name not in kernels:
         raise InvalidUsageError(f"the kernel {name!r} does not exist; the code object has {there}")
     return kernels[name]

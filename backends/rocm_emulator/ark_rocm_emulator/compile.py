@@ -56,7 +56,7 @@ def toolchain() -> Toolchain:
     wheel.
 
     Raises:
-        SystemError: neither is there.
+        SystemError: neither is installed.
     """
     clang, lld = os.environ.get("ARK_ROCM_CLANG"), os.environ.get("ARK_ROCM_LLD")
     if clang and lld:
@@ -92,19 +92,19 @@ def to_assembly(
     options: Sequence[str] = ("-O3",),
     headers: Sequence[tuple[str, str]] = (),
 ) -> tuple[str, str]:
-    """Compile HIP source text to AMD assembly text.
+    """Compiles HIP source text to AMD assembly text.
 
     Args:
         source: HIP C++, device code only.
         arch: a target such as "gfx942"; features ("gfx942:sramecc+") are passed on.
-        options: further options for clang, the optimisation level among them.
+        options: further options for clang, including the optimisation level.
         headers: (name, text) of files that the source may include.
 
     Returns:
-        The assembly text, and what clang said (warnings).
+        The assembly text and clang's warnings.
 
     Raises:
-        CompileError: clang refused the source; the message holds its diagnostics.
+        CompileError: the compilation failed. The message contains clang's diagnostics.
     """
     with tempfile.TemporaryDirectory(prefix="ark-hip-") as folder:
         first = ("-include", str(PRELUDE))
@@ -135,16 +135,16 @@ def _generated(
 
 
 def assemble(assembly: str, arch: str, options: Sequence[str] = ()) -> bytes:
-    """Assemble and link AMD assembly text into a code object (.hsaco).
+    """Assembles and links AMD assembly text to a code object (.hsaco).
 
     Args:
         assembly: the text.
         arch: its target.
-        options: what the text was compiled with; the assembler gets those that choose among the
-            target's features, such as "-mwavefrontsize64".
+        options: the options with which the text was compiled. Those that select features of the
+            target, such as "-mwavefrontsize64", are passed to the assembler.
 
     Raises:
-        CompileError: the assembler or the linker refused it.
+        CompileError: the assembler or the linker failed.
     """
     with tempfile.TemporaryDirectory(prefix="ark-hip-") as folder:
         text, part, whole = (Path(folder, f"kernel.{end}") for end in ("s", "o", "hsaco"))
@@ -169,10 +169,11 @@ def to_code(
     options: Sequence[str] = ("-O3",),
     headers: Sequence[tuple[str, str]] = (),
 ) -> tuple[bytes, str]:
-    """Compile HIP source text to a code object (.hsaco); arguments and errors as `to_assembly`.
+    """Compiles HIP source text to a code object (.hsaco). Arguments and errors are those of
+    `to_assembly`.
 
     Returns:
-        The code object, and what clang said (warnings).
+        The code object and clang's warnings.
     """
     with tempfile.TemporaryDirectory(prefix="ark-hip-") as name:
         folder = Path(name)

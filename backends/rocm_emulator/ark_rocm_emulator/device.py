@@ -102,11 +102,11 @@ _active: Activation | None = None
 
 
 def parse_request(request: str) -> tuple[str, int] | None:
-    """Parse "emulated:gfx942[,2]" to (arch or product, count). None if it does not request an
-    emulated device.
+    """Parses a request such as "emulated:gfx942,2" to (architecture or product, number of
+    devices). None if it does not request an emulated device.
 
     Raises:
-        InvalidUsageError: it starts with "emulated:" and goes on wrongly.
+        InvalidUsageError: it starts with "emulated:" but the rest is not valid.
     """
     if not request.startswith(_PREFIX):
         return None
@@ -197,9 +197,9 @@ def _lead_hip_python_to(path: Path) -> None:
             os.environ["ROCM_PATH"] = before
     if int(error) != 0 or "emulated" not in str(name):
         raise SystemError(
-            "hip-python uses another ROCm runtime in this process, so an emulated device cannot "
-            "replace it. Expected to come before its first call and before any "
-            "installed ROCm. Call ark_rocm_emulator.activate() first, in a fresh process."
+            "hip-python has already loaded another ROCm runtime in this process, which an emulated "
+            "device cannot replace. Start a new process and call ark_rocm_emulator.activate() "
+            "before anything else uses HIP."
         )
 
 
@@ -208,7 +208,7 @@ def _enter(name: str, count: int) -> Activation:
     arch, model, units = TIMED.get(name, (name, 0, 0))
     why = library.ark_emulator_enter(arch.encode(), count, _hip_version())
     if why:
-        raise SystemError(f"No emulated {arch} device could be made: {why.decode()}.")
+        raise SystemError(f"No emulated {arch} device could be created: {why.decode()}.")
     try:
         _lead_hip_python_to(path)
     except BaseException:
@@ -223,23 +223,28 @@ def _set_options(options: dict[str, int]) -> None:
     library, _ = _library()
     for name, value in options.items():
         if library.ark_emulator_set(name.encode(), int(value)) != 0:
-            raise InvalidUsageError(f"The emulator has no setting called {name}.")
+            raise InvalidUsageError(
+                f"The emulator has no setting {name!r}; see ark_rocm_emulator.emulated for the "
+                "settings."
+            )
 
 
 def activate(request: str | None = None) -> Activation | None:
-    """Make hip-python use emulated devices if they are requested. Builds the stand-in if necessary.
+    """Makes hip-python use emulated devices if they are requested. Builds the stand-in if
+    necessary. Has no effect if emulated devices are active already.
 
     Args:
-        request: "emulated:gfx942[,2]", or "emulated:mi300x" with predicted times; default: the
-            environment's ARK_ROCM_DEVICE. The variables ARK_ROCM_EMULATOR_SEED, _CHECKS, _STALE,
-            _COMPUTE_UNITS, _STORES_ONLY and _IMPLICIT_SYNC are heeded too.
+        request: "emulated:gfx942[,2]", or "emulated:mi300x" with predicted times. The default is
+            the value of the environment variable ARK_ROCM_DEVICE. The variables
+            ARK_ROCM_EMULATOR_SEED, _CHECKS, _STALE, _COMPUTE_UNITS, _STORES_ONLY and
+            _IMPLICIT_SYNC set options of `emulated`.
 
     Returns:
-        The present emulation (activating twice changes nothing), or None if nothing was asked for.
+        The active emulation, or None if none is requested.
 
     Raises:
-        InvalidUsageError: the request is not a device that can be emulated.
-        SystemError: no compiler, or hip-python already talks to another runtime.
+        InvalidUsageError: the requested device cannot be emulated.
+        SystemError: no compiler is installed, or hip-python already uses another runtime.
     """
     global _active
     if _active is not None:
@@ -255,18 +260,19 @@ def activate(request: str | None = None) -> Activation | None:
 
 @contextmanager
 def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[Activation]:
-    """Emulate `count` devices of `arch` for the duration of a `with` block.
+    """Emulates `count` devices of `arch` for the duration of a `with` block.
 
     Args:
-        arch: one of gfx90a, gfx942, gfx950, gfx1100, or a product that is timed (TIMED).
-        count: devices, 1 to 64.
-        options: seed (of the wave scheduler), checks (0 or 1), stale (0 or 1: caches hold old
-            values; not beside checks, which go first), compute_units (per device), stores_only
-            (0 or 1: links between devices carry no read-modify-write), implicit_sync (1 unless
-            told: freeing memory and unloading code wait for kernels, as HIP does; 0: under a
-            running kernel they answer hipErrorNotReady and are failures), parallel (0 or 1),
-            max_slice and step_budget (wave-instructions), external_wait_ms, report (0 or 1:
-            print failures when they happen).
+        arch: one of gfx90a, gfx942, gfx950, gfx1100, or a product with predicted times (TIMED).
+        count: the number of devices, 1 to 64.
+        options: numbers; 0 and 1 switch an option off and on. seed: of the wave scheduler. checks:
+            race and initialisation checks. stale: caches hold old values (ignored with checks).
+            compute_units: per device. stores_only: links between devices support no
+            read-modify-write. implicit_sync: freeing memory and unloading code wait for kernels,
+            as in HIP (on by default); if off, they return hipErrorNotReady while a kernel runs and
+            count as failures. parallel: independent workgroups run on several threads. max_slice,
+            step_budget: in wave-instructions. external_wait_ms: the time limit of a wait for other
+            devices. report: print failures when they happen.
 
     Earlier emulated devices are kept unchanged and are current again after the block. Handles and
     pointers from inside the block are then invalid. Child processes get the devices through
@@ -308,7 +314,7 @@ def _close_opened() -> None:
 
 
 def set_option(name: str, value: int) -> None:
-    """Change one option of `emulated` for the launches that follow."""
+    """Changes one option of `emulated` for later launches."""
     _set_options({name: value})
 
 

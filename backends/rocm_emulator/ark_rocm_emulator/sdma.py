@@ -19,28 +19,30 @@ ADD_64 = 47
 
 
 def copy_linear(source: int, target: int, size: int) -> bytes:
-    """Copy `size` bytes (1 to 2^30) from address `source` to `target`: 7 words."""
+    """A packet of 7 words that copies `size` bytes (1 to 2^30) from `source` to `target`."""
     return struct.pack("<IIIQQ", 1, size - 1, 0, source, target)
 
 
 def atomic_add_64(target: int, value: int) -> bytes:
-    """Add `value` to the 64-bit word at `target`: 8 words."""
+    """A packet of 8 words that adds `value` to the 64-bit word at `target`."""
     return struct.pack("<IQQQI", 10 | ADD_64 << 25, target, value & (2**64 - 1), 0, 0)
 
 
 def fence(target: int, value: int) -> bytes:
-    """Write the 32-bit `value` to `target` once everything before it is done: 4 words."""
+    """A packet of 4 words that writes the 32-bit `value` to `target` when all earlier packets are
+    complete.
+    """
     return struct.pack("<IQI", 5, target, value)
 
 
 def poll_at_least(source: int, value: int) -> bytes:
-    """Wait until the 32-bit word at `source` is at least `value`: 6 words."""
+    """A packet of 6 words that waits until the 32-bit word at `source` is at least `value`."""
     return struct.pack("<IQIII", 8 | 5 << 28 | 1 << 31, source, value, 0xFFFFFFFF, 4)
 
 
 @dataclass(frozen=True)
 class SdmaQueue:
-    """One queue: its number, its ring's size in bytes, and the addresses that a kernel needs."""
+    """A queue: its number, the size of its ring in bytes, and the addresses that a kernel needs."""
 
     number: int
     ring_bytes: int
@@ -51,18 +53,18 @@ class SdmaQueue:
 
     @classmethod
     def create(cls, device: int = 0, ring_bytes: int = 4096) -> SdmaQueue:
-        """A new queue of emulated device `device`; `ring_bytes` is a multiple of 4096.
+        """Creates a queue of the emulated device `device`. `ring_bytes` is a multiple of 4096.
 
         Raises:
-            InvalidUsageError: there is no such device, or the size is not a multiple of 4096.
+            InvalidUsageError: the device does not exist, or the size is not a multiple of 4096.
         """
         library, _ = _library()
         addresses = (ctypes.c_uint64 * 4)()
         number = library.ark_emulator_sdma_create(device, ctypes.c_uint64(ring_bytes), addresses)
         if number < 0:
             raise InvalidUsageError(
-                f"No DMA queue of {ring_bytes} bytes can be made on device {device}. Expected an "
-                f"emulated device and a multiple of 4096 bytes."
+                f"No DMA queue of {ring_bytes} bytes can be created on device {device}. Expected "
+                f"an emulated device and a multiple of 4096 bytes."
             )
         return cls(number, ring_bytes, *addresses)
 

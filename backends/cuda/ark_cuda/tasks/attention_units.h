@@ -21,11 +21,11 @@ struct ArkAttentionUnits {
   static constexpr int CREWS = CREWS_;
   static constexpr int ROWS = 16 * SLABS, WARPS = SLABS * TEAM, THREADS = 32 * WARPS;  // of a group
   static constexpr int STEPS = (D + 15) / 16;            // blocks of 16 columns of a head
-  static constexpr int OWN = (STEPS + TEAM - 1) / TEAM;  // those of the result that a warp computes
-  static constexpr int SCORES = KEYS / TEAM;             // of a block's keys those of a warp
+  static constexpr int OWN = (STEPS + TEAM - 1) / TEAM;  // blocks of the result per warp
+  static constexpr int SCORES = KEYS / TEAM;             // keys of a block per warp
   static constexpr int PITCH = (STEPS + 3) / 4 * 128;
   static constexpr int SLOT = KEYS * PITCH, RING = ROWS * PITCH;  // slots begin after the queries
-  static constexpr int SHARED = RING + GROUPS * SLOTS * SLOT;     // then what teams share
+  static constexpr int SHARED = RING + GROUPS * SLOTS * SLOT;     // then the data of the teams
   static constexpr int TEAM_BYTES = KEYS * 32 + TEAM * 64;
   static constexpr int SUMS = OWN * 1024, OUT_PITCH = (OWN + 3) / 4 * 128;
   // Bytes of shared memory that a warp uses after its last block of keys: for its sums and
@@ -66,9 +66,9 @@ struct ArkAttentionStrip {
   ArkCtx* context;
   const ArkTask* task;
   ArkAttentionTile tile;
-  int rows;      // of the tile; 0 behind the task's last one
-  int round;     // of the task's tiles: the crew's next
-  int left;      // rows of the round's tile behind this part
+  int rows;      // of the strip; 0 after the task's last tile
+  int round;     // the number of the crew's next tile among the task's tiles
+  int left;      // rows of the current tile after this strip
   ark_u32 zero;  // a zero that the compiler does not know
 };
 

@@ -127,13 +127,16 @@ def _layouts(width: int, most: int, warps: int, crews: int) -> Iterator[Layout]:
 
 
 def _worth(layout: Layout, rows: int, context: int, turns: int) -> tuple[float, ...]:
-    """The sort key of layouts; greater is better. If all keys of a tile are one block, nothing
-    hides the latency of its loads, so layouts with fewer tiles one after another come first. Then
-    the number of warps, reduced by the fraction of slab rows that have no query, by that of tiles
-    that a crew lacks and, if there are fewer keys than the largest blocks of all groups have, by
-    the fraction without a key; then sizes that mean fewer reads of shared memory; then those that
-    mean fewer waits. rows: query rows of a tile. context: the number of keys. turns: the number of
-    a task's tiles.
+    """The sort key of layouts; greater is better. It compares in this order:
+
+    - If all keys of a tile are one block, nothing hides the latency of its loads: fewer tiles one
+      after another are better.
+    - The number of busy warps: all warps, times the fraction of slab rows that have a query, the
+      fraction of rounds in which a crew has a tile, and, if the largest blocks of all groups have
+      more keys than the context, the fraction of keys that exist.
+    - Fewer reads of shared memory, then fewer waits.
+
+    rows: query rows of a tile. context: the number of keys. turns: the number of a task's tiles.
     """
     own = -(-turns // layout.crews)
     chain = own * -(-rows // (SLAB_ROWS * layout.slabs)) if context <= max(KEYS) else 0

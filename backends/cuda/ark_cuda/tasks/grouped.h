@@ -26,8 +26,8 @@ struct ArkGroups {
   }
 };
 
-// The index after the last in the image that the results of a task's tile read, in one dimension.
-// Results past the end of the image of results, which are not stored, read nothing.
+// In one dimension: the end (last index + 1) of the input pixels that the results of a task's tile
+// read. Results past the output's end are not stored, so their pixels do not count.
 template <int TILE, int SIZE, int K, int STEP, int APART, int BEFORE, int IMAGE>
 ARK_DEVICE int ark_groups_end(int coord) {
   const int last = (coord + TILE < SIZE ? coord + TILE : SIZE) - 1;
@@ -35,8 +35,9 @@ ARK_DEVICE int ark_groups_end(int coord) {
   return end < IMAGE ? end : IMAGE;
 }
 
-// Begins to copy rows `first` to `end` - 1 of the image's part; rows and columns that are not read
-// or are outside of the image are zero. source(n, y, x, c) is the address of eight channels.
+// Starts the copies of rows `first` to `end` - 1 of the tile's part of the image to shared memory.
+// Pixels that are not read or are outside of the image become zero. source(n, y, x, c) is the
+// address of eight channels.
 template <class WINDOW, class TILE, class G, int ALL, class Source>
 ARK_DEVICE void ark_groups_copy(const ArkTask& t, ark_u32 to, int first, int end, int channel,
                                 const Source& source) {
@@ -60,9 +61,10 @@ ARK_DEVICE void ark_groups_copy(const ArkTask& t, ark_u32 to, int first, int end
   }
 }
 
-// The task's tile (images, rows, columns, outputs). ALL: the channels of the image. M, N: as above.
-// BANDS: the parts of the rows; while one is multiplied, the next ones are copied. weight(k, c) is
-// the address of eight outputs, and finish(n, y, x, c, sums) stores a result of two.
+// Computes the task's tile (images, rows, columns, outputs). ALL: the channels of the image. M, N:
+// a warp multiplies 16 M results by 8 N outputs at a time. BANDS: the tile's rows are divided into
+// BANDS parts; while one is multiplied, the next ones are copied. weight(k, c): the address of the
+// weights of eight outputs. finish(n, y, x, c, sums): stores two neighbouring results.
 template <class T, class WINDOW, class TILE, int EACH, int OUTPUTS, int ALL, int M, int N,
           int BANDS, class Weight, class Source, class Finish>
 ARK_DEVICE void ark_groups(ArkCtx& c, const ArkTask& t, const Weight& weight, const Source& source,
@@ -83,7 +85,7 @@ ARK_DEVICE void ark_groups(ArkCtx& c, const ArkTask& t, const Weight& weight, co
     ark_copy_words(weights + static_cast<ark_u32>(k * G::WEIGHT + v * 16),
                    weight(k, output < TILE::size[3] ? output : 0), output < TILE::size[3] ? 16 : 0);
   }
-  // The row of the image's part after the last that results before `line` read.
+  // The number of rows of the tile's part of the image that the results before row `line` read.
   const auto read = [](int line) {
     const int last = (line < LINES ? line : LINES) - 1;
     return last / G::ROWS * G::HIGH + last % G::ROWS * WINDOW::step_down +

@@ -114,7 +114,7 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
     __threadfence_block();
   }
   before = __shfl_sync(0xffffffffu, before, 0);
-  __syncwarp();  // all lanes see what lane 0 has seen; a shuffle orders no memory
+  __syncwarp();  // makes the data that lane 0 acquired visible to all lanes; a shuffle does not
   if (before != P - 1) return false;
   total = 0.0f;
 #pragma unroll

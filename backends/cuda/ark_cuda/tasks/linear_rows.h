@@ -16,8 +16,8 @@ ARK_DEVICE float ark_lane_products(const ROW* rows, const T* x) {
   return ark_warp_sums<R>(sum);
 }
 
-// The number of pairs of elements of the input row that a thread loads: two of each block of its
-// warp.
+// The number of pairs of elements of the input row that a thread loads: two pairs for each block of
+// elements that its warp loads.
 template <int K>
 constexpr int ARK_BLOCK_PAIRS =
     2 * ((K + ARK_INPUT_BLOCK * ARK_WARPS - 1) / (ARK_INPUT_BLOCK * ARK_WARPS));

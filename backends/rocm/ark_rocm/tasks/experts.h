@@ -27,8 +27,8 @@ ARK_DEVICE void ark_sums_store(ArkCtx&, const ArkExpertSums<F>& sums, int, int n
   sums.finish.store(sums.row, sums.slot, n, sums.finish.term(v, with));
 }
 
-// What a thread adds to the sums of its outputs. `ahead` loads it for the thread's first output,
-// before the sums are complete.
+// Applies the epilogue to the sums and stores the outputs. `ahead` loads the epilogue's operands
+// for a thread's first output before the sums are complete.
 template <int ADDED, int TOTAL, class F>
 struct ArkExpertResults {
   const F& finish;

@@ -31,8 +31,8 @@ from ark_rocm.tasks.linear_several import MOST_GROUP, SeveralRows, slab_bytes
 
 MOST_SUMS = 6144  # sums in shared memory at once
 SCALED = "gfx950"  # the architecture with the scaled matrix instruction
-# What a scaled product multiplies: columns and rows of the weights, and columns that share a power
-# of two. The input has six parts.
+# The sizes of one scaled product: columns and rows of the weights, the columns that share a power
+# of two, and the parts into which each element of the input is split.
 DEPTH, TILE_ROWS, BLOCK, PARTS = 256, 8, 32, 6
 MOST_STEPS = 6  # of a tile in a wave: the input takes 8 registers each
 MOST_LOADS = 20  # of a wave in flight: they take 5 registers each

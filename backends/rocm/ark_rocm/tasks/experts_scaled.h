@@ -1,30 +1,33 @@
-// Products with the fp4 weights of chosen experts and one row of input each, on gfx950's scaled
-// matrix instruction. The input is the sum of six 8-bit floats (e5m2) of two bits of mantissa, and
-// all of them are multiplied by the codes at once: they are rows of one matrix, and rows of the
-// weights are columns of the other. So codes are not converted.
+// Products of the fp4 weights of chosen experts with one input row per expert, by gfx950's scaled
+// matrix instruction, which reads fp4 codes without a conversion. Each element of the input is
+// split into six 8-bit floats (e5m2), the parts, whose sum is the element. One instruction
+// multiplies all parts by the codes: the parts are rows of its left operand, and rows of the
+// weights are columns of its right operand.
 
 typedef int ark_i32x4 __attribute__((ext_vector_type(4)));
 typedef int ark_i32x8 __attribute__((ext_vector_type(8)));
 
-// Parts of an element of the input. Each part has at least four bits of what is left, so six parts
-// have 24.
+// The number of parts of an element of the input. Each part has at least four bits of the remainder
+// after the parts before it, so six parts have the 24 bits of a float.
 constexpr int ARK_SCALED_PARTS = 6;
-// A product has 256 elements of eight rows of the weights. Columns 0 to 7 have the first half of
-// the elements, columns 8 to 15 the second half. Rows 4g + i have part 2g + i % 2 of the half i
-// / 2.
+// A product has 256 elements along k and eight rows of the weights. Columns 0 to 7 of the right
+// operand are the first halves of these rows, columns 8 to 15 the second halves. Row 4g + i of the
+// left operand is part 2g + i % 2 of the input's half i / 2.
 constexpr int ARK_SCALED_DEPTH = 256, ARK_SCALED_ROWS = 8;
 constexpr int ARK_SCALED_BLOCK = 32;  // elements that share a power of two
 
-// An input row in shared memory: 128 bytes for each step, half and part, and the exponent of each
-// block. The distance of two rows of parts avoids bank conflicts.
+// An input row in shared memory. It has 128 bytes for each half and part of each step (256 elements
+// along k), and the exponent of each block of 32 elements. The rows are padded to avoid bank
+// conflicts.
 template <int STEPS>
 struct ArkScaledInput {
   static constexpr int ROW = STEPS * 128 + 16, EXPONENTS_AT = 2 * ARK_SCALED_PARTS * ROW;
   static constexpr int BLOCKS = STEPS * 8, BYTES = (EXPONENTS_AT + BLOCKS + 15) / 16 * 16;
 
-  // Splits INPUTS rows of K elements. Of eight neighbours, the even ones come first, as in words of
-  // codes. A block's largest finite element is between 2^14 and 2^15 times its power of two.
-  // Infinities are in the first part only; all parts of NaN are NaN.
+  // Splits INPUTS rows of K elements into parts. Of eight neighbouring elements, the even ones are
+  // stored first, which is the order of the codes in a word. A block's power of two is such that
+  // its largest finite element is between 2^14 and 2^15 times that power. Infinities are in the
+  // first part only; all parts of NaN are NaN.
   template <int K, int INPUTS>
   ARK_DEVICE void split(const float* xs, unsigned char* inputs) {
     constexpr int PIECES = BLOCKS * 4;
@@ -92,13 +95,14 @@ struct ArkScaledInput {
   }
 };
 
-// What a lane multiplies by: 32 codes of a row, and their scale (bf16).
+// A lane's weights for one product: 32 codes of a row, and their scale (bf16).
 struct ArkScaledPiece {
   ark_i32x4 codes;
   ark_u32 scale;
 };
 
-// Adds the products of an input's parts and codes, which are multiplied by powers of two.
+// Adds the products of an input's parts and codes. exponents, exponent: the powers of two by which
+// the instruction multiplies the parts and the codes.
 ARK_DEVICE ark_f32x4 ark_scaled_multiply(const ark_i32x8& parts, ark_u32 exponents,
                                          const ark_i32x4& codes, ark_u32 exponent, ark_f32x4 sum) {
   constexpr int INPUT = 1, CODES = 4;  // e5m2, e2m1
@@ -107,7 +111,8 @@ ARK_DEVICE ark_f32x4 ark_scaled_multiply(const ark_i32x8& parts, ark_u32 exponen
                                                           static_cast<int>(exponents), 0,
                                                           static_cast<int>(exponent));
 }
-// The same for any scale: the sum of powers of two, for each of which the codes are multiplied.
+// The same for a scale that is not a power of two. The scale is the sum of up to eight powers of
+// two, one per bit of its mantissa, and the codes are multiplied once for each.
 ARK_DEVICE ark_f32x4 ark_scaled_any(const ark_i32x8& parts, ark_u32 exponents,
                                     const ArkScaledPiece& piece, ark_f32x4 sum) {
   const ark_u32 exponent = piece.scale >> 7 & 0xffu;
@@ -127,9 +132,10 @@ ARK_DEVICE ark_f32x4 ark_scaled_any(const ark_i32x8& parts, ark_u32 exponents,
   return sum;
 }
 
-// As ark_expert_split. A tile has eight rows of one run. The waves share tiles and, K_WAVES of
-// them, the steps of a tile. All loads of ROWS outputs are in flight at once, and those of the next
-// ROWS outputs while they are multiplied.
+// Like ark_expert_split (experts.h), by scaled products. A tile has eight rows of one run (one
+// expert with one of its weight matrices). The tiles are divided among groups of K_WAVES waves,
+// which divide a tile's steps along k. All loads for ROWS outputs are in flight at once; while
+// these are multiplied, those for the next ROWS outputs are.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
           int K_WAVES, int STEPS, int ROWS, class X, class E, class F>
 ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
@@ -139,8 +145,8 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
   constexpr int ADDED = TOTAL > 0 ? TOTAL : 1, INPUTS = SLOTS ? ADDED : 1;
   constexpr int RUNS = ADDED * WEIGHTS, TILES = ROWS / ARK_SCALED_ROWS, ALL = RUNS * TILES;
   constexpr int SHARES = ARK_WARPS / K_WAVES, OWN = (ALL + SHARES - 1) / SHARES;
-  // Tiles whose products are independent of each other. With one input, products need not wait for
-  // all weights.
+  // The number of tiles that are multiplied in turn, to have independent products. With one input
+  // it is 1, so that a tile's products begin before the weights of all tiles have arrived.
   constexpr int TOGETHER = INPUTS > 1 ? OWN : 1;
   static_assert(OF <= EXPERTS || RUNS == 1, "a part of the experts has no epilogue");
   unsigned char* inputs = reinterpret_cast<unsigned char*>(ARK_SCRATCH(c));
@@ -182,7 +188,7 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
     from[o] = ark_to_global(run % WEIGHTS > 0 ? second : bytes) +
               first * static_cast<ark_i64>(sizeof(ROW));
   }
-  // Past the last row and the last block, that row and that block are loaded again. The input is
+  // Past the last row or the last block of a row, that row or block is loaded again. The input is
   // zero past the last block.
   const auto load = [&](int o, int i, int top) {
     const int tile = share * OWN + o < ALL ? share * OWN + o : ALL - 1;

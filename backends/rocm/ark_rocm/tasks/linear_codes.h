@@ -5,8 +5,7 @@
 // (codes.h).
 template <class C>
 constexpr float ARK_CODE_UNIT = 1.0f;
-// The order in which eight codes form pairs: true for the order given on the right, false for
-// neighbours.
+// True if eight codes form pairs in the order given on the right, false if neighbours form pairs.
 template <class C>
 constexpr bool ARK_PAIRS_APART = false;  // 0 and 2, 4 and 6, 1 and 3, 5 and 7: bytes of fp4
 

@@ -25,7 +25,7 @@ constexpr uint32_t kSlots = 16384, kKnown = 4096, kLog = 8192;
 struct Ledger {
   struct Slot {
     uint32_t start = 0, live = 0;
-    uint64_t ended = 0;                  // when the slot's last wave did
+    uint64_t ended = 0;                  // when the slot's last wave ended
   };
   struct Known {
     uint32_t process;
@@ -33,7 +33,7 @@ struct Ledger {
     uint32_t slot, epoch, past;
   };
   struct Entry {
-    uint32_t number, own, past, count, all;    // all: more was known than fits
+    uint32_t number, own, past, count, all;    // all: the entries exceed `known`
     Known known[kKnown];
   };
   Slot slots[kSlots];

@@ -18,12 +18,12 @@ struct SharedRecord {
   uint32_t pc = 0;
   uint8_t bytes = 0;
   Stamp stamp = Stamp::Plain;
-  bool changes = false;                  // a read-modify-write: goes on with what was there
+  bool changes = false;                  // a read-modify-write, which keeps earlier releases
 };
 
 struct alignas(256) SharedCell {
-  uint64_t version = 0;                  // of the last change, from one count for all processes
-  uint32_t by = 0;                       // the process that made it
+  uint64_t version = 0;                  // of the last change; one counter for all processes
+  uint32_t by = 0;                       // the process of the last change
   bool flag = false;
   SharedRecord sync, writes[3], reads[3];
 };

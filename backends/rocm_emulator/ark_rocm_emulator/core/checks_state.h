@@ -37,7 +37,7 @@ struct ReleaseRecord {
   uint32_t time = 0;
   Published group, agent, system, lds;
   SharedClock cleared = nullptr;         // WaveChecks::cleared then
-  Published past = {};                   // proved by the flag's value alone: see Passing
+  Published past = {};                   // loads that had completed: see Passing
 };
 
 // The history of one slot. A later grid that reuses the slot continues it, so epochs never
@@ -54,7 +54,7 @@ constexpr size_t kMaxRecords = 4096;
 
 struct World {   // one per process: grids of all machines share memory
   std::mutex mutex;
-  uint64_t time = 0;                     // grows: in which order lines were held and caches cleared
+  uint64_t time = 0;                     // counts loads of scalar lines and cache clears, in order
   std::vector<SlotHistory> slots;
   std::vector<uint32_t> free_slots;
   uint32_t next_grid = 1;
@@ -86,7 +86,7 @@ struct LdsDoubt {
 struct CellState {
   std::vector<Record> writes, reads;
   bool flag = false;                     // global memory: some wave has polled it or used an atomic
-  uint64_t version = 0;                  // SharedCell::version that this has taken in
+  uint64_t version = 0;                  // the SharedCell::version that was imported last
 };
 
 struct Contributor {
@@ -104,14 +104,14 @@ struct Doubt {
 // A line of memory that a scalar load brought into the scalar cache of a wave's compute unit.
 struct ScalarHold {
   static constexpr uint64_t kLine = 64;
-  static constexpr size_t kMost = 16;    // per line; more are forgotten, which may miss a stale read
+  static constexpr size_t kMost = 16;    // records per line; with more, a stale read may be missed
   struct Load {
-    uint32_t epoch = 0, complete = 0;    // of the wave; up to where its own stores had arrived
+    uint32_t epoch = 0, complete = 0;    // the wave's epoch; that of its last completed stores
     SharedClock seen;
   };
   uint32_t slot = 0;
   int device = 0;
-  Load first, last;                      // since that wave cleared its cache
+  Load first, last;                      // loads since that wave cleared its cache
   uint64_t time = 0;                     // World::time at `first`
   std::array<uint8_t, kLine> bytes;      // the contents of the line then
 };
@@ -141,7 +141,7 @@ struct Outstanding {
 struct PendingAcquire {
   Contributor from;
   Scope needed;
-  uint32_t vm_sequence, lgkm_sequence;   // the load that saw it
+  uint32_t vm_sequence, lgkm_sequence;   // of the load that read the flag
   bool l2_done;                          // the outer cache was invalidated since
 };
 
@@ -181,7 +181,7 @@ struct MatrixHistory {
 struct WaveChecks {
   uint32_t slot = 0, epoch = 1, grid = 0;
   SharedClock seen, seen_lds;
-  SharedClock past;                      // up to which epochs loads of others have their values
+  SharedClock past;                      // per slot: the epoch up to which its loads are complete
   std::vector<Passing> passing;
   std::unordered_map<uint32_t, uint32_t> passed;   // slot -> epoch that `past` has taken in
   std::deque<Outstanding> vm, vs, lgkm;
@@ -192,7 +192,7 @@ struct WaveChecks {
   // The state that was last published to other processes, with its number.
   Published told, told_past;
   uint32_t told_as = 0;
-  uint64_t started = 0;                  // world_time() then
+  uint64_t started = 0;                  // world_time() when the wave began
   uint32_t last_store = 0;               // epoch of the last store that a cache may hold back
   struct WriteBack {
     Published what;
@@ -215,7 +215,7 @@ struct GroupChecks {
   ShadowPages lds;
   std::vector<LdsDoubt> doubts;          // reported when the last wave ends
   uint64_t cleared_at = 0;               // World::time when its scalar cache was last cleared
-  bool clears = false;                   // one of its waves has done so
+  bool clears = false;                   // one of its waves has cleared it
 };
 
 struct GridChecks {
@@ -223,10 +223,11 @@ struct GridChecks {
   std::vector<std::unique_ptr<WaveChecks>> waves;
   std::vector<uint32_t> slots;
   std::unordered_map<const Workgroup*, GroupChecks> groups;
-  std::unordered_map<uint32_t, uint32_t> polls;   // by pc of a load: where it polls (poll_at)
-  std::unordered_map<uint32_t, bool> spins;   // ... of one place, whose address stays
-  std::vector<MatrixRole> matrix_roles;       // by pc
-  std::unordered_map<uint32_t, bool> expects; // ... or gives an atomic its expected value
+  // By the pc of a load: the result of poll_at; that of spins (it polls one address); and whether
+  // it provides an atomic's expected value.
+  std::unordered_map<uint32_t, uint32_t> polls;
+  std::unordered_map<uint32_t, bool> spins, expects;
+  std::vector<MatrixRole> matrix_roles;  // by pc
 };
 
 // The properties of a wave's access that all its lanes share.
@@ -257,8 +258,10 @@ void check_float_atomic(const Access& x, const Region& region, int lane, uint64_
 void check_scalar_cache(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t bytes,
                         uint64_t address);
 void hold_line(const Access& x, ShadowPages& shadow, uint64_t offset, uint64_t address);
-bool has_ended(uint32_t slot, uint32_t epoch);   // the wave that had the slot at that epoch
-void scalar_cleared(WaveChecks& c);      // the wait that covers its invalidations
+// True if the wave that used the slot at that epoch has ended.
+bool has_ended(uint32_t slot, uint32_t epoch);
+// Called at the wait that completes the wave's invalidations of the scalar cache.
+void scalar_cleared(WaveChecks& c);
 // The epochs up to which all of the wave's global and LDS operations have completed.
 uint32_t complete_global(const WaveChecks& c);
 uint32_t complete_lds(const WaveChecks& c);

@@ -18,8 +18,8 @@ namespace {
 constexpr uint64_t kWatchSteps = 20000;   // longest cycle that is detected
 constexpr size_t kPrintedWaves = 24;
 
-constexpr uint64_t kLooks = 100000;       // clock between looks at a grid that stands still
-constexpr uint64_t kLongestPause = 64;    // how many times that, while it turns out to be working
+constexpr uint64_t kLooks = 100000;       // instructions between two checks for a deadlock
+constexpr uint64_t kLongestPause = 64;    // limit of the factor by which checks become rarer
 constexpr std::chrono::microseconds kShortestNap{200}, kLongestNap{20000};
 
 // Calls f(begin, bytes) for each part of the state, except the pc, that determines a wave's next

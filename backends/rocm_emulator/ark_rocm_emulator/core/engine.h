@@ -58,7 +58,7 @@ struct Region {
   bool shared = false;      // mapped by another process too (IPC): a wait on it is never a deadlock
   bool initialised = false; // contents count as written (host memory, IPC imports)
   std::string name;         // for messages: "hipMalloc#3"
-  void* records = nullptr;  // of the checks, shared with the other processes: kRecordBytes for 4 bytes
+  void* records = nullptr;  // the checks' records, shared by processes: kRecordBytes per 4 bytes
   // Called by the emulating thread after a store to this region has been performed (doorbells).
   // Must be quick and must not call back into the Machine.
   std::function<void(uint64_t address, uint64_t value, int bytes)> on_store;
@@ -137,15 +137,15 @@ struct Dim3 {
 struct LaunchOptions {
   uint64_t seed = 0;            // of the wave scheduler
   bool checks = false;          // shadow memory, hazards, races (slower)
-  bool stale = false;           // caches hold old values, operations overtake each other; not
-                                // together with checks, which go first
+  bool stale = false;           // caches hold old values, operations overtake each other; ignored
+                                // if `checks` is set
   bool stores_only = false;     // links between devices carry no read-modify-write
   bool parallel = true;         // may spread independent workgroups over threads
   uint32_t max_slice = 256;     // most instructions a wave runs before another one is picked
   uint32_t timing = 0;          // number of a timing model (timing.h); 0: none
   uint64_t step_budget = 0;     // wave-instructions before giving up; 0: none
-  uint32_t external_wait_ms = 30000;  // no progress for so long while waiting for memory that the
-                                      // host or another device may still write: deadlock
+  uint32_t external_wait_ms = 30000;  // time without progress, while the host or another device may
+                                      // still write, after which a deadlock is reported
 };
 
 struct LaunchDesc {
@@ -154,8 +154,8 @@ struct LaunchDesc {
   Dim3 grid;                    // in workgroups
   Dim3 block;                   // in lanes
   uint32_t dynamic_lds = 0;     // bytes
-  std::vector<uint8_t> kernarg; // explicit arguments laid out as KernelInfo::args says; the hidden
-                                // ones are filled in by the engine
+  std::vector<uint8_t> kernarg; // explicit arguments in the layout of KernelInfo::args; the engine
+                                // fills in the hidden ones
   LaunchOptions options;
 };
 
@@ -173,8 +173,8 @@ enum class ErrorKind : uint8_t {
   Budget,           // step_budget exhausted
   Trap,             // s_trap
   Cancelled,
-  Stale,            // scalar load of a line that its cache may hold since before a write (checks)
-  Link,             // read-modify-write over a link that carries none (stores_only)
+  Stale,            // scalar load that may return a cached line from before a write (checks)
+  Link,             // read-modify-write over a link that supports none (stores_only)
 };
 const char* error_kind_name(ErrorKind kind);
 

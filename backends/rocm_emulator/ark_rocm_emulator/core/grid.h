@@ -134,10 +134,10 @@ struct Grid {
   uint32_t vgpr_rows = 0;                // rows the kernel uses, AGPRs after the VGPRs
   uint64_t live_waves = 0;
   uint64_t last_change = 0;              // clock when memory last changed
-  uint64_t next_look = 0, pause = 1;     // when to look for a deadlock again; how patiently
+  uint64_t next_look = 0, pause = 1;     // the next check for a deadlock; factor of its interval
   std::chrono::steady_clock::time_point external_since;
   const std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::duration napped{};   // while only an outside writer could write
+  std::chrono::steady_clock::duration napped{};   // slept while waiting for an outside writer
   bool waiting_external = false;
 };
 

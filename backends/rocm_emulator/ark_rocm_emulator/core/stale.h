@@ -31,16 +31,16 @@ enum class Reach : uint8_t { Group, Agent, System };
 
 // Which caches may hold memory of one kind, for accesses of one device.
 struct Placement {
-  bool inner = false;     // in an XCD's L2, or in RDNA's cache of a shader array
-  bool through = false;   // ... where stores do not stay
-  bool outer = false;     // in a cache that a device has once
-  bool local = false;     // coarse memory of the device itself: no invalidation drops it there
-  bool peer = false;      // another device's
+  bool inner = false;     // the L2 of an XCD, or RDNA's cache of a shader array
+  bool through = false;   // that inner cache is write-through
+  bool outer = false;     // the device's one outer cache
+  bool local = false;     // the device's own coarse-grained memory: invalidations keep its lines
+  bool peer = false;      // memory of another device
 };
 
 struct CacheLine {
   uint64_t tag;           // number of the line + 1; 0: none
-  uint32_t round, foreign_round;   // Cache's when it was last touched
+  uint32_t round, foreign_round;   // Cache::round_ and foreign_round_ when it was last touched
   bool local, listed;     // Placement::local; is in Cache::dirty_
   ByteMask valid, dirty;
   alignas(16) uint8_t data[kStaleLine];
@@ -76,7 +76,7 @@ class Cache {
     dirty_.clear();
   }
   void drop_clean() { round_++; }
-  void drop_foreign() { foreign_round_++; }   // clean lines but those that are local
+  void drop_foreign() { foreign_round_++; }   // drops clean lines that are not local
 
  private:
   CacheLine& place(uint64_t line) {
@@ -97,7 +97,7 @@ class DeviceCaches {
  public:
   DeviceCaches(Arch arch, uint64_t salt);
   std::mutex mutex;   // held around everything below
-  // A line as a compute unit of `part` sees it after its first cache.
+  // Reads a line as a compute unit of `part` sees it on a miss in its first-level cache.
   void read(unsigned part, uint64_t line, Placement place, Reach reach, Random& random,
             uint8_t* out);
   bool write(unsigned part, uint64_t address, const uint8_t* from, int bytes, Placement place,
@@ -107,7 +107,7 @@ class DeviceCaches {
   void write_back(unsigned part, Reach reach);
   void invalidate(unsigned part, Reach reach);
   void drop_clean();
-  void settle();      // everything is written back, nothing is held
+  void settle();      // writes everything back and empties the caches
 
  private:
   bool cdna3() const { return arch_ == Arch::gfx942 || arch_ == Arch::gfx950; }
@@ -145,7 +145,8 @@ struct ComputeUnit {
 struct StaleWave {
   ComputeUnit* unit = nullptr;
   unsigned part = 0;
-  std::deque<Flight*> loads, stores;    // by counter (one on CDNA); null: has taken effect
+  // The operations that each wait counter counts (CDNA has one counter); null: has taken effect.
+  std::deque<Flight*> loads, stores;
 };
 
 class StaleGrid {
@@ -158,8 +159,8 @@ class StaleGrid {
   // Called for each memory or cache-control instruction. Returns true if it was handled here:
   // either it was issued, to take effect later, or it controls caches.
   bool issue(Wave& w, const Inst& i);
-  void progress();            // some operation may take effect
-  void settle();              // all do, and what was read is forgotten
+  void progress();            // lets a pending operation take effect, at random
+  void settle();              // lets all take effect and empties the caches
   // Called from access.cpp when an operation takes effect.
   void load(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t* rows);
   bool store(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows);

@@ -1,8 +1,11 @@
-// The caches after the first one: the lines that they hold, and when they write them on.
+// The caches behind a compute unit's first-level cache: which lines they hold, and when they write
+// dirty lines to the next level. A device has several inner caches (each serves a part of its
+// compute units) and one outer cache. The outer cache of CDNA3 stands for the level at which stores
+// of agent scope are visible.
 //
 //           first             inner (part)                          outer (device)
 //   gfx90a  L1 of a CU        -                                     L2
-//   CDNA3+  L1 of a CU        L2 of an XCD                          what agent scope reaches
+//   CDNA3+  L1 of a CU        L2 of an XCD                          agent scope
 //   RDNA3   L0 of a CU        L1 of a shader array, no stores       L2
 #include <algorithm>
 #include <bit>
@@ -14,7 +17,7 @@ namespace ark_emu {
 namespace {
 
 constexpr uint32_t kInnerLines = 32768, kOuterLines = 65536;
-constexpr uint64_t kForgets = 64;   // one hit of so many finds that the line has just gone
+constexpr uint64_t kForgets = 64;   // one of this many hits counts as a miss, at random
 constexpr ByteMask kAll = ~ByteMask{0};
 
 // Returns the mask that selects `bytes` bytes (at least 1) from `offset` on.

@@ -19,10 +19,13 @@ namespace ark_emu {
 namespace {
 
 constexpr uint32_t kFirstLines = 1024;
-constexpr uint64_t kForgets = 64;      // one hit of so many finds that the line has just gone
+// One of this many, at random: hits count as misses (kForgets); operations take effect later than
+// they are issued (kDeferred); stores find an old copy of their line in another unit's first-level
+// cache (kPulls); slices let a deferred operation take effect (kProgress).
+constexpr uint64_t kForgets = 64;
 constexpr uint64_t kDeferred = 2;
-constexpr uint64_t kPulls = 3;         // one store of so many finds its line in some first cache
-constexpr uint64_t kProgress = 12;     // ... in one slice of so many, unless it is waited for
+constexpr uint64_t kPulls = 3;
+constexpr uint64_t kProgress = 12;
 
 bool is_cdna3(const Wave& w) {
   const Arch arch = w.grid->program->arch();

@@ -25,7 +25,7 @@ constexpr uint64_t kLine = 128;
 constexpr uint32_t kMostUnderWay = (62 & 15) | (62 >> 4) << 14 | 15 << 8;
 // The counter lgkmcnt, of LDS accesses and scalar loads in flight, counts to 15.
 constexpr uint32_t kMostScalar = 15 | 3 << 14 | 14 << 8;
-constexpr double kMoment = 500;   // nanoseconds for which the profile says what memory has given
+constexpr double kMoment = 500;   // nanoseconds per row of the profile's bytes read from memory
 
 bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;

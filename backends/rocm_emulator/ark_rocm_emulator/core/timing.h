@@ -31,13 +31,13 @@ struct TimingModel {
   int units, dies;                    // compute units; dies with an L2 each
   double matrix_flops;                // of a SIMD's matrix unit with 16-bit operands, a cycle
   double lds_width, l1_width;         // of a compute unit
-  double l2_width, fabric_width;      // of a die: its L2, its way to the memory side
-  double mall_width, memory_width;    // of the device: memory-side cache, memory as it is reached
+  double l2_width, fabric_width;      // of a die: its L2, its link to the memory side
+  double mall_width, memory_width;    // of the device: memory-side cache, memory (as achieved)
   double lds_latency, scalar_latency, l1_latency, l2_latency, mall_latency, memory_latency;
   double coherent_latency;            // a coherent access, to the memory side and back
-  double cross_die;                   // how much longer one of a line takes that another die wrote last
-  double atomic_step, poll_step;      // one line's read-modify-writes and coherent loads in a row
-  double flush, invalidate;           // an L2's write-back with nothing to write; an invalidation
+  double cross_die;                   // added if another die wrote the line last
+  double atomic_step, poll_step;      // per atomic and per coherent load of one line in sequence
+  double flush, invalidate;           // an L2's write-back without dirty lines; an invalidation
   double barrier;                     // s_barrier, from the last arrival
   double taken_branch;
   uint32_t l1_lines, l2_lines, mall_lines;   // of 128 bytes
@@ -99,32 +99,32 @@ struct Cost {
   bool known = false;
   Unit unit = Unit::Other;
   float issue = 4, latency = 0;
-  uint8_t bytes = 4;                  // an access, by lane
-  uint8_t accesses = 1;               // of the LDS, at offsets of their own
+  uint8_t bytes = 4;                  // per lane and access
+  uint8_t accesses = 1;               // LDS accesses at separate offsets
 };
 
 struct WaveTiming {
   double now = 0;
-  double mark = 0;                    // up to where its time is in the profile
+  double mark = 0;                    // the time up to which the profile is complete
   uint32_t at = 0;                    // the instruction that runs, or ran last
   bool queued = false;
-  double taken = 0;                   // when the address unit began with its last access
-  double matrix_until = 0;            // no register is pending from then on
-  uint32_t unit = 0, simd = 0;        // over all units
-  std::vector<double> vector_queue, scalar_queue;   // when accesses under way will be done
+  double taken = 0;                   // when the address unit accepted the wave's last access
+  double matrix_until = 0;            // when all matrix results are written
+  uint32_t unit = 0, simd = 0;        // numbers in the whole device
+  std::vector<double> vector_queue, scalar_queue;   // the end times of accesses in flight
   double ready[512] = {};
 };
 
 class Timing {
  public:
   Timing(const TimingModel& model, Grid& grid);
-  ~Timing();                          // writes the profile that ARK_ROCM_EMULATOR_PROFILE asks for
+  ~Timing();                          // writes the profile to ARK_ROCM_EMULATOR_PROFILE, if set
   void add(Wave& w);
   // Removes from the queue the wave that is furthest behind in time, and returns it; null if no
   // wave can run.
   Wave* next();
   void queue(Wave& w);
-  bool ahead(const Wave& w) const;    // of those in the queue, by more than a moment
+  bool ahead(const Wave& w) const;    // true if it is more than kSlack ahead of the queued waves
   void before(Wave& w, const Inst& i);
   void after(Wave& w, const Inst& i);
   void released(Workgroup& group);    // a barrier has opened
@@ -160,7 +160,7 @@ class Timing {
     }
   };
   struct LdsUse {
-    double cycles = 0, conflicts = 0;  // that it is busy; of these, that lanes wait for a bank
+    double cycles = 0, conflicts = 0;  // busy cycles; those of them that are bank conflicts
   };
   struct Spent {
     double cycles = 0;                 // of all waves

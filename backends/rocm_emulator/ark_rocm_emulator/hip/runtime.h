@@ -34,14 +34,14 @@ struct Settings {
   bool stale = false;              // values may be stale (LaunchOptions::stale)
   bool stores_only = false;        // links between devices carry no read-modify-write
   bool parallel = true;
-  bool implicit_sync = true;       // freeing and unloading wait for kernels; else they refuse
+  bool implicit_sync = true;       // freeing and unloading wait for kernels; else they fail
   bool report = true;              // print a kernel's failure to stderr when it happens
   int compute_units = 8;           // per device: few, because every workgroup is interpreted
   uint32_t max_slice = 256;
   uint64_t step_budget = 0;
   uint32_t timing = 0;             // number of a timing model of the core; 0: host time
   uint32_t external_wait_ms = 120000;
-  int version = 0;                 // what hipRuntimeGetVersion answers
+  int version = 0;                 // the result of hipRuntimeGetVersion
 };
 
 // The limits of an architecture's hardware for a workgroup. The number of compute units is in
@@ -64,7 +64,7 @@ struct Op {
   bool done = false;
   bool kernel = false;             // a launch
   Clock::time_point finished{};
-  double predicted = 0;            // the device's time then, in ns, where a model times it
+  double predicted = 0;            // the timing model's time at its end, in ns
   std::shared_ptr<ark_emu::Launch> launch;  // while a kernel runs
 
   void wait();
@@ -104,7 +104,7 @@ struct Allocation {
   unsigned flags = 0;
   ark_emu::MemKind kind = ark_emu::MemKind::Device;
   uint64_t arena_offset = 0;
-  void* records = nullptr;  // of the checks, where other processes have the memory too
+  void* records = nullptr;  // the checks' records, if other processes map the memory, too
   bool managed = false, registered = false, imported = false;
   bool far = false;         // of an import: from another device
   int opened = 1;           // of an import: how often it was opened

@@ -34,14 +34,14 @@ def lint(
     expectations: Expectations | None = None,
     resources: Mapping[str, Resources] | None = None,
 ) -> list[Finding]:
-    """Check AMD GPU assembly and return the findings in text order. The result is empty if there
+    """Checks AMD GPU assembly and returns the findings in text order. The result is empty if there
     are no faults.
 
     Args:
         assembly: text of optimised ``clang -S``, or a disassembly through ``as_assembly``.
         target: limits and cache rules, ``TARGETS[arch]``.
-        expectations: what the plan promises; the defaults promise little.
-        resources: figures by kernel name, for a listing that carries no metadata note.
+        expectations: properties that the plan promises for its kernels.
+        resources: figures by kernel name, for a listing without a metadata note.
     """
     expected = expectations or Expectations()
     listing = parse(assembly)

@@ -7,13 +7,13 @@ for, a cache that was not written back, a flag that was read without an invalida
 synchronisation point reports the facts that must not hold there. The required sequences are those
 of the memory model tables in LLVM's "User Guide for AMDGPU Backend", section "Memory Model".
 
-The points are found in two ways. Markers, assembly comments ``; ark.release <scope>`` before a
-publication and ``; ark.released <scope>`` after it, ``; ark.acquire <scope>`` after a wait (and
-``; ark.read <scope>`` after the flag's load, where a fence elsewhere makes it an acquire), and
-``; ark.arrived workgroup`` where the stores of all waves must have arrived, state the intent
-exactly. Without markers (and unless ``Expectations.marked`` promises some), instructions that carry
-their scope are judged: a store or atomic with scope bits publishes what was written before, and a
-load polled in a spin loop acquires later reads.
+The points are found in two ways. Markers are assembly comments that state the intent exactly:
+``; ark.release <scope>`` before a publication and ``; ark.released <scope>`` after it;
+``; ark.acquire <scope>`` after a wait; ``; ark.read <scope>`` after the load of a flag, if a later
+fence makes that load an acquire; and ``; ark.arrived workgroup`` where the stores of all waves must
+have arrived. Without markers (and unless ``Expectations.marked`` promises some), scope bits of
+instructions are used: a store or atomic with such bits publishes all earlier writes, and a load
+that is polled in a spin loop acquires later reads.
 """
 
 from __future__ import annotations
@@ -327,8 +327,8 @@ def check_coherence(
 
     stored: True if the workgroup may have stored something before the function is entered.
 
-    Meant for optimised code: without optimisation a flat access may be to private memory, which
-    the text does not tell from a publication.
+    The code must be optimised: in unoptimised code, flat accesses to private memory cannot be
+    distinguished from publications.
     """
     # Findings are a set, because a function that is called twice is checked twice.
     findings = set(Coherence(function, rules, expected, stored).findings())

@@ -1,7 +1,7 @@
 """Reads AMD GPU assembly text into functions, basic blocks and resource figures.
 
-Two forms are read: what ``clang -S`` writes (labels, directives, the metadata note) and a plain
-listing (labels and one instruction a line), into which ``as_assembly`` turns a disassembly. The
+Two forms are read: the output of ``clang -S`` (labels, directives, the metadata note), and a plain
+listing of labels and one instruction per line, to which ``as_assembly`` converts a disassembly. The
 rules of the lint work on the result.
 """
 
@@ -198,7 +198,7 @@ def _parse_resources(lines: list[str]) -> dict[str, Resources]:
 
 
 def parse(assembly: str) -> Listing:
-    """Parse assembly text or a disassembly listing.
+    """Parses assembly text or a disassembly listing.
 
     A function starts at a label that is not local (local labels start with ``.L`` or with
     ``L`` and a number) and ends at the next such label or at ``.Lfunc_end``.

@@ -64,16 +64,16 @@ def _loops(functions: Iterable[Function]) -> list[list[Instruction]]:
 
 
 def matrix_loop(assembly: str, arch: str, kernel: str) -> LoopFigures:
-    """Figures of the innermost loop that keeps the matrix units busy longest; of several that do
-    the same, of the one with the fewest instructions.
+    """Figures of the innermost loop that keeps the matrix units busy longest. Among equal ones, the
+    loop with the fewest instructions is used.
 
     Args:
-        assembly: text of optimised ``clang -S``.
+        assembly: the output of ``clang -S`` with optimisation.
         arch: its target.
-        kernel: which function.
+        kernel: the name of the function.
 
     Raises:
-        InvalidUsageError: no loop of it has matrix instructions.
+        InvalidUsageError: none of the kernel's loops has matrix instructions.
     """
     listing = parse(assembly)
     functions = [f for f in listing.functions if f.name == kernel]

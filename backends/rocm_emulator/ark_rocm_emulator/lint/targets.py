@@ -15,14 +15,14 @@ SCOPES = ("workgroup", "agent", "system")
 
 @dataclass(frozen=True)
 class CacheRules:
-    """The machine's side of a scoped synchronisation, as instruction spellings.
+    """The instructions and cache bits by which an architecture synchronises at each scope.
 
-    ``acquire[scope]`` and ``release[scope]`` name the cache pieces that an acquire must discard
-    and a release must write back. ``invalidates`` and ``writes_back`` say which pieces an
-    instruction, with its cache bits, takes care of. ``load_scope`` and ``atomic_scope`` give the
-    widest scope that an access with those bits is coherent at; a missing entry means that the
-    bits leave it at workgroup scope. ``store_scope`` holds the bits that mark a published store.
-    ``exact_bits`` says whether the bits tell agent scope from system scope.
+    ``acquire[scope]`` and ``release[scope]`` name the caches that an acquire must invalidate and a
+    release must write back. ``invalidates`` and ``writes_back`` have these caches for each
+    instruction with its cache bits. ``load_scope`` and ``atomic_scope`` give the widest scope at
+    which an access with those bits is coherent; a missing entry means workgroup scope.
+    ``store_scope`` has the bits that mark a published store. ``exact_bits``: True if the bits
+    distinguish agent scope from system scope.
     """
 
     acquire: Mapping[str, frozenset[str]]

@@ -1,7 +1,7 @@
 """Compiles device source of the ROCm dialect for an NVIDIA GPU, through NVRTC and a header.
 
-Synchronisation tests use it to run the same hand-overs as on the emulator under a real weak memory
-model. The header maps the builtins; this module runs the compiler.
+Synchronisation tests use it to run the code that they run on the emulator on hardware with a weak
+memory model. The header maps the builtins; this module runs the compiler.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def _checked(answer: tuple[Any, ...], step: str) -> Any:
 
 
 def compile_ptx(source: str, arch: str = "sm_90", options: Sequence[str] = ()) -> str:
-    """Compile HIP device source to PTX text.
+    """Compiles HIP device source to PTX text.
 
     Args:
-        source: HIP C++ device code that includes no header of its own.
+        source: HIP C++ device code without #include.
         arch: "sm_90" or another real architecture of NVRTC.
         options: further options for NVRTC, such as "-DNAME=value".
 
     Raises:
-        CompileError: NVRTC refused the source; the message holds its log.
+        CompileError: the compilation failed. The message contains NVRTC's log.
         SystemError: NVRTC is not installed.
     """
     nvrtc = _nvrtc()
@@ -64,7 +64,7 @@ def compile_ptx(source: str, arch: str = "sm_90", options: Sequence[str] = ()) -
             log = b" " * size
             _checked(nvrtc.nvrtcGetProgramLog(program, log), "reading its log")
             message = log.decode(errors="replace").rstrip("\0 \n")
-            raise CompileError(f"NVRTC refused the source for {arch}:\n{message}")
+            raise CompileError(f"NVRTC cannot compile the source for {arch}:\n{message}")
         ptx = b" " * _checked(nvrtc.nvrtcGetPTXSize(program), "reading the result")
         _checked(nvrtc.nvrtcGetPTX(program, ptx), "reading the result")
         return str(ptx.decode()).rstrip("\0")

@@ -2,9 +2,9 @@
 
 `ark doctor --backend rocm` then uses such a GPU. The doctor's kernel uses the unmodified ROCm
 prelude with its fences, scopes, polls and packets. NVRTC compiles it through the shim, and the CUDA
-backend's device runs it. The prelude's hand-overs thus run under a real weak memory model, between
-blocks, processes and the host. This tests nothing of AMD's code generation, memory or driver, and
-there are no task bodies: only the doctor can use it.
+backend's device runs it. This tests the prelude's synchronisation between blocks, processes and the
+host on hardware with a weak memory model. It does not test AMD's code generation, memory or driver.
+Only the doctor can use this backend, because it has no task bodies.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def prelude() -> str:
 
 
 class ShimBackend:
-    """See ark.backend.protocol.KernelBackend: the CUDA backend, but for the dialect."""
+    """The CUDA backend with the ROCm dialect. See ark.backend.protocol.KernelBackend."""
 
     name = "rocm"
 
