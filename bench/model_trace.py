@@ -1,11 +1,16 @@
 """Prints where a whole model's kernel spends its time on a GPU, op by op, beside the prediction.
 
 `python bench/model_trace.py convnext-tiny-8x224 [--lines 60]` compiles a model of `ark bench
-models` by torch.compile and records the tasks of a few calls. Its table adds up the kernels of the
-model: first each kind of op, then equal ops with the name of their device function ("common": that
-of ark.tasks), the longest first. A row has the microseconds by which the ops end later than all ops
-before them, measured and predicted, their number, that of their tasks, and the mean microseconds of
-a task, measured and predicted. Recording the tasks slows the kernel down a little.
+models` by torch.compile and records the tasks of a few calls. It prints a table of all ops of the
+model's kernels, the longest first: one row for each kind of op, then one for each group of equal
+ops, with the name of their device function ("common": that of ark.tasks). The columns are:
+
+- the microseconds by which the ops prolong the call (an op counts from the end of all ops before it
+  to its own end), measured and predicted;
+- the numbers of ops and of their tasks;
+- the mean microseconds of a task, measured and predicted.
+
+Recording the tasks slows the kernel down a little.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Times ops that are slower than torch's on an H200, in this checkout, in an older one and in
 torch. They are ordered by the gain that is expected from their last change.
 
-`python bench/slow_ops.py [--before CHECKOUT] [--backend cuda] [NAMES...]` needs a device and takes
-less than three minutes for both. Prints microseconds per call: before, now, torch, torch / now.
+`python bench/slow_ops.py [--before CHECKOUT] [--backend cuda] [NAMES...]` needs a device. With two
+checkouts it takes less than three minutes. Prints microseconds per call: before, now, torch, torch
+/ now.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """docs/reference/emulator-checks.md: how many planted defects the ROCm emulator finds on each
-architecture, and how many sound programs they accuse.
+architecture, and for how many correct programs it reports a defect.
 
 `python ci/defect_counts.py` runs every program and every defect of tests/rocm_emulator/planted.py,
 prints the page and writes ci/results/emulator/defects.json, of which ci/generate.py makes the page.
-It prints the names of missed defects and of accused sound programs; the exit code is 1 if there are
-any.
+It prints the names of missed defects and of correct programs with a reported defect; the exit code
+is 1 if there are any.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def read_suite(path: Path) -> SuiteResult:
         raise ValueError(f"{path.name}: the counts do not add up; run the suite again")
     if result.counts.crashed:
         raise ValueError(
-            f"{path.name}: {result.counts.crashed} tests crashed; a run with a crash proves nothing"
+            f"{path.name}: {result.counts.crashed} tests crashed; fix them and run the suite again"
         )
     return result
 
@@ -188,7 +188,7 @@ def read(path: Path) -> Result:
         raise ValueError(f"{path.name}: the counts do not add up; run ci/evidence.py again")
     if result.total.failed:
         raise ValueError(
-            f"{path.name}: {result.total.failed} tests failed; a run with a failure proves nothing"
+            f"{path.name}: {result.total.failed} tests failed; fix them and run it again"
         )
     return result
 
@@ -264,13 +264,16 @@ def describe(row: dict[str, Any], reports: Sequence[Path]) -> Result:
     ]
     if not devices:
         seen = ", ".join(f"{d.name} ({d.arch})" for d in probe.devices) or probe.reason
-        raise ValueError(f"row {row['name']} is about {row['machine']}; this machine has: {seen}")
+        raise ValueError(f"row {row['name']} needs {row['machine']}; this machine has: {seen}")
     if probe.emulated:
-        raise ValueError("the devices are emulated; a result file speaks of real ones")
+        raise ValueError("the devices are emulated; result files are for real devices only")
     files, on_device = count(reports, row["backend"])
     total = add(files.values())
     if total.failed or not on_device:
-        raise ValueError(f"{total.failed} tests failed, {on_device} passed on {row['backend']}")
+        raise ValueError(
+            f"{total.failed} tests failed and {on_device} passed on {row['backend']}; expected no "
+            "failure and at least one pass"
+        )
     return Result(
         row=row["name"],
         backend=row["backend"],

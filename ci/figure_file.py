@@ -33,7 +33,7 @@ def read_figures(path: Path, row: str) -> Figures:
     except (msgspec.DecodeError, OSError, ValueError) as error:
         raise ValueError(f"{path.name} is not a file of figures: {error}") from error
     if figures.row != row:
-        raise ValueError(f"{path.name} is about the row {figures.row!r}, not {row!r}")
+        raise ValueError(f"{path.name} has figures of the row {figures.row!r}, expected {row!r}")
     keys = [(f.figure, f.peer) for run in figures.runs for f in run.figures]
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:

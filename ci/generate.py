@@ -54,7 +54,10 @@ def rows(folder: Path = RESULTS) -> list[dict[str, Any]]:
         proofs = [prove(row, result, data["emulated"]) for result in runs]
         row["proof"], row["evidence"] = proofs[0][0], "; ".join(text for _, text in proofs)
     if results:
-        raise ValueError(f"ci/results has {sorted(results)}, which are not in ci/matrix.toml")
+        raise ValueError(
+            f"ci/results has files for {sorted(results)}, which are not in ci/matrix.toml; add the "
+            "rows or delete the files"
+        )
     return list(data["row"])
 
 
@@ -67,9 +70,14 @@ def prove(
     if result is not None:
         for key in ("name", "backend", "arch"):
             if getattr(result, "row" if key == "name" else key) != row[key]:
-                raise ValueError(f"ci/results/{row['name']}.json is about another {key}")
+                raise ValueError(
+                    f"ci/results/{row['name']}.json and its row of ci/matrix.toml differ in {key}"
+                )
         if not all(row.get("device", "") in name for name in result.devices):
-            raise ValueError(f"ci/results/{row['name']}.json is about {result.devices}")
+            raise ValueError(
+                f"ci/results/{row['name']}.json is a run on {result.devices}, which are not the "
+                "device of that row"
+            )
         counts = f"{result.total.passed} passed, {result.total.skipped} skipped"
         # The versions in use, because another version of a package may be installed.
         versions = {**result.packages, **result.versions}

@@ -104,7 +104,10 @@ def read_rows(matrix: Sequence[dict[str, Any]], folder: Path) -> list[Row]:
     files = {path.stem: path for path in sorted(folder.glob("*.json"))}
     strange = sorted(set(files) - set(names))
     if strange:
-        raise ValueError(f"{folder.name} has {strange}, which is not in ci/matrix.toml")
+        raise ValueError(
+            f"{folder.name} has files for {strange}, which are not in ci/matrix.toml; add the rows "
+            "or delete the files"
+        )
     named = [
         (row, read_figures(files[row["name"]], row["name"]))
         for row in matrix
@@ -116,7 +119,10 @@ def read_rows(matrix: Sequence[dict[str, Any]], folder: Path) -> list[Row]:
                 row["backend"],
                 True,
             ):
-                raise ValueError(f"{row['name']}.json is about {run.machine.name}")
+                raise ValueError(
+                    f"{row['name']}.json has a run on {run.machine.name}, which is not the device "
+                    "of that row"
+                )
     reasons = folder.parent / REASONS
     known = _read_reasons(reasons)
     slow = {row["name"]: _slow(figures) for row, figures in named}

@@ -42,10 +42,16 @@ def table(models: str, sources: str) -> str:
     names = list(next(iter(products.values())))
     for product, fields in products.items():
         if list(fields) != names:
-            raise ValueError(f"{product} has other constants than {next(iter(products))}")
+            raise ValueError(
+                f"timing_models.cpp: {product} and {next(iter(products))} must have the same "
+                "constants in the same order"
+            )
     missing = sorted(set(names) ^ set(known))
     if missing:
-        raise ValueError(f"a constant without a source, or a source without one: {missing}")
+        raise ValueError(
+            "timing_models.cpp and timing_sources.toml must have the same constants; only one of "
+            f"them has: {', '.join(missing)}"
+        )
     lines = [
         "# Constants of the AMD timing model",
         "",
@@ -66,7 +72,9 @@ def table(models: str, sources: str) -> str:
     for name in names:
         source = known[name]
         if source["kind"] not in KINDS or not source["source"]:
-            raise ValueError(f"{name} has no source of a known kind")
+            raise ValueError(
+                f"timing_sources.toml: {name} needs a source and a kind, one of {', '.join(KINDS)}"
+            )
         values = " | ".join(fields[name] for fields in products.values())
         lines.append(
             f"| `{name}` | {values} | {source['unit']} | {KINDS[source['kind']]} "

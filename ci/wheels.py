@@ -32,7 +32,9 @@ def requirements(extras: list[str], without: list[str]) -> list[str]:
     table = project["optional-dependencies"]
     unknown = [e for e in extras if e not in table]
     if unknown:
-        raise ValueError(f"no extra {unknown[0]!r}; there are {', '.join(sorted(table))}")
+        raise ValueError(
+            f"the extra {unknown[0]!r} does not exist; expected one of {', '.join(sorted(table))}"
+        )
     listed: list[str] = []
     queue = [*project["dependencies"], *(r for e in extras for r in table[e])]
     for word in queue:

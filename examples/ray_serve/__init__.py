@@ -193,7 +193,8 @@ async def rest(first: bytes, parts: Any) -> AsyncIterator[bytes]:
 
 def lost() -> ApiError:
     """The error for a request that no replica has answered."""
-    return ApiError(503, "the replica has died; ask again", kind=SERVER_ERROR, code="replica_lost")
+    message = "the replica ended before it answered; send the request again"
+    return ApiError(503, message, kind=SERVER_ERROR, code="replica_lost")
 
 
 def prompt_of(body: bytes) -> str:

@@ -94,10 +94,10 @@ def change(path: str, value: Any) -> dict[str, Any]:
         ("total.passed", 4, "add up"),
         ("total.passed", -1, "passed"),
         ("note", "all is well", "note"),
-        ("row", "cuda-a100", "another name"),
-        ("arch", "sm_80", "another arch"),
+        ("row", "cuda-a100", "differ in name"),
+        ("arch", "sm_80", "differ in arch"),
         ("devices", ["NVIDIA H200"], "H200"),
-        ("backend", "rocm", "another backend"),
+        ("backend", "rocm", "differ in backend"),
     ],
 )
 def test_a_result_that_does_not_fit_is_refused(
@@ -197,7 +197,7 @@ def test_wheels_are_those_that_pyproject_names() -> None:
     assert {"numpy", "cuda-python", "pytest"} <= set(names) and "torch" not in names
     everything = wheels.requirements(["dev"], [])
     assert set(wanted) < set(everything) and not any("ark-gpu" in w for w in everything)
-    with pytest.raises(ValueError, match="no extra 'gpu'"):
+    with pytest.raises(ValueError, match="the extra 'gpu' does not exist"):
         wheels.requirements(["gpu"], [])
 
 
