@@ -55,7 +55,7 @@ def planned(forms: list[Form], machine: Machine, dtype: Any) -> Plan:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_form_is_one_op_that_reads_in_place(name: str) -> None:
+def test_each_attention_form_becomes_one_op_that_reads_in_place(name: str) -> None:
     form = FORMS[name]
     kinds = [op.kind for op in planned([form], registry.machine("cpu"), bf16).ops]
     assert kinds.count("attention_tiles") == 1
@@ -214,7 +214,7 @@ def test_other_functions_are_not_fused(build: Callable[[Any], Any], joined: int)
         ("mi250x", False),
     ],
 )
-def test_machines_without_such_units_keep_the_ops(machine: str, joined: bool) -> None:
+def test_attention_is_not_fused_without_matrix_units(machine: str, joined: bool) -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.tensor((2, 256, 3, 4, 64), bf16)

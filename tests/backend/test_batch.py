@@ -82,7 +82,7 @@ def test_each_sequence_equals_transformers(generator: Generator, small: Path) ->
 
 
 @pytest.mark.emulated("slow")
-def test_each_sequence_draws_as_it_does_alone(
+def test_each_sequence_samples_the_tokens_of_a_single_run(
     backend: str, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a temperature, each sequence of a batch gets the tokens that it gets alone. Each has its
@@ -139,7 +139,9 @@ def test_too_many_prompts_are_refused(generator: Generator) -> None:
         ([[1], []], 4, "has no tokens"),
     ],
 )
-def test_prompts_that_are_none(generator: Generator, prompts: list, most: int, words: str) -> None:
+def test_invalid_prompts_are_refused(
+    generator: Generator, prompts: list, most: int, words: str
+) -> None:
     with pytest.raises(InvalidUsageError, match=words):
         batched(generator, prompts, most)
 

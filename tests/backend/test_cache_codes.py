@@ -66,7 +66,7 @@ def heads_of(rows: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("codes", ["int8", "fp8_e4m3"])
-def test_codes_and_attention_over_them_are_torchs(backend: str, codes: str) -> None:
+def test_codes_and_attention_over_codes_equal_torch(backend: str, codes: str) -> None:
     """The codes of quantised caches, and attention over them, equal torch's: for several rows at
     once and for a single row, in contiguous and in paged caches.
     """
@@ -129,7 +129,7 @@ def test_codes_and_attention_over_them_are_torchs(backend: str, codes: str) -> N
 
 
 @pytest.mark.parametrize("codes", ["int8", "fp8_e4m3"])
-def test_rows_that_are_not_finite_stay_so(backend: str, codes: str) -> None:
+def test_rows_that_are_not_finite_stay_not_finite(backend: str, codes: str) -> None:
     rows = np.ones((3, WIDTH), np.float32)
     rows[0, 3], rows[1, 5] = np.nan, np.inf
     cache = ark.tensor((1, 4, WIDTH), cache_type(codes, WIDTH, ark.bf16))
@@ -217,7 +217,7 @@ def test_decoders_over_codes(backend: str, case: str, kind: str, tmp_path: Path)
 @slow
 @pytest.mark.emulated("slow")
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
-def test_latent_rows_over_codes(backend: str, kind: str, tmp_path: Path) -> None:
+def test_latent_attention_over_codes(backend: str, kind: str, tmp_path: Path) -> None:
     """DeepSeek's cache has one latent row for all heads. transformers' cache stores other numbers,
     so the result is compared with that of ark's own cache of floats.
     """
@@ -247,7 +247,7 @@ def test_unsupported_cache_types_are_refused(tmp_path: Path) -> None:
         Shape(config, ark.bf16, 64, 0, world_size=2, split="megatron")
 
 
-def test_other_caches_are_refused_in_a_sentence() -> None:
+def test_unsupported_caches_are_refused_with_a_reason() -> None:
     with pytest.raises(InvalidUsageError, match="rows of a multiple of 8 elements, got 20"):
         cache_type("int8", 20, ark.bf16)
     x, position = ark.tensor((1, 16), ark.fp32), ark.tensor((1,), ark.int32)

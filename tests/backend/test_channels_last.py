@@ -27,7 +27,9 @@ SHAPES: list[tuple[Any, Any, dict[str, Any]]] = [
 ]
 
 
-def test_convolutions_of_turned_channels(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_with_channels_last_equal_torch(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = pytest.importorskip("torch")
     with contextlib.closing(registry.get(backend).open(0)) as device:
         if not device.machine.cooperative:
@@ -64,7 +66,7 @@ DEPTHWISE: list[tuple[Any, Any, dict[str, Any]]] = [
 ]
 
 
-def test_depthwise_convolutions_of_turned_channels(
+def test_depthwise_convolutions_with_channels_last_equal_torch(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks as networks for mobile devices have them: a depthwise convolution with a scale, a bias

@@ -93,7 +93,7 @@ def _run(planned: Plan, backend: Backend, device: Device, values: np.ndarray) ->
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("case", CASES)
-def test_claimed_tiles_are_numpys(backend: str, case: str) -> None:
+def test_claimed_tiles_equal_numpy(backend: str, case: str) -> None:
     kind, build, reference, columns, dtype = CASES[case]
     model = Model()
     with use_model(model):
@@ -119,7 +119,7 @@ def test_claimed_tiles_are_numpys(backend: str, case: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_every_tile_is_done_once_in_an_iteration(backend: str) -> None:
+def test_every_tile_is_computed_once_per_iteration(backend: str) -> None:
     """A sum in place continues from the previous iteration's, so a tile that is computed twice or
     never makes the result wrong.
     """

@@ -74,7 +74,7 @@ def products() -> list[Case]:
 
 
 @pytest.mark.parametrize("units", ["host", *(pytest.param(s, marks=slow) for s in [*SETS][1:])])
-def test_products_are_numpys(units: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_equal_numpy(units: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if SETS[units] and not X86:
         pytest.skip("these flags are of another processor")
     monkeypatch.setenv("ARK_CPU_FLAGS", f"-O1 {SETS[units]}")
@@ -101,7 +101,7 @@ check([product(37, 71, 200, "nt", ark.bf16), product(37, 71, 200, "nn", ark.int8
 
 @slow
 @pytest.mark.skipif(not X86 or sys.platform != "linux", reason="a call of Linux on x86-64")
-def test_products_without_the_systems_leave_for_tiles() -> None:
+def test_products_equal_numpy_if_amx_is_not_granted() -> None:
     """In a process that may not use AMX tile registers, because its signal stack is too small for
     them, products are computed by vectors.
     """

@@ -11,7 +11,7 @@ from tests.opcheck import Case, check
 FLOATS = (ark.fp32, ark.fp16, ark.bf16)
 
 
-def test_custom_ops_are_numpys(backend: str) -> None:
+def test_custom_ops_equal_numpy(backend: str) -> None:
     random = np.random.default_rng(0)
     x, w = random.uniform(-1, 1, (13, 37)), random.uniform(-1, 1, 37)
     scale, blur, shares = custom.scale(), custom.blur(), custom.shares()

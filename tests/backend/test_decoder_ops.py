@@ -259,7 +259,7 @@ def referenced(logits: np.ndarray, after: SimpleNamespace, steps: int) -> np.nda
     return tokens
 
 
-def test_sample_takes_the_best_and_embed_reads_at_the_position(backend: str) -> None:
+def test_greedy_sample_takes_the_largest_logit_and_embed_its_row(backend: str) -> None:
     logits = values(600).astype(np.float32)
     logits[[17, 400]] = 9.0  # the first of two equal logits wins
     after = loop(logits, 3)
@@ -278,7 +278,9 @@ def test_sample_takes_the_best_and_embed_reads_at_the_position(backend: str) -> 
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.7, 0), (1.3, 0), (0.9, 3)])
-def test_samples_are_those_of_the_softmax(backend: str, temperature: float, top_k: int) -> None:
+def test_samples_are_distributed_as_the_softmax(
+    backend: str, temperature: float, top_k: int
+) -> None:
     """The tokens equal the reference's, and their frequencies match torch's softmax."""
     steps = 2000 if backend == "cpu" else 200
     logits = values(8, seed=3).astype(np.float32)

@@ -111,7 +111,7 @@ def test_requests_give_the_ids_of_transformers(
     assert stats.cached_prompt_tokens >= len(BEGINNING)
 
 
-def test_a_word_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
+def test_a_flag_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
     """The host sets a word in memory to end a launch. If it is set before the launch, one iteration
     runs, a chunk of a prompt. If it is set during one, the iterations that have begun are finished,
     and perhaps one more, not on a CPU. The tokens equal those of a launch that the host does not
@@ -162,7 +162,7 @@ def _take(scheduler: Scheduler, step: Step, given: list[tuple[int, list[int]]]) 
 
 @slow
 @pytest.mark.timeout(1800)
-def test_each_number_of_rows_has_a_form(
+def test_each_number_of_rows_has_a_decoding_phase(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests for 1 to 64 rows: an iteration runs the decoding phase that is compiled for the

@@ -56,7 +56,7 @@ def taken(
     return {step.name: step.outcome for step in done}, first_hour.verdict(done, asked)
 
 
-def test_all_that_passes_leads_to_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_passed_steps_the_next_step_is_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes, (good, words, following) = taken(Commands(), monkeypatch)
     assert set(outcomes.values()) == {"pass"} and len(outcomes) == 6 and good
     assert words == "everything that ran passed here"
@@ -81,7 +81,7 @@ def test_steps_without_devices_or_checkpoint_are_left_out(monkeypatch: pytest.Mo
     assert outcomes["decode"] == "left out"
 
 
-def test_a_command_that_hangs_or_crashes_is_a_step_that_failed() -> None:
+def test_a_hanging_or_crashing_command_fails_its_step() -> None:
     late = first_hour.run_ark(("info",), limit_s=0.01)
     assert (late.outcome, late.text) == ("fail", "did not end within 0 s")
     broken = first_hour.run_ark(("info", "--require", "nobody:1"))
@@ -106,7 +106,7 @@ def test_the_command_writes_an_archive(
     assert main([*argv, "--json"]) == 2 and main(["doctor", "--model", "x"]) == 2
 
 
-def test_the_pages_commands_are_understood() -> None:
+def test_commands_of_the_page_parse() -> None:
     """Every `ark` command in a code span of the page is accepted by ark's argument parser."""
     spans = re.findall(r"`(ark [^`]+)`", PAGE.read_text().replace("\n", " "))
     assert len(spans) >= 4

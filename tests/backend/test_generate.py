@@ -159,7 +159,7 @@ def test_a_stop_token_ends_the_loop_on_the_device(generator: Generator) -> None:
     assert list(generator.stream([7, 8, 9], 12, stop_tokens=[*others, stop])) == free[: first + 1]
 
 
-def test_a_sampling_that_the_plan_does_not_follow_is_refused(generator: Generator) -> None:
+def test_sampling_options_without_support_in_the_plan_are_refused(generator: Generator) -> None:
     with pytest.raises(InvalidUsageError, match="does not support top_p of the sampling"):
         list(generator.stream([7], 1, SamplingParams(top_p=0.5)))
 
@@ -195,7 +195,7 @@ def mixed(z: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.emulated("slow")
-def test_no_draw_is_infinite(generator: Generator) -> None:
+def test_sampling_noise_is_finite(generator: Generator) -> None:
     """The Gumbel noise of a draw is finite. If a uniform number were rounded to 1, its token would
     always win.
     """
@@ -243,7 +243,7 @@ def test_top_k_draws_only_from_the_best(generator: Generator) -> None:
     assert greedy == best[:1]
 
 
-def test_the_context_bounds_the_new_tokens(generator: Generator) -> None:
+def test_new_tokens_end_with_the_context(generator: Generator) -> None:
     room = generator.context
     prompt = [int(t) for t in np.arange(room - 3) % 300]
     assert len(list(generator.stream(prompt, 50, stop_tokens=()))) == 3
@@ -328,9 +328,7 @@ def test_a_kernel_that_ends_early_is_an_error(
 
 
 @pytest.mark.emulated("slow")
-def test_weights_that_are_no_numbers_are_an_error(
-    backend: str, small: Path, tmp_path: Path
-) -> None:
+def test_nan_weights_are_an_error(backend: str, small: Path, tmp_path: Path) -> None:
     """Weights that are NaN give an error. Otherwise token 0 would be chosen repeatedly."""
     from safetensors.numpy import load_file, save_file
 
@@ -389,7 +387,7 @@ def test_a_plan_that_contradicts_itself(backend: str, small: Path) -> None:
     device.close()
 
 
-def test_too_little_memory_is_said_before_loading(
+def test_too_little_memory_is_reported_before_loading(
     backend: str, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen, _ = registry.choose(backend)

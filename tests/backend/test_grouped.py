@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.emulated("slow")
 
 
-def test_groups_of_images_with_channels_last(backend: str) -> None:
+def test_grouped_convolutions_with_channels_last_equal_torch(backend: str) -> None:
     cases = []
     for number, one in enumerate(CASES):
         for dtype in (ark.bf16, ark.fp16 if number % 2 else ark.fp32):
@@ -37,7 +37,7 @@ FORMS: list[tuple[tuple[int, ...], tuple[int, int, int], dict[str, Any]]] = [
 ]
 
 
-def test_convolutions_in_groups_that_are_turned(
+def test_grouped_convolutions_with_channels_first_equal_torch(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks as RegNet has them: a convolution in groups between two of single pixels, a factor for

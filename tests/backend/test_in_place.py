@@ -13,7 +13,7 @@ from tests.opcheck import TOLERANCE, Case, check
 
 
 @pytest.mark.emulated("gfx1100")
-def test_in_place(backend: str) -> None:
+def test_elementwise_ops_in_place_equal_numpy(backend: str) -> None:
     """Ops whose output is a part of an input's memory give the result of program order, in whatever
     order tasks run.
     """

@@ -193,7 +193,7 @@ LONG_LINES = (*FEW, *MANY)
 
 
 @pytest.mark.emulated("slow")
-def test_long_lines_are_summed_together(backend: str) -> None:
+def test_all_threads_sum_a_long_line(backend: str) -> None:
     rng = np.random.default_rng(5)
     check(
         [

@@ -63,14 +63,14 @@ def test_inputs_reach_the_running_kernel() -> None:
 
 
 @pytest.mark.usefixtures("old_values")
-def test_new_weights_end_the_loop_and_begin_it_anew() -> None:
+def test_writing_a_parameter_restarts_the_loop() -> None:
     running: list[bool] = []
     assert wrong_sums(ark.Parameter, running) == 0
     assert running == [True] + [False] * (STEPS - 1)
 
 
 @pytest.mark.usefixtures("old_values")
-def test_in_plain_memory_old_inputs_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_in_cached_memory_are_read_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Control for the tests above: if inputs are in plain memory, the emulator's kernel reads old
     values.
     """

@@ -74,7 +74,7 @@ OF_WIDE: dict[str, tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarray
 @pytest.mark.parametrize(
     "dtype", few_emulated((*FLOATS, *INTEGERS), ark.fp32, ark.int64), ids=lambda d: d.name
 )
-def test_values_are_of_their_tensors_type(backend: str, dtype: DataType) -> None:
+def test_intermediate_values_are_rounded_to_their_type(backend: str, dtype: DataType) -> None:
     uses = {**USES, **(OF_FLOATS if dtype in FLOATS else {})}
     uses |= OF_WIDE if dtype in (ark.int64, ark.fp32) else {}
     cases = []

@@ -39,7 +39,7 @@ def _chain() -> tuple[ark.Tensor, list[ark.Tensor]]:
     return ark.reduce_sum(rows * x, axis=0), [a, b, x]
 
 
-def test_it_is_a_backend_of_plans_and_not_of_kernels() -> None:
+def test_the_mesh_is_a_plan_backend() -> None:
     assert isinstance(ark_mesh.backend, PlanBackend)
     assert not isinstance(ark_mesh.backend, KernelBackend)
     with pytest.raises(UnsupportedError, match="'mesh' has no loop kernels"):
@@ -48,7 +48,7 @@ def test_it_is_a_backend_of_plans_and_not_of_kernels() -> None:
     assert seen.devices and seen.simulated  # so that it is never chosen by default
 
 
-def test_a_simulated_backend_is_never_chosen_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mesh_is_used_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "names", lambda: ("cpu", "mesh"))
     backends = {"cpu": registry.get("cpu"), "mesh": ark_mesh.backend}
     monkeypatch.setattr(registry, "get", backends.__getitem__)

@@ -43,7 +43,7 @@ def _in_torch(given: dict[str, np.ndarray], masters: bool) -> dict[str, np.ndarr
     return {n: w.detach().float().numpy() for n, w in weights.items()}
 
 
-def test_masters_move_as_torchs_do(backend: str) -> None:
+def test_fp32_masters_are_updated_as_in_torch(backend: str) -> None:
     """Training with fp32 masters equals torch's. Control: training with parameters in bf16 loses a
     large part of the change in rounding.
     """

@@ -55,7 +55,7 @@ def test_the_decoder_of_the_page_is_the_one_that_ark_has() -> None:
 @pytest.mark.parametrize(
     ("title", "name"), [("A decoder of your own", "Parallel"), ("A parameter of its own", "Scaled")]
 )
-def test_the_decoder_of_ones_own_answers(
+def test_the_users_decoder_of_the_page_generates(
     title: str,
     name: str,
     tmp_path: Path,
@@ -142,7 +142,9 @@ def test_the_decoder_of_the_page_computes_transformers_tokens(
     decoders.check_tokens_and_logits_are_those_of_transformers(backend, case[0], tmp_path)
 
 
-def test_over_ranks_it_is_refused(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_decoder_of_the_page_is_refused_on_several_ranks(
+    case: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
     directory = make_checkpoint(tmp_path / case[0], **case[1])
     config = Checkpoint.open(directory).config
     with pytest.raises(ModelError, match="rmsnorm: the weight has shape"):

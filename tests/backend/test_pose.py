@@ -79,7 +79,7 @@ def unusual() -> tuple[Any, list[Any]]:
     return example.Problems(first, second, covariance), expected
 
 
-def test_problems_without_an_answer_say_why(backend: str) -> None:
+def test_unsolvable_problems_have_a_status(backend: str) -> None:
     problems, expected = unusual()
     poses, _ = example.solve(problems)
     assert list(poses.status) == expected
@@ -91,7 +91,7 @@ def test_problems_without_an_answer_say_why(backend: str) -> None:
     np.testing.assert_allclose(poses.position[0], p, atol=2e-5)
 
 
-def test_problems_that_did_not_converge_say_so(backend: str) -> None:
+def test_problems_that_did_not_converge_have_a_status(backend: str) -> None:
     problems, *_ = example.draw(8, 9, seed=2, sigma=0.05)
     poses, _ = example.solve(problems, steps=1)
     assert set(poses.status) == {example.Status.NOT_CONVERGED}
@@ -105,7 +105,7 @@ def test_two_points_are_too_few() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_covariances_are_those_that_numpy_takes(seed: int) -> None:
+def test_invalid_covariances_are_those_that_numpy_refuses(seed: int) -> None:
     """The accepted covariances are those that are positive semidefinite by NumPy's eigenvalues, for
     random matrices of every rank.
     """
@@ -122,7 +122,7 @@ def test_covariances_are_those_that_numpy_takes(seed: int) -> None:
     np.testing.assert_array_equal(status.pivots(matrices)[1][clear], want[clear])
 
 
-def test_errors_are_those_of_the_bound() -> None:
+def test_errors_are_distributed_as_the_bound_predicts() -> None:
     example.ark.init(backend="cpu")
     points, batch = 8, 40_000
     problems, rotation, position = example.draw(points, batch, seed=1)
@@ -138,7 +138,7 @@ def test_errors_are_those_of_the_bound() -> None:
     assert abs(squares.mean() - 6) < 5 * (12 / batch) ** 0.5
 
 
-def test_kabsch_takes_no_reflection() -> None:
+def test_kabsch_returns_rotations_only() -> None:
     """The start value of a pose is a rotation also for points in a plane, where the best orthogonal
     matrix may be a reflection.
     """

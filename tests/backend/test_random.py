@@ -59,7 +59,7 @@ def test_words_and_numbers_of_every_step(backend: str) -> None:
     np.testing.assert_allclose(got[3].astype(np.float64), first, rtol=2**-8)
 
 
-def test_they_are_distributed_as_they_should_be() -> None:
+def test_random_numbers_have_the_requested_distribution() -> None:
     from scipy import stats  # takes 2 s of CPU time, so it is not imported at collection
 
     ark.init(backend="cpu")

@@ -60,7 +60,7 @@ def test_sums_between_functions(backend: str, shape: list[int]) -> None:
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
 
 
-def test_one_op_computes_them() -> None:
+def test_sums_between_functions_become_one_op() -> None:
     ark.init(backend="cpu")
 
     def build(width: int) -> Callable[[], Any]:
@@ -148,7 +148,7 @@ def test_results_that_one_op_reads_twice(backend: str, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [ark.fp32, ark.bf16])
-def test_a_small_chain_of_them_is_one_op_where_handing_over_is_slow(dtype: Any) -> None:
+def test_a_small_chain_is_one_op_where_hand_overs_are_slow(dtype: Any) -> None:
     model = Model()
     with use_model(model):
         doubled = ark.tensor([4096], dtype)

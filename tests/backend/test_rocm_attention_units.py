@@ -179,7 +179,7 @@ def test_sums_and_scores_stay_in_registers(
         if case[0] != "gfx1100" or case[1] <= 128
     ],
 )
-def test_three_parts_of_queries_and_powers_do_too(
+def test_sums_and_scores_of_fp32_queries_stay_in_registers(
     arch: str, width: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, text = compiled(arch, width, rows, fp32, monkeypatch)
@@ -187,13 +187,13 @@ def test_three_parts_of_queries_and_powers_do_too(
     assert fact(text, "private_segment_fixed_size") == fact(text, "vgpr_spill_count") == 0
 
 
-def test_units_that_take_denormals_as_zeros_are_left_alone() -> None:
+def test_matrix_units_that_flush_denormals_are_not_used() -> None:
     plan, ((*_, op),) = planned([Shape(128, 128, 2, 1, 64)], machine_for("gfx90a"), bf16)
     assert not machine_of(plan).has(Capability.ATTENTION_UNITS)
     assert attention_units.layout_of(signature(plan, op), machine_of(plan)) is None
 
 
-def test_keys_further_apart_than_a_word_says_are_left_alone() -> None:
+def test_more_than_2_to_25_keys_use_the_generic_body() -> None:
     plan, ((*_, op),) = planned([Shape(128, 128, 2, 1, 64)], machine_for("gfx942"), bf16)
     sig = signature(plan, op)
     for keys, there in ((1 << 25, True), ((1 << 25) + 1, False)):

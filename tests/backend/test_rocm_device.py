@@ -78,7 +78,7 @@ def test_blocks_that_cannot_all_be_resident_are_refused(device: Device) -> None:
     assert run.wait(30) and run.done() and run.elapsed_ms() >= 0
 
 
-def test_indexes_that_are_not_there() -> None:
+def test_device_indices_out_of_range_are_refused() -> None:
     with pytest.raises(SystemError, match="AMD GPU 7 cannot be opened: there are 2 AMD GPUs"):
         backend.open(7)
 

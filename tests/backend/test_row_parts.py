@@ -11,7 +11,7 @@ from tests.cases.ops import integers, values
 from tests.opcheck import TOLERANCE, Case, check
 
 
-def test_rows_of_which_a_warp_has_several(backend: str) -> None:
+def test_several_rows_per_warp_equal_numpy(backend: str) -> None:
     """Row operations in which a few lanes of a warp share a row. The number of rows is such that in
     the last pass some lanes have no row.
     """
@@ -45,7 +45,7 @@ def test_rows_of_which_a_warp_has_several(backend: str) -> None:
     check(cases)
 
 
-def test_the_largest_of_rows_in_order(backend: str) -> None:
+def test_topk_of_short_rows_equals_numpy(backend: str) -> None:
     """topk of integers, with many equal elements: as in a stable sort, the first of them comes
     first.
     """

@@ -104,7 +104,7 @@ def test_each_sequence_is_computed_as_if_alone(backend: str) -> None:
                 np.testing.assert_allclose(got.to_numpy(), want, 2e-5, 2e-5, err_msg=op)
 
 
-def test_a_word_of_the_host_ends_a_launch(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_of_the_host_ends_a_launch(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The word that ends a launch is a token that the launch itself posts, which the verifier would
     refuse. On a CPU, which reads the word after the tokens, the launch ends with this iteration.
     """

@@ -19,7 +19,7 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 
 
-def test_rows_are_embedded_in_both_types(backend: str) -> None:
+def test_embedded_rows_are_written_in_fp32_and_16_bits(backend: str) -> None:
     model = Model(0, 1)
     with use_model(model):
         tokens = ark.tensor([12], int32, name="tokens")

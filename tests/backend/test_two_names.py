@@ -110,7 +110,7 @@ def bound_to_one_memory(held: dict[str, list[ark.Tensor]]) -> dict[ark.Tensor, A
     return mapping
 
 
-def test_two_names_without_an_order_are_refused() -> None:
+def test_overlapping_placeholders_without_an_order_are_refused() -> None:
     mapping = bound_to_one_memory(attend(ordered=False))
     with ark.Runtime() as runtime, pytest.raises(InvalidUsageError, match=r"ark\.identity"):
         runtime.launch(loop_mode=False, tensor_mappings=mapping)

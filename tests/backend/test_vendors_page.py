@@ -63,7 +63,7 @@ def test_the_vendor_of_the_page_runs(vendor: Path) -> None:
     run(vendor, str(vendor / "try_vendor.py"))
 
 
-def test_its_own_body_is_the_one_that_serves(vendor: Path) -> None:
+def test_the_specialised_body_of_the_page_is_used(vendor: Path) -> None:
     """If the matmul body (device function) that the page defines is changed to compute a wrong
     result, the page's script fails; this proves that the script uses it.
     """

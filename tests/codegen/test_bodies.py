@@ -57,14 +57,14 @@ def test_the_first_body_that_serves_is_taken() -> None:
     assert bodies.texts == ["void task_0_bulk() { many }\n"]
 
 
-def test_a_body_of_another_kind_or_for_other_warps_is_not() -> None:
+def test_a_body_of_another_kind_or_variant_is_not_used() -> None:
     listed = dataclasses.replace(dialect(), bodies=(Mover("moved", 8), Named("few", 4)))
     assert listed.body(BULK, MACHINE) is None
     assert listed.body(dataclasses.replace(BULK, kind="combine"), MACHINE, moves=True) is None
     assert listed.body(BULK, MACHINE, moves=True) is listed.bodies[0]
 
 
-def test_an_op_for_warps_that_move_needs_a_body_of_theirs() -> None:
+def test_an_op_of_moving_warps_needs_a_body_for_them() -> None:
     variant = Variant("matrix", (Role(COMPUTE, 8), Role(MOVE, 3)))
     machine = dataclasses.replace(registry.machine("h100"), variants=(variant,))
     sig = dataclasses.replace(BULK, params={"moved": True})

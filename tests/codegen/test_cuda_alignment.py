@@ -210,7 +210,7 @@ def test_a_kernel_looks_where_its_shared_memory_begins(offset, thread, tmp_path:
         assert not mailbox[:6].any()
 
 
-def test_people_are_told():
+def test_the_error_names_compiler_and_fix():
     graph = Graph()
     a, b = (graph.tensor((8, 96), fp32, arena="state", name=n) for n in "ab")
     graph.add("relu", [a], [b], {}, "relu")

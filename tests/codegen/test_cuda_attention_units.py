@@ -190,7 +190,7 @@ def test_sums_and_scores_stay_in_registers(machine: str, width: int) -> None:
 @pytest.mark.parametrize(
     "width", [pytest.param(w, marks=[slow] * (w != 128)) for w in (64, 128, 256)]
 )
-def test_warpgroups_without_wgmma_have_it_too(width: int) -> None:
+def test_the_matrix_variant_without_wgmma_uses_this_body(width: int) -> None:
     """Attention with a head width that wgmma does not support also compiles to mma.sync in the
     variant `matrix`, whose warps have more registers.
     """
@@ -201,7 +201,7 @@ def test_warpgroups_without_wgmma_have_it_too(width: int) -> None:
     assert spilled(plan) == [0]
 
 
-def test_tiles_are_as_high_as_leaves_no_processor_without_one() -> None:
+def test_tiles_have_as_many_rows_as_keep_all_processors_busy() -> None:
     heights = {}
     for rows in (40, 512, 1024, 4096):
         plan, ((*_, op),) = planned([Shape(rows, 4096, 16, 8, 128, position=0)], H100, bf16)

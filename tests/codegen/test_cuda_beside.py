@@ -52,7 +52,7 @@ def network(machine: Machine, wide: int = WIDE) -> Plan:
     return planned
 
 
-def test_the_large_ones_are_loaded_by_boxes_beside_the_others() -> None:
+def test_large_products_use_box_copies_beside_small_convolutions() -> None:
     """Rows of 333 elements are copied to aligned rows, from which boxes can be loaded. The product
     with ten columns does not use matrix units, because a tile has more.
     """
@@ -67,12 +67,12 @@ def test_the_large_ones_are_loaded_by_boxes_beside_the_others() -> None:
     kept.binary(backend, emitted.source, Target(H100.arch, machine.threads))
 
 
-def test_where_the_others_are_most_of_the_work_nothing_is_for_matrix_units() -> None:
+def test_if_small_convolutions_dominate_the_plan_uses_block() -> None:
     assert network(H100, 32).variant == "block"
 
 
 @needs_gpu
-def test_results_are_numpys() -> None:
+def test_results_equal_numpy() -> None:
     rng = np.random.default_rng(3)
     with contextlib.closing(backend.open(0)) as device:
         task_plan = network(device.machine, 4096)

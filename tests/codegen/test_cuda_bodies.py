@@ -64,7 +64,7 @@ def test_every_kind_compiles(arch):
         assert b"ark_loop\0" in program.binary.data, program.emitted.bodies
 
 
-def test_the_plans_hold_every_kind():
+def test_the_plans_contain_every_task_kind():
     machine = model_of("sm_90a")
     kinds_planned = {op.kind for _, task_plan in signatures.plans(machine) for op in task_plan.ops}
     # The host performs transfers, and tests/multi/test_switch.py compiles the switch's body, which

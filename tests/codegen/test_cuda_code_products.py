@@ -307,7 +307,7 @@ def test_products_compile_and_have_maps_of_codes_and_scales(kind, m, n, out) -> 
 @needs_gpu
 @pytest.mark.parametrize("number", range(len(TYPES)), ids=lambda n: "-".join(map(str, TYPES[n])))
 @pytest.mark.parametrize(("m", "n"), [(16, 2048), (9, 1000), (40, 136), (64, 4100)])
-def test_products_are_numpys(number: int, m: int, n: int) -> None:
+def test_products_equal_numpy(number: int, m: int, n: int) -> None:
     dtype, device = types()[number], backend.open(0)
     rng = np.random.default_rng(number)
     rows = np.ascontiguousarray(matrix(dtype, n, rng)).view(np.uint8).reshape(n, -1)

@@ -109,7 +109,7 @@ def test_tiles_are_compiled_without_many_spills(case: Any, tf32: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["a100", "h200", "b200", "rtx5090"])
-def test_every_machine_has_them(name: str) -> None:
+def test_every_machine_has_exact_tiles(name: str) -> None:
     """On every machine, the body of fp32 products has as many stages of operands as shared memory
     can hold.
     """
@@ -124,7 +124,7 @@ def test_every_machine_has_them(name: str) -> None:
     assert static and max(static) + layout.LOOP_BYTES <= machines.RESERVED
 
 
-def test_tiles_are_those_that_end_first() -> None:
+def test_tiles_are_about_as_many_as_processors() -> None:
     """Tile sizes of fp32 products are chosen so that large products have about as many tiles as
     there are processors. Small products and products of other types use other bodies with their own
     tiles.
@@ -190,7 +190,7 @@ def test_products_are_those_of_fp64(case: Any, tf32: bool, ordinary: bool) -> No
 
 @needs_gpu
 @pytest.mark.parametrize("transposes", [(False, True), (True, False)])
-def test_infinities_and_the_largest_numbers_stay(transposes: tuple[bool, bool]) -> None:
+def test_infinities_and_the_largest_numbers_are_kept(transposes: tuple[bool, bool]) -> None:
     """On a GPU, products of infinities and of the largest numbers are right, although these numbers
     are split into parts in tf32 that may be infinite or NaN.
     """

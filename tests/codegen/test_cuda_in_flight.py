@@ -69,7 +69,7 @@ def test_one_more_is_in_flight_while_few_stages_are_unused(
             assert device.run(issued, issued - unused) == expected, (issued, unused)
 
 
-def test_where_all_warps_take_each_stage_no_more_are_in_flight(tmp_path: Path) -> None:
+def test_stages_shared_by_all_warps_have_no_more_copies_in_flight(tmp_path: Path) -> None:
     device = build(tmp_path, 12, 2, lead=0)
     assert {device.run(n, n - unused) for n in range(12, 30) for unused in range(12)} == {2}
 

@@ -122,7 +122,7 @@ def test_the_registers_of_roles_are_those_that_the_plan_names() -> None:
     assert len(codes) == 3
 
 
-def test_processors_run_through_the_tiles_together() -> None:
+def test_processors_compute_neighbouring_tiles_at_the_same_time() -> None:
     coords = [(0, 0, i, 0) for i in range(29)]
     dealt = side_by_side(coords, 4)
     assert sorted(dealt) == coords
@@ -133,7 +133,7 @@ def test_processors_run_through_the_tiles_together() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize(("left", "right", "m", "n", "k", "transposes", "dtype"), CASES)
-def test_products_are_numpys(left, right, m, n, k, transposes, dtype) -> None:
+def test_products_equal_numpy(left, right, m, n, k, transposes, dtype) -> None:
     device = backend.open(0)
     rng = np.random.default_rng(3)
     with contextlib.closing(device):
@@ -228,7 +228,7 @@ def test_external_addresses_are_patched_in_task_records() -> None:
 
 
 @pytest.mark.parametrize(("unstaged", "spares"), [(16384, True), (0, False)])
-def test_small_bodies_leave_the_stages_alone(unstaged: int, spares: bool) -> None:
+def test_small_bodies_do_not_use_the_stages_memory(unstaged: int, spares: bool) -> None:
     planned = chained(H100)
     dialect = backend.dialect("sm_90a")
     assert dialect.unstaged == 16384
@@ -481,7 +481,7 @@ def test_weights_that_are_read_once_leave_the_cache_first(rows, leaves) -> None:
     ("m", "n", "k", "overlap"),
     [(512, 4096, 4096, "false"), (512, 512, 512, "true"), (4096, 4096, 4096, "true")],
 )
-def test_stages_overlap_where_operands_are_at_hand(m, n, k, overlap) -> None:
+def test_stages_overlap_if_operands_fit_into_l2(m, n, k, overlap) -> None:
     """The products of a stage overlap with the wait for the next stage only if operands come from
     the cache, not for 512 rows with weights from memory.
     """

@@ -96,7 +96,7 @@ def test_its_kernel_compiles_without_waits_between_instructions() -> None:
     assert emitted.source.text.count("_move(const ArkTask& t)") >= 2
 
 
-def test_a_task_without_a_body_for_them_is_refused() -> None:
+def test_a_task_without_a_body_for_moving_warps_is_refused() -> None:
     planned = plans_of("all_reduce")[0]
     dialect = backend.dialect("sm_90a")
     none = dataclasses.replace(dialect, bodies=tuple(b for b in dialect.bodies if not b.moves))
@@ -104,7 +104,7 @@ def test_a_task_without_a_body_for_them_is_refused() -> None:
         write(planned, machine_of(planned, 0), none)
 
 
-def test_without_products_in_rounds_there_are_no_such_lists() -> None:
+def test_without_rounds_of_products_moving_warps_have_no_list() -> None:
     graph = Graph(0, 1)
     x = graph.tensor((ROWS, DEPTH), bf16, arena="state", name="x")
     y = graph.tensor((ROWS, ROWS), bf16, arena="state", name="y")

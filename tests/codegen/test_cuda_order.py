@@ -76,13 +76,13 @@ def test_packets_are_accessed_with_the_evict_last_policy(name: str) -> None:
         assert word(last) in accesses(name, statement, False), statement
 
 
-def test_packets_of_other_gpus_have_no_place_in_this_ones_l2() -> None:
+def test_packets_of_other_gpus_have_no_l2_policy() -> None:
     (last,) = policy("order.h", "ARK_PACKET_POLICY")
     for statement in (*STORES.values(), *LOADS.values()):
         assert word(last) not in accesses("h100", statement, True), statement
 
 
-def test_the_words_are_those_that_the_compiler_makes() -> None:
+def test_policy_words_equal_those_of_createpolicy() -> None:
     # For sm_80 the compiler computes the policy words itself; for later architectures it emits an
     # instruction that computes them at run time.
     def binary_of(kind: str) -> bytes:

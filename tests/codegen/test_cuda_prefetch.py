@@ -101,18 +101,18 @@ def paced(clocks: list[int], most: int = 1400) -> bool:
     return all(1200 <= b - a <= most for a, b in itertools.pairwise(clocks))
 
 
-def test_a_full_ring_is_time_for_the_next_stages_in_their_order(runs: ctypes.CDLL) -> None:
+def test_a_full_ring_prefetches_the_next_stages_in_order(runs: ctypes.CDLL) -> None:
     stages, clocks = asked(runs, 30, 30, 60, 100_000, 0)
     assert stages == list(range(30, 46)) and paced(clocks)
     assert 700 <= clocks[0] <= 800  # a short wait asks for nothing
     assert asked(runs, 30, 30, 60, 600, 0) == ([], [])
 
 
-def test_nothing_is_asked_for_beyond_the_last_stage(runs: ctypes.CDLL) -> None:
+def test_nothing_is_prefetched_past_the_last_stage(runs: ctypes.CDLL) -> None:
     assert asked(runs, 30, 30, 35, 100_000, 0)[0] == list(range(30, 35))
 
 
-def test_stages_that_come_from_l2_make_room_for_more(runs: ctypes.CDLL) -> None:
+def test_stages_copied_from_l2_allow_further_prefetches(runs: ctypes.CDLL) -> None:
     # Seven stages are prefetched to L2 while the ring is full. Then the ring frees a slot every 800
     # clocks, which is less than the time of a stage from memory.
     stages, clocks = asked(runs, 4, 31, 60, 9_500, 800)
@@ -126,25 +126,25 @@ def test_stages_that_come_from_l2_make_room_for_more(runs: ctypes.CDLL) -> None:
     assert stages == list(range(4, 4 + len(stages))) and 14 <= len(stages) <= 17
 
 
-def test_a_large_models_runs_are_asked_for_more_slowly(runs: ctypes.CDLL, tmp_path: Path) -> None:
+def test_a_large_models_runs_are_prefetched_more_slowly(runs: ctypes.CDLL, tmp_path: Path) -> None:
     large = build(tmp_path, LISTED_STAGES, mib=14_314)
     clocks = [asked(device, 30, 30, 60, 100_000, 0)[1] for device in (runs, large)]
     small, slow = (statistics.mean(b - a for a, b in itertools.pairwise(c)) for c in clocks)
     assert 1.09 < slow / small < 1.13
 
 
-def test_a_ring_that_keeps_up_asks_for_nothing(runs: ctypes.CDLL, boxes: ctypes.CDLL) -> None:
+def test_a_ring_that_is_not_full_prefetches_nothing(runs: ctypes.CDLL, boxes: ctypes.CDLL) -> None:
     for device in (runs, boxes):
         assert asked(device, 0, 31, 60, 0, 2_000) == ([], [])
 
 
-def test_boxes_are_asked_for_only_while_the_ring_is_full(boxes: ctypes.CDLL) -> None:
+def test_boxes_are_prefetched_only_while_the_ring_is_full(boxes: ctypes.CDLL) -> None:
     stages, clocks = asked(boxes, 4, 31, 60, 9_500, 2_000)
     assert stages == list(range(4, 4 + len(stages))) and len(stages) >= 5
     assert all(c <= 9_500 for c in clocks)
 
 
-def test_a_faster_memorys_runs_are_asked_for_only_while_the_ring_is_full(tmp_path: Path) -> None:
+def test_with_faster_memory_runs_are_prefetched_only_while_the_ring_is_full(tmp_path: Path) -> None:
     fast = build(tmp_path, LISTED_STAGES, 503)
     stages, clocks = asked(fast, 30, 30, 60, 100_000, 0)
     assert stages == list(range(30, 46)) and paced(clocks)
@@ -153,7 +153,7 @@ def test_a_faster_memorys_runs_are_asked_for_only_while_the_ring_is_full(tmp_pat
     assert len(stages) >= 5 and all(c <= 9_500 for c in clocks)
 
 
-def test_beside_runs_boxes_are_asked_for_as_runs_are(tmp_path: Path) -> None:
+def test_boxes_beside_runs_are_prefetched_like_runs(tmp_path: Path) -> None:
     mixed = build(tmp_path, 40)
     stages, clocks = asked(mixed, 30, 30, 60, 100_000, 0)
     assert stages == list(range(30, 42)) and paced(clocks) and clocks[0] >= 1200
@@ -161,7 +161,7 @@ def test_beside_runs_boxes_are_asked_for_as_runs_are(tmp_path: Path) -> None:
     assert clocks[-1] > 9_500
 
 
-def test_a_shallow_rings_boxes_make_room_for_more(tmp_path: Path) -> None:
+def test_boxes_of_a_shallow_ring_allow_further_prefetches(tmp_path: Path) -> None:
     shallow = build(tmp_path, 0, slots=10)
     stages, clocks = asked(shallow, 30, 30, 60, 100_000, 0)
     assert stages == list(range(30, 46)) and paced(clocks)
@@ -169,6 +169,6 @@ def test_a_shallow_rings_boxes_make_room_for_more(tmp_path: Path) -> None:
     assert clocks[-1] > 9_500 and stages == list(range(4, 4 + len(stages)))
 
 
-def test_a_faster_memory_is_asked_for_boxes_and_runs_as_for_boxes(tmp_path: Path) -> None:
+def test_with_faster_memory_boxes_and_runs_are_prefetched_like_boxes(tmp_path: Path) -> None:
     stages, _ = asked(build(tmp_path, 40, 503), 30, 30, 64, 100_000, 0)
     assert stages == list(range(30, 54))

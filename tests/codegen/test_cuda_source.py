@@ -170,7 +170,7 @@ def test_kernels_are_compiled_side_by_side_from_the_first_on():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_compilers_words_reach_the_user():
+def test_the_compilers_message_is_in_the_error():
     with pytest.raises(SystemError, match="undeclared_name"):
         backend.compiler().compile(
             Source('extern "C" __global__ void ark_loop() { undeclared_name(); }'),
@@ -297,7 +297,7 @@ def sums(offsets: list[int], arena: str = "state") -> Plan:
     ("offsets", "arena", "asked"),
     [([0], "state", False), ([1], "state", True), ([0, 1], "state", True), ([4], "external", True)],
 )
-def test_addresses_are_asked_for_their_alignment_where_the_plan_cannot_tell(offsets, arena, asked):
+def test_alignment_is_tested_at_run_time_if_the_plan_does_not_know_it(offsets, arena, asked):
     planned = sums(offsets, arena)
     text = write(planned, machine_of(planned), backend.dialect("sm_90a")).source.text
     matches = set(re.findall(r"  if \(ark_aligned\((.*?)\)\) \{", text))

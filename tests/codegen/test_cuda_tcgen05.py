@@ -79,13 +79,13 @@ def test_types_of_few_bits_have_instructions_of_their_own(
     check(few_bits(B200, m, n, k, types, scaled), kind)
 
 
-def test_the_largest_tiles_sums_fit_the_registers_they_are_stored_from() -> None:
+def test_sums_of_the_largest_tile_fit_into_registers() -> None:
     plan = product(B200, (), (), 4096, 4096, 4096, (False, True), bf16)
     assert plan.ops[0].params["tile"] == [128, 256]
     check(plan, "f16")
 
 
-def test_an_instruction_is_described_as_its_manual_says() -> None:
+def test_instruction_descriptors_follow_the_ptx_manual() -> None:
     """The expected bits were written by hand from the PTX manual, "Instruction descriptor": type of
     sums from bit 4 on, of a from 7, of b from 10; transposed a 15, b 16; columns / 8 from 17, rows
     / 16 from 24.

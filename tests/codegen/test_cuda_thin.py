@@ -53,7 +53,7 @@ CASES: list[tuple[int, int, int, tuple[bool, bool], DataType, str, list[int]]] =
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_they_are_read_at_once_and_kept_in_registers(case: Any) -> None:
+def test_thin_operands_are_loaded_at_once_and_kept_in_registers(case: Any) -> None:
     *shape, form, tile = case
     planned = product(*shape)
     assert [op.params["tile"] for op in planned.ops] == [tile]

@@ -226,7 +226,7 @@ def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:
     assert [op.kind for op in odd.ops[:3]] == ["remap", "remap", "matmul"]
 
 
-def test_images_of_their_own_channels_are_dealt_so_that_all_end_together() -> None:
+def test_images_of_a_depthwise_convolution_are_divided_evenly() -> None:
     """A depthwise convolution of 1,024 one-channel images is assigned to 128 processors with eight
     images each, not to 132 processors with up to eight.
     """

@@ -42,7 +42,7 @@ def test_a_draft_has_the_source_of_the_plan(name: str, ranks: int) -> None:
         assert draft.phases != plan.phases
 
 
-def test_the_limit_is_asked_for_late_where_a_task_may_lower_it() -> None:
+def test_the_limit_is_loaded_late_if_a_task_may_lower_it() -> None:
     """If a task may lower the iteration limit (by a stop token), the kernel reads the limit after
     the iteration barrier; otherwise it reads it early, while it waits for the barrier.
     """

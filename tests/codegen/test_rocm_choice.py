@@ -14,7 +14,7 @@ from tests.unit.plan.shapes import decoder_graphs
 
 
 @pytest.mark.parametrize(("name", "early"), [("mi300x", True), ("h100", False)])
-def test_candidates_are_packets_where_the_choice_begins_early(name: str, early: bool) -> None:
+def test_candidates_are_packets_if_the_choice_begins_early(name: str, early: bool) -> None:
     """The op that chooses a token reads candidates as packets from the layer that computes logits,
     if its body begins before its waits. It also waits for the layer's counter.
     """

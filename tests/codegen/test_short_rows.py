@@ -104,7 +104,7 @@ def aligned(values: np.ndarray, shift: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("way", ["turn", "back"])
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize(("row", "width", "channels"), FORMS)
-def test_short_rows_are_turned(
+def test_short_rows_are_transposed(
     device: ctypes.CDLL, row: int, width: int, channels: int, shift: int, way: str
 ) -> None:
     """shift: with 1, no row begins at a multiple of 16 bytes. way: whether the short rows are read
@@ -137,7 +137,7 @@ def test_short_rows_are_turned(
         ((64, 64, 49), "bf16", None),  # long rows go through shared memory
     ],
 )
-def test_the_writer_takes_as_many_rows_as_a_thread_holds(
+def test_the_emitted_call_has_as_many_rows_as_fit_into_registers(
     shape: tuple[int, int, int], dtype: str, wanted: str | None
 ) -> None:
     rows, channels, row = shape

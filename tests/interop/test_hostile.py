@@ -87,7 +87,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_it_is_refused(name: str) -> None:
+def test_invalid_calls_are_refused(name: str) -> None:
     make, message = WRONG[name]
     ark.init(backend="cpu")
     with pytest.raises(ark.InvalidUsageError, match=message):

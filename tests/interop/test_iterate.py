@@ -81,7 +81,7 @@ def test_device_iterations_are_one_launch(mode: str, launches: list[int]) -> Non
     model.close()
 
 
-def test_replicas_take_rows_of_their_own(launches: list[int]) -> None:
+def test_each_replica_gets_its_own_rows(launches: list[int]) -> None:
     """Each replica gets its own rows of a batch: so a softmax over the batch depends only on the
     rows of the same replica.
     """

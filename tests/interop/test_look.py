@@ -159,7 +159,7 @@ def test_changed_inputs_are_refused_after_valid_calls(capfd: pytest.CaptureFixtu
     assert "aoti" not in capfd.readouterr().err
 
 
-def test_a_subclass_may_answer_otherwise() -> None:
+def test_tensor_subclasses_are_not_checked_natively() -> None:
     class Own(torch.Tensor):
         pass
 
@@ -167,7 +167,7 @@ def test_a_subclass_may_answer_otherwise() -> None:
     assert look.looker([x.as_subclass(Own)], [0]) is look.nothing
 
 
-def test_calls_that_are_alike_take_one_look(looking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_calls_are_checked_once(looking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls with inputs in other memory and the same parameters: with the compiled check, only the
     first call of each kernel examines all tensors in Python.
     """

@@ -13,7 +13,7 @@ from tests.cases.lookup import same
 torch = pytest.importorskip("torch")
 
 
-def test_elements_come_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_operators_that_move_elements_equal_torch(capsys: pytest.CaptureFixture[str]) -> None:
     """Flips, rotations, windows and tensors of other sizes, by torch.compile, equal torch's."""
 
     def function(x: torch.Tensor, image: torch.Tensor) -> Any:
@@ -29,7 +29,7 @@ def test_elements_come_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> Non
     same(function, [torch.randn(4, 6, 8), torch.randn(2, 3, 5, 7)], capsys)
 
 
-def test_angles_and_bits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_operators_on_angles_and_bits_equal_torch(capsys: pytest.CaptureFixture[str]) -> None:
     def function(y: torch.Tensor, x: torch.Tensor, whole: torch.Tensor, by: torch.Tensor) -> Any:
         shifted = whole << by, whole >> by, whole.int() << 3, whole.int() >> by.int()
         functions = torch.bitwise_left_shift(whole, by), torch.bitwise_right_shift(whole, 2)

@@ -81,7 +81,7 @@ def test_loops(turns: int | None, limit: int | None) -> None:
     same(proto, x=np.array([1, -2], np.float32), w=np.array([0.5, 0.25], np.float32))
 
 
-def test_a_count_of_turns_may_be_an_input() -> None:
+def test_a_loop_count_may_be_an_input() -> None:
     loop = n("Loop", ["m", "yes", "x"], ["y", "all"], body=doubling(None))
     proto = network(
         [loop],

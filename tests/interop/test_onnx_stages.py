@@ -44,7 +44,7 @@ def equal(proto: onnx.ModelProto, *inputs: dict[str, Any]) -> Any:
     return model
 
 
-def test_a_size_that_is_computed_is_a_stage_of_its_own() -> None:
+def test_a_computed_size_begins_a_new_stage() -> None:
     """Rows are selected by their sums, which an earlier stage computes. Both kernels write outputs
     of the model.
     """
@@ -72,7 +72,7 @@ def test_a_size_that_is_computed_is_a_stage_of_its_own() -> None:
     model.close()
 
 
-def test_a_shape_that_is_computed_decides_about_the_rest() -> None:
+def test_a_computed_shape_determines_the_following_kernels() -> None:
     """The number of repetitions of the elements is a sum of floats, which an earlier stage
     computes.
     """

@@ -173,7 +173,7 @@ def test_integers_are_ranked() -> None:
         same(network(nodes, {"x": (INT64, x.shape)}, outputs, k=k), x=x)
 
 
-def test_compressed_by_a_known_condition() -> None:
+def test_compress_by_a_known_condition() -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     proto = network(
         [n("Compress", ["x", "c"], ["y"], axis=1), n("Compress", ["x", "d"], ["z"])],

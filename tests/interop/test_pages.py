@@ -32,7 +32,7 @@ def test_a_torch_module_as_a_kernel() -> None:
 
 
 @slow
-def test_many_iterations_a_call() -> None:
+def test_many_iterations_per_call() -> None:
     class Loss(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

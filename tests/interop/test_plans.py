@@ -49,7 +49,7 @@ def built(name: str) -> Built:
     *in_turns(MACHINES, [(m,) for m in models.MODELS if m not in LARGE]),
     *(pytest.param(machine, m, marks=slow) for m in LARGE for machine in MACHINES),
 ])  # fmt: skip
-def test_launches_of_a_program_go_on_from_one_another(machine: str, name: str) -> None:
+def test_launches_of_a_program_continue_the_counters(machine: str, name: str) -> None:
     if name in LARGE:
         pytest.importorskip("transformers")
     network = built(name)
@@ -74,7 +74,7 @@ def large() -> ark.Model:
     [("h100", True, "matrix"), ("b200", True, "matrix"), ("h100", False, "block"),
      ("a100", True, "block"), ("mi300x", True, "block")],
 )  # fmt: skip
-def test_large_products_are_warpgroups_and_count_on(
+def test_large_products_use_warpgroups_and_continue_the_counters(
     machine: str, boxes: bool, variant: str
 ) -> None:
     """Large products of a torch program are planned for warpgroups if all memory is aligned for box
@@ -96,7 +96,7 @@ def test_large_products_are_warpgroups_and_count_on(
         (32, "a100", 108),
     ],
 )
-def test_a_small_graph_is_planned_for_as_few_threads_as_it_busies(
+def test_a_small_graph_is_planned_for_few_threads(
     width: int, machine: str, processors: int
 ) -> None:
     """A small graph is planned for as few threads as it can keep busy. By the machine model (0.05
@@ -120,7 +120,7 @@ def test_ops_keep_the_processors_of_their_context() -> None:
     assert planned(model, [], registry.machine("cpu-4")).processors == 4
 
 
-def test_a_plan_with_a_ring_does_not_count_on() -> None:
+def test_a_plan_with_a_ring_resets_its_counters() -> None:
     """A plan whose weights are loaded by the ring, under the machine's first variant, cannot
     continue the counters of the launch before, so they are reset.
     """

@@ -177,7 +177,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", list(FORMS))
-def test_torch_does_not_take_attention_apart(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_does_not_decompose_attention(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of torch's attention stay one operator until ark lowers them. torch's decomposition
     would convert to fp32 before the products, which matrix units then could not compute.
     """

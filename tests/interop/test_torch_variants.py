@@ -64,7 +64,7 @@ def test_channels_by_themselves_read_their_windows_in_place_beside_warpgroups() 
         assert not kinds["remap"]
 
 
-def test_one_layer_that_must_be_turned_does_not_keep_a_network_off_warpgroups() -> None:
+def test_one_transposed_layer_does_not_prevent_warpgroups() -> None:
     """A network is planned for warpgroups although one layer needs a matrix of windows in memory: a
     convolution of three channels with dilation. Other convolutions, such as a ResNet's first one,
     read the image.
@@ -88,7 +88,7 @@ def test_a_layer_that_is_most_of_a_network_decides() -> None:
     assert plan_of(layer, torch.randn(16, 3, 112, 112)).variant == "block"
 
 
-def test_a_mean_over_images_is_no_break(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_mean_over_images_keeps_channels_last(capfd: pytest.CaptureFixture[str]) -> None:
     """The mean of channels-last images does not split the graph, although torch views it with
     strides: it has them already.
     """

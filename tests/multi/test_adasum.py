@@ -44,7 +44,7 @@ def test_weights_are_those_of_torch(world: int, tmp_path: Path) -> None:
 
 
 @slow
-def test_lamb_parts_by_its_own_rounding() -> None:
+def test_lamb_differs_from_torch_only_by_rounding() -> None:
     """Adasum by a tree and by halving give the same weights with LAMB in float64 after 100 steps.
     If the initial weights differ by one rounding of float32, the results differ by more than 1e-3,
     so such a difference in float32 is not an error.

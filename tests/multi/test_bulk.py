@@ -81,7 +81,7 @@ def check(
             np.testing.assert_array_equal(actual[rank][f"put{n}"], inputs[1 - rank])
 
 
-def test_its_tasks_on_cpu_ranks() -> None:
+def test_bulk_tasks_on_cpu_ranks_give_the_right_result() -> None:
     def able(machine: Machine) -> Machine:
         return machine.with_capabilities(Capability.PEER_BULK)
 
@@ -103,6 +103,6 @@ def test_on_emulated_amd_by_loads_to_lds(arch: str) -> None:
 
 
 @pytest.mark.parametrize("machine", ["cpu-2", "rx7900xtx", "a100"])
-def test_a_machine_without_it_says_so(machine: str) -> None:
+def test_bulk_is_refused_on_machines_without_it(machine: str) -> None:
     with pytest.raises(ark.UnsupportedError, match=r"'bulk'.*it has"):
         build(WORLD_SIZE, body, registry.machine(machine))

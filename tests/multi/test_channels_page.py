@@ -30,7 +30,7 @@ def test_the_script_of_the_page(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_memory_that_peers_reach_is_not_the_hosts_to_read() -> None:
+def test_the_host_cannot_read_symmetric_memory() -> None:
     """Memory that peers write cannot be accessed by the host: a symmetric tensor, and the view of
     it that `wait` returns, can be neither read nor written from Python.
     """

@@ -146,7 +146,7 @@ def test_every_broken_put_wait_and_signal_is_refused(
         assert refused(plans, 1, changed), number
 
 
-def test_nothing_is_written_twice_and_nothing_idle_is_kept() -> None:
+def test_no_value_is_written_twice_or_without_a_reader() -> None:
     for world in (2, 3, 8):
         for name in names(world, "all_reduce"):
             program = synthesize(topology.full_mesh(world), "all_reduce", name)
@@ -176,7 +176,7 @@ def test_unneeded_parts_have_no_task() -> None:
     assert len(puts) == 1
 
 
-def test_more_shares_than_a_task_takes_are_added_in_turn() -> None:
+def test_more_shares_than_a_task_supports_are_added_in_steps() -> None:
     program = synthesize(topology.full_mesh(16), "all_reduce", "two_shot")
     assert max(len(op.srcs) for op in program.operations[0] if op.kind is Kind.REDUCE) == 16
 

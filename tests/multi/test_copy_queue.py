@@ -176,9 +176,7 @@ def test_a_full_ring_is_waited_for_no_longer_than_the_budget(
         channels.run(plans, "rocm", opened, 1, budget_s=1.0)
 
 
-def test_a_packet_that_is_none_stops_the_engine(
-    monkeypatch: pytest.MonkeyPatch, two: tuple
-) -> None:
+def test_an_invalid_packet_stops_the_engine(monkeypatch: pytest.MonkeyPatch, two: tuple) -> None:
     opened, machine = two
     plain = dialect._text
     wrong = {"1ull << 32,": "99ull << 32,"}
@@ -251,9 +249,7 @@ def test_without_a_queue_the_proxy_copies(monkeypatch: pytest.MonkeyPatch, two: 
     np.testing.assert_array_equal(got, channels.wanted(channels.INBOX_ELEMENTS, 2))
 
 
-def test_a_queue_in_which_something_was_left_is_made_anew(
-    created: CreatedQueues, two: tuple
-) -> None:
+def test_a_queue_with_pending_requests_is_replaced(created: CreatedQueues, two: tuple) -> None:
     opened, _ = two
     queue = CopyQueue(opened[0])
     queue.restart()

@@ -208,7 +208,7 @@ SENT = MOVE.replace(
 @pytest.mark.parametrize(
     ("name", "world"), [pytest.param("cpu", 2, marks=slow), ("cpu", 3), ("cuda", 2), ("rocm", 2)]
 )
-def test_packets_need_no_edge(name: str, world: int) -> None:
+def test_packets_need_no_waits_or_signals(name: str, world: int) -> None:
     """A ring of custom ops whose intermediate memory consists of packets needs no signals, because
     the load of a packet is its wait.
     """

@@ -83,7 +83,7 @@ def test_a_rank_that_comes_late_is_waited_for(capfd: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("inf"), float("nan")])
-def test_no_time_to_wait(timeout_s: float) -> None:
+def test_a_timeout_of_zero_is_refused(timeout_s: float) -> None:
     import ark.distributed
 
     with pytest.raises(ark.InvalidUsageError, match="timeout_s="):

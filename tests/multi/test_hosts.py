@@ -79,7 +79,7 @@ def test_a_killed_rank_ends_the_others_who_name_it(hosts: Hosts, victim: int) ->
 
 
 @slow
-def test_a_put_alone_is_a_message_there_and_one_back(hosts: Hosts) -> None:
+def test_a_single_put_takes_one_message_each_way(hosts: Hosts) -> None:
     """A put that is sent alone takes one message to the peer and one back, counted in TCP segments
     with acknowledgements: there is no separate flush.
     """
@@ -219,7 +219,7 @@ print("right")
 
 
 @slow
-def test_a_cpu_here_and_an_emulated_device_there(hosts: Hosts) -> None:
+def test_a_cpu_and_an_emulated_device_on_two_hosts(hosts: Hosts) -> None:
     """A CPU in one namespace and an emulated device in the other, as processes, give the right
     sums.
     """

@@ -51,7 +51,9 @@ def process_ends(pid: int) -> bool:
     return False
 
 
-def test_a_command_meets_and_rank_0_speaks(capfd: pytest.CaptureFixture[str]) -> None:
+def test_ranks_of_a_command_connect_and_only_rank_0_prints(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     assert launch_command(3, [sys.executable, "-c", MEET]) == 0
     assert capfd.readouterr().out == "met 0 1 2\n"
 
@@ -125,7 +127,7 @@ def test_equal_messages_of_ranks_are_printed_once(
     assert capfd.readouterr().err == f"ark: {message}\n"
 
 
-def test_ranks_in_words() -> None:
+def test_lists_of_ranks_are_written_in_words() -> None:
     assert launching._named([0, 1, 3, 4, 5, 9]) == "ranks 0, 1, 3 to 5 and 9"
 
 
@@ -135,7 +137,7 @@ def test_a_rank_that_a_signal_ends(capfd: pytest.CaptureFixture[str]) -> None:
     assert "rank 1: ended by signal 11 (SIGSEGV)" in capfd.readouterr().err
 
 
-def test_a_command_that_is_not_there(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_command_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     assert launch_command(2, ["no-such-program-here"]) == 2
     assert "cannot start 'no-such-program-here'" in capfd.readouterr().err
 
@@ -324,7 +326,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}, RankInfo()),
     ],
 )
-def test_places(environ: dict[str, str], expected: RankInfo) -> None:
+def test_launcher_variables_give_rank_and_size(environ: dict[str, str], expected: RankInfo) -> None:
     assert rank_from_environment(environ) == expected
 
 
@@ -388,7 +390,7 @@ def test_another_users_ranks_are_turned_away(tmp_path: Path) -> None:
     assert "rank 1 did not join" in mine.communicate(timeout=60)[1]
 
 
-def test_no_secret_and_no_folder_for_one() -> None:
+def test_without_a_secret_or_a_cache_folder_the_job_is_refused() -> None:
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     process = member("mine", RANK="0", ARK_CACHE_DIR="/dev/null/x", **place)
     assert "set ARK_JOB_SECRET to the same random word" in process.communicate(timeout=60)[1]
@@ -401,7 +403,7 @@ def test_no_secret_and_no_folder_for_one() -> None:
         {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "TORCHELASTIC_RUN_ID": "none"},
     ],
 )
-def test_a_job_that_nothing_tells_from_another_is_refused(environ: dict[str, str]) -> None:
+def test_a_job_without_a_distinct_id_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(InvalidUsageError, match=r"not give its ranks a job number.*ARK_JOB_SECRET"):
         rank_from_environment(environ)
     assert rank_from_environment({**environ, "ARK_JOB_SECRET": "x"}).secret
@@ -429,7 +431,7 @@ def test_steps_of_one_allocation_are_jobs_of_their_own() -> None:
         ),
     ],
 )
-def test_places_that_make_no_sense(environ: dict[str, str], word: str) -> None:
+def test_contradictory_launcher_variables_are_refused(environ: dict[str, str], word: str) -> None:
     with pytest.raises(InvalidUsageError, match=word):
         rank_from_environment(environ)
 

@@ -248,7 +248,7 @@ def test_on_cuda_in_rounds() -> None:
     check("cuda", 2, ROUNDS, moves=True)
 
 
-def test_on_cuda_who_moves_gives_up_when_its_budget_is_over() -> None:
+def test_on_cuda_moving_warps_stop_after_their_budget() -> None:
     with devices("cuda", 2) as (opened, target):
         plans = build(2, body(2, ROUNDS), target, overlap=True)
         lists = plans[0].phases[0].processors

@@ -90,7 +90,7 @@ def test_two_stages_work_on_different_iterations_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["cuda", pytest.param("rocm", marks=slow)])
-def test_neither_runs_ahead_on_a_gpu(name: str) -> None:
+def test_stages_on_a_gpu_stay_within_one_iteration(name: str) -> None:
     """On GPUs, neither a stage that sends to a slower one nor a rank that only sends runs too far
     ahead. AMD's GPUs are emulated.
     """
@@ -230,7 +230,7 @@ def build_reduce(
         pytest.param(40, "double_binary_tree", marks=slow),
     ],
 )
-def test_sums_are_right_though_ranks_begin_by_themselves(width: int, algorithm: str) -> None:
+def test_sums_are_right_without_a_barrier_of_all_ranks(width: int, algorithm: str) -> None:
     """The sums of three ranks are right, although ranks begin iterations independently and one is
     slower: each element adds up 1 + 2 + 3 times the numbers 1 to 40.
     """
@@ -242,7 +242,7 @@ def test_sums_are_right_though_ranks_begin_by_themselves(width: int, algorithm: 
         np.testing.assert_array_equal(total, want)
 
 
-def test_a_rank_begins_while_a_peer_is_in_the_iteration_before() -> None:
+def test_a_rank_begins_while_a_peer_is_in_the_preceding_iteration() -> None:
     """Rank 0 begins the next iteration, after it has got its sum, while rank 1 still computes."""
     plans = build_reduce(2, WIDTH, work=SLOW_PRODUCT_SIZE)
     (_, first), (_, second) = run(plans, 12, trace=4000)
@@ -253,7 +253,7 @@ def test_a_rank_begins_while_a_peer_is_in_the_iteration_before() -> None:
 
 
 @pytest.mark.parametrize("width", [40, WIDTH])
-def test_ranks_begin_together_where_that_is_asked_for(width: int) -> None:
+def test_lockstep_makes_ranks_begin_iterations_together(width: int) -> None:
     plans = build_reduce(3, width, lockstep=True)
     verify(plans)
     assert {p.counters[ITERATION_BARRIER].step for p in plans} == {3}
@@ -306,7 +306,7 @@ def build_broadcast(
         pytest.param(40, "double_binary_tree", marks=slow),
     ],
 )
-def test_who_only_tells_does_not_run_ahead(width: int, algorithm: str) -> None:
+def test_a_rank_that_only_sends_is_at_most_one_iteration_ahead(width: int, algorithm: str) -> None:
     """A rank that only sends does not overwrite data that were not read: each receiver adds up 1 to
     40.
     """
@@ -343,7 +343,7 @@ def test_the_source_is_the_same_text_for_both_forms() -> None:
     assert alone.source == lockstep.source
 
 
-def test_memory_that_peers_see_keeps_the_barrier() -> None:
+def test_symmetric_memory_requires_the_barrier_of_all_ranks() -> None:
     """Plans with one-sided puts keep the barrier between ranks, because the sender does not learn
     when the peer has read the data.
     """

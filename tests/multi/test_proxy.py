@@ -42,7 +42,7 @@ def test_copies_of_the_proxy_arrive(name: str) -> None:
             np.testing.assert_array_equal(got, channels.wanted(channels.INBOX_ELEMENTS, iterations))
 
 
-def test_a_plan_that_forgets_the_proxys_copy_is_refused() -> None:
+def test_a_plan_without_a_wait_for_the_proxys_copy_is_refused() -> None:
     """A plan with a copy by the proxy is refused if the reader does not wait for the copy."""
 
     def body(rank: int) -> None:
@@ -143,7 +143,7 @@ def test_slots_are_used_again_without_being_cleared(alone: tuple) -> None:
     assert (memory[: MANY + 4] == 7).all() and not memory[MANY + 7 : MANY + 100].any()
 
 
-def test_idle_it_sleeps_and_then_serves_at_once(alone: tuple) -> None:
+def test_an_idle_proxy_sleeps_and_wakes_at_once(alone: tuple) -> None:
     proxy, memory, _ = alone
     end = time.monotonic() + 60.0
     while proxy.rests() < 100 and time.monotonic() < end:
@@ -235,7 +235,7 @@ def test_a_put_alone_after_many() -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, (1 << 16) - 3, 1 << 40])
-def test_other_memory_is_refused_and_the_kernel_told_to_leave(alone: tuple, offset: int) -> None:
+def test_unregistered_memory_is_refused_and_ends_the_kernel(alone: tuple, offset: int) -> None:
     proxy, memory, abort = alone
     push(proxy, 0, memory.ctypes.data + offset, memory.ctypes.data, 4)
     assert not served(proxy, 1)

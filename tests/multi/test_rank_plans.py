@@ -86,7 +86,7 @@ def test_neighbouring_tiles_go_to_a_peer_as_one_put() -> None:
 @pytest.mark.parametrize(
     ("case", "ops"), [("plain", 1), ("strided", 2), ("broadcast", 2), ("used twice", 3)]
 )
-def test_a_residual_is_added_where_the_shares_are(case: str, ops: int) -> None:
+def test_the_residual_is_added_in_the_task_that_adds_the_shares(case: str, ops: int) -> None:
     """A residual is added by the op that sums the ranks' partial results. ops: the number of ops
     that sum, and that follow.
     """

@@ -48,7 +48,7 @@ def shares(world: int, count: int, kind: str) -> np.ndarray:
         pytest.param("rocm", 2, marks=slow),
     ],
 )
-def test_reductions_that_are_no_sums(name: str, world: int) -> None:
+def test_reductions_other_than_sums_equal_numpy(name: str, world: int) -> None:
     pairs = world & (world - 1) == 0
     reductions = [*BY_ELEMENT, "combiner", *(["adasum"] if pairs else [])]
     cases = [(kind, count) for kind in NUMPY for count in COUNTS]

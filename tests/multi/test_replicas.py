@@ -108,5 +108,5 @@ def train_and_refuse() -> None:
 
 
 @slow
-def test_replicas_on_ranks_learn_as_torch_does_and_some_cannot_be() -> None:
+def test_replicas_on_ranks_train_as_torch_and_invalid_ones_are_refused() -> None:
     assert ark.launch(WORLD, train_and_refuse) == 0

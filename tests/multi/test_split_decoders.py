@@ -40,6 +40,6 @@ def test_other_decoders(case: str, ranks: str, split: str, tmp_path: Path) -> No
     assert answer(directory, *COMMON, "--ranks", ranks, "--split", split) == want
 
 
-def test_a_name_that_is_none(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_plan_name_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AssertionError, match="the plan 'nothing' does not exist"):
         answer(NOAH, *COMMON, "--ranks", "2", "--split", "nothing")

@@ -205,7 +205,7 @@ def test_no_call_waits_longer_than_the_timeout() -> None:
     assert ark.launch(2, unanswered) == 0
 
 
-def test_a_board_tells_calls_apart_by_all_that_were_made() -> None:
+def test_fingerprints_depend_on_all_earlier_calls() -> None:
     """The board (shared memory in which ranks on one host state their calls) tells whether two
     ranks make the same call: before, during and after a call, and after all its slots were used
     once.
@@ -294,7 +294,7 @@ def statement_while_inside(last: str) -> str | None:
     return heard[0]
 
 
-def test_a_call_that_the_others_have_ended_ends_well_though_their_next_differ() -> None:
+def test_a_completed_call_succeeds_although_the_next_calls_differ() -> None:
     assert statement_while_inside("a b c") is None
     assert statement_while_inside("a b") is not None  # it gave up in that call
     assert statement_while_inside("a c d") is not None
@@ -338,7 +338,7 @@ def fifty_kinds() -> None:
 
 
 @slow
-def test_calls_that_make_room_after_a_mismatch() -> None:
+def test_plans_are_evicted_after_a_mismatch() -> None:
     assert ark.launch(2, fifty_kinds) == 0
 
 

@@ -69,7 +69,7 @@ def test_collectives(arch: str) -> None:
         check_collectives("rocm", 2, *opened(arch, stack, checks=1), short_suite)
 
 
-def test_additions_are_stopped_there() -> None:
+def test_atomics_over_links_without_them_stop_the_kernel() -> None:
     with ExitStack() as stack:
         result, machine = opened("gfx1100", stack, report=0)
         plans = build(2, put_then_signal, adding(machine))
@@ -79,7 +79,7 @@ def test_additions_are_stopped_there() -> None:
         assert emulator.ErrorKind.LINK in kinds
 
 
-def test_a_plan_whose_ranks_add_is_refused() -> None:
+def test_a_plan_with_atomic_signals_is_refused() -> None:
     """A plan whose ranks signal by atomic additions is refused on a machine whose links support
     stores only. Such a plan comes from a machine model with other links.
     """
@@ -121,7 +121,9 @@ def stored(bench: Bench, rounds: int) -> int:
 
 
 @pytest.mark.parametrize("arch", ["gfx1100", "gfx942"])
-def test_the_last_store_is_of_all_signals(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_store_has_the_sum_of_all_signals(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Processors that signal one counter by stores overtake each other between counting and
     storing. The last store still has the final value.
     """

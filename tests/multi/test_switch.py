@@ -76,7 +76,7 @@ def test_its_instructions_compile_for_sm_90a(dtype: DataType) -> None:
 
 
 @pytest.mark.parametrize("name", ["cpu-2", "h100", "h200", "b200", "mi300x"])
-def test_no_machine_has_it_and_nothing_chooses_it(name: str) -> None:
+def test_no_machine_offers_the_switch_engine(name: str) -> None:
     machine = registry.machine(name)
     assert not ENGINES[SWITCH].on(machine)
     with pytest.raises(UnsupportedError, match="'switch'"):

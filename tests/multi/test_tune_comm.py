@@ -44,7 +44,7 @@ def test_kept_choices_are_read_back() -> None:
     assert tuned.KEPT.load(MACHINE) == {}
 
 
-def test_the_nearest_size_is_picked_and_none_that_is_far() -> None:
+def test_the_nearest_size_is_used_within_a_factor_of_two() -> None:
     def picked(nbytes: int, collective: str = "all_reduce", world: int = 2) -> str | None:
         actual = tuned.pick(TABLE, collective, world, nbytes)
         return actual and actual.algorithm

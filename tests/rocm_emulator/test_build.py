@@ -52,7 +52,7 @@ def test_few_sources_parse_for_themselves(folder: Path) -> None:
     assert "value" in compiles(folder, "-O1")
 
 
-def test_a_compiler_that_makes_none_does_without(folder: Path) -> None:
+def test_a_compiler_without_precompiled_headers_still_builds(folder: Path) -> None:
     (folder / "shared.h").write_text("#error no")
     with build._parsed_once(build._WORTH_PRECOMPILING, build.FLAGS) as parsed:
         assert parsed == ()
@@ -92,7 +92,9 @@ def test_waiting_for_another_build_is_reported(
         ("int a = 1;", "int a = 2;", False),
     ],
 )
-def test_comments_make_no_other_object(tmp_path: Path, before: str, after: str, same: bool) -> None:
+def test_comments_do_not_change_the_objects_name(
+    tmp_path: Path, before: str, after: str, same: bool
+) -> None:
     (tmp_path / "before.cpp").write_text(before)
     (tmp_path / "after.cpp").write_text(after)
     left, right = (build._code_of(tmp_path / f"{name}.cpp") for name in ("before", "after"))

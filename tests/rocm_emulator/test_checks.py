@@ -185,7 +185,7 @@ def test_a_cache_operation_left_out_of_the_machine_code(arch: str, old: str) -> 
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_a_counter_between_carries_the_release_on(arch: str) -> None:
+def test_an_atomic_by_a_third_wave_keeps_the_release(arch: str) -> None:
     bench = Bench(arch)
     for seed in range(4):
         data, flag, out = bench.buffer(), bench.buffer([0]), bench.buffer()
@@ -194,7 +194,7 @@ def test_a_counter_between_carries_the_release_on(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx1100"])
-def test_between_devices_only_system_scope_will_do(arch: str) -> None:
+def test_between_devices_only_system_scope_orders(arch: str) -> None:
     bench = Bench(arch, devices=2)
     kinds = {}
     for kernel in ("system_sound", "agent_sound"):

@@ -237,7 +237,7 @@ def test_a_budget_and_a_cancellation_end_a_grid() -> None:
     assert running.wait().kind == "cancelled"
 
 
-def test_a_grid_that_still_runs_outlives_nothing_it_touches() -> None:
+def test_memory_of_a_running_grid_is_kept() -> None:
     bench = Bench()
     flag, out = bench.buffer(1, kind="host"), bench.buffer(64)
     arguments = struct.pack("<QI4xQ", flag, 7, out)
@@ -283,7 +283,7 @@ def test_two_devices_answer_each_other_in_one_thread_and_in_two() -> None:
     assert np.array_equal(bench.words(logs[1], 16), np.arange(16))
 
 
-def test_a_device_without_access_may_not_touch_a_peers_memory() -> None:
+def test_a_device_without_access_cannot_use_a_peers_memory() -> None:
     bench = Bench(devices=2)
     theirs = bench.buffer(4, device=1)
     arguments = struct.pack("<Qq", theirs, 0)
@@ -313,7 +313,7 @@ def test_the_lowest_workgroup_at_fault_is_named_whatever_the_threads() -> None:
         assert result.kind == "out of bounds" and result.where.workgroup == (11, 0, 0)
 
 
-def test_a_workgroup_finds_no_registers_of_the_one_before() -> None:
+def test_registers_of_a_workgroup_do_not_leak_to_the_next() -> None:
     case = Case("v_mov_b32 v40, v100\nv_mov_b32 v100, 1", 0)
     machine = core().Machine(["gfx942"])
     loaded = machine.load(core().CodeObject(build("gfx942", {"stale": case})), 0)
@@ -371,7 +371,7 @@ def test_variables_relocations_calls_and_geometry(arch: str, option: str) -> Non
     assert np.array_equal(bench.words(out, 504), expected.reshape(-1))
 
 
-def test_launches_that_do_not_fit_are_refused_with_words() -> None:
+def test_launches_that_do_not_fit_are_refused_with_a_reason() -> None:
     bench = Bench()
     out = bench.buffer(64)
     good = struct.pack("<Q", out)
@@ -388,7 +388,7 @@ def test_launches_that_do_not_fit_are_refused_with_words() -> None:
     assert missing.kind == "bad launch" and "nothing" in missing.message
 
 
-def test_files_that_are_no_code_objects_are_refused_with_words() -> None:
+def test_invalid_code_objects_are_refused_with_a_reason() -> None:
     whole = binary("gfx942")
     for data in (b"", b"\x7fELF", b"no", whole[:200], whole[: len(whole) // 2]):
         with pytest.raises(ValueError, match="code object"):
@@ -405,7 +405,7 @@ def test_files_that_are_no_code_objects_are_refused_with_words() -> None:
             continue
 
 
-def test_wrong_machines_are_refused_with_words() -> None:
+def test_invalid_machines_are_refused_with_a_reason() -> None:
     with pytest.raises(ValueError, match="gfx90a, gfx942"):
         core().Machine(["gfx803"])
     with pytest.raises(ValueError, match="1 to 64"):

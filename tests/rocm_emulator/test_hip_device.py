@@ -76,7 +76,7 @@ def test_version_is_the_one_hip_python_was_made_for() -> None:
         assert check(hip.hipDriverGetVersion()) == hip_package.HIP_VERSION
 
 
-def test_devices_are_counted_chosen_and_gone_afterwards() -> None:
+def test_emulated_devices_exist_only_within_their_block() -> None:
     with emulated("gfx90a", 3):
         assert check(hip.hipGetDeviceCount()) == 3
         check(hip.hipSetDevice(2))
@@ -100,7 +100,7 @@ def test_devices_are_linked_directly() -> None:
         assert hip.hipExtGetLinkTypeAndHopCount(0, 0)[0] == ERROR.hipErrorInvalidValue
 
 
-def test_last_error_is_kept_once() -> None:
+def test_the_last_error_is_returned_once() -> None:
     with emulated("gfx942"):
         hip.hipSetDevice(9)
         assert hip.hipPeekAtLastError() == (ERROR.hipErrorInvalidDevice,)
@@ -108,7 +108,7 @@ def test_last_error_is_kept_once() -> None:
         assert hip.hipGetLastError() == (ERROR.hipSuccess,)
 
 
-def test_errors_have_hips_names_and_words() -> None:
+def test_errors_have_hips_names_and_descriptions() -> None:
     with emulated("gfx942"):
         for code in (ERROR.hipErrorOutOfMemory, ERROR.hipErrorNoDevice, ERROR.hipErrorNotReady):
             assert _text(check(hip.hipGetErrorName(code))) == code.name
@@ -133,7 +133,7 @@ def test_settings_have_names() -> None:
         assert check(hip.hipGetDeviceProperties(0)).multiProcessorCount == 3
 
 
-def test_nothing_is_activated_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_emulator_is_active_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARK_ROCM_DEVICE", raising=False)
     assert activate() is None
 

@@ -137,7 +137,7 @@ LAUNCHES = {
 
 
 @pytest.mark.parametrize("name", list(LAUNCHES))
-def test_launches_of_no_shape(name: str) -> None:
+def test_launches_of_invalid_shapes_are_errors(name: str) -> None:
     grid, block, lds, expected = LAUNCHES[name]
     pointer = check(hip.hipMalloc(64 * 4))
     arguments = Arguments(pointer, pointer, np.int32(64))
@@ -161,7 +161,7 @@ def test_a_grid_that_cannot_be_kept_in_memory() -> None:
         assert "more than this machine has" in failures()[-1].message
 
 
-def test_occupancy_of_absurd_questions() -> None:
+def test_occupancy_of_invalid_arguments() -> None:
     function = _function()
     ask = hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
     assert check(ask(function, 64, 2**64 - 1)) == 0

@@ -168,7 +168,7 @@ def test_one_byte_is_converted() -> None:
     assert np.array_equal(got, expected)
 
 
-def test_zero_wins() -> None:
+def test_legacy_products_with_zero_are_zero() -> None:
     """Legacy products, in which 0 times infinity or NaN is 0, and v_mullit_f32, whose result is the
     most negative number if an operand is out of range.
     """

@@ -77,12 +77,12 @@ def linted(program: Program, arch: str) -> list[Finding]:
 
 
 @pytest.mark.parametrize(("name", "arch"), few(14, SOUND))
-def test_the_lint_accuses_no_sound_program(name: str, arch: str) -> None:
+def test_the_lint_reports_no_correct_program(name: str, arch: str) -> None:
     assert linted(PROGRAMS[name], arch) == []
 
 
 @pytest.mark.parametrize("name", ["chain", "dekker", "peterson"])
-def test_a_release_without_own_stores_is_not_accused(name: str) -> None:
+def test_a_release_without_own_stores_is_not_reported(name: str) -> None:
     """The lint does not report a release by a workgroup that has stored nothing, because there is
     nothing to write back.
     """
@@ -90,7 +90,7 @@ def test_a_release_without_own_stores_is_not_accused(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "arch"), few(14, SOUND))
-def test_sound_programs_are_not_accused(name: str, arch: str) -> None:
+def test_correct_programs_are_not_reported(name: str, arch: str) -> None:
     code = assemble(assembly(PROGRAMS[name], arch), arch)
     assert reports(code, arch, PROGRAMS[name], SOUND_SEEDS, 2 * SOUND_SEEDS) == ""
 

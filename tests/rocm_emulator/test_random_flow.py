@@ -167,7 +167,7 @@ def wrong(bodies: dict[int, str], arch: str, level: str) -> list[int]:
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("arch", "level"), TARGETS)
-def test_host_and_device_take_the_same_ways(arch: str, level: str, batch: int) -> None:
+def test_host_and_device_take_the_same_branches(arch: str, level: str, batch: int) -> None:
     assert wrong(bodies(range(batch * BATCH_SIZE, (batch + 1) * BATCH_SIZE)), arch, level) == []
 
 

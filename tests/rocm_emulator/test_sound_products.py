@@ -28,7 +28,7 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 
 @pytest.mark.parametrize("dtype", [ark.bf16, ark.fp32], ids=str)
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
-def test_products_of_odd_sizes_are_not_accused(arch: str, dtype: DataType) -> None:
+def test_correct_products_of_odd_sizes_are_not_reported(arch: str, dtype: DataType) -> None:
     rng = np.random.default_rng(3)
     with emulator.emulated(arch, checks=1):
         ark.init(backend="rocm")

@@ -227,7 +227,7 @@ def test_unissued_accesses_of_a_unit_delay_no_other_unit(code: bytes) -> None:
     assert 0.1 < taken < 1.5, taken
 
 
-def test_a_line_is_no_sooner_there_for_another_die(code: bytes) -> None:
+def test_a_line_in_flight_arrives_no_sooner_for_another_die(code: bytes) -> None:
     """If one die has requested 63 MB, and another die then reads the line that was requested last,
     it waits until that line arrives from memory: memory delivers 33 MB within the 8 us in which the
     lines are requested.
@@ -260,7 +260,7 @@ def test_a_wave_has_no_more_than_15_scalar_loads_under_way(code: bytes) -> None:
 
 
 @pytest.mark.parametrize("scalar", [0, 1])
-def test_a_line_is_no_sooner_there_for_another_wave(code: bytes, scalar: int) -> None:
+def test_a_line_in_flight_arrives_no_sooner_for_another_wave(code: bytes, scalar: int) -> None:
     """A second wave that requests a line which is in flight gets it when it arrives, not earlier,
     although the cache has already allocated it.
     """

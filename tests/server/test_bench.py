@@ -105,12 +105,12 @@ def test_the_chart_of_two_rates(
     assert {"50/s", "inf/s"} <= set(texts)
 
 
-def test_a_directory_is_served_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_and_a_url_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", str(NOAH), "--url", "http://127.0.0.1:9"]) == 2
     assert "give one of them" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_server_starts_before_its_turn(
+def test_servers_start_before_they_are_measured(
     server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside other benches the device is reserved for the requests, not for a server's start."""

@@ -110,7 +110,7 @@ def test_commands(engine: CountingEngine, capsys: pytest.CaptureFixture[str]) ->
     assert talk.system is None
 
 
-def test_lines_that_go_on() -> None:
+def test_lines_ending_in_a_backslash_continue() -> None:
     assert message(ask("a\\", "b\\", "c", "d")) == "a\nb\nc"
 
 
@@ -161,7 +161,9 @@ def test_the_verdict_on_memory() -> None:
             choose_pages(checkpoint, room, context, 2, 0.5, asked)
 
 
-def test_a_full_context_is_said(engine: CountingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_context_is_reported(
+    engine: CountingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine.context = 64
     talk = talk_with(engine, lambda text: None, max_tokens=None)
     converse(talk, ask("One", "Two"))

@@ -148,7 +148,7 @@ def test_half_a_request_is_cut_off(server: Running, monkeypatch: pytest.MonkeyPa
         assert silent.ended() and half.ended() and second.ended()
 
 
-def test_a_body_that_does_not_come(engine: CountingEngine) -> None:
+def test_a_missing_body_times_out(engine: CountingEngine) -> None:
     options = Options(limits=Limits(body_s=0.2))
     with running(engine, noah_model(128), options) as server, Raw(server.port) as client:
         client.send(request(body())[:-5])

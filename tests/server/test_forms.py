@@ -183,7 +183,7 @@ def test_ranges_are_those_of_python(server: Running, field: str) -> None:
         ('{"prompt": "a", "n": 1e400}', "the field 'n'"),
     ],
 )
-def test_messages_are_in_plain_words(server: Running, body: Any, message: str) -> None:
+def test_error_messages_are_in_plain_words(server: Running, body: Any, message: str) -> None:
     route = "chat/completions" if "messages" in body else "completions"
     if isinstance(body, dict) and route == "completions":
         body = {"prompt": "The", **body}

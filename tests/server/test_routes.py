@@ -141,7 +141,7 @@ def test_models(server: Running) -> None:
     assert httpx.get(server.url + "/v1/models/other").status_code == 404
 
 
-def test_tokens_and_back(server: Running) -> None:
+def test_tokenize_and_detokenize_are_inverse(server: Running) -> None:
     text = "The king saw é and \U0001f600."
     tokens = post(server, "/tokenize", {"prompt": text, "add_special_tokens": False}).json()
     assert tokens["count"] == len(tokens["tokens"])
@@ -234,7 +234,7 @@ def test_log_probabilities(server: Running, engine: CountingEngine, stream: bool
         assert [entry.top_logprobs[0].token for entry in content] == list(text)
 
 
-def test_keys(engine: CountingEngine) -> None:
+def test_api_keys_are_required(engine: CountingEngine) -> None:
     with running(engine, noah_model(128), Options(keys=("first", "second"))) as server:
         assert post(server, "/v1/completions", TEXT).status_code == 401
         for key, status in (("first", 200), ("second", 200), ("third", 401), ("firs", 401)):
@@ -244,7 +244,7 @@ def test_keys(engine: CountingEngine) -> None:
         assert httpx.get(server.url + "/health").status_code == 200
 
 
-def test_origins(engine: CountingEngine) -> None:
+def test_cross_origin_requests_need_an_option(engine: CountingEngine) -> None:
     ask = {"origin": "https://here.test", "access-control-request-method": "POST"}
     options = Options(keys=("key",), origins=("https://here.test",))
     with running(engine, noah_model(128), options) as server:
@@ -297,7 +297,7 @@ def test_an_engine_that_fails(server: Running, engine: CountingEngine) -> None:
     assert httpx.get(server.url + "/health").status_code == 503
 
 
-def test_the_end_lets_answers_end(engine: CountingEngine) -> None:
+def test_shutdown_lets_answers_complete(engine: CountingEngine) -> None:
     engine.step_s = 0.01
     with running(engine, noah_model(128)) as server:
         asked = {**TEXT, "stream": True, "max_tokens": 50}
@@ -309,7 +309,7 @@ def test_the_end_lets_answers_end(engine: CountingEngine) -> None:
         assert '"finish_reason":"length"' in text and text.endswith("[DONE]")
 
 
-def test_the_end_is_bounded(engine: CountingEngine) -> None:
+def test_shutdown_has_a_time_limit(engine: CountingEngine) -> None:
     engine.step_s = 0.05
     with running(engine, noah_model(128), Options(drain_s=0.3)) as server:
         asked = {**TEXT, "stream": True, "max_tokens": 120}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ark.serving.drafts import LENGTHS, MAX_PAUSE_TOKENS, Drafts, right_tokens, shortened
 
 
-def test_a_text_that_goes_round_is_continued() -> None:
+def test_a_periodic_text_is_continued() -> None:
     assert Drafts().propose([9, 1, 2, 3, 1, 2, 3], 5) == (1, 2, 3, 1, 2)
     assert Drafts().propose([4, 4, 4, 4], 3) == (4, 4, 4)
 

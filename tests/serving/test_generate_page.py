@@ -11,7 +11,7 @@ from tests.checkpoints import make_checkpoint
 from tests.pages import python_blocks
 
 
-def test_the_page_runs(
+def test_programs_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_checkpoint(

@@ -108,7 +108,9 @@ def ends_early(small: Checkpoint, news: str) -> bool:
 
 
 @pytest.mark.parametrize("news", NEWS)
-def test_news_end_a_launch_at_an_iteration(small: Checkpoint, news: str) -> None:
+def test_requests_and_cancellations_end_a_launch_after_an_iteration(
+    small: Checkpoint, news: str
+) -> None:
     early = any(ends_early(small, news) for _ in range(MAX_ATTEMPTS))
     assert early, "the device was faster than the host"
 
@@ -136,7 +138,7 @@ def test_a_request_ends_in_the_iteration_of_its_cancellation(
     assert not heard.tokens["a"] and len(heard.tokens["b"]) == 1
 
 
-def test_a_prompt_goes_on_after_each_chunk(
+def test_a_prompt_continues_after_each_chunk(
     small: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts do not depend on the iteration at which the host ends a launch."""
@@ -260,7 +262,7 @@ def test_a_stalled_host_does_not_stop_the_device(small: Checkpoint) -> None:
     assert heard.tokens == wanted and not any(heard.errors.values())
 
 
-def test_tokens_are_told_while_the_launch_runs(small: Checkpoint) -> None:
+def test_tokens_are_reported_while_the_launch_runs(small: Checkpoint) -> None:
     """One launch generates all tokens of a request, and the listener gets them one by one."""
     heard, portions = Listener(), []
     with opened(small) as engine, launches() as records:
@@ -275,7 +277,7 @@ def test_tokens_are_told_while_the_launch_runs(small: Checkpoint) -> None:
     assert len(records) == 1 and records[0][1] == MAX_POSITIONS - 3
 
 
-def test_an_engine_that_was_closed_takes_no_news(small: Checkpoint) -> None:
+def test_calls_of_a_closed_engine_do_nothing(small: Checkpoint) -> None:
     """Calls of a closed engine do not write to freed memory, such as the word that ends a
     launch.
     """

@@ -245,7 +245,7 @@ def test_a_request_of_a_forked_process_is_refused(folder: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_an_answer_that_closing_cut_is_no_answer(folder: Path) -> None:
+def test_an_answer_cut_by_close_raises(folder: Path) -> None:
     llm = ark.LLM(folder)
     chunks = llm.stream([5, 6], ark.SamplingParams(max_tokens=None, ignore_eos=True))
     next(chunks)

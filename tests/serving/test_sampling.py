@@ -48,7 +48,7 @@ def requests() -> list[Request]:
     return given
 
 
-def test_requests_are_their_solo_runs(small: Checkpoint) -> None:
+def test_requests_give_the_text_of_their_solo_runs(small: Checkpoint) -> None:
     """With fewer slots than requests and too few pages, rows change their requests; each text
     equals that of its solo run.
     """
@@ -86,7 +86,7 @@ def test_requests_are_their_solo_runs(small: Checkpoint) -> None:
                 assert len(best) == asked
 
 
-def test_requests_beyond_the_engine_are_refused(small: Checkpoint) -> None:
+def test_sampling_without_support_in_the_engine_is_refused(small: Checkpoint) -> None:
     ways = {"slots": 1, "context": MAX_POSITIONS, "chunk": 0}
     cases = (
         ("full", SamplingParams(n=2), "n=2 is out of range"),

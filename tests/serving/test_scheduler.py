@@ -294,7 +294,7 @@ def test_a_launch_has_pages_for_all_of_its_iterations() -> None:
     assert all(p.end(1) > p.computed + step.iterations for p in step.rows)
 
 
-def test_a_step_is_left_where_it_makes_a_difference() -> None:
+def test_a_launch_is_ended_early_only_if_it_helps() -> None:
     """If one of four rows ends, the launch continues; it is ended early only if a request waits for
     the slot.
     """

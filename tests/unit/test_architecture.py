@@ -64,7 +64,7 @@ def test_attributes_of_nodes_are_read_by_name() -> None:
     assert not by_key_in
 
 
-def test_the_spine_imports_neither_synthesis_nor_emulator() -> None:
+def test_the_core_imports_neither_synthesis_nor_emulator() -> None:
     """Planning and running a model import neither the synthesis of collectives nor the emulator,
     until these are used.
     """
@@ -96,7 +96,7 @@ def test_the_device_abi_page_names_all_used_functions() -> None:
 
 
 @pytest.mark.parametrize("vendor", sorted(BACKENDS))
-def test_backends_have_the_same_rooms(vendor: str) -> None:
+def test_backends_have_the_same_files(vendor: str) -> None:
     folder = ROOT / "backends" / vendor / BACKENDS[vendor]
     missing = SHARED_ROOMS - {p.name for p in folder.iterdir()}
     assert not missing, f"{folder.name} lacks {sorted(missing)}"
@@ -158,7 +158,7 @@ def test_no_file_imports_from_a_test_file() -> None:
     assert not {name: modules for name, modules in imported.items() if modules}
 
 
-def test_a_unit_test_lies_in_the_room_of_the_module_that_it_is_named_after() -> None:
+def test_a_unit_test_is_in_the_folder_of_its_module() -> None:
     """tests/unit/x/test_y.py tests ark/x/y.py, or its name is not the name of any module."""
     rooms: dict[str, set[Path]] = {}
     for path in (ROOT / "ark").rglob("*.py"):

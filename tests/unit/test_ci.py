@@ -60,7 +60,7 @@ def test_only_a_result_file_makes_hardware_executed(tmp_path: Path) -> None:
         assert word in line
 
 
-def test_runs_of_a_row_with_other_packages_stand_in_its_evidence(tmp_path: Path) -> None:
+def test_further_runs_of_a_row_are_listed_as_evidence(tmp_path: Path) -> None:
     newer = {**RESULT, "packages": {"cuda-python": "13.5.0"}}
     (tmp_path / "cuda-h100.json").write_text(json.dumps(RESULT))
     (tmp_path / "cuda-h100+cuda-13.5.json").write_text(json.dumps(newer))
@@ -108,7 +108,7 @@ def test_a_result_that_does_not_fit_is_refused(
         generate.rows(tmp_path)
 
 
-def test_failures_and_strangers_are_no_evidence(tmp_path: Path) -> None:
+def test_failed_runs_and_other_devices_are_not_accepted(tmp_path: Path) -> None:
     failed = change("files.tests/backend/test_ops.failed", 1)
     failed["total"]["failed"] = 1
     (tmp_path / "cuda-h100.json").write_text(json.dumps(failed))
@@ -232,7 +232,7 @@ def test_a_suite_s_counts_are_in_the_table(tmp_path: Path) -> None:
         ("counts", {**SUITE["counts"], "crashed": 1, "passed": 5}, "crashed"),
     ],
 )
-def test_a_suite_s_file_that_is_no_evidence_is_refused(
+def test_an_invalid_result_file_of_a_suite_is_refused(
     tmp_path: Path, key: str, value: object, message: str
 ) -> None:
     (tmp_path / "s.json").write_text(json.dumps({**SUITE, key: value}))

@@ -60,14 +60,14 @@ def test_new_figures_take_the_place_of_old_ones(tmp_path: Path) -> None:
         ({"note": "fast"}, "note"),
     ],
 )
-def test_a_file_that_is_none_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+def test_an_invalid_file_of_figures_is_refused(tmp_path: Path, change: Any, message: str) -> None:
     path = tmp_path / "cpu.json"
     path.write_text(json.dumps({"row": "cpu", "noisy": False, "runs": [], **change}))
     with pytest.raises(ValueError, match=message):
         figure_file.read_figures(path, "cpu")
 
 
-def test_a_figure_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_figure_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"
     twice = figure_file.Figures("cpu", False, [results(row("a")), results(row("a", 11.0))])
     figure_file.write_figures(path, twice)
@@ -254,7 +254,7 @@ def test_a_command_and_its_children_end_in_time(tmp_path: Path) -> None:
 
 
 @slow
-def test_a_cpu_s_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_of_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Measuring a CPU's figures writes a file that can be read back and prints a table. A second
     run measures nothing.
     """

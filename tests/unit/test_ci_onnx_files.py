@@ -27,13 +27,13 @@ def save(path: Path, operator: str) -> None:
     onnx.save(onnx.helper.make_model(graph, opset_imports=sets, ir_version=8), path)
 
 
-def test_open_sides_get_sizes(tmp_path: Path) -> None:
+def test_symbolic_dimensions_get_sizes(tmp_path: Path) -> None:
     save(tmp_path / "relu.onnx", "Relu")
     (array,) = onnx_files.inputs(tmp_path / "relu.onnx").values()
     assert array.shape == (1, 3) and array.dtype == np.float32
 
 
-def test_other_shapes_and_values_are_apart() -> None:
+def test_different_shapes_and_values_have_a_distance() -> None:
     one = np.ones((2, 2), np.float32)
     assert onnx_files.distance(one, one) == 0.0
     assert onnx_files.distance(one, 3 * one) == 0.5

@@ -40,7 +40,7 @@ def test_a_gated_layer_includes_only_the_headers_of_its_form() -> None:
     assert len(own) <= 45 and sum(own.values()) <= 2700
 
 
-def test_terms_and_rooms_are_not_spread_further() -> None:
+def test_terms_and_public_modules_stay_few() -> None:
     sizes = reading.sizes()
     assert 3 <= sizes["files that name swiglu"] <= 4
     assert 2 <= sizes["files that name a copy engine"] <= 4

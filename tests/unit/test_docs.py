@@ -154,7 +154,7 @@ def test_commands_in_blocks_of_pages_have_these_options() -> None:
         ("topo show\\|optimal NET --json", ""),
     ],
 )
-def test_a_command_that_is_not_there_is_seen(command: str, fault: str) -> None:
+def test_an_unknown_command_is_reported(command: str, fault: str) -> None:
     assert fault in _wrong(command) and bool(fault) == bool(_wrong(command))
 
 
@@ -177,7 +177,7 @@ def _text(module: str) -> str:
     return "".join(file.read_text() for file in files)
 
 
-def test_who_is_said_to_call_a_module_names_it() -> None:
+def test_modules_named_as_callers_use_the_module() -> None:
     callers_named = []
     for path in sorted((ROOT / "ark").rglob("*.py")):
         opening = path.read_text().split('"""', 2)[1:2]

@@ -37,7 +37,7 @@ def _terms(title: str) -> list[str]:
 
 
 @pytest.mark.parametrize("title", list(_tables()))
-def test_glossary_terms_stand_once_in_alphabetical_order(title: str) -> None:
+def test_glossary_terms_are_unique_and_alphabetical(title: str) -> None:
     terms = [term.lower() for term in _terms(title)]
     assert terms
     assert terms == sorted(set(terms))

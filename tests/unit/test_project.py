@@ -84,7 +84,7 @@ def test_the_hooks_are_the_commands_of_the_lint_session() -> None:
     assert hooks == sorted(" ".join(words) for words in _lint())
 
 
-def test_no_change_waits_for_a_runner_that_may_not_be_there() -> None:
+def test_workflows_of_changes_use_hosted_runners_only() -> None:
     for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
         parsed = yaml.load(path.read_text(), yaml.BaseLoader)
         needs = [job for job in parsed["jobs"].values() if "self-hosted" in job["runs-on"]]
@@ -141,7 +141,7 @@ def test_the_release_workflow_builds_tests_and_checks_the_tag() -> None:
     assert any("ci/release.py" in run for run in runs)
 
 
-def test_dockerfiles_and_the_devcontainer_install_extras_that_there_are() -> None:
+def test_dockerfiles_and_the_devcontainer_install_existing_extras() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
     texts = [container["postCreateCommand"]]

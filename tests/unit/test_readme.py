@@ -101,7 +101,7 @@ def test_the_table_of_devices_equals_the_result_files() -> None:
     assert set(models.partition(" (")[0].split(", ")) <= set(MODEL_TYPES)
 
 
-def test_models_of_the_table_were_executed_where_it_says() -> None:
+def test_models_of_the_table_were_executed_on_the_named_devices() -> None:
     page = (ROOT / "docs/reference/decoders.md").read_text()
     executed = {
         (row[0].strip("`").removesuffix("ForCausalLM").lower(), backend)

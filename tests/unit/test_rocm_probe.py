@@ -96,7 +96,7 @@ def test_a_driver_that_answers_nonsense(monkeypatch: pytest.MonkeyPatch) -> None
     assert "division by zero" in actual.reason and "rocminfo" in actual.remedy
 
 
-def test_emulation_is_asked_for_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulation_is_used_on_request_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     emulator: Any = types.ModuleType("ark_rocm_emulator")
     emulator.activate = asked.append
@@ -118,7 +118,9 @@ def test_emulation_is_asked_for_and_said(monkeypatch: pytest.MonkeyPatch) -> Non
     ("value", "words"),
     [("emulated:gfx942", "ark_rocm_emulator"), ("gfx942", "is not valid")],
 )
-def test_emulation_that_cannot_be(monkeypatch: pytest.MonkeyPatch, value: str, words: str) -> None:
+def test_unavailable_emulation_is_reported(
+    monkeypatch: pytest.MonkeyPatch, value: str, words: str
+) -> None:
     monkeypatch.setitem(sys.modules, "ark_rocm_emulator", None)
     monkeypatch.setenv(probe.VARIABLE, value)
     actual = looks(monkeypatch, lambda: fake_hip(1))

@@ -47,7 +47,7 @@ def test_a_file_of_predictions_is_checked(text: str, tmp_path: Path) -> None:
         timing_errors.read(tmp_path / "some.json")
 
 
-def test_missed_defects_and_accused_programs_are_named(tmp_path: Path) -> None:
+def test_missed_defects_and_false_alarms_are_named(tmp_path: Path) -> None:
     counts = defect_counts.Counts(60, ["message-no_wait"], 3, 40, ["spin_lock"], [])
     page = defect_counts.table({"gfx942": counts})
     assert "| gfx942 | 60 | 59 | 40 | 3 | 1 | 0 |" in page
@@ -57,7 +57,7 @@ def test_missed_defects_and_accused_programs_are_named(tmp_path: Path) -> None:
         defect_counts.read(tmp_path / "some.json")
 
 
-def test_all_planted_defects_are_found_and_nothing_is_accused() -> None:
+def test_all_planted_defects_are_found_without_false_alarms() -> None:
     counts = defect_counts.read()
     assert list(counts) == ["gfx90a", "gfx942", "gfx950", "gfx1100"]
     for c in counts.values():

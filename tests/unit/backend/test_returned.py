@@ -10,7 +10,7 @@ def memory(address: int) -> Memory:
     return Memory(address, 16, "device")
 
 
-def test_it_is_freed_in_order_once_no_kernel_runs() -> None:
+def test_memory_is_freed_in_order_once_no_kernel_runs() -> None:
     freed: list[int] = []
     running = [True]
     returned = Returned(lambda m: freed.append(m.address), lambda: running[0])

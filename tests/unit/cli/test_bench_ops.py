@@ -55,7 +55,7 @@ def test_memory_bound_ops_are_compared_with_an_equal_copy() -> None:
     assert list(cells) == ["0.75", "0.75"]
 
 
-def test_a_result_with_operands_behind_it_is_the_one_compared() -> None:
+def test_the_ops_result_is_compared_and_not_its_operands() -> None:
     """The output of a product with a fused epilogue is compared, although it is not the last
     operand.
     """
@@ -135,7 +135,9 @@ def test_products_on_amd_are_matrix_instructions_for_the_most_part(
         assert report["bank_conflicts"] is None
 
 
-def test_products_of_turned_operands_meet_no_banks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_products_of_transposed_operands_have_no_bank_conflicts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A product on an MI300X whose operands are contiguous along rows: shared memory holds them
     contiguous along k, without bank conflicts.
     """
@@ -147,7 +149,7 @@ def test_products_of_turned_operands_meet_no_banks(capsys: pytest.CaptureFixture
     assert (report["spills"], report["bank_conflicts"]) == (0, 0.0)
 
 
-def test_attention_on_amd_meets_no_banks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_attention_on_amd_has_no_bank_conflicts(capsys: pytest.CaptureFixture[str]) -> None:
     """Attention on an MI300X accesses shared memory without bank conflicts, although values are
     written transposed.
     """
@@ -189,7 +191,7 @@ def test_functions_of_torch_are_measured_beside_torch(name: str) -> None:
     assert row.error == "" and row.distance is not None and row.distance < 1e-5
 
 
-def test_a_peer_that_cannot_is_a_cell_and_the_next_cases_run(
+def test_a_failing_peer_is_reported_and_the_next_cases_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If torch raises an exception in a case, for example because it lacks a product of 8-bit

@@ -173,7 +173,7 @@ def test_a_compiler_that_refuses_says_why(
     assert words in message and "set CXX to one" in message, message
 
 
-def test_info_at_80_columns_cuts_no_remedy(
+def test_info_at_80_columns_shows_whole_remedies(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remedy = "pip install 'ark-gpu[rocm]' and then a command that is far longer than a column " * 2
@@ -199,7 +199,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cache: " in capsys.readouterr().out
 
 
-def test_info_shows_a_remedy_to_the_letter(
+def test_info_shows_a_remedy_unchanged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lacking = Probe(reason="it lacks a package", remedy='pip install "ark-gpu[cuda]"')
@@ -229,7 +229,7 @@ def test_plan_is_the_same_bytes_and_reads_back(
 
 
 @pytest.mark.parametrize("machine", ["h100", "h200", "b200", "a100", "mi300x", "mi355x", "cpu-3"])
-def test_plans_for_machines_that_are_not_here(
+def test_plan_works_for_machines_that_are_not_present(
     machine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", NOAH, "--machine", machine, "--context", "64"]) == 0
@@ -314,7 +314,7 @@ def test_plan_shows_ranks_that_do_the_same_once(capsys: pytest.CaptureFixture[st
     assert [p["rank"] for p in json.loads(capsys.readouterr().out)] == [0, 1]
 
 
-def test_offline_commands_say_that_a_plan_does_not_fit(
+def test_offline_commands_warn_of_a_plan_beyond_the_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`ark plan` and `ark emit` refuse a model whose plan needs more memory than the

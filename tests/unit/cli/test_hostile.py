@@ -68,7 +68,7 @@ SPREAD = ["parallelize", "llama-3.1-8b", "--mesh", "2x2", "--machine", "h100"]
     ],
     ids=lambda v: None if isinstance(v, str) else " ".join(v[-2:])[:40],
 )
-def test_bad_words_are_refused(
+def test_invalid_arguments_are_refused(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
@@ -111,7 +111,7 @@ def test_endless_topology_files_are_refused(
         assert errors in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_failed_out_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_output_leaves_the_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "program.txt"
     path.write_text("precious")
     path.parent.chmod(0o500)
@@ -133,7 +133,7 @@ def test_a_failed_out_leaves_the_file_as_it_was(tmp_path: Path) -> None:
         (["topo", "show", "full3"], {"PYTHONIOENCODING": "ascii"}, os.devnull, 0, ""),
     ],
 )
-def test_surroundings(
+def test_unusual_environments_are_handled(
     words: list[str], environment: dict[str, str], out: str, code: int, message: str
 ) -> None:
     with open(out, "w") as target:
@@ -150,7 +150,7 @@ def test_surroundings(
 
 
 @pytest.mark.parametrize("words", [["info"], ["doctor", "--backend", "cpu"]])
-def test_a_reader_that_has_gone(words: list[str]) -> None:
+def test_a_closed_pipe_ends_with_code_141(words: list[str]) -> None:
     """If the reader of its output closes the pipe, a command ends with the exit code of SIGPIPE.
     This includes tables printed by rich.
     """
@@ -202,7 +202,7 @@ def test_endless_files_are_not_read() -> None:
         read_file("/dev/zero", "a plan")
 
 
-def test_the_users_flags_come_behind_arks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_flags_follow_arks_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target("x86_64", 1)
     monkeypatch.delenv("ARK_CPU_FLAGS", raising=False)
     plain = CpuCompiler().key(target)

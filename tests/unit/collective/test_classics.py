@@ -105,7 +105,7 @@ def test_rings_from_every_place_cross_boxes_on_different_ranks():
 
 
 @pytest.mark.parametrize("ranks", range(2, 40))
-def test_two_trees_are_shallow_and_no_rank_works_in_both(ranks):
+def test_two_trees_are_shallow_and_share_no_inner_rank(ranks):
     pair = trees.two_trees(list(range(ranks)))
     inner = []
     for tree in pair:
@@ -142,7 +142,7 @@ def test_trees_over_boxes_are_chains_behind_trees():
     assert times[0] < times[1] / 3  # eight NICs of a box at once instead of one
 
 
-def test_lists_are_issued_so_that_a_rank_in_order_does_not_wait_to_send_its_own():
+def test_a_rank_sends_its_own_data_without_waiting():
     """The operations in each rank's list are ordered so that the first put of a rank waits for
     nothing.
     """
@@ -169,7 +169,7 @@ def test_lists_are_issued_so_that_a_rank_in_order_does_not_wait_to_send_its_own(
         (("adasum_tree", "all_reduce", 6), "power of two"),
     ],
 )
-def test_misfits_are_named(arguments, says):
+def test_unsupported_numbers_of_ranks_are_named(arguments, says):
     with pytest.raises(InvalidUsageError, match=says):
         classics.build(*arguments)
 
@@ -191,7 +191,7 @@ def test_options_that_do_not_fit_are_named():
     ("name", "gbps"),
     [("dgx1v", 50 * 8 / 7), ("mesh4x4", 16 / 15), ("torus4x4", 16 / 15), ("hypercube3", 8 / 7)],
 )
-def test_rings_go_where_the_wires_are(name, gbps):
+def test_rings_follow_the_links(name, gbps):
     topology = named(name)
     order = widest_ring(topology)
     assert sorted(order) == list(range(len(topology.ranks))) and order[0] == 0

@@ -98,7 +98,7 @@ def test_the_same_runs_give_the_same_bytes():
     assert html == render_page(topology, runs_of(topology), None)
 
 
-def test_names_from_files_cannot_leave_the_data():
+def test_names_from_files_cannot_inject_html():
     evil = "</script><script>alert(1)</script><!--"
     links = (Link(evil, "b", 1, 0.0), Link("b", evil, 1, 0.0))
     topology = Topology(evil, (evil, "b"), (), links)

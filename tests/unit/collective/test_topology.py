@@ -106,7 +106,7 @@ def test_every_mi250_die_has_seven_links_of_50_gb():
         (torus((3, 5)), networkx.grid_2d_graph(3, 5, periodic=True)),
     ],
 )
-def test_shapes_are_those_of_networkx(network, reference):
+def test_shapes_equal_those_of_networkx(network, reference):
     assert networkx.is_isomorphic(network.graph().to_undirected(), reference)
 
 
@@ -244,7 +244,7 @@ def test_faults_are_named(value, fault):
     assert "\n" not in str(caught.value)
 
 
-def test_a_bandwidth_that_is_not_exact_is_told_as_a_fraction():
+def test_the_error_for_a_float_bandwidth_gives_the_fraction():
     for make in (lambda: Link("a", "b", 12.5), lambda: from_json(with_link(bandwidth=12.5))):
         with pytest.raises(TopologyError, match=r'has 12[.]5; bandwidths are exact, write "25/2"'):
             make()

@@ -50,7 +50,7 @@ def split_and_joined(inputs, counts, unit):
 
 @pytest.mark.parametrize("seed", range(0, 24, 8))
 @pytest.mark.parametrize("algorithm", ["one_shot", "flow"])
-def test_it_is_right_in_every_order(seed, algorithm):
+def test_unequal_exchanges_are_right_in_every_order(seed, algorithm):
     for each in range(seed, seed + 8):
         topology = random_eulerian(each)
         ranks = len(topology.ranks)
@@ -87,7 +87,7 @@ def test_known_times():
     assert actual.lower_bound == actual.inv_rate == 4
 
 
-def test_a_flow_comes_to_the_bound_where_putting_straight_does_not():
+def test_a_flow_reaches_the_bound_where_direct_puts_do_not():
     topology = named("ring8")
     counts = tuple(tuple(8 if (s - r) % 8 == 4 else 0 for s in range(8)) for r in range(8))
     bound = least_us(topology, "all_to_all", 1 << 28, counts=counts)

@@ -31,7 +31,7 @@ def _graph() -> Graph:
     return model.graph
 
 
-def test_tables_say_who_makes_and_reads() -> None:
+def test_the_view_has_producer_and_readers_of_each_tensor() -> None:
     graph = _graph()
     view, work = graph.view, [n for n in graph.nodes if not n.virtual]
     add, mul, exp = work

@@ -41,7 +41,7 @@ def tasks(machine: str, rows: int, k: int, n: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_small_layers_leave_processors_to_ask(case: tuple[int, int, int]) -> None:
+def test_small_layers_leave_processors_free_to_prefetch(case: tuple[int, int, int]) -> None:
     ranges = tasks("mi300x", *case)
     assert len(ranges) == CASES[case]
     ends = [0, *(end for _, end in ranges)]

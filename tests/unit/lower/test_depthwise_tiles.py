@@ -56,7 +56,7 @@ def test_a_tile_fits_into_shared_memory_and_registers(name: str, seed: int) -> N
         assert 2 * (rows * columns + wide) <= depthwise_form.MAX_HELD
 
 
-def test_every_processor_gets_about_the_same() -> None:
+def test_every_processor_gets_about_the_same_work() -> None:
     """The convolutions of ConvNeXt's four stages are one task for each of at least 0.8 of the
     processors of an H200.
     """

@@ -28,7 +28,7 @@ def kinds(plan: Plan) -> list[str]:
     return [op.kind for op in plan.ops]
 
 
-def test_a_transposed_matrix_is_read_the_other_way_round() -> None:
+def test_a_product_reads_a_transposed_matrix_from_the_original() -> None:
     def build() -> None:
         weight = ark.transpose(ark.tensor((24, 16)), [1, 0])
         ark.matmul(ark.tensor((4, 16)), weight, output=ark.tensor((4, 24)))
@@ -37,7 +37,7 @@ def test_a_transposed_matrix_is_read_the_other_way_round() -> None:
     assert op.kind == "matmul" and op.params["transpose_b"] is True
 
 
-def test_who_else_reads_the_transposed_matrix_still_has_it() -> None:
+def test_other_readers_of_a_folded_transpose_get_it() -> None:
     def build() -> None:
         weight = ark.transpose(ark.tensor((24, 16)), [1, 0])
         ark.matmul(ark.tensor((4, 16)), weight, output=ark.tensor((4, 24)))

@@ -48,7 +48,7 @@ RUNS = {step.name: step.run for step in PASSES}
 MACHINES = ("h200", "mi300x", "cpu-2")
 
 
-def test_every_pass_stands_behind_those_that_it_needs() -> None:
+def test_every_pass_follows_those_that_it_needs() -> None:
     seen: set[str] = set()
     for step in PASSES:
         assert set(step.needs) <= seen, step.name

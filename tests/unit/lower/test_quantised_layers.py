@@ -75,7 +75,7 @@ def test_prompts_read_values_and_ranks_share_rows(machine: str) -> None:
         assert types == {f"int4_k{k}_g128_bf16_as_bf16" for k in (2048, 1024, 4096)}
 
 
-def test_rows_that_the_ring_does_not_take_are_multiplied_as_they_lie() -> None:
+def test_rows_that_do_not_fit_the_ring_are_read_in_place() -> None:
     (plan,) = decoder("h200", "int4", batch=8)
     assert Counter(op.kind for op in plan.ops)["quantized_linear"] == 4
 

@@ -53,5 +53,5 @@ def test_few_rows_are_joined(machine: str, rows: int) -> None:
     ("machine", "rows", "dtype"),
     [("mi300x", 17, bf16), ("mi300x", 8, fp16), ("rx7900xtx", 8, bf16)],
 )
-def test_others_are_not(machine: str, rows: int, dtype: DataType) -> None:
+def test_other_products_are_not_joined(machine: str, rows: int, dtype: DataType) -> None:
     assert not joined(gated(machine, rows, dtype))

@@ -48,12 +48,14 @@ ALONE = {
 
 
 @pytest.mark.parametrize("shape", ALONE)
-def test_one_alone_is_cut_for_all_processors(shape: tuple[int, int, int, DataType]) -> None:
+def test_a_single_thin_product_is_cut_for_all_processors(
+    shape: tuple[int, int, int, DataType],
+) -> None:
     m, n, k, dtype = shape
     assert tasks(products(1, H200, m, n, k, dtype), 0) == ALONE[shape]
 
 
-def test_many_at_the_same_time_share_the_processors() -> None:
+def test_independent_thin_products_share_the_processors() -> None:
     task_plan = products(20, H200, 1, 1024, 256, bf16)
     counts = {tasks(task_plan, op.id) for op in task_plan.ops}
     assert counts == {6}, counts

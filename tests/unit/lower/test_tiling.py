@@ -26,5 +26,5 @@ def test_the_last_round_is_as_full_as_the_others(shape: tuple[int, ...], weight:
     assert tasks >= 0.9 * rounds * H200.processors, (tile, tasks)
 
 
-def test_many_rounds_keep_the_tile_that_memory_likes() -> None:
+def test_with_many_rounds_the_tile_with_the_best_memory_rate_is_kept() -> None:
     assert math.prod(box_tile((1 << 26,), H200)) == 16384

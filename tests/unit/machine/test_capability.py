@@ -21,12 +21,12 @@ from tests.unit.plan.shapes import machine
 MODELS = ("h200", "b200", "a100", "mi300x", "rx7900xtx", "cpu-2")
 
 
-def test_members_have_a_meaning_and_keep_their_word() -> None:
+def test_members_have_a_description_and_keep_their_value() -> None:
     assert all(len(c.meaning) > 10 and c.value == c.name.lower() for c in Capability)
     assert all(pickle.loads(pickle.dumps(c)) is c for c in Capability)
 
 
-def test_a_word_is_no_question() -> None:
+def test_a_string_is_not_a_capability() -> None:
     """A capability that is given as a string is refused. Otherwise a misspelt one would count as
     missing, without an error.
     """
@@ -56,14 +56,14 @@ def test_a_plan_file_names_known_ones() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_machine_comes_back_from_its_words(name: str) -> None:
+def test_a_machine_is_read_back_from_its_json(name: str) -> None:
     model = registry.machine(name)
     entry = machine_entry(model)
     assert entry["capabilities"] == [c.value for c in model.capabilities]
     assert schema.read_machine(entry) == model
 
 
-def test_more_and_fewer() -> None:
+def test_capabilities_can_be_added_and_removed() -> None:
     model: Machine = machine(2, Capability.PACKETS)
     more = model.with_capabilities(Capability.CLAIMS, Capability.PACKETS)
     assert more.capabilities == (*model.capabilities, Capability.CLAIMS)

@@ -234,7 +234,7 @@ def test_an_absent_field_has_the_architectures_own_value(kind: str, field: str) 
 
 
 @pytest.mark.parametrize("kind", FIELDS)
-def test_a_config_of_nothing_is_the_architectures_own(kind: str) -> None:
+def test_an_empty_config_gives_the_architectures_defaults(kind: str) -> None:
     check(kind, {name: FIELDS[kind][name] for name in NEEDED.get(kind, ())})
 
 
@@ -285,7 +285,7 @@ def test_experts_have_two_names() -> None:
         ({"sliding_window": 0}, "sliding_window should be"),
     ],
 )
-def test_windows_that_are_none(change: dict[str, Any], words: str) -> None:
+def test_invalid_windows_are_refused(change: dict[str, Any], words: str) -> None:
     values = {**FIELDS["qwen3"], "architectures": ["Qwen3ForCausalLM"], **change}
     with pytest.raises(ModelError, match=words):
         LlamaConfig.from_dict(values)

@@ -69,7 +69,7 @@ def test_each_field_that_changes_a_text_is_named(tmp_path: Path) -> None:
         ({"eos_token_id": 5, "bos_token_id": 1, "transformers_version": "4.1"}, []),
     ],
 )  # fmt: skip
-def test_which_are_named(tmp_path: Path, fields: dict[str, Any], names: list[str]) -> None:
+def test_ignored_fields_are_named(tmp_path: Path, fields: dict[str, Any], names: list[str]) -> None:
     assert list(ignored(write(tmp_path, fields))) == names
 
 

@@ -179,7 +179,7 @@ def test_contradictory_files_are_refused(
         Tokenizer.open(path)
 
 
-def test_absent_files_and_directories_are_told(intact: Path, tmp_path: Path) -> None:
+def test_missing_files_and_directories_are_reported(intact: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"absent\.gguf does not exist"):
         Checkpoint.open(tmp_path / "absent.gguf")
     with pytest.raises(UnsupportedError, match=r"give that file"):

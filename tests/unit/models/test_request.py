@@ -41,7 +41,7 @@ def is_served(name: str, wrong: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", list(inspect.signature(Generator).parameters))
-def test_a_generator(name: str, given: dict[str, Any]) -> None:
+def test_invalid_generator_arguments_are_refused(name: str, given: dict[str, Any]) -> None:
     for wrong in WRONG:
         if not is_served(name, wrong):
             with pytest.raises(ark.BaseError):
@@ -49,7 +49,7 @@ def test_a_generator(name: str, given: dict[str, Any]) -> None:
                 pytest.fail(f"{wrong!r} was taken")
 
 
-def test_streams(given: dict[str, Any]) -> None:
+def test_invalid_stream_arguments_are_refused(given: dict[str, Any]) -> None:
     with Generator(**given) as generator:
         good: dict[str, Any] = {"prompt": [1, 2], "max_new_tokens": 2}
         for name in inspect.signature(generator.stream).parameters:
@@ -61,7 +61,7 @@ def test_streams(given: dict[str, Any]) -> None:
         assert len(list(generator.stream(**good))) == 2
 
 
-def test_a_chunk_beyond_the_context_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chunk_beyond_the_context_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert (choose_chunk(None, 8, 16), choose_chunk(8, 8, 16)) == (8, 8)
     assert not capsys.readouterr().err
     assert choose_chunk(9, 8, 16) == 8

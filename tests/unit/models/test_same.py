@@ -99,7 +99,7 @@ def test_copies_are_the_same_and_files_themselves_are_not_read(
     assert not read
 
 
-def test_one_byte_between_the_pages_that_were_sampled_before(original: Path, copy: Path) -> None:
+def test_one_changed_byte_between_sampled_pages_is_detected(original: Path, copy: Path) -> None:
     """Two ranks with different weights are noticed if one byte differs that the earlier check,
     which read samples of pages, did not read.
     """
@@ -108,7 +108,7 @@ def test_one_byte_between_the_pages_that_were_sampled_before(original: Path, cop
     assert disagreement([original, copy]) == ["the ranks disagree on the weights"] * 2
 
 
-def test_another_constant_of_the_config(original: Path, copy: Path) -> None:
+def test_a_changed_constant_of_the_config_is_detected(original: Path, copy: Path) -> None:
     path = copy / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "rms_norm_eps": 1e-4}))
     words = "the ranks disagree on the model's config and tensors"

@@ -303,7 +303,7 @@ def test_a_class_that_ark_does_not_build_is_named(
         ("scored", {"clean_up_tokenization_spaces": True}, UnsupportedError, "clean_up"),
     ],
 )
-def test_files_that_are_none(
+def test_invalid_tokenizer_files_are_refused(
     tmp_path: Path, kind: str, config: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     folder = write(tmp_path / "made", {"kind": kind, "model_type": None}, config)

@@ -148,7 +148,7 @@ def test_comments_and_strings_are_no_code() -> None:
         "void f() { volatile int v = 0; v = 1; }",
     ],
 )
-def test_a_text_is_code_that_its_author_trusts(text: str) -> None:
+def test_the_source_is_not_filtered(text: str) -> None:
     """A custom op's text may contain any code. ark does not filter it: a filter of words could not
     make an untrusted author's code safe.
     """

@@ -117,7 +117,7 @@ def test_values_after_the_steps_are_the_logical_tensor(data: st.DataObject) -> N
     assert layouts_in_numpy.replicas_agree(held, at)
 
 
-def test_a_forgotten_step_is_seen() -> None:
+def test_an_omitted_step_is_detected() -> None:
     """Shows that the comparison of the tests above would notice a missing step: if no step of a
     layout change is executed, the array is not the sum.
     """

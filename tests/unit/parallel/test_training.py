@@ -251,7 +251,7 @@ def test_co_shard_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(sizes["co-shard"]) < 0.8 * min(sizes["data"])
 
 
-def test_cuts_that_are_none_are_refused() -> None:
+def test_invalid_cuts_are_refused() -> None:
     step = example.Builder(CONFIG, example.Shape(), TRAINING_STEPS).build()
     for cuts, says in (
         ({"nobody": 0}, "the graph has no input"),

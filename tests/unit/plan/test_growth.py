@@ -60,7 +60,7 @@ def test_a_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [fp32, bf16])
-def test_who_reads_in_place_streams_nothing(dtype: ark.DataType) -> None:
+def test_the_block_variant_and_fp32_read_caches_in_place(dtype: ark.DataType) -> None:
     """Attention reads its caches in place if they are not streamed: in the `block` variant, and in
     fp32, for which matrix units cannot be used.
     """
@@ -173,7 +173,7 @@ def test_caches_changed_in_the_iteration_are_read_in_place(
 
 
 @pytest.mark.parametrize("message", FIRST)
-def test_a_decoder_whose_iteration_changes_something_first_gets_another_variant(
+def test_early_reads_of_changed_memory_select_another_variant(
     message: str,
 ) -> None:
     """The bodies of the `roles` variant would read the cache too early, so the planner chooses

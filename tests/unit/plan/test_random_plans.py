@@ -100,7 +100,7 @@ def test_a_write_hides_only_the_bytes_that_it_covers(
 
 
 @pytest.mark.parametrize("processors", [2, 3])
-def test_they_agree_on_packets(processors: int) -> None:
+def test_verifier_and_brute_force_agree_on_packets(processors: int) -> None:
     """Verifier and brute force agree on decoders, which have both packets and counters. A packet
     proves that its sender ran, but does not make the sender's other writes visible.
     """

@@ -58,7 +58,7 @@ def test_every_mutation_is_refused(plan: Plan, mutate: Callable) -> None:
     assert accepted == []
 
 
-def test_memory_is_used_again_behind_counters_alone() -> None:
+def test_memory_is_reused_only_if_counters_order_it() -> None:
     """Memory may be reused only after a counter, not after a packet. The test places each buffer at
     the address of every buffer whose lifetime has ended: the reader of a task's packet may run
     concurrently with that task's other readers.
@@ -179,7 +179,7 @@ def test_plans_are_deterministic_to_the_byte() -> None:
         assert to_json(new_plans(target)[0]) == to_json(decoder_plans(target)[0])
 
 
-def test_there_is_no_barrier_between_ops() -> None:
+def test_plans_have_no_barrier_between_ops() -> None:
     """Ops are not separated by barriers: some task starts while another processor still runs tasks
     of the previous op.
     """

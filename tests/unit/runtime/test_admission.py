@@ -162,7 +162,7 @@ HOSTILE: dict[str, Callable[[Data], None]] = {
 
 
 @pytest.mark.parametrize("machine", ["h100", "mi300x"])
-def test_a_plan_that_streams_nothing_is_taken_back_without_its_ring(machine: str) -> None:
+def test_a_plan_without_an_operand_stream_is_admitted_without_a_ring(machine: str) -> None:
     graph = Graph()
     x = graph.tensor((64,), fp32, arena="state", name="x")
     out = graph.tensor((64,), fp32, arena="state", name="out")
@@ -199,7 +199,7 @@ def test_a_plan_for_another_device_is_refused_before_anything_is_compiled(name: 
     admit([plan])  # valid if no device is given
 
 
-def test_another_program_is_not_this_one(data: Data) -> None:
+def test_a_changed_parameter_makes_another_program(data: Data) -> None:
     """A plan with a changed parameter is valid, but `difference` reports that its program is
     another one.
     """

@@ -268,7 +268,7 @@ def test_a_full_disk_under_the_compiler(tmp_path: Path) -> None:
     assert "TMPDIR" in message and "Traceback" not in message
 
 
-def test_two_processes_make_one_key(place: Path) -> None:
+def test_two_processes_create_one_key(place: Path) -> None:
     text = (
         "import sys\nfrom ark.runtime import cache\n"
         "cache.store('plans', cache.key(sys.argv[1]), b'x')\n"
@@ -296,7 +296,7 @@ def test_concurrent_requests_create_an_entry_once(place: Path) -> None:
     assert not list(place.glob("programs/.making-*"))
 
 
-def test_one_that_makes_for_too_long_is_not_waited_for(
+def test_a_process_that_builds_too_long_is_not_waited_for(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_PATIENCE_S", 0.1)

@@ -102,7 +102,7 @@ static void ark_run(const ArkParams* params, ark_u32 processor, char*) {{
 """
 
 
-def test_a_caller_looks_around_while_other_processors_wait() -> None:
+def test_the_caller_checks_for_signals_while_other_processors_wait() -> None:
     folder = resources.files("ark_cpu")
     parts = {name: folder.joinpath(f"{name}.h").read_text() for name in ("prelude", "entry")}
     source = Source(WAITING.format(**parts))

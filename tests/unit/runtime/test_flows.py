@@ -63,10 +63,10 @@ CASES: dict[str, tuple[Chain, list[int], DataType, list[tuple[int, int]]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_runs(name: str) -> None:
+def test_runs_of_tasks_are_found(name: str) -> None:
     build, shape, dtype, wanted = CASES[name]
     assert _runs(build, shape, dtype) == wanted
 
 
-def test_one_thread_needs_none() -> None:
+def test_blocks_of_one_thread_have_no_flows() -> None:
     assert _runs(_adds, [2048], machine="cpu-1") == []

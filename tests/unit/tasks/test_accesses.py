@@ -117,7 +117,9 @@ def _half(access: kinds.Access) -> kinds.Access:
 
 @slow
 @pytest.mark.parametrize("write", [False, True], ids=["reads", "writes"])
-def test_half_of_any_declaration_is_found(write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_declarations_cut_in_half_are_detected(
+    write: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Halving the declaration of any kind whose tasks touch more than one element is detected.
     Tasks of the kind `arrival` are exempt, because peers write the memory that they declare.
     """

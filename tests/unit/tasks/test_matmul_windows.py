@@ -85,7 +85,7 @@ def test_accesses_equal_declarations(
     check(planned(x, w, options, monkeypatch))
 
 
-def test_their_cuts_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuts_of_window_products_are_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ark tune` does not measure products with a matrix of convolution windows, because that
     matrix is not in memory.
     """
@@ -134,7 +134,7 @@ def test_other_windows_are_refused(
     ("change", "message"),
     [({"transpose_b": False}, "right operand transposed"), ({"splits": 2}, "split along k")],
 )
-def test_windows_have_no_other_forms(
+def test_windows_are_supported_in_one_form_only(
     change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signature = product_of(planned(*CASES[0][:3], monkeypatch))

@@ -91,7 +91,7 @@ def test_a_prediction_needs_no_warm_up(
     assert row["further"] == (pytest.approx(further) if words else None)
 
 
-def test_a_prediction_of_one_token_has_none_further(
+def test_a_prediction_of_one_token_has_no_time_of_further_tokens(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "predict", lambda backend, model: None)

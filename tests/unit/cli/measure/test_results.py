@@ -22,7 +22,7 @@ def results_of(*figures: Any) -> Results:
     return results(probe, 0, machine, ["bench", "ops", "add"], figures)
 
 
-def test_a_run_says_where_and_how_and_is_read_back(tmp_path: Path) -> None:
+def test_results_name_machine_and_versions_and_are_read_back(tmp_path: Path) -> None:
     rows = [
         figure("ops/add", 2e-6, "torch", 3e-6, detail={"distance": float("nan"), "runs": (1, 2)}),
         figure("ops/sub", None, error="no such op"),
@@ -65,7 +65,7 @@ def test_invalid_results_are_refused(tmp_path: Path, change: dict[str, Any], mes
 @pytest.mark.parametrize(
     ("key", "value"), [("commit", "main"), ("date", "today"), ("source", "x"), ("figures", None)]
 )
-def test_a_header_that_is_none_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+def test_an_invalid_header_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     path = tmp_path / "results.json"
     data = json.loads(encode(results_of(figure("ops/add", 2e-6))))
     data[key] = value

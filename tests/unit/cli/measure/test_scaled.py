@@ -34,11 +34,13 @@ def test_tensors_shared_by_layers_are_counted_once() -> None:
 
 
 @pytest.mark.parametrize("layers", ["3", "3,1", "1,99", "1,2,3"])
-def test_layers_that_the_model_has_not(layers: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_beyond_the_model_are_refused(
+    layers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", "decode", "--model", "mi300x", "--layers", layers]) == 2
     assert "--layers" in capsys.readouterr().err
 
 
-def test_layers_are_for_predictions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_option_layers_needs_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "decode", "--layers", "1,2"]) == 2
     assert "--model" in capsys.readouterr().err

@@ -148,7 +148,7 @@ def test_isomorphic_switches_in_any_order(shape, seed):
     assert result.height <= 3
 
 
-def test_no_switch_box_gets_a_chain():
+def test_boxes_without_switches_get_no_chains():
     assert {tree.height for tree in trees(named("h100"))} == {1}
 
 
@@ -257,7 +257,7 @@ def test_networks_with_degraded_links_have_an_optimum_that_trees_attain(seed):
         check_program(program)
 
 
-def test_a_switch_that_hears_more_than_it_says_by_hand():
+def test_a_switch_that_receives_more_than_it_sends():
     """Three ranks on a switch; g0 sends at 1 GB/s, all other links have 3 GB/s.
 
     All data of g0 pass its link of 1 GB/s, so the rate x* is at most 1. 7 GB/s enter the switch and

@@ -75,7 +75,7 @@ def test_one_tree_of_height_one_does_a_rooted_collective(collective):
     assert carried[port] == size
 
 
-def test_a_switch_that_sends_more_than_it_gets_is_of_use_where_it_multicasts():
+def test_surplus_bandwidth_out_of_a_switch_helps_if_it_multicasts():
     """A switch that multicasts may send more than it receives: uplinks are slow and downlinks fast,
     so an all-gather is bound by the bytes that each rank receives.
     """

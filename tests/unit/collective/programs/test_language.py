@@ -64,7 +64,7 @@ CALLS = {
     [a for a in EXAMPLES if a(4).collective.value in CALLS],
     ids=lambda a: a.__name__,
 )
-def test_it_becomes_a_plan_that_the_verifier_accepts(algorithm) -> None:
+def test_classic_programs_become_plans_that_the_verifier_accepts(algorithm) -> None:
     program, plans = algorithm(4), []
     root = {} if program.root is None else {"root": program.root}
     for rank in range(4):
@@ -135,7 +135,7 @@ def test_all_ranks_get_the_same_bits(algorithm) -> None:
 
 
 @pytest.mark.parametrize("ranks", [6, 7, 8])
-def test_who_adds_in_one_of_two_trees_is_a_leaf_in_the_other(ranks: int) -> None:
+def test_inner_ranks_of_one_tree_are_leaves_of_the_other(ranks: int) -> None:
     program = {a.__name__: a for a in EXAMPLES}["double_binary_tree_all_reduce"](ranks)
     for ops in program.operations:
         assert sum(op.kind is Kind.REDUCE for op in ops) <= 1

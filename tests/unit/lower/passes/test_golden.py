@@ -17,7 +17,7 @@ def test_every_pass_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
-def test_a_pass_changes_its_graph_as_kept(case: Case) -> None:
+def test_each_pass_gives_the_stored_graph(case: Case) -> None:
     text = text_of(case)
     before, _, after = text.removeprefix("before\n").partition("after\n")
     assert before != after
@@ -25,7 +25,7 @@ def test_a_pass_changes_its_graph_as_kept(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
-def test_a_pass_run_twice_is_the_pass_run_once(case: Case) -> None:
+def test_a_second_run_of_each_pass_changes_nothing(case: Case) -> None:
     before, context = step_of(case)
     once = RUNS[case.name](before, context)
     assert to_text(RUNS[case.name](once, context)) == to_text(once)

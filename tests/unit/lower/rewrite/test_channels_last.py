@@ -120,7 +120,7 @@ def test_windows_are_copied_by_packs() -> None:
         ("ops as they were asked for", {"options": {"fuse": False}}),
     ],
 )
-def test_others_stay(why: str, given: dict[str, Any]) -> None:
+def test_other_convolutions_keep_channels_first(why: str, given: dict[str, Any]) -> None:
     assert "transpose" not in kinds(planned(given.pop("machine", "h100"), **given)), why
 
 
@@ -224,7 +224,7 @@ def test_depthwise_convolutions_alone_keep_channels_first() -> None:
     assert "convolution" in others and "depthwise" not in others
 
 
-def test_transposes_around_layers_over_channels_are_not_made() -> None:
+def test_no_transposes_surround_layers_over_channels() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.conv(ark.tensor(X, ark.bf16), ark.tensor(W, ark.bf16), padding=1)

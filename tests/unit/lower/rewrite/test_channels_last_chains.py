@@ -47,7 +47,7 @@ def test_the_second_convolution_reads_rows() -> None:
     assert types(model) == ["transpose", *convolution, "relu", *convolution]
 
 
-def test_a_bias_for_each_channel_and_a_residual_go_along() -> None:
+def test_a_bias_per_channel_and_a_residual_keep_channels_last() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.tensor(SHAPE, ark.bf16)
@@ -122,7 +122,7 @@ def test_products_of_images_without_aligned_rows_read_rows_of_channels() -> None
         assert types(model) == (expected or ["matmul", "relu", "matmul"])
 
 
-def test_pools_and_means_of_channels_go_along() -> None:
+def test_pools_and_means_of_channels_keep_channels_last() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.relu(ark.conv(ark.tensor(SHAPE, ark.bf16), weights(), padding=1))
@@ -136,7 +136,7 @@ def test_pools_and_means_of_channels_go_along() -> None:
     ]
 
 
-def test_parameters_of_each_channel_go_along_but_for_those_named_in_that_shape() -> None:
+def test_parameters_per_channel_keep_channels_last_unless_read_by_name() -> None:
     def network(*shape: int) -> ark.Model:
         model = ark.Model(0, 1)
         with ark.use_model(model):
@@ -162,7 +162,7 @@ def test_the_shape_of_a_mean_that_is_read_by_name_stays() -> None:
     assert mean.outputs[0].shape == (4, 64, 1)
 
 
-def test_a_network_of_blocks_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_of_residual_blocks_equals_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     nn = torch.nn
@@ -219,7 +219,7 @@ def test_concatenated_channels_are_slices_of_one_buffer() -> None:
     assert len({t.buffer.id for t in slices if t.shape[-1] < 256}) == 1
 
 
-def test_a_network_of_growing_blocks_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_of_concatenating_blocks_equals_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     nn = torch.nn

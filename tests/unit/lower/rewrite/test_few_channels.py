@@ -44,7 +44,7 @@ def test_the_first_convolution_of_a_network_makes_no_matrix(dtype: Any, channels
     assert plan.arenas["activation"] < 70e6  # the matrix of windows in fp32 took 118 MB
 
 
-def test_taps_that_lie_apart_are_laid_out_as_before() -> None:
+def test_dilated_taps_are_not_loaded_as_one_row() -> None:
     plan = planned((16, 3, 112, 112), (64, 3, 7, 7), ark.bf16, dilation=2)
     assert not any(op.params.get("windows") for op in plan.ops)
 

@@ -79,7 +79,7 @@ def test_factors_of_heads_and_rows_are_not_transposed_themselves() -> None:
     assert types(program.rewritten()) == ["transpose", "elementwise", "elementwise"]
 
 
-def test_another_half_is_no_rotation() -> None:
+def test_other_combinations_of_halves_are_not_fused() -> None:
     assert "concat" in types(Rotated((5, 8), wrong=True).rewritten())
 
 

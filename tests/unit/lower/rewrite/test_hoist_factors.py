@@ -50,7 +50,7 @@ def test_a_batch_norm_has_one_factor_and_one_term_a_channel(machine: str) -> Non
     assert after.count("mul") == after.count("add") == 1
 
 
-def test_they_come_before_the_product_and_stay_in_fp32() -> None:
+def test_hoisted_factors_are_computed_first_in_fp32() -> None:
     task_plan = planned(normed)
     kinds = [op.kind for op in task_plan.ops]
     small = [i for i, op in enumerate(task_plan.ops) if "rsqrt" in str(op.params)]
@@ -92,7 +92,7 @@ def test_small_factors_are_not_hoisted() -> None:
     assert max(rooted(planned(alone((8, 64, 32, 32), measured)))) == 8 * 64 * 1024
 
 
-def test_results_are_numpys() -> None:
+def test_results_equal_numpy() -> None:
     """A batch norm with hoisted factors gives NumPy's result on the CPU, with statistics that
     change between launches.
     """

@@ -122,7 +122,7 @@ def test_random_graphs_give_the_same(seed: int) -> None:
         )
 
 
-def test_many_of_them_have_fewer_rows() -> None:
+def test_many_random_graphs_compute_fewer_rows() -> None:
     """Of the 80 random graphs of the test above, the pass changes at least 20, so that test can
     fail.
     """

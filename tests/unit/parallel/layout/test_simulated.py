@@ -32,7 +32,7 @@ def test_on_a_ring_it_is_the_ring() -> None:
     assert times[0] == pytest.approx(simulate(ring, load("ring8"), 64 * 64 * 4).time_us)
 
 
-def test_where_all_are_near_few_bytes_take_few_steps() -> None:
+def test_behind_one_switch_halving_and_doubling_is_used() -> None:
     """Behind one switch, recursive halving and doubling send as much as the ring with fewer
     latencies.
     """

@@ -28,7 +28,7 @@ def wrong(plan: Named, schedule: Schedule, count: int) -> str | None:
 
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("inference", [False, True])
-def test_every_schedule_is_one(name: str, inference: bool) -> None:
+def test_every_named_schedule_is_valid(name: str, inference: bool) -> None:
     for devices, spans, count in itertools.product((1, 2, 4), SPANS, (1, 2, 4, 8)):
         plan = named(name, devices, spans, inference)
         schedule = list_schedule(plan, count)
@@ -68,7 +68,7 @@ def test_chimera_is_near_its_bound() -> None:
         assert schedule.makespan <= 1.05 * schedule.makespan_bound
 
 
-def test_three_passes_come_before_the_way_back() -> None:
+def test_three_forward_passes_precede_the_backward_pass() -> None:
     schedule = list_schedule(named("3f1b", 4), 6)
     starts = {(e.block, e.micro_batch): e.start for e in schedule.entries}
     for m in range(6):
@@ -91,7 +91,7 @@ def test_an_order_is_kept_with_other_times() -> None:
     assert replay(schedule, plan.placement, 8).makespan <= schedule.makespan
 
 
-def test_refused_with_a_reason() -> None:
+def test_invalid_arguments_are_refused_with_a_reason() -> None:
     with pytest.raises(InvalidUsageError, match="does not exist"):
         named("2f2b", 4)
     with pytest.raises(InvalidUsageError, match="65 devices"):

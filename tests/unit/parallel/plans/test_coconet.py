@@ -54,7 +54,7 @@ def result(plan: ParallelGraph, steps: int = 2) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_gives_the_same(kind: str, way: str) -> None:
+def test_every_sequence_of_transforms_gives_the_same_result(kind: str, way: str) -> None:
     plan, want = started(kind), result(started(kind))
     WAYS[way](plan)
     got = result(plan)
@@ -249,7 +249,7 @@ def test_fused_ops_stand_together_and_circles_are_refused() -> None:
         coconet.fuse(plan, [moved[0], moved[-1]])
 
 
-def test_side_conditions() -> None:
+def test_transforms_check_their_side_conditions() -> None:
     plan = started("momentum")
     gradient, add = named(plan, "gradient"), named(plan, "add")
     with pytest.raises(ModelError, match="no all-reduce to split"):

@@ -84,7 +84,7 @@ def test_megatron_is_one_all_reduce_a_block() -> None:
     assert [kinds(graph) for graph in split.ranks.graphs] == [["all_reduce"] * 2] * 4
 
 
-def test_data_moves_nothing_and_has_all_parameters() -> None:
+def test_data_parallel_inference_communicates_nothing() -> None:
     split = parallelize(MODELS["two blocks"], 4, "data")
     assert split.solution and split.solution.parameter_bytes == 2 * 2 * INNER * WIDTH * 4
     assert not any(kinds(graph) for graph in split.ranks.graphs)
@@ -281,5 +281,5 @@ def test_bad_arguments_are_refused(mesh: Any, plan: Any, says: str) -> None:
         parallelize(MODELS["mixing"], mesh, plan)
 
 
-def test_it_is_arks() -> None:
+def test_parallelize_is_exported_by_ark() -> None:
     assert ark.parallelize is parallelize

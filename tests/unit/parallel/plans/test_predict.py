@@ -101,7 +101,7 @@ def test_pipelines_share_blocks_and_keep_activations_in_flight(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_predicts(splits: Splits, target: Target, name: str) -> None:
+def test_every_plan_name_can_be_predicted(splits: Splits, target: Target, name: str) -> None:
     prediction = predict(splits, (4, 2), (name, "megatron"), target, Work(True, 8))
     assert 0 < prediction.us < 1e9 and all(m.total > 0 for m in prediction.memory)
 
@@ -132,7 +132,7 @@ def test_products_narrower_than_any_tile_are_predicted() -> None:
         assert 0 < predict(small, (2,), (plan,), target, Work(True, 8)).us < 1e6
 
 
-def test_stages_are_the_best_there_are() -> None:
+def test_stages_are_optimal() -> None:
     loads = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
     for stages in (1, 2, 3, 4):
         actual = partition(loads, stages, [False] * 8)
@@ -158,7 +158,7 @@ def test_stages_are_the_best_there_are() -> None:
         ((2,), ("data",), Work(True, 0), "batch"),
     ],
 )
-def test_refused_with_a_reason(
+def test_invalid_arguments_are_refused_with_a_reason(
     splits: Splits, target: Target, mesh: Any, names: Any, work: Work, says: str
 ) -> None:
     with pytest.raises(InvalidUsageError, match=says):

@@ -66,7 +66,7 @@ def test_one_plan_equals_the_plan_of_each_rank(ranks: int, name: str) -> None:
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=slow), 4])
 @pytest.mark.parametrize("name", sorted(MACHINES))
-def test_a_tied_head_is_the_same_view_further_on(ranks: int, name: str) -> None:
+def test_a_tied_heads_view_is_shifted_by_rank(ranks: int, name: str) -> None:
     """With tied embeddings, each rank computes its part of the logits from its own rows of the
     embedding, of which it holds the whole.
     """
@@ -192,7 +192,7 @@ def by_themselves() -> Rotated:
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
-def test_so_it_is_where_ranks_begin_iterations_by_themselves(
+def test_without_lockstep_a_mutation_of_all_ranks_is_refused_by_one_as_by_all(
     by_themselves: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:
     """Mutated plans without lockstep between ranks: verifying one rank for all and verifying every
@@ -240,7 +240,7 @@ def test_names_that_meet_another_ranks_are_no_symmetry(isomorphic: Rotated) -> N
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (0.7, 0), (1.3, 5)])
-def test_logits_that_lie_own_share_first_give_the_token_of_the_whole_row(
+def test_logits_with_the_ranks_own_share_first_give_the_same_token(
     temperature: float, top_k: int
 ) -> None:
     """Sampling from logits in which each rank stores its own part of the vocabulary first gives the

@@ -89,7 +89,7 @@ OPS: dict[str, tuple[Callable[[], Any], list[int], list[range]]] = {
 
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("machine", ["cpu-4", "h100", "mi300x"])
-def test_a_tile_is_the_tile(name: str, machine: str) -> None:
+def test_tasks_have_the_configured_tile(name: str, machine: str) -> None:
     call, tile, expected = OPS[name]
     with ark.PlannerContext(config={"Tile": tile}):
         call()
@@ -112,7 +112,7 @@ def test_product_shapes_and_inner_contexts_come_first() -> None:
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 7, 24, 64])
-def test_as_many_tasks_as_asked(tasks: int) -> None:
+def test_num_tasks_sets_the_number_of_tasks(tasks: int) -> None:
     with ark.PlannerContext(config={"NumTasks": tasks}):
         ark.exp(tensor(8 * 3 * 7 * 8, 12))
         ark.softmax(tensor(8 * 3 * 7 * 8, 12))
@@ -121,7 +121,7 @@ def test_as_many_tasks_as_asked(tasks: int) -> None:
 
 
 @pytest.mark.parametrize("granularity", [1, 2, 5])
-def test_granularity_deals_tasks(granularity: int) -> None:
+def test_granularity_assigns_consecutive_tasks_to_a_processor(granularity: int) -> None:
     with ark.PlannerContext(
         processor_range=[1, 4], config={"Tile": [1, 8], "Granularity": granularity}
     ):

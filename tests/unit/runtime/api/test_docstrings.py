@@ -61,7 +61,7 @@ def test_the_example_of_a_function_or_class_runs(
     assert runner.failures == 0, "".join(printed)
 
 
-def test_an_example_that_says_something_else_fails() -> None:
+def test_an_example_with_another_output_fails() -> None:
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=FLAGS)
     case = parser.get_doctest(
         ">>> ark.relu(torch.tensor([-1.0])).eval()\ntensor([1.])\n",

@@ -153,7 +153,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "call", "match"), BAD)
-def test_bad_calls_are_errors_for_people(
+def test_invalid_calls_raise_readable_errors(
     kind: type[Exception], call: Any, match: str | None
 ) -> None:
     tensor = ark.tensor([64, 32], ark.fp16)
@@ -357,7 +357,7 @@ def test_a_named_backend_without_devices_says_why() -> None:
         ark.init(backend="nothing")
 
 
-def test_models_are_models() -> None:
+def test_model_names_are_one_class() -> None:
     for wrong in ("x", 3, object()):
         with pytest.raises(ark.InvalidUsageError, match="expected a model"):
             ark.set_model(wrong)

@@ -43,7 +43,7 @@ WRONG: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_it_is_refused(name: str) -> None:
+def test_values_that_are_no_whole_numbers_are_refused(name: str) -> None:
     ark.init(backend="cpu")
     with pytest.raises((ark.InvalidUsageError, ark.ModelError)):
         WRONG[name]()

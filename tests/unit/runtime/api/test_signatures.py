@@ -35,7 +35,7 @@ def plausible(parameter: inspect.Parameter) -> Any:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_it_is_taken_or_refused_in_words(op: str) -> None:
+def test_each_value_is_accepted_or_refused_with_a_reason(op: str) -> None:
     function = getattr(ark, op)
     places = inspect.signature(function).parameters
     for place in places:
@@ -56,11 +56,11 @@ TYPES = re.compile(r"fp32|any type|[Tt]ypes?\b|int\d|bool|integers|[Aa]s (for )?
 
 
 @pytest.mark.parametrize("op", sorted({*OPS} - {"advance"}))  # advance takes no tensor
-def test_its_docstring_names_types(op: str) -> None:
+def test_each_docstring_names_types(op: str) -> None:
     assert TYPES.search(inspect.getdoc(getattr(ark, op)) or "")
 
 
-def test_there_are_ops() -> None:
+def test_the_list_of_ops_is_not_empty() -> None:
     assert len(OPS) > 130
 
 
@@ -74,6 +74,6 @@ def test_there_are_ops() -> None:
         (lambda x: ark.cast(x, "fp16"), "cast: dtype is 'fp16'; expected a data type"),
     ],
 )
-def test_the_place_is_named(call: Any, message: str) -> None:
+def test_errors_name_op_and_argument(call: Any, message: str) -> None:
     with pytest.raises(ark.InvalidUsageError, match=message):
         call(ark.tensor([4, 8]))
