@@ -8,6 +8,7 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ from ark.cli.parser import (
     add_quantize,
     positive,
 )
-from ark.errors import InvalidUsageError, SystemError, UnsupportedError
+from ark.errors import GpuError, InvalidUsageError, SystemError, UnsupportedError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generation import sampling_fields
 from ark.models.hub import hub_name, local_directory
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 
 LOCAL = ("127.", "localhost", "::1")
+RELEASE_S = 30.0  # the time in which a failed engine must release its device
 
 
 def register(subparsers: Subparsers) -> None:
@@ -276,8 +278,26 @@ def _serve(args: argparse.Namespace, ranks: Bootstrap | None) -> int:
             shape = f"{room} {engine.context} positions"
             print(f"{visible(model.name)} is served at {url_of(listener)} ({shape})", flush=True)
 
-        asyncio.run(serve(engine, model, options, listener, ready))
+        try:
+            asyncio.run(serve(engine, model, options, listener, ready))
+        except GpuError as error:
+            _end_in_any_case(error)
+            raise
     return 0
+
+
+def _end_in_any_case(error: GpuError) -> None:
+    """Ends the process with the error if it still runs after RELEASE_S. A device that has failed
+    may never be released, but only a process that has ended is started again.
+    """
+
+    def end() -> None:
+        print(visible(f"ark: {error}; its device was not released"), file=sys.stderr, flush=True)
+        os._exit(2)
+
+    timer = threading.Timer(RELEASE_S, end)
+    timer.daemon = True
+    timer.start()
 
 
 def check_packages() -> None:

@@ -76,6 +76,7 @@ class Engine:
         self._listeners: dict[str, OnEvent] = {}
         self._closing = self._draining = False
         self._failure = ""
+        self.on_failure: Callable[[str], None] = log.warn
         self._process = os.getpid()
         self._prompt_tokens = self._generated = self._iterations = 0
         self._pace = Pace()
@@ -386,14 +387,13 @@ class Engine:
         """Ends every request with the error. Later requests are refused with it."""
         reason = str(error) if isinstance(error, BaseError) else repr(error)
         with self._news:
-            self._failure = f"the engine has failed, open another one: {reason}"
-            ids = list(self._listeners)
+            self._failure = f"the engine has failed and must be opened again: {reason}"
             self._arrived.clear()
-        log.warn(self._failure)
-        for request_id in ids:
+        for request_id in list(self._listeners):
             self._scheduler.cancel(request_id)
             self._tell(Event(request_id, finish=FinishReason.ERROR, error=self._failure))
         self._stats = self._count()
+        self.on_failure(self._failure)
 
     def _count(self) -> Stats:
         counts = (self._prompt_tokens, self._generated, self._iterations)

@@ -121,6 +121,11 @@ class Stats:
 class EngineLike(Protocol):
     """The interface of an engine. Every method may be called from any thread."""
 
+    on_failure: Callable[[str], None]
+    """Called once, with the reason, if the engine fails: its requests have ended then, and it
+    refuses others. By default it logs a warning; the engine's owner may replace it.
+    """
+
     @property
     def context(self) -> int:
         """The most positions of a request, its prompt included."""

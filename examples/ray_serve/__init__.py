@@ -96,8 +96,8 @@ class Model:
 
     async def check_health(self) -> None:
         """Raises an error if the engine has failed; Ray then starts another replica."""
-        if self._service.dispatcher.failure:
-            raise SystemError(self._service.dispatcher.failure)
+        if self._service.failure:
+            raise SystemError(self._service.failure)
 
     async def answer(self, asked: Asked) -> AsyncIterator[Head | bytes]:
         """Yields the answer in parts. Closing the iterator frees the request's slots."""

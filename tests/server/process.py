@@ -16,14 +16,21 @@ PATIENCE_S = 120.0
 
 
 class Process:
-    """A running `ark serve` on the CPU. As a context manager it kills the process at the end."""
+    """A running `ark serve` on the CPU. As a context manager it kills the process at the end.
 
-    def __init__(self, directory: Path, *words: str) -> None:
+    name: a checkpoint's directory or its name on a hub. before: statements that the process
+    executes first. environment: additional variables.
+    """
+
+    def __init__(self, name: Path | str, *words: str, before: str = "", **environment: str) -> None:
+        main = "import sys; from ark.cli import main; sys.exit(main(sys.argv[1:]))"
+        start = ["-c", f"{before}\n{main}"] if before else ["-m", "ark"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ark", "serve", str(directory), "--backend", "cpu", *words],
+            [sys.executable, *start, "serve", str(name), "--backend", "cpu", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, **environment},
         )
         assert self.process.stdout is not None
         timer = threading.Timer(PATIENCE_S, self.process.kill)

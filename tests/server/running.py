@@ -64,10 +64,11 @@ def running(engine: EngineLike, model: ServedModel, options: Options | None = No
         app = application(service, keys=options.keys, origins=options.origins)
         server = server_of(app, options)
         port = listener.getsockname()[1]
+        ended = run.ending(server, service, options.drain_s, loop)
 
         def end() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
-                loop.call_soon_threadsafe(run.ending(server, service, options.drain_s, loop))
+                loop.call_soon_threadsafe(ended)
 
         started.append(Running(url_of(listener), port, service, end))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))

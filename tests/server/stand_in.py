@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ark import log
 from ark.errors import InvalidUsageError
 from ark.serving.types import Event, FinishReason, LaunchRecord, Request, Stats
 
@@ -32,6 +33,7 @@ class CountingEngine:
         self.cancelled: list[str] = []
         self.submitted: list[Request] = []
         self.fail = ""
+        self.on_failure: Callable[[str], None] = log.warn
         self.has_logprobs = False
         self._slots = slots
         self._open: dict[str, _Running] = {}
@@ -92,6 +94,8 @@ class CountingEngine:
                         self._open.pop(event.id, None)
             for on_event, event in events:
                 on_event(event)
+            if self.fail:
+                self.on_failure(self.fail)
             time.sleep(self.step_s)
 
     def _step(self, row: _Running) -> Event:

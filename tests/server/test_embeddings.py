@@ -26,7 +26,7 @@ from ark.serving.http.app import Limits
 from ark.serving.http.embeddings import EmbeddingEngine
 from ark.serving.http.run import Options
 from tests.checkpoints import make_checkpoint
-from tests.server.running import Running, noah_model, running
+from tests.server.running import Running, noah_model, running, until
 
 TEXTS = ["The quick brown fox", "a tile of a matmul leaves for its peer" * 2, "é"]
 
@@ -122,7 +122,9 @@ def test_limits(server: Running, stand_in: StandIn) -> None:
     assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
     assert server.service.engine.stats().running == 0
     stand_in.delay_s, stand_in.fail = 0.0, True
+    server.service.on_failure = lambda: None
     assert post(server, {"input": "a"}).status_code == 500
+    until(lambda: server.service.failure, "the server knows of the failure")
     assert httpx.get(f"{server.url}/health").status_code == 503
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,9 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ark.errors import GpuError
 from ark.serving.http.app import Limits
-from ark.serving.http.run import Options
+from ark.serving.http.run import Options, bound, serve
 from tests.server.running import Running, noah_model, running, until
 from tests.server.stand_in import CountingEngine
 
@@ -291,10 +293,24 @@ def test_the_limit_of_time(engine: CountingEngine) -> None:
 
 
 def test_an_engine_that_fails(server: Running, engine: CountingEngine) -> None:
+    """Until a server whose engine has failed has ended, /health answers 503."""
+    server.service.on_failure = lambda: None
     engine.fail = "the device reported a fault"
     answer = post(server, "/v1/completions", TEXT)
-    assert answer.status_code == 500 and "the device" in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (500, "engine_failed")
+    assert "the device" in error["message"]
+    until(lambda: server.service.failure, "the server knows of the failure")
     assert httpx.get(server.url + "/health").status_code == 503
+
+
+def test_a_failure_without_requests_ends_the_server(engine: CountingEngine) -> None:
+    def fail() -> None:
+        engine.on_failure("the device has gone")
+
+    listener = bound("127.0.0.1", 0)
+    with pytest.raises(GpuError, match="the device has gone; the server has ended, start it"):
+        asyncio.run(serve(engine, noah_model(128), Options(), listener, fail))
 
 
 def test_shutdown_lets_answers_complete(engine: CountingEngine) -> None:

@@ -267,7 +267,9 @@ def test_a_failing_device_ends_every_request(
     """
     listener = Listener()
     asked = {"slots": 2, "context": MAX_POSITIONS, "page": 8, "chunk": 8, "iterations": 1}
+    reasons: list[str] = []
     with Engine.open(small, "cpu", **asked) as engine:  # type: ignore[arg-type]
+        engine.on_failure = reasons.append
         write = DeviceRows._write
 
         def broken(rows: DeviceRows, name: str, values: np.ndarray) -> None:
@@ -283,6 +285,8 @@ def test_a_failing_device_ends_every_request(
         with pytest.raises(GpuError, match=r"the engine has failed.*out of range"):
             engine.submit(long("late"), listener)
         assert engine.stats().running == engine.stats().waiting == 0
+    (reason,) = reasons
+    assert "out of range" in reason
 
 
 @pytest.mark.parametrize(

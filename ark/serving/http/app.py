@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -67,23 +68,42 @@ class Limits:
 
 
 class Service:
-    """The state that the routes share. Created on the event loop."""
+    """The state that the routes share. Created on the event loop. on_failure: called on the event
+    loop if the engine fails, after all requests were ended with an error.
+    """
 
     def __init__(self, engine: EngineLike, model: ServedModel, limits: Limits) -> None:
         self.engine = engine
         self.model = model
         self.limits = limits
         self.draining = False  # True: new requests are refused; running ones go on
+        self.failure = ""  # why the engine has failed
+        self.on_failure: Callable[[], None] = lambda: None
         self.metrics = Metrics(engine, model.name)
         room = engine.stats().slots + limits.queue
         self.dispatcher = Dispatcher(engine, self.metrics, room)
         self.embedding: Embedding | None = None
         if isinstance(engine, EmbeddingEngine):
             self.embedding = Embedding(engine, limits.queue, limits.request_s)
+        loop = asyncio.get_running_loop()
+
+        def failed(reason: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(self._fail, reason)
+
+        engine.on_failure = failed
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        self._end_all(ApiError(500, reason, kind=SERVER_ERROR, code="engine_failed"))
+        self.on_failure()
 
     def abort(self) -> None:
         """Ends all running requests with an error to their clients."""
-        error = ApiError(503, "the server is shutting down", kind=SERVER_ERROR, code="shutdown")
+        message = "the server is shutting down"
+        self._end_all(ApiError(503, message, kind=SERVER_ERROR, code="shutdown"))
+
+    def _end_all(self, error: ApiError) -> None:
         self.dispatcher.end_all(error)
         if self.embedding:
             self.embedding.error = error
@@ -152,9 +172,9 @@ class Service:
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 while the server accepts requests, else 503."""
-        failure = self.dispatcher.failure or (self.embedding and self.embedding.failure)
-        if failure or self.draining:
-            raise ApiError(503, failure or "the server is shutting down", kind=SERVER_ERROR)
+        if self.failure or self.draining:
+            reason = self.failure or "the server is shutting down"
+            raise ApiError(503, reason, kind=SERVER_ERROR)
         return _json({"status": "ok"})
 
     async def metrics_text(self, request: Request) -> Response:

@@ -177,7 +177,8 @@ def running_usage(answer: Answer, options: StreamOptions | None) -> dict[str, An
 def failure(event: Event) -> ApiError:
     """The error for a choice that the engine has ended with ERROR or CANCELLED."""
     if event.finish is FinishReason.ERROR:
-        return ApiError(500, event.error or "the engine has failed", kind=SERVER_ERROR)
+        reason = event.error or "the engine has failed"
+        return ApiError(500, reason, kind=SERVER_ERROR, code="engine_failed")
     if event.error:
         return ApiError(400, event.error, code="form_failed")
     return ApiError(500, "the request was cancelled", kind=SERVER_ERROR, code="cancelled")

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ark import log
 from ark.errors import GpuError, InvalidUsageError
 from ark.serving.http.choices import timeout
 from ark.serving.http.errors import SERVER_ERROR, ApiError, unsupported
@@ -49,6 +50,7 @@ class EmbeddingEngine:
         self._embedder = embedder
         self._thread = ThreadPoolExecutor(1, "ark-embedder")
         self._tokens = self._texts = self.requests = 0
+        self.on_failure: Callable[[str], None] = log.warn
 
     @property
     def context(self) -> int:
@@ -58,7 +60,11 @@ class EmbeddingEngine:
     async def embed(self, tokens: Sequence[int]) -> np.ndarray:
         """Returns the embedding of a text. It is computed after the texts of earlier calls."""
         loop = asyncio.get_running_loop()
-        values = await loop.run_in_executor(self._thread, self._embedder.embed, tokens)
+        try:
+            values = await loop.run_in_executor(self._thread, self._embedder.embed, tokens)
+        except GpuError as error:
+            self.on_failure(f"the engine has failed and must be opened again: {error}")
+            raise
         self._tokens += len(tokens)
         self._texts += 1
         return values
@@ -93,7 +99,6 @@ class Embedding:
 
     def __init__(self, engine: EmbeddingEngine, queue: int, request_s: float) -> None:
         self._engine, self._queue, self._request_s = engine, queue, request_s
-        self.failure = ""
         self.error: ApiError | None = None
         """The reason why no more texts are accepted; set when the server ends."""
 
@@ -144,14 +149,7 @@ class Embedding:
         for prompt in prompts:
             if self.error is not None:
                 raise self.error
-            if self.failure:
-                raise ApiError(500, self.failure, kind=SERVER_ERROR)
-            try:
-                vectors.append(await self._engine.embed(prompt))
-            except GpuError as error:
-                self.failure = str(error)
-        if self.failure:
-            raise ApiError(500, self.failure, kind=SERVER_ERROR)
+            vectors.append(await self._engine.embed(prompt))
         return vectors
 
 

@@ -86,7 +86,6 @@ class Dispatcher:
     def __init__(self, engine: EngineLike, metrics: Metrics, room: int) -> None:
         self.engine = engine
         self.jobs: set[Job] = set()
-        self.failure = ""
         self._metrics = metrics
         self._room = room
         self._loop = asyncio.get_running_loop()
@@ -103,8 +102,6 @@ class Dispatcher:
         """Queues a choice for each prompt. adapter: a name, or "" for none. Raises ApiError if the
         choices cannot be served now.
         """
-        if self.failure:
-            raise ApiError(500, self.failure, kind=SERVER_ERROR)
         self.check_room(len(prompts))
         number = next(self._numbers)
         job = Job([f"{name}-{number}-{i}" for i in range(len(prompts))], self.engine.cancel)
@@ -155,8 +152,6 @@ class Dispatcher:
             self._give(*self._events.popleft())
 
     def _give(self, job: Job, index: int, event: Event) -> None:
-        if event.finish is FinishReason.ERROR:
-            self.failure = event.error or "the engine has failed"
         job.arrive(index, event)
         self._metrics.event(event, time.monotonic())
         if not job.open:

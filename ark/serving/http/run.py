@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 import uvicorn
 from starlette.applications import Starlette
 
-from ark.errors import InvalidUsageError, SystemError
+from ark.errors import GpuError, InvalidUsageError, SystemError
 from ark.serving.http.app import Limits, Service, application
 from ark.serving.http.connection import Connection
 from ark.serving.http.model import ServedModel
 from ark.serving.types import EngineLike
 
 KEEP_ALIVE_S = 30
-LAST_WORDS_S = 2.0  # after the time to drain, the time in which errors can reach clients
+LAST_WORDS_S = 2  # the time in which the last errors can reach clients
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,15 @@ def ending(
     server: uvicorn.Server, service: Service, drain_s: float, loop: asyncio.AbstractEventLoop
 ) -> Callable[[], None]:
     """Returns a function that ends a server. From its first call on, new requests are refused.
-    After drain_s, or at its second call, answers that still run end with an error.
+    After drain_s, or at its second call, answers that still run end with an error. If the engine
+    fails, the server ends when its clients have the error.
     """
+
+    def failed() -> None:
+        server.config.timeout_graceful_shutdown = LAST_WORDS_S
+        server.should_exit = True
+
+    service.on_failure = failed
 
     def end() -> None:
         if server.should_exit:
@@ -121,7 +128,7 @@ async def serve(
 ) -> None:
     """Serves until SIGTERM or SIGINT. Then running requests may continue for at most drain_s; a
     second signal ends them at once. ready: called when the server accepts requests. The engine
-    stays open.
+    stays open. Raises GpuError if the engine fails.
     """
     service = Service(engine, model, options.limits)
     app = application(service, keys=options.keys, origins=options.origins)
@@ -141,3 +148,5 @@ async def serve(
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+    if service.failure:
+        raise GpuError(f"{service.failure}; the server has ended, start it again")
