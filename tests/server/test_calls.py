@@ -168,6 +168,9 @@ def test_an_answer_may_be_sent_back(scripted: ScriptedEngine, server: Running) -
             assert answered(client, **{**ASKED, "messages": [*USER, sent, reply]})[1] == [BERN]
 
 
+ABSENT = {"type": "object", "properties": {"a": {"$ref": "#/definitions/0"}}}
+
+
 def tools(**parameters: Any) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
 
@@ -178,8 +181,9 @@ def tools(**parameters: Any) -> list[dict[str, Any]]:
         ({"tool_choice": "must"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
-        ({"tools": tools(definitions=[1]), "tool_choice": "required"}, "tools"),
-        ({"tools": tools(definitions=None), "tool_choice": "required"}, "tools"),
+        ({"tools": tools(definitions=[1], **ABSENT), "tool_choice": "required"}, "tools"),
+        ({"tools": tools(definitions=None, **ABSENT), "tool_choice": "required"}, "tools"),
+        ({"tools": tools(**ABSENT), "tool_choice": "required"}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "a": 1}}]},

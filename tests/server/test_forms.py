@@ -15,8 +15,12 @@ import pytest
 
 from ark.errors import InvalidUsageError
 from ark.models.sampling import SamplingParams
+from ark.models.tokenizer import Tokenizer
+from ark.serving.grammar import Grammars
+from ark.serving.http.forms import call_form
+from ark.serving.http.schema import Function, Tool
 from tests.checkpoints import make_checkpoint
-from tests.server.running import TEMPLATE, Running, running_checkpoint
+from tests.server.running import NOAH, TEMPLATE, Running, running_checkpoint
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
@@ -113,6 +117,86 @@ def test_a_required_tool(client: openai.OpenAI) -> None:
         messages=USER, tools=TOOLS, tool_choice=named, max_tokens=2, **RANDOM
     )
     assert answer.choices[0].finish_reason == "length"
+
+
+def node(value: dict[str, Any], reference: str, **others: Any) -> dict[str, Any]:
+    """Returns the schema of a list whose elements contain the next one. reference: to the value."""
+    return {
+        "type": "object",
+        "properties": {"v": {"$ref": reference}, "next": {"$ref": "#"}, "w": value},
+        "required": ["v"],
+        "additionalProperties": False,
+        **others,
+    }
+
+
+DIGIT: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": 9}
+TRUTH: dict[str, Any] = {"type": "boolean"}
+DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
+REFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "definitions": (
+        node(DIGIT, "#/$defs/value", **{"$defs": {"value": DIGIT}}),
+        node(TRUTH, "#/$defs/value", **{"$defs": {"value": TRUTH}}),
+    ),
+    "properties": (node(DIGIT, "#/properties/w"), node(TRUTH, "#/properties/w")),
+    "anchors": (
+        node({**DIGIT, "$anchor": "value"}, "#value"),
+        node({**TRUTH, "$anchor": "value"}, "#value"),
+    ),
+    "identifiers": (
+        node(DIGIT, "https://here/it#/properties/w", **{"$id": "https://here/it"}),
+        node(TRUTH, "#/properties/w", **{"$id": "https://here/it"}),
+    ),
+    "a reference beside its definitions, draft 7": (
+        {"$ref": "#/$defs/it", "$defs": {"it": node(DIGIT, "#/$defs/it/properties/w")}, **DRAFT_7},
+        {"$ref": "#/$defs/it", "$defs": {"it": node(TRUTH, "#/$defs/it/properties/w")}, **DRAFT_7},
+    ),
+}
+
+
+@pytest.mark.parametrize("schemas", REFERENCES.values(), ids=[*REFERENCES])
+def test_references_within_the_parameters_of_tools(schemas: Any) -> None:
+    """References in a tool's schema begin at that schema, whichever tools stand beside it."""
+    functions = [Function(f"f{i}", parameters=schema) for i, schema in enumerate(schemas)]
+    form = call_form([Tool("function", function) for function in functions], None, True)
+    tokenizer = Tokenizer.open(NOAH, vocab_size=2048)
+    grammar = Grammars(tokenizer, 2048, [1]).grammar(form.params)
+
+    def accepted(*calls: tuple[str, Any]) -> bool:
+        text = json.dumps([{"name": name, "parameters": given} for name, given in calls])
+        guide = grammar.begin()
+        mask = guide.advance(())
+        for token in tokenizer.encode(text, framed=False):
+            if mask is None or not mask[token]:
+                return False
+            mask = guide.advance([token])
+        return mask is None or bool(mask[1])
+
+    digits, truths = {"v": 1, "next": {"v": 2}}, {"v": True, "next": {"v": False}}
+    assert accepted(("f0", digits), ("f1", truths))
+    for name, wrong in (("f0", truths), ("f1", digits)):
+        assert not accepted((name, wrong)) and not accepted((name, wrong["next"]))
+    assert not accepted(("f0", {"v": 1, "next": {"v": True}}))
+    assert not accepted(("f0", {"v": 1, "next": [{"name": "f0", "parameters": {"v": 1}}]}))
+
+
+def test_required_tools_with_references(client: openai.OpenAI) -> None:
+    schemas = REFERENCES["definitions"]
+    named = [{"name": f"f{i}", "parameters": schema} for i, schema in enumerate(schemas)]
+    answer = client.chat.completions.create(
+        messages=USER,
+        tools=[{"type": "function", "function": each} for each in named],  # type: ignore[misc]
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=300,
+        n=8,
+        **RANDOM,
+    )
+    ended = [choice for choice in answer.choices if choice.finish_reason == "tool_calls"]
+    calls = [call.function for choice in ended for call in choice.message.tool_calls or ()]
+    assert {call.name for call in calls} == {"f0", "f1"}
+    for call in calls:
+        jsonschema.validate(json.loads(call.arguments), schemas[int(call.name[1])])
 
 
 VALUES: dict[str, list[Any]] = {

@@ -97,28 +97,16 @@ def call_form(tools: Sequence[Tool], name: str | None, parallel: bool) -> Form:
     for tool in tools:
         if tool.function.name == name:
             return _form({"json": tool.function.parameters or {"type": "object"}}, "tools")
-    definitions: dict[str, Any] = {}
-    calls = []
-    for tool in tools:
-        schema = dict(tool.function.parameters or {"type": "object"})
-        for group in ("$defs", "definitions"):
-            defined = schema.pop(group, {})
-            if not isinstance(defined, Mapping):
-                raise ApiError(
-                    400,
-                    f"{group} of the tool {tool.function.name!r:.60} is {defined!r:.60}; it must "
-                    "be an object",
-                    param="tools",
-                )
-            for key, value in defined.items():
-                known = definitions.setdefault(group, {}).setdefault(key, value)
-                if known != value:
-                    raise ApiError(
-                        400,
-                        f"two tools have different definitions {key!r:.60} in {group}; name them "
-                        "differently",
-                        param="tools",
-                    )
+    calls, identifiers = [], set()
+    for place, tool in enumerate(tools):
+        # With an identifier of its own, references within a tool's schema begin at that schema.
+        # Schemas of older drafts, which `$schema` names, cannot have one beside `$ref`.
+        given = tool.function.parameters or {"type": "object"}
+        schema = {key: value for key, value in given.items() if key not in ("$schema", "id")}
+        own = schema.get("$id")
+        if not isinstance(own, str) or own in identifiers:
+            schema["$id"] = f"https://tools.invalid/{place}"
+        identifiers.add(schema["$id"])
         properties = {"name": {"const": tool.function.name}, "parameters": schema}
         calls.append(
             {
@@ -129,5 +117,5 @@ def call_form(tools: Sequence[Tool], name: str | None, parallel: bool) -> Form:
             }
         )
     limits = {} if parallel else {"maxItems": 1}
-    whole = {"type": "array", "minItems": 1, **limits, "items": {"anyOf": calls}, **definitions}
+    whole = {"type": "array", "minItems": 1, **limits, "items": {"anyOf": calls}}
     return _form({"json": whole}, "tools")
