@@ -67,9 +67,48 @@ def test_chunked_bodies(server: Running) -> None:
     with Raw(server.port) as client:
         client.send(head + chunks + b"0\r\n\r\n")
         assert client.response()[0] == 200
+    for faulty in (b"zz\r\n", b"2\r\n{}xx0\r\n\r\n", b"-1\r\n", b"2;\n{}\r\n"):
+        with Raw(server.port) as client:
+            client.send(head + faulty)
+            assert client.response()[0] == 400 and client.ended()
+
+
+CHUNKED_LENGTH = "transfer-encoding: chunked\r\ncontent-length: "
+
+
+@pytest.mark.parametrize(
+    ("lengths", "version"),
+    [
+        (CHUNKED_LENGTH + "4", "1.1"),
+        (CHUNKED_LENGTH + "0", "1.1"),
+        ("Content-Length: 4\r\nTransfer-Encoding: CHUNKED", "1.1"),
+        ("transfer-encoding: chunked", "1.0"),
+        ("content-length: 4\r\ncontent-length: 5", "1.1"),
+        ("content-length: 4, 5", "1.1"),
+        ("content-length: +4", "1.1"),
+        ("content-length : 4", "1.1"),
+        ("transfer-encoding: chunked\r\ntransfer-encoding: chunked", "1.1"),
+        ("transfer-encoding: chunked, identity", "1.1"),
+        ("transfer-encoding: xchunked", "1.1"),
+        ("transfer-encoding: \x0bchunked", "1.1"),
+        ("transfer-encoding\t: chunked", "1.1"),
+    ],
+)
+def test_ambiguous_lengths_are_refused(
+    server: Running, engine: CountingEngine, lengths: str, version: str
+) -> None:
+    """Proxies and servers may disagree on where such a request ends, so that a part of its body
+    becomes the next client's request (request smuggling). It gets 400, nothing after it is
+    answered, and the connection ends.
+    """
+    text = body()
+    head = f"POST /v1/completions HTTP/{version}\r\nhost: a\r\ncontent-type: application/json"
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(text), text)
     with Raw(server.port) as client:
-        client.send(head + b"zz\r\n")
-        assert client.ended()
+        client.send(f"{head}\r\n{lengths}\r\n\r\n".encode() + chunks + request(text))
+        status, answer = client.response()
+        assert status == 400 and is_error(answer)
+        assert client.line() == b"" and not engine.submitted
 
 
 @pytest.mark.parametrize(

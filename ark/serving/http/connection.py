@@ -19,11 +19,31 @@ HEAD_S = 30.0  # the limit for a request's first line and headers
 WRITE_S = 60.0  # the limit for a client that has stopped reading an answer
 
 
+class Requests(h11.Connection):
+    """The parser of a connection. It refuses requests that a proxy before the server may divide
+    otherwise (request smuggling): those with two lengths, and chunks in HTTP/1.0.
+    """
+
+    def next_event(self) -> Any:
+        """The next part of a request; see h11."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            chunked = b"transfer-encoding" in names
+            if chunked and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("the length of the body is ambiguous")
+        return event
+
+
 class Connection(H11Protocol):
     """One connection. asyncio calls its methods on the event loop."""
 
     _head: asyncio.TimerHandle | None = None
     _write: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = Requests(h11.SERVER)
 
     def connection_made(self, transport: Any) -> None:
         """A client has connected."""
