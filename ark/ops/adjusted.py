@@ -59,8 +59,9 @@ def filtered(scores: np.ndarray, temperature: float, options: Mapping[str, float
     if options["top_p"] < 1:
         order = np.sort(scaled)[::-1]
         before = np.cumsum(_probabilities(order)) - _probabilities(order)
-        scaled[scaled < order[np.flatnonzero(before < options["top_p"])[-1]]] = -np.inf
-    scaled[np.exp(scaled - scaled.max()) < options["min_p"]] = -np.inf
+        kept = max(1, np.count_nonzero(before < options["top_p"]))
+        scaled[scaled < order[kept - 1]] = -np.inf
+    scaled[np.exp(scaled - scaled.max()) < min(options["min_p"], 1)] = -np.inf
     if options["typical_p"] < 1:
         p = _probabilities(scaled)
         log = np.log(np.where(p > 0, p, 1))

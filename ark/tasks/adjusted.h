@@ -9,11 +9,15 @@ struct ArkOptions {
   float top_p, min_p, typical_p, repetition, presence, frequency;
   int min_tokens, logprobs, masked;
 };
+// The options of a sequence. Filters beyond their range have the effect of its end, so that at least
+// one token passes them.
 template <class O>
 ARK_DEVICE ArkOptions ark_options(O o) {
   const auto number = [&](int i) { return ark_bits_float(static_cast<ark_u32>(o.p[i])); };
-  return {o.p[0],    number(1), number(2), number(3), number(4),
-          number(5), number(6), o.p[7],    o.p[8],    o.p[9]};
+  const auto share = [&](int i) { return number(i) > 1e-37f ? number(i) : 1e-37f; };
+  const float min_p = number(2) < 1.0f ? number(2) : 1.0f;
+  return {o.p[0],    share(1),  min_p,  share(3), number(4),
+          number(5), number(6), o.p[7], o.p[8],   o.p[9]};
 }
 
 // True if this sequence samples a token: it has processed its prompt and has not ended.
@@ -160,7 +164,8 @@ ARK_DEVICE ark_u32 ark_key_of_weight(K key, W weight, float target, float share,
 template <int VOCABULARY, class D>
 ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D scores, float top,
                                     float* red) {
-  const float inverse = 1.0f / sampler.temperature;
+  // Its quotient is a normal number, so that the product with -infinity is not NaN.
+  const float inverse = 1.0f / (sampler.temperature < 1e30f ? sampler.temperature : 1e30f);
   const auto scaled = [&](int i) { return (scores.p[i] - top) * inverse; };  // 0 at most
   const auto key = [&](int i) { return ark_ordered(scores.p[i]); };
   ark_u32 bound = 0u;

@@ -94,8 +94,11 @@ template <class S, class P>
 ARK_DEVICE ArkSampler ark_sampler(S settings, P position, int first) {
   const ark_u64 low = static_cast<ark_u32>(settings.p[2]);
   const ark_u64 high = static_cast<ark_u32>(settings.p[6]);
-  return {ark_bits_float(static_cast<ark_u32>(settings.p[0])), high << 32 | low,
-          static_cast<ark_u32>(position.p[0]), -ark_inf(), static_cast<ark_u32>(first)};
+  // Logits divided by a smaller temperature may be infinite; the best token is nearly certain.
+  const float given = ark_bits_float(static_cast<ark_u32>(settings.p[0]));
+  const float temperature = given >= 1e-5f ? given : 0.0f;
+  return {temperature, high << 32 | low, static_cast<ark_u32>(position.p[0]), -ark_inf(),
+          static_cast<ark_u32>(first)};
 }
 // Replaces the thread's best token if this one has a higher score. If scores are equal, the smaller
 // token id wins.
