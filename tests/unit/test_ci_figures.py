@@ -88,6 +88,40 @@ def test_figures_worse_by_three_percent_are_reported() -> None:
     assert figures.worse(old, [results(row("a", 99.0), place=elsewhere)], noisy=False) == []
 
 
+def test_of_requests_only_medians_are_compared_and_with_a_larger_limit() -> None:
+    names = ("serve/a-p50", "serve/b-p50", "serve/a-p99")
+    old = figure_file.Figures("cuda-h100", False, [results(*(row(n, peer_us=None) for n in names))])
+    times = zip(names, (11.9, 12.1, 99.0), strict=True)
+    now = [results(*(row(n, us, None) for n, us in times))]
+    assert [f.figure for f, _ in figures.worse(old, now, noisy=False)] == ["serve/b-p50"]
+
+
+def test_worse_figures_are_measured_again_and_the_faster_time_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path, results(*(row(name) for name in "abcd")))
+    pieces = [figure_pieces.Piece("ops", ("ops",), tuple("abcd"), "torch", 50.0, tuple("abcd"))]
+    measured = [
+        results(row("a", 10.0), row("b", 11.0), row("c", 12.0), row("d", 13.0)),
+        results(row("b", 9.0), row("c", 14.0)),  # the bench of d fails
+    ]
+    asked: list[list[str]] = []
+
+    def call(run: Any, piece: Any, missing: list[str], *_: Any) -> str:
+        asked.append(missing)
+        if measured:
+            run.keep(measured.pop(0))
+        return ""
+
+    monkeypatch.setattr(figures, "call", call)
+    figures.measure_all(run, pieces, {})
+    figures.measure_again(run, pieces, False, {})
+    assert asked[:2] == [list("abcd"), list("bcd")]
+    times = {f.figure: f.us for r in run.runs for f in r.figures}
+    assert times == {"a": 10.0, "b": 9.0, "c": 12.0, "d": 13.0} and not run.failed
+    assert [f.figure for f, _ in figures.worse(run.before, run.runs, False)] == ["c", "d"]
+
+
 def test_a_peer_s_time_is_kept_by_versions() -> None:
     old = figure_file.Figures("cuda-h100", False, [results(row("torch/bert"))])
     peers = figures.known_peers(old, [])
