@@ -88,12 +88,14 @@ def test_blocks_on_the_host_give_torchs_results(
         compare(case.name, block.operand(op, 3), expected(case), dtype, case.tolerance)
 
 
-def test_crews_share_the_tiles_of_a_task(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("late", "downwards"), [(False, True), (True, False)])
+def test_crews_share_the_tiles_of_a_task(late: bool, downwards: bool, tmp_path: Path) -> None:
     """Tiles of few keys are computed several at once, also if crews get unequal numbers of tiles,
-    with one warp or a team for each slab.
+    with one warp or a team for each slab. Copies for the next tile arrive early or late.
     """
     shapes = (
         Shape(49, 49, 3, 3, 32, batch=4, causal=False, mask=(2, 3, 49, 49), added=True),
+        Shape(33, 49, 3, 3, 64, batch=3, causal=False, mask=(3, 1, 33, 49)),
         Shape(20, 45, 3, 3, 24, batch=2, causal=False, mask=(1, 3, 20, 45), added=True),
         Shape(9, 40, 10, 2, 16, position=13),
     )
@@ -103,7 +105,7 @@ def test_crews_share_the_tiles_of_a_task(tmp_path: Path) -> None:
     for case, named, op in cases:
         layouts.append(layout_of(plan, op))
         fill(block, case, named)
-        block.run(op, False, True)
+        block.run(op, late, downwards)
         compare(case.name, block.operand(op, 3), expected(case), bf16, case.tolerance)
     assert min(layout.crews for layout in layouts) > 1
     assert {layout.team > 1 for layout in layouts} == {False, True}
@@ -198,6 +200,16 @@ def test_the_matrix_variant_without_wgmma_uses_this_body(width: int) -> None:
     shape = Shape(4096, 4096, 16, 8, width, softcap=20.0)
     plan, ((*_, op),) = planned([shape], machines.MODELS["b200"], fp16, "matrix")
     assert layout_of(plan, op).warps == 8
+    assert spilled(plan) == [0]
+
+
+@pytest.mark.parametrize("variant", ["matrix", "block"])
+def test_attention_in_windows_stays_in_registers(variant: str) -> None:
+    """Several crews with an added mask, as in Swin: queries, masks and sums are in registers."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    shape = Shape(49, 49, 3, 3, 32, batch=512, causal=False, mask=(64, 3, 49, 49), added=True)
+    plan, ((*_, op),) = planned([shape], H100, bf16, variant)
+    assert layout_of(plan, op).crews > 1
     assert spilled(plan) == [0]
 
 

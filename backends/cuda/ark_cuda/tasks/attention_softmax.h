@@ -99,6 +99,37 @@ ARK_DEVICE void ark_attention_under(float (&s)[BN / 2], const M& mask, const Ark
   }
 }
 
+// The mask of a thread's scores. If it is added to them, it can be loaded before they are computed.
+template <int BN, class M, bool GIVEN = M::given>
+struct ArkAttentionMasks {
+  template <class S>
+  ARK_DEVICE_MEMBER void load(const M&, const ArkAttentionTile&, int, int) {}
+  template <class S>
+  ARK_DEVICE_MEMBER void apply(float (&)[BN / 2], const M&, const ArkAttentionTile&, int, int,
+                               float) const {}
+};
+template <int BN, class M>
+struct ArkAttentionMasks<BN, M, true> {
+  static constexpr bool ADDED = M::FORM == ARK_MASK_ADDED;
+  float added[ADDED ? BN / 2 : 1] = {};
+  // Loads the mask. Arguments as for ark_attention_under.
+  template <class S>
+  ARK_DEVICE_MEMBER void load(const M& mask, const ArkAttentionTile& tile, int row, int key) {
+    if constexpr (ADDED) ark_attention_under<S, BN>(added, mask, tile, row, key, 1.0f);
+  }
+  // Multiplies scores by `by` and applies the mask.
+  template <class S>
+  ARK_DEVICE_MEMBER void apply(float (&s)[BN / 2], const M& mask, const ArkAttentionTile& tile,
+                               int row, int key, float by) const {
+    if constexpr (ADDED) {
+#pragma unroll
+      for (int i = 0; i < BN / 2; ++i) s[i] = s[i] * by + added[i];
+    } else {
+      ark_attention_under<S, BN>(s, mask, tile, row, key, by);
+    }
+  }
+};
+
 template <typename T, int BN>
 ARK_DEVICE void ark_attention_round(const float (&s)[BN / 2], ark_u32 (&p)[BN / 4]) {
   T* type = nullptr;

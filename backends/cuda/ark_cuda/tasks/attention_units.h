@@ -31,12 +31,15 @@ struct ArkAttentionUnits {
   // Bytes of shared memory that a warp uses after its last block of keys: for its sums and
   // statistics, or for its results before they are stored.
   static constexpr int PART = SUMS + 512 > 16 * OUT_PITCH ? SUMS + 512 : 16 * OUT_PITCH;
-  // The offset of the current tile (ArkAttentionStrip), which is stored after all other data.
+  // True if a crew copies the operands of its next tile while it computes one (attention_ahead.h).
+  static constexpr bool AHEAD = CREWS > 1 && SLOTS == 4 && HELD && WARPS * PART <= 2 * SLOT;
+  // The offset of the current tile (ArkAttentionStrip) and, if there are several crews, of the next
+  // one, which are stored after all other data.
   static constexpr int WALK = SHARED + (TEAM > 1 ? GROUPS * SLABS * TEAM_BYTES : 0);
   static constexpr int JOIN = (GROUPS > 1 ? GROUPS / 2 : 1) * WARPS * PART;
   static constexpr int STRIP = WALK > JOIN ? WALK : JOIN;
-  static constexpr int BYTES = (STRIP + 64 + 127) / 128 * 128;          // of a crew
-  static constexpr int BARRIERS = GROUPS * (TEAM > 1 ? 1 + SLABS : 1);  // of a crew
+  static constexpr int BYTES = (STRIP + (CREWS > 1 ? 128 : 64) + 127) / 128 * 128;  // of a crew
+  static constexpr int BARRIERS = GROUPS * (TEAM > 1 ? 1 + SLABS : 1);              // of a crew
   static_assert(CREWS * GROUPS * WARPS <= ARK_WARPS && SCORES % 16 == 0, "warps and keys");
   static_assert(2 + CREWS * BARRIERS <= 16, "a block has 16 barriers");
   static_assert(CREWS == 1 || GROUPS == 1, "a crew's barrier is that of its group");

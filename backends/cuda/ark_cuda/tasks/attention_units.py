@@ -1,6 +1,7 @@
 """Attention of many rows on mma.sync, in any variant whose shared memory holds a tile. It supports
 bf16 and fp16, heads of up to 256 elements (multiples of 8), and any mask. attention_units.h,
-attention_sums.h and attention_walk.h have the device code. Called through the dialect.
+attention_sums.h, attention_walk.h and attention_ahead.h have the device code. Called through the
+dialect.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OTHER_REGISTERS = 32  # registers of a thread for other values than sums and sco
 FEW_KEYS = 48  # rows of a block; with fewer, keys are read again too often
 TEAMS, KEYS, SLOTS = (1, 2, 4), (64, 48, 32), (4, 3, 2)
 _MULTIPROCESSOR_REGISTERS = 65536  # registers of a multiprocessor
-STRIP_BYTES = 64  # bytes: the position of the current part
+STRIP_BYTES = 64  # bytes: the position of the current part; several crews have one for the next too
 _MAX_NAMED_BARRIERS = 14  # barriers of a block beside those of the loop
 
 
@@ -71,7 +72,8 @@ class Layout:
         shared = self.keys * 32 + self.team * 64 if self.team > 1 else 0
         main = rows * pitch + self.slabs * self.groups * shared
         part = max(own * 1024 + 512, -(-own // 4) * SHARED_ROW_BYTES * SLAB_ROWS)
-        size = max(main, max(1, self.groups // 2) * self.slabs * self.team * part) + STRIP_BYTES
+        size = max(main, max(1, self.groups // 2) * self.slabs * self.team * part)
+        size += STRIP_BYTES if self.crews == 1 else 2 * STRIP_BYTES
         line = SHARED_ROW_BYTES
         return size if self.crews == 1 else self.crews * (-(-size // line) * line)
 
@@ -168,7 +170,7 @@ class TileBody(Body):
     kind = "attention_tiles"
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        own = ("softmax", "units", "sums", "walk")
+        own = ("softmax", "units", "sums", "walk", "ahead")
         names = ("mma.h", "async_copies.h", *(f"attention_{name}.h" for name in own))
         common = (*map(text.header, ("pages.h", "attention_tiles.h")), *map(inline.header, names))
         if not machine.has(Capability.MMA_SYNC):

@@ -1,24 +1,97 @@
 // Attention of tiles of queries on mma.sync: the loop over blocks of keys with its prologue and
 // epilogue. attention_units.h describes how a block's warps share a tile.
 
-// Multiplies the scores of a group's nth block of keys by the scale and applies the mask operand,
-// if there is one; sets the scores of keys that a row does not see to -inf. mask(task): returns the
-// mask operand.
-template <class U, class S, class M>
+// Sets the scores of keys that a row does not see to -inf, in a group's nth block of keys.
+// under(s, tile, row, key): applies the mask operand before, if there is one. row: the lane's first
+// row in the tile. key: the first key of the warp's scores.
+template <class U, class S, class Under>
 ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttentionStrip& strip,
-                                     int n, float scale, const M& mask) {
+                                     int n, const Under& under) {
   const ArkAttentionPlace<U> w(strip);
   const ArkAttentionTile& tile = (&strip)[w.zero].tile;
   const int key = ark_attention_block<U>(tile, w.group, n);
   const int place = tile.place + 16 * w.slab;
-  if constexpr (decltype(mask(*strip.task))::given) {
-    ark_attention_under<S, U::SCORES>(s, mask(*strip.task), tile, 16 * w.slab + w.lane / 4,
-                                      key + w.part * U::SCORES, S::CAPPED ? 1.0f : scale);
-  }
+  under(s, tile, 16 * w.slab + w.lane / 4, key + w.part * U::SCORES);
   const bool whole = key + U::KEYS <= ark_attention_end<S>(place) &&
                      (S::WINDOW == 0 || key >= ark_attention_first<S>(place + 15));
   if (!whole) {
     ark_attention_mask<S, U::SCORES>(s, place + w.lane / 4, key + w.part * U::SCORES);
+  }
+}
+
+// Computes a warp's part of the exponentials `p` of its group's nth block of keys. Returns false if
+// its rows see none of these keys. queries, keys: addresses in shared memory of the slab's queries
+// and of the block. under: see ark_attention_finish.
+template <class U, class S, class Under>
+ARK_DEVICE bool ark_attention_exponentials(char* shared, const ArkAttentionStrip& strip, int n,
+                                           ark_u32 base, ark_u32 keys,
+                                           const ark_u32 (&held)[U::HELD ? U::STEPS : 1][4],
+                                           float factor, float scale, float cap,
+                                           ArkAttentionSums<U>& sums, ark_u32 (&p)[U::KEYS / 4],
+                                           const Under& under) {
+  const ArkAttentionPlace<U> w(strip);
+  const int key = ark_attention_block<U>(strip.tile, w.group, n);
+  const int own = 16 * w.slab, place = strip.tile.place + own;
+  const bool seen = own < strip.rows && key < ark_attention_end<S>(place + 15) &&
+                    key + U::KEYS > ark_attention_first<S>(place);
+  if (!seen) return false;
+  float s[U::SCORES / 2];
+  const ark_u32 queries = base + w.queries() + ark_attention_lane<U::PITCH, true>(w.lane);
+  const ark_u32 own_keys =
+      keys + w.part * (U::SCORES * U::PITCH) + ark_attention_lane<U::PITCH, false>(w.lane);
+  ark_attention_scores<U>(s, queries, own_keys, held);
+  if constexpr (S::CAPPED) {
+#pragma unroll
+    for (int i = 0; i < U::SCORES / 2; ++i) {
+      s[i] = ark_attention_capped(s[i] * (scale / cap), cap);
+    }
+  }
+  ark_attention_finish<U, S>(s, strip, n, under);
+  ark_attention_weigh<U>(s, sums, p, factor, strip, shared);
+  return true;
+}
+
+// Adds the products of a block's exponentials with its values. values: the address of the block.
+template <class U>
+ARK_DEVICE void ark_attention_weighted(char* shared, const ArkAttentionPlace<U>& v, ark_u32 values,
+                                       const ark_u32 (&p)[U::KEYS / 4], ArkAttentionSums<U>& sums) {
+  const ark_u32 own_values = values + ark_attention_lane<U::PITCH, true>(v.lane);
+#pragma unroll
+  for (int k = 0; k < U::KEYS / 16; ++k) {
+    ark_u32 powers[4];
+    if constexpr (U::TEAM > 1) {
+      const uint4 x = reinterpret_cast<const uint4*>(shared + v.team())[32 * k + v.lane];
+      powers[0] = x.x, powers[1] = x.y, powers[2] = x.z, powers[3] = x.w;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) powers[i] = p[4 * k + i];
+    }
+    ark_attention_values<U>(sums, powers, own_values + k * 16 * U::PITCH, v.part * U::OWN);
+  }
+}
+
+// Loads the slab's queries into registers.
+template <class U>
+ARK_DEVICE void ark_attention_hold(ark_u32 (&held)[U::HELD ? U::STEPS : 1][4], ark_u32 base,
+                                   const ArkAttentionPlace<U>& w) {
+  if constexpr (U::HELD) {
+    const ark_u32 queries = base + w.queries() + ark_attention_lane<U::PITCH, true>(w.lane);
+#pragma unroll
+    for (int k = 0; k < U::STEPS; ++k) ark_load_tiles(held[k], ark_attention_step(queries, k));
+  }
+}
+
+// The sums of a warp before its first block. sink: the operand, which is the score of a further
+// key without a value.
+template <class U, class N>
+ARK_DEVICE void ark_attention_clear(ArkAttentionSums<U>& sums, const N& sink, int head, int group) {
+#pragma unroll
+  for (int i = 0; i < 8 * U::OWN; ++i) sums.values[i] = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums.powers[i] = N::given && group == 0 ? 1.0f : 0.0f;
+  sums.top[0] = sums.top[1] = -1e30f;
+  if constexpr (N::given) {
+    sums.top[0] = sums.top[1] = sink.p[head] * ARK_ATTENTION_LOG2E;
   }
 }
 
@@ -34,12 +107,7 @@ ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip,
   const float factor = (S::CAPPED || MASKED ? 1.0f : scale) * ARK_ATTENTION_LOG2E;
   const ark_u32 base = static_cast<ark_u32>(__cvta_generic_to_shared(shared));
   ark_u32 held[U::HELD ? U::STEPS : 1][4];
-  if constexpr (U::HELD) {
-    const ArkAttentionPlace<U> w(strip);
-    const ark_u32 queries = base + w.queries() + ark_attention_lane<U::PITCH, true>(w.lane);
-#pragma unroll
-    for (int k = 0; k < U::STEPS; ++k) ark_load_tiles(held[k], ark_attention_step(queries, k));
-  }
+  ark_attention_hold<U>(held, base, ArkAttentionPlace<U>(strip));
   const auto slot = [&](const ArkAttentionPlace<U>& w, int item) {
     return base + w.ring() + item % U::SLOTS * U::SLOT;
   };
@@ -58,25 +126,15 @@ ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip,
     if (key < 0) break;
     if (U::SLOTS > 2) fetch(w, 2 * n + 2, keys);
     if (U::SLOTS != 3) fetch(w, 2 * n + (BOTH ? 3 : 1), values);
-    const int own = 16 * w.slab, place = strip.tile.place + own;
-    const bool seen = own < strip.rows && key < ark_attention_end<S>(place + 15) &&
-                      key + U::KEYS > ark_attention_first<S>(place);
     ark_u32 p[U::KEYS / 4];
-    if (seen) {
-      float s[U::SCORES / 2];
-      const ark_u32 queries = base + w.queries() + ark_attention_lane<U::PITCH, true>(w.lane);
-      const ark_u32 own_keys = slot(w, 2 * n) + w.part * (U::SCORES * U::PITCH) +
-                               ark_attention_lane<U::PITCH, false>(w.lane);
-      ark_attention_scores<U>(s, queries, own_keys, held);
-      if constexpr (S::CAPPED) {
-#pragma unroll
-        for (int i = 0; i < U::SCORES / 2; ++i) {
-          s[i] = ark_attention_capped(s[i] * (scale / cap), cap);
-        }
-      }
-      ark_attention_finish<U, S>(s, strip, n, scale, mask);
-      ark_attention_weigh<U>(s, sums, p, factor, strip, shared);
-    }
+    const bool seen = ark_attention_exponentials<U, S>(
+        shared, strip, n, base, slot(w, 2 * n), held, factor, scale, cap, sums, p,
+        [&](float (&s)[U::SCORES / 2], const ArkAttentionTile& tile, int row, int first) {
+          if constexpr (MASKED) {
+            ark_attention_under<S, U::SCORES>(s, mask(*strip.task), tile, row, first,
+                                              S::CAPPED ? 1.0f : scale);
+          }
+        });
     const ArkAttentionPlace<U> v(strip);
     if (!BOTH) {
       filled(v);
@@ -86,20 +144,7 @@ ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip,
         fetch(v, 2 * n + 3, values);
       }
     }
-    if (!seen) continue;
-    const ark_u32 own_values = slot(v, 2 * n + 1) + ark_attention_lane<U::PITCH, true>(v.lane);
-#pragma unroll
-    for (int k = 0; k < U::KEYS / 16; ++k) {
-      ark_u32 powers[4];
-      if constexpr (U::TEAM > 1) {
-        const uint4 x = reinterpret_cast<const uint4*>(shared + v.team())[32 * k + v.lane];
-        powers[0] = x.x, powers[1] = x.y, powers[2] = x.z, powers[3] = x.w;
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) powers[i] = p[4 * k + i];
-      }
-      ark_attention_values<U>(sums, powers, own_values + k * 16 * U::PITCH, v.part * U::OWN);
-    }
+    if (seen) ark_attention_weighted<U>(shared, v, slot(v, 2 * n + 1), p, sums);
   }
 }
 
@@ -129,16 +174,7 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
   ark_copies_but<(U::SLOTS > 2 ? 2 : 1)>();
   w.meet_crew();
   ArkAttentionSums<U> sums;
-#pragma unroll
-  for (int i = 0; i < 8 * U::OWN; ++i) sums.values[i] = 0.0f;
-  const auto sink = sinks(*strip.task);
-  constexpr bool SINKS = decltype(sink)::given;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) sums.powers[i] = SINKS && w.group == 0 ? 1.0f : 0.0f;
-  sums.top[0] = sums.top[1] = -1e30f;
-  if constexpr (SINKS) {
-    sums.top[0] = sums.top[1] = sink.p[strip.tile.head] * ARK_ATTENTION_LOG2E;
-  }
+  ark_attention_clear(sums, sinks(*strip.task), strip.tile.head, w.group);
   if (works) ark_attention_walk<U, S>(shared, strip, scale, cap, keys, values, mask, sums);
   ark_copies_but<0>();
   const ArkAttentionPlace<U> own(strip);
@@ -169,6 +205,13 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
                              ark_at(operand, 0, 0, 1, 0));
 }
 
+// The loop of a crew whose tiles have one block of keys each (attention_ahead.h).
+template <class U, class S, class Q, class K, class V, class O, class P, class N, class M>
+ARK_DEVICE void ark_attention_crew(char* shared, ArkAttentionStrip* strips, int crew, bool leads,
+                                   float scale, float cap, const Q& query, const K& keys,
+                                   const V& values, const O& output, const P& position,
+                                   const N& sinks, const M& mask);
+
 // Runs the task. query, keys, values, output, position, sinks, mask: functions that return this
 // operand of a task.
 template <class U, class S, class Q, class K, class V, class O, class P, class N, class M>
@@ -188,6 +231,11 @@ ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, fl
   if (leads) {
     strip.context = &c, strip.task = &t;
     strip.round = crew, strip.left = 0, strip.zero = 0u;
+  }
+  if constexpr (U::AHEAD) {
+    ark_attention_crew<U, S>(shared, &strip, crew, leads, scale, cap, query, keys, values, output,
+                             position, sinks, mask);
+    return;
   }
 #pragma unroll 1
   for (;;) {
