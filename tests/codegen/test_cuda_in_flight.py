@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.declarations import cut
+
 pytest.importorskip("ark_cuda")
 
 HOST = r"""
@@ -42,7 +44,8 @@ def build(
     """slots: slots of the ring. lead: number of warps that neither compute nor load. slow: True for
     a slow memory.
     """
-    text = resources.files("ark_cuda").joinpath("in_flight.h").read_text()
+    stream = resources.files("ark_cuda").joinpath("stream.h").read_text()
+    text = cut(stream, "constexpr ark_u32 ARK_STARVING", "ARK_DEVICE bool ark_stream_landed(")
     source, library = folder / "in_flight.cpp", folder / "in_flight.so"
     constants = (
         f"constexpr int ARK_IN_FLIGHT = {in_flight}, ARK_RING_DEPTH = {slots};\n"

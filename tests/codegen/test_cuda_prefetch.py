@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.declarations import cut
+
 pytest.importorskip("ark_cuda")
 
 LISTED_STAGES = 64  # stages of a list
@@ -62,7 +64,8 @@ def build(
 
     mib: the MiB of weights that an iteration reads.
     """
-    text = resources.files("ark_cuda").joinpath("prefetch.h").read_text()
+    stream = resources.files("ark_cuda").joinpath("stream.h").read_text()
+    text = cut(stream, "constexpr bool ARK_SLOW_MEMORY", "constexpr ark_u32 ARK_STARVING")
     source, library = folder / "prefetch.cpp", folder / "prefetch.so"
     # The simulated shuffle adds the lane to all words of a record; a real one adds it to the first
     # word only.
