@@ -104,6 +104,28 @@ ARK_DEVICE float ark_fold_scores(float (&v)[U]) {
   return v[0];
 }
 
+// Adds U rows' scores for G query heads to the running softmax of a lane: updates the maximum and
+// the denominator, rescales the lane's E columns of the result, and returns in `power` the
+// exponential of the row's score relative to the maximum. there: False if the lane's row is past
+// the end.
+template <int LANES, int G, int E, int U>
+ARK_DEVICE void ark_weigh_scores(float (&score)[G][U], bool there, float (&power)[G],
+                                 float (&top)[G], float (&den)[G], float (&o)[G][E]) {
+#pragma unroll
+  for (int g = 0; g < G; ++g) {
+    const float own = ark_fold_scores<LANES>(score[g]);
+    float m = there ? fmaxf(top[g], own) : top[g];
+#pragma unroll
+    for (int mask = LANES / U; mask < 32; mask *= 2) m = fmaxf(m, ark_shfl_xor(m, mask));
+    const float keep = ark_exp2(top[g] - m);
+    power[g] = there ? ark_exp2(own - m) : 0.0f;
+    top[g] = m;
+    den[g] = fmaf(den[g], keep, power[g]);
+#pragma unroll
+    for (int i = 0; i < E; ++i) o[g][i] *= keep;
+  }
+}
+
 // Task coordinates: row, key/value head, split. A group of lanes reads a row of the cache, 16 bytes
 // per lane. Each of W warps keeps a running softmax of its rows. A lane takes U rows at a time:
 // their loads are in flight together, and they share one maximum and one reduction. Exponentials
@@ -195,19 +217,7 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
     if constexpr (!AHEAD) next(k, keys);
     const bool there = first + ark_lane() % LANES / OWN * STEP + mine < end;
     float power[G];
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-      const float own = ark_fold_scores<LANES>(score[g]);
-      float m = there ? fmaxf(top[g], own) : top[g];
-#pragma unroll
-      for (int mask = OWN; mask < 32; mask *= 2) m = fmaxf(m, ark_shfl_xor(m, mask));
-      const float keep = ark_exp2(top[g] - m);
-      power[g] = there ? ark_exp2(own - m) : 0.0f;
-      top[g] = m;
-      den[g] = fmaf(den[g], keep, power[g]);
-#pragma unroll
-      for (int i = 0; i < E; ++i) o[g][i] *= keep;
-    }
+    ark_weigh_scores<LANES>(score, there, power, top, den, o);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if (first + u * STEP >= end) continue;

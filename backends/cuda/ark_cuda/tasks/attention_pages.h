@@ -96,19 +96,7 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
     }
     const bool there = first + ark_lane() % LANES / OWN * STEP + mine < end;
     float power[G];
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-      const float own = ark_fold_scores<LANES>(score[g]);
-      float m = there ? fmaxf(top[g], own) : top[g];
-#pragma unroll
-      for (int mask = OWN; mask < 32; mask *= 2) m = fmaxf(m, ark_shfl_xor(m, mask));
-      const float keep = ark_exp2(top[g] - m);
-      power[g] = there ? ark_exp2(own - m) : 0.0f;
-      top[g] = m;
-      den[g] = fmaf(den[g], keep, power[g]);
-#pragma unroll
-      for (int i = 0; i < E; ++i) o[g][i] *= keep;
-    }
+    ark_weigh_scores<LANES>(score, there, power, top, den, o);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if (first + u * STEP >= end) continue;
