@@ -154,7 +154,7 @@ class Checkpoint:
                 self.config, shapes, self.quantized, quantize, where
             )
         else:
-            layouts = held(self.config, shapes, self.quantized, where)
+            layouts = held(shapes, self.quantized, where)
         self.config = replace(self.config, layouts=tuple(layouts.items()))
 
     @property

@@ -19,9 +19,7 @@ from ark.models.registry import decoder
 Shapes = Mapping[str, Sequence[int]]
 
 
-def held(
-    config: LlamaConfig, shapes: Shapes, quantized: Mapping[str, QuantizedTensor], where: str
-) -> dict[str, Layout]:
+def held(shapes: Shapes, quantized: Mapping[str, QuantizedTensor], where: str) -> dict[str, Layout]:
     """The layouts of the parameters that are held as codes. shapes: the shapes of all weights, by
     ark's names. quantized: the quantised weights. If ark cannot compute with the codes of a weight,
     it is dequantised while it is loaded, and a warning names it.

@@ -105,7 +105,7 @@ def _gather_elements(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
     return [np.take_along_axis(source[box], ids.astype(np.int64), axis)]
 
 
-def _linear(op: str, ids: Tensor, shape: Sequence[int]) -> Tensor:
+def _linear(ids: Tensor, shape: Sequence[int]) -> Tensor:
     """Converts index tuples to flat indices into a tensor of shape `shape`.
 
     ids: (..., len(shape)), a tuple along the last dimension. Returns int64 of shape (tuples,). If
@@ -155,7 +155,7 @@ def gather_nd(
     many = math.prod(wanted[batch_dims:-1])
     inner = shape[batch_dims + depth :]
     places = math.prod(shape[batch_dims : batch_dims + depth])
-    at = _linear("gather_nd", ids, shape[batch_dims : batch_dims + depth])
+    at = _linear(ids, shape[batch_dims : batch_dims + depth])
     if batch > 1:
         base = mul(iota([batch, many], 0, int64), places)
         at = reshape(add(reshape(at, [batch, many]), base), [batch * many])
@@ -253,7 +253,7 @@ def scatter_nd(
             f"{list(wanted)} do not fit {list(shape)}; expected {[*wanted[:-1], *inner]}"
         )
     many = math.prod(wanted[:-1])
-    at = reshape(_linear("scatter_nd", ids, shape[:depth]), [many, 1])
+    at = reshape(_linear(ids, shape[:depth]), [many, 1])
     table = reshape(tensor, [math.prod(shape[:depth]), math.prod(inner)])
     rows = reshape(new, [many, math.prod(inner)])
     updated = scatter_elements(table, at, rows, 0, reduction, name=name or "scatter_nd")

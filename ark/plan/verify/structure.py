@@ -58,7 +58,7 @@ def check_structure(rank_set: RankSet) -> None:
     """
     for plan in rank_set.checked_plans:
         _check_memory(rank_set, plan)
-        _check_ops(rank_set, plan)
+        _check_ops(plan)
         _check_counters(rank_set, plan)
         _check_lists(rank_set, plan)
     _check_forms(rank_set)
@@ -243,7 +243,7 @@ def _check_names(plan: Plan) -> None:
             )
 
 
-def _check_ops(rank_set: RankSet, plan: Plan) -> None:
+def _check_ops(plan: Plan) -> None:
     hosts = plan.meta.get("hosts") or [0] * plan.world_size
     if len(hosts) != plan.world_size or any(type(h) is not int for h in hosts):
         raise refuse(f"the hosts are {hosts!r}, expected a number for each rank")

@@ -53,7 +53,7 @@ def _check_aliases(plan: Plan, operands: tuple[int, ...], sig: Signature, coords
         (i, j)
         for i, a in enumerate(tensors)
         for j, b in enumerate(tensors)
-        if i != j and _share(plan, a, b)
+        if i != j and _share(a, b)
     ]
     if not pairs:
         return
@@ -74,7 +74,7 @@ def _same_layout(a: PlanTensor, b: PlanTensor) -> bool:
     return (a.dtype, a.shape, a.extents, a.offsets) == (b.dtype, b.shape, b.extents, b.offsets)
 
 
-def _share(plan: Plan, a: PlanTensor, b: PlanTensor) -> bool:
+def _share(a: PlanTensor, b: PlanTensor) -> bool:
     """True where two tensors may share bytes."""
     if a.buffer != b.buffer:
         return False
