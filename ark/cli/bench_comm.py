@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidUsageError("--svg draws ratios to a peer; add --vs nccl or --vs gloo")
     if args.way == ALONE and (args.topology is not None or args.algorithm != "auto"):
         raise InvalidUsageError(
-            "--way alone measures calls as they are made; --topology and --algorithm are for graph"
+            "--way alone measures single calls; --topology and --algorithm require --way graph"
         )
     rank_info = rank_from_environment()
     dtype = by_name(args.type)

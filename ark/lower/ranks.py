@@ -81,8 +81,8 @@ def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Mov
             return None
     if not steps:
         return {}
-    # Lowering may view a tensor in other dimensions. So the steps of offsets in these dimensions
-    # are computed from the lowered plans of two ranks.
+    # Lowering may view a tensor in other dimensions. So the difference between the offsets of
+    # neighbouring ranks is computed in these dimensions, from the lowered plans of two ranks.
     mine = unscheduled(prepared)
     theirs = unscheduled(prepare(second, machine, prepared.options))
     if len(mine.tensors) != len(theirs.tensors):

@@ -21,8 +21,8 @@ def check_tokens(sampling: SamplingParams, vocabulary: int, stops: Collection[in
     for token in (*sampling.logit_bias, *sampling.suppress_tokens):
         if token >= vocabulary:
             raise InvalidUsageError(
-                f"the sampling names the token {token}, but the vocabulary has {vocabulary} "
-                f"tokens, 0 to {vocabulary - 1}"
+                f"the sampling parameters name the token {token}, but the vocabulary has "
+                f"{vocabulary} tokens, 0 to {vocabulary - 1}"
             )
     held = {*stops, *sampling.stop_token_ids} if sampling.min_tokens else set()
     if (

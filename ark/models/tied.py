@@ -24,7 +24,7 @@ def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:
         return config
     log.warn(
         f"config.json of {head.path.parent} ties the head to the embedding, but the weights have "
-        f"a {head.name} that differs from {embedding.name}; it is used, as transformers do. Set "
-        "tie_word_embeddings to false"
+        f"a {head.name} that differs from {embedding.name}; ark uses this head, as transformers "
+        "does. Set tie_word_embeddings to false"
     )
     return replace(config, tie_word_embeddings=False)

@@ -122,8 +122,9 @@ def check_mask(op: str, window: int, softcap: float, causal: bool = True) -> Non
     """
     if window < 0 or softcap < 0 or (window and not causal):
         raise ModelError(
-            f"{op}: the window is {window}, the soft cap {softcap}, causal {causal}; both are "
-            "at least 0, and a window covers earlier positions, so it needs causal=True"
+            f"{op}: the window is {window}, the soft cap {softcap}, causal {causal}; window and "
+            "soft cap must be at least 0, and a window covers earlier positions, so it needs "
+            "causal=True"
         )
 
 

@@ -217,8 +217,8 @@ def concat(
     uneven = [t for t in tensors[:-1] if t.ir.shape[axis] % dtype.per_item]
     if uneven and axis == len(first) - 1:
         raise ModelError(
-            f"concat: a tensor of {dtype.name} with {uneven[0].ir.shape[axis]} elements in a row "
-            "is not the last; its last byte would be shared: ark.cast it to int8"
+            f"concat: a row of {uneven[0].ir.shape[axis]} elements of {dtype.name} ends within a "
+            "byte, which it would share with the next tensor: ark.cast it to int8"
         )
     dims = list(first)
     dims[axis] = sum(t.ir.shape[axis] for t in tensors)

@@ -91,8 +91,8 @@ def gather_elements(
         n > m for d, (n, m) in enumerate(zip(wanted, shape, strict=True)) if d != axis
     ):
         raise ModelError(
-            f"gather_elements: indices of shape {list(wanted)} do not fit {list(shape)}; expected "
-            f"as many dimensions, none of them larger except {axis}"
+            f"gather_elements: indices of shape {list(wanted)} do not fit a tensor of shape "
+            f"{list(shape)}; expected as many dimensions, none of them larger except {axis}"
         )
     attrs = AxisAttributes(axis=axis).to_node()
     return result("gather_elements", [tensor, ids], wanted, tensor.ir.dtype, output, attrs, name)
@@ -149,7 +149,7 @@ def gather_nd(
     if batch_dims + depth > len(shape) or wanted[:batch_dims] != shape[:batch_dims]:
         raise ModelError(
             f"gather_nd: indices of shape {list(wanted)} with {batch_dims} batch dimensions do not "
-            f"fit {list(shape)}"
+            f"fit a tensor of shape {list(shape)}"
         )
     batch = math.prod(shape[:batch_dims])
     many = math.prod(wanted[batch_dims:-1])
@@ -203,7 +203,8 @@ def scatter_elements(
     ):
         raise ModelError(
             f"scatter_elements: updates of shape {list(wanted)} at indices of shape "
-            f"{list(ids.ir.shape)} with reduction {reduction!r} do not fit {list(shape)}"
+            f"{list(ids.ir.shape)} with reduction {reduction!r} do not fit a tensor of shape "
+            f"{list(shape)}"
         )
     checked: Any = reduction
     attrs = ScatterAttributes(axis=axis, function=checked).to_node()
@@ -250,7 +251,8 @@ def scatter_nd(
     if depth > len(shape) or new.ir.shape not in ((*wanted[:-1], *inner), (1,)):
         raise ModelError(
             f"scatter_nd: updates of shape {list(new.ir.shape)} at indices of shape "
-            f"{list(wanted)} do not fit {list(shape)}; expected {[*wanted[:-1], *inner]}"
+            f"{list(wanted)} do not fit a tensor of shape {list(shape)}; expected updates of shape "
+            f"{[*wanted[:-1], *inner]}"
         )
     many = math.prod(wanted[:-1])
     at = reshape(_linear(ids, shape[:depth]), [many, 1])

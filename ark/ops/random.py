@@ -175,7 +175,7 @@ def dropout(
     tensor = as_tensor(input)
     float_dtype("dropout", tensor)
     if not 0.0 <= rate < 1.0:
-        raise InvalidUsageError(f"dropout: the rate is {rate}; expected one of [0, 1)")
+        raise InvalidUsageError(f"dropout: the rate is {rate}; expected a number from 0 to below 1")
     numbers = _Numbers("dropout", tensor.ir.shape, seed, step)
     kept: Tree = ["greater_equal", numbers.uniform(), number(float(rate))]
     tree: Tree = ["where", kept, number(1.0 / (1.0 - rate)), number(0.0)]

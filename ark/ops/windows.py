@@ -196,7 +196,9 @@ def conv(
         for n, (a, b), k, s, d in zip(x.ir.shape[2:], pads, kernel, steps, spread, strict=True)
     ]
     if min(sizes) < 1:
-        raise ModelError(f"conv: a kernel of {list(kernel)} is larger than {list(x.ir.shape)}")
+        raise ModelError(
+            f"conv: a kernel of {list(kernel)} is larger than the padded input {list(x.ir.shape)}"
+        )
     apart = steps == list(kernel) and not any(map(any, pads)) and set(spread) == {1}
     covered = all(n == s * k for n, s, k in zip(x.ir.shape[2:], sizes, kernel, strict=True))
     if (

@@ -25,8 +25,9 @@ from ark.tasks.custom_form import complaints
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled loop kernel, with the numbers of its device functions and its box maps, which task
-    records contain. name: the name of its cache entry.
+    """A compiled loop kernel. emitted: its source, with its box maps and the numbers of its device
+    functions, which task records contain. cached: True if the binary comes from the cache. name:
+    the name of its cache entry.
     """
 
     emitted: Emitted

@@ -53,9 +53,10 @@ ARK_DEVICE void ark_argmax_rows(int rows, float* red, const In& in, const Finish
   }
 }
 
-// Task coordinates: indices of dimensions 0 to 2. The task has ROWS indices of dimension 2, whose
-// size is LIMIT. input(row, column), output(row): addresses of an element and a result. Of equal
-// elements, the first one counts.
+// Stores the index of the largest element of each row of a task. Task coordinates: indices of
+// dimensions 0 to 2. The task has ROWS indices of dimension 2, whose size is LIMIT. input(row,
+// column), output(row): addresses of an element and a result. Of equal elements, the first one
+// counts.
 template <int ROWS, int LIMIT, int COLUMNS, typename T, int V, bool WARP, class I, class O>
 ARK_DEVICE void ark_argmax(ArkCtx& c, const ArkTask& t, const I& input, const O& output,
                            ark_u64 address) {

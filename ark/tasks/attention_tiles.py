@@ -139,8 +139,8 @@ class AttentionTiles(TaskKind):
             )
             need(
                 fits,
-                f"the mask has shape {list(mask.shape)}; expected {full} or 1 for each, or a "
-                "divisor of the batch",
+                f"the mask has shape {list(mask.shape)}; expected the sizes {full} or 1, or a "
+                "divisor of the first",
             )
             need(
                 not paged and p.fill < math.inf,

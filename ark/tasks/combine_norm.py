@@ -76,8 +76,8 @@ class CombineNorm(TaskKind):
         )
         need(
             columns * self._size(sig) % ACCESS_BYTES == 0 and total.shape[0] % columns == 0,
-            f"{total.shape[0]} elements are not rows of {columns} in multiples of {ACCESS_BYTES} "
-            "bytes",
+            f"the sum has {total.shape[0]} elements; expected whole rows of {columns} elements, "
+            f"and rows of a multiple of {ACCESS_BYTES} bytes",
         )
         need(
             (total.dtype, len(total.shape), is_dense(total)) == (params.element, 1, True),

@@ -99,7 +99,7 @@ ARK_DEVICE void ark_convolution_columns(ArkCtx&, const ArkTask&, int g0, int n0,
   static_assert(COLUMNS % W::columns == 0, "whole rows");
   constexpr int HIGH = COLUMNS / W::columns, BANDS = (HIGH + R - 1) / R;
   constexpr int SPAN = (R - 1) * W::step_down + (W::down - 1) * W::apart_down + 1;
-  constexpr int TOGETHER = W::across <= 3 ? W::across : 1;  // of a window's columns
+  constexpr int TOGETHER = W::across <= 3 ? W::across : 1;  // columns of a window, loaded together
   const int first = n0 / W::columns, end = first + HIGH < W::rows ? first + HIGH : W::rows;
   for (int unit = ark_tid(); unit < GROUPS * BANDS * W::columns; unit += ARK_THREADS) {
     const int g = g0 + unit / (BANDS * W::columns), x = unit % W::columns;

@@ -65,7 +65,8 @@ class Convolution(TaskKind):
         )
         need(
             source[0] == n and source[1] % groups == 0,
-            f"input {list(source)} is not divisible into {groups} groups for {n} images",
+            f"the input has shape {list(source)}, expected {n} images with a multiple of {groups} "
+            "channels",
         )
         depth = source[1] // groups * math.prod(p.size)
         need(sig.operands[0].strides[3] == 1, "rows of weights must be contiguous")

@@ -173,7 +173,8 @@ def parse(
     ]
     for repeated in (n for n in outputs if n in inputs and inputs[n] != outputs[n]):
         raise _wrong(
-            name, f"{repeated} is updated in place, and its dimensions differ on either side"
+            name,
+            f"{repeated} is updated in place, but its dimensions differ on either side of '->'",
         )
     sizes = {axis: int(n or 0) for axis, n in tile.items()}
     form = Form(
@@ -231,14 +232,13 @@ def _check(form: Form, dtypes: Mapping[str, Sequence[str]]) -> None:
     """Raises InvalidUsageError if the parts of a form contradict each other."""
     names = [operand.name for operand in form.operands]
     if len(names) > MAX_OPERANDS:
-        raise _wrong(form.name, f"it has {len(names)} operands; the most are {MAX_OPERANDS}")
+        raise _wrong(form.name, f"it has {len(names)} operands; at most {MAX_OPERANDS} fit")
     for operand in form.operands:
         if len(operand.dims) > MIN_ADDRESS_DIMS:
             raise _wrong(
                 form.name,
-                f"{shown(operand)} has {len(operand.dims)} dimensions; a body has "
-                f"{MIN_ADDRESS_DIMS} indices: "
-                "ark.reshape it",
+                f"{shown(operand)} has {len(operand.dims)} dimensions; at most "
+                f"{MIN_ADDRESS_DIMS} are supported, so merge some with ark.reshape",
             )
         for dtype in operand.dtypes:
             if by_name(dtype).packed:
@@ -248,23 +248,26 @@ def _check(form: Form, dtypes: Mapping[str, Sequence[str]]) -> None:
     for wrong in (n for n in form.packets if n not in names):
         raise _wrong(form.name, f"packets names {wrong!r}; its operands are {', '.join(names)}")
     for name in (o.name for o in form.operands if o.name in form.packets and o.read and o.written):
-        raise _wrong(form.name, f"{name} is updated in place; packets are written once")
+        raise _wrong(form.name, f"{name} is updated in place, but packets are written once")
     axes = form.axes
     for unknown in (n for n in (*form.tile, *form.scratch[1]) if n not in axes):
         raise _wrong(form.name, f"it has no axis {unknown!r}; its axes are {', '.join(axes)}")
     if len(form.tile) > MOST_AXES or any(not 0 <= n <= INT_MAX for n in form.tile.values()):
         raise _wrong(
             form.name,
-            f"the tile {dict(form.tile)} is not of up to {MOST_AXES} axes, 1 or more each",
+            f"the tile is {dict(form.tile)}; it must give at least 1 for at most {MOST_AXES} axes",
         )
     for constant in form.constants:
         _check_name(constant, f"custom op {form.name!r}: a constant", "a name")
         if constant in axes or constant in names:
             raise _wrong(form.name, f"{constant} is a constant and an operand or axis too")
     for taken in (n for n in (*names, *axes, *form.constants) if n in CALLED):
-        raise _wrong(form.name, f"{taken} is what a call says something else by")
+        raise _wrong(
+            form.name,
+            f"{taken} is already the name of an argument of a call",
+        )
     if any(n in names for n in axes):
-        raise _wrong(form.name, "an axis and an operand have one name")
+        raise _wrong(form.name, "an axis and an operand have the same name")
     _check_written(form)
 
 
@@ -278,14 +281,15 @@ def _check_written(form: Form) -> None:
             if (dim.whole and dim.axis in form.tile) or dim.around:
                 raise _wrong(
                     form.name,
-                    f"{shown(operand)} is written, so that a task has its own tile of every axis: "
-                    f"say {dim.axis}",
+                    f"{shown(operand)} is written, so each task needs a tile of its own in every "
+                    f"axis: give the dimension as {dim.axis}, without `all` or neighbours",
                 )
         for axis in (a for a in form.tile if a not in cut):
             raise _wrong(
                 form.name,
-                f"tasks are cut by {axis}, which {shown(operand)} does not have: all of them would "
-                f"write it; give {operand.name} the axis {axis}, or do not cut it",
+                f"the tile divides axis {axis} among tasks, but {shown(operand)} does not have "
+                f"it, so all these tasks would write the same elements; give {operand.name} the "
+                f"axis {axis}, or remove {axis} from the tile",
             )
         if len(set(cut)) < len(cut):
             raise _wrong(form.name, f"{shown(operand)} has an axis twice")

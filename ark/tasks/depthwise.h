@@ -1,8 +1,8 @@
 // Depthwise convolutions of images whose channels are the last dimension. A thread computes W
 // neighbouring results of one row of the image, for PACK neighbouring channels.
 
-// The task's tile (images, rows, columns, channels). weight(tap, c) and source(n, y, x, c) are the
-// addresses of PACK channels; finish(n, y, x, c, sums) stores a result of PACK channels.
+// Computes the task's tile (images, rows, columns, channels). weight(tap, c) and source(n, y, x, c)
+// are the addresses of PACK channels; finish(n, y, x, c, sums) stores a result of PACK channels.
 template <class WINDOW, class TILE, int PACK, int W, class Weight, class Source, class Finish>
 ARK_DEVICE void ark_depthwise(ArkCtx&, const ArkTask& t, const Weight& weight, const Source& source,
                               const Finish& finish) {
@@ -10,7 +10,7 @@ ARK_DEVICE void ark_depthwise(ArkCtx&, const ArkTask& t, const Weight& weight, c
   constexpr int PACKS = TILE::tile[3] / PACK, BANDS = (COLUMNS + W - 1) / W;
   constexpr int SPAN = ARK_WINDOW_SPAN<WINDOW, W>;
   constexpr int LOADS = WINDOW::down * (SPAN + WINDOW::across);
-  constexpr int TOGETHER = LOADS <= 32 ? WINDOW::down : 1;  // rows of a window
+  constexpr int TOGETHER = LOADS <= 32 ? WINDOW::down : 1;  // rows of a window, loaded together
   const int last = t.coord[2] + COLUMNS < TILE::size[2] ? t.coord[2] + COLUMNS : TILE::size[2];
   // The last image column that the tile's results read. Results past the tile's end, which are not
   // stored, read no column after it.

@@ -11,7 +11,8 @@ struct ArkPatches {
   static constexpr int bands = (TILE::tile[1] + DOWN - 1) / DOWN;
   static constexpr int groups = (TILE::tile[2] + ACROSS - 1) / ACROSS;
   static constexpr int in_band = groups * pairs, units = images * bands * in_band;
-  // All threads take part in each round of units.
+  // A unit of a thread's work is a patch of two neighbouring channels. The number of units is
+  // rounded up, so that all threads take part in the last round too.
   static constexpr int units_up = (units + ARK_THREADS - 1) / ARK_THREADS * ARK_THREADS;
   // Rows and columns of the image that a patch reads, and those that all patches of a tile read.
   static constexpr int reach_down = (WINDOW::down - 1) * WINDOW::apart_down + 1;
@@ -86,9 +87,10 @@ ARK_DEVICE void ark_depthwise_pair(float (&to)[2], const ark_bf16* from) {
   to[0] = ark_bits_float(word << 16), to[1] = ark_bits_float(word & 0xffff0000u);
 }
 
-// The task's tile, as in ark_depthwise. BYTES: of scratch. channel(c) loads what finish(n, y, x, c,
-// sums, loaded) needs for both channels of all results. Where threads compute several patches one
-// after another, the rows for the second half of them arrive while the first half is computed.
+// Computes the task's tile, like ark_depthwise (depthwise.h). BYTES: bytes of scratch memory.
+// channel(c) loads what finish(n, y, x, c, sums, loaded) needs for both channels of all results.
+// Where threads compute several patches one after another, the rows for the second half of them
+// arrive while the first half is computed.
 template <class WINDOW, class TILE, int DOWN, int ACROSS, int BYTES, typename T, class Weight,
           class Source, class Channel, class Finish>
 ARK_DEVICE void ark_depthwise_patches(ArkCtx&, const ArkTask& t, char* scratch,

@@ -73,7 +73,7 @@ def check_epilogue(sig: Signature, rows: int, slots: int) -> None:
         second = sig.operands[index]
         need(
             second.shape == (experts, n, k) and second.dtype == sig.operands[1].dtype,
-            "both weights must have one shape and one type",
+            "both weights must have the same shape and type",
         )
     for index in table_operands(sig):
         shaped(sig, index, (experts, n))

@@ -234,10 +234,10 @@ ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Fin
   }
 }
 
-// Task coordinates: first row. A task has ROWS of the LIMIT rows. WARP: a warp computes a row, in
-// packs of V. Otherwise the block computes a row. It sorts the row as P keys in shared memory or,
-// if P is 0, finds one result per round: the best of the elements that come after the preceding
-// result.
+// Finds the K best elements of each row of a task. Task coordinates: first row. A task has ROWS of
+// the LIMIT rows. WARP: a warp computes a row, in packs of V. Otherwise the block computes a row.
+// It sorts the row as P keys in shared memory or, if P is 0, finds one result per round: the best
+// of the elements that come after the preceding result.
 template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, int P, int S, bool LEAST,
           bool SOFTMAX, class X, class O, class I>
 ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, ark_u64 address) {
@@ -307,11 +307,11 @@ ARK_DEVICE ArkExpertFinish<COUNT, A, T, L, S> ark_expert_finish(const A& ahead, 
 
 constexpr int ARK_EXPERT_TOTALS = 256;  // outputs whose totals shared memory holds
 
-// Task coordinates: row, slot (one chosen expert of the row), first output, and last output + 1.
-// SLOTS: each slot has its own row of the input; otherwise all slots of a row read the same one.
-// The weights (WEIGHTS of them) have EXPERTS of the OF experts, from FIRST on; the results of other
-// experts are zero. TOTAL: the number of slots that a task adds up, or 0. dot(weight, expert,
-// output, xs): a lane's part of a dot product.
+// Multiplies rows by the weights of their chosen experts. Task coordinates: row, slot (one chosen
+// expert of the row), first output, and last output + 1. SLOTS: each slot has its own row of the
+// input; otherwise all slots of a row read the same one. The weights (WEIGHTS of them) have EXPERTS
+// of the OF experts, from FIRST on; the results of other experts are zero. TOTAL: the number of
+// slots that a task adds up, or 0. dot(weight, expert, output, xs): a lane's part of a dot product.
 template <int EXPERTS, int K, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL, class X,
           class E, class D, class F>
 ARK_DEVICE void ark_expert_products(ArkCtx& c, const ArkTask& t, const X& x, const E& experts,

@@ -92,7 +92,10 @@ class TopK(TaskKind):
         params = sig.read(TopKParams)
         k = params.k
         need(k <= n <= INT_MAX - 1024, f"cannot choose {k} of {n} elements")
-        need(not (params.softmax and params.least), "softmax is of the largest elements only")
+        need(
+            not (params.softmax and params.least),
+            "softmax supports the largest elements only",
+        )
         shaped(sig, 1, (rows, k))
         shaped(sig, 2, (rows, k), "int32")
         fits((params.rows,), (rows,))
@@ -160,7 +163,10 @@ class ExpertLinear(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        need(len(sig.operands) >= FIRST_EXTRA, "operands are missing")
+        need(
+            len(sig.operands) >= FIRST_EXTRA,
+            f"got {len(sig.operands)} operands, expected at least {FIRST_EXTRA}",
+        )
         rows, slots = matrix(sig, 2, "int32")
         for index in (
             1,

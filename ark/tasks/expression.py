@@ -145,7 +145,9 @@ def _check(tree: Any, dtypes: Sequence[str], rank: int, left: list[int]) -> str:
     if head == "input":
         known = len(rest) == 1 and type(rest[0]) is int and 0 <= rest[0] < len(dtypes)
         if not known:
-            raise PlanError(f"an expression reads {rest!r:.40}, but there are {len(dtypes)} inputs")
+            raise PlanError(
+                f"an expression reads input {rest!r:.40}, but there are {len(dtypes)} inputs"
+            )
         return value_type(dtypes[rest[0]])
     if head == "number":
         known = len(rest) == 1 and type(rest[0]) in (int, float)

@@ -65,7 +65,10 @@ class Fusion(TaskKind):
         super().check(sig)
         params = sig.read(FusionParams)
         inputs, stores = params.inputs, params.stores
-        need(len(sig.operands) == inputs + len(stores), f"got {len(sig.operands)} operands")
+        need(
+            len(sig.operands) == inputs + len(stores),
+            f"got {len(sig.operands)} operands, expected {inputs} inputs and {len(stores)} outputs",
+        )
         self._check_shapes(sig)
         outside = [_along(sig, i) == 1 for i in range(inputs)]  # constant along the axis
         read: set[int] = set()

@@ -3,7 +3,8 @@
 // silu(gate) * up.
 ARK_DEVICE float ark_swiglu(float gate, float up) { return gate / (1.0f + ark_exp(-gate)) * up; }
 
-// coord: row, first column of x, and last column + 1. Gate and up are neighbouring columns.
+// Computes silu(gate) * up of pairs of neighbouring columns, gate and up. Task coordinates: row,
+// first column of x, and last column + 1.
 template <class X, class O>
 ARK_DEVICE void ark_swiglu_pairs(ArkCtx& c, const ArkTask& t, X x, O output) {
   const int m = t.coord[0];
@@ -14,7 +15,8 @@ ARK_DEVICE void ark_swiglu_pairs(ArkCtx& c, const ArkTask& t, X x, O output) {
   }
 }
 
-// The epilogue of linear layers (linear_epilogue.h).
+// The epilogue of a linear layer (linear_epilogue.h) in which two neighbouring rows of the weights
+// give gate and up: stores silu(gate) * up.
 template <class O>
 struct ArkSwigluSums {
   static constexpr int WIDTH = 2;

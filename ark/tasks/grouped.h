@@ -3,9 +3,9 @@
 // group, from VECTOR channels of the group at a time. Neighbouring threads compute neighbouring
 // outputs.
 
-// The task's tile (images, rows, columns, outputs). EACH, OUTPUTS: channels and outputs of a group.
-// weight(k, c) is the address of PACK weights of channel and tap k; source(n, y, x, c) is that of
-// VECTOR channels; finish(n, y, x, c, sums) stores a result of PACK outputs.
+// Computes the task's tile (images, rows, columns, outputs). EACH, OUTPUTS: channels and outputs of
+// a group. weight(k, c) is the address of PACK weights of channel and tap k; source(n, y, x, c) is
+// that of VECTOR channels; finish(n, y, x, c, sums) stores a result of PACK outputs.
 template <class WINDOW, class TILE, int EACH, int OUTPUTS, int PACK, int VECTOR, int W,
           class Weight, class Source, class Finish>
 ARK_DEVICE void ark_grouped(ArkCtx&, const ArkTask& t, const Weight& weight, const Source& source,

@@ -92,7 +92,10 @@ class Linear(TaskKind):
         p, first = sig.read(LinearParams), first_extra(sig)
         form = EPILOGUES[p.epilogue]
         extra = form.extra
-        need(len(sig.operands) >= first + extra[0], "operands are missing")
+        need(
+            len(sig.operands) >= first + extra[0],
+            f"got {len(sig.operands)} operands, expected at least {first + extra[0]}",
+        )
         (rows, k), (n, inner), m = matrix(sig, 0), self.weight(sig), matrix(sig, 2)[0]
         need(rows % m == 0, f"{rows} input rows are not divisible by {m} output rows")
         ranks, share = p.ranks, p.first

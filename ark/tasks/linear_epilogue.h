@@ -69,7 +69,7 @@ ARK_DEVICE ArkRmsNormed<W> ark_rms_normed(W weight, float eps) {
 // The epilogues. Each processes the sums of WIDTH neighbouring rows of the weights at a time. A
 // thread loads the values that the epilogue needs (`ahead`) while its weights are being loaded: for
 // M rows of the input from row `first` on, and R rows of the weights from row n on, of which `rows`
-// exist. WAITS: true if this must follow the task's waits. Otherwise it reads packets, or data
+// exist. WAITS: true if `ahead` must follow the task's waits. Otherwise it reads packets, or data
 // older than the iteration, and may precede them (TaskKind.early names these operands).
 template <class O>
 struct ArkStoreSums {

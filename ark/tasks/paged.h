@@ -1,8 +1,9 @@
 // Attention over caches of keys and values in pages of a pool that sequences share. paged.py
 // describes operands and tasks.
 
-// Task coordinates: row, key/value head, split, as for ark_attention. MOST: pages of a sequence.
-// The positions that the row sees must be in pages of the pool.
+// Like ark_attention (attention.h), for caches in pages, with the same task coordinates: row,
+// key/value head, split. MOST: pages of a sequence. The positions that the row sees must be in
+// pages of the pool.
 template <int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS, int CHUNK, class Q,
           class K, class V, class T, class P, class O, class F>
 ARK_DEVICE void ark_paged_attention(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,
@@ -15,9 +16,9 @@ ARK_DEVICE void ark_paged_attention(ArkCtx& c, const ArkTask& t, float scale, Q 
       c, t, scale, query, paged, ark_paged<PAGE, POOL>(values, pages), position, output, fresh);
 }
 
-// Task coordinates: head. Either row r belongs to sequence r, or all rows belong to one sequence,
-// at consecutive positions. A position outside of the table ends the launch with an error. Rows
-// after the table's end are dropped.
+// Appends rows to a cache in pages. Task coordinates: head. Either row r belongs to sequence r, or
+// all rows belong to one sequence, at consecutive positions. A position outside of the table ends
+// the launch with an error. Rows after the table's end are dropped.
 template <int ROWS, int SEQUENCES, int D, int PAGE, int POOL, int MOST, class X, class T, class P,
           class C>
 ARK_DEVICE void ark_paged_append(ArkCtx& c, const ArkTask& t, X x, T pages, P position, C cache) {

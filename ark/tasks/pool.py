@@ -62,7 +62,7 @@ class Pool(TaskKind):
         spatial = len(source) - 2
         need(
             all(len(numbers) == spatial for numbers in window_sizes(p)),
-            f"a window of {list(p.size)} does not fit {list(source)}",
+            f"the window parameters need one number for each spatial dimension of {list(source)}",
         )
         out = typed(sig, 1).shape
         need(

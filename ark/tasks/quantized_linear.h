@@ -48,8 +48,7 @@ ARK_DEVICE float ark_few_bits(const ArkFourBits<SIGN>& few, int j) {
 #endif
 }
 
-constexpr int ark_quantized_step =
-    8;  // ELEMENTS_PER_LANE of quantized_linear.py
+constexpr int ark_quantized_step = 8;  // ELEMENTS_PER_LANE of quantized_linear.py
 
 // The index in shared memory of element k of row m. V rows are neighbours, followed by the elements
 // that other lanes read at the same time, so that a warp reads contiguous memory. TURNED: true if
@@ -106,10 +105,11 @@ ARK_DEVICE void ark_quantized_products(const P (&few)[R], const float (&least)[R
 #endif
 }
 
-// Task coordinates: first row of the weights, and last row + 1. x has M rows of K elements; CHUNK
-// elements of each are in shared memory at a time, and the next ones are being loaded meanwhile. A
-// warp processes R rows of the weights at a time. A lane reads eight elements of each, which are
-// ITEMS items of the weights' storage type. PITCH: the distance between rows of the weights.
+// Multiplies x by rows of the weights. Task coordinates: first row of the weights, and last row +
+// 1. x has M rows of K elements; CHUNK elements of each are in shared memory at a time, and the
+// next ones are being loaded meanwhile. A warp processes R rows of the weights at a time. A lane
+// reads eight elements of each, which are ITEMS items of the weights' storage type. PITCH: the
+// distance between rows of the weights.
 template <int M, int K, int CHUNK, int R, int GROUP, int ITEMS, int PITCH, bool TURNED, class X,
           class W, class S, class Z, class O>
 ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights, S scales, Z zeros,

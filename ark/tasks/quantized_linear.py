@@ -77,7 +77,7 @@ class QuantizedLinear(TaskKind):
         )
         need(
             m <= MAX_ROWS and k == depth,
-            f"{m} rows of {k} elements do not fit weights of {depth}; at most {MAX_ROWS} rows",
+            f"got {m} input rows of {k} elements; expected at most {MAX_ROWS} rows of {depth}",
         )
         need(
             k % group == 0 == group % ELEMENTS_PER_LANE,

@@ -228,7 +228,8 @@ class Gather(TaskKind):
             fits = fits and (source.shape[0], ids.shape[0], source.shape[2]) == out.shape
         need(
             fits,
-            f"indices {list(ids.shape)} into {list(source.shape)} do not give {list(out.shape)}",
+            f"indices of shape {list(ids.shape)} into a source of shape {list(source.shape)} do "
+            f"not give an output of shape {list(out.shape)}",
         )
         covers(params.tile, out.shape)
 

@@ -39,7 +39,8 @@ class Rope(TaskKind):
         tile = sig.read(RopeParams).tile
         need(
             len(widths) == 1 and max(widths) % 2 == 0 == tile[3] % 2,
-            f"pairs need one even width: operands have {sorted(widths)}, the tile {tile[3]}",
+            f"rotated pairs need one even width, but operands have {sorted(widths)}, the tile "
+            f"{tile[3]}",
         )
         covers(tile, sig.operands[2].shape)
 

@@ -157,8 +157,8 @@ ARK_DEVICE void ark_rope_kv_packs(ArkCtx&, const ArkTask& t, X x, const R& rope)
   }
 }
 
-// Task coordinates: row, first head, and last head + 1. Pairs are neighbours (INTERLEAVED), or
-// corresponding elements of the halves of a head.
+// Rotates heads of a row. Task coordinates: row, first head, and last head + 1. Pairs are
+// neighbours (INTERLEAVED), or corresponding elements of the halves of a head.
 template <int D, bool INTERLEAVED, class X, class O, class P, class F>
 ARK_DEVICE void ark_rotary_embedding(ArkCtx& c, const ArkTask& t, X x, O output, P position,
                                      F frequencies) {

@@ -1,6 +1,6 @@
 // Updates of a tensor at given indices. scatter.py describes operands and tasks.
 
-// Bits of x that are 1.
+// The number of bits of x that are 1.
 ARK_DEVICE int ark_ones(ark_u64 x) {
   x -= x >> 1 & 0x5555555555555555ull;
   x = (x & 0x3333333333333333ull) + (x >> 2 & 0x3333333333333333ull);

@@ -88,8 +88,8 @@ class Scatter(TaskKind):
             and ids.shape[axis] == updates.shape[axis]
             and all(n in (1, m) for n, m in zip(ids.shape, updates.shape, strict=True))
             and lines(updates.shape, axis) == lines(out.shape, axis),
-            f"updates {list(updates.shape)} at indices {list(ids.shape)} do not fit "
-            f"{list(out.shape)}",
+            f"updates of shape {list(updates.shape)} at indices of shape {list(ids.shape)} do not "
+            f"fit an output of shape {list(out.shape)}",
         )
         covers(params.tile, lines(out.shape, axis))
         span, size = params.span, out.shape[axis]
@@ -97,7 +97,8 @@ class Scatter(TaskKind):
             data = shaped(sig, 2, out.shape, out.dtype)
             need(
                 _of_rows(sig) and data.strides[-1] == out.strides[-1] == 1,
-                "the operand `data` needs an axis that is the last one, and indices for each line",
+                "the operand `data` is supported only if axis is the last dimension and each line "
+                "has indices of its own",
             )
         need(
             span == size or (span < size and same_places(ids.shape, axis)),

@@ -1,8 +1,9 @@
 // Device functions of a decoder's token loop: embed the current token, sample the next one, advance
 // the position. tokens.py describes operands and tasks.
 
-// Task coordinates: first row and first column of a tile of ROWS by COLUMNS. FROM: the position (or
-// none) that is added to row numbers. An id out of range ends the launch with an error.
+// Copies the rows of the table that the ids name. Task coordinates: first row and first column of a
+// tile of ROWS by COLUMNS of the result. from: the position that is added to row numbers, if it is
+// given. An id out of range ends the launch with an error.
 template <int ROWS, int COLUMNS, int OUT_ROWS, int WIDTH, int VOCABULARY, int IDS, class I, class T,
           class O, class P>
 ARK_DEVICE void ark_embedding(ArkCtx& c, const ArkTask& t, I ids, T table, O output, P from) {

@@ -41,7 +41,8 @@ def slices(plan: form.ExecutionPlan) -> int:
     parts = math.lcm(*(info.tbg_size for info in infos if info is not None))
     if parts > 64:
         raise UnsupportedError(
-            f"operations of the plan are cut into {parts} slices together; at most 64 are supported"
+            f"the plan needs chunks to be cut into {parts} parts, so that all groups of thread "
+            "blocks can share them equally; at most 64 are supported"
         )
     return parts
 

@@ -165,8 +165,8 @@ def topology_of_boxes(
         raise InvalidUsageError(f"{fabric!r} is not a fabric; choose one of {', '.join(FABRICS)}.")
     if oversubscription < 1 or (oversubscription != 1 and fabric != "leafspine"):
         raise InvalidUsageError(
-            f"oversubscription {oversubscription} on a {fabric} fabric; expected 1 or more, and "
-            "more than 1 only on leafspine."
+            f"oversubscription={oversubscription} on a {fabric} fabric is not valid; it must be at "
+            "least 1, and 1 except on leafspine."
         )
     for ability in (inside, between):
         if ability not in ABILITIES:

@@ -187,8 +187,8 @@ class Topology:
         """
         if len(set(members)) != len(members) or not set(members) <= set(range(len(self.ranks))):
             raise InvalidUsageError(
-                f"the group {list(members)} of {self.name}; expected different ranks of 0 to "
-                f"{len(self.ranks) - 1}."
+                f"the group {list(members)} of {self.name} is not valid; give different ranks from "
+                f"0 to {len(self.ranks) - 1}."
             )
         ranks = tuple(self.ranks[member] for member in members)
         others = tuple(rank for rank in self.ranks if rank not in ranks)

@@ -94,7 +94,9 @@ def fat_tree(
     """
     name = "fattree" + "x".join(map(str, shape))
     if len(shape) != 3:
-        raise InvalidUsageError(f"{name}: a fat tree takes pods, leaves a pod and ranks a leaf.")
+        raise InvalidUsageError(
+            f"{name}: a fat tree takes three numbers: pods, leaves per pod and ranks per leaf."
+        )
     pods, leaves, below = (_at_least(name, size, 1) for size in shape)
     ranks = [f"g{rank}" for rank in range(_at_least(name, math.prod(shape), 2))]
     up = Fraction(bandwidth) * below / 4  # from a leaf to each of its pod's two switches

@@ -74,7 +74,7 @@ class OnnxModel:
 
     def _by_place(self, arrays: Sequence[Any]) -> dict[str, Any]:
         if len(arrays) > len(self.inputs):
-            raise InvalidUsageError(f"{len(arrays)} arrays were given for {self.inputs}")
+            raise InvalidUsageError(f"{len(arrays)} arrays were given for the inputs {self.inputs}")
         return {p.name: a for p, a in zip(self.inputs, arrays, strict=False)}
 
     def run(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -113,7 +113,7 @@ class OnnxModel:
                 return self._built(arrays, {n: arrays[n] for n in self._known}, into)
             except NeedsContents as error:
                 self._learn(error, arrays)
-        raise InStages(f"{self.name} runs in stages, so that it is no part of another model")
+        raise InStages(f"{self.name} runs in stages, so it cannot be a part of another model")
 
     def write(self, built: Built, inputs: Mapping[str, Any]) -> None:
         """Fills the input tensors of a launched graph. Arrays of smaller shapes are padded with

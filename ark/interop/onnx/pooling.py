@@ -161,7 +161,10 @@ def _col2im(call: Call) -> Value:
     places, _ = _windows_of(call, tuple(sizes), kernel, pads)
     elements, channels = math.prod(sizes), shape[1] // taps
     if places.shape[0] != shape[2] or channels * taps != shape[1]:
-        raise ModelError(f"{list(shape)} does not hold the columns of {kernel} windows of {sizes}")
+        raise ModelError(
+            f"the input has shape {list(shape)}, which does not match the columns of {kernel} "
+            f"windows over an image of {sizes}"
+        )
     columns = ark.reshape(call.tensor(0), [shape[0] * channels, taps * shape[2]])
     ids = np.where(places < 0, elements, places).T.reshape(1, -1)
     ids = np.broadcast_to(ids, (shape[0] * channels, ids.shape[1])).astype(np.int64)

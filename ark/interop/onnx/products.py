@@ -107,7 +107,7 @@ def _conv_transpose(call: Call) -> Value:
             full = stride[i] * (shape[2 + i] - 1) + added[i] + (weight[2 + i] - 1) * dilation[i] + 1
             small, large = (full - size) // 2, (full - size) - (full - size) // 2
             if full < size:
-                raise refuse("ConvTranspose to a shape above the full one")
+                raise refuse("ConvTranspose to an output larger than the full one")
             pads.append((small, large) if rule == "SAME_UPPER" else (large, small))
     tensor = ark.conv_transpose(
         call.tensor(0),

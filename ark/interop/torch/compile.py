@@ -201,7 +201,9 @@ class _Sized:
         self._kernels: Kernels[Callable[..., Any]] = Kernels(_end)
         for symbol, why in self._padding.reasons.items():
             if why is not None:
-                log.info(f"the size {symbol} is not rounded up, a kernel for each: {why}")
+                log.info(
+                    f"the size {symbol} is not rounded up, so each value needs a kernel: {why}"
+                )
 
     def __call__(self, *given: Any) -> Any:
         now, up = self._padding.sizes(given)

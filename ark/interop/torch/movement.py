@@ -196,7 +196,7 @@ def _roll(call: Call, x: Value, shifts: Any, dims: Any = ()) -> Any:
 def _unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Any:
     """Windows along a dimension. The elements of a window form the last dimension of the result."""
     if not x.shape:
-        raise refuse("windows of a number")
+        raise refuse("unfold of a tensor without dimensions")
     axis, rank = axis_of(dimension, len(x.shape)), len(x.shape)
     rules = [same(d) for d in range(rank)]
     rules[axis] = [[[axis, step], [rank, 1]], 0, 1, "fill"]

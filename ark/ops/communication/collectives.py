@@ -75,7 +75,7 @@ def choose_program(
         if len(network.ranks) != world:
             raise InvalidUsageError(
                 f"{collective} over {world} ranks was given the topology {network.name}, which has "
-                f"{len(network.ranks)}; pass one with the model's number"
+                f"{len(network.ranks)} ranks; both numbers must be equal"
             )
         known = algorithms(network, collective, reduction)
         if algorithm not in known:

@@ -75,8 +75,8 @@ def grad(
     given = _listed(grad_outputs) if grad_outputs is not None else [None] * len(ends)
     if not ends or not wanted or len(given) != len(ends):
         raise InvalidUsageError(
-            f"grad: {len(ends)} outputs with {len(given)} gradients by {len(wanted)} inputs; "
-            "give at least one of each, and a gradient (or None) for every output"
+            f"grad: got {len(ends)} outputs, {len(given)} of their gradients and {len(wanted)} "
+            "inputs; give at least one of each, and a gradient (or None) for every output"
         )
     starts = [_start(end, g) for end, g in zip(ends, given, strict=True)]
     for tensor in wanted:

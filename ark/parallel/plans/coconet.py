@@ -54,7 +54,7 @@ def split(plan: ParallelGraph, node: Node, dimension: int = 0) -> Node:
     if layout(plan, node) != LOCAL:
         raise ModelError(
             f"{node.name} has no all-reduce to split: its result is {layout(plan, node)}; split "
-            "the op along a letter that is summed over"
+            "the op along a dimension that is summed over"
         )
     group = group_of(plan, node)
     copy = plan.op_copy(node)
@@ -134,7 +134,7 @@ def _one_letter(node: Node, letters: set[str]) -> str:
     annotation = annotate(node)
     if len(letters) != 1 or letters & (annotation.frozen | {"1"}):
         raise ModelError(
-            f"{node.name} ({annotation}) does not read the sliced value along one letter "
+            f"{node.name} ({annotation}) does not read the sliced value along one dimension "
             "that can be cut; remove it from the computations"
         )
     return next(iter(letters))

@@ -135,12 +135,12 @@ def _check_pages(
     rows, step = fetch.nbytes // growth.row, fetch.stage // growth.row
     if table.dtype != "int32" or math.prod(table.shape) * pages.rows < rows:
         raise refuse(
-            f"op {op.name!r} takes numbers of pages from {table.name!r}, which is {table.dtype} "
-            f"{list(table.shape)}; expected int32, one for every {pages.rows} of {rows} rows"
+            f"op {op.name!r} takes page numbers from {table.name!r}, which is {table.dtype} "
+            f"{list(table.shape)}; expected int32, one number for every {pages.rows} of {rows} rows"
         )
     if not buffer.initial or rank_set.buffer_of(plan.rank, buffer.id) in written:
         raise refuse(
-            f"op {op.name!r} takes numbers of pages from {buffer.name!r}, which tasks write; "
+            f"op {op.name!r} takes page numbers from {buffer.name!r}, which tasks write; "
             "expected memory that they only read"
         )
     if pages.pitch % BULK_COPY_BYTES or pages_of_stage(step, pages.rows) > MAX_STAGE_PAGES:

@@ -156,7 +156,8 @@ class Proxy {
     }
   }
 
-  // Waits a little: yields the core at first, and sleeps longer if nothing has happened for longer.
+  // Waits a little: yields the core at first, sleeps for 50 us if nothing has happened for 2 ms,
+  // and for 2 ms if nothing has happened for 200 ms.
   void pause(std::chrono::steady_clock::time_point last, bool busy) {
     const auto since = std::chrono::steady_clock::now() - last;
     using std::chrono::microseconds;

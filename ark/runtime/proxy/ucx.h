@@ -184,7 +184,7 @@ class Ucx {
   };
   struct Flying {
     void* request;
-    uint32_t counts;                  // operations that have ended when it has
+    uint32_t counts;                  // operations that have ended when this flush has
     std::unique_ptr<uint32_t> value;  // the value that it sends, kept until it has ended
   };
 

@@ -176,8 +176,9 @@ ARK_DEVICE const ArkRange& ark_range(const ArkParams* p, ark_u32 processor, ark_
   const ark_u32 first = ark_phase(phases, iteration) * p->processors;
   return ARK_POINTER(const ArkRange, p->ranges)[first + processor];
 }
-// The number of the first stage of the next iteration, given that of this one (stage_base). grown:
-// the number of stages beyond one that fetches of growing operands (KV caches) have taken.
+// The number of the first stage of the next iteration, given that of this one (stage_base). A fetch
+// of a growing operand (KV cache) counts as one stage in `range`. grown: the number of further
+// stages that these fetches have taken.
 ARK_DEVICE ark_u32 ark_next_stage(ark_u32 stage_base, const ArkRange& range, ark_u32 grown = 0u) {
   stage_base += range.fetch_end - range.fetch_begin + grown;
   return stage_base >= ARK_STAGE_PERIOD ? stage_base - ARK_STAGE_PERIOD : stage_base;

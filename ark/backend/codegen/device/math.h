@@ -9,7 +9,7 @@
 #define ARK_ORDERED_PRODUCT(T, a, b) ((a) * (b))
 #endif
 
-// Integers wrap.
+// Integers wrap around.
 ARK_DEVICE float ark_plus(float a, float b) { return ARK_ORDERED_SUM(float, a, b); }
 ARK_DEVICE double ark_plus(double a, double b) { return ARK_ORDERED_SUM(double, a, b); }
 ARK_DEVICE ark_u32 ark_plus(ark_u32 a, ark_u32 b) { return a + b; }

@@ -34,12 +34,12 @@ struct ArkCtx {
   char* scratch;            // shared memory of this processor, ARK_SCRATCH_BYTES
   const ArkFetch* fetches;  // this processor's operand stream in this phase
   ark_u32 processor;
-  ark_u32 iteration;  // since launch
+  ark_u32 iteration;  // its number since the launch
   ark_u32 phase;
-  ark_u32 phase_iteration;         // since the phase began
-  ark_u32 task_end;                // of this processor's list in this phase
+  ark_u32 phase_iteration;         // its number since the phase began
+  ark_u32 task_end;                // the end of this processor's list in this phase
   ark_u32 stage_base;              // stages consumed in earlier iterations, up to ARK_STAGE_PERIOD
-  ark_u32 warps[ARK_BLOCK_WARPS];  // of all roles
+  ark_u32 warps[ARK_BLOCK_WARPS];  // the words of the warps of all roles
   ark_u32 asked;                   // when the host was last asked whether to leave, in ns
 };
 
