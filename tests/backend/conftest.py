@@ -23,7 +23,7 @@ from tests.emulated import places
 NAMES = ("cpu", "cuda", "rocm")
 SIMULATED = ("mesh",)
 OPTIMISED = (
-    "test_attention_is_torchs",
+    "test_attention_equals_torch",
     "test_matmul",
     "test_reductions",
     "test_chains_become_one_op",

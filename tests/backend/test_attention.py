@@ -13,13 +13,13 @@ from tests.cases.attention import SHAPES, TILES, case
 from tests.opcheck import check
 
 
-def test_attention_is_torchs(backend: str) -> None:
+def test_attention_equals_torch(backend: str) -> None:
     types = (ark.fp32, ark.fp16, ark.bf16)
     check([case(s, d, i) for i, s in enumerate(SHAPES) for d in types])
 
 
 @pytest.mark.parametrize("dtype", [ark.fp16, ark.bf16], ids=str)
-def test_attention_of_whole_tiles_is_torchs(backend: str, dtype: DataType) -> None:
+def test_attention_of_whole_tiles_equals_torch(backend: str, dtype: DataType) -> None:
     check([case(s, dtype, i) for i, s in enumerate(TILES)])
 
 

@@ -14,7 +14,7 @@ import ark
 from ark.lower import registry
 from ark.ops.tokens import MAX_STOPS
 from ark.tasks.tokens import key_halves, noise_key
-from tests.cases.decoder_ops import FLOATS, check_swiglu_and_linear_are_torchs, values
+from tests.cases.decoder_ops import FLOATS, check_swiglu_and_linear_equal_torch, values
 from tests.emulated import few_emulated
 from tests.opcheck import TOLERANCE, Case, rounded
 
@@ -95,12 +95,12 @@ def run(cases: list[Case]) -> None:
             )
 
 
-def test_swiglu_and_linear_are_torchs(backend: str) -> None:
-    check_swiglu_and_linear_are_torchs(backend)
+def test_swiglu_and_linear_equal_torch(backend: str) -> None:
+    check_swiglu_and_linear_equal_torch(backend)
 
 
 @pytest.mark.parametrize("dtype", few_emulated(FLOATS, ark.fp32), ids=str)
-def test_topk_and_expert_linear_are_torchs(backend: str, dtype: ark.DataType) -> None:
+def test_topk_and_expert_linear_equal_torch(backend: str, dtype: ark.DataType) -> None:
     scores = values(4, 70)
     scores[1, 3] = scores[1, 60]  # of equal scores the first wins
     scores[2] = scores[2].round(0)
@@ -186,7 +186,7 @@ def test_rope_kv_is_rotation_and_two_appends(backend: str, position: int) -> Non
 
 
 @pytest.mark.parametrize("position", [0, 4, 7, 9])
-def test_kv_append_is_torchs_index_copy(backend: str, position: int) -> None:
+def test_kv_append_equals_torchs_index_copy(backend: str, position: int) -> None:
     """kv_append of three rows to a cache of nine positions equals torch's index_copy. Rows beyond
     the end are dropped.
     """

@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Chain, Callable[[np.ndarray], np.ndarray], int]] = {
 
 @pytest.mark.parametrize("dtype", few_emulated((fp32, bf16), bf16), ids=lambda d: d.name)
 @pytest.mark.parametrize("case", CASES)
-def test_chains_of_small_ops_are_numpys(backend: str, case: str, dtype: DataType) -> None:
+def test_chains_of_small_ops_equal_numpy(backend: str, case: str, dtype: DataType) -> None:
     build, reference, going_on = CASES[case]
     model = Model()
     with use_model(model):

@@ -63,7 +63,9 @@ def ours(generator: Generator, how: SamplingParams, stops: tuple[int, ...] = ())
     return rows
 
 
-def test_greedy_tokens_under_penalties_are_transformers(generator: Generator, small: Path) -> None:
+def test_greedy_tokens_under_penalties_equal_transformers(
+    generator: Generator, small: Path
+) -> None:
     plain = [theirs(small, prompt) for prompt in PROMPTS]
     never = plain[0][1]
     for how, fields in (

@@ -27,7 +27,7 @@ def run(
         return output.to_numpy()
 
 
-def test_tuples_within_the_range_are_numpys(backend: str) -> None:
+def test_tuples_within_the_range_equal_numpy(backend: str) -> None:
     ids = [[0, 3], [2, 0], [-1, -4], [1, -1]]
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     np.testing.assert_array_equal(run(ids), x[tuple(np.array(ids).T)])

@@ -37,7 +37,7 @@ def in_torch(values: np.ndarray) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=lambda d: d.name)
-def test_extremes_with_nan_are_torchs(backend: str, dtype: Any) -> None:
+def test_extremes_with_nan_equal_torch(backend: str, dtype: Any) -> None:
     given = [rows(c, n, dtype) for c, n in ((6, 3), (37, 67), (5, 128), (5, 3000))]
     inputs = [ark.tensor(list(v.shape), dtype) for v in given]
     outputs = [
@@ -59,7 +59,7 @@ def test_extremes_with_nan_are_torchs(backend: str, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=lambda d: d.name)
-def test_topk_with_nan_is_torchs(backend: str, dtype: Any) -> None:
+def test_topk_with_nan_equals_torch(backend: str, dtype: Any) -> None:
     """topk of rows with NaN equals the beginning of torch's stable sort: of equal elements the
     first one comes first.
     """

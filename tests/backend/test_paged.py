@@ -25,7 +25,7 @@ SHAPES = (
 )
 
 
-def test_paged_attention_is_torchs(backend: str) -> None:
+def test_paged_attention_equals_torch(backend: str) -> None:
     types = (ark.fp32, ark.fp16, ark.bf16)
     check([case(s, d, i) for i, s in enumerate(SHAPES) for d in types])
 

@@ -184,7 +184,7 @@ PROJECTIONS = [
     in_turns(("gfx942", "gfx1100", "gfx950"), PROJECTIONS),
     indirect=["arch"],
 )
-def test_a_rotated_projection_is_numpys(
+def test_a_rotated_projection_equals_numpy(
     arch: str, projection: Projection, cut: tuple[int, int]
 ) -> None:
     position = 33

@@ -184,7 +184,7 @@ def test_dlpack_copies_and_devices(backend: str) -> None:
         x.__dlpack__(unknown=1)
 
 
-def test_a_dlpack_copy_is_torchs_own(backend: str) -> None:
+def test_a_dlpack_copy_does_not_share_memory(backend: str) -> None:
     torch, device = torch_device(backend)
     x = ark.tensor([8])
     with ark.Runtime() as runtime:

@@ -199,7 +199,7 @@ def test_draws_follow_transformers_warpers(backend: str, name: str) -> None:
     np.testing.assert_array_equal(tokens[:, :20], referenced(drawn, 20)[:, :20])
 
 
-def test_penalties_and_biases_are_transformers(backend: str) -> None:
+def test_penalties_and_biases_equal_transformers(backend: str) -> None:
     """Penalties and biases give transformers' greedy tokens, each of which changes the logits of
     the next ones.
     """
@@ -254,7 +254,7 @@ def test_presence_and_frequency_count_the_text_alone(backend: str) -> None:
     np.testing.assert_array_equal(drawn.counts[0] & (IN_PROMPT - 1), counts)
 
 
-def test_log_probabilities_are_torchs(backend: str) -> None:
+def test_log_probabilities_equal_torch(backend: str) -> None:
     """Log probabilities are of the original logits, whatever sampling did to them. Equal ones are
     ordered by id.
     """

@@ -61,7 +61,7 @@ OPS = (
     rows,
     ops.check_movement,
     ops.check_attention,
-    decoder_ops.check_swiglu_and_linear_are_torchs,
+    decoder_ops.check_swiglu_and_linear_equal_torch,
 )
 
 

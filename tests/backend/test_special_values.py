@@ -146,7 +146,7 @@ TORCHS_OF_TWO: dict[str, Any] = {
 @pytest.mark.parametrize(
     "dtype", few_emulated((ark.fp32, ark.fp16, ark.bf16), ark.fp32), ids=lambda d: d.name
 )
-def test_functions_over_the_whole_range_are_torchs(backend: str, dtype: Any) -> None:
+def test_functions_over_the_whole_range_equal_torch(backend: str, dtype: Any) -> None:
     """Functions over the whole range of a type equal torch's in fp64: at the ends of the range, for
     large angles, and NaN.
     """
@@ -198,7 +198,7 @@ def test_an_expression_is_computed_in_its_order(backend: str) -> None:
 @pytest.mark.parametrize(
     "dtype", few_emulated((ark.fp32, ark.fp16, ark.bf16), ark.fp16), ids=lambda d: d.name
 )
-def test_logsumexp_of_infinities_is_torchs(backend: str, dtype: Any) -> None:
+def test_logsumexp_of_infinities_equals_torch(backend: str, dtype: Any) -> None:
     inf = np.inf
     rows = [[-inf] * 4, [inf, 0, 1, 2], [inf, -inf, 0, 0], [-inf, 3, -inf, -1], [9, 8, 7, 100]]
     rows += [[np.nan, 0, 0, 1], [6e4] * 4, [-6e4, -6e4, -6e4, -5.9e4]]

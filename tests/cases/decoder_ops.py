@@ -16,7 +16,7 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def check_swiglu_and_linear_are_torchs(backend: str) -> None:
+def check_swiglu_and_linear_equal_torch(backend: str) -> None:
     def gated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return (torch.nn.functional.silu(torch.tensor(a)) * torch.tensor(b)).numpy()
 

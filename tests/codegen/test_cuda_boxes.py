@@ -86,7 +86,7 @@ def boxed(weights: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("rows", "inputs"), [(8, 2), (8, 3), (8, 4), (8, 5), (8, 8), (16, 2), (16, 4), (16, 7), (16, 8)]
 )
-def test_a_warps_sums_are_numpys(device: ctypes.CDLL, rows: int, inputs: int) -> None:
+def test_a_warps_sums_equal_numpy(device: ctypes.CDLL, rows: int, inputs: int) -> None:
     rng = np.random.default_rng(rows * inputs)
     k = 3 * LINE_ELEMENTS
     # Whole numbers so small that they are exact in bf16 and their sums in fp32.

@@ -125,7 +125,7 @@ def expected(case: Case, given: dict[str, np.ndarray], finish: bool) -> np.ndarr
 
 @pytest.mark.parametrize("finish", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.image} {case.size}")
-def test_results_are_torchs(case: Case, finish: bool, tmp_path: Path) -> None:
+def test_results_equal_torch(case: Case, finish: bool, tmp_path: Path) -> None:
     plan = planned(case, finish)
     (op,) = plan.ops
     assert op.params.get("patch"), op.params

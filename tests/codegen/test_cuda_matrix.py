@@ -239,7 +239,7 @@ def test_small_bodies_do_not_use_the_stages_memory(unstaged: int, spares: bool) 
 
 
 @needs_gpu
-def test_a_chain_of_products_is_numpys() -> None:
+def test_a_chain_of_products_equals_numpy() -> None:
     device = backend.open(0)
     rng = np.random.default_rng(5)
     with contextlib.closing(device):
@@ -438,7 +438,7 @@ def test_transposed_operands_of_small_types_are_copied(dtype, across) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize(("m", "n", "k", "types", "scaled", "instruction"), FEW_BITS)
-def test_products_of_few_bits_are_numpys(m, n, k, types, scaled, instruction) -> None:
+def test_products_of_few_bits_equal_numpy(m, n, k, types, scaled, instruction) -> None:
     rng = np.random.default_rng(6)
     with contextlib.closing(backend.open(0)) as device:
         planned = few_bits(device.machine, m, n, k, types, scaled)

@@ -59,7 +59,7 @@ def test_a_projection_is_rotated_where_its_sums_are(projection, cut) -> None:
 @needs_gpu
 @pytest.mark.parametrize("position", [0, 33, 150])
 @pytest.mark.parametrize(("projection", "cut"), PROJECTIONS)
-def test_a_rotated_projection_is_numpys(projection, cut, position) -> None:
+def test_a_rotated_projection_equals_numpy(projection, cut, position) -> None:
     device = backend.open(0)
     given = projection.random(np.random.default_rng(position))
     with (

@@ -24,7 +24,7 @@ def _compiled(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> t
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8])
-def test_floor_division_of_the_least_integer_is_torchs(dtype: torch.dtype) -> None:
+def test_floor_division_of_the_least_integer_equals_torch(dtype: torch.dtype) -> None:
     least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     x = torch.tensor([least, most, least, -7, 7, least, most, least, 6], dtype=dtype)
     y = torch.tensor([7, -2, -7, 2, -2, most, least, least, 3], dtype=dtype)
@@ -33,7 +33,7 @@ def test_floor_division_of_the_least_integer_is_torchs(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_floor_division_of_floats_is_torchs(dtype: torch.dtype) -> None:
+def test_floor_division_of_floats_equals_torch(dtype: torch.dtype) -> None:
     inf, nan = float("inf"), float("nan")
     x = [1.0, -1.0, 0.7, 6.0, 5.0, 1e4, inf, 0.0, 3.0, -3.0, 7.0, -7.0, 0.0, nan, -5.0]
     y = [0.1, 0.1, 0.1, 0.2, -0.3, 7.0, 2.0, 0.0, inf, inf, 0.0, 0.0, -3.0, 2.0, 5.0]

@@ -37,7 +37,7 @@ from tests.slow import slow
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1))
-def test_percentiles_are_numpys(values: list[float]) -> None:
+def test_percentiles_equal_numpy(values: list[float]) -> None:
     expected = np.percentile(values, [50, 90, 99], method="inverted_cdf")
     assert list(percentiles(values).values()) == expected.tolist()
 

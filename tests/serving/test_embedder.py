@@ -49,7 +49,7 @@ def embeddings(directory: Path, texts: list[list[int]]) -> list[np.ndarray]:
     "kind",
     ["llama", *(pytest.param(kind, marks=slow) for kind in ("qwen3", "gemma2", "granite", "phi3"))],
 )
-def test_embeddings_are_transformers_last_hidden_values(tmp_path: Path, kind: str) -> None:
+def test_embeddings_equal_transformers_last_hidden_values(tmp_path: Path, kind: str) -> None:
     """The embeddings are right for texts that end at any position of a chunk, and also if a longer
     text was embedded before.
     """

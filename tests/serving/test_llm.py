@@ -60,7 +60,7 @@ def theirs(folder: Path, ids: list[int], count: int, **how: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_greedy_texts_are_transformers(kind: str, tmp_path: Path) -> None:
+def test_greedy_texts_equal_transformers(kind: str, tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, kind)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     with ark.LLM(str(directory), backend="cpu", max_num_seqs=2, max_model_len=64) as llm:
@@ -78,7 +78,7 @@ def test_greedy_texts_are_transformers(kind: str, tmp_path: Path) -> None:
         assert 0 < one.timings.first_token_s <= one.timings.total_s
 
 
-def test_chat_is_transformers(llm: LLM, folder: Path) -> None:
+def test_chat_equals_transformers(llm: LLM, folder: Path) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

@@ -145,7 +145,7 @@ def test_grammars_and_any_object(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, "A tile of a matmul", "lazy dog"])
-def test_a_greedy_text_is_transformers(llm: LLM, folder: Path, prompt: str) -> None:
+def test_a_greedy_text_equals_transformers(llm: LLM, folder: Path, prompt: str) -> None:
     """Texts equal those of transformers' generate, restricted to tokens after which the text can
     still match the grammar.
     """

@@ -24,7 +24,7 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_the_prompt_is_transformers(
+def test_the_prompt_equals_transformers(
     system: str | None,
     chatty: str,
     monkeypatch: pytest.MonkeyPatch,

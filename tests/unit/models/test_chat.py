@@ -92,7 +92,7 @@ def compare(theirs: Any, own: tuple[Tokenizer, ChatTemplates], messages: Any, **
 
 
 @pytest.mark.parametrize("template", list(EVERY))
-def test_texts_and_ids_are_transformers(template: str, folders: dict[str, Path]) -> None:
+def test_texts_and_ids_equal_transformers(template: str, folders: dict[str, Path]) -> None:
     theirs, *own = open_both(folders[template])
     texts = [
         compare(theirs, (own[0], own[1]), messages, **how)

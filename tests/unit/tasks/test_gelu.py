@@ -90,7 +90,7 @@ def test_the_forms_with_tanh_are_gelu(tree) -> None:
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_values_are_torchs(approximate) -> None:
+def test_values_equal_torch(approximate) -> None:
     """The device function gives torch's values, also small results for negative inputs, for which
     the formula in fp32 loses digits.
     """
@@ -102,7 +102,7 @@ def test_values_are_torchs(approximate) -> None:
     np.testing.assert_allclose(np.asarray(values), want.numpy(), rtol=5e-5, atol=1e-12)
 
 
-def test_values_of_the_written_form_are_torchs() -> None:
+def test_values_of_the_written_form_equal_torch() -> None:
     """GELU written out by its formula gives torch's values on the device. Evaluated in fp32 as
     written, it would give 0 for inputs below -5.
     """

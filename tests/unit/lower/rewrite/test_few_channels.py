@@ -67,7 +67,7 @@ CONVOLUTIONS: list[tuple[Shape, Shape, dict[str, Any]]] = [
 ]
 
 
-def test_windows_of_the_padded_image_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_of_the_padded_image_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An infinite element makes only those results infinite whose window contains it."""
     torch = pytest.importorskip("torch")
     in_place(monkeypatch)
