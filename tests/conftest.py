@@ -55,8 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Disables the collector while tests are collected, and exempts all objects that exist after
-    the imports of tests and their libraries.
+    """Disables Python's garbage collector while pytest collects tests. Objects that exist then,
+    most of them from imports, are exempt from later collections.
     """
     gc.disable()
     try:

@@ -1,12 +1,14 @@
 """Selects which tests of tests/backend `nox` executes on emulated devices
 (ci/emulated.py), by marks at tests.
 
-Tests with `emulated("slow")` run only in `nox -s slow`. Among tests that generate with a model,
-these are models whose kinds of tasks another test covers. Among ops, they are ops whose bodies such
-models use, and all but a few of the types or sizes of one op (`few_emulated`). Some files are
-marked as a whole (`pytestmark`): compositions of ops that others cover, other decoders, every op in
-every type, the bodies' use of scratch memory, tests that end processes and streams from outside (on
-the device an early end of a stream is the same), and tests that open their own emulated device.
+Tests with `emulated("slow")` run only in `nox -s slow`. These are:
+
+- models whose kinds of tasks another test covers;
+- ops whose bodies such models use, and all but a few types or sizes of other ops (`few_emulated`);
+- whole files (`pytestmark`): compositions of ops that other tests cover, other decoders, every op
+  in every type, the bodies' use of scratch memory, tests that end processes and streams from
+  outside (which makes no difference on the device), and tests that open their own emulated device.
+
 Tests with `emulated("gfx942")`, or another architecture, run only on that one: ops and random
 programs alternate between architectures, and matrix products run on both.
 """

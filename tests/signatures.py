@@ -214,8 +214,8 @@ def _indexing(dtype: DataType) -> None:
 
 
 def _depthwise(dtype: DataType) -> None:
-    """Builds convolutions of each channel, and in groups, behind one that box copies load, which
-    keep channels last.
+    """Builds depthwise convolutions and convolutions in groups. All of them keep channels last,
+    because they follow a convolution whose windows box copies load.
     """
     x = ark.conv(ark.tensor([4, 64, 56, 56], dtype), ark.tensor([64, 64, 3, 3], dtype), padding=1)
     for size in (3, 7):

@@ -113,8 +113,8 @@ def test_requests_give_the_ids_of_transformers(
 
 def test_a_flag_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
     """The host sets a word in memory to end a launch. If it is set before the launch, one iteration
-    runs, a chunk of a prompt. If it is set during one, the iterations that have begun are finished,
-    and perhaps one more, not on a CPU. The tokens equal those of a launch that the host does not
+    runs, a chunk of a prompt. If it is set during a launch, the iterations that have begun are
+    completed, on a GPU perhaps one more. The tokens equal those of a launch that the host does not
     end.
     """
     late = 1 if backend == "cpu" else 2

@@ -1,7 +1,8 @@
 """The plan of a prompt for matrix units that need both operands in one 16-bit type.
 
-Its products have rounded activations, gates are in their epilogues, tiles of queries are dealt to
-processors, and the last chunk draws the first token. A CPU executes the plan by the common bodies.
+Activations are rounded to that type before each product. Gates are computed in the epilogues of
+products. Each processor gets some tiles of queries. The prompt's last chunk samples the first
+token. A CPU executes the plan by the common bodies.
 """
 
 from __future__ import annotations

@@ -105,8 +105,9 @@ def test_each_sequence_is_computed_as_if_alone(backend: str) -> None:
 
 
 def test_a_flag_of_the_host_ends_a_launch(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The word that ends a launch is a token that the launch itself posts, which the verifier would
-    refuse. On a CPU, which reads the word after the tokens, the launch ends with this iteration.
+    """A launch ends when the host sets a word in memory. Here that word is the memory of a token
+    that the launch itself writes, so the launch ends itself. (The verifier, which would refuse this
+    plan, is disabled.) A CPU reads the word after the tokens, so it runs no further iteration.
     """
     monkeypatch.setattr(work, "_check_aliases", lambda *_: None)
     posted, logits = 5, values(2, VOCABULARY, seed=8)

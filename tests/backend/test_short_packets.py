@@ -1,6 +1,6 @@
-"""The results that a linear layer of one row would round travel as 16-bit packets, on machines that
-have them. Rows that change in every iteration are compared with NumPy, which rounds the same
-intermediate results; also after the packets' 16-bit epochs have wrapped around.
+"""Machines with 16-bit packets send results in them if the linear layer of one row that reads the
+results rounds them to 16 bits anyway. Rows that change in every iteration are compared with NumPy,
+which rounds the same intermediate results; also after the packets' 16-bit epochs have wrapped.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from tests.opcheck import Case
 @dataclass(frozen=True)
 class Shape:
     """The arguments of a call of attention. position: None if there is no position operand. batch:
-    0 if there is no batch dimension. mask: its shape; the first of several rows hides all keys; of
-    fewer batches it repeats.
-    added: the mask holds numbers that are added to scores, otherwise bool.
+    0 if there is no batch dimension. mask: its shape. If it has several rows, the first one hides
+    all keys; if it has fewer batches than the queries, it is repeated. added: True if the mask
+    contains numbers that are added to scores; otherwise it contains bools.
     """
 
     rows: int

@@ -1,5 +1,5 @@
-"""What device code that converts codes of quantised rows needs on the host: conversions of 16-bit
-floats, and products of matrix units in fp16.
+"""Functions for the host in place of the instructions that convert codes of quantised rows on a
+GPU: conversions of 16-bit floats, and products of matrix units in fp16.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def messages(model: Model, rank: int, world: int, slow: int) -> None:
 
 
 def sums(model: Model, rank: int, world: int, slow: int) -> None:
-    """The model of a rank that counts as all others do and adds the mean of all counts to its
-    total.
+    """The model of one rank. Every rank increments a count in each iteration, and adds the mean of
+    all ranks' counts to its total.
     """
     batch, total = ark.tensor([WIDTH], name="batch"), ark.tensor([WIDTH], name="total")
     for number, step in enumerate((1.0, 1000.0)):

@@ -2,8 +2,9 @@
 `InTorch`, passed as `form`), inputs and parameters, and returns a matrix with one row for each
 example.
 
-Convolutions with pooling and concatenation (Swin: Liu et al. 2021; Evoformer: Jumper et al. 2021;
-experts: Shazeer et al. 2017; encoder-decoder: Vaswani et al. 2017; Llama: Touvron et al. 2023).
+They are a net of convolutions with pooling and concatenation, and models after publications (Swin:
+Liu et al. 2021; Evoformer: Jumper et al. 2021; experts: Shazeer et al. 2017; encoder-decoder:
+Vaswani et al. 2017; Llama: Touvron et al. 2023).
 """
 
 from __future__ import annotations

@@ -90,8 +90,9 @@ def test_blocks_on_the_host_give_torchs_results(
 
 @pytest.mark.parametrize(("late", "downwards"), [(False, True), (True, False)])
 def test_crews_share_the_tiles_of_a_task(late: bool, downwards: bool, tmp_path: Path) -> None:
-    """Tiles of few keys are computed several at once, also if crews get unequal numbers of tiles,
-    with one warp or a team for each slab. Copies for the next tile arrive early or late.
+    """Tiles of few keys are computed several at once, each by a crew (some warps of the block). The
+    crews may get unequal numbers of tiles, and one warp or several compute a slab (16 query rows).
+    Copies for the next tile arrive early or late.
     """
     shapes = (
         Shape(49, 49, 3, 3, 32, batch=4, causal=False, mask=(2, 3, 49, 49), added=True),

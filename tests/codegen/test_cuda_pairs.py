@@ -1,6 +1,6 @@
-"""Stores 16-bit results of products with an expression. The device code runs on the host: 32
-threads are a warp's lanes, whose sums are arranged as PTX describes for wgmma. Results are compared
-with NumPy.
+"""The function that applies an expression to the sums of a product and stores the 16-bit results.
+It runs on the host: 32 threads are a warp's lanes, whose sums are arranged as PTX describes for
+wgmma. Results are compared with NumPy.
 """
 
 from __future__ import annotations

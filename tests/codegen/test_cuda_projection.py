@@ -1,5 +1,6 @@
-"""A prompt's projection in the variant `matrix`, whose tiles rotate and append rows: compiled,
-and on a GPU equal to NumPy's.
+"""The projection of a prompt's rows to queries, keys and values in the variant `matrix`. Its tiles
+apply the rotary embedding and append to the KV caches. It is compiled, and on a GPU its results are
+compared with NumPy's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Stores results of products that end with a residual. The device code runs on the host: 32 threads
-are a warp's lanes, whose sums are arranged as PTX describes for wgmma. Results are compared with
-NumPy.
+"""The function that adds a residual to the sums of a product and stores the results. It runs on the
+host: 32 threads are a warp's lanes, whose sums are arranged as PTX describes for wgmma. Results are
+compared with NumPy.
 """
 
 from __future__ import annotations

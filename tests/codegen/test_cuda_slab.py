@@ -1,5 +1,6 @@
-"""Stores results from a warp's slab, for rows that are and rows that are not multiples of 16 bytes.
-The device code runs on the host, lane by lane. Results are compared with NumPy.
+"""The function that copies a warp's results from its slab (its part of shared memory) to rows whose
+lengths are or are not multiples of 16 bytes. It runs on the host, lane by lane. Results are
+compared with NumPy.
 """
 
 from __future__ import annotations

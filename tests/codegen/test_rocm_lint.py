@@ -47,7 +47,9 @@ def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
 def findings(
     arch: str, name: str, source: Source | None = None, *links: Capability
 ) -> list[Finding]:
-    """links: further capabilities of the machine."""
+    """Returns the lint's findings in the kernel of a named plan. links: further capabilities of the
+    machine.
+    """
     machine = machine_for(arch)
     machine = machine.with_capabilities(*links)
     plan = dict(signatures.plans(machine, (bf16,)))[name]

@@ -222,7 +222,8 @@ def test_few_long_rows_are_shared() -> None:
 
 def test_the_places_of_equal_elements() -> None:
     """argmax, argmin and max return the first of equal elements, also if a row is divided among
-    processors. The reduction orders values and places as one number; the other op reads the place.
+    processors. The first op reduces numbers that contain both the value and its index, the second
+    op extracts the index.
     """
     line = torch.zeros(1 << 19)
     line[[5, 70, 1 << 18, (1 << 19) - 1]] = 3.0

@@ -1,11 +1,11 @@
 """Small code that compilers are known to get wrong, run on the emulator.
 
-At -O0 for gfx1100 the bytes of 64 bits come out wrongly swapped from clang 22 and from clang 21
-alike, and the compilers are at fault: of each half of the value they move 16 bits to a fresh
-register (`v_mov_b16_e32 v0.l, v1.l`, which by AMD's RDNA3 instruction set document leaves the
-register's other half alone) and then take all four of its bytes with `v_perm_b32`. So the upper two
-bytes of each word are right and the lower two are what the register held before; the test pins
-that. ark compiles at -O3, where the result is right.
+clang 21 and 22 compile a byte swap of 64 bits wrongly at -O0 for gfx1100. For each half of the
+value they move 16 bits to a new register by `v_mov_b16_e32 v0.l, v1.l`. By AMD's RDNA3 instruction
+set document this instruction does not change the register's other half. Then they read all four
+bytes of the register by `v_perm_b32`. So the upper two bytes of each word are right, and the lower
+two are old contents of the register. The test asserts this result. At -O3, which ark uses, the
+result is right.
 """
 
 from __future__ import annotations

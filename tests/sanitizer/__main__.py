@@ -3,11 +3,11 @@ way in which ark orders accesses to shared memory. Each way (form) has a separat
 forms.cu. Needs an NVIDIA GPU, nvcc and compute-sanitizer.
 
 Forms named `one-` and `all-` differ only in the lanes that arrive at an mbarrier: one lane for its
-warp, after __syncwarp (as the loop kernel does), or every lane. All compute the right result. For
-these, and for `polled-word`, `polled-ordered` and `counted`, no result is expected; the printed
-lines show the tool's findings. `polled-atomic` differs from the first two only in its instructions.
-`divided` and `divided-vote` show whether a tool supports a barrier at which a warp arrives in
-parts, which PTX allows.
+warp, after __syncwarp (as the loop kernel does), or every lane. All of them compute the right
+result. The program only prints the tool's findings for these forms and for `polled-word`,
+`polled-ordered` and `counted`; it expects no particular ones. `polled-atomic` differs from
+`polled-word` and `polled-ordered` only in its instructions. `divided` and `divided-vote` show
+whether a tool supports a barrier at which a warp arrives in parts, which PTX allows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""`python -m tests.sanitizer.model [--variant NAME] [--as-shipped | --whole-warps] ARGUMENTS`: the
-command `ark ARGUMENTS` with a loop kernel in which every lane arrives at an mbarrier. In ark's own
-kernel, one lane arrives for its warp, which racecheck may not follow (tests.sanitizer); with this
-kernel, its reports cannot be due to that. --variant: the decoder is planned for this kernel
-variant. All kernels have line numbers. --as-shipped: the loop is ark's own. --whole-warps: the loop
-is ark's own, except that its barriers of all computing threads are separate functions. Such a
-barrier has no second code path for diverged warps, which synccheck might not follow.
+"""`python -m tests.sanitizer.model [--variant NAME] [--as-shipped | --whole-warps] ARGUMENTS`: runs
+the command `ark ARGUMENTS` with a loop kernel in which every lane arrives at an mbarrier.
+
+In ark's own kernel one lane arrives for its warp, and racecheck may not understand that
+(tests.sanitizer), so its reports could be false. With this kernel they cannot be false for that
+reason. All kernels have line numbers.
+
+--variant: the decoder is planned for this kernel variant. --as-shipped: the loop is ark's own.
+--whole-warps: the loop is ark's own, except that its barriers of all computing threads are separate
+functions. Such a barrier has no second code path for diverged warps, which synccheck might not
+understand.
 """
 
 from __future__ import annotations

@@ -113,7 +113,9 @@ def test_a_directory_and_a_url_are_refused(capsys: pytest.CaptureFixture[str]) -
 def test_servers_start_before_they_are_measured(
     server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside other benches the device is reserved for the requests, not for a server's start."""
+    """Benches that share a device take turns by a lock file. `ark bench serve` holds the lock while
+    it sends requests, and not while its server starts.
+    """
     turn, free = tmp_path / "turn", []
 
     def look() -> None:

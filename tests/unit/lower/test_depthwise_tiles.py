@@ -81,15 +81,18 @@ def test_images_stay_in_memory_where_they_cannot_be_copied() -> None:
 
 @pytest.mark.parametrize("side", [384, 512, 1024])
 def test_channels_of_large_images_are_not_divided(side: int) -> None:
-    """A part of the channels makes a run of each pixel: 768 x 768 pixels took 25 s to plan."""
+    """All channels of a large image are in one tile. A part of the channels is contiguous within a
+    pixel only, so the planner would get a range of bytes for each pixel (768 x 768 took 25 s).
+    """
     machine, window = registry.machine("h200").using("matrix"), convolution((3, 3), before=1)
     chosen = depthwise_tile(window, (1, side, side, 64), 2, machine)
     assert chosen is not None and chosen[0][3] == 64
 
 
 def test_a_row_of_the_image_is_loaded_once_for_all_rows_of_a_patch() -> None:
-    """Two rows of results read eight rows of the image by windows of seven, of which each is loaded
-    and converted once, and seven weights for each of seven rows and both rows of results.
+    """With windows of seven rows, a patch of two result rows reads eight rows of the image, one
+    more than a patch of one row. Each image row is loaded and converted once. The number of
+    additional instructions equals the one counted by hand.
     """
     window = convolution((7, 7))
     one, two = (depthwise_form.instructions(window, (n, 7), 2) for n in (1, 2))
@@ -102,8 +105,9 @@ def test_a_row_of_the_image_is_loaded_once_for_all_rows_of_a_patch() -> None:
 
 
 def test_the_cost_of_a_task_counts_its_instructions() -> None:
-    """A task of the first stage of ConvNeXt takes 1.4 times as many instructions as it has
-    multiplications with additions, or more. Without a patch only these are counted.
+    """In the first stage of ConvNeXt, a task with patches costs at least 1.4 times its number of
+    multiply-adds, because loads and conversions count too. Without patches the cost is the number
+    of multiply-adds.
     """
     machine = registry.machine("h200").using("matrix")
     tile, patch = (1, 12, 56, 32), (3, 7)

@@ -148,10 +148,10 @@ def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
 
 
 def meetings(plans: Sequence[Plan], number: int) -> list[tuple[RankNode, RankNode]]:
-    """Returns pairs of tasks of different ranks in a phase, where nothing orders the first, in one
-    iteration, before the second in the next, although they access memory visible to peers and one
-    writes it, or they signal the same counter. It applies to ranks that begin iterations
-    independently, and to plans without packets.
+    """Returns pairs of tasks of different ranks that conflict between iterations: both access the
+    same memory and one writes it, or both signal the same counter, but nothing orders the first
+    task in one iteration before the second task in the next one. It applies to ranks that begin
+    iterations independently, and to plans without packets.
     """
     listed = {(p.rank, k): t for p in plans for k, t in tasks(p).items() if k[0] == number}
     signals: dict[tuple[int, str], list[RankNode]] = {}

@@ -74,9 +74,9 @@ def test_a_prediction_needs_no_warm_up(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The launches of `--repeats 2`. A measurement has a warm-up run before the two runs that
-    count. A prediction has none, but a launch of one token after them; the difference to it is the
-    time of the further tokens.
+    """With `--repeats 2`, a measurement runs three times, and the first run is a warm-up that does
+    not count. A prediction has two runs without a warm-up, and then a launch of one token: its time
+    is subtracted to get the time of the further tokens.
     """
     whole, result = decode._run, []
     monkeypatch.setattr(decode, "_run", lambda *a: result.append(whole(*a)) or result[-1])
