@@ -76,7 +76,7 @@ def _library(text: str) -> ctypes.CDLL:
         source, part, whole = (Path(folder, f"loop.{end}") for end in ("cpp", "o", "so"))
         if data is None:
             source.write_text(text)
-            # Compiled without optimisation, so that every read in the source happens.
+            # -O1 without further optimisation, so that the program makes every read of the source.
             _compile(["-O1", "-fsanitize=thread", "-c", str(source), "-o", str(part)])
             _compile(["-shared", "-pthread", str(part), _recorder()[1], "-o", str(whole)])
             cache.store(cache.PROGRAMS, name, whole.read_bytes())

@@ -104,7 +104,8 @@ def on_host(bodies: dict[int, str]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     with tempfile.TemporaryDirectory() as folder:
         text, path = Path(folder, "host.cpp"), Path(folder, "host.so")
         text.write_text("\n".join([_functions(bodies, "static"), *loops]))
-        # clang's vectors of two, which gcc does not have. No library: zig's would be built first.
+        # Compiled by clang, because gcc lacks vectors of two elements. No library is linked,
+        # because zig's clang would first build its own.
         flags = ["-std=c++20", "-O1", *OPTIONS, "-fPIC", "-shared", "-nostdlib"]
         subprocess.run([*_clang(), *flags, str(text), "-o", str(path)], check=True)
         library = ctypes.CDLL(str(path))

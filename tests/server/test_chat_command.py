@@ -147,9 +147,9 @@ def test_without_a_template(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_verdict_on_memory() -> None:
     checkpoint = Checkpoint.open(NOAH)
-    # 3,771,648 parameters of 2 bytes. A position takes keys and values of 6 layers with 2 heads of
-    # 32, of 2 bytes each; a page has 16. The buffers of an iteration's
-    # rows and of a prompt take the memory of 3 pages.
+    # The model has 3,771,648 parameters of 2 bytes. A position takes the keys and values of 6
+    # layers, each with 2 heads of 32 elements of 2 bytes; a page has 16 positions. The buffers of
+    # an iteration's rows and of a prompt take the memory of 3 pages.
     weights, page = 2 * 3_771_648, 16 * 6 * 2 * 32 * 2 * 2
     room = 2 * (weights + (3 + 8) * page)  # half of it is used
     pages, verdict = choose_pages(checkpoint, room, 64, 2, 0.5, None)

@@ -24,7 +24,8 @@ KERNEL gemm_tiled(const float* a, const float* b, float* c, int m, int n, int k)
   if (row < m && column < n) c[row * n + column] = sum;
 }
 
-// Four results a thread, operands in registers, LDS double-buffered: one barrier a step.
+// Each thread computes four results with operands in registers. LDS is double-buffered, so that a
+// step has one barrier.
 KERNEL gemm_double_buffered(const float* a, const float* b, float* c, int n, int k) {
   __shared__ float left[2][32][9], right[2][8][33];
   int t = threadIdx.x, column = t % 32, row = t / 32 * 4;

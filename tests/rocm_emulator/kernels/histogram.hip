@@ -17,7 +17,7 @@ KERNEL histogram_lds(const uint8_t* x, unsigned* bins, int n) {
   if (local[t]) atomicAdd(bins + t, local[t]);
 }
 
-// Exact in any order, because the values are small multiples of a power of two.
+// The sums are exact in any order, because the values are small multiples of a power of two.
 KERNEL histogram_float_cas(const uint8_t* key, const float* weight, unsigned* bins, int n) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
@@ -64,7 +64,7 @@ KERNEL lds_atomics(const int* x, int* out) {
   }
 }
 
-// Every thread draws a ticket; together they draw each exactly once.
+// Every thread takes a number from one counter; each number is taken exactly once.
 KERNEL tickets(unsigned* counter, unsigned* owner) {
   unsigned ticket = atomicAdd(counter, 1u);
   owner[ticket] = blockIdx.x * blockDim.x + threadIdx.x + 1;

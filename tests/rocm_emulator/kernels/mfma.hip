@@ -1,6 +1,6 @@
 // Matrix products on the matrix cores of CDNA: one wave computes one tile of C = A B, K steps at a
-// time. A is [M][K], B is [K][N], C is [M][N], all row-major; a block is one wave, blockIdx picks
-// the tile.
+// time. A is [M][K], B is [K][N], C is [M][N], all row-major. A block is one wave; blockIdx selects
+// its tile.
 #define KERNEL extern "C" __global__ __launch_bounds__(64) void
 typedef float float4 __attribute__((ext_vector_type(4)));
 typedef float float16 __attribute__((ext_vector_type(16)));
@@ -10,8 +10,8 @@ typedef _Float16 half8 __attribute__((ext_vector_type(8)));
 typedef short short4 __attribute__((ext_vector_type(4)));
 typedef double double4 __attribute__((ext_vector_type(4)));
 
-// Where an accumulator element of a 32x32 tile lives: row = 8 * (i / 4) + 4 * (lane / 32) + i % 4,
-// column = lane % 32.
+// The place of a lane's accumulator element i in a 32x32 tile: row 8 * (i / 4) + 4 * (lane / 32) +
+// i % 4, column lane % 32.
 template <class V>
 static __device__ __forceinline__ void store_32x32(float* c, int n, V sum) {
   int lane = threadIdx.x;
@@ -19,7 +19,7 @@ static __device__ __forceinline__ void store_32x32(float* c, int n, V sum) {
     c[(blockIdx.y * 32 + 8 * (i / 4) + 4 * (lane / 32) + i % 4) * n + blockIdx.x * 32 + lane % 32] =
         sum[i];
 }
-// Of a 16x16 tile: row = 4 * (lane / 16) + i, column = lane % 16.
+// The same for a 16x16 tile: row 4 * (lane / 16) + i, column lane % 16.
 template <class T, class V>
 static __device__ __forceinline__ void store_16x16(T* c, int n, V sum) {
   int lane = threadIdx.x;
@@ -107,7 +107,7 @@ KERNEL mfma_f64_16x16(const double* a, const double* b, double* c, int n, int k)
   for (int i = 0; i < 4; ++i) c[(blockIdx.y * 16 + lane / 16 + 4 * i) * n + column] = sum[i];
 }
 
-// Eight-bit operands: k runs in steps of 8 bytes a lane on gfx942 and gfx950, 4 bytes on gfx90a.
+// Eight-bit operands: in each step over k a lane has 8 bytes on gfx942 and gfx950, 4 on gfx90a.
 KERNEL mfma_int8_16x16(const signed char* a, const signed char* b, int* c, int n, int k) {
   int lane = threadIdx.x, row = blockIdx.y * 16 + lane % 16, column = blockIdx.x * 16 + lane % 16;
   int4 sum = 0;

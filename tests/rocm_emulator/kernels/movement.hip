@@ -1,4 +1,4 @@
-// Data that changes place: transposes through LDS, dynamic LDS, direct-to-LDS and buffer loads.
+// Kernels that move data: transposes through LDS, dynamic LDS, direct-to-LDS and buffer loads.
 #define KERNEL extern "C" __global__ __launch_bounds__(256) void
 
 template <class T>
@@ -25,7 +25,8 @@ KERNEL transpose_f64(const double* x, double* y, int rows, int columns) {
 }
 
 typedef float float4 __attribute__((ext_vector_type(4)));
-// 128-bit LDS traffic: each thread stores a vector and reads the one that mirrors it.
+// LDS accesses of 128 bits: each thread stores a vector and reads that of the thread at the same
+// distance from the other end.
 KERNEL mirror_vector4(const float4* x, float4* y) {
   __shared__ float4 line[256];
   unsigned t = threadIdx.x;
@@ -47,7 +48,7 @@ KERNEL gather_scatter(const int* index, const float* x, float* y, int n) {
   if (i < n) y[index[i]] = x[index[n - 1 - i]];
 }
 
-// A buffer descriptor clamps: what lies past its end reads as zero and is not written.
+// A buffer descriptor checks bounds: loads past its end return zero, stores past it are dropped.
 KERNEL buffer_bounds(const int* x, int* y, int n) {
   int i = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
 #if ARK_WAVE == 64
@@ -74,7 +75,7 @@ KERNEL load_to_lds(const int* x, int* y) {
 }
 #endif
 
-// Two module-wide variables: one the host reads and writes, one constant table.
+// Two variables of the module: one that the host reads and writes, and a constant table.
 __device__ int module_counter = 5;
 __constant__ int squares[8] = {0, 1, 4, 9, 16, 25, 36, 49};
 KERNEL module_globals(int* out) {

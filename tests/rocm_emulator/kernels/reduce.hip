@@ -1,4 +1,4 @@
-// Many values to one: through LDS, lanes, DPP, atomics, and the last block to arrive.
+// Reductions by LDS, exchanges between lanes, DPP, atomics, and by the block that ends last.
 #define KERNEL extern "C" __global__ __launch_bounds__(256) void
 
 KERNEL block_sum(const float* x, float* out) {
@@ -20,7 +20,7 @@ KERNEL wave_sum_shuffle(const float* x, float* out) {
   if (__lane_id() == 0) out[i / ARK_WAVE] = sum;
 }
 
-// Rows of 16 lanes by DPP row rotation, then rows by reading lanes.
+// Adds up each row of 16 lanes by DPP row rotations, then the rows by reading single lanes.
 KERNEL wave_sum_dpp(const int* x, int* out) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   int sum = x[i];
@@ -63,13 +63,14 @@ KERNEL extremes_atomic(const int* x, int* least, int* most, unsigned* umost, int
   atomicMax(umost, (unsigned)x[i]);
 }
 
-// The value in the high half, the index in the low one: one 64-bit maximum finds both.
+// The value is in the high half of a word and the index in the low one, so a single 64-bit maximum
+// finds both.
 KERNEL argmax_packed(const unsigned* x, uint64_t* best, int n) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) atomicMax(best, (uint64_t)x[i] << 32 | (0xffffffffu - i));
 }
 
-// Every block leaves a partial sum; the block that counts last adds them up.
+// Every block stores a partial sum; the block that increments the counter last adds them up.
 KERNEL last_block_sum(const float* x, float* partial, unsigned* arrived, float* out, int n) {
   __shared__ float part[256];
   __shared__ bool last;

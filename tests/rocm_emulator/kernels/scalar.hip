@@ -1,4 +1,5 @@
-// Memory that changes while a kernel runs, read by scalar loads: their cache follows no store.
+// Scalar loads of memory that changes while the kernel runs. Stores do not update the scalar cache,
+// so it must be invalidated.
 #define KERNEL extern "C" __global__ __launch_bounds__(256) void
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #if defined(__GFX11__)
@@ -7,7 +8,7 @@
 #define S_LOAD "s_load_dword "
 #endif
 
-// Written so that clang at -O0, too, has the address in scalar registers.
+// In this form clang has the address in scalar registers also at -O0.
 static __device__ __forceinline__ unsigned scalar_load(const unsigned* p) {
   unsigned value;
   asm volatile("s_mov_b32 s20, %1\n\ts_mov_b32 s21, %2\n\t" S_LOAD
@@ -26,7 +27,7 @@ static __device__ __forceinline__ void wait_agent(const unsigned* counter, unsig
   while (__hip_atomic_load(counter, __ATOMIC_ACQUIRE, AGENT) < least) __builtin_amdgcn_s_sleep(1);
 }
 
-// Block 0 writes a page again and again; the others read it each time, in every wave.
+// In every round block 0 writes a page, and every wave of the other blocks reads it.
 KERNEL scalar_page(unsigned* page, unsigned* posted, unsigned* taken, unsigned* out, int rounds) {
   unsigned t = threadIdx.x, readers = gridDim.x - 1, sum = 0;
   for (int r = 0; r < rounds; ++r) {
@@ -49,7 +50,7 @@ KERNEL scalar_page(unsigned* page, unsigned* posted, unsigned* taken, unsigned* 
   out[blockIdx.x * blockDim.x + t] = sum;
 }
 
-// One wave clears the cache for the whole block, which shares a compute unit.
+// One wave invalidates the scalar cache for its whole block, which runs on one compute unit.
 KERNEL scalar_page_leader(unsigned* page, unsigned* posted, unsigned* taken, unsigned* out,
                           int rounds) {
   unsigned t = threadIdx.x, readers = gridDim.x - 1, sum = 0;
@@ -75,7 +76,7 @@ KERNEL scalar_page_leader(unsigned* page, unsigned* posted, unsigned* taken, uns
   out[blockIdx.x * blockDim.x + t] = sum;
 }
 
-// Every block fills its own line, reads it back, and does so again.
+// Every block writes its own cache line and reads it back, twice.
 KERNEL scalar_own(unsigned* lines, unsigned* out) {
   unsigned *line = lines + blockIdx.x * 16, sum = 0;
   for (int round = 0; round < 2; ++round) {

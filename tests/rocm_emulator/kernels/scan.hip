@@ -1,4 +1,4 @@
-// Prefix sums and what is built on them: compaction, segments, sorting.
+// Prefix sums, and algorithms that use them: compaction, segments, sorting.
 #define KERNEL extern "C" __global__ __launch_bounds__(256) void
 
 KERNEL block_scan(const int* x, int* out) {
@@ -75,7 +75,8 @@ KERNEL segmented_scan(const int* x, const int* head, int* out) {
   out[i] = value[t];
 }
 
-// Keep what is odd, in order: ballots give the place inside a wave, LDS the place of the wave.
+// Keeps the odd numbers, in order. A ballot gives a number's place within its wave, LDS that of the
+// wave.
 KERNEL compact_odd(const int* x, int* out, int* counts) {
   __shared__ int start[256 / ARK_WAVE + 1];
   unsigned t = threadIdx.x, wave = t / ARK_WAVE, lane = __lane_id();

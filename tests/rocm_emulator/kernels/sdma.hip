@@ -23,7 +23,8 @@ static __device__ __forceinline__ void put_address(const Queue& queue, uint64_t 
   put_word(queue, at, index + 1, (uint32_t)((uint64_t)address >> 32));
 }
 
-// A copy, then an add to a 64-bit signal: 15 words. One thread owns the queue.
+// Writes two packets of 15 words together: a copy, then an addition to a 64-bit signal. Only one
+// thread writes to the queue.
 static __device__ __forceinline__ void copy_and_signal(const Queue& queue, uint64_t at,
                                                        const void* from, void* to, unsigned bytes,
                                                        uint64_t* signal) {
@@ -40,8 +41,8 @@ static __device__ __forceinline__ void copy_and_signal(const Queue& queue, uint6
   __hip_atomic_store(queue.doorbell, at + 60, __ATOMIC_RELEASE, SYSTEM);
 }
 
-// Each round: fill a row, let the DMA engine carry it to the peer, wait for the peer's row to
-// arrive, add it up.
+// In each round: fills a row, has the DMA engine copy it to the peer, waits for the peer's row, and
+// adds it up.
 KERNEL dma_exchange(Queue queue, int* row, int* peer_inbox, uint64_t* peer_signal, const int* inbox,
                     const uint64_t* signal, int* sum, int rank, int rounds) {
   unsigned t = threadIdx.x, n = blockDim.x;
@@ -66,7 +67,7 @@ KERNEL dma_exchange(Queue queue, int* row, int* peer_inbox, uint64_t* peer_signa
   sum[t] = total;
 }
 
-// The doorbell before the write pointer: what a kernel must not do.
+// A planted fault: rings the doorbell before it writes the write pointer.
 KERNEL doorbell_first(Queue queue) {
   if (threadIdx.x != 0) return;
   put_word(queue, 0, 0, 0);

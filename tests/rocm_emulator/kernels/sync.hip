@@ -1,4 +1,4 @@
-// Workgroups that wait for one another: all of them must be resident and take turns.
+// Workgroups that wait for one another, so all of them must be resident and make progress.
 #define KERNEL extern "C" __global__ __launch_bounds__(256) void
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #define SYSTEM __HIP_MEMORY_SCOPE_SYSTEM
@@ -10,7 +10,7 @@ static __device__ __forceinline__ void wait_system(const unsigned* counter, unsi
   while (__hip_atomic_load(counter, __ATOMIC_ACQUIRE, SYSTEM) < least) __builtin_amdgcn_s_sleep(1);
 }
 
-// Block b hands its row to block b + 1, `rounds` times around; each adds its number.
+// Block b passes its row to block b + 1, which adds its number. There are `rounds` such rounds.
 KERNEL ring_exchange(int* rows, unsigned* sent, int* out, int rounds) {
   unsigned t = threadIdx.x, b = blockIdx.x, blocks = gridDim.x, left = (b + blocks - 1) % blocks;
   int value = b * 1000 + t;
@@ -24,7 +24,7 @@ KERNEL ring_exchange(int* rows, unsigned* sent, int* out, int rounds) {
     __syncthreads();
     value = rows[((r & 1) * blocks + left) * blockDim.x + t];
     __syncthreads();
-    // Nobody may write a row of round r + 2 over one of round r that is still being read.
+    // Rows of rounds r and r + 2 have the same memory, so waits until the next block has read this.
     if (t == 0) {
       __hip_atomic_fetch_add(sent + blocks + b, 1u, __ATOMIC_RELEASE, AGENT);
       wait_agent(sent + blocks + (b + 1) % blocks, r + 1);
@@ -43,7 +43,7 @@ static __device__ __forceinline__ void grid_barrier(unsigned* arrived, unsigned 
   __syncthreads();
 }
 
-// Each step every block averages what its neighbours wrote in the step before.
+// In each step every block averages the values that its neighbours wrote in the step before.
 KERNEL barrier_stencil(float* lines, unsigned* arrived, int n, int steps) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   for (int s = 0; s < steps; ++s) {
@@ -54,8 +54,8 @@ KERNEL barrier_stencil(float* lines, unsigned* arrived, int n, int steps) {
   }
 }
 
-// Blocks meet in groups of four, then one of each group meets the others (a barrier per chiplet,
-// then the whole).
+// A barrier in two levels: blocks synchronise in groups of four, then one block of each group with
+// those of the others (as in a barrier of each chiplet, then of the device).
 KERNEL hierarchical_barrier(unsigned* local, unsigned* global, unsigned* go, int* log, int steps) {
   unsigned b = blockIdx.x, group = b / 4, groups = (gridDim.x + 3) / 4;
   unsigned members = gridDim.x - group * 4 < 4 ? gridDim.x - group * 4 : 4;
@@ -79,7 +79,7 @@ KERNEL hierarchical_barrier(unsigned* local, unsigned* global, unsigned* go, int
   }
 }
 
-// Even blocks produce into a ring of four slots, the odd block to their right consumes.
+// Each even block writes to a ring of four slots, and the next block reads from it.
 KERNEL single_queues(const int* x, int* slots, unsigned* head, unsigned* tail, int* out,
                      int count) {
   unsigned pair = blockIdx.x / 2, t = threadIdx.x;
@@ -104,7 +104,7 @@ KERNEL single_queues(const int* x, int* slots, unsigned* head, unsigned* tail, i
   if (blockIdx.x % 2) out[pair * blockDim.x + t] = sum;
 }
 
-// Blocks draw tasks from one counter until there are none left.
+// Blocks take the numbers of tasks from one counter until no task is left.
 KERNEL task_tickets(unsigned* next, const int* x, int* out, unsigned* done_by, int tasks) {
   __shared__ unsigned task;
   for (;;) {
@@ -135,8 +135,8 @@ KERNEL spin_lock(unsigned* lock, int* value, int rounds) {
   }
 }
 
-// Tile (row, column) needs its left and upper neighbours: the front of a dynamic programme runs
-// diagonally.
+// Dynamic programming: tile (row, column) waits for its left and upper neighbours, so tiles of a
+// diagonal are computed concurrently.
 KERNEL wavefront(const int* cost, int* best, unsigned* ready, int columns) {
   if (threadIdx.x != 0) return;
   int row = blockIdx.x;
@@ -150,7 +150,7 @@ KERNEL wavefront(const int* cost, int* best, unsigned* ready, int columns) {
   }
 }
 
-// A value and its epoch in one 64-bit word: the load that brings the value is the wait.
+// A value and its epoch are in one 64-bit word, so the load of the value is also the wait for it.
 KERNEL epoch_packets(uint64_t* packets, int* out, int rounds) {
   unsigned t = threadIdx.x, b = blockIdx.x, right = (b + 1) % gridDim.x;
   int value = b * 100 + t;
@@ -167,7 +167,7 @@ KERNEL epoch_packets(uint64_t* packets, int* out, int rounds) {
   out[b * blockDim.x + t] = value;
 }
 
-// One wave fills LDS, the others take from it: a hand-over inside the block without a barrier.
+// One wave writes to LDS and the others read, synchronised by flags in LDS instead of a barrier.
 KERNEL lds_flags(const int* x, int* out, int rounds) {
   __shared__ int slot[64];
   __shared__ unsigned full, taken;
@@ -193,7 +193,7 @@ KERNEL lds_flags(const int* x, int* out, int rounds) {
   if (wave == 1) out[blockIdx.x * 64 + (t & 63)] = sum;
 }
 
-// The counter that never stops goes forward across a sleep.
+// The clock counter advances during a sleep.
 KERNEL clocks(int* order) {
   uint64_t before = __builtin_readsteadycounter();
   __builtin_amdgcn_s_sleep(4);
@@ -228,8 +228,8 @@ KERNEL persistent_queue(const Command* commands, const unsigned* posted, unsigne
   }
 }
 
-// Two devices: put rows into the peer's memory, signal, wait for the peer's signal, read what it
-// put.
+// Each of two devices stores a row to the peer's memory, signals, waits for the peer's signal, and
+// reads the row that the peer has stored.
 KERNEL put_signal_wait(int* mine, int* peer_inbox, unsigned* peer_flag, const int* inbox,
                        const unsigned* flag, int rank, int rounds) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;

@@ -1,6 +1,6 @@
-// Matrix products on RDNA3: v_wmma 16x16x16, one wave of 32 a tile. Lanes 16 to 31 repeat the rows
-// of A and the columns of B that lanes 0 to 15 hold; accumulator element i of a lane is row 2 * i +
-// lane / 16, column lane % 16.
+// Matrix products on RDNA3 by v_wmma 16x16x16; a wave of 32 lanes computes a tile. Lanes 16 to 31
+// hold the same rows of A and columns of B as lanes 0 to 15. Accumulator element i of a lane is in
+// row 2 * i + lane / 16 and column lane % 16.
 #define KERNEL extern "C" __global__ __launch_bounds__(32) void
 #if defined(__gfx1100__)
 typedef float float8 __attribute__((ext_vector_type(8)));
