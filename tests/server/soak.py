@@ -28,6 +28,8 @@ from typing import Any
 
 import httpx
 
+from ark.errors import InvalidUsageError
+from ark.models.sampling import SamplingParams
 from tests.checkpoints import make_checkpoint
 from tests.server.process import Process
 from tests.server.raw import request
@@ -70,6 +72,29 @@ def mutated(draw: random.Random) -> bytes:
         else:
             text = text[:place] + text
     return bytes(text)
+
+
+EXTREMES: dict[str, list[Any]] = {
+    "temperature": [0, 1e-40, 1e-5, 1e5, 1e38, -1],
+    "top_p": [0, 1e-46, 1e-38, 1e-37, 1e-9, 1, 1.1],
+    "top_k": [-2, -1, 0, 1, (1 << 31) - 1, 1 << 31],
+    "min_p": [-1e-46, 0, 1e-46, 1, 1.1],
+    "typical_p": [0, 1e-46, 1e-37, 1e-9, 1],
+    "repetition_penalty": [0, 1e-40, 1e-3, 1e3, 1e38],
+    "presence_penalty": [-2.1, -2, 2, 1e38],
+    "frequency_penalty": [-1e38, -2, 2, 2.1],
+    "logit_bias": [{5: 100, 7: -100}, dict.fromkeys(range(300), -100), {5: 1e38}, {5: -1e308}],
+    "seed": [-(1 << 63), (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64],
+    "logprobs": [0, 20, 21],
+}
+EXTREME_COUNT = 400
+
+
+def extreme_fields(number: int) -> dict[str, Any]:
+    """Returns a few sampling fields of a request with extreme values, and a seed."""
+    draw = random.Random(number)
+    names = draw.sample(list(EXTREMES), draw.randint(1, 4))
+    return {"seed": number, **{name: draw.choice(EXTREMES[name]) for name in names}}
 
 
 @dataclass
@@ -135,6 +160,22 @@ async def good(client: Client) -> None:
     """A client that sends a valid request and reads the whole answer."""
     client.writer.write(request(body(client.number)))
     await client.check()
+
+
+async def extreme(client: Client) -> None:
+    """A client that asks for extreme sampling: refused by a sentence if a field is out of range,
+    otherwise always answered by the same text.
+    """
+    number = client.draw.randrange(EXTREME_COUNT)
+    fields = extreme_fields(number)
+    client.writer.write(request(body(number, **fields)))
+    try:
+        SamplingParams(**fields)
+    except InvalidUsageError:
+        await client.refused()
+    else:
+        text = await client.text()
+        assert client.expected.setdefault(2 * PROMPT_COUNT + number, text) == text, fields
 
 
 async def long(client: Client) -> None:
@@ -231,6 +272,7 @@ async def half_open(client: Client) -> None:
 Kind = Callable[[Client], Awaitable[None]]
 SHARES: dict[Kind, int] = {
     good: 100,
+    extreme: 60,
     cancels: 40,
     slow_reader: 20,
     half: 10,
