@@ -82,7 +82,7 @@ def _mask(progress: Progress, tokens: Sequence[int]) -> tuple[np.ndarray | None,
     sampling = progress.request.sampling
     try:
         allowed = progress.guide.advance(tokens)
-    except Exception as error:  # ends only this request
+    except BaseException as error:  # ends only this request; a panic in Rust is no Exception
         cause = str(error) if isinstance(error, InvalidUsageError) else repr(error)[:300]
         return None, cause
     if allowed is None:

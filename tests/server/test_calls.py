@@ -4,7 +4,9 @@ them, whole and streamed, in every form that models write.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,6 +20,7 @@ from transformers import AutoTokenizer
 from ark.models.chat import ChatTemplates
 from ark.models.tokenizer import Tokenizer
 from ark.serving.http.calls import FORMATS, format_of
+from ark.serving.http.schema import Function, Message, Tool
 from tests.server.running import NOAH, Running, noah_model, running
 from tests.server.stand_in import ScriptedEngine
 
@@ -169,6 +172,27 @@ def test_an_answer_may_be_sent_back(scripted: ScriptedEngine, server: Running) -
 
 
 ABSENT = {"type": "object", "properties": {"a": {"$ref": "#/definitions/0"}}}
+
+
+@pytest.mark.parametrize("given", ["tools", "values", "neither"])
+def test_large_tools_do_not_delay_other_clients(given: str, monkeypatch: Any) -> None:
+    """Prompts with tools or values of the template, which may be large, are made on another thread
+    than the server's.
+    """
+    threads, render = [], ChatTemplates.render
+
+    def recorded(*args: Any, **values: Any) -> str:
+        threads.append(threading.current_thread())
+        return render(*args, **values)
+
+    monkeypatch.setattr(ChatTemplates, "render", recorded)
+    functions = [Tool("function", Function("f"))] if given == "tools" else None
+    values = {"deep": "x"} if given == "values" else None
+    tokens = noah_model(2048, TEMPLATE).chat_tokens(
+        [Message("user", "How?")], functions, values=values
+    )
+    assert asyncio.run(tokens)
+    assert (threads == [threading.main_thread()]) == (given == "neither")
 
 
 def tools(**parameters: Any) -> list[dict[str, Any]]:

@@ -217,19 +217,25 @@ def test_a_grammar_without_a_next_token_ends_only_its_request(llm: LLM, plain_te
     assert llm.generate(PROMPT, PLAIN)[0].outputs[0].text == plain_text
 
 
-class Late:
-    """A grammar of any text whose masks wait for an event, or raise."""
+class Panic(BaseException):
+    """An error as packages in Rust raise it for a panic."""
 
-    def __init__(self, ready: threading.Event, vocabulary: int, fails: bool = False) -> None:
-        self.ready, self.vocabulary, self.fails = ready, vocabulary, fails
+
+class Late:
+    """A grammar of any text whose masks wait for an event, or raise an error."""
+
+    def __init__(
+        self, ready: threading.Event, vocabulary: int, error: BaseException | None = None
+    ) -> None:
+        self.ready, self.vocabulary, self.error = ready, vocabulary, error
 
     def begin(self) -> Late:
         return self
 
     def advance(self, tokens: Sequence[int]) -> np.ndarray | None:
         assert self.ready.wait(60)
-        if self.fails:
-            raise ValueError("no mask")
+        if self.error is not None:
+            raise self.error
         mask = np.zeros(self.vocabulary, bool)
         mask[7] = True
         return mask
@@ -242,7 +248,8 @@ def test_a_late_mask_delays_only_its_request(folder: Path, chunk: int) -> None:
     plain = ark.SamplingParams(temperature=0.0, max_tokens=20)
     formed = ark.SamplingParams(max_tokens=3, seed=1, structured_outputs={"regex": "."})
     late = Late(ready, checkpoint.config.vocab_size)
-    failing = Late(ready, checkpoint.config.vocab_size, fails=True)
+    error = Panic("no mask") if chunk else ValueError("no mask")
+    failing = Late(ready, checkpoint.config.vocab_size, error)
     with Engine.open(checkpoint, "cpu", slots=4, context=64, chunk=chunk, sampling=FULL) as engine:
         engine.submit(Request("alone", (5, 6, 7), plain), listener)
         listener.wait("alone")

@@ -187,7 +187,10 @@ class ServedModel:
                 raise ApiError(400, str(error), param="messages") from None
             return self._encode(text, "messages", framed=False)
 
-        return await aside(sum(_size(message) for message in messages), encode)
+        size = sum(_size(message) for message in messages)
+        if tools or values:  # these may be large, too
+            size += MAX_INLINE_SIZE
+        return await aside(size, encode)
 
     @cached_property
     def grammars(self) -> Grammars:
