@@ -1,0 +1,149 @@
+"""A mixture of experts whose experts are divided among ranks: custom ops send tokens to the ranks
+of their experts, and the results back, within one kernel.
+
+`dispatch` sends a token once to every rank that has one of its experts, as 8-bit numbers with a
+scale for each 128 elements. `combine` sends each rank's sums over its experts back and adds them.
+Only the device knows which tokens go where; nothing is sent for those that do not go to a rank. The
+device code is in dispatch.h; bench/experts.py measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import ark
+
+TEXT = Path(__file__).with_name("dispatch.h")
+SCALE_ELEMENTS = 128  # elements of a token that share a scale
+MAX_E4M3 = 448.0  # the largest number of fp8_e4m3
+RANGE = {"first": int, "last": int}  # constants: the experts of the rank that receives
+
+
+@dataclass(frozen=True)
+class Split:
+    """The experts, divided equally among the ranks. rows: the number of tokens of a task."""
+
+    experts: int
+    rank: int
+    world: int
+    rows: int = 1
+
+    @property
+    def each(self) -> int:
+        return self.experts // self.world
+
+    def range_of(self, rank: int) -> dict[str, int]:
+        return {"first": rank * self.each, "last": (rank + 1) * self.each}
+
+    @property
+    def peers(self) -> list[int]:
+        """The other ranks, from the next one on."""
+        return [(self.rank + step) % self.world for step in range(1, self.world)]
+
+
+@cache
+def ops(rows: int, world: int) -> dict[str, Any]:
+    """The custom ops whose tasks have `rows` tokens each."""
+    tile = {"m": rows}
+    got = [f"got{step}" for step in range(world)]
+    signatures = {
+        "dispatch_put": ("x[m, h], experts[m, s] -> codes[m, h], scales[m, g]", RANGE),
+        "dispatch_take": ("codes[m, h], scales[m, g], experts[m, s] -> y[m, h]", RANGE),
+        "combine_put": ("x[m, h], experts[m, s] -> there[m, h]", RANGE),
+        "combine_add": (
+            f"experts[m, s]{''.join(f', {g}[m, h]' for g in got)} -> y[m, h]",
+            {"rank": int, "world": int, "each": int},
+        ),
+    }
+    return {
+        name: ark.custom_op(name, TEXT, signature, tile, constants=constants)
+        for name, (signature, constants) in signatures.items()
+    }
+
+
+def dispatch(x: Any, experts: Any, every: Any, split: Split) -> Any:
+    """The tokens of all ranks that have experts on this rank (ranks times tokens, width).
+
+    x: (tokens, width) bf16 or fp16, this rank's tokens. experts: (tokens, slots) int32, those that
+    were chosen for each token. every: the same of all ranks, (ranks times tokens, slots). Tokens
+    without an expert on this rank are 0.
+    """
+    (tokens, width), own = x.shape(), ops(split.rows, split.world)
+    shapes = (([tokens, width], ark.fp8_e4m3), ([tokens, width // SCALE_ELEMENTS], ark.fp32))
+    received = [[ark.comm.symmetric(*shape) for shape in shapes] for _ in range(split.world)]
+    result = ark.tensor([split.world * tokens, width], x.dtype())
+    for rank in (*split.peers, split.rank):
+        codes, scales = received[split.rank]
+        sending: dict[str, Any] = {}
+        if rank != split.rank:
+            to = ark.comm.channel(rank)
+            codes, scales, sending = to.there(codes), to.there(scales), {"signals": to}
+        given = {"codes": codes, "scales": scales, **split.range_of(rank), **sending}
+        sent = own["dispatch_put"](x, experts, **given)
+        if rank == split.rank:
+            received[rank] = list(sent)
+    for rank in (split.rank, *split.peers):
+        waiting = {} if rank == split.rank else {"waits": ark.comm.channel(rank)}
+        codes, scales = received[rank]
+        given = {"y": part_of(result, rank, split), **split.range_of(split.rank), **waiting}
+        own["dispatch_take"](codes, scales, part_of(every, rank, split), **given)
+    return result
+
+
+def combine(sums: Sequence[Any], experts: Any, every: Any, split: Split) -> Any:
+    """The sums over all experts of this rank's tokens (tokens, width).
+
+    sums: for each rank its tokens' sums over the experts of this rank (tokens, width). experts,
+    every: as for `dispatch`.
+    """
+    tokens, width = sums[0].shape()
+    own = ops(split.rows, split.world)
+    received = [ark.comm.symmetric([tokens, width], sums[0].dtype()) for _ in range(split.world)]
+    for rank in split.peers:
+        to = ark.comm.channel(rank, tag=1)
+        given = {"there": to.there(received[split.rank]), **split.range_of(split.rank)}
+        own["combine_put"](sums[rank], part_of(every, rank, split), signals=to, **given)
+    got = [sums[split.rank], *(received[rank] for rank in split.peers)]
+    waits = [ark.comm.channel(rank, tag=1) for rank in split.peers]
+    given: dict[str, Any] = {"rank": split.rank, "world": split.world, "each": split.each}
+    given["y"] = ark.tensor([tokens, width], sums[0].dtype())
+    return own["combine_add"](experts, *got, waits=waits, **given)
+
+
+def part_of(every: Any, rank: int, split: Split) -> Any:
+    """The rows of a rank's tokens in a tensor of all ranks'."""
+    tokens = every.shape()[0] // split.world
+    return every[rank * tokens : (rank + 1) * tokens]
+
+
+def mixture(x: Any, experts: Any, scores: Any, up: Any, down: Any, split: Split) -> Any:
+    """A mixture of experts with one hidden layer (relu). up, down: the weights of this rank's
+    experts. scores: (tokens, slots), the weights of the chosen experts' results.
+    """
+    every = ark.all_gather(experts, split.rank, split.world)
+    factors = ark.all_gather(scores, split.rank, split.world)
+    rows = dispatch(x, experts, every, split)
+    held = {"first": split.rank * split.each, "of": split.experts}
+    hidden = ark.relu(ark.expert_linear(rows, up, every, **held))
+    results = ark.expert_linear(hidden, down, every, **held)
+    weighted = ark.mul(results, ark.reshape(factors, [*factors.shape(), 1]))
+    sums = ark.reshape(ark.reduce_sum(weighted, 1), rows.shape())
+    parts = [part_of(sums, rank, split) for rank in range(split.world)]
+    return combine(parts, experts, every, split)
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """x (tokens, width) as `dispatch` sends it: rounded to 8 bits with scales."""
+    groups = x.astype(np.float32).reshape(len(x), -1, SCALE_ELEMENTS)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    scale = np.where(largest > 0, largest / np.float32(MAX_E4M3), 1).astype(np.float32)
+    scaled = np.clip(groups * (np.float32(1) / scale), -MAX_E4M3, MAX_E4M3)
+    codes = scaled.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    return (scale * codes).reshape(x.shape)
