@@ -114,7 +114,7 @@ def parallelize(
         )
     if callable(plan):
         plan(split)
-        return _written(split, None)
+        return _written(split, None, axes)
     staged = len(names) == len(axes) == 2 and names[0] in STAGED and names[1] in PLANS
     if staged:  # ops are split over the ranks of one stage only
         first, names, axes = names[0], names[1:], axes[1:]
@@ -140,11 +140,11 @@ def parallelize(
             split.op_assign(piece, *_ranks_at(at, axes))
     if staged:
         pipeline_plan(first, graph, _pipeline(first, {}, costs, None, axes[0]))(split)
-    return _written(split, solution)
+    return _written(split, solution, axes)
 
 
-def _written(split: ParallelGraph, solution: Solution | None) -> Parallelized:
-    return Parallelized(split, materialise(split), solution, shares(split), whole(split))
+def _written(split: ParallelGraph, solution: Solution | None, axes: Sequence[int]) -> Parallelized:
+    return Parallelized(split, materialise(split), solution, shares(split), whole(split, axes))
 
 
 def _by_name(

@@ -49,11 +49,13 @@ def shares(plan: ParallelGraph) -> tuple[float, ...]:
     return tuple(work / total for work in done)
 
 
-def whole(plan: ParallelGraph) -> tuple[Whole, ...]:
-    """The ops that several ranks compute redundantly, the largest share first."""
+def whole(plan: ParallelGraph, mesh: Sequence[int]) -> tuple[Whole, ...]:
+    """The ops that several ranks compute redundantly, the largest share first. mesh: the number of
+    ranks along each axis.
+    """
     total = sum(map(work_of, plan.nodes)) or 1.0
     several = [(p.node, work) for p, work in _pieces(plan) if len(plan.ranks_of(p)) > 1]
-    return _sorted(several, total)
+    return _sorted(several, total, mesh)
 
 
 def whole_in(
@@ -71,7 +73,7 @@ def whole_in(
         done += work_of(node) / math.prod(cut)
         if not any(choice) and math.prod(mesh) > 1:
             several.append((node, work_of(node)))
-    return done / total, _sorted(several, total)
+    return done / total, _sorted(several, total, mesh)
 
 
 def _pieces(plan: ParallelGraph) -> Iterable[tuple[Piece, float]]:
@@ -94,16 +96,28 @@ def _fraction(piece: Piece) -> float:
     return math.prod(parts.values())
 
 
-def _sorted(several: Sequence[tuple[Node, float]], total: float) -> tuple[Whole, ...]:
+def _sorted(
+    several: Sequence[tuple[Node, float]], total: float, mesh: Sequence[int]
+) -> tuple[Whole, ...]:
     kept = [
-        Whole(node.name, node.type, work / total, _reason(node)) for node, work in several if work
+        Whole(node.name, node.type, work / total, _reason(node, mesh))
+        for node, work in several
+        if work
     ]
     return tuple(sorted(kept, key=lambda one: -one.share))
 
 
-def _reason(node: Node) -> str:
+def _reason(node: Node, mesh: Sequence[int]) -> str:
     try:
-        annotate(node)
+        annotation = annotate(node)
     except UnsupportedError as error:
         return str(error)
+    sizes = annotation.sizes([t.shape for t in (*node.inputs, node.outputs[0])])
+    cut = {n for letter, n in sizes.items() if n > 1 and letter not in annotation.frozen}
+    axes = [ranks for ranks in mesh if ranks > 1]
+    if cut and not any(size % ranks == 0 for size in cut for ranks in axes):
+        listed = ", ".join(map(str, sorted(cut)))
+        return (
+            f"it can be cut along sizes {listed}, none divisible by {' or '.join(map(str, axes))}"
+        )
     return "the plan leaves it whole"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ark
+from ark.frontend.model import Model, use_model
 from ark.ir.graph import Graph
 from ark.parallel import parallelize
 from ark.parallel.transform import whole_of
@@ -91,6 +92,17 @@ def test_replicated_work_is_said() -> None:
     assert abs(sum(op.share for op in split.whole) - 1) < 1e-9
     assert (split.whole[0].name, split.whole[0].type) == ("conv", "matmul")
     assert split.whole[0].reason == "the plan leaves it whole"
+
+
+def test_sizes_that_the_ranks_do_not_divide_are_the_reason() -> None:
+    with use_model(Model(0, 1)) as model:
+        product = ark.linear(ark.tensor((8, 16)), ark.parameter((32, 16)))
+        ark.relu(product)
+    split = parallelize(model.graph, 3, "data")
+    assert split.work == (1.0, 1.0, 1.0)
+    reason = "it can be cut along sizes 8, 16, 32, none divisible by 3"
+    assert split.whole[0].reason == reason
+    assert parallelize(model.graph, (3, 2), ("data", "replicated")).whole[0].reason != reason
 
 
 @pytest.mark.parametrize("plan", ["data", "megatron"])
