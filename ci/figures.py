@@ -233,8 +233,8 @@ def measure_again(run: Run, asked: Sequence[Piece], noisy: bool, variables: dict
     say(f"{len(names)} figures are worse than before and are measured again")
     run.runs, first = taken_out(run.runs, names)
     measure_all(run, asked, variables)
-    run.runs, again = taken_out(run.runs, names)
-    run.runs += fastest(first, again)
+    run.runs, second = taken_out(run.runs, names)
+    run.runs += fastest(first, second)
     for figure in names & run.done:
         run.failed.pop(figure, None)
 

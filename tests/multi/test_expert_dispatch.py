@@ -21,7 +21,7 @@ from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import slow
 
 TOKENS, WIDTH, INNER, SLOTS = 6, 256, 16, 2
-UNSENT = 7  # the bytes of receive buffers before the first iteration
+UNSENT_BYTE = 7  # the bytes of receive buffers before the first iteration
 
 
 def given(world: int, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -89,13 +89,13 @@ def run(name: str, world: int, op: Callable[..., ark.Tensor]) -> list[list[np.nd
                     buffer = own[f"symmetric.{each * source}"]
                     places.append((executor.buffer_address(buffer.id), buffer.nbytes))
                 for address, nbytes in places:
-                    device.write(address, np.full(nbytes, UNSENT, np.uint8))
+                    device.write(address, np.full(nbytes, UNSENT_BYTE, np.uint8))
                 ranks.barrier()
                 executor.start(3).wait(120.0)
                 actual = np.reshape(executor.read("result"), (-1, WIDTH)).astype(np.float32)
                 got = [device.read(*place).reshape(TOKENS, -1) for place in places]
                 ranks.barrier()
-                return [actual, *((rows == UNSENT).all(1) for rows in got)]
+                return [actual, *((rows == UNSENT_BYTE).all(1) for rows in got)]
 
         return run_ranks(world, work)
 
