@@ -139,9 +139,9 @@ def on_a_rank(args: argparse.Namespace, port: int) -> None:
     for size in args.sizes:
         elements, line = 1 << size, {"parameters": 1 << size}
         results = {way: in_ark(way, elements, args) for way in WAYS}
-        took, wanted = in_torch(elements, args, results["sliced"][2])
+        seconds, wanted = in_torch(elements, args, results["sliced"][2])
         line |= {f"{way}_us": slowest(seconds) * 1e6 for way, (seconds, *_) in results.items()}
-        line["torch_us"] = slowest(took - copy_seconds(elements, args)) * 1e6
+        line["torch_us"] = slowest(seconds - copy_seconds(elements, args)) * 1e6
         line["ratio"] = line["torch_us"] / line["sliced_us"]
         line["apart"] = slowest(float(np.abs(results["sliced"][1] - wanted).max()))
         if rank == 0:

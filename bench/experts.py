@@ -113,13 +113,13 @@ class Bench:
             ]
             return inputs, kept[0]
 
-        took, actual = self.seconds(chain, build)
+        seconds, actual = self.seconds(chain, build)
         wrong = 0
         for source, rows in enumerate(actual.reshape(self.world, tokens, width)):
             own = chosen(tokens, self.args, source) // split.each == self.rank
             want = dispatch.rounded(drawn(tokens, width, source)).astype(rows.dtype)
             wrong += int((rows != want * own.any(1)[:, None].astype(rows.dtype)).sum())
-        return took, wrong
+        return seconds, wrong
 
     def combined(self, tokens: int, chain: int) -> float:
         """Seconds of a combine."""
@@ -163,8 +163,8 @@ def on_a_rank(args: argparse.Namespace) -> None:
             "dispatch": args.width + 4 * (args.width // SCALE_ELEMENTS),
             "combine": 2 * args.width,
         }
-        took, wrong = bench.dispatched(tokens, chain)
-        measured = {"dispatch": took, "combine": bench.combined(tokens, chain)}
+        seconds, wrong = bench.dispatched(tokens, chain)
+        measured = {"dispatch": seconds, "combine": bench.combined(tokens, chain)}
         for op, nbytes in row.items():
             nbytes *= bench.sent(tokens)
             line: dict[str, Any] = {"op": op, "tokens": tokens, "bytes": nbytes}

@@ -54,7 +54,7 @@ def taken_out(runs: Iterable[Results], names: set[str]) -> tuple[list[Results], 
     return kept, out
 
 
-def fastest(first: Sequence[Results], again: Sequence[Results]) -> list[Results]:
+def fastest(first: Sequence[Results], second: Sequence[Results]) -> list[Results]:
     """Of two measurements of figures, the faster one of each figure. Figures that only one of them
     has are kept.
     """
@@ -62,9 +62,9 @@ def fastest(first: Sequence[Results], again: Sequence[Results]) -> list[Results]
     def times(runs: Sequence[Results]) -> dict[tuple[str, str], float]:
         return {(f.figure, f.peer): f.us for run in runs for f in run.figures if f.us}
 
-    before, after = times(first), times(again)
+    before, after = times(first), times(second)
     chosen = []
-    for runs, own, other in ((first, before, after), (again, after, before)):
+    for runs, own, other in ((first, before, after), (second, after, before)):
         for run in runs:
             figures = []
             for f in run.figures:

@@ -18,7 +18,7 @@ from ark.models.sampling import (
     MIN_SHARE,
     MIN_TEMPERATURE,
 )
-from tests.backend.test_sampling import SPREAD, draw, referenced
+from tests.cases.sampling import SPREAD, draw, referenced
 from tests.emulated import few_emulated
 
 STEPS, SUPPRESSED = 8, -np.inf
