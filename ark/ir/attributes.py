@@ -178,9 +178,10 @@ class AttentionAttributes(Attributes, frozen=True):
 class MatmulAttributes(Attributes, frozen=True):
     """Matrix products. finish: the expression whose value is stored (the epilogue), in terms of the
     sum and of the inputs after both operands. gated: neighbouring columns are a gate and the value
-    that it scales. rope_kv: neighbouring columns are rotated as pairs. windows: describes windows
-    of an image (ark.tasks.matmul_params.WindowParams) whose matrix is one operand. cut: rows and
-    columns of tiles, and the number of parts of k.
+    that it scales. rope_kv: neighbouring columns are rotated as pairs. rotary: the width of heads
+    whose halves are rotated, by the cosines and sines that are the last two inputs. windows:
+    describes windows of an image (ark.tasks.matmul_params.WindowParams) whose matrix is one
+    operand. cut: rows and columns of tiles, and the number of parts of k.
     """
 
     transpose_a: bool
@@ -189,6 +190,7 @@ class MatmulAttributes(Attributes, frozen=True):
     finish: list[Any] | None = None
     gated: bool = False
     rope_kv: ProjectionAttributes | None = None
+    rotary: int = 0
     windows: dict[str, Any] | None = None
     cut: tuple[int, int, int] | None = None
 

@@ -46,12 +46,15 @@ def candidates(
     narrow: bool = False,
     windows: bool = False,
     plain: bool = False,
+    heads: int = 0,
 ) -> list[Cut]:
     """The cuts for which kernels exist, for a product of this shape (batch, batch, rows, columns).
 
     depth: elements of k. parts: True if k may be cut. narrow: True if k is contiguous in the right
     operand. windows: True if an operand is a matrix of convolution windows. plain: True if results
     are stored one by one, so that a tile may end inside an attention head or a pair of columns.
+    heads: the width of heads whose halves are rotated; 0 if there are none. One warpgroup has all
+    columns of a head; two share the columns of the lowest tiles.
     """
     steps, given = -(-depth * itemsize // K_PART_ALIGNMENT_BYTES), box_tiles(machine)
     wide = min(columns for _, columns in set(given.tiles) - set(given.narrow))
@@ -60,7 +63,7 @@ def candidates(
     counts = (1, *(p for p in given.parts if several))
     # Tile widths between the standard ones are candidates only for products of many rows, because
     # products of few rows are bound by memory bandwidth.
-    between = plain and not windows and shape[2] > given.least_rows
+    between = (plain or heads > 0) and not windows and shape[2] > given.least_rows
     # Box copies of a right operand whose columns are contiguous load whole cache lines, so the
     # width of a tile must be a multiple of that.
     between_tiles = {
@@ -81,6 +84,7 @@ def candidates(
         and (tile not in given.narrow or (narrow and low))
         and (tile not in given.plain or tile in between_tiles)
         and (tile[0] == given.least_rows or shape[2] > given.least_rows)
+        and (not heads or tile[1] % (heads * (1 + (tile[0] == given.least_rows))) == 0)
     ]
 
 
@@ -205,12 +209,13 @@ def choose_cut(
     windows: bool = False,
     plain: bool = False,
     beside: int = 1,
+    heads: int = 0,
 ) -> Cut:
     """The cut of a product under the variant `matrix`: the measured one if there is one, otherwise
     the one with the shortest predicted time. measured: the fastest measured cuts, by `key`. normed,
-    beside: see `predicted_us`. parts, narrow, windows, plain: see `candidates`.
+    beside: see `predicted_us`. parts, narrow, windows, plain, heads: see `candidates`.
     """
-    able = candidates(shape, depth, itemsize, machine, parts, narrow, windows, plain)
+    able = candidates(shape, depth, itemsize, machine, parts, narrow, windows, plain, heads)
     known = measured.get(key(shape, depth, itemsize))
     if known is not None and Cut(*known) in able:
         return Cut(*known)

@@ -47,6 +47,7 @@ from ark.lower.rewrite.pack_weights import pack_weights
 from ark.lower.rewrite.recompute import recompute
 from ark.lower.rewrite.reorder_small_ops import reorder_small_ops
 from ark.lower.rewrite.rotate_logits import rotate_logits
+from ark.lower.rewrite.rotate_products import rotate_products
 from ark.lower.rewrite.round_norm_inputs import round_norm_inputs
 from ark.lower.rewrite.split_elementwise import split_elementwise
 from ark.lower.rewrite.split_norms import split_norms
@@ -280,6 +281,13 @@ PASSES: tuple[Pass, ...] = (
         "Elementwise work on a product's result is done where its sums end.",
         over=(ENDED,),
         needs=("fuse_norm_scales",),
+    ),
+    Pass(
+        rotate_products,
+        Stage.KERNEL,
+        "Queries and keys are rotated where the sums of their products end.",
+        over=(("matmul",), ("elementwise",)),
+        needs=("fuse_rotary", "fuse_epilogues"),
     ),
     Pass(
         hoist_factors,

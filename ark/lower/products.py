@@ -25,6 +25,11 @@ SUM, SHARE, GATHER = "matmul_all_reduce", "matmul_reduce_scatter", "all_gather_m
 JOINED = (SUM, SHARE, GATHER)
 
 
+def stores_singly(given: MatmulAttributes) -> bool:
+    """True where each element of the result is computed from one column of the product."""
+    return not (given.gated or given.rotary) and given.rope_kv is None
+
+
 @dataclass(frozen=True)
 class Product:
     """A matrix product as lowering sees it. tensors: both operands, addends, and the result. shape:
@@ -45,7 +50,7 @@ class Product:
         of the result is stored on its own (not computed from a pair of columns).
         """
         given = self.attributes
-        return not given.gated and given.rope_kv is None and given.windows is None
+        return stores_singly(given) and given.windows is None
 
     @property
     def asks_tile(self) -> bool:

@@ -19,7 +19,7 @@ from ark.ir.graph import Node
 from ark.lower.boxed import SIDES, aligned, boxes, depth_of, lies_along, wants_along
 from ark.lower.codes import code_cut_us, code_cuts, multiplies_codes, unpacked_bytes
 from ark.lower.cuts import candidates, is_exact, predicted_us
-from ark.lower.products import product_of
+from ark.lower.products import product_of, stores_singly
 from ark.lower.tiling import attends
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -90,7 +90,7 @@ def _work(node: Node) -> int:
 def _cut_us(node: Node, machine: Machine) -> float:
     shape, size = fold(node.outputs[0].shape), node.inputs[0].dtype.itemsize
     parts, given = len(node.outputs[0].shape) <= 2, node.read(MatmulAttributes)
-    depth, plain = depth_of(node), not given.gated and given.rope_kv is None
+    depth, plain = depth_of(node), stores_singly(given)
     able = candidates(shape, depth, size, machine, parts, given.transpose_b, plain=plain)
     return min(predicted_us(cut, shape, depth, size, machine) for cut in able)
 

@@ -174,13 +174,34 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
         a, b = sides
     a = np.swapaxes(a, -1, -2) if given.transpose_a else a
     b = np.swapaxes(b, -1, -2) if given.transpose_b else b
+    if given.rotary:
+        *others, cosines, sines = others
+    result = a @ b
     if given.finish is not None:
-        return [expression.evaluate(given.finish, [a @ b, *others])]
+        result = expression.evaluate(given.finish, [result, *others])
+    if given.rotary:
+        return [_rotated_halves(result, given.rotary, cosines, sines)]
+    if given.finish is not None:
+        return [result]
     if given.gated:
         return _defined("swiglu_pairs", [a @ b], {})
     if given.rope_kv is not None:
         return _defined("rope_kv", [a @ b, *others], given.rope_kv.to_node())[:1]
     return [a @ b]
+
+
+def _rotated_halves(
+    rows: np.ndarray, width: int, cosines: np.ndarray, sines: np.ndarray
+) -> np.ndarray:
+    """The rows (rows, heads * width) with the pairs of corresponding elements of a head's halves
+    rotated. cosines, sines: (positions, width / 2), repeated along the rows.
+    """
+    low, high = np.moveaxis(
+        rows.reshape(-1, len(cosines), rows.shape[1] // width, 2, width // 2), 3, 0
+    )
+    cosine, sine = (t[None, :, None] for t in (cosines, sines))
+    turned = (low * cosine - high * sine, high * cosine + low * sine)
+    return np.concatenate(turned, -1).reshape(rows.shape)
 
 
 register("matmul", _matmul_reference, lower_matmul, aliasing="none")

@@ -171,18 +171,19 @@ ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int 
 }
 
 // Like ark_matmul_alone, for pairs of columns: finish(m, n, sum, next) gets the sums of columns n
-// and n + 1.
-template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
+// and n + DISTANCE.
+template <int ROWS, int COLUMNS, int M, int N, int DISTANCE, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_pairs(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1,
                                  const A& a, const B& b, const Finish& finish) {
   for (int e = ark_tid(); e < ROWS * COLUMNS / 2; e += ARK_THREADS) {
-    const int m = m0 + e / (COLUMNS / 2), n = n0 + e % (COLUMNS / 2) * 2;
+    const int pair = e % (COLUMNS / 2), m = m0 + e / (COLUMNS / 2);
+    const int n = n0 + pair / DISTANCE * 2 * DISTANCE + pair % DISTANCE;
     if (m >= M || n >= N) continue;
     float sum = 0.0f, next = 0.0f;
     for (int k = k0; k < k1; ++k) {
       const float left = ark_get(a(m, k), 0);
       sum += left * ark_get(b(k, n), 0);
-      next += left * ark_get(b(k, n + 1), 0);
+      next += left * ark_get(b(k, n + DISTANCE), 0);
     }
     finish(m, n, sum, next);
   }

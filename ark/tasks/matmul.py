@@ -14,6 +14,11 @@ heads, kv_heads, head_dim: the product's columns are queries, keys and values, w
 stored as by rope_kv (ark.tasks.rotary). The output is then the queries; position, frequencies and
 the two caches follow it, to which the tile's rows are appended.
 
+rotary: the product's columns are heads of this width. The sums, or the values of expr, are rotated:
+pair i of a head consists of its elements i and i + width / 2. The last two operands are the cosines
+and sines, (rows, width / 2) each, of which a product's row reads the row of its number modulo
+`rows`.
+
 tasks, group: a task has several tiles. Tiles are numbered down `group` rows of tiles, then along
 the columns, then through the next rows and the next matrix; the task with coord (r,) has the tiles
 r, r + tasks and so on, so that tasks which run at the same time read the same data.
@@ -37,14 +42,16 @@ from ark.errors import PlanError
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
-from ark.plan.params import INT_MAX, Places, box, count, fits, need, typed
+from ark.plan.params import INT_MAX, Places, box, count, fits, matrix, need, typed
 from ark.tasks import expression, matmul_small, matmul_windows, text
 from ark.tasks.elementwise import broadcast_access, broadcasts
 from ark.tasks.matmul_codes import row_type
 from ark.tasks.matmul_codes import served as served_codes
 from ark.tasks.matmul_form import (
     POSITION_OPERAND,
+    by_halves,
     dims,
+    ends,
     grid,
     paired,
     part_of_k,
@@ -67,7 +74,7 @@ class Matmul(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         params = sig.read(MatmulParams)
-        tree, others = params.expr, sig.operands[3:]
+        tree, others = params.expr, [sig.operands[i] for i in ends(sig)]
         named = sum(n > 0 for n in (params.heads, params.kv_heads, params.head_dim))
         need(named in (0, 3), "heads, kv_heads and head_dim must be given together")
         if rotates(sig):
@@ -77,7 +84,7 @@ class Matmul(TaskKind):
             )
             count(sig, 7)
         elif tree is None:
-            count(sig, 3)
+            count(sig, 3 + 2 * by_halves(sig))
         else:
             need(len(sig.operands) >= 3, "the output operand is missing")
             expression.check(tree, [sums_of(sig), *(o.dtype for o in others)])
@@ -85,7 +92,7 @@ class Matmul(TaskKind):
                 not expression.places(tree),
                 "the expression uses an element's index, which this kind does not provide",
             )
-            for index in range(3, len(sig.operands)):
+            for index in ends(sig):
                 broadcasts(sig, index, 2)
         _check_types(sig)
         if params.windows:
@@ -93,7 +100,9 @@ class Matmul(TaskKind):
         a, b, out = side_shape(sig, 0), side_shape(sig, 1), sig.operands[2].shape
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
-        if paired(sig):
+        if by_halves(sig):
+            _check_halves(sig, n)
+        elif paired(sig):
             need(
                 tree is None and len(out) == 2,
                 "a gated or rotated product needs one matrix and no expr",
@@ -174,7 +183,9 @@ class Matmul(TaskKind):
                 *rotary_accesses(sig, 2, POSITION_OPERAND, coord[3], n1, coord[2], m1),
             ]
         lo, hi = unfold(sig.operands[2].shape, coord, (coord[0] + 1, coord[1] + 1, m1, n1))
-        accesses += [broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))]
+        accesses += [broadcast_access(sig, i, lo, hi) for i in ends(sig)]
+        for index in range(ends(sig).stop, len(sig.operands)):
+            accesses += _repeated_rows(sig, index, coord[2], m1)
         out_box = ((coord[2], coord[3]), (m1, n1))
         accesses.append(Access(2, *self._batched(sig, 2, coord, out_box), write=True))
         return accesses
@@ -254,6 +265,45 @@ def _check_types(sig: Signature) -> None:
         not params.tf32 or all(sig.operands[i].dtype == "fp32" for i in (0, 1)),
         "tf32 needs fp32 operands",
     )
+
+
+def _check_halves(sig: Signature, columns: int) -> None:
+    """Raises PlanError unless the product's columns are heads that can be rotated by halves, each
+    in one tile.
+    """
+    params = sig.read(MatmulParams)
+    width, tables = params.rotary, range(ends(sig).stop, len(sig.operands))
+    need(
+        len(sig.operands) >= 5
+        and len(sig.operands[2].shape) == 2
+        and not (params.gated or params.windows or rotates(sig)),
+        "a product with rotated halves needs one matrix, cosines and sines, and no gate, no "
+        "windows and no caches",
+    )
+    need(
+        width % 2 == columns % width == params.tile[1] % width == 0,
+        f"{columns} columns in tiles of {params.tile[1]} are not whole heads of {width}, or that "
+        "is odd",
+    )
+    rows = {matrix(sig, i) for i in tables}
+    need(
+        len(rows) == 1 and next(iter(rows))[1] == width // 2,
+        f"the cosines and sines have shapes {sorted(rows)}; expected one, (rows, {width // 2})",
+    )
+    for index in tables:
+        typed(sig, index, *text.FLOATS)
+
+
+def _repeated_rows(sig: Signature, index: int, m0: int, m1: int) -> list[Access]:
+    """The accesses to an operand whose rows are repeated along the product's rows, for its rows m0
+    to m1.
+    """
+    rows, columns = sig.operands[index].shape
+    lo, hi = m0 % rows, (m1 - 1) % rows + 1
+    parts = ((lo, hi),) if lo < hi else ((0, hi), (lo, rows))
+    if m1 - m0 >= rows:
+        parts = ((0, rows),)
+    return [Access(index, (a, 0), (b, columns)) for a, b in parts]
 
 
 def _check_splits(sig: Signature, k: int) -> None:

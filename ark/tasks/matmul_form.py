@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ark.ir.fold import fold
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul_params import MatmulParams
+from ark.tasks.matmul_params import FinishParams, MatmulParams
 from ark.tasks.matmul_windows import side_shape
 
 POSITION_OPERAND = 3  # the index of the position, in a product that rotates queries and keys
@@ -31,9 +31,29 @@ def rotates(sig: Signature) -> bool:
     return sig.read(MatmulParams).head_dim > 0
 
 
+def by_halves(sig: Signature) -> bool:
+    """True if the product's columns are heads, and the epilogue rotates the pairs of corresponding
+    columns of a head's halves.
+    """
+    return sig.read(FinishParams).rotary > 0
+
+
+def pair_distance(sig: Signature) -> int:
+    """The distance between the two columns on which each stored element depends; 0 if it depends
+    on one column.
+    """
+    params = sig.read(MatmulParams)
+    return params.rotary // 2 if params.rotary else int(params.gated or rotates(sig))
+
+
 def paired(sig: Signature) -> bool:
-    """True if each stored element depends on two neighbouring columns."""
-    return sig.read(MatmulParams).gated or rotates(sig)
+    """True if each stored element depends on two columns."""
+    return pair_distance(sig) > 0
+
+
+def ends(sig: Signature) -> range:
+    """The indices of the operands that the epilogue expression reads."""
+    return range(3, len(sig.operands) - 2 * by_halves(sig))
 
 
 def sums_of(sig: Signature) -> str:

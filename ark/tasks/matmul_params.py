@@ -23,11 +23,12 @@ class WindowParams(Params, frozen=True):
 
 
 class FinishParams(PartialParams, frozen=True):
-    """The parameter `expr` of products and convolutions: the expression (epilogue) whose value they
-    store.
+    """The parameters of products and convolutions that describe their epilogue: the expression
+    whose value they store, and the width of heads that products rotate by halves.
     """
 
     expr: list[Any] | None = None
+    rotary: Few = 0
 
 
 class MatmulParams(Params, frozen=True):
@@ -42,5 +43,6 @@ class MatmulParams(Params, frozen=True):
     heads: Few = 0
     kv_heads: Few = 0
     head_dim: Few = 0
+    rotary: Few = 0
     tf32: bool = False
     windows: WindowParams | None = None

@@ -14,9 +14,12 @@ from ark.tasks import expression, matmul_small, text
 from ark.tasks.matmul_form import (
     POSITION_OPERAND,
     along_k,
+    by_halves,
     deal,
     dims,
+    ends,
     k_range,
+    pair_distance,
     paired,
     part_of_k,
     place_names,
@@ -90,6 +93,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         *places(sig),
         finish_text(sig),
     )
+    if pairs:
+        shape = (*shape, pair_distance(sig))
     if callee == "ark_matmul":
         shape = (*shape, _vector(sig))
         arguments = (*arguments, text.addresses(sig, (0, 1)))
@@ -128,12 +133,32 @@ def _finish_one(sig: Signature) -> str:
 
 
 def _finish_pair(sig: Signature) -> str:
-    """The text of a lambda that stores the result of the sums in columns n and n + 1."""
-    if rotates(sig):
+    """The text of a lambda that stores the results of columns n and n + pair_distance."""
+    if by_halves(sig):
+        body = _finish_halves(sig)
+    elif rotates(sig):
         body = f"      ark_rope_pair(c, {rope(sig, 2, POSITION_OPERAND)}, m, n, sum, next);\n"
     else:
         body = finish(sig, "ark_swiglu(sum, next)", "m", "n / 2")
     return f"[&](int m, int n, float sum, float next) {{\n{body}  }}"
+
+
+def _finish_halves(sig: Signature) -> str:
+    """Statements that rotate the pair at row m, columns n and `far`, and store both results."""
+    distance, cosines = pair_distance(sig), ends(sig).stop
+    lines = [f"const int far = n + {distance};"]
+    for name, total, column in (("a", "sum", "n"), ("b", "next", "far")):
+        before, value = ended(sig, total, "m", column)
+        lines += [f"float {name};", "{", *before, f"{name} = {value};", "}"]
+    place = [f"m % {sig.operands[cosines].shape[0]}", f"n % {distance}"]
+    tables = ((cosines, "cosine"), (cosines + 1, "sine"))
+    for i, name in tables:
+        value = text.load(sig, i, f"p{i}", text.offset(sig, i, place))
+        lines.append(f"const float {name} = {value};")
+    for column, value in (("n", "a * cosine - b * sine"), ("far", "b * cosine + a * sine")):
+        at = text.offset(sig, 2, place_names(sig, "m", column))
+        lines.append(text.store(sig, 2, "po", at, value))
+    return "".join(f"      {line}\n" for line in lines)
 
 
 def _sum_type(sig: Signature) -> str:
@@ -152,19 +177,26 @@ def finish(sig: Signature, total: str, row: str, column: str) -> str:
     """C++ statements that apply the epilogue to the sum `total` and store the result at a row and
     column of the batch's matrix i0, i1.
     """
-    expr = sig.read(FinishParams).expr
-    names = place_names(sig, row, column)
-    value, lines = total, []
-    if expr is not None:
-        leaves = [(total, _sum_type(sig))]
-        for i in range(3, len(sig.operands)):
-            loaded = text.load(sig, i, f"p{i}", text.offset(sig, i, names))
-            leaves.append((loaded, text.loaded(sig, i)))
-        writer = expression.Writer(leaves, text.literal)
-        value, _ = writer.write(expr)
-        lines = writer.statements
-    lines = [*lines, text.store(sig, 2, "po", text.offset(sig, 2, names), value)]
+    lines, value = ended(sig, total, row, column)
+    at = text.offset(sig, 2, place_names(sig, row, column))
+    lines = [*lines, text.store(sig, 2, "po", at, value)]
     return "".join(f"      {line}\n" for line in lines)
+
+
+def ended(sig: Signature, total: str, row: str, column: str) -> tuple[list[str], str]:
+    """C++ statements that compute the epilogue expression of the sum `total` at a row and column of
+    the batch's matrix i0, i1, and the text of its value; the sum if there is no expression.
+    """
+    expr = sig.read(FinishParams).expr
+    if expr is None:
+        return [], total
+    names, leaves = place_names(sig, row, column), [(total, _sum_type(sig))]
+    for i in ends(sig):
+        loaded = text.load(sig, i, f"p{i}", text.offset(sig, i, names))
+        leaves.append((loaded, text.loaded(sig, i)))
+    writer = expression.Writer(leaves, text.literal)
+    value, _ = writer.write(expr)
+    return writer.statements, value
 
 
 def each_tile(sig: Signature, body: str) -> str:

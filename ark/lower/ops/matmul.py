@@ -63,7 +63,9 @@ def _emit_product(
     coords: Sequence[tuple[int, ...]],
 ) -> None:
     given, (left, right, *others, out) = product.attributes, product.tensors
-    if product.cut is not None and product.cut.parts > 1:
+    if given.rotary:
+        params = structs.replace(params, rotary=given.rotary, expr=given.finish)
+    elif product.cut is not None and product.cut.parts > 1:
         params = structs.replace(params, splits=product.cut.parts)
     elif given.finish is not None:
         params = structs.replace(params, expr=given.finish)

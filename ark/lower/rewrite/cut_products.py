@@ -30,7 +30,7 @@ from ark.lower.cuts import (
     fastest,
     is_exact,
 )
-from ark.lower.products import Product, product_of, travels
+from ark.lower.products import Product, product_of, stores_singly, travels
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.group_products import sharing
 from ark.lower.rewrite.reorder_small_ops import beside
@@ -131,7 +131,7 @@ def _boxed(
 ) -> Cut:
     """The tile size and parts of k of a product that warpgroups compute."""
     given = product.attributes
-    plain = not given.gated and given.rope_kv is None
+    plain = stores_singly(given)
     several = alone and plain and all(len(t.shape) <= 2 for t in product.tensors)
     windows = given.windows is not None
     measured = {} if windows else measured  # measurements are for matrices in memory
@@ -147,7 +147,15 @@ def _boxed(
     narrow, size = given.transpose_b, product.node.inputs[0].dtype.itemsize
     flags = (narrow, normed, windows, plain)
     return choose_cut(
-        product.shape, product.depth, size, machine, several, measured, *flags, beside=shared
+        product.shape,
+        product.depth,
+        size,
+        machine,
+        several,
+        measured,
+        *flags,
+        beside=shared,
+        heads=given.rotary,
     )
 
 
@@ -161,8 +169,9 @@ def _common(
         return k_parts.choose(shape, depth, dtypes, machine, flat and alone, measured)
     block = machine.variant.name == "block"
     exact = product.plain and block and is_exact(dtypes, shape, depth, machine)
-    size = product.node.inputs[0].dtype.itemsize
-    return Cut(*choose_tile(shape, depth, size, machine, measured, exact))
+    size, heads = product.node.inputs[0].dtype.itemsize, product.attributes.rotary
+    rows, columns = choose_tile(shape, depth, size, machine, measured, exact)
+    return Cut(rows, max(columns // heads, 1) * heads if heads else columns)
 
 
 def _in_parts(graph: Graph, node: Node, cut: Cut, number: int) -> tuple[Node, Node]:

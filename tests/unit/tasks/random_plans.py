@@ -21,6 +21,7 @@ from ark.models.plans import make_plans
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from tests import custom
+from tests.cases.rotary_products import Projection
 from tests.slow import SLOW
 
 
@@ -78,6 +79,18 @@ def _matmul(d: Draw, dtype: DataType) -> None:
         ark.matmul(
             ark.tensor([m, k], dtype), ark.parameter([2 * n, k], dtype), transpose_other=True
         )
+
+
+def _halves(d: Draw, dtype: DataType) -> None:
+    """Adds products whose heads are rotated by halves. Tiles have rows of several sequences."""
+    if dtype is int32:
+        return
+    batch, positions = d.one(((1, 1), (3, 1), (3, 3)))
+    projection = Projection(
+        batch, d.int(4, 30), d.int(1, 40), d.int(1, 5), 2 * d.int(1, 9), d.one((False, True))
+    )
+    projection = dataclasses.replace(projection, positions=positions, dtype=dtype)
+    projection.build(*(ark.tensor(s, dtype) for s in projection.shapes))
 
 
 def long_products(d: Draw, dtype: DataType) -> None:
@@ -246,6 +259,7 @@ Family = Callable[[Draw, DataType], None]
 FAMILIES: tuple[Family, ...] = (
     _elementwise,
     _matmul,
+    _halves,
     _rows,
     movement,
     caches,

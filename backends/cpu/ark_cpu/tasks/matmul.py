@@ -12,7 +12,7 @@ from ark.backend.codegen.body import Body
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul_form import dims, k_range, paired, side_strides
+from ark.tasks.matmul_form import dims, k_range, pair_distance, side_strides
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import MIN_PACKED_ROWS, each_tile, finish_text, outputs, places
 
@@ -29,7 +29,8 @@ class Panels(Body):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         steps = (step for index in (0, 1) for step in side_strides(sig, index))
-        constants = (*sig.read(MatmulParams).tile, *dims(sig)[:2], _PART_BYTES, paired(sig), *steps)
+        sizes = (*sig.read(MatmulParams).tile, *dims(sig)[:2])
+        constants = (*sizes, _PART_BYTES, pair_distance(sig), *steps)
         arguments = ("m0", "n0", *k_range(sig), *places(sig), finish_text(sig))
         body = f"  {text.called('ark_matmul_panels', constants, arguments)};\n"
         return text.function(name, outputs(sig) + each_tile(sig, body))

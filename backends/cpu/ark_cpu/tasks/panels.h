@@ -161,9 +161,9 @@ ARK_DEVICE void ark_pack_panels(P* to, int count, int depth, const At& at) {
 // Computes the tile of ROWS by COLUMNS at row m0, column n0 of a product of M by N elements, summed
 // over k0 to k1. PART_BYTES: the depth of a part of k, in bytes of panel elements of a line.
 // a(m, k), b(k, n): the address of an element of the operands. finish(m, n, sum) stores an element
-// of the result, or if PAIRS finish(m, n, sum, next) those of columns n and n + 1. A_LINE, A_K,
-// B_LINE, B_K: LINE_STEP and K_STEP of ark_pack_panels for each operand.
-template <int ROWS, int COLUMNS, int M, int N, int PART_BYTES, bool PAIRS, int A_LINE, int A_K,
+// of the result, or if DISTANCE > 0 finish(m, n, sum, next) those of columns n and n + DISTANCE.
+// A_LINE, A_K, B_LINE, B_K: LINE_STEP and K_STEP of ark_pack_panels for each operand.
+template <int ROWS, int COLUMNS, int M, int N, int PART_BYTES, int DISTANCE, int A_LINE, int A_K,
           int B_LINE, int B_K, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_panels(ArkCtx& c, const ArkTask&, int m0, int n0, int k0, int k1,
                                   const A& a, const B& b, const Finish& finish) {
@@ -196,8 +196,12 @@ ARK_DEVICE void ark_matmul_panels(ArkCtx& c, const ArkTask&, int m0, int n0, int
       if (k + depth < k1) continue;
       for (int r = 0; r < R && m + r < rows; ++r) {
         const Sum* row = band + r * STRIDE;
-        if constexpr (PAIRS) {
-          for (int n = 0; n < columns; n += 2) finish(m0 + m + r, n0 + n, row[n], row[n + 1]);
+        if constexpr (DISTANCE > 0) {
+          for (int begin = 0; begin < columns; begin += 2 * DISTANCE) {
+            for (int n = begin; n < begin + DISTANCE; ++n) {
+              finish(m0 + m + r, n0 + n, row[n], row[n + DISTANCE]);
+            }
+          }
         } else {
           ARK_VECTOR_LOOP
           for (int n = 0; n < columns; ++n) finish(m0 + m + r, n0 + n, row[n]);

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
 from ark.tasks import matmul_vectors as vectors
-from ark.tasks.matmul_form import dims, place_names, sums_of
+from ark.tasks.matmul_form import dims, paired, place_names, sums_of
 from ark.tasks.matmul_params import MatmulParams
 from ark_cuda.tasks.wgmma import HALVES
 
@@ -42,9 +42,7 @@ def store(sig: Signature, wide: int) -> Store | None:
     """
     params, out = sig.read(MatmulParams), sig.operands[2]
     m, n, _ = dims(sig)
-    stored = (
-        None if params.gated or params.head_dim else vectors.packed(sig, vectors.VECTOR_ELEMENTS)
-    )
+    stored = None if paired(sig) else vectors.packed(sig, vectors.VECTOR_ELEMENTS)
     if (
         params.expr is None
         or out.dtype not in TYPES

@@ -20,10 +20,10 @@ from ark.machine.variant import COMPUTE, LOAD, MOVE
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import matmul_vectors as vectors
 from ark.tasks import text
-from ark.tasks.matmul_form import deal, dims, k_range, part_of_k, rotates
+from ark.tasks.matmul_form import by_halves, deal, dims, k_range, part_of_k, rotates
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
-from ark_cuda.tasks import code_products, pairs, product_store, windows
+from ark_cuda.tasks import code_products, halves, pairs, product_store, windows
 from ark_cuda.tasks.inline import header
 from ark_cuda.tasks.pairs import MIN_TILE_COLUMNS, tile_columns
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
@@ -58,6 +58,8 @@ def serves(sig: Signature, machine: Machine) -> bool:
     stored = (out.dtype in _stored(left.dtype) or not plain) and (
         not rotates(sig) or _rotates_here(sig)
     )
+    if by_halves(sig) and not _turns_here(sig):
+        return False
     if code_products.type_of(sig) is not None:
         packets = any(o.packet for o in sig.operands)
         able = serves_machine(machine) and stored and not packets
@@ -86,6 +88,12 @@ def _rotates_here(sig: Signature) -> bool:
         and types <= set(HALVES)
         and sig.read(MatmulParams).head_dim % SLAB_COLUMNS == 0
     )
+
+
+def _turns_here(sig: Signature) -> bool:
+    """True if this body can rotate heads by halves: a warpgroup stores whole heads."""
+    whole = sig.read(MatmulParams).tile[0] <= HEIGHTS[-1] and sig.operands[0].dtype in HALVES
+    return whole and halves.serves(sig, _wide(sig))
 
 
 def _typed(sig: Signature) -> bool:
@@ -291,9 +299,13 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     across = (int(params.transpose_a), int(not params.transpose_b))
     sums = f"{sum_of(sig.operands[0])} (&d)[{_wide(sig) // 2}]"
     sides = sig.operands[0], sig.operands[1]
-    pairs_form = pairs.store(sig, _wide(sig))
+    turned = halves.store(sig, _wide(sig))
+    form = turned or pairs.store(sig, _wide(sig))
     own = "" if vectors.residual(sig) is None else once("ARK_RESIDUAL", header("residual.h"))
-    own += "" if pairs_form is None else once("ARK_PAIRS", header("pairs.h"))
+    if turned is not None:
+        own += once("ARK_HALVES", header("halves.h"))
+    elif form is not None:
+        own += once("ARK_PAIRS", header("pairs.h"))
     if code_products.type_of(sig) is not None:
         call = code_products.compute(sig, k_range(sig))
     else:
@@ -311,9 +323,9 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
 {outputs(sig)}  {call}
       [&](int i0, int i1, int m0, int n0, int top, int left0) {{
   (void)i0; (void)i1; (void)n0;
-{"" if pairs_form is None else pairs_form.prepared}  return [=, &c, &t]({sums}) {{
+{"" if form is None else form.prepared}  return [=, &c, &t]({sums}) {{
   (void)t;
-{product_store.store(sig, _wide(sig), pairs_form)}  }};
+{product_store.store(sig, _wide(sig), form)}  }};
       }});
 }}
 """

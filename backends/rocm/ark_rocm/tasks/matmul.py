@@ -25,6 +25,7 @@ from ark.tasks.matmul_form import (
     MIN_UNIT_TILE_ROWS,
     UNIT_PARTS,
     along_k,
+    by_halves,
     dims,
     filled,
     paired,
@@ -136,7 +137,7 @@ class Tiles(Body):
         params = sig.read(MatmulParams)
         if not (machine.has(Capability.MFMA) or machine.has(Capability.WMMA)):
             return False
-        if params.windows or is_thin(sig, machine):
+        if params.windows or is_thin(sig, machine) or by_halves(sig):
             return False
         a, b, out = sig.operands[:3]
         plain = not any(o.packet for o in sig.operands)

@@ -21,6 +21,7 @@ from ark.lower.passes import PASSES
 from ark.lower.prepare import prepare
 from ark.lower.rewrite.context import Context
 from ark.ops.indexing import remap
+from tests.cases.rotary_products import Projection
 
 FOLDER = Path(__file__).parent
 RUNS = {step.name: step.run for step in PASSES}
@@ -159,6 +160,11 @@ def _scaled_norm() -> None:
 def _ended() -> None:
     x, w = ark.tensor([512, 1024], bf16), ark.parameter([1024, 1024], bf16, name="w")
     ark.relu(ark.linear(x, w))
+
+
+def _rotated_queries() -> None:
+    queries = Projection(rows=128, depth=256, heads=2, bias=True)
+    queries.build(*(ark.tensor(s, bf16) for s in queries.shapes))
 
 
 def _factor() -> None:
@@ -304,6 +310,7 @@ CASES = (
     Case("hoist_gathers", _rows_of),
     Case("fuse_norm_scales", _scaled_norm),
     Case("fuse_epilogues", _ended),
+    Case("rotate_products", _rotated_queries),
     Case("hoist_factors", _factor),
     Case("fuse_reduction_terms", _squares),
     Case("merge_equal", _masks_of_layers),

@@ -95,7 +95,7 @@ def test_results_are_those_of_the_ops(data: Any) -> None:
         np.testing.assert_allclose(result, program.wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_llama_of_transformers_is_products_norms_rotations_and_attention(
+def test_a_llama_of_transformers_is_products_norms_and_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The model is planned for matrix units and run on the CPU, and compared with torch."""
@@ -123,4 +123,5 @@ def test_a_llama_of_transformers_is_products_norms_rotations_and_attention(
     names = [op.name for op in plan.ops]
     assert plan.variant == "matrix" and "transpose" not in kinds and "reduce" not in kinds
     assert kinds.count("attention_tiles") == 1 and kinds.count("row_norm") == 3
-    assert kinds.count("matmul") == 8 and names.count("rotary") == 4
+    rotating = [op for op in plan.ops if op.params.get("rotary") == 64]
+    assert kinds.count("matmul") == 8 and len(rotating) == 2 and "rotary" not in names
