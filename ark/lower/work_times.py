@@ -18,7 +18,7 @@ from ark.ir.fold import fold
 from ark.ir.graph import Node
 from ark.lower.boxed import SIDES, aligned, boxes, depth_of, lies_along, wants_along
 from ark.lower.codes import code_cut_us, code_cuts, multiplies_codes, unpacked_bytes
-from ark.lower.cuts import candidates, is_exact, predicted_us
+from ark.lower.cuts import box_costs, candidates, is_exact, predicted_us
 from ark.lower.products import product_of, stores_singly
 from ark.lower.tiling import attends
 from ark.machine import Machine
@@ -48,13 +48,16 @@ def product_times(nodes: Sequence[Node], machine: Machine) -> list[tuple[Node, f
     first = machine.using(machine.variants[0].name)
     share = target.warps / first.warps
     work = [n for n in nodes if n.type in ("matmul", "attention")]
-    return [(n, work_us(n, target, share), work_us(n, first)) for n in work]
+    loaded = [n for n in work if n.type == "matmul" and _loads_boxes(n, target)]
+    large = sum(map(_work, loaded)) >= box_costs(target).least_work
+    return [(n, _work_us(n, target, share, large), _work_us(n, first)) for n in work]
 
 
-def work_us(node: Node, machine: Machine, share: float = 1.0) -> float:
+def _work_us(node: Node, machine: Machine, share: float = 1.0, large: bool = False) -> float:
     """Predicted microseconds of a product or of attention under the machine's kernel variant.
     share: the speed of device functions without warpgroups in this variant, relative to their speed
-    in the machine's first variant.
+    in the machine's first variant. large: True if the products by warpgroups together have so many
+    multiplications that the variant with warpgroups pays off.
     """
     costs, units = machine.costs.boxes, boxed(machine.variant)
     if costs is None:
@@ -65,7 +68,8 @@ def work_us(node: Node, machine: Machine, share: float = 1.0) -> float:
     if units and multiplies_codes(node, machine):
         cuts = code_cuts(node, machine, parts=True)
         return min(code_cut_us(cut, node, machine) for cut in cuts)
-    if units and _large(node, costs) and _loads_boxes(node, machine):
+    high = node.outputs[0].shape[-2] >= costs.least_rows
+    if units and large and high and _loads_boxes(node, machine):
         return _laid_us(node, costs) + _cut_us(node, machine)
     unpacking = unpacked_bytes(node) / costs.laid_rate
     return unpacking + _tiles_us(node, machine, costs, units) / share
@@ -76,10 +80,6 @@ def _loads_boxes(node: Node, machine: Machine) -> bool:
     cannot load have been copied to another layout.
     """
     return boxes(node, machine) or product_of(node).loads_boxes(machine)
-
-
-def _large(node: Node, costs: BoxCosts) -> bool:
-    return node.outputs[0].shape[-2] >= costs.least_rows and _work(node) >= costs.least_work
 
 
 def _work(node: Node) -> int:

@@ -51,7 +51,7 @@ class BoxCosts:
     few_rows, few_tiles: a product is busy, so that it loads at load_rate, if it has more than
         few_rows rows and more than few_tiles square tiles of the smallest height.
     least_rows, least_work: the kernel variant with warpgroups is chosen for products with at least
-        this many rows and multiplications.
+        this many rows and, all together, multiplications.
     least_reads: an operand is copied to a layout that box copies can load if each of its elements
         is multiplied at least this often.
 

@@ -205,6 +205,24 @@ def test_groups_beside_products_of_few_columns_read_rows_of_channels() -> None:
     assert machine_of(task_plan).variant.name == "matrix"
 
 
+def test_small_products_together_are_worth_channels_last() -> None:
+    """Each product has fewer multiplications than the variant for warpgroups pays off for; all of
+    them together have more.
+    """
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.tensor((16, 80, 14, 14), ark.bf16)
+        for _ in range(2):
+            y = ark.conv(x, ark.tensor((184, 80, 1, 1), ark.bf16))
+            y = ark.relu(ark.conv(y, ark.tensor((184, 1, 3, 3), ark.bf16), padding=1, groups=184))
+            x = ark.add(ark.conv(y, ark.tensor((80, 184, 1, 1), ark.bf16)), x)
+        ark.copy(x, name="out")
+    task_plan = make_plan(model.graph, registry.machine("h200"))
+    verify([task_plan])
+    assert machine_of(task_plan).variant.name == "matrix"
+    assert kinds(task_plan).count("depthwise") == 2 and "convolution" not in kinds(task_plan)
+
+
 @pytest.mark.parametrize("width", [6, 128])
 def test_convolutions_in_other_groups_keep_channels_first(width: int) -> None:
     """Groups whose channels are no multiple of a vector, and wide ones, stay products."""
