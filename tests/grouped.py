@@ -20,6 +20,7 @@ class Grouped:
     """image: (n, height, width). groups: their number, and the channels and outputs of each. then:
     True to add a bias, an image and an activation, which become the epilogue.
     nan: True if a channel of the second group is NaN at one pixel, which no other group reads.
+    channels_first: True if the image is stored as (n, channels, height, width).
     """
 
     image: tuple[int, int, int]
@@ -30,6 +31,7 @@ class Grouped:
     before: tuple[int, int] = (1, 1)
     then: bool = False
     nan: bool = False
+    channels_first: bool = False
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -39,8 +41,8 @@ class Grouped:
         return down, across
 
     def arrays(self, seed: int = 0) -> list[np.ndarray]:
-        """The weights as (taps times channels, outputs), the image, and with an epilogue the bias
-        and the second image.
+        """The weights as (taps times channels, outputs), or as (channels times taps, outputs) for
+        an image with channels first; the image; and with an epilogue the bias and the second image.
         """
         rng, (many, each, rows) = np.random.default_rng(seed), self.groups
         depth = self.size[0] * self.size[1] * each
@@ -48,6 +50,8 @@ class Grouped:
         given = [weight, rng.uniform(-1, 1, (*self.image, many * each))]
         if self.nan:
             given[1][0, 2, 3, each] = np.nan
+        if self.channels_first:
+            given[1] = np.ascontiguousarray(np.moveaxis(given[1], 3, 1))
         if self.then:
             shape = (self.image[0], *self.sizes, many * rows)
             given += [rng.uniform(-1, 1, many * rows), rng.uniform(-1, 1, shape)]
@@ -60,6 +64,7 @@ class Grouped:
         out = Tensor(model.graph.tensor(shape, image.ir.dtype), model)
         names = ("size", "stride", "dilation", "before", "sizes")
         attrs: dict[str, Any] = {name: list(getattr(self, name)) for name in names}
+        attrs |= {"channels_first": True} if self.channels_first else {}
         inputs = [weight.ir, image.ir]
         model.graph.add("grouped_convolution", inputs, [out.ir], attrs, "grouped")
         if not others:
@@ -71,8 +76,12 @@ class Grouped:
         import torch
 
         many, each, rows = self.groups
-        table = weight.reshape(*self.size, each, many * rows).transpose(3, 2, 0, 1)
-        first = torch.tensor(image).permute(0, 3, 1, 2)
+        if self.channels_first:
+            table = weight.reshape(each, *self.size, many * rows).transpose(3, 0, 1, 2)
+        else:
+            table = weight.reshape(*self.size, each, many * rows).transpose(3, 2, 0, 1)
+        first = torch.tensor(image)
+        first = first if self.channels_first else first.permute(0, 3, 1, 2)
         form = {"stride": self.stride, "dilation": self.dilation, "padding": self.before}
         result = torch.nn.functional.conv2d(first, torch.tensor(table), groups=many, **form)
         last = np.asarray(result.permute(0, 2, 3, 1).numpy())
@@ -89,4 +98,6 @@ CASES: Sequence[Grouped] = (
     Grouped((1, 6, 7), (4, 16, 8), (1, 1), (2, 1), before=(0, 0)),
     Grouped((1, 10, 10), (5, 3, 5), (3, 2), dilation=(2, 1)),
     Grouped((3, 4, 3), (2, 48, 48), stride=(2, 1)),
+    Grouped((2, 9, 13), (1, 3, 16), stride=(2, 2), then=True, channels_first=True),
+    Grouped((1, 7, 6), (2, 8, 8), (2, 3), dilation=(2, 1), nan=True, channels_first=True),
 )

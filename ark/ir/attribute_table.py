@@ -18,6 +18,7 @@ from ark.ir.attributes import (
     ExpertLinearAttributes,
     FusionAttributes,
     GroupAttributes,
+    GroupedAttributes,
     LinearAttributes,
     MatmulAttributes,
     MessageAttributes,
@@ -79,7 +80,8 @@ ATTRIBUTES: Mapping[str, type[Attributes]] = {
         ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod"), ReduceAttributes
     ),
     "concat": AxisAttributes,
-    **dict.fromkeys(("convolution", "depthwise", "grouped_convolution"), ConvolutionAttributes),
+    **dict.fromkeys(("convolution", "depthwise"), ConvolutionAttributes),
+    "grouped_convolution": GroupedAttributes,
     "pool": PoolAttributes,
     "remap": RemapAttributes,
     "transpose": TransposeAttributes,

@@ -227,6 +227,14 @@ class ConvolutionAttributes(WindowAttributes, frozen=True):
     finish: list[Any] | None = None
 
 
+class GroupedAttributes(ConvolutionAttributes, frozen=True):
+    """Convolutions in groups. channels_first: True if the input is (n, channels, height, width)
+    instead of (n, height, width, channels).
+    """
+
+    channels_first: bool = False
+
+
 class PoolAttributes(WindowAttributes, frozen=True, kw_only=True):
     """Pools. counted: True if padding counts in a mean."""
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ark.ir.attributes import ConvolutionAttributes
+from ark.ir.attributes import GroupedAttributes
 from ark.ir.graph import Node
 from ark.lower.depthwise_tiles import Window
 from ark.machine import Machine
@@ -63,9 +63,11 @@ class _Work:
 def grouped_tile(node: Node, machine: Machine) -> list[int]:
     """The tile of a convolution in groups with which the tasks are predicted to end earliest."""
     weight, source, out = *node.inputs[:2], node.outputs[0]
-    given = Window.of(node.read(ConvolutionAttributes))
+    attributes = node.read(GroupedAttributes)
+    given = Window.of(attributes)
     each = weight.shape[0] // math.prod(given.size)
-    rows = out.shape[3] // (source.shape[3] // each)
+    channels = source.shape[1 if attributes.channels_first else 3]
+    rows = out.shape[3] // (channels // each)
     size = source.dtype.itemsize
     vector = VECTOR_BYTES // size
     work = _Work(given, machine, math.gcd(rows, vector), each, rows, weight.shape[0], size)

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import Tensor, TensorLike, as_tensor
-from ark.ir.attributes import ConvolutionAttributes
+from ark.ir.attributes import ConvolutionAttributes, GroupedAttributes
 from ark.ir.values import whole
 from ark.lower.ops.windows import lower_convolution, lower_depthwise, lower_grouped
 from ark.lower.registry import register
@@ -307,17 +307,22 @@ register("convolution", _convolution, lower_convolution, aliasing="none")
 
 def _channels_last(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """The NumPy reference of a convolution in groups, of an image with channels last. The weights
-    are (taps times channels of a group, outputs).
+    are (taps times channels of a group, outputs). Those with channels first are described in
+    ark.tasks.grouped.
     """
     weight, source, *others = inputs
-    given = ConvolutionAttributes.from_node(attrs)
+    given = GroupedAttributes.from_node(attrs)
     taps, outputs = math.prod(given.size), weight.shape[1]
     each = weight.shape[0] // taps
-    groups = source.shape[-1] // each
-    table = weight.reshape(taps, each, groups, outputs // groups).transpose(2, 3, 1, 0)
-    plain = structs.replace(given, finish=None).to_node()
-    first = np.moveaxis(source, -1, 1)
-    (sums,) = _convolution([table.reshape(1, groups, outputs // groups, -1), first], plain)
+    first = source if given.channels_first else np.moveaxis(source, -1, 1)
+    groups = first.shape[1] // each
+    rows = outputs // groups
+    if given.channels_first:
+        table = weight.reshape(each, taps, groups, rows).transpose(2, 3, 0, 1)
+    else:
+        table = weight.reshape(taps, each, groups, rows).transpose(2, 3, 1, 0)
+    plain = structs.replace(given, finish=None, channels_first=False).to_node()
+    (sums,) = _convolution([table.reshape(1, groups, rows, -1), first], plain)
     last = np.moveaxis(sums.reshape(len(source), outputs, *given.sizes), 1, -1)
     if given.finish is not None:
         return [expression.evaluate(given.finish, [last, *others])]

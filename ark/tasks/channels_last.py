@@ -19,9 +19,14 @@ from ark.tasks.matmul_text import outputs
 from ark.tasks.windows import reached, window_sizes
 
 
+class GroupedParams(ConvolutionParams, frozen=True):
+    channels_first: bool = False
+
+
 class ChannelsLastKind(TaskKind):
     """The base class of these kinds. Operands: weight (depth, outputs), input (n, height, width,
-    channels), output (n, height, width, outputs), and the further inputs of the expression.
+    channels), output (n, height, width, outputs), and the further inputs of the expression. The
+    input is (n, channels, height, width) if the params are GroupedParams and say so.
     """
 
     params: type[ConvolutionParams] = ConvolutionParams
@@ -50,16 +55,18 @@ class ChannelsLastKind(TaskKind):
         return box(sig.operands[2].shape, sig.read(self.params).tile)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        weight, source, out = (o.shape for o in sig.operands[:3])
+        weight, out = sig.operands[0].shape, sig.operands[2].shape
         p = sig.read(self.params)
         lo, hi = tile_box(out, coord, p.tile)
         ranges = [(a, b - 1) for a, b in zip(lo[1:3], hi[1:3], strict=True)]
-        low, high = reached(p, source[1:3], ranges)
+        order = order_of(p)
+        low, high = reached(p, image(sig, p)[1:3], ranges)
         each, rows = widths(sig, p)
-        first, end = lo[3] // rows * each, -(-hi[3] // rows) * each
+        begin = lo[0], *low, lo[3] // rows * each
+        end = hi[0], *high, -(-hi[3] // rows) * each
         return [
             Access(0, (0, lo[3]), (weight[0], hi[3])),
-            Access(1, (lo[0], *low, first), (hi[0], *high, end)),
+            Access(1, tuple(begin[d] for d in order), tuple(end[d] for d in order)),
             *(broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))),
             Access(2, lo, hi, write=True),
         ]
@@ -69,11 +76,22 @@ class ChannelsLastKind(TaskKind):
         return 2.0 * elements * sig.operands[0].shape[0], super().cost(sig, coord)[1]
 
 
+def order_of(p: ConvolutionParams) -> tuple[int, int, int, int]:
+    """For each dimension of the input: its number in the order (n, height, width, channels)."""
+    return (0, 3, 1, 2) if isinstance(p, GroupedParams) and p.channels_first else (0, 1, 2, 3)
+
+
+def image(sig: Signature, p: ConvolutionParams) -> list[int]:
+    """The input's sizes, as (n, height, width, channels)."""
+    shape, order = sig.operands[1].shape, order_of(p)
+    return [shape[order.index(d)] for d in range(4)]
+
+
 def widths(sig: Signature, p: ConvolutionParams) -> tuple[int, int]:
     """The numbers of channels and of outputs of a group."""
-    weight, source, out = (o.shape for o in sig.operands[:3])
+    weight, out = sig.operands[0].shape, sig.operands[2].shape
     each = weight[0] // math.prod(p.size)
-    return each, out[3] // (source[3] // each)
+    return each, out[3] // (image(sig, p)[3] // each)
 
 
 def by_channel(sig: Signature, index: int) -> bool:
@@ -113,17 +131,18 @@ def declared(sig: Signature) -> str:
 
 def types(sig: Signature, p: ConvolutionParams) -> tuple[str, str]:
     """The C++ types of the window and of the tile."""
-    sizes = sig.operands[1].shape[1:3]
+    sizes = image(sig, p)[1:3]
     numbers = [n for pair in (*window_sizes(p), sizes, p.sizes) for n in pair]
     return f"ArkWindow<{', '.join(map(str, numbers))}>", tile_type(p.tile, sig.operands[2].shape)
 
 
-def addresses(sig: Signature) -> tuple[str, str]:
+def addresses(sig: Signature, p: ConvolutionParams) -> tuple[str, str]:
     """C++ functions that return the addresses of weights and of channels of the image."""
+    names = [NAMES[d] for d in order_of(p)]
     return (
         f"[&](int k, int i3) {{ return p0 + ({text.offset(sig, 0, ['k', 'i3'])}); }}",
         f"[&](int i0, int i1, int i2, int i3) {{ (void)i0; "
-        f"return p1 + ({text.offset(sig, 1, NAMES)}); }}",
+        f"return p1 + ({text.offset(sig, 1, names)}); }}",
     )
 
 

@@ -123,7 +123,7 @@ def _walk(sig: Signature, pack: int, machine: Machine) -> str:
     p, loaded = sig.read(DepthwiseParams), {i: f"e{i}" for i in _held_operands(sig)}
     constants = (*types(sig, p), pack, _columns(sig, pack, machine))
     arguments = (
-        *addresses(sig),
+        *addresses(sig, p),
         f"[&](int i0, int i1, int i2, int i3, const float (&sums)[{pack}]) {{\n"
         f"      (void)i0; (void)i1; (void)i2;\n"
         f"{_held(sig, pack, 'const auto ')}{finish(sig, p, pack, loaded)}  }}",
@@ -142,7 +142,7 @@ def _patches(sig: Signature, patch: tuple[int, int]) -> str:
     constants = (*types(sig, p), *patch, scratch, image.ctype)
     arguments = (
         "ARK_SCRATCH(c)",
-        *addresses(sig),
+        *addresses(sig, p),
         "[&](int i3) {\n      (void)i3;\n      ArkLoaded loaded;\n"
         f"{_held(sig, pair, 'loaded.')}      return loaded;\n  }}",
         f"[&](int i0, int i1, int i2, int i3, const float (&sums)[{pair}], "

@@ -4,9 +4,10 @@
 // outputs.
 
 // Computes the task's tile (images, rows, columns, outputs). EACH, OUTPUTS: channels and outputs of
-// a group. weight(k, c) is the address of PACK weights of channel and tap k; source(n, y, x, c) is
-// that of VECTOR channels; finish(n, y, x, c, sums) stores a result of PACK outputs.
-template <class WINDOW, class TILE, int EACH, int OUTPUTS, int PACK, int VECTOR, int W,
+// a group. FIRST: true if the weights of a channel's taps are neighbours, instead of those of a
+// tap's channels. weight(k, c) is the address of PACK weights of channel and tap k; source(n, y, x,
+// c) is that of VECTOR channels; finish(n, y, x, c, sums) stores a result of PACK outputs.
+template <class WINDOW, class TILE, bool FIRST, int EACH, int OUTPUTS, int PACK, int VECTOR, int W,
           class Weight, class Source, class Finish>
 ARK_DEVICE void ark_grouped(ArkCtx&, const ArkTask& t, const Weight& weight, const Source& source,
                             const Finish& finish) {
@@ -14,6 +15,8 @@ ARK_DEVICE void ark_grouped(ArkCtx&, const ArkTask& t, const Weight& weight, con
   constexpr int PACKS = TILE::tile[3] / PACK, BANDS = (COLUMNS + W - 1) / W;
   constexpr int SPAN = ARK_WINDOW_SPAN<WINDOW, W>;
   constexpr int VECTORS = EACH / VECTOR;
+  // Few single channels, as those of a network's input: their loads begin together.
+  constexpr int TOGETHER = VECTOR == 1 && VECTORS <= 4 ? VECTORS : 1;
   const int last = t.coord[2] + COLUMNS < TILE::size[2] ? t.coord[2] + COLUMNS : TILE::size[2];
   // The last image column that the tile's results read. Results past the tile's end, which are not
   // stored, read no column after it.
@@ -28,7 +31,7 @@ ARK_DEVICE void ark_grouped(ArkCtx&, const ArkTask& t, const Weight& weight, con
     const int left = first * WINDOW::step_across - WINDOW::before_across;
     const int channels = c / OUTPUTS * EACH;
     float sums[W][PACK] = {};
-#pragma unroll 1
+#pragma unroll TOGETHER
     for (int part = 0; part < WINDOW::down * VECTORS; ++part) {
       const int down = part / VECTORS, channel = part % VECTORS * VECTOR;
       const int row = y * WINDOW::step_down - WINDOW::before_down + down * WINDOW::apart_down;
@@ -43,10 +46,14 @@ ARK_DEVICE void ark_grouped(ArkCtx&, const ArkTask& t, const Weight& weight, con
       }
 #pragma unroll
       for (int tap = 0; tap < WINDOW::across; ++tap) {
-        const int k = (down * WINDOW::across + tap) * EACH + channel;
+        constexpr int TAPS = WINDOW::down * WINDOW::across;
+        const int at = down * WINDOW::across + tap;
+        const int k = FIRST ? channel * TAPS + at : at * EACH + channel;
         decltype(ark_load_pack<PACK>(weight(0, 0))) factors[VECTOR];
 #pragma unroll
-        for (int v = 0; v < VECTOR; ++v) factors[v] = ark_load_pack<PACK>(weight(k + v, c));
+        for (int v = 0; v < VECTOR; ++v) {
+          factors[v] = ark_load_pack<PACK>(weight(k + v * (FIRST ? TAPS : 1), c));
+        }
 #pragma unroll
         for (int x = 0; x < W; ++x) {
           constexpr int STEP = WINDOW::step_across, APART = WINDOW::apart_across;

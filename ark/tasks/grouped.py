@@ -1,12 +1,14 @@
 """The task kind `grouped_convolution`: convolutions in groups of few channels, of images with
 channels last, without matrix units. Emitted by ark.lower.ops.windows.
 
-params: as those of ark.tasks.depthwise.
+params: as those of ark.tasks.convolution; and channels_first, True if the input has channels first,
+as the few channels of a network's input.
 
-operands: weight (depth, outputs), input (n, height, width, channels), output (n, height, width,
-outputs), and the further inputs of the expression, which broadcast to the output. The depth is the
-elements of the window times the channels of a group; the channels are the inner dimension. The
-outputs of a group are neighbours.
+operands: weight (depth, outputs), input (n, height, width, channels), or (n, channels, height,
+width), output (n, height, width, outputs), and the further inputs of the expression, which
+broadcast to the output. The depth is the elements of the window times the channels of a group; the
+channels are the inner dimension, or the outer one if the input has channels first. The outputs of a
+group are neighbours.
 
 coord: the tile's first index of the output. Sums are in fp32.
 """
@@ -22,10 +24,12 @@ from ark.plan.params import need
 from ark.tasks import text
 from ark.tasks.channels_last import (
     ChannelsLastKind,
+    GroupedParams,
     addresses,
     by_channel,
     declared,
     finish,
+    image,
     strides_of_vectors,
     types,
     where_aligned,
@@ -41,9 +45,10 @@ MAX_LOADS = 12  # vectors of the image that a thread loads for one row of its wi
 
 class GroupedConvolution(ChannelsLastKind):
     name = "grouped_convolution"
+    params = GroupedParams
 
     def check_shapes(self, sig: Signature, p: ConvolutionParams) -> None:
-        weight, source, out = (o.shape for o in sig.operands[:3])
+        weight, out, source = sig.operands[0].shape, sig.operands[2].shape, image(sig, p)
         need(len(weight) == 2, f"the weights have {len(weight)} dimensions, expected 2")
         need(
             out == (source[0], *p.sizes, weight[1]),
@@ -85,10 +90,11 @@ def vectors(sig: Signature) -> tuple[int, int]:
     """The number of neighbouring outputs of a group that a thread computes together, and the number
     of neighbouring channels of a group that it loads at once.
     """
-    p = sig.read(ConvolutionParams)
+    p = sig.read(GroupedParams)
     each, rows = widths(sig, p)
     stored = [0, 2, *(i for i in range(3, len(sig.operands)) if by_channel(sig, i))]
-    return _pack(sig, stored, [rows, p.tile[3]]), _pack(sig, [1], [each])
+    pack = _pack(sig, stored, [rows, p.tile[3]])
+    return pack, 1 if p.channels_first else _pack(sig, [1], [each])
 
 
 def _pack(sig: Signature, operands: Sequence[int], counts: Sequence[int]) -> int:
@@ -126,10 +132,11 @@ def thread_rounds(tile: Sequence[int], wide: int, pack: int, machine: Machine) -
 
 def _walk(sig: Signature, packs: tuple[int, int], machine: Machine) -> str:
     """Statements that compute the task's tile. packs: as by `vectors`."""
-    p = sig.read(ConvolutionParams)
+    p = sig.read(GroupedParams)
     across = p.size[1], p.stride[1], p.dilation[1]
     columns = columns_per_thread(p.tile, across, packs[0], machine)
-    constants = (*types(sig, p), *widths(sig, p), *packs, columns)
+    first = str(p.channels_first).lower()
+    constants = (*types(sig, p), first, *widths(sig, p), *packs, columns)
     return f"  {text.called('ark_grouped', constants, functions(sig, packs[0]))};\n"
 
 
@@ -137,9 +144,10 @@ def functions(sig: Signature, pack: int) -> tuple[str, ...]:
     """The texts of the functions that a body calls: the address of weights, the address of
     channels, and the one that applies the expression to `pack` sums and stores the results.
     """
-    statements = finish(sig, sig.read(ConvolutionParams), pack, {})
+    p = sig.read(GroupedParams)
+    statements = finish(sig, p, pack, {})
     return (
-        *addresses(sig),
+        *addresses(sig, p),
         f"[&](int i0, int i1, int i2, int i3, const float (&sums)[{pack}]) {{\n"
         f"      (void)i0; (void)i1; (void)i2;\n{statements}  }}",
     )

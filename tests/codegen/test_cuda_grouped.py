@@ -61,7 +61,9 @@ def test_bodies_on_the_host(tmp_path: Path, variant: str, dtype: Any) -> None:
             results.append(block.operand(op, 2).astype(np.float64))
             body = backend.dialect(machine.arch).body(signature(planned, op), machine)
             bodies.append(type(body))
-    of_eights = [one.groups[1] % 8 == one.groups[2] % 8 == 0 for one in CASES]
+    of_eights = [
+        one.groups[1] % 8 == one.groups[2] % 8 == 0 and not one.channels_first for one in CASES
+    ]
     assert bodies == [Groups if eights else type(None) for eights in of_eights]
     for one, arrays, result in zip(CASES, given, results, strict=True):
         wanted = one.expected(*arrays)

@@ -8,12 +8,13 @@ from typing import Any
 
 from msgspec import structs
 
-from ark.ir.attributes import ConvolutionAttributes
+from ark.ir.attributes import ConvolutionAttributes, GroupedAttributes
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.depthwise_tiles import depthwise_tile
 from ark.lower.grouped_tiles import grouped_tile
 from ark.lower.tiling import MAX_TILE_ELEMENTS, box_coords, box_tile
+from ark.tasks.channels_last import GroupedParams
 from ark.tasks.convolution import ConvolutionParams
 from ark.tasks.depthwise import DepthwiseParams
 
@@ -71,13 +72,13 @@ def lower_grouped(lowering: Lowering, node: Node) -> None:
         tile = grouped_tile(node, machine)
     else:
         tile = box_tile(out.shape, machine, node.inputs[0].shape[0])
-    _emit_last(lowering, node, ConvolutionParams(**_params(node, tile)))
+    _emit_last(lowering, node, GroupedParams(**_params(node, tile)))
 
 
 def _params(node: Node, tile: Sequence[int]) -> dict[str, Any]:
     """The parameters of a convolution's tasks with these tiles of the result."""
-    given = node.read(ConvolutionAttributes)
-    kept = {k: v for k, v in structs.asdict(given).items() if k != "finish"}
+    given = node.read(GroupedAttributes)
+    kept = structs.replace(given, finish=None).to_node()
     return {**kept, "tile": tuple(tile), "expr": given.finish}
 
 

@@ -129,10 +129,10 @@ class _Convolutions(TurnedImages):
 
     def _by_groups(self, one: Convolution) -> None:
         """Adds the convolution in groups, which reads and writes images as rows of channels (one
-        row per pixel).
+        row per pixel). One of few channels reads the image with channels first.
         """
         product, out = one.product, one.product.outputs[0]
-        rows = self._source_rows(one)
+        rows = one.source if one.few else self._source_rows(one)
         if rows is None:
             self.keep(product)
             return
@@ -142,6 +142,8 @@ class _Convolutions(TurnedImages):
         outputs = groups * shape[1]
         if one.depthwise:
             kernel = self.turn(product, product.inputs[0], [1, channels, taps])
+        elif one.few:
+            kernel = self.turn(product, product.inputs[0], [1, outputs, channels * taps])
         else:
             kernel = self.turn_weights(product, product.inputs[0], shape)
         weight = self.view(kernel.outputs[0], [taps * shape[2], outputs])
@@ -149,12 +151,13 @@ class _Convolutions(TurnedImages):
         places = math.prod(numbers["sizes"])
         sizes = one.source.shape[2:] if one.windows is not None else (1, places)
         result = self.graph.tensor((n * places, outputs), out.dtype, name=f"{product.name}.places")
+        image = one.source if one.few else self.view(rows, [n, *sizes, channels])
         node = dataclasses.replace(
             product,
             type="depthwise" if one.depthwise else "grouped_convolution",
-            inputs=(weight, self.view(rows, [n, *sizes, channels])),
+            inputs=(weight, image),
             outputs=(self.view(result, [n, *numbers["sizes"], outputs]),),
-            attrs=numbers,
+            attrs={**numbers, "channels_first": True} if one.few else numbers,
             after=(*(one.windows.after if one.windows is not None else ()), *product.after),
         )
         self.nodes += [kernel, node]

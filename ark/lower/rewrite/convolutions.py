@@ -40,10 +40,11 @@ class Convolution:
     """A convolution. windows: the node that computes the matrix of windows; None if the image
     itself is that matrix. product: the matmul node. numbers: sizes and strides of the windows.
     source: the image as (n, channels, places...). padded: how the image is padded to more channels,
-    if its channels are no multiple of 16 bytes. depthwise: True if each channel is a group of its
-    own, with one output. grouped: True if it has several groups of few channels. unaligned: True if
-    it reads the image itself and box copies cannot load rows of pixels, so that transposing pays
-    off for it alone.
+    if its channels are no multiple of 16 bytes. few: True if it has few channels and fewer outputs
+    than any tile of matrix units, so that threads read its windows from the image with channels
+    first. depthwise: True if each channel is a group of its own, with one output. grouped: True if
+    it has several groups of few channels. unaligned: True if it reads the image itself and box
+    copies cannot load rows of pixels, so that transposing pays off for it alone.
     """
 
     windows: Node | None
@@ -51,14 +52,17 @@ class Convolution:
     numbers: dict[str, Any]
     source: Tensor
     padded: Padded | None = None
+    few: bool = False
     depthwise: bool = False
     grouped: bool = False
     unaligned: bool = False
 
     @property
     def by_groups(self) -> bool:
-        """True for a convolution in groups, which matrix units do not compute."""
-        return self.depthwise or self.grouped
+        """True for a convolution in groups, or of few channels and outputs, which the matrix units
+        of warpgroups do not compute.
+        """
+        return self.depthwise or self.grouped or self.few
 
 
 def convolutions(graph: Graph, kept: frozenset[int], machine: Machine) -> dict[int, Convolution]:
@@ -151,7 +155,10 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
         unaligned = uneven and large and windows is None
         return Convolution(windows, product, numbers, source, unaligned=unaligned)
     shape, size = (1, 1, n * places, rows), table.dtype.itemsize
-    if not boxes or windows is None or not window_cuts(shape, depth, size, machine):
+    if not boxes or windows is None:
         return None
+    if not window_cuts(shape, depth, size, machine):
+        few = channels <= MOST_OF_A_GROUP and len(numbers["size"]) == 2
+        return Convolution(windows, product, numbers, source, few=True) if few else None
     image = padded(source, numbers)
     return None if image is None else Convolution(windows, product, numbers, source, image)

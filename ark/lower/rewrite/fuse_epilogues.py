@@ -26,7 +26,7 @@ from collections import defaultdict
 from msgspec import structs
 
 from ark.backend.codegen.layout import RECORD_OPERANDS
-from ark.ir.attributes import ConvolutionAttributes, MatmulAttributes, ProjectionAttributes
+from ark.ir.attributes import GroupedAttributes, MatmulAttributes, ProjectionAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16, fp32
 from ark.ir.epilogues import GATED_PAIRS
 from ark.ir.fold import fold
@@ -152,7 +152,7 @@ def _finish_of(node: Node) -> expression.Tree | None:
     """The epilogue of a product or of a convolution in groups."""
     if node.type == "matmul":
         return node.read(MatmulAttributes).finish
-    return node.read(ConvolutionAttributes).finish
+    return node.read(GroupedAttributes).finish
 
 
 def _scalar(node: Node) -> bool:

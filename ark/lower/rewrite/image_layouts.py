@@ -68,7 +68,7 @@ def images_with_channels_last(
     worth: set[int] = set()
     fine: set[int] = set()
     by_node = {c.product.id: c for c in chosen}
-    laid = {c.windows.id: c for c in chosen if c.windows is not None and c.padded is None}
+    laid = {c.windows.id for c in chosen if c.windows is not None and not (c.padded or c.few)}
     for node in reversed(graph.nodes):
         for tensor in node.outputs:
             number, private = tensor.buffer.id, tensor.buffer.arena == "activation"

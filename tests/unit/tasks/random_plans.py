@@ -338,18 +338,21 @@ def groups_plan(seed: int) -> Plan:
         spans = zip(places, stride, size, dilation, strict=True)
         height, width = ((n - 1) * s + (k - 1) * d + 1 for n, s, k, d in spans)
         given = {"size": size, "stride": stride, "dilation": dilation, "before": before}
-        attrs = {**given, "sizes": places}
+        attrs, first = {**given, "sizes": places}, {"channels_first": True}
         sizes = draw.one((4, 8, 3)), draw.one((8, 4, 5))
         for name, groups, each, rows in (
             ("depthwise", draw.one((8, 16, 5)), 1, 1),
             ("grouped_convolution", draw.int(1, 4), *sizes),
         ):
             images = draw.int(1, 2)
+            shape, form = [images, height, width, groups * each], attrs
+            if name == "grouped_convolution" and draw.int(0, 1):
+                shape, form = [images, groups * each, height, width], {**attrs, **first}
             with use_model(model):
-                image = ark.tensor([images, height, width, groups * each], dtype)
+                image = ark.tensor(shape, dtype)
                 weight = ark.tensor([size[0] * size[1] * each, groups * rows], dtype)
                 out = ark.tensor([images, *places, groups * rows], dtype)
-            model.graph.add(name, [weight.ir, image.ir], [out.ir], attrs, name)
+            model.graph.add(name, [weight.ir, image.ir], [out.ir], form, name)
     planned = make_plan(model.graph, target(3))
     verify([planned])
     return planned

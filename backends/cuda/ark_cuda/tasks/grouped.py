@@ -13,8 +13,7 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.channels_last import types, widths
-from ark.tasks.convolution import ConvolutionParams
+from ark.tasks.channels_last import GroupedParams, types, widths
 from ark.tasks.grouped import functions, staged, vectors, write
 from ark_cuda.tasks import inline
 
@@ -39,7 +38,7 @@ class _Shape:
 
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     """How the warps compute a tile, or None if only the common body supports the signature."""
-    p = sig.read(ConvolutionParams)
+    p = sig.read(GroupedParams)
     each, rows = widths(sig, p)
     images, down, across, channels = p.tile
     able = (
@@ -86,7 +85,7 @@ class Groups(Body):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         shape = _shape(sig, machine)
         assert shape is not None
-        p, source = sig.read(ConvolutionParams), sig.operands[1]
+        p, source = sig.read(GroupedParams), sig.operands[1]
         sizes = (shape.blocks, shape.outputs, shape.bands)
         constants = (source.ctype, *types(sig, p), *widths(sig, p), source.shape[3], *sizes)
         call = text.called("ark_groups", constants, functions(sig, 2))

@@ -223,6 +223,22 @@ def test_small_products_together_are_worth_channels_last() -> None:
     assert kinds(task_plan).count("depthwise") == 2 and "convolution" not in kinds(task_plan)
 
 
+def test_first_convolution_of_few_outputs_reads_the_image_in_place() -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.tensor((16, 3, 128, 128), ark.bf16)
+        x = ark.relu(ark.conv(x, ark.tensor((16, 3, 3, 3), ark.bf16), stride=2, padding=1))
+        x = ark.conv(x, ark.tensor((16, 1, 3, 3), ark.bf16), padding=1, groups=16)
+        ark.conv(x, ark.tensor((64, 16, 1, 1), ark.bf16), name="out")
+    task_plan = make_plan(model.graph, registry.machine("h200"), {"variant": "matrix"})
+    verify([task_plan])
+    (node,) = (op for op in task_plan.ops if op.kind == "grouped_convolution")
+    shapes = [task_plan.tensors[t].shape for t in node.operands]
+    assert shapes == [(27, 16), (16, 3, 128, 128), (16, 64, 64, 16)]
+    assert node.params["channels_first"] and node.params["expr"] is not None
+    assert "remap" not in kinds(task_plan)
+
+
 @pytest.mark.parametrize("width", [6, 128])
 def test_convolutions_in_other_groups_keep_channels_first(width: int) -> None:
     """Groups whose channels are no multiple of a vector, and wide ones, stay products."""
