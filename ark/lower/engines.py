@@ -8,11 +8,11 @@ if there are measurements. docs/channels.md describes the engines.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ark.collective.programs.near import nearest
 from ark.errors import UnsupportedError
 from ark.log import note
 from ark.machine import Machine
@@ -76,6 +76,7 @@ COPIED = tuple(e.name for e in ENGINES.values() if e.proxied and e.copies)
 FAR = (NIC,)  # engines that reach other hosts
 TILE_ALIGNMENT_BYTES = 128
 MAX_PARTS_OF_A_SHARE = 8
+MAX_SIZE_RATIO = 2.0  # a size may use the choice of a measured size within this ratio
 
 
 def choose_engine(
@@ -108,6 +109,18 @@ def choose_engine(
 def in_packets(machine: Machine, nbytes: int) -> bool:
     """True where a transfer of `nbytes` bytes is faster as packets."""
     return nbytes <= machine.costs.packet_bytes
+
+
+def nearest(sizes: Sequence[int], nbytes: int) -> int | None:
+    """The index of the measured size that is nearest to this number of bytes. None if no size is
+    near enough.
+    """
+    near = [
+        i
+        for i, n in enumerate(sizes)
+        if nbytes <= MAX_SIZE_RATIO * n and n <= MAX_SIZE_RATIO * nbytes
+    ]
+    return min(near, key=lambda i: abs(math.log(sizes[i] / nbytes)), default=None)
 
 
 def measured(

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ark.collective.programs.near import nearest
+from ark.lower.engines import nearest
 from ark.machine import Machine
 from ark.runtime.measured import Header, Kept, Time
 from ark.runtime.run import Ranks
