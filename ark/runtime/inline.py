@@ -5,11 +5,12 @@ ark.distributed.calls and ark.interop.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ark.backend.devices import InlineDevice, InlineLaunch
+from ark.backend.devices import Grid, InlineDevice, InlineLaunch, Launch
 from ark.errors import GpuError, InvalidUsageError
 from ark.runtime import live
 from ark.runtime.executor import Executor, counts_on
@@ -17,6 +18,8 @@ from ark.runtime.run import Run
 from ark.runtime.runner import Runner
 
 SHORT_MS = 5.0
+
+L = TypeVar("L", bound=Launch)
 
 
 def inline_runs(executor: Runner) -> InlineRuns | None:
@@ -30,10 +33,44 @@ def inline_runs(executor: Runner) -> InlineRuns | None:
     return InlineRuns(executor)
 
 
-class InlineRuns:
-    """Launches of one iteration each, which continue from one another (`Executor.resume`). Each
-    call waits for its launch. Between calls the executor may be launched in other ways.
+class Repeated(Generic[L]):
+    """Launches of an executor's kernel that continue from one another (`Executor.resume`). Between
+    them the executor may be launched in other ways.
     """
+
+    def __init__(
+        self, executor: Executor, prepare: Callable[[object, np.ndarray, Grid], L]
+    ) -> None:
+        """prepare: the device's function that returns the launches of a loaded kernel."""
+        self._executor = executor
+        self._prepare = prepare
+        self._launch: L | None = None
+        self._params: np.ndarray | None = None
+        self._run: Run | None = None
+        # Views of single words of the launch's records, because accessing a field of a NumPy record
+        # takes several times as long.
+        self._first: Any = None
+        self._end: Any = None
+
+    def _begin(self) -> Run:
+        """Resets the counters and returns the launch's Run. Called for the first launch, and for
+        the first one after the executor was launched in another way.
+        """
+        executor = self._executor
+        executor.wait_idle()
+        params = executor.resumable()
+        if params is not self._params or self._launch is None:
+            kernel = executor.kernels[0]
+            grid = kernel.grid(executor.plan.processors)
+            self._launch = self._prepare(kernel.loaded, params, grid)
+            self._params = params
+            self._first, self._end = params["first"].data, params["end"].data
+        self._run = executor.watched(self._launch)
+        return self._run
+
+
+class InlineRuns(Repeated[InlineLaunch]):
+    """Launches of one iteration each. Each call waits for its launch."""
 
     def __init__(self, executor: Executor) -> None:
         """Raises InvalidUsageError if launches cannot continue or the device cannot run them
@@ -43,15 +80,8 @@ class InlineRuns:
             raise InvalidUsageError(
                 "the device cannot run a launch on the caller's thread; use Executor.resume"
             )
-        self._executor = executor
-        self._launch: InlineLaunch | None = None
-        self._params: np.ndarray | None = None
-        self._run: Run | None = None
+        super().__init__(executor, executor.device.inline)
         self._broken = ""
-        # Views of single words of the launch's records, because accessing a field of a NumPy record
-        # takes several times as long.
-        self._first: Any = None
-        self._end: Any = None
         self._done: Any = None
 
     def __call__(self) -> None:
@@ -93,20 +123,6 @@ class InlineRuns:
         return latest is not None and latest.elapsed_ms() < SHORT_MS
 
     def _begin(self) -> Run:
-        """Resets the counters and returns the launch's Run. Called for the first launch, and for
-        the first one after the executor was launched in another way.
-        """
-        executor, device = self._executor, self._executor.device
-        assert isinstance(device, InlineDevice)
-        executor.wait_idle()
-        params = executor.resumable()
-        if params is not self._params or self._launch is None:
-            kernel = executor.kernels[0]
-            self._launch = device.inline(
-                kernel.loaded, params, kernel.grid(executor.plan.processors)
-            )
-            self._params = params
-            self._first, self._end = params["first"].data, params["end"].data
-        self._run = executor.watched(self._launch)
-        self._done = self._run.host["done"].data
-        return self._run
+        run = super()._begin()
+        self._done = run.host["done"].data
+        return run
