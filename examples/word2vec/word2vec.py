@@ -126,38 +126,39 @@ def updates(given: dict[str, Any], o: Options, at: Any, step: Any, rate: Any) ->
         yield heard, ark.reshape(dx, [-1, o.size]), known, moved
 
 
-def combined(way: str, parts: list[Any]) -> Any:
-    """Combines the ranks' steps of the same rows.
-
-    The combiner (GraphWord2Vec, section 3) adds the part of each further step that is orthogonal to
-    the sum so far: g + h - (g.h / |g|^2) g.
+def combined(parts: list[Any]) -> Any:
+    """Combines the ranks' steps of the same rows (GraphWord2Vec, section 3): adds the part of each
+    further step that is orthogonal to the sum so far, g + h - (g.h / |g|^2) g.
     """
     total = parts[0]
     for part in parts[1:]:
-        if way == "combiner":
-            dot, norm = (ark.reduce_sum(ark.mul(total, t), 1) for t in (part, total))
-            along = ark.where(ark.greater(norm, 0.0), ark.div(dot, norm), ark.mul(norm, 0.0))
-            part = ark.sub(part, ark.mul(total, along))
-        total = ark.add(total, part)
-    return ark.mul(total, 1.0 / len(parts)) if way == "average" else total
+        dot, norm = (ark.reduce_sum(ark.mul(total, t), 1) for t in (part, total))
+        along = ark.where(ark.greater(norm, 0.0), ark.div(dot, norm), ark.mul(norm, 0.0))
+        total = ark.add(total, ark.sub(part, ark.mul(total, along)))
+    return total
 
 
 def synchronised(table: Any, ids: Any, steps: Any, way: str, rank: int, world: int) -> None:
-    """Adds all ranks' steps to the table. Only rows that a rank has changed are sent."""
+    """Adds all ranks' steps to the table. A rank sends the rows that it has changed, and no
+    others: the words' numbers `ids` and their steps.
+    """
     size, count = steps.shape()[1], ids.shape()[0]
-    if world == 1:
-        ark.scatter_elements(table, ark.reshape(ids, [count, 1]), steps, 0, "add", output=table)
+    if world > 1:
+        ids, steps = (ark.all_gather(t, rank, world) for t in (ids, steps))
+    at = ark.reshape(ids, [-1, 1])
+    if way != "combiner" or world == 1:
+        scaled = ark.mul(steps, 1.0 / world) if way == "average" else steps
+        ark.scatter_elements(table, at, scaled, 0, "add", output=table)
         return
-    # Rows that occur several times are summed up first, in a table whose other elements are zeros.
-    own, at = ark.tensor(table.shape()), ark.reshape(ids, [count, 1])
-    ark.scatter_elements(own, at, steps, 0, "add", output=own)
-    every = ark.all_gather(ids, rank, world)
-    gathered = ark.all_gather(ark.gather(own, every), rank, world)
-    many = world * count
-    parts = [gathered[r * many : (r + 1) * many] for r in range(world)]
-    moved = ark.add(ark.gather(table, every), combined(way, parts))
-    ark.scatter_elements(table, ark.reshape(every, [many, 1]), moved, 0, output=table)
-    ark.scatter_elements(own, at, ark.zeros([count, size]), 0, output=own)
+    # A row's steps of one rank are summed up first, in a table whose other elements are zeros.
+    sums, parts = ark.tensor(table.shape()), []
+    for sender in range(world):
+        own, moved = (t[sender * count : (sender + 1) * count] for t in (at, steps))
+        ark.scatter_elements(sums, own, moved, 0, "add", output=sums)
+        parts.append(ark.gather(sums, ids))
+        ark.scatter_elements(sums, own, ark.zeros([count, size]), 0, output=sums)
+    total = ark.add(ark.gather(table, ids), combined(parts))
+    ark.scatter_elements(table, at, total, 0, output=table)
 
 
 @dataclass

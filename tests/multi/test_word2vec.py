@@ -14,6 +14,7 @@ from examples.common import wikipedia
 from examples.word2vec import corpus, word2vec
 from examples.word2vec.corpus import Corpus
 from examples.word2vec.word2vec import Options
+from tests.cases.collectives import build
 from tests.cases.word2vec import SMALL, text, wanted
 
 
@@ -51,6 +52,23 @@ def test_ranks_combine_rows_as_asked(tmp_path: Path) -> None:
         np.testing.assert_array_equal(first, second)
         want = wanted(text(), SMALL, 2, way)
         np.testing.assert_allclose(first, want, rtol=1e-3, atol=1e-4, err_msg=way)
+
+
+@pytest.mark.parametrize("way", word2vec.WAYS)
+def test_a_rank_sends_the_rows_that_it_has_changed(way: str) -> None:
+    """The peer's receive buffers have room for the rank's rows and their numbers in packets, which
+    take 8 bytes for 4.
+    """
+    rows, size, vocabulary = 16, 8, 1000
+
+    def synchronise(rank: int) -> None:
+        table = ark.tensor([vocabulary, size])
+        ids, steps = ark.tensor([rows], ark.int32), ark.tensor([rows, size])
+        word2vec.synchronised(table, ids, steps, way, rank, 2)
+
+    for rank, plan in enumerate(build(2, synchronise)):
+        at_peer = sum(b.nbytes for b in plan.buffers if b.rank == 1 - rank)
+        assert at_peer == 2 * (4 * rows + 4 * rows * size) < 4 * vocabulary * size / 20
 
 
 def test_words_find_their_topic() -> None:
