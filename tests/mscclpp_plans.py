@@ -38,7 +38,9 @@ Plan = tuple[str, int, str]
 
 def _options(example: str, gpus: int) -> Iterator[list[str]]:
     """The command lines of an example for a number of GPUs; none if it has no such plan."""
-    nodes = ["--gpus_per_node", str(gpus // 2)]  # of two nodes
+    nodes = ["--gpus_per_node", str(gpus // 2)]
+    if gpus % 2 and "gpus_per_node" in example:
+        return  # an example of two nodes
     if '"--nnodes"' in example:
         yield ["--nnodes", "2", *nodes]
     elif '"--num_gpus"' in example:
@@ -94,7 +96,7 @@ def plans(checkout: Path, sizes: Sequence[int]) -> Iterator[Plan]:
                 name = str(path.relative_to(package))
                 yield name, gpus, _tried(partial(_output, path, options))
     for gpus in sizes:
-        for name, build in _defaults(gpus):
+        for name, build in () if gpus % 2 else _defaults(gpus):
             yield f"default_algos/{name}", gpus, _tried(build)
 
 
