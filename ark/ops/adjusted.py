@@ -59,7 +59,7 @@ def filtered(scores: np.ndarray, temperature: float, options: Mapping[str, float
     if options["top_p"] < 1:
         order = np.sort(scaled)[::-1]
         before = np.cumsum(_probabilities(order)) - _probabilities(order)
-        kept = max(1, np.count_nonzero(before < options["top_p"]))
+        kept = max(1, int(np.count_nonzero(before < options["top_p"])))
         scaled[scaled < order[kept - 1]] = -np.inf
     scaled[np.exp(scaled - scaled.max()) < min(options["min_p"], 1)] = -np.inf
     if options["typical_p"] < 1:

@@ -26,6 +26,8 @@ def test_the_unit() -> None:
     settings = dict(re.findall(r"^(\w+)=(.*)$", text, re.M))
     args = parsed(settings["ExecStart"].split())
     assert args.drain < int(settings["TimeoutStopSec"])
+    # systemd gives up after five starts in ten seconds.
+    assert settings["Restart"] == "on-failure" and int(settings["RestartSec"]) > 2
     assert args.api_key == [] and "EnvironmentFile" in settings
 
 
@@ -54,5 +56,10 @@ def test_the_manifest(server: Running) -> None:
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
         path = container[kind]["httpGet"]["path"]
         assert httpx.get(server.url + path).status_code == 200
+    # An engine that fails ends the process, and Kubernetes starts each that has ended. The liveness
+    # probe must allow for the time to drain.
+    assert pod.get("restartPolicy", "Always") == "Always"
+    liveness = container["livenessProbe"]
+    assert args.drain < liveness["periodSeconds"] * liveness["failureThreshold"]
     assert args.directory in [m["mountPath"] for m in container["volumeMounts"]]
     assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
