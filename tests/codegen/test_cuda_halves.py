@@ -16,11 +16,11 @@ import pytest
 
 pytest.importorskip("ark_cuda")
 
+from ark.codegen.writer import write
 from ark_cuda import backend, machines
 from ark_cuda.tasks import inline
 
 from ark.backend.protocol import Target
-from ark.codegen.writer import write
 from ark.lower.pipeline import plan
 from ark.plan.serialize import machine_of
 from tests import kept
