@@ -382,7 +382,7 @@ class Checkpoint:
         if not known:
             log.warn(
                 f"{tensor.path} holds {tensor.name}, which differs from the rotary frequencies of "
-                "config.json; those of config.json are used, as transformers do"
+                "config.json; those of config.json are used, as transformers does"
             )
 
 

@@ -39,7 +39,7 @@ def _check(op: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int) -
     if at.shape != (sequences,) or at.dtype != int32 or not at.dense:
         raise ModelError(
             f"{op}: the position is {at.dtype.name} {list(at.shape)}; expected int32 "
-            f"({sequences},), one of each row of the table"
+            f"({sequences},), one for each row of the table"
         )
     if sequences not in (1, rows):
         raise ModelError(

@@ -48,7 +48,8 @@ struct ArkMinFold {
 };
 
 // Running moments of a set of elements: their number, their mean, and the sum of their squared
-// differences from it. A word holds the last two for PART elements.
+// differences from it. Moments of PART elements can be stored in a 64-bit word, which holds the
+// last two.
 template <int PART>
 struct ArkMoments {
   float count, mean, squares;

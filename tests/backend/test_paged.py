@@ -116,7 +116,7 @@ def test_mismatched_shapes_are_refused() -> None:
         ark.paged_attention(q, k, ark.tensor((5, 1, 8, 16), ark.fp16), pages, at)
     with pytest.raises(ModelError, match=r"expected int32 \(sequences, most pages\)"):
         ark.paged_attention(q, k, k, ark.tensor((2, 3)), at)
-    with pytest.raises(ModelError, match="one of each row of the table"):
+    with pytest.raises(ModelError, match="one for each row of the table"):
         ark.paged_attention(q, k, k, pages, ark.tensor((1,), ark.int32))
     with pytest.raises(ModelError, match="3 rows do not fit 2 sequences"):
         ark.paged_attention(ark.tensor((3, 32)), k, k, pages, at)

@@ -211,7 +211,7 @@ def _block(weights: Fields) -> tuple[int, int]:
 
 
 def read_block(fields: Fields, name: str) -> tuple[int, int]:
-    """The rows and columns of a block."""
+    """The rows and columns of a block of weights that share a scale."""
     block = fields.get(name)
     if (
         not isinstance(block, list)

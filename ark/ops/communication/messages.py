@@ -162,7 +162,7 @@ def _older(
         values[key] = value
     tag, rank, nbytes = (whole(f"{op}: {n}", values[n]) for n in names)
     if nbytes < 0:
-        raise InvalidUsageError(f"{op}: {nbytes} bytes; give 0 for all, or more")
+        raise InvalidUsageError(f"{op}: the size is {nbytes} bytes; give 0 for all, or more")
     return int(tag), int(rank), int(nbytes)
 
 

@@ -219,9 +219,9 @@ def _packets(
         or math.prod(held.shape) < PACKET_BYTES_PER_BYTE * nbytes
     ):
         raise PlanError(
-            f"{subject} passes packets of {_type(own)} through {_type(held)}; they need "
-            f"{PACKET_BYTES_PER_BYTE} "
-            f"bytes for each that they carry: UINT8[{PACKET_BYTES_PER_BYTE * nbytes}]"
+            f"{subject} passes packets of {_type(own)} through {_type(held)}; packets need "
+            f"{PACKET_BYTES_PER_BYTE} bytes for each byte of data, so the buffer must be "
+            f"UINT8[{PACKET_BYTES_PER_BYTE * nbytes}]"
         )
     whose = (-1, plan.rank) if sends else (peer,)
     tags = {tag for rank, tag in held.buffer.recv_tags if rank in whose}

@@ -192,7 +192,7 @@ MESSAGES: dict[str, tuple[Callable[[Data], object], str]] = {
     ),
     "no packets behind a packet form": (
         lambda d: d["TaskInfos"][SEND]["Ops"][0].update(Type="SendPacket"),
-        r"through FP32\[3, 700\]; they need 2 bytes for each that they carry: UINT8\[16800\]",
+        r"packets need 2 bytes for each byte of data, so the buffer must be UINT8\[16800\]",
     ),
 }
 
