@@ -330,7 +330,7 @@ def _on_torchs_memory(tensor: Any) -> Tensor:
 
 
 def _write_torchs(tensor: Tensor, data: torch.Tensor, stream: StreamLike = 0) -> Tensor:
-    """Writes the values of a torch tensor on any device; they are cast."""
+    """Writes the values of a torch tensor on any device, cast to the type of `tensor`."""
     _check_torch(data)
     return tensor.from_numpy(data, stream)
 

@@ -212,7 +212,8 @@ def concat(
     for t in tensors:
         if lines(t.ir.shape, axis) != lines(first, axis) or len(t.ir.shape) != len(first):
             raise ModelError(
-                f"concat: shapes {list(first)} and {list(t.ir.shape)} differ beside axis {axis}"
+                f"concat: shapes {list(first)} and {list(t.ir.shape)} differ in other dimensions "
+                f"than axis {axis}"
             )
     uneven = [t for t in tensors[:-1] if t.ir.shape[axis] % dtype.per_item]
     if uneven and axis == len(first) - 1:

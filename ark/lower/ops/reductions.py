@@ -106,10 +106,10 @@ def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTenso
 
 
 def _across(count: int, source: IrTensor, machine: Machine) -> int:
-    """The number of columns if one long line of a 16-bit type is reduced as a matrix with this many
-    columns first; 0 if it is not.
+    """One long line of a 16-bit type can be viewed as a matrix whose columns are reduced first.
+    Returns the number of columns, or 0 if the line is not to be reduced in this way.
 
-    As columns, blocks read neighbouring memory at the same time. On an H100, 64M elements of bf16
+    With columns, blocks read neighbouring memory at the same time. On an H100, 64M elements of bf16
     took 48 us in this form, and 80 us if each processor reduced a distant part of the line. The
     result is 0 for few elements, or with one thread per processor.
     """

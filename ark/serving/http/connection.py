@@ -46,29 +46,29 @@ class Connection(H11Protocol):
         self.conn = Requests(h11.SERVER)
 
     def connection_made(self, transport: Any) -> None:
-        """A client has connected."""
+        """Called when a client has connected."""
         super().connection_made(transport)
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request have come."""
+        """Called when bytes of a request have arrived."""
         super().data_received(data)
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
+        """Called when the connection has ended."""
         super().connection_lost(exc)
         for timer in (self._head, self._write):
             if timer is not None:
                 timer.cancel()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than the server writes."""
+        """Called when the client reads more slowly than the server writes."""
         super().pause_writing()
         self._write = self.loop.call_later(WRITE_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Called when the client has caught up."""
         super().resume_writing()
         if self._write is not None:
             self._write.cancel()
