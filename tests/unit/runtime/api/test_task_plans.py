@@ -68,7 +68,7 @@ CHANGES: dict[str, tuple[Callable[[Data], object], str]] = {
     "more tasks than tiles": (lambda d: first_op(d)["Config"].update(NumTasks=25), "task 0"),
     "tasks left out": (
         lambda d: groups(d, 1)["TaskGroups"][0].update(TaskRange=[0, 5]),
-        r"task 3 \(div\) has 6 tasks, and the groups run \[\[0, 5\]\]",
+        r"task 3 \(div\) has 6 tasks, and the groups run the ranges \[\[0, 5\]\]",
     ),
     "a task run twice": (
         lambda d: groups(d, 1)["TaskGroups"].append(groups(d, 1)["TaskGroups"][0]),
@@ -265,7 +265,7 @@ PACKETS: dict[str, tuple[Callable[[int, int], Data], Callable[[Data], object], s
         lambda d: of(d, SEND, "WriteTensors").update(
             Shape=[16799], Strides=[16799], PaddedShape=[16799]
         ),
-        "they need 2 bytes for each",
+        "packets need 2 bytes for each",
     ),
     "no flag": (packet_ring, lambda d: op_of(d, SEND).update(Args={}), "has no argument Flag"),
     "a flag that is no number": (
