@@ -101,11 +101,11 @@ def library(folder: Path, columns: int, width: int, pitch: int) -> ctypes.CDLL:
     )
     sizes = {"COLUMNS": columns, "WIDTH": width, "PITCH": pitch, "POSITIONS": POSITIONS}
     defined = "".join(f"#define TEST_{name} {n}\n" for name, n in sizes.items())
-    source, made = folder / "halves.cpp", folder / "halves.so"
+    source, compiled = folder / "halves.cpp", folder / "halves.so"
     source.write_text(defined + WARP.read_text() + CALLS + HELD + places + fill + text + RUN)
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
-    subprocess.run([*command, source, "-o", made], check=True)
-    return ctypes.CDLL(str(made))
+    subprocess.run([*command, source, "-o", compiled], check=True)
+    return ctypes.CDLL(str(compiled))
 
 
 def from_bf16(bits: np.ndarray) -> np.ndarray:

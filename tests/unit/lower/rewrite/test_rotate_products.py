@@ -75,24 +75,24 @@ def before_and_after(build: Callable[[], Any]) -> tuple[Graph, Graph, Any]:
     return *seen["rotate_products"], result
 
 
-def made() -> list[ark.Tensor]:
+def inputs() -> list[ark.Tensor]:
     return [ark.tensor(s, fp32) for s in SMALL.shapes]
 
 
 def _read_elsewhere() -> Any:
-    heads = SMALL.product(*(given := made())[:3])
+    heads = SMALL.product(*(given := inputs())[:3])
     rotated = SMALL.rotated(heads, *(SMALL.table(t) for t in given[3:]))
     return ark.matmul(rotated, ark.transpose(heads, [0, 1, 3, 2]))
 
 
 def _halves_that_differ() -> Any:
     tables = [ark.tensor([1, 1, SMALL.rows, SMALL.width], fp32) for _ in range(2)]
-    heads = SMALL.product(*made()[:3])
+    heads = SMALL.product(*inputs()[:3])
     return ark.relu(SMALL.rotated(heads, *(ark.mul(t, 2.0) for t in tables)))
 
 
 def _one_half_turned() -> Any:
-    given = made()
+    given = inputs()
     joined = ark.concat([given[3], ark.neg(given[3])], 2)
     flat = [1, 1, SMALL.rows, SMALL.width]
     tables = ark.reshape(ark.mul(joined, 1.0), flat), SMALL.table(given[4])
@@ -103,11 +103,11 @@ def _by_heads() -> Any:
     angles = ark.tensor([SMALL.heads, SMALL.rows, SMALL.width // 2], fp32)
     table = ark.mul(ark.concat([angles, angles], 2), 1.0)
     table = ark.reshape(table, [1, SMALL.heads, SMALL.rows, SMALL.width])
-    return ark.relu(SMALL.rotated(SMALL.product(*made()[:3]), table, table))
+    return ark.relu(SMALL.rotated(SMALL.product(*inputs()[:3]), table, table))
 
 
 def _by_columns() -> Any:
-    given, flat = made(), [1, 1, SMALL.rows, SMALL.width]
+    given, flat = inputs(), [1, 1, SMALL.rows, SMALL.width]
     place = ark.cast(iota([SMALL.width], 0, int64), fp32)
     tables = [ark.add(SMALL.table(t), place) for t in given[3:]]
     return ark.relu(
@@ -135,15 +135,15 @@ def test_other_rotations_stay_nodes(build: Callable[[], Any]) -> None:
 def test_results_are_those_of_the_nodes(positions: int, bias: bool) -> None:
     shape = dataclasses.replace(SMALL, positions=positions, bias=bias)
     values = [a.astype(np.float32) for a in shape.values(np.random.default_rng(positions))]
-    inputs: list[ark.Tensor] = []
+    given: list[ark.Tensor] = []
 
     def build() -> Any:
-        inputs.extend(ark.tensor(s, fp32) for s in shape.shapes)
-        return shape.build(*inputs)
+        given.extend(ark.tensor(s, fp32) for s in shape.shapes)
+        return shape.build(*given)
 
     before, after, result = before_and_after(build)
     assert "rotary" not in [n.name for n in after.nodes]
-    memory = {t.ir.buffer.id: v for t, v in zip(inputs, values, strict=True)}
+    memory = {t.ir.buffer.id: v for t, v in zip(given, values, strict=True)}
     for graph in (before, after):
         got = computed(graph, dict(memory), graph.nodes[-1].outputs[0])
         np.testing.assert_allclose(
