@@ -25,8 +25,8 @@ from ark.lower.pipeline import plan
 from ark.plan.serialize import machine_of
 from tests import kept
 from tests.cases.cuda_boxes import WARP, to_bf16
+from tests.cases.cuda_slab import CALLS
 from tests.cases.rotary_products import Projection
-from tests.codegen.test_cuda_pairs import CALLS
 from tests.slow import slow
 
 ROWS, POSITIONS = 13, 5  # rows of a warp's 16; rows of the cosines and sines
