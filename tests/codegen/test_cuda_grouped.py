@@ -25,6 +25,7 @@ from ark_cuda.machines import MODELS
 from ark_cuda.tasks.grouped import Groups
 
 from tests.block_on_host import Block
+from tests.cases.channels_last import keep_channels_last, scaled
 from tests.grouped import CASES
 from tests.opcheck import TOLERANCE, rounded
 
@@ -74,3 +75,33 @@ def test_bodies_on_the_host(tmp_path: Path, variant: str, dtype: Any) -> None:
             rtol=TOLERANCE[dtype.name],
             err_msg=f"{one}",
         )
+
+
+def test_a_first_convolution_reads_the_image_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ops into which a convolution of 3 channels and 16 outputs is rewritten give torch's
+    result with channels last.
+    """
+    keep_channels_last(monkeypatch)
+    rng, dtype = np.random.default_rng(3), ark.bf16
+    arrays = [rounded(a, dtype) for a in scaled(rng, [(2, 3, 11, 14), (16, 3, 3, 3)])]
+    model = Model()
+    with use_model(model):
+        x, w = (ark.tensor(list(a.shape), dtype, name=n) for n, a in zip("xw", arrays, strict=True))
+        y = ark.relu(ark.conv(x, w, stride=2, padding=1))
+        ark.conv(y, ark.tensor((32, 16, 1, 1), dtype), name="out")
+    planned = plan(model.graph, MODELS["h200"], {"variant": "block"})
+    block = Block(planned, tmp_path)
+    first = [op.kind for op in planned.ops].index("grouped_convolution")
+    assert [op.kind for op in planned.ops[:first]] == ["transpose"]
+    for operand, array in ((planned.ops[0].operands[0], 1), (planned.ops[first].operands[1], 0)):
+        place = block.tensors[operand]
+        place[...] = arrays[array].reshape(place.shape).astype(place.dtype)
+    for op in planned.ops[: first + 1]:
+        block.run(op)
+    torch = pytest.importorskip("torch")
+    image, weight = map(torch.tensor, arrays)
+    want = torch.relu(torch.nn.functional.conv2d(image, weight, stride=2, padding=1))
+    got = block.operand(planned.ops[first], 2).astype(np.float64)
+    np.testing.assert_allclose(got, want.permute(0, 2, 3, 1), atol=0.01, rtol=0.01)
