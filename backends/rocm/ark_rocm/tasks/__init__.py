@@ -21,6 +21,7 @@ from ark_rocm.tasks import (
 BODIES: tuple[Body, ...] = (
     attention.OneRow(),
     attention.Merge(),
+    attention.OneRowTiles(),
     attention_units.Units(),
     bulk.Bulk(),
     choose.EarlyChoice(),

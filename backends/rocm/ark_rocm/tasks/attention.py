@@ -18,6 +18,7 @@ from ark.plan import kind as kinds
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention import NEW_ROWS_OPERAND, AttentionParams
+from ark.tasks.attention_tiles import AttentionTilesParams, context_of, given, shape
 
 MOST_AHEAD = 4  # loads of keys that a wave has in flight, and as many of values
 MOST_HEADS = 8  # query heads of a key, whose sums a lane keeps in registers
@@ -72,7 +73,8 @@ class OneRow(Body):
         )
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        return ((resources.files("ark_rocm") / "tasks/attention.h").read_text(),)
+        names = ("attention_sums.h", "attention.h")
+        return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         """Shared memory for the waves' results and for the inputs that the task reads of its
@@ -89,6 +91,46 @@ class OneRow(Body):
         arguments = (kind, text.literal(p.scale), *operands)
         call = text.called("ark_row_attention", sizes, arguments)
         return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"
+
+
+class OneRowTiles(Body):
+    """Attention of one query row, in tiles of one row, over a cache that is read in place. Used for
+    attention with a window, or over few positions.
+    """
+
+    kind = "attention_tiles"
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        params, (query, key, value) = sig.read(AttentionTilesParams), sig.operands[:3]
+        return (
+            machine.variant.name == "block"
+            and machine.lanes >= 32  # the sums are over half waves
+            and query.shape[-2] == params.rows == 1
+            and params.head_dim in _WIDTHS
+            and not (params.by_rows or params.paged or params.mask or params.strict)
+            and key.dtype == value.dtype
+            and key.dtype in ("bf16", "fp16")
+            and all(o.aligned and o.strides[-1] == 1 for o in (key, value))
+            and all(s % 8 == 0 for o in (key, value) for s in o.strides[:-1])
+        )
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        names = ("attention_sums.h", "attention_row.h")
+        own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+        return (*map(text.header, ("pages.h", "attention_tiles.h")), *own)
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        parts = machine.warps * machine.lanes // 32
+        return 4 * parts * (sig.read(AttentionTilesParams).head_dim + 2)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        p, cache = sig.read(AttentionTilesParams), sig.operands[1]
+        step = machine.warps * machine.lanes * 16 // (p.head_dim * cache.itemsize)
+        seen = min(context_of(sig), p.window or context_of(sig))
+        ahead = min(-(-seen // step), MOST_AHEAD)
+        arguments = (f"static_cast<const {cache.ctype}*>(nullptr)", *given(sig)[:-1])
+        call = text.called("ark_attention_one", (shape(sig), ahead), arguments)
+        return text.function(name, f"  {call};\n")
 
 
 class Merge(Body):

@@ -1,0 +1,94 @@
+"""AMD's ops on one row, executed on the emulator: attention in tiles of one row (windows, soft
+caps, sinks).
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+from ark_rocm import backend
+from ark_rocm.tasks import attention
+
+from ark.ir.dtype import bf16, fp32, int32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.plan import kind as kinds
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.slow import in_turns
+
+pytest.importorskip("ark_rocm_emulator")
+
+pytestmark = pytest.mark.emulated("slow")
+
+ARCHS = ("gfx950", "gfx942", "gfx1100")
+
+# (heads, key heads, width of a head, room, position, window, soft cap, sinks)
+TILES = [
+    (8, 2, 64, 300, 250, 128, 0.0, True),
+    (4, 4, 64, 300, 20, 128, 0.0, True),  # fewer positions than the window has
+    (6, 2, 128, 200, 199, 100, 5.0, False),
+    (2, 1, 32, 130, 64, 7, 0.0, False),
+    (2, 1, 64, 700, 650, 0, 3.0, False),  # more positions than are loaded at once
+    (2, 2, 32, 64, 0, 16, 0.0, False),  # only the newest position
+]
+
+
+@pytest.mark.parametrize(
+    ("arch", "heads", "kv_heads", "width", "room", "position", "window", "cap", "sinks"),
+    in_turns(ARCHS, TILES),
+    indirect=["arch"],
+)
+def test_attention_in_tiles_of_one_row(
+    arch: str,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    room: int,
+    position: int,
+    window: int,
+    cap: float,
+    sinks: bool,
+) -> None:
+    del arch
+    random = np.random.default_rng(heads + position)
+    given = {"q": random.standard_normal((1, heads * width)).astype(np.float32) * 4}
+    for name in ("keys", "values"):
+        rows = random.standard_normal((kv_heads, room, width))
+        rows[:, position + 1 :] = np.nan  # not visible
+        given[name] = rows.astype(ml_dtypes.bfloat16)
+    given["position"] = np.array([position], np.int32)
+    if sinks:
+        given["sinks"] = random.standard_normal(heads).astype(np.float32) * 4
+    types = {"q": fp32, "keys": bf16, "values": bf16, "position": int32, "sinks": fp32}
+    graph = Graph()
+    inputs = [graph.tensor(a.shape, types[n], arena="state", name=n) for n, a in given.items()]
+    out = graph.tensor((1, heads * width), fp32, arena="state", name="out")
+    attrs = {"heads": heads, "head_dim": width, "scale": width**-0.5, "sinks": sinks}
+    graph.add("attention", inputs, [out], attrs | {"window": window, "softcap": cap}, "attention")
+    with contextlib.closing(backend.open(0)) as device:
+        planned = plan(graph, device.machine)
+        verify([planned])
+        (op,) = (op for op in planned.ops if op.kind == "attention_tiles")
+        assert attention.OneRowTiles().serves(kinds.signature(planned, op), device.machine)
+        with Executor(planned, backend, device) as executor:
+            for name, array in given.items():
+                executor.write(name, array)
+            executor.start(2).wait()
+            got = executor.read("out").reshape(heads, width)
+    wide = {name: array.astype(np.float64) for name, array in given.items()}
+    seen = slice(max(0, position - window + 1) if window else 0, position + 1)
+    for head in range(heads):
+        group = head * kv_heads // heads
+        scores = wide["keys"][group, seen] @ wide["q"].reshape(heads, width)[head] * width**-0.5
+        if cap:
+            scores = cap * np.tanh(scores / cap)
+        if sinks:
+            scores = np.append(scores, given["sinks"][head])
+        values = wide["values"][group, seen]
+        weights = np.exp(scores - scores.max())
+        want = weights[: len(values)] / weights.sum() @ values
+        np.testing.assert_allclose(got[head], want, rtol=1e-5, atol=1e-5)
