@@ -21,6 +21,9 @@ from ark.plan.kind import OperandType, Signature
 from ark.plan.kind import get as task_kind
 from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS
 
+# Kinds that have packets only on machines with the capability PACKET_GATE.
+GATED_KINDS = ("row_norm", "topk")
+
 # A row sent as short packets must be a multiple of this number of 16-bit elements.
 SHORT_PACKET_ROW_ELEMENTS = 8
 
@@ -56,7 +59,8 @@ def choose_packets(
     kinds: dict[int, set[str]] = defaultdict(set)  # by buffer, kinds of its tasks
     for group in groups:
         kind, sig = task_kind(group.kind), _signature(group)
-        able = kind.packets(sig)
+        gated = machines[group.phase].has(Capability.PACKET_GATE)
+        able = kind.packets(sig) if gated or group.kind not in GATED_KINDS else frozenset()
         boxes = templates.boxes(sig, tuple(group.coords))
         given = {b.operand for b in boxes if b.write}
         short = takes_short(machines[group.phase])

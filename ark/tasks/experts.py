@@ -59,6 +59,7 @@ from ark.tasks.row_values import bytes_of
 
 MIN_BLOCK_ROW_ELEMENTS = 4096  # with few rows of at least this length, a block processes each row
 MIN_SORTED_RESULTS = 5  # rows are sorted for at least this k; else the maximum is searched k times
+MAX_PACKET_ROW, MAX_PACKET_RESULTS = 512, 32  # of a row that is read as packets
 MAX_ALONE = 64  # results that a single thread keeps at once
 MAX_TOTALS = 256  # results of a task that are added up at once: ARK_EXPERT_TOTALS of experts.h
 KEY_BYTES = 8  # bytes of an element's sort key
@@ -112,6 +113,13 @@ class TopK(TaskKind):
             Access(1, (row, 0), (end, params.k), write=True),
             Access(2, (row, 0), (end, params.k), write=True),
         ]
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        # The base class asks before it is known that there are operands.
+        shape = sig.operands[0].shape if sig.operands else ()
+        params = sig.read(TopKParams)
+        few = len(shape) == 2 and shape[0] == 1 and shape[1] <= MAX_PACKET_ROW
+        return frozenset({0} if few and params.k <= MAX_PACKET_RESULTS and not params.least else ())
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return max(8 * machine.warps, KEY_BYTES * self._sorted(sig, machine)[0])

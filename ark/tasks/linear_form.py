@@ -35,11 +35,14 @@ def dealt(rows: int, weights: int, row_bytes: int, machine: Machine) -> int:
     Usually all processors share it. With the capability ASKS_AHEAD, waiting blocks prefetch the
     weights of their next tasks. Then a layer of one input row gets only as many processors as are
     needed to have all of its weights in flight before the input arrives, so that the others can
-    prefetch for the next layer; but at least one in MAX_PROCESSORS_PER_TASK.
+    prefetch for the next layer; but at least one in MAX_PROCESSORS_PER_TASK. A layer with fewer
+    rows of weights than processors, such as a router of experts, is shared by half as many as it
+    has rows, so that it can run on processors that had no task of the layer before.
     """
-    asks = (
-        rows == 1 and machine.has(Capability.ASKS_AHEAD) and row_bytes % (4 * machine.threads) == 0
-    )
+    asks = rows == 1 and machine.has(Capability.ASKS_AHEAD)
+    if asks and weights < machine.processors:
+        return max(1, weights // 2)
+    asks = asks and row_bytes % (4 * machine.threads) == 0
     under_way = machine.in_flight * machine.stage_bytes
     few = -(-weights * row_bytes // under_way) if asks else machine.processors
     return min(max(few, machine.processors // MAX_PROCESSORS_PER_TASK), machine.processors)

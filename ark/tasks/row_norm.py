@@ -62,6 +62,7 @@ MANY_REGISTERS, MOST_TOGETHER, MOST_ROWS = 200, 64, 4
 # Rows are claimed at run time only if elements have at most this many bytes, because some backends
 # load rows of wider elements by hardware copies.
 MAX_CLAIMED_ITEMSIZE = 2
+MAX_PACKET_ROW = 4096  # elements of a row that is read as packets
 MAX_VECTOR_SUMS = 16  # sums of a thread that runs alone, for vectorisation
 
 
@@ -222,6 +223,11 @@ class RowNorm(TaskKind):
         box = row_box(sig.operands[out].shape, coord, params.rows, dealt=dealt)
         accesses = [Access(0, *box), Access(out, *box, write=True)]
         return accesses + [whole(i, sig.operands[i]) for i in range(1, out)]
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        shape = sig.operands[0].shape if sig.operands else ()
+        few = len(shape) == 2 and shape[0] == 1 and shape[1] <= MAX_PACKET_ROW
+        return frozenset({0} if few and sig.read(RowNormParams).function == "rmsnorm" else ())
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any] | None:
         held, shape = self._held(sig, machine), fold(sig.operands[-1].shape)

@@ -1,5 +1,5 @@
 """AMD's ops on one row, executed on the emulator: attention in tiles of one row (windows, soft
-caps, sinks).
+caps, sinks), and rmsnorm and topk whose input travels as packets.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from ark_rocm import backend
-from ark_rocm.tasks import attention
+from ark_rocm.tasks import attention, packet_rows
 
 from ark.ir.dtype import bf16, fp32, int32
 from ark.ir.graph import Graph
@@ -92,3 +92,93 @@ def test_attention_in_tiles_of_one_row(
         weights = np.exp(scores - scores.max())
         want = weights[: len(values)] / weights.sum() @ values
         np.testing.assert_allclose(got[head], want, rtol=1e-5, atol=1e-5)
+
+
+NAN, INF = float("nan"), float("inf")
+# Rows of which 4 elements are chosen: their number is and is not a multiple of a wave's lanes.
+CHOICES = {
+    "random": np.random.default_rng(0).standard_normal(128),
+    "equal": np.array([0.0, -0.0, 3.0, 3.0, *[-1.0] * 67, 3.0, 0.0]),
+    "nan": np.array([1.0, NAN, INF, -INF, *[2.0] * 90, NAN]),
+    "infinite": np.array([-INF] * 30 + [1.0, -2.0] + [-INF] * 40),
+}
+
+
+@pytest.mark.parametrize(
+    ("arch", "case", "softmax"),
+    in_turns(ARCHS, [(case, softmax) for case in CHOICES for softmax in (False, True)]),
+    indirect=["arch"],
+)
+def test_topk_of_packets(arch: str, case: str, softmax: bool) -> None:
+    """The input of topk is computed by a linear layer whose tasks store packets."""
+    del arch
+    scores = CHOICES[case].astype(np.float32)
+    n, k = len(scores), 4
+    weight = np.zeros((n, 64), np.float32)
+    weight[:, 0] = scores
+    x = np.zeros((1, 64), np.float32)
+    x[0, 0] = 1.0
+    graph = Graph()
+    given = graph.tensor((1, 64), fp32, arena="state", name="x")
+    rows = graph.tensor((n, 64), fp32, arena="parameter", name="weight")
+    logits = graph.tensor((1, n), fp32, name="logits")
+    graph.add("linear", [given, rows], [logits], {"prologue": "none", "epilogue": "store"}, "l")
+    values = graph.tensor((1, k), fp32, arena="state", name="values")
+    chosen = graph.tensor((1, k), int32, arena="state", name="chosen")
+    graph.add("topk", [logits], [values, chosen], {"k": k, "softmax": softmax}, "topk")
+    with contextlib.closing(backend.open(0)) as device:
+        planned = plan(graph, device.machine)
+        verify([planned])
+        (op,) = (op for op in planned.ops if op.kind == "topk")
+        assert planned.tensors[op.operands[0]].packet
+        assert packet_rows.TopK().serves(kinds.signature(planned, op), device.machine)
+        with Executor(planned, backend, device) as executor:
+            executor.write("x", x)
+            executor.write("weight", weight)
+            executor.start(3).wait()
+            got, places = executor.read("values")[0], executor.read("chosen")[0]
+    key = np.where(np.isnan(scores), INF, scores.astype(np.float64))
+    order = sorted(range(n), key=lambda i: (not np.isnan(scores[i]), -key[i], i))[:k]
+    assert places.tolist() == order
+    want = scores[order].astype(np.float64)
+    if softmax:
+        with np.errstate(invalid="ignore"):
+            want = np.exp(want - want.max())
+            want /= want.sum()
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arch", "k"), in_turns(ARCHS, [(2880,), (64,), (4096,)]), indirect=["arch"]
+)
+def test_norm_of_packets(arch: str, k: int) -> None:
+    """The input of rmsnorm is computed by a linear layer whose tasks store packets."""
+    del arch
+    random = np.random.default_rng(k)
+    arrays = {
+        "x": random.standard_normal((1, 64)).astype(np.float32),
+        "weight": random.standard_normal((k, 64)).astype(np.float32),
+        "factors": random.standard_normal(k).astype(ml_dtypes.bfloat16),
+    }
+    graph = Graph()
+    x = graph.tensor((1, 64), fp32, arena="state", name="x")
+    weight = graph.tensor((k, 64), fp32, arena="parameter", name="weight")
+    factors = graph.tensor((k,), bf16, arena="parameter", name="factors")
+    middle = graph.tensor((1, k), fp32, name="middle")
+    graph.add("linear", [x, weight], [middle], {"prologue": "none", "epilogue": "store"}, "l")
+    out = graph.tensor((1, k), fp32, arena="state", name="out")
+    graph.add("rmsnorm", [middle, factors], [out], {"eps": 1e-5}, "norm")
+    with contextlib.closing(backend.open(0)) as device:
+        planned = plan(graph, device.machine)
+        verify([planned])
+        (op,) = (op for op in planned.ops if op.kind == "row_norm")
+        assert planned.tensors[op.operands[0]].packet
+        assert packet_rows.Norm().serves(kinds.signature(planned, op), device.machine)
+        with Executor(planned, backend, device) as executor:
+            for name, array in arrays.items():
+                executor.write(name, array)
+            executor.start(3).wait()
+            got = executor.read("out")[0]
+    row = arrays["weight"].astype(np.float64) @ arrays["x"][0].astype(np.float64)
+    want = row / np.sqrt((row**2).mean() + 1e-5) * arrays["factors"].astype(np.float64)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)

@@ -8,6 +8,7 @@ from ark.ir.attributes import ExpertLinearAttributes, TopKAttributes
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.tiling import split
+from ark.machine.capability import Capability
 from ark.tasks.expert_epilogue import ExpertLinearParams
 from ark.tasks.experts import TopKParams
 
@@ -18,7 +19,10 @@ def lower_topk(lowering: Lowering, node: Node) -> None:
     coords = [(r,) for r in range(0, rows, each)]
     given = node.read(TopKAttributes)
     params = TopKParams(k=given.k, least=given.least, softmax=given.softmax, rows=each)
-    lowering.emit("topk", params, [*node.inputs, *node.outputs], coords)
+    group = lowering.emit("topk", params, [*node.inputs, *node.outputs], coords)
+    # On a processor of its own, a task polls packets while others compute them.
+    if lowering.machine.has(Capability.PACKET_GATE) and group.processors is None:
+        group.processors = (0, lowering.machine.processors)
 
 
 def lower_expert_linear(lowering: Lowering, node: Node) -> None:

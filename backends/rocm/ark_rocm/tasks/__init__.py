@@ -16,6 +16,7 @@ from ark_rocm.tasks import (
     linear_rows,
     linear_several,
     matmul,
+    packet_rows,
 )
 
 BODIES: tuple[Body, ...] = (
@@ -31,4 +32,6 @@ BODIES: tuple[Body, ...] = (
     linear_several.SeveralRows(),
     linear_several.SeveralRowsOfCodes(),
     matmul.Tiles(),
+    packet_rows.Norm(),
+    packet_rows.TopK(),
 )

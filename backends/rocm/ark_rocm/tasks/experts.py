@@ -133,7 +133,8 @@ class Experts(Body):
         return fits and (several or _rows(sig, machine) > 0)
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        own = read("codes.h", "linear_codes.h", "linear_rows.h", "experts.h")
+        rows = ("held_rows.h", "linear_rows.h")
+        own = read("codes.h", "linear_codes.h", *rows, "experts.h")
         if machine.arch == SCALED:
             own = (*own, *read("experts_scaled.h"))
         return (*SeveralRows().headers(machine), HEADER, *own)

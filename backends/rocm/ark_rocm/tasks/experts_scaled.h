@@ -159,7 +159,7 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
   int expert[ADDED];
 #pragma unroll
   for (int s = 0; s < ADDED; ++s) expert[s] = *ark_address(experts, 0, 0, row, slot + s);
-  ArkExpertRows<K, INPUTS, SLOTS> held;
+  ArkPacketRows<K, INPUTS, SLOTS> held;
   held.load(x, row, slot);
 #pragma unroll
   for (int s = 0; s < ADDED; ++s) {
@@ -210,8 +210,7 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
   }
   ArkExpertResults<ADDED, TOTAL, F> results{finish, row, slot, expert, {}, 0.0f};
   const auto ahead = [&](int top) { results.ahead(top + ark_tid() < end ? top + ark_tid() : top); };
-  ahead(t.coord[2]);
-  held.take(c, x, row, slot);
+  held.take(c, x, row, slot, [&] { ahead(t.coord[2]); });
 #pragma unroll
   for (int s = 0; s < INPUTS; ++s) {
 #pragma unroll
