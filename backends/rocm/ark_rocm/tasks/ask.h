@@ -7,6 +7,24 @@ constexpr int ARK_ASKED = 48;          // loads of a wave, one line per lane: 38
 constexpr int ARK_ASKED_TOGETHER = 2;  // loads between two polls
 constexpr ark_u32 ARK_ASKED_TASKS = 3u;
 
+// The weights of a task; none if they are not plain, contiguous stages.
+ARK_DEVICE ArkLines ark_lines(ArkCtx& c, const ArkTask& task) {
+  if (task.fetch_begin == task.fetch_end) return {nullptr, 0};
+  const ArkFetch& fetch = ark_fetch(c, task.fetch_begin);
+  const ark_u32 bytes = (task.fetch_end - task.fetch_begin) * fetch.bytes;
+  const int lines = static_cast<int>(bytes / 128u);
+  return {(const ark_global<char>*)fetch.address, fetch.form == 0u ? lines : 0};
+}
+
+// The weights of the processor's next task, else one line of `other`.
+ARK_DEVICE ArkLines ark_next_lines(ArkCtx& c, const unsigned char* other) {
+  const ArkLoop& loop = *reinterpret_cast<const ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
+  const ark_u32 next = (ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP) + 1u;
+  ArkLines lines{nullptr, 0};
+  if (next < c.task_end) lines = ark_lines(c, loop.tasks[next % ARK_SLOTS]);
+  return lines.count > 0 ? lines : ArkLines{(const ark_global<char>*)other, 1};
+}
+
 // Polls a packet until it has arrived or all weights are requested. The first `patience` polls
 // request nothing. A poll returns after the loads that were requested before it, so few loads are
 // in flight at a time and urgent reads do not queue behind them.
@@ -21,19 +39,13 @@ ARK_DEVICE void ark_poll_asking(ArkCtx& c, const ark_u64* packet, bool system, i
 #pragma unroll 1
   for (ark_u32 ahead = 1u; ahead <= ARK_ASKED_TASKS; ++ahead) {
     if (running + ahead >= c.task_end) return;
-    const ArkTask& next = tasks[running + ahead];
-    if (next.fetch_begin == next.fetch_end) continue;
-    const ArkFetch& fetch = ark_fetch(c, next.fetch_begin);
-    if (fetch.form != 0u) continue;  // not of plain, contiguous stages
-    const auto* from = (const ark_global<char>*)fetch.address;
-    const int lines = static_cast<int>((next.fetch_end - next.fetch_begin) * fetch.bytes / 128u);
+    const ArkLines lines = ark_lines(c, tasks[running + ahead]);
 #pragma unroll 1
-    for (int line = ark_lane(); line - ark_lane() < lines; line += ARK_ASKED_TOGETHER * ARK_LANES) {
+    for (int line = ark_lane(); line - ark_lane() < lines.count; line += ARK_ASKED_TOGETHER * ARK_LANES) {
       ark_u32 word[ARK_ASKED_TOGETHER];
 #pragma unroll
       for (int i = 0; i < ARK_ASKED_TOGETHER; ++i) {
-        const int at = line + i * ARK_LANES;
-        word[i] = *(const ark_global<ark_u32>*)(from + (at < lines ? at : lines - 1) * 128);
+        word[i] = lines.load(line + i * ARK_LANES);
       }
       const bool ready = ark_packet_ready(c, ark_packet_load(packet, system));
 #pragma unroll

@@ -144,7 +144,7 @@ class Merge(Body):
         return machine.has(Capability.MFMA) and machine.variant.name == "block"
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        names = ("ask.h", "merge.h")
+        names = ("lines.h", "ask.h", "merge.h")
         return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:

@@ -134,7 +134,7 @@ class Experts(Body):
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         rows = ("held_rows.h", "linear_rows.h")
-        own = read("codes.h", "linear_codes.h", *rows, "experts.h")
+        own = read("lines.h", "ask.h", "codes.h", "linear_codes.h", *rows, "experts.h")
         if machine.arch == SCALED:
             own = (*own, *read("experts_scaled.h"))
         return (*SeveralRows().headers(machine), HEADER, *own)

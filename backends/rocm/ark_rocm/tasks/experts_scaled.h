@@ -148,6 +148,7 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
   // The number of tiles that are multiplied in turn, to have independent products. With one input
   // it is 1, so that a tile's products begin before the weights of all tiles have arrived.
   constexpr int TOGETHER = INPUTS > 1 ? OWN : 1;
+  constexpr bool ASKS = SLOTS;
   static_assert(OF <= EXPERTS || RUNS == 1, "a part of the experts has no epilogue");
   unsigned char* inputs = reinterpret_cast<unsigned char*>(ARK_SCRATCH(c));
   float* sums = reinterpret_cast<float*>(inputs + INPUTS * Input::BYTES);  // by tile, column, wave
@@ -159,6 +160,11 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
   int expert[ADDED];
 #pragma unroll
   for (int s = 0; s < ADDED; ++s) expert[s] = *ark_address(experts, 0, 0, row, slot + s);
+  // From the input's arrival until the next linear layer, memory has little to do. Then the block
+  // requests that layer's first weights, which brings their lines into caches.
+  ArkLines next{nullptr, 0};
+  ark_u32 asked[2] = {};
+  if constexpr (ASKS) next = ark_next_lines(c, bytes);
   ArkPacketRows<K, INPUTS, SLOTS> held;
   held.load(x, row, slot);
 #pragma unroll
@@ -220,8 +226,10 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
     }
   }
   ark_sync();
+  if constexpr (ASKS) asked[0] = next.load(ark_tid());
   Input::template split<K, INPUTS>(xs, inputs);
   ark_sync();
+  if constexpr (ASKS) asked[1] = next.load(ARK_THREADS + ark_tid());
   const int group = lane % 16 / 4 < 2 ? lane % 16 / 4 : 2, half = lane % 4 / 2;
   const int in_row = (half * ARK_SCALED_PARTS + 2 * group + lane % 2) * Input::ROW + lane / 16 * 16;
   const auto parts = [&](int input, int i, ark_u32& exponents) {
@@ -317,5 +325,6 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
     if (top + ROWS < end - t.coord[2]) ahead(t.coord[2] + top + ROWS);
     ark_sync();
   }
+  if constexpr (ASKS) asm volatile("" ::"v"(asked[0]), "v"(asked[1]));
   return true;
 }

@@ -94,7 +94,7 @@ class OneRow(Body):
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         matrix = ("ask.h", "linear_matrix.h") if machine.has(Capability.MFMA) else ()
-        names = ("linear.h", *matrix)
+        names = ("linear.h", "lines.h", *matrix)
         return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:

@@ -105,25 +105,45 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
   }
 };
 
+// True for a row of packets.
+template <class X>
+constexpr bool ark_packet_row = false;
+template <ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
+inline constexpr bool ark_packet_row<ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM>> = true;
+
 // Copies the input row to its positions in shared memory, multiplied by the norm's weights if there
-// are any. Returns the norm's scale.
-template <class SPLIT, int K, class X, class P>
-ARK_DEVICE float ark_split_places(ArkCtx& c, X x, const P& prologue, float* xs, float* red) {
+// are any. Returns the norm's scale. meanwhile: called when the first loads of packets have been
+// issued.
+template <class SPLIT, int K, class X, class P, class F>
+ARK_DEVICE float ark_split_places(ArkCtx& c, X x, const P& prologue, float* xs, float* red,
+                                  const F& meanwhile) {
   constexpr int EACH = (K + ARK_THREADS - 1) / ARK_THREADS;
-  float v[EACH];
+  float v[EACH], squares = 0.0f;
 #pragma unroll
   for (int e = 0; e < EACH; ++e) {
     const int k = ark_tid() + e * ARK_THREADS;
     v[e] = 1.0f;
     if constexpr (P::norm) v[e] = k < K ? ark_get(prologue.weight.p, k) : 0.0f;
   }
-  const float squares = ark_load_row<false>(c, x, 0, K, xs);
+  if constexpr (ark_packet_row<X>) {
+    ArkPacketRows<K, 1, false> row;
+    row.take(c, x, 0, 0, meanwhile);
 #pragma unroll
-  for (int e = 0; e < EACH; ++e) {  // what this thread has stored
-    const int k = ark_tid() + e * ARK_THREADS;
-    if (k < K) v[e] *= xs[k];
+    for (int e = 0; e < EACH; ++e) {
+      const float own = ark_tid() + e * ARK_THREADS < K ? row.v[0][e] : 0.0f;
+      squares += own * own;
+      v[e] *= own;
+    }
+  } else {
+    meanwhile();
+    squares = ark_load_row<false>(c, x, 0, K, xs);
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {  // what this thread has stored
+      const int k = ark_tid() + e * ARK_THREADS;
+      if (k < K) v[e] *= xs[k];
+    }
+    ark_sync();
   }
-  ark_sync();
 #pragma unroll
   for (int e = 0; e < EACH; ++e) {
     const int k = ark_tid() + e * ARK_THREADS;
@@ -165,6 +185,7 @@ ARK_DEVICE bool ark_linear_split_codes(ArkCtx& c, const ArkTask& t, const unsign
                                        const P& prologue, E epilogue) {
   typedef ArkSplitCodes<ROW, PARTS> Split;
   constexpr int AHEAD = 4, WIDTH = E::WIDTH, K = ROW::COLUMNS;
+  constexpr int FIRST_LINE = AHEAD * ARK_THREADS * 16 / 128, LINES = 2;
   constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // of a thread
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
   float* sums = xs + PARTS * Split::SPAN;
@@ -185,9 +206,19 @@ ARK_DEVICE bool ark_linear_split_codes(ArkCtx& c, const ArkTask& t, const unsign
     const int row = (ark_tid() + o * ARK_THREADS) * WIDTH;
     if (row < rows) ark_sums_ahead(c, epilogue, 0, first + row, rows - row, ahead[o]);
   }
-  const float scale = ark_split_places<Split, K>(c, x, prologue, xs, red);
+  // While the input arrives, the block requests the weights behind the first loads, which brings
+  // their lines into caches.
+  const ArkLines lines{(const ark_global<char>*)split.bytes,
+                       static_cast<int>((rows * sizeof(ROW) + 127u) / 128u)};
+  ark_u32 asked[LINES];
+  const float scale = ark_split_places<Split, K>(c, x, prologue, xs, red, [&] {
+#pragma unroll
+    for (int i = 0; i < LINES; ++i) asked[i] = lines.load(FIRST_LINE + i * ARK_THREADS + ark_tid());
+  });
   ark_sync();
   ark_split_sums(split, ring, xs, sums);
+#pragma unroll
+  for (int i = 0; i < LINES; ++i) asm volatile("" ::"v"(asked[i]));
   ark_split_store<PARTS>(c, epilogue, sums, scale, first, rows, ahead);
   ark_sums_finish(c, t, epilogue, red);
   return true;

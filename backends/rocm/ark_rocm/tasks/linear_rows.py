@@ -90,7 +90,7 @@ class OneRow(linear.OneRow):
         )
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        return (*super().headers(machine), HEADER, *read("codes.h", "linear_rows.h"))
+        return (*super().headers(machine), HEADER, *read("codes.h", "held_rows.h", "linear_rows.h"))
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return _bytes(sig, machine)

@@ -57,7 +57,7 @@ class SeveralRows(Body):
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         several = ("linear_several_input.h", "linear_several.h")
-        names = ("linear.h", "ask.h", "linear_matrix.h", *several)
+        names = ("linear.h", "lines.h", "ask.h", "linear_matrix.h", *several)
         return read(*names)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
