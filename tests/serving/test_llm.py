@@ -191,7 +191,7 @@ def test_the_default_is_generation_configs(folder: Path, llm: LLM, tmp_path: Pat
         ([[320]], None, "the token 320"),
         ([[]], None, "no tokens"),
         ([list(range(96))], None, "context holds"),
-        ("x", ark.SamplingParams(logprobs=20, logit_bias={400: 1.0}), "names the token 400"),
+        ("x", ark.SamplingParams(logprobs=20, logit_bias={400: 1.0}), "name the token 400"),
     ],
 )
 def test_wrong_calls(llm: LLM, prompts: Any, sampling: Any, words: str) -> None:

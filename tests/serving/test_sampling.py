@@ -91,7 +91,7 @@ def test_sampling_without_support_in_the_engine_is_refused(small: Checkpoint) ->
     cases = (
         ("full", SamplingParams(n=2), "n=2 is out of range"),
         ("full", SamplingParams(logprobs=1), "reports at most 0"),
-        ("full", SamplingParams(logit_bias={320: 1.0}), "names the token 320"),
+        ("full", SamplingParams(logit_bias={320: 1.0}), "name the token 320"),
         ("", SamplingParams(top_p=0.5, logprobs=0), "top_p, logprobs of the sampling"),
     )
     for kind in ("full", ""):

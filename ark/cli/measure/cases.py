@@ -128,8 +128,8 @@ def attention(heads: int, width: int, rows: int) -> OpCase:
 def _conv(
     images: int, channels: int, size: int, filters: int, width: int, dtype: DataType = bf16
 ) -> OpCase:
-    """Images convolved by square filters, with `around` pixels of padding on each side. fp32 is
-    computed as tf32, which is torch's default.
+    """Images convolved by filters of `width` x `width` pixels, padded by half of the width on each
+    side. fp32 is computed as tf32, which is torch's default.
     """
     around = width // 2
 

@@ -76,7 +76,7 @@ def test_unsupported_plans_name_the_reason() -> None:
         (changed(packets, "respkt", reduce_op="max"), "reduce by max and sum"),
         (changed(packets, "ppkt", name="put"), "packets or data that are never sent"),
         (changed(slices, "put", tbg_info={"tb_id": 2, "tbg_size": 2}), "block 2 is out of range"),
-        (changed(slices, "put", tbg_info={"tb_id": 0, "tbg_size": 67}), "cut into 134 slices"),
+        (changed(slices, "put", tbg_info={"tb_id": 0, "tbg_size": 67}), "cut into 134 parts"),
         (changed(plans.reduced_by_the_switch(2), "glres",
                  src_buff=[{"switch_channel_id": 4, "index": 0, "size": 1}]),
          "names switch channel 4"),

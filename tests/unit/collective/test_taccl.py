@@ -332,7 +332,10 @@ BAD_SKETCHES = {
         {"intranode_sketch": {"switch_hyperedge_strategy": ["x"]}},
         "strategy.*Invalid enum value .x.",
     ),
-    "hyperedges": ({"intranode_sketch": {"switch_hyperedge_strategy": ["uc-min"]}}, "as long"),
+    "hyperedges": (
+        {"intranode_sketch": {"switch_hyperedge_strategy": ["uc-min"]}},
+        "one entry per switch",
+    ),
     "conn": (
         {"internode_sketch": {"internode_conn": {"a": [1]}}},
         "internode_conn",
@@ -383,7 +386,7 @@ MISFITS = {
         {"nnodes": 2, "symmetry_offsets": [[1, 8]]},
         "does not hold: the image",
     ),
-    "symmetry groups": ({"nnodes": 2, "symmetry_offsets": [[1, 5]]}, "do not divide"),
+    "symmetry groups": ({"nnodes": 2, "symmetry_offsets": [[1, 5]]}, "are not a multiple"),
     "symmetry of senders": (
         {
             "nnodes": 2,

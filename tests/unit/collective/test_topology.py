@@ -350,7 +350,7 @@ def test_a_group_of_ranks_takes_part_and_the_others_relay():
     # to the network.
     assert optimal(alone).algbw == optimal(named("a100")).algbw * Fraction(325, 300)
     for wrong in ([0, 0], [6], [-1]):
-        with pytest.raises(InvalidUsageError, match="different ranks of 0 to 5"):
+        with pytest.raises(InvalidUsageError, match="different ranks from 0 to 5"):
             six.subgroup(wrong)
 
 

@@ -116,7 +116,7 @@ def test_refuses_headers_that_contradict():
     program = ring()
     buffers = program.buffers
     for fields, says in (
-        ({"ranks": 4}, "lists 3 ranks"),
+        ({"ranks": 4}, "has 3 lists"),
         ({"pieces": 0}, "at least 1"),
         ({"root": 0}, "cannot have the root"),
         ({"reduction": "median"}, "does not exist"),
