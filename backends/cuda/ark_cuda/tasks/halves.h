@@ -3,8 +3,8 @@
 // the first cosines and sines of its two rows before the sums are complete. Those of heads of 64
 // elements are loaded once for all heads of the tile; of wider heads, a part is loaded at a time.
 
-// A lane's pairs of neighbouring cosines and sines of four blocks of eight columns, in rows lane / 4
-// and lane / 4 + 8 of the warp.
+// A lane's pairs of neighbouring cosines and sines of four blocks of eight columns, in rows lane /
+// 4 and lane / 4 + 8 of the warp.
 template <typename C, typename S>
 struct ArkTurn {
   static constexpr int BLOCKS = 4;
@@ -47,8 +47,8 @@ ARK_DEVICE void ark_hide(ArkTurn<C, S>& turn, int q) {
 }
 
 // Loads the cosines and sines of four blocks from column `from` of a half on. row(i): the row of
-// both tables for the lane's row i of two. C_PITCH, S_PITCH: elements from row to row. aligned: true
-// if pairs of both tables can be loaded as vectors.
+// both tables for the lane's row i of two. C_PITCH, S_PITCH: elements from row to row. aligned:
+// true if pairs of both tables can be loaded as vectors.
 template <int C_PITCH, int S_PITCH, typename C, typename S, class Row>
 ARK_DEVICE ArkTurn<C, S> ark_matrix_turn(const C* cosines, const S* sines, bool aligned,
                                          const Row& row, int from) {
