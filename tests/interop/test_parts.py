@@ -72,24 +72,6 @@ def test_equal_products_count_once() -> None:
     assert not part_starts(graph, 1)
 
 
-def test_convolutions_in_groups_and_of_single_pixels_do_not_count() -> None:
-    """Three of these four convolutions are no products that a kernel's loop inlines."""
-
-    def function(x: Any, pixel: Any, depthwise: Any, groups: Any) -> Any:
-        y = torch.conv2d(torch.conv2d(x, pixel), depthwise, groups=8)
-        y = torch.conv2d(y, groups, groups=2)
-        return torch.conv2d(y.mean((2, 3), keepdim=True), pixel)
-
-    shapes = [(2, 8, 9, 9), (8, 8, 1, 1), (8, 1, 3, 3), (8, 4, 3, 3)]
-    graph = make_fx(function, tracing_mode="fake")(*(torch.randn(shape) for shape in shapes))
-    assert not part_starts(graph, 1)
-    wide = [(2, 256, 3, 3), (256, 256, 1, 1), (256, 128, 1, 1)]
-    graph = make_fx(
-        lambda x, w, g: torch.conv2d(torch.conv2d(x, w), g, groups=2), tracing_mode="fake"
-    )(*(torch.randn(shape) for shape in wide))
-    assert part_starts(graph, 1)  # two products, of which one has wide groups
-
-
 def test_a_graph_that_writes_to_its_inputs_stays_whole() -> None:
     def function(x: Any, w: Any) -> Any:
         x.copy_(x @ w)

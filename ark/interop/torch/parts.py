@@ -22,7 +22,6 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from ark.backend.protocol import KernelBackend
 from ark.interop.torch.graph import name_of, results_of
 from ark.interop.torch.products import convolutions_as_tf32
-from ark.lower.rewrite.convolutions import MOST_IN_UNITS
 from ark.machine.variant import LOAD
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 from ark.runtime.session import backend, device
@@ -141,17 +140,10 @@ def _is_image(node: fx.Node) -> bool:
 
 
 def _product(node: fx.Node) -> set[Any]:
-    """A key of the operator if it is a product: equal products have the same code. Convolutions in
-    groups of few channels and those of single pixels do not count, because they are not inlined.
-    """
+    """A key of the operator if it is a product: equal products have the same code."""
     name = name_of(node.target)
     if name not in PRODUCTS and "attention" not in name:
         return set()
-    if name == CONVOLUTION:
-        image, weight = (n.meta["val"] for n in node.all_input_nodes[:2])
-        few = node.args[-1] != 1 and weight.shape[1] <= MOST_IN_UNITS
-        if few or math.prod(image.shape[2:]) == 1:
-            return set()
     read = [v for n in node.all_input_nodes for v in results_of(n) if isinstance(v, torch.Tensor)]
     settings = [a for a in node.args if not isinstance(a, fx.Node)]
     return {(name, tuple((v.shape, v.dtype) for v in read), repr(settings))}
