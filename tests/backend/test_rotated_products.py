@@ -46,7 +46,7 @@ DECODERS = {
 def test_a_decoder_is_as_near_to_fp64_as_torchs(name: str, backend: str) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from ark.bench.model_parts import FirstTensor
+    from ark.cli.measure.model_parts import FirstTensor
 
     torch._dynamo.reset()
     torch.manual_seed(0)

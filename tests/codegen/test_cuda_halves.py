@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("ark_cuda")
 
-from ark.codegen.writer import write
 from ark_cuda import backend, machines
 from ark_cuda.tasks import inline
 
+from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
 from ark.lower.pipeline import plan
 from ark.plan.serialize import machine_of

@@ -5,8 +5,7 @@ the writer through the dialect.
 
 from __future__ import annotations
 
-from ark.codegen.body import Body
-
+from ark.backend.codegen.body import Body
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.kind import Signature
