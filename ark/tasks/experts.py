@@ -53,7 +53,7 @@ from ark.tasks.expert_epilogue import (
     residual_operand,
     weight_operands,
 )
-from ark.tasks.row_norm import vector_elements
+from ark.tasks.row_norm import no_packets, vector_elements
 from ark.tasks.row_values import HEADER as ROWS_HEADER
 from ark.tasks.row_values import bytes_of
 
@@ -148,6 +148,7 @@ class TopK(TaskKind):
         return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        no_packets(name, sig, machine)
         limit, n = sig.operands[0].shape
         params = sig.read(TopKParams)
         if params.softmax and not takes_softmax(n, params.k, machine):

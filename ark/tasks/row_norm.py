@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from ark.errors import PlanError
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -75,6 +76,15 @@ def vector_elements(operands: Sequence[OperandType], columns: int) -> int:
     while pack > 1 and (columns % pack or any(s % pack for s in strides)):
         pack //= 2
     return pack
+
+
+def no_packets(name: str, sig: Signature, machine: Machine) -> None:
+    """Raises PlanError if the input is packets, which only bodies of backends read."""
+    if sig.operands[0].packet:
+        raise PlanError(
+            f"{name} reads packets, but a processor of {machine.arch} has no function for that; "
+            "plan again for this machine"
+        )
 
 
 def row_places(shape: Sequence[int], rows: int, dealt: bool = False) -> Places:
@@ -314,6 +324,7 @@ class RowNorm(TaskKind):
         return (text.header("folds.h"), text.header("row_norm.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        no_packets(name, sig, machine)
         op, definition = row_op(name, sig)
         held = self._held(sig, machine)
         if held is not None:

@@ -12,6 +12,7 @@ import pytest
 from ark_rocm import backend
 from ark_rocm.tasks import attention, packet_rows
 
+from ark.errors import PlanError
 from ark.ir.dtype import bf16, fp32, int32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
@@ -131,7 +132,10 @@ def test_topk_of_packets(arch: str, case: str, softmax: bool) -> None:
         verify([planned])
         (op,) = (op for op in planned.ops if op.kind == "topk")
         assert planned.tensors[op.operands[0]].packet
-        assert packet_rows.TopK().serves(kinds.signature(planned, op), device.machine)
+        signature = kinds.signature(planned, op)
+        assert packet_rows.TopK().serves(signature, device.machine)
+        with pytest.raises(PlanError, match="reads packets"):
+            kinds.get("topk").source("name", signature, device.machine)
         with Executor(planned, backend, device) as executor:
             executor.write("x", x)
             executor.write("weight", weight)
@@ -173,7 +177,10 @@ def test_norm_of_packets(arch: str, k: int) -> None:
         verify([planned])
         (op,) = (op for op in planned.ops if op.kind == "row_norm")
         assert planned.tensors[op.operands[0]].packet
-        assert packet_rows.Norm().serves(kinds.signature(planned, op), device.machine)
+        signature = kinds.signature(planned, op)
+        assert packet_rows.Norm().serves(signature, device.machine)
+        with pytest.raises(PlanError, match="reads packets"):
+            kinds.get("row_norm").source("name", signature, device.machine)
         with Executor(planned, backend, device) as executor:
             for name, array in arrays.items():
                 executor.write(name, array)
