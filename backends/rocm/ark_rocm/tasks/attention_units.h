@@ -236,8 +236,8 @@ ARK_DEVICE void ark_attention_scores(ark_unit_sums (&s)[U::OWN], const ark_local
 }
 
 // Raises the running maximum to that of the scores times `factor` (log2(e) and the scale) if this
-// exceeds it by more than ARK_ATTENTION_SLACK; smaller increases are ignored, because sums then need
-// no rescaling. Returns the factor by which earlier sums must be multiplied.
+// exceeds it by more than ARK_ATTENTION_SLACK; smaller increases are ignored, because sums then
+// need no rescaling. Returns the factor by which earlier sums must be multiplied.
 template <class U>
 ARK_DEVICE float ark_attention_raise(const ark_unit_sums (&s)[U::OWN], ArkAttentionSums<U>& sums,
                                      float factor) {

@@ -223,8 +223,8 @@ struct GridChecks {
   std::vector<std::unique_ptr<WaveChecks>> waves;
   std::vector<uint32_t> slots;
   std::unordered_map<const Workgroup*, GroupChecks> groups;
-  // Properties of loads, by the load's program counter. polls: the result of poll_at. spins: true if
-  // the load polls one address. expects: true if it loads the expected value of an atomic.
+  // Properties of loads, by program counter. polls: the result of poll_at. spins: true if the load
+  // polls one address. expects: true if it loads the expected value of an atomic.
   std::unordered_map<uint32_t, uint32_t> polls;
   std::unordered_map<uint32_t, bool> spins, expects;
   std::vector<MatrixRole> matrix_roles;  // by pc
