@@ -41,7 +41,8 @@ ARK_DEVICE void ark_poll_asking(ArkCtx& c, const ark_u64* packet, bool system, i
     if (running + ahead >= c.task_end) return;
     const ArkLines lines = ark_lines(c, tasks[running + ahead]);
 #pragma unroll 1
-    for (int line = ark_lane(); line - ark_lane() < lines.count; line += ARK_ASKED_TOGETHER * ARK_LANES) {
+    for (int line = ark_lane(); line - ark_lane() < lines.count;
+         line += ARK_ASKED_TOGETHER * ARK_LANES) {
       ark_u32 word[ARK_ASKED_TOGETHER];
 #pragma unroll
       for (int i = 0; i < ARK_ASKED_TOGETHER; ++i) {
