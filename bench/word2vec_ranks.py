@@ -4,19 +4,21 @@ each peer per iteration.
 
     apt-get download dict-gcide sword-text-kjv sword-text-web sword-comm-mhcc sword-comm-scofield \
         sword-comm-tdavid
-    python -m bench.word2vec_ranks *.deb --ranks 1 2 4 8
+    python -m bench.word2vec_ranks *.deb --corpus corpus.npz --ranks 1 2 4 8
 
-The text is that of examples/word2vec/packages.py and the excerpt of Wikipedia that gensim ships.
-Analogies are the 19,544 questions of word2vec (Mikolov et al., 2013), as far as their words are in
-the vocabulary. With several --seeds the first number of ranks is trained with each of them.
+With --corpus the text and the questions are stored in a file, or read from it if it exists, so that
+a machine without the packages can train. The text is that of examples/word2vec/packages.py and the
+excerpt of Wikipedia that gensim ships. Analogies are the 19,544 questions of word2vec (Mikolov et
+al., 2013), as far as their words are in the vocabulary. With several --seeds the first number of
+ranks is trained with each of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import pickle
 import resource
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -29,28 +31,54 @@ from examples.word2vec import packages, word2vec
 from examples.word2vec.corpus import Corpus
 
 QUESTIONS_AT_ONCE = 500  # whose distances to all words are computed together
+ARRAYS = ("words", "texts", "keep", "noise")  # of a corpus
 MOST_AT_ONCE = 1024  # words of all ranks whose steps are computed from the same vectors
 
 
-def analogies(vocabulary: list[str], vectors: np.ndarray) -> tuple[int, int]:
-    """The numbers of questions answered right, and of all questions whose words are known. The
-    answer to "a is to b as c is to ..." is the word next to b - a + c other than a, b and c.
+def questions(vocabulary: list[str]) -> np.ndarray:
+    """word2vec's questions (count, 4), as indices into the vocabulary; those with other words are
+    left out. gensim ships them.
     """
     from gensim.test.utils import datapath
 
     number = {word: i for i, word in enumerate(vocabulary)}
     lines = Path(datapath("questions-words.txt")).read_text().lower().splitlines()
     asked = [line.split() for line in lines if not line.startswith(":")]
-    known = np.array([[number[w] for w in words] for words in asked if set(words) <= set(number)])
+    return np.array([[number[w] for w in words] for words in asked if set(words) <= set(number)])
+
+
+def correct(asked: np.ndarray, vectors: np.ndarray) -> int:
+    """The number of questions answered right. The answer to "a is to b as c is to ..." is the word
+    next to b - a + c other than a, b and c.
+    """
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     right = 0
-    for part in np.array_split(known, 1 + len(known) // QUESTIONS_AT_ONCE):
+    for part in np.array_split(asked, 1 + len(asked) // QUESTIONS_AT_ONCE):
         first, second, third, answer = part.T
         near = (unit[second] - unit[first] + unit[third]) @ unit.T
         for given in (first, second, third):
             near[np.arange(len(part)), given] = -np.inf
         right += int((near.argmax(1) == answer).sum())
-    return right, len(known)
+    return right
+
+
+def built(args: argparse.Namespace) -> dict[str, np.ndarray]:
+    """The text and the questions, as arrays by name."""
+    texts = packages.texts(args.packages) + wikipedia.encyclopedia()
+    text = Corpus.of(wikipedia.pieces(texts), least=args.least)
+    arrays = {name: getattr(text, name) for name in ARRAYS}
+    return {**arrays, "raw": np.array(text.raw), "kinds": np.array(len(text.vocabulary)),
+            "questions": questions(text.vocabulary)}  # fmt: skip
+
+
+def corpus_in(folder: str) -> tuple[Corpus, np.ndarray]:
+    """The text and the questions that `main` has stored in a folder. The vocabulary has numbers in
+    place of words.
+    """
+    with np.load(Path(folder) / "corpus.npz") as file:
+        given = {name: file[name] for name in ARRAYS}
+        words = list(map(str, range(int(file["kinds"]))))
+        return Corpus(vocabulary=words, raw=int(file["raw"]), **given), file["questions"]
 
 
 def interval(right: int, of: int, z: float = 1.96) -> list[float]:
@@ -64,8 +92,7 @@ def interval(right: int, of: int, z: float = 1.96) -> list[float]:
 def on_a_rank(folder: str, backend: str, options: word2vec.Options, out: str) -> None:
     ark.init(backend=backend)
     rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
-    with open(Path(folder) / "corpus", "rb") as file:
-        text = pickle.load(file)
+    text, _ = corpus_in(folder)
     begun = resource.getrusage(resource.RUSAGE_SELF)
     trained = word2vec.train(text, options)
     ended = resource.getrusage(resource.RUSAGE_SELF)
@@ -81,10 +108,10 @@ def sent(options: word2vec.Options, world: int) -> int:
     return options.chunks * rows * (4 + 4 * options.size) if world > 1 else 0
 
 
-def figures(folder: str, name: str, world: int, text: Corpus) -> dict[str, Any]:
+def figures(folder: str, name: str, world: int, asked: np.ndarray) -> dict[str, Any]:
     runs = [np.load(Path(folder) / f"{name}.{rank}.npz") for rank in range(world)]
     equal = all((run["vectors"] == runs[0]["vectors"]).all() for run in runs)
-    right, of = analogies(text.vocabulary, runs[0]["vectors"])
+    right, of = correct(asked, runs[0]["vectors"]), len(asked)
     return {
         "words_per_second": round(min(float(run["words"]) for run in runs)),
         "cpu_seconds": round(sum(float(run["cpu"]) for run in runs)),
@@ -97,7 +124,8 @@ def figures(folder: str, name: str, world: int, text: Corpus) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("packages", type=Path, nargs="+", help="Debian packages")
+    parser.add_argument("packages", type=Path, nargs="*", help="Debian packages")
+    parser.add_argument("--corpus", type=Path, help="a file for the text")
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--chunk", type=int, default=word2vec.Options.chunk)
@@ -106,13 +134,14 @@ def main() -> None:
     parser.add_argument("--least", type=int, default=20, help="of a word's occurrences")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     args = parser.parse_args()
-    texts = packages.texts(args.packages) + wikipedia.encyclopedia()
-    text = Corpus.of(wikipedia.pieces(texts), least=args.least)
-    about = {"words": text.raw, "vocabulary": len(text.vocabulary), "epochs": args.epochs}
-    print(json.dumps(about), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        with open(Path(folder) / "corpus", "wb") as file:
-            pickle.dump(text, file)
+        stored = args.corpus or Path(folder) / "stored.npz"
+        if not stored.exists():
+            np.savez_compressed(stored, **built(args))
+        shutil.copy(stored, Path(folder) / "corpus.npz")
+        text, asked = corpus_in(folder)
+        about: dict[str, Any] = {"words": text.raw, "vocabulary": len(text.vocabulary)}
+        print(json.dumps({**about, "epochs": args.epochs}), flush=True)
         for world in args.ranks:
             for seed in args.seeds if world == args.ranks[0] else args.seeds[:1]:
                 options = word2vec.Options(
@@ -125,7 +154,7 @@ def main() -> None:
                 if ark.launch(world, on_a_rank, folder, *given, name):
                     raise SystemExit(f"{world} ranks failed")
                 about = {"ranks": world, "seed": seed, "chunk": options.chunk}
-                about |= figures(folder, name, world, text)
+                about |= figures(folder, name, world, asked)
                 print(json.dumps({**about, "bytes_to_a_peer": sent(options, world)}), flush=True)
 
 
