@@ -61,8 +61,9 @@ def show_pass(name: str, before: Graph, after: Graph) -> None:
 
 
 def cuts_text(groups: Sequence[Group]) -> str:
-    """A line of text for each set of ops with equal tiles: task kind, sizes of the first operands,
-    tile, parts of k and number of tasks.
+    """A line of text for each set of ops that are tiled equally. It has the ops' task kind, the
+    shapes of their first three operands, the shape of a tile, the number of parts into which k is
+    split, and the number of tasks.
     """
     names: dict[str, list[str]] = {}
     for group in groups:

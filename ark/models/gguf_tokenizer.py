@@ -88,8 +88,8 @@ def _bytes(file: GgufFile, tokens: Sequence[str], given: Callable[..., Any]) -> 
     split = next((split for split, names in SPLITS.items() if pre in names.split()), None)
     if split is None:
         log.warn(
-            f"{file.path} splits words as {str(pre)[:200]!r} does, which ark does not know; it "
-            "splits them as GPT-2 does, so ids may differ"
+            f"{file.path} names the pre-tokenizer {str(pre)[:200]!r}, which ark does not support; "
+            "ark splits text into words as GPT-2 does, so token ids may differ"
         )
     if split:
         level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -68,10 +68,11 @@ architecture, and its value is a module and a class.
 def register(architecture: str, decoder_class: type[Module], model_type: str = "") -> None:
     """Adds a decoder for an architecture name of config.json, in this process.
 
-    decoder_class: a subclass of ark.models.llama.Llama. model_type: that of configs without
-    architectures. A package adds its decoders to every process by entry points of the group
-    `ark.models`. Raises InvalidUsageError for a class that is not a decoder and for a name that is
-    taken.
+    decoder_class: a subclass of ark.models.llama.Llama. model_type: the field `model_type` of
+    config.json, which selects the decoder if the config has no field `architectures`. To add
+    decoders in every process, a package declares entry points of the group `ark.models`. Raises
+    InvalidUsageError for a class that is not a decoder and for a name that is already registered
+    for another class.
 
     Examples:
         >>> from ark.models.llama import Llama

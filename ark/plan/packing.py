@@ -39,8 +39,9 @@ def from_meta(meta: Mapping[str, Any]) -> dict[str, Packing]:
             packing = None
         if packing is None or not _sound(packing):
             raise PlanError(
-                f"the plan's {KEY!r} has the entry {str(row)[:200]}; expected a name, a list of "
-                "parts and interleave; make the plan again with this version"
+                f"the plan's {KEY!r} has the entry {str(row)[:200]}; expected an object with "
+                "the fields name, parts (a list) and interleave (true or false); make the plan "
+                "again with this version"
             )
         packings[packing.name] = packing
     return packings

@@ -64,9 +64,9 @@ class PlanMemory:
 
     def find(self, name: str, elements: int = 0) -> PlanTensor:
         """Finds a tensor of the plan by name. Tensors whose memory lasts beyond an iteration take
-        precedence. Of several tensors with the name, returns the first with `elements` elements,
-        otherwise the largest. If all are smaller than `elements` but parts of a buffer, returns a
-        tensor over the whole buffer.
+        precedence. If several tensors have the name, returns the first with `elements` elements,
+        or else the largest. If even the largest has fewer than `elements` elements, and a buffer
+        has the name, returns a tensor over the whole buffer.
         """
         named = [t for t in self.plan.tensors if t.name == name]
         named = [t for t in named if self.plan.buffers[t.buffer].initial] or named

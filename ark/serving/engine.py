@@ -251,7 +251,7 @@ class Engine:
             self._news.notify_all()
 
     def _await_mask(self) -> None:
-        """Waits until a mask is ready or a message has arrived."""
+        """Waits until a token mask is computed, a request is new or cancelled, or close is called."""
         with self._news:
             self._news.wait_for(
                 lambda: (

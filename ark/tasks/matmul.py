@@ -282,13 +282,14 @@ def _check_halves(sig: Signature, columns: int) -> None:
     )
     need(
         width % 2 == columns % width == params.tile[1] % width == 0,
-        f"{columns} columns in tiles of {params.tile[1]} are not whole heads of {width}, or that "
-        "is odd",
+        f"the head size {width} must be even and divide the {columns} columns and the tile's "
+        f"{params.tile[1]} columns",
     )
     rows = {matrix(sig, i) for i in tables}
     need(
         len(rows) == 1 and next(iter(rows))[1] == width // 2,
-        f"the cosines and sines have shapes {sorted(rows)}; expected one, (rows, {width // 2})",
+        f"the cosines and sines have shapes {sorted(rows)}; both must have the shape "
+        f"(rows, {width // 2})",
     )
     for index in tables:
         typed(sig, index, *text.FLOATS)

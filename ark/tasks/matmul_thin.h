@@ -16,9 +16,9 @@ ARK_DEVICE void ark_matmul_thin_totals(const Sum* parts, const Total& total) {
   }
 }
 
-// Adds COUNT sums (a power of two) of each lane over all lanes. Lane l gets the total of sum l %
-// COUNT. As long as lanes have several sums, each keeps half of them and sends the other half to
-// another lane.
+// Adds sums over all lanes of a warp. Each lane has COUNT sums (a power of two); lane l gets the
+// total of sum l % COUNT. As long as a lane has several sums, it keeps half of them and sends the
+// other half to another lane.
 template <int COUNT, int MASK = 1, typename Sum>
 ARK_DEVICE Sum ark_matmul_thin_lanes(Sum* sums) {
   if constexpr (COUNT == 1) {
@@ -36,13 +36,14 @@ ARK_DEVICE Sum ark_matmul_thin_lanes(Sum* sums) {
   }
 }
 
-// The number of a thread's sums that ark_matmul_thin_lanes adds at a time. More would need too many
-// registers.
+// A thread has `count` sums, which are added over all lanes. Returns how many of them one call of
+// ark_matmul_thin_lanes adds. A larger number would need too many registers.
 ARK_DEVICE constexpr int ark_matmul_thin_group(int count) {
   return count > 8 ? 1 : count > 4 ? 8 : count > 2 ? 4 : count;
 }
 
-// For matrices that are both contiguous along k. TEAM warps compute R rows of `many` at a time.
+// Computes a task's products if both matrices are contiguous along k. TEAM warps compute the
+// products of R rows of `many` with all FEW rows of `few` at a time.
 template <int MANY, int FEW, int TILE, int R, int V, int TEAM, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_thin_along(char* scratch, int first, int k0, int k1, const A& many,
                                       const B& few, const Finish& finish) {
@@ -99,8 +100,9 @@ ARK_DEVICE void ark_matmul_thin_along(char* scratch, int first, int k0, int k1, 
   }
 }
 
-// For a matrix `many` that is contiguous along the index of its MANY rows instead of along k. TILE
-// / V threads have one pack each; further threads divide k.
+// Computes a task's products if `many` is contiguous along the index of its MANY rows instead of
+// along k. TILE / V threads side by side compute V neighbouring rows each. The other threads
+// compute the same rows, for other parts of k.
 template <int MANY, int FEW, int TILE, int V, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_thin_across(char* scratch, int first, int k0, int k1, const A& many,
                                        const B& few, const Finish& finish) {

@@ -94,9 +94,9 @@ ARK_DEVICE ArkPack<R, N> ark_load_pack(const ArkTerms<R, TWO, M, W, A, B, Fill, 
   return ark_values<N>(source, held);
 }
 
-// Reduces the last dimension. A row of K elements is reduced by a team of TEAM warps. A thread adds
-// U packs of V elements while it loads the next U. in(row): the address of a row. finish(row,
-// total): stores a result.
+// Reduces each of `rows` rows of K contiguous elements to one number. A team of TEAM warps reduces
+// a row. A thread adds U packs of V neighbouring elements while it loads the next U packs. in(row):
+// the address of a row. finish(row, total): stores the row's result.
 template <class F, typename T, int K, int V, int U, int TEAM, class In, class Finish>
 ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish& finish) {
   constexpr int WIDTH = TEAM * ARK_LANES, AT_ONCE = U * WIDTH * V, step = ARK_WARPS / TEAM;
@@ -153,8 +153,8 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
   }
 }
 
-// Like ark_reduce_rows, for short rows: PART lanes of a warp reduce a row, with E packs each. A
-// thread has U rows in flight.
+// Like ark_reduce_rows, for short rows: PART lanes of a warp reduce a row, and each lane loads E
+// packs of the row. A lane loads U rows before it adds the first.
 template <class F, typename T, int K, int V, int PART, int E, int U, class In, class Finish>
 ARK_DEVICE void ark_reduce_short(int rows, const In& in, const Finish& finish) {
   constexpr int PARTS = ARK_LANES / PART, AT_ONCE = PARTS * U;
@@ -189,7 +189,8 @@ ARK_DEVICE void ark_reduce_short(int rows, const In& in, const Finish& finish) {
   }
 }
 
-// ark_reduce_rows by one thread, which has SIDE sums, added in halves at the end.
+// ark_reduce_rows by one thread. It keeps SIDE partial sums of a row, which the compiler
+// vectorises, and adds them pairwise at the end of the row.
 template <class F, typename T, int K, int SIDE, class In, class Finish>
 ARK_DEVICE void ark_reduce_rows_alone(int rows, const In& in, const Finish& finish) {
   for (int r = 0; r < rows; ++r) {
@@ -211,9 +212,9 @@ ARK_DEVICE void ark_reduce_rows_alone(int rows, const In& in, const Finish& fini
   }
 }
 
-// Reduces another dimension than the last, for `columns` neighbouring results. ACROSS threads have
-// packs of V neighbouring columns. The remaining threads are used to divide the K elements of each
-// column, which are `stride` apart.
+// Reduces each of `columns` neighbouring columns to one number. A column has K elements, which are
+// `stride` elements apart. ACROSS threads side by side have V neighbouring columns each. The other
+// threads have the same columns, and each group of ACROSS threads reduces a part of the K elements.
 template <class F, typename T, int V, int U, int ACROSS, class In, class Finish>
 ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, int K, char* red,
                                    const Finish& finish) {
@@ -264,9 +265,9 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
   }
 }
 
-// Like ark_reduce_columns, for a whole tile with few elements per column: each thread reduces packs
-// of neighbouring columns alone, so that no thread waits for others. in and finish: as for
-// ark_reduce_across.
+// Like ark_reduce_columns, for all columns of a tile, if columns have few elements: each thread
+// reduces V neighbouring columns alone, so that no thread waits for others. in, out and finish: as
+// for ark_reduce_across.
 template <class F, typename T, class TILE, int K, ark_i64 STRIDE, int V, int U, class In, class Out,
           class Finish>
 ARK_DEVICE void ark_reduce_packs(const ArkTask& t, const In& in, const Out& out,
@@ -316,11 +317,13 @@ ARK_DEVICE void ark_reduce_columns_alone(const In& in, ark_i64 stride, int colum
   for (int c = 0; c < columns; ++c) finish(c, sums[c]);
 }
 
-// Reduces the rows of a task's tile. Each row is reduced by TEAM warps. in(i0, i1, i2): the address
-// of a row. finish(i0, i1, i2, total): stores a result. V: elements of a pack in aligned memory, of
-// which a thread has U packs in flight; NARROW, UN: the same for memory that is not aligned. PART:
-// the lanes that reduce a short row, with E packs per lane and R rows in flight per thread; 0 for
-// longer rows.
+// Reduces each row of a task's tile to one number. A row has K elements, which are contiguous in
+// memory. in(i0, i1, i2): the address of a row. finish(i0, i1, i2, total): stores a row's result.
+//
+// If PART is 0, TEAM warps reduce a row. A thread loads U packs of V neighbouring elements at a
+// time, or UN packs of NARROW elements if the memory is not aligned for packs of V. If PART is not
+// 0, rows are short: PART lanes of one warp reduce a row, each lane loads E packs of V elements,
+// and loads R rows at a time. Short rows that are not aligned are reduced by TEAM warps.
 template <class F, typename T, class TILE, int K, int V, int NARROW, int U, int UN, int TEAM,
           int PART, int E, int R, class In, class Finish>
 ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const Finish& finish,
@@ -348,10 +351,11 @@ ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const
   }
 }
 
-// Reduces columns for each index of the tile's outer dimensions, in blocks of neighbouring columns.
-// in(i0, i1, i2, i3): the address of the first of K elements, which are STRIDE apart. out(i0, i1,
-// i2, i3): the address of the result. finish(to, k, total): stores the result of column k of a
-// block. ALONE: true if each thread reduces columns alone.
+// Reduces each column of a task's tile to one number, in blocks of neighbouring columns. A column
+// has K elements, which are STRIDE elements apart. in(i0, i1, i2, i3): the address of the first
+// element of the column at these indices of the result. out(i0, i1, i2, i3): the address of its
+// result. finish(to, k, total): stores the result of column k of a block whose first result is at
+// `to`. ALONE: true if each thread reduces columns alone (ark_reduce_packs).
 template <class F, typename T, class TILE, int K, ark_i64 STRIDE, int V, int U, int ACROSS,
           int NARROW, bool ALONE, class In, class Out, class Finish>
 ARK_DEVICE void ark_reduce_across(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,

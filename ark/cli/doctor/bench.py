@@ -116,8 +116,9 @@ class Bench:
         return self.device.read(self.results.address, self.results.nbytes).view(np.uint32)
 
     def tell(self, number: int) -> bool:
-        """Allows round `number` of a running check `host`. Returns True when the kernel has
-        answered, or False if it does not answer in time.
+        """Sends `number` to a running kernel, which executes the check named `host`, by writing it
+        to host memory. Returns True when the kernel has answered with the same number, or False if
+        it does not answer within BUDGET_S.
         """
         self.host_words["target"] = number
         deadline = time.monotonic() + BUDGET_S

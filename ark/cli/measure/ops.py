@@ -73,8 +73,9 @@ class OpFigures:
 
 
 def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
-    """The case's verified plan, and the name of its result. If ops write parts of the result, the
-    name is the whole tensor's. Inputs are named in0, in1, ...
+    """The case's verified plan, and the name of the tensor that holds its result. If several ops
+    write parts of the result, it is the name of the whole tensor. The plan's inputs are named in0,
+    in1, ...
     """
     model = Model()
     with use_model(model):

@@ -52,7 +52,9 @@ class Optimum:
 
     @property
     def algbw(self) -> Fraction:
-        """Returns the bytes of the gathered result per time, in GB/s, which is roots / inv_x."""
+        """Returns the rate in GB/s: the bytes of the gathered result divided by the time. A result
+        with one GB from each of the `roots` ranks takes `inv_x` seconds.
+        """
         return self.roots / self.inv_x
 
 

@@ -99,9 +99,12 @@ def _eccentricity(matrix: Ints, demand: Ints) -> int:
 
 
 def _pack(matrix: Ints, demand: Ints, taste: Ints) -> list[Family]:
-    """Returns the trees. Roots take turns, so that no root gets only bad trees.
+    """Returns spanning trees with their images (see _grow), demand[v] of them rooted at rank v. The
+    next tree is rooted at the rank with the most trees missing, so that no root gets only bad
+    trees.
 
-    `taste` is added to an edge's spare capacity when edges are chosen.
+    taste: a random number for each edge, added to its spare capacity when edges are chosen, so that
+    repeated calls find different trees.
     """
     residual, pending = matrix.copy(), demand.copy()
     families: list[Family] = []
@@ -142,12 +145,14 @@ def _without(residual: Ints, pending: Ints, tree: Branching, group: Group) -> tu
 
 
 def _grow(residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> Branching | None:
-    """Returns a tree that, together with its images, leaves every cut enough capacity for the
-    pending demands.
+    """Returns a spanning tree rooted at `root`, with the number of its copies, or None if there is
+    no such tree.
 
-    It is used in as many copies as the capacities and cuts allow. Returns None if there is no such
-    tree with images under the pool's group. Without images there always is one (Berczi and Frank
-    2010).
+    The tree's images are its copies under the symmetries of the network (`pool.group`). After the
+    tree and its images are subtracted from `residual`, every cut still has the capacity for the
+    demands that remain. The number of copies is as large as capacities and cuts allow. Without
+    symmetries (a group of one element) there always is such a tree (Berczi and Frank 2010).
+    `taste`: see _pack.
     """
     while True:
         drawing = Drawing(residual, pending, pool, root, taste)

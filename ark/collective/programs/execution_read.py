@@ -1,11 +1,13 @@
-"""Reads MSCCL++ execution plans as programs, which can run in a plan, in the simulator and in
-NumPy.
+"""Reads MSCCL++ execution plans as programs, which can run in one of ark's kernels, in the
+simulator and in NumPy.
 
-The thread blocks are followed in an order that the plan's signals, semaphores and barriers allow,
-which detects deadlocks. The dependencies of an operation come from these only, never from the order
-in which blocks are followed. So if a wait is missing in a plan, the checker, which every program
-must pass before it is returned, refuses the plan. `execution_moves` converts the operations that
-move data.
+An execution plan has a list of operations for each thread block of each GPU. The reader simulates
+the thread blocks one operation at a time. A wait, semaphore or barrier is passed when the operation
+that it waits for has been simulated; if no thread block can continue, the plan deadlocks. An
+operation of the program depends on another one only if a wait, semaphore, barrier or the order in
+a thread block requires it, never because it was simulated later. So if an execution plan lacks a
+wait, the program has a race, and the checker, which every program must pass before it is returned,
+refuses it. `execution_moves` converts the operations that move data.
 """
 
 from __future__ import annotations
@@ -165,7 +167,7 @@ class _Reader:
         return pairs
 
     def read(self) -> CollectiveProgram:
-        """Follows all blocks to their ends. Returns the program."""
+        """Simulates all thread blocks to their ends. Returns the program."""
         mover, parts = self.mover, self.parts
         for rank, blocks in enumerate(self.blocks):
             begun = mover.begin(rank)
@@ -219,13 +221,15 @@ class _Reader:
         if any(each >= len(ids) or (kind, rank, ids[each]) not in self.pairs
                for each in op.channel_ids):  # fmt: skip
             raise ModelError(
-                f"{op.name} of thread block {number} on gpu {rank} names a channel that its block "
-                "does not have, or that has no other end"
+                f"{op.name} of thread block {number} on gpu {rank} names a channel that this "
+                "thread block does not have, or that has no other end"
             )
         return [ids[each] for each in op.channel_ids]
 
     def _step(self, rank: int, number: int, block: _Block) -> bool:
-        """Runs a block's next operation if its dependencies are met; returns whether it ran."""
+        """Simulates a thread block's next operation if its dependencies are met. Returns whether
+        it was simulated.
+        """
         op = block.ops[block.done]
         if op.name in ("wait", "rlxwait"):
             queues = [self.told[rank, self._key(op, each)]
@@ -263,8 +267,8 @@ class _Reader:
         return True
 
     def _barrier(self, rank: int, op: form.Op, block: _Block) -> bool:
-        """Follows a barrier of several thread blocks. Returns True once the last of these blocks
-        has arrived, so that all of them continue.
+        """Simulates the arrival of a thread block at a barrier of several thread blocks. Returns
+        True if it is the last of them to arrive, so that all of them continue.
         """
         block.at_barrier = True
         here = [

@@ -107,8 +107,8 @@ def _first(*leading: int) -> Rule:
 
 
 def _product(left: int, right: int) -> Rule:
-    """The rule for a matrix product of two operands. Rows, columns and batches may be padded; the
-    result then has them too. The summed dimension must not be padded.
+    """The rule for a matrix product of the arguments `left` and `right`. Rows, columns and batches
+    may be padded; the result has the same padding. The summed dimension must not be padded.
     """
 
     def rule(n: _Node) -> bool:

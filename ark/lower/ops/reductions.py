@@ -158,8 +158,8 @@ def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
     least = count * min(inner, REDUCE_COLUMNS) // MIN_SPLIT_ELEMENTS
     wanted = min(-(-machine.processors // tasks), least)
     parts = [p for p in range(1, wanted + 1) if count % p == 0]
-    # Chooses the number of parts per line for which the share of a line that the busiest processor
-    # computes is least.
+    # With p parts per row there are tasks * p tasks. The processor with the most tasks computes
+    # ceil(tasks * p / processors) parts, each 1 / p of a row. The p with the least sum is chosen.
     return min(parts, key=lambda p: -(-tasks * p // machine.processors) / p, default=1)
 
 

@@ -162,7 +162,9 @@ def _boxed(
 def _common(
     product: Product, machine: Machine, measured: Mapping[str, Sequence[int]], alone: bool
 ) -> Cut:
-    """The tile size and parts of k of a product that warpgroups do not compute."""
+    """The tile size of a product that warpgroups do not compute, and the number of parts into which
+    k is split.
+    """
     shape, depth, dtypes = product.shape, product.depth, product.dtypes
     if product.attributes.windows is None and k_parts.serves(dtypes, shape, machine):
         flat = product.plain and all(len(t.shape) <= 2 for t in product.tensors)

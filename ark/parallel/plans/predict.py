@@ -33,8 +33,8 @@ from ark.parallel.plans.search import Memory
 from ark.parallel.plans.splits import Splits
 from ark.parallel.plans.times import rates_of
 
-# The plan `co-shard` divides a block's ops into this many parts, which a rank computes one after
-# the other to save memory.
+# With the plan named `co-shard` a rank divides its part of each layer into this many pieces, which
+# it computes one after the other to save memory.
 CO_SHARD_PARTS = 2
 IDLE_SHARE_OF_DEPTH = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero-bubble": 0.25}
 """The idle time that each pipeline cannot avoid, for each stage after the first, as a fraction of a

@@ -26,7 +26,7 @@ class Call:
     arguments: str
 
     def content(self) -> dict[str, Any]:
-        """The JSON object of the whole call."""
+        """The call as an entry of OpenAI's `tool_calls`, with a new random id."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 

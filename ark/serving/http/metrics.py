@@ -123,9 +123,10 @@ class Metrics:
         return generate_latest(self.registry)
 
     def recent(self) -> dict[str, Any]:
-        """Recent figures for the page: tokens per second in the last WINDOW_S seconds, the median
-        time to the first token, a timeline, and the engine's latest launches. The timeline has, for
-        each choice, how many seconds ago each of its tokens arrived.
+        """Recent figures for the server's status page: tokens per second in the last WINDOW_S
+        seconds, the median time to the first token, a timeline, and the engine's latest launches.
+        The timeline has a list for each generated text, with how many seconds ago each of its
+        tokens was generated.
         """
         now = time.monotonic()
         self._forget(now)

@@ -182,7 +182,10 @@ def _hip_version() -> int:
 
 
 def _lead_hip_python_to(path: Path) -> None:
-    """Makes hip-python open its libraries now, while ROCM_PATH names the stand-in."""
+    """Makes hip-python open the emulator's libraries instead of ROCm's. hip-python opens a
+    library on the first call into it, in the directory that ROCM_PATH names, so ROCM_PATH is
+    changed for one call into each. path: the emulator's library.
+    """
     before = os.environ.get("ROCM_PATH")
     os.environ["ROCM_PATH"] = str(path.parent.parent)
     try:

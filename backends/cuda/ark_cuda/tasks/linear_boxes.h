@@ -32,8 +32,10 @@ struct ArkBox {
   ARK_DEVICE_MEMBER static int half() { return ark_lane() / 16; }
 };
 
-// The index in shared memory at which elements `place` and `place` + 1 of an input row are stored.
-// The order is such that the halves of two chunks that a lane needs are 16 contiguous bytes.
+// A row of the input in shared memory has its elements in another order, in which a lane loads what
+// it needs with one access. Returns the index at which elements `place` (an even number) and
+// `place` + 1 are stored. A chunk of 8 elements has two halves: elements 0, 1, 4, 5 and elements 2,
+// 3, 6, 7. The same halves of chunks 2 t and 2 t + 1 are 16 contiguous bytes.
 ARK_DEVICE int ark_box_place(int place) {
   const int word = place / 2 % 32;
   return place / ARK_BOX_BLOCK * ARK_BOX_BLOCK + 2 * (word >> 1 | (word & 1) << 4);

@@ -270,8 +270,9 @@ ARK_DEVICE ark_unit_part ark_attention_shared(ark_u32x4 own) {
 #endif
 }
 
-// Converts the scores of 16 keys to exponentials relative to the maximum, and these to the lane's
-// operands of the next product.
+// Converts the scores of 16 keys to exponentials relative to the maximum, adds the exponentials to
+// the lane's sum of weights, and returns them as the lane's operands of the product with V. k: the
+// index of this group of 16 keys in its block of keys.
 template <class U>
 ARK_DEVICE ArkAttentionParts<U> ark_attention_powers(const ark_unit_sums (&s)[U::OWN],
                                                      ArkAttentionSums<U>& sums, float factor,

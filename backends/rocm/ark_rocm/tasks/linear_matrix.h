@@ -24,8 +24,8 @@ ARK_DEVICE float ark_bias_ahead(ArkCtx& c, const ArkBiasedSums<E, B>& e, int row
 typedef float ark_mfma_sums __attribute__((ext_vector_type(4)));
 typedef short ark_mfma_pack __attribute__((ext_vector_type(4)));
 
-// The index of an element, or of the last one if the row of K elements ends before it. PART: the
-// length of a wave's part.
+// Limits index `k` to a row of K elements: returns k, or K - 1 if the row ends before k. PART: the
+// number of a row's elements that a wave reads.
 template <int K, int PART>
 ARK_DEVICE int ark_part_at(int k) {
   return K % (PART * ARK_WARPS) == 0 || k < K ? k : K - 1;
@@ -72,8 +72,8 @@ struct ArkPartInput<K, EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYS
     for (int e = 0; e < EACH; ++e) other |= static_cast<ark_u32>(seen[e] >> 32) ^ epoch;
     return ark_warp_all(other == 0u);
   }
-  // If packets are late, one packet is polled before all are read again, because polls of many
-  // packets delay each other.
+  // If some packets have not arrived, a wave polls one packet until it has arrived and then reads
+  // all of them again. Polls of many packets at a time would delay each other.
   ARK_METHOD void take(ArkCtx& c, int patience) {
     if (!ready(c)) {
       const int polled = static_cast<int>(c.processor * 61u % static_cast<ark_u32>(PART));

@@ -2,8 +2,9 @@
 // 16 x 16 blocks. Only this header depends on which lane holds which element.
 
 #if defined(__GFX9__)
-// Element e of a lane's results is at row 4 * (lane / 16) + e and column lane % 16 of a block. As
-// operands, a lane has row lane % 16 and consecutive elements of k, by its group of 16 lanes.
+// Results: element e of a lane is at row 4 * (lane / 16) + e and column lane % 16 of a block.
+// Operands: a lane has ARK_LANE_K consecutive elements of row lane % 16, from k = lane / 16 *
+// ARK_LANE_K on. So the four groups of 16 lanes have different elements of the same 16 rows.
 #if defined(__gfx950__)
 constexpr int ARK_BLOCK_K = 32;
 #else
@@ -14,8 +15,9 @@ constexpr int ARK_LANE_K = ARK_BLOCK_K / 4;
 ARK_DEVICE int ark_block_row(int e) { return 4 * (ark_lane() / 16) + e; }
 ARK_DEVICE int ark_lane_k() { return ark_lane() / 16 * ARK_LANE_K; }
 #else
-// Element e of a lane's results is at row 2 * e + lane / 16 and column lane % 16 of a block. As
-// operands, a lane has row lane % 16 and all elements of k; both halves of the wave hold the same.
+// Results: element e of a lane is at row 2 * e + lane / 16 and column lane % 16 of a block.
+// Operands: a lane has all 16 elements of row lane % 16. So lanes 0 to 15 and lanes 16 to 31 have
+// the same operands.
 constexpr int ARK_BLOCK_K = 16;
 constexpr int ARK_BLOCK_ELEMENTS = 8;
 constexpr int ARK_LANE_K = 16;
