@@ -251,7 +251,7 @@ class Engine:
             self._news.notify_all()
 
     def _await_mask(self) -> None:
-        """Waits until a token mask is computed, a request is new or cancelled, or close is called."""
+        """Waits for a token mask, for a new or cancelled request, or for a call of close."""
         with self._news:
             self._news.wait_for(
                 lambda: (
