@@ -9,8 +9,8 @@ struct ArkOptions {
   float top_p, min_p, typical_p, repetition, presence, frequency;
   int min_tokens, logprobs, masked;
 };
-// The options of a sequence. Filters beyond their range have the effect of its end, so that at
-// least one token passes them.
+// Reads the sampling options of a sequence. A top-p, min-p or typical-p outside of its range is
+// treated as the nearest value inside, so that at least one token passes the filters.
 template <class O>
 ARK_DEVICE ArkOptions ark_options(O o) {
   const auto number = [&](int i) { return ark_bits_float(static_cast<ark_u32>(o.p[i])); };

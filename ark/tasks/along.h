@@ -33,11 +33,11 @@ ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
   }
 }
 
-// The scan of ark_scan_line by a team of TEAM warps, from element `first` on. With ALONG,
-// neighbouring lanes have neighbouring packs of V elements of one line; otherwise each lane has a
-// line, and V is 1. load(k, x) loads a pack and store(k, x) stores one. A thread has U packs, and
-// loads the next U packs while it scans these. Totals of preceding threads are exchanged by
-// shuffles and through `red` (2 ARK_THREADS totals of shared memory). The order of joins follows
+// Scans a line of N elements (see ark_scan_line) by a team of TEAM warps. With ALONG, neighbouring
+// lanes have neighbouring packs of V elements of one line; otherwise each lane has a line of its
+// own, and V is 1. load(k, x) loads the pack at element k, and store(k, x) stores it. A thread
+// scans U packs while it loads the next U packs. The totals of preceding threads are exchanged by
+// shuffles and through `red` (shared memory for 2 * ARK_THREADS totals). The order of joins follows
 // from the shape alone. `start` must be neutral: joining it changes nothing.
 template <int N, bool REVERSE, bool EXCLUSIVE, bool ALONG, int TEAM, int U, int V, typename T,
           class Load, class Join, class Store>
@@ -140,8 +140,9 @@ ARK_DEVICE void ark_each_of_window(int i, const Body& body) {
   }
 }
 
-// Computes a tile by all threads, with several windows per thread in flight: calls store(window(i0
-// to i3), i0 to i3).
+// Computes a tile of results, each from a window of the input, by all threads: calls
+// store(window(i0, i1, i2, i3), i0, i1, i2, i3) for each result. A thread loads several windows
+// before it stores their results.
 template <class TILE, class Window, class Store>
 ARK_DEVICE void ark_each_window(const ark_i32* coord, const Window& window, const Store& store) {
   constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * TILE::tile[3], U = 4;

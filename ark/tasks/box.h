@@ -132,9 +132,9 @@ ARK_DEVICE void ark_each_index(const ark_i32* coord, const Body& body) {
   }
 }
 
-// Processes a tile by all threads, one byte of EACH elements at a time: calls body(i0, i1, i2, i3,
-// last) with the indices of the byte's first element. last is the last index of the row; elements
-// after it do not exist.
+// Processes a tile of elements of less than 8 bits by all threads. A byte has EACH elements. Calls
+// body(i0, i1, i2, i3, last) for each byte, with the indices of its first element and the last
+// index of its row, which may be before the byte's last element.
 template <class TILE, int EACH, class Body>
 ARK_DEVICE void ark_each_byte(const ark_i32* coord, const Body& body) {
   constexpr int t1 = TILE::tile[1], t2 = TILE::tile[2];

@@ -197,8 +197,8 @@ ARK_DEVICE void ark_give_chunk(ArkCtx& c, HOW how, const ArkEach<T, N>& out, ark
   for (int i = 0; i < N; ++i) ark_store_chunk(c, how, out.p[i], chunk, at, true, v);
 }
 
-// Loads the chunks of those shares that are in plain memory, or of those in packets (PACKETS). AT:
-// the number of the first share.
+// Loads chunks of the shares that are in plain memory or, with PACKETS, of the shares that arrive
+// in packets. AT: the number of the first share.
 template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES>
 ARK_DEVICE void ark_load_shares(ArkCtx&, HOW, const ArkChunks&, ArkChunk<T> (&)[SHARES][BATCH]) {}
 template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES, typename P,
@@ -241,8 +241,9 @@ ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, Out out, Sh
   }
 }
 
-// Combines the elements from t.coord[0] to t.coord[1], counted in units of UNIT bytes. A single
-// share is copied.
+// Combines the ranks' shares element by element and stores the result. A task combines the bytes
+// from t.coord[0] to t.coord[1], counted in units of UNIT bytes. If there is one share, it is
+// copied.
 template <typename T, typename JOIN, int UNIT, int DIVIDE, typename Out, typename... Shares>
 ARK_DEVICE void ark_combine(ArkCtx& c, const ArkTask& t, bool aligned, Out out, Shares... shares) {
   constexpr int SHARES = static_cast<int>(sizeof...(Shares)), FEW = SHARES < 5 ? 2 : 1;

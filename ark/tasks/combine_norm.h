@@ -27,8 +27,9 @@ ARK_DEVICE void ark_store_normed(O* to, const W* weight, const float (&v)[MANY],
   }
 }
 
-// Processes a row in batches of B chunks of 16 bytes. HELD: the number of chunks that a thread
-// keeps in registers; if it is 0, the row is read a second time.
+// Adds the ranks' shares of each row of a task, stores the sum and its rmsnorm. A thread loads B
+// chunks of 16 bytes of each share at a time. HELD: the number of chunks of the sum that a thread
+// keeps in registers until the row's norm is known; if it is 0, the sum is read again from memory.
 template <typename T, int K, int HELD, int B, typename HOW, typename O, typename W,
           typename... Shares>
 ARK_DEVICE void ark_combine_norm_rows(ArkCtx& c, const ArkTask& t, HOW how, bool aligned, T* sum,
@@ -98,7 +99,7 @@ ARK_DEVICE void ark_combine_norm(ArkCtx& c, const ArkTask& t, bool aligned, T* s
 }
 
 // Like ark_combine_norm_rows, for shares in plain memory at multiples of 16 bytes: processes ROWS
-// rows from `row` on, whose loads are in flight together. A thread keeps HELD chunks of each row.
+// rows from `row` on. A thread loads its HELD chunks of all these rows before it adds them.
 template <int ROWS, int HELD, typename T, int K, int SHARES, typename O, typename W>
 ARK_DEVICE void ark_combine_norm_row_group(int row, const T* const (&from)[SHARES], T* sum,
                                            O* normed, const W* weight, float eps, float* folds,

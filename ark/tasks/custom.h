@@ -1,5 +1,5 @@
-// The part of an axis that a task of a custom op processes: the indices from begin to end
-// (exclusive) of `size`, at most `tile` of them.
+// The indices of one axis that a task of a custom op processes: from begin to end (exclusive), at
+// most `tile` of the axis's `size` indices.
 template <int TILE, int SIZE>
 struct ArkAxis {
   static constexpr int tile = TILE;

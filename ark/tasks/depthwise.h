@@ -1,8 +1,10 @@
 // Depthwise convolutions of images whose channels are the last dimension. A thread computes W
 // neighbouring results of one row of the image, for PACK neighbouring channels.
 
-// Computes the task's tile (images, rows, columns, channels). weight(tap, c) and source(n, y, x, c)
-// are the addresses of PACK channels; finish(n, y, x, c, sums) stores a result of PACK channels.
+// Computes a task's tile of the result (images, rows, columns, channels). weight(tap, c): the
+// address of the weights of one tap (element of the window) for PACK channels from c on. source(n,
+// y, x, c): the address of PACK channels of a pixel. finish(n, y, x, c, sums): stores a pixel's
+// results for PACK channels.
 template <class WINDOW, class TILE, int PACK, int W, class Weight, class Source, class Finish>
 ARK_DEVICE void ark_depthwise(ArkCtx&, const ArkTask& t, const Weight& weight, const Source& source,
                               const Finish& finish) {

@@ -31,8 +31,10 @@ struct ArkPatches {
 };
 
 #ifndef ARK_HAS_COPY_PACK
-// Copies 16 bytes to shared memory, or zeros if `here` is false. They have arrived after
-// ark_copies_but<N>() and a barrier, if ark_copies_begun() was called at most N times since then.
+// Asynchronous copies to shared memory. ark_copy_pack copies 16 bytes, or zeros if `here` is false.
+// ark_copies_begun ends a group of copies. ark_copies_but<N> waits until all groups except the last
+// N are complete; after a barrier all threads can read them. A backend without such copies uses the
+// functions below, in which a copy is complete at once.
 ARK_DEVICE void ark_copies_begun() {}
 template <int LEFT>
 ARK_DEVICE void ark_copies_but() {}
@@ -88,9 +90,10 @@ ARK_DEVICE void ark_depthwise_pair(float (&to)[2], const ark_bf16* from) {
 }
 
 // Computes the task's tile, like ark_depthwise (depthwise.h). BYTES: bytes of scratch memory.
-// channel(c) loads what finish(n, y, x, c, sums, loaded) needs for both channels of all results.
-// Where threads compute several patches one after another, the rows for the second half of them
-// arrive while the first half is computed.
+// A thread computes two neighbouring channels: channel(c) loads their parameters once, and
+// finish(n, y, x, c, sums, loaded) gets them for each result. If a thread computes several patches
+// one after another, the image rows for the second half of its patches are copied while it computes
+// the first half.
 template <class WINDOW, class TILE, int DOWN, int ACROSS, int BYTES, typename T, class Weight,
           class Source, class Channel, class Finish>
 ARK_DEVICE void ark_depthwise_patches(ArkCtx&, const ArkTask& t, char* scratch,

@@ -1,7 +1,8 @@
 // Products with the quantised weights of chosen experts. experts.py describes operands and tasks.
 
-// Like ark_expert_linear of experts.h, for quantised weights of N rows per expert. first: the
-// address of the first weight matrix. second: that of the second, if there is one.
+// Multiplies rows by the quantised weights of their chosen experts, like ark_expert_linear of
+// experts.h. An expert has one or two weight matrices of N rows. first, second: the addresses of
+// the first and the second matrices of all experts.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
           class X, class E, class F>
 ARK_DEVICE void ark_expert_rows(ArkCtx& c, const ArkTask& t, X x, const unsigned char* first,

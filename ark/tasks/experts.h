@@ -8,8 +8,8 @@ ARK_DEVICE bool ark_before(float a, float b) {
   return LEAST ? a > b || (a == a && b != b) : ark_above(a, b);
 }
 
-// Task coordinates: row. Computes a row by one thread, which keeps the best K elements so far in
-// order. Most elements are below the last of these, so they need one comparison.
+// Finds the K best of a row's N elements by one thread. The thread keeps the K best elements so far
+// in order. Most elements are worse than the last of these K, so they need only one comparison.
 template <int N, int K, bool LEAST, bool SOFTMAX, class X, class V, class I>
 ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   float best[K];
@@ -43,8 +43,9 @@ ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   }
 }
 
-// Computes a row by a warp or by the block. Each round finds the best of the elements that come
-// after the result of the preceding round. red: 2 * ARK_WARPS words of shared memory.
+// Finds the K best of a row's N elements by a warp (WARP) or by the block, in K rounds. Each round
+// finds the best element that comes after the result of the preceding round. red: 2 * ARK_WARPS
+// words of shared memory.
 template <int N, int K, bool LEAST, bool WARP, class In, class Finish>
 ARK_DEVICE void ark_topk_rounds(int r, float* red, const In& in, const Finish& finish) {
   constexpr int STEP = WARP ? ARK_LANES : ARK_THREADS;
@@ -82,10 +83,10 @@ ARK_DEVICE void ark_topk_rounds(int r, float* red, const In& in, const Finish& f
   }
 }
 
-// Computes rows, one per warp. The warp's lanes hold the K best elements so far, in order. A lane
-// loads U packs of V neighbouring elements while it processes the preceding ones. Elements that
-// belong to the K best are inserted one after the other, the best first. Rows with NaN are read a
-// second time.
+// Finds the K best of the N elements of each row, by one warp per row. The warp's lanes hold the K
+// best elements so far, in order. A lane loads U packs of V neighbouring elements while it
+// processes the preceding packs. Elements that belong to the K best are inserted one after the
+// other, the best first. Rows with NaN are read a second time.
 template <int N, int K, int V, bool LEAST, bool SOFTMAX, class In, class Finish>
 ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
   constexpr int U = 16 / V, WIDTH = ARK_LANES * V, piece = U * WIDTH;
@@ -181,9 +182,9 @@ ARK_DEVICE ark_u64 ark_rank_of(float x, ark_u32 place) {
   return static_cast<ark_u64>(order) << 32 | static_cast<ark_u32>(~place);
 }
 
-// Compares `pairs` pairs of keys at distance STRIDE, and exchanges those whose larger key is
-// second. With TURNS, runs of `size` keys are sorted in alternating directions (Batcher's bitonic
-// merge).
+// One step of Batcher's bitonic sort, in descending order: compares `pairs` pairs of keys, `stride`
+// keys apart, and exchanges the keys of a pair if the second key is larger. With TURNS, every other
+// run of `size` keys is sorted in ascending order.
 template <bool TURNS>
 ARK_DEVICE void ark_rank_pairs(ark_u64* keys, int pairs, int size, int stride) {
   for (int i = ark_tid(); i < pairs; i += ARK_THREADS) {
@@ -198,9 +199,9 @@ ARK_DEVICE void ark_rank_pairs(ark_u64* keys, int pairs, int size, int stride) {
   ark_sync();
 }
 
-// Computes a row by the block, with P keys in shared memory (P is a power of two). First, runs of S
-// keys are sorted. Then the S best keys of two runs replace both, until one run is left. K <= S <=
-// P.
+// Finds the K best of the N elements of each row, by the block. A row is held in shared memory as P
+// sort keys (P is a power of two, and K <= S <= P). First, runs of S keys are sorted. Then two runs
+// are replaced by one with the S best keys of the two, until one run is left.
 template <int N, int K, int P, int S, bool LEAST, class In, class Finish>
 ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Finish& finish) {
   for (int r = 0; r < rows; ++r) {

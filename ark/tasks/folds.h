@@ -48,8 +48,8 @@ struct ArkMinFold {
 };
 
 // Running moments of a set of elements: their number, their mean, and the sum of their squared
-// differences from it. Moments of PART elements can be stored in a 64-bit word, which holds the
-// last two.
+// differences from the mean. If the number is known to be PART, moments can be stored in a 64-bit
+// word, which holds the mean and the sum.
 template <int PART>
 struct ArkMoments {
   float count, mean, squares;

@@ -1,7 +1,7 @@
 // Rows appended to a cache of keys or values. kv_append.py describes operands and tasks.
 
-// Task coordinates: head. Copies rows of x to the cache, from the position on. Rows outside of the
-// cache are dropped.
+// Copies the ROWS rows of one head of x to consecutive rows of the cache, from `position` on. Rows
+// outside of the cache are dropped. Task coordinates: head.
 template <int ROWS, int WIDTH, int CONTEXT, class X, class P, class C>
 ARK_DEVICE void ark_kv_append(ArkCtx&, const ArkTask& t, X x, P position, C cache) {
   const int head = t.coord[0];

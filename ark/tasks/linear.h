@@ -21,9 +21,10 @@ ARK_DEVICE void ark_linear_input(ArkCtx& c, X x, const P& prologue, float* xs, f
   }
 }
 
-// Multiplies the input by rows of the weights. Task coordinates: first row of the weights, and last
-// row + 1. The weights have type T; a stage has R rows. RAGGED: the number of rows is not a
-// multiple of R.
+// Multiplies the M rows (of K elements) of the input x by rows of the weights. Task coordinates:
+// first row of the weights, and last row + 1. The weights have type T. A stage (a slot of the ring
+// in shared memory) has R rows of the weights. RAGGED: a task's number of rows is not a multiple of
+// R.
 template <typename T, int M, int K, int R, bool RAGGED, class X, class P, class E>
 ARK_DEVICE void ark_linear(ArkCtx& c, const ArkTask& t, X x, const P& prologue, E epilogue) {
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));

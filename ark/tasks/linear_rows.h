@@ -1,8 +1,9 @@
 // Linear layers whose weights are rows of a quantised matrix, for backends without a specialised
 // body. linear.py describes operands and tasks.
 
-// Multiplies the input by rows of the weights. Task coordinates: first row of the weights, and last
-// row + 1. A stage has R rows. x has M rows of K elements.
+// Multiplies the M rows (of K elements) of the input x by rows of quantised weights. Task
+// coordinates: first row of the weights, and last row + 1. A stage (a slot of the ring in shared
+// memory) has R rows of the weights.
 template <class ROW, int M, int K, int R, class X, class P, class E>
 ARK_DEVICE void ark_linear_rows(ArkCtx& c, const ArkTask& t, X x, const P& prologue, E epilogue) {
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));

@@ -1,8 +1,10 @@
 // The epilogue of linear layers whose sums are logits (linear_epilogue.h).
 
-// Stores the sums (logits) and finds the task's best candidate for the next token. R: rows of a
-// stage. The TILES tasks share STAGES stages. SHARED: true if each rank computes a share of the
-// logits. Then the token of the first row is read from the task (ark_token_of); otherwise it is 0.
+// The epilogue of the linear layer that computes logits: stores the sums (logits) and finds the
+// task's best candidate for the next token. A stage has R rows of the weights, and the STAGES
+// stages are divided among TILES tasks. SHARED: true if each rank computes a part of the logits.
+// Then the token id of the weights' first row is read from the task (ark_token_of); otherwise it is
+// 0.
 template <int R, int TILES, int STAGES, bool SHARED, class O, class C>
 struct ArkSampleSums {
   static constexpr int WIDTH = 1;

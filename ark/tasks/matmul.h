@@ -26,8 +26,9 @@ constexpr int ark_matmul_lanes(int elements) {
   return lanes;
 }
 
-// A lane's part of the sum of an element: every LANES-th term, or every LANES-th pack of V
-// neighbours in both matrices.
+// Computes a lane's part of the sum over k of element (m, n) of the result: every LANES-th product
+// or, if V > 1, the products of every LANES-th pack of V elements that are neighbours in both
+// matrices.
 template <int LANES, int V, typename Sum, class A, class B>
 ARK_DEVICE Sum ark_lane_sum(int m, int n, int k0, int k1, const A& a, const B& b) {
   const int lane = ark_tid() % LANES;
@@ -50,8 +51,10 @@ ARK_DEVICE Sum ark_lane_sum(int m, int n, int k0, int k1, const A& a, const B& b
   return sum;
 }
 
-// Computes a tile by all threads of the block. V: elements of a pack in both matrices, if their
-// addresses are aligned.
+// Computes a tile of ROWS by COLUMNS sums of an M by N product, by all threads of the block, over
+// k0
+// <= k < k1. a(m, k) and b(k, n): addresses of elements. finish(m, n, sum): stores a result. If the
+// addresses are aligned, packs of V elements along k are loaded.
 template <int ROWS, int COLUMNS, int M, int N, int V, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1, const A& a,
                            const B& b, const Finish& finish, ark_u64 addresses) {

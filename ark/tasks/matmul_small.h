@@ -47,8 +47,9 @@ struct ArkSmall {
   static constexpr int LEFT = M * A_PITCH, FLOATS = (LEFT + DEPTH * B_PITCH + 3) / 4 * 4;
 };
 
-// Computes the products of a task: number `coord[0]` and every TASKS-th after it, of COUNT. a(i, m,
-// k) and b(i, n, k): addresses of elements of matrices i. finish(i, m, n, sum): stores a result.
+// Computes products of small matrices (M by K with K by N). There are COUNT products; the task
+// computes number `coord[0]` and every TASKS-th after it. a(i, m, k) and b(i, n, k): addresses of
+// elements of the matrices of product i. finish(i, m, n, sum): stores a result.
 template <int COUNT, int TASKS, int M, int N, int K, bool A_DEEP, int A_PACK, bool B_DEEP,
           int B_PACK, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_small(ArkCtx& c, const ArkTask& t, const A& a, const B& b,

@@ -1,8 +1,9 @@
 // Pooling with windows of one element in the last dimension. Neighbouring results then read
 // neighbouring elements, so they are computed as packs.
 
-// Computes a tile by all threads, with U packs per thread in flight: calls store(pack, i0 to i3)
-// for the pack that window(i0 to i3) returns. The indices are those of the pack's first element.
+// Computes a tile of results in packs of PACK neighbouring results, by all threads: calls
+// store(window(i0, i1, i2, i3), i0, i1, i2, i3) for each pack, with the indices of its first
+// result. A thread computes U packs before it stores them.
 template <class TILE, int PACK, int U, class Window, class Store>
 ARK_DEVICE void ark_each_window_pack(const ark_i32* coord, const Window& window,
                                      const Store& store) {

@@ -50,9 +50,10 @@ ARK_DEVICE float ark_few_bits(const ArkFourBits<SIGN>& few, int j) {
 
 constexpr int ark_quantized_step = 8;  // ELEMENTS_PER_LANE of quantized_linear.py
 
-// The index in shared memory of element k of row m. V rows are neighbours, followed by the elements
-// that other lanes read at the same time, so that a warp reads contiguous memory. TURNED: true if
-// of eight elements the even ones come first, as in rows of a quantised matrix.
+// The index in shared memory of element k of row m of the input. The elements k of V rows are
+// neighbours. They are followed by the elements that other lanes read at the same time, so that a
+// warp reads contiguous memory. TURNED: true if the even ones of eight elements are stored before
+// the odd ones, as in rows of a quantised matrix.
 template <int V, int GROUPS, bool TURNED>
 ARK_DEVICE int ark_quantized_place(int m, int k) {
   constexpr int STEP = ark_quantized_step, WIDE = ARK_LANES * STEP;
@@ -105,11 +106,11 @@ ARK_DEVICE void ark_quantized_products(const P (&few)[R], const float (&least)[R
 #endif
 }
 
-// Multiplies x by rows of the weights. Task coordinates: first row of the weights, and last row +
-// 1. x has M rows of K elements; CHUNK elements of each are in shared memory at a time, and the
-// next ones are being loaded meanwhile. A warp processes R rows of the weights at a time. A lane
-// reads eight elements of each, which are ITEMS items of the weights' storage type. PITCH: the
-// distance between rows of the weights.
+// Multiplies x by rows of quantised weights. Task coordinates: first row of the weights, and last
+// row + 1. x has M rows of K elements. CHUNK elements of each row of x are in shared memory at a
+// time, while the next CHUNK elements are loaded. A warp processes R rows of the weights at a time.
+// A lane reads eight elements of each of them, which are ITEMS items of the weights' storage type.
+// PITCH: the distance between rows of the weights.
 template <int M, int K, int CHUNK, int R, int GROUP, int ITEMS, int PITCH, bool TURNED, class X,
           class W, class S, class Z, class O>
 ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights, S scales, Z zeros,

@@ -86,7 +86,8 @@ ARK_DEVICE void ark_eight_values(const ArkRow<C, K, GROUP, S, ZEROS>& row, int k
   }
 }
 
-// This lane's parts of the dot products of a row with M rows of x, which are PITCH apart.
+// Computes this lane's parts of the dot products of a quantised row with each of M rows of x. The
+// rows of x are PITCH elements apart.
 template <int M, int PITCH, class C, int K, int GROUP, class S, bool ZEROS, typename T>
 ARK_DEVICE void ark_row_products(const ArkRow<C, K, GROUP, S, ZEROS>& row, const T* x,
                                  float (&sum)[M]) {

@@ -1,9 +1,9 @@
 // Rotary position embedding with given factors: products of complex numbers. rope.py describes
 // operands and tasks.
 
-// A tile of T0 x T1 x T2 x T3 elements of a result of N0 x N1 x N2 x N3: products of complex
-// numbers that are stored as pairs. a, b and output give the address of a pair's first element; its
-// second element is SA, SB or SO elements after it.
+// Multiplies complex numbers that are stored as pairs of elements. A task computes a tile of T0 x
+// T1 x T2 x T3 elements of a result of N0 x N1 x N2 x N3. a, b and output give the address of the
+// first element of a pair; the second element is SA, SB or SO elements after it.
 template <int T0, int T1, int T2, int T3, int N0, int N1, int N2, int N3, ark_i64 SA, ark_i64 SB,
           ark_i64 SO, class A, class B, class O>
 ARK_DEVICE void ark_rope_multiply(ArkCtx&, const ArkTask& t, const A& a, const B& b,

@@ -78,7 +78,9 @@ ARK_DEVICE void ark_rope_pair(ArkCtx& c, const R& rope, int m, int column, float
   ark_rope_store(c, rope, m, column, a, b);
 }
 
-// Task coordinates: first column of x, and last column + 1. Processes these columns of all rows.
+// Rotates queries and keys of a query-key-value projection x and stores all columns at their
+// destinations (ark_rope_pair). Task coordinates: first column of x, and last column + 1. A task
+// processes these columns of all ROWS rows.
 template <int ROWS, class X, class R>
 ARK_DEVICE void ark_rope_kv(ArkCtx& c, const ArkTask& t, X x, const R& rope) {
   constexpr int BATCH = ROWS > 1 && ARK_THREADS > 1 ? 8 : 1;  // pairs that are loaded together

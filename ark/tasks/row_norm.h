@@ -167,9 +167,10 @@ struct ArkRounds {
   ARK_DEVICE int told(ArkRounds& r, int next) { return next + r.step; }
 };
 
-// Processes rows of K elements in registers. A thread has E packs of V elements of a row. A team of
-// TEAM warps, or each PART lanes of a warp, processes R rows at a time while it loads the next
-// ones. in(row), out(row): the addresses of rows.
+// Computes OP (softmax or a norm) of rows of K elements, which are kept in registers. A row is
+// processed by TEAM warps or, if PART is less than a warp, by PART lanes. A thread has E packs of V
+// elements of a row, and processes R rows while it loads the next R rows. in(row), out(row): the
+// addresses of rows.
 template <class OP, int K, int V, int E, int R, int TEAM, int PART = ARK_LANES, class In, class Out,
           class Weight, class Rounds>
 ARK_DEVICE void ark_row_norm_held(const In& in, const Out& out, Weight weight, int rows, float eps,
@@ -264,9 +265,9 @@ ARK_DEVICE void ark_row_norm_held(const In& in, const Out& out, Weight weight, i
   }
 }
 
-// Processes any rows, one after the other, by the whole block. KEEP: true if the row's values are
-// kept in `row` (K floats of shared memory); otherwise the row is read several times. A thread has
-// V sums.
+// Computes OP (softmax or a norm) of rows of any length and alignment, one row after the other, by
+// the whole block. KEEP: true if a row's values are kept in shared memory (K floats); otherwise
+// they are read several times. A thread adds V neighbouring elements in separate sums.
 template <class OP, int V, bool KEEP, int K, class In, class Out, class Weight>
 ARK_DEVICE void ark_row_norm_any(const In& in, const Out& out, Weight weight, int rows, float eps,
                                  char* red, float* row) {
@@ -330,10 +331,11 @@ ARK_DEVICE void ark_row_norm_any(const In& in, const Out& out, Weight weight, in
   }
 }
 
-// A task with ROWS of the COUNT rows, from coord[2] on. K: elements of a row. V: elements of a pack
-// if rows are held in registers, otherwise 0. Then each team of TEAM warps, or of PART lanes,
-// processes R rows at a time, with E packs of a row per thread. SIDE: the number of a thread's sums
-// if V is 0. FOLDS: bytes of shared memory for sums, which precede those of a row that is kept.
+// Computes OP (softmax or a norm) of the rows of a task: ROWS of the COUNT rows, from coord[2] on.
+// K: elements of a row. If V > 0, rows are kept in registers, in packs of V elements: TEAM warps,
+// or PART lanes, process R rows at a time, with E packs of a row per thread (ark_row_norm_held). If
+// V is 0, the block processes one row at a time, with SIDE sums per thread (ark_row_norm_any).
+// FOLDS: bytes of shared memory for sums, which precede a row that is kept in shared memory.
 template <class OP, int ROWS, int COUNT, int K, int SIDE, bool KEEP, int FOLDS, int V, int E, int R,
           int TEAM, int PART, class In, class Out, class Weight>
 ARK_DEVICE void ark_row_norm(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,
