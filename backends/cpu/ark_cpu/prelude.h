@@ -338,8 +338,8 @@ struct ArkBlock<2> {
     return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
   }
 };
-// Element [r][c] of 16 / sizeof(T) rows and columns, from[r * from_row + c], goes to
-// to[c * to_row + r].
+// Transposes a block of 16 / sizeof(T) rows and as many columns: from[r * from_row + c] is copied
+// to to[c * to_row + r].
 template <typename T>
 ARK_DEVICE void ark_transpose_block(const T* from, ark_i64 from_row, T* to, ark_i64 to_row) {
   constexpr int N = 16 / static_cast<int>(sizeof(T));

@@ -355,7 +355,8 @@ ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }
 ARK_DEVICE float ark_scalar(const ark_f16* p, int i) { return ark_float(p[i]); }
 ARK_DEVICE float ark_scalar(const ark_bf16* p, int i) { return ark_float(p[i]); }
 
-// Unpacks two 16-bit weights from one register.
+// Converts the two 16-bit weights in word `w` to floats. The pointer only selects the weights'
+// type.
 ARK_DEVICE float2 ark_pair(const ark_bf16*, ark_u32 w) {
   return make_float2(ark_bits_float(w << 16), ark_bits_float(w & 0xffff0000u));
 }

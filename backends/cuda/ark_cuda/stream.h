@@ -212,9 +212,9 @@ ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowt
   return true;
 }
 
-// Performs the fetches of one iteration. issued: the number of stages since the launch. Returns
-// false if no more stages are needed. Records of fetches are loaded 32 at a time, one per lane, and
-// the next 32 are loaded while these are used.
+// Starts the copies of all stages of one iteration. issued: the number of stages since the launch.
+// Returns false if no more stages are needed. The records that describe the copies (fetches) are
+// loaded 32 at a time, one per lane, and the next 32 are loaded while these are used.
 ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& issued) {
   const uint4* records = reinterpret_cast<const uint4*>(c.p->fetches);
   const ark_u32 lane = static_cast<ark_u32>(ark_lane());

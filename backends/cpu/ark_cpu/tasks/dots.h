@@ -139,8 +139,9 @@ struct ArkDot<signed char> {
 };
 #endif
 
-// The product of R rows of a left panel, which has PITCH rows, and a right panel, over `groups`
-// groups of k. It is stored to sums, whose rows are STRIDE elements apart, or added if `begun`.
+// Multiplies R rows of a left panel, which has PITCH rows, by a right panel, over `groups` groups
+// of k. The product is stored to `sums` or, if `begun`, added to it. Rows of `sums` are STRIDE
+// elements apart.
 template <int R, int PITCH, int STRIDE, typename P, typename S>
 ARK_DEVICE void ark_dots(const P* a, const P* b, int groups, S* sums, bool begun) {
   typedef ArkDot<P> dot;

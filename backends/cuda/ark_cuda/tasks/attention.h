@@ -126,9 +126,10 @@ ARK_DEVICE void ark_weigh_scores(float (&score)[G][U], bool there, float (&power
   }
 }
 
-// Task coordinates: row, key/value head, split. A group of lanes reads a row of the cache, 16 bytes
-// per lane. Each of W warps keeps a running softmax of its rows. A lane takes U rows at a time:
-// their loads are in flight together, and they share one maximum and one reduction. Exponentials
+// Computes attention of one query row over one split of the positions of a contiguous cache. Task
+// coordinates: row, key/value head, split. A group of lanes reads a row of the cache, 16 bytes per
+// lane. Each of W warps keeps a running softmax of its rows. A lane loads U rows at a time, which
+// share one update of the maximum and one reduction over the lanes. Exponentials
 // use base 2. Returns false if a wait has failed or the launch was aborted; the processor must then
 // leave the loop.
 template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int W, class Q, class K, class V,
@@ -290,8 +291,8 @@ ARK_DEVICE void ark_attention_poll(ArkCtx& c, const ArkTask& t, Q query) {
   const ark_i64 last = ark_at(query, 0, 0, t.coord[0], (t.coord[1] + 1) * COLUMNS - 1);
   ark_poll_packet(c, query.p + last, Q::system);
 }
-// The same for a task that merges partial results: waits for the first element of the head's last
-// one.
+// Like ark_attention_poll, for a task that merges the partial results of a head's splits: waits for
+// the first element of the last split's result.
 template <int SPLITS, class P>
 ARK_DEVICE void ark_attention_merge_poll(ArkCtx& c, const ArkTask& t, P partial) {
   ark_poll_packet(c, ark_address(partial, t.coord[0], t.coord[1], SPLITS - 1, 0), P::system);

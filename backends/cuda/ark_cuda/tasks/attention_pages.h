@@ -1,9 +1,11 @@
 // Attention of one row over keys and values in pages. ark/tasks/paged.py describes the task and its
 // accesses. The steps are those of ark_attention_warps (attention.h), which reads contiguous rows.
 
-// Task coordinates: row, key/value head, split; MOST: the most pages of a sequence. A group of
-// lanes reads a row of the pool, 16 bytes per lane, and a lane takes U rows at a time. Returns
-// false if a wait has failed or the launch was aborted; the processor must then leave the loop.
+// Computes attention of one query row over one split of a sequence's positions, whose keys and
+// values are in pages of a pool. Task coordinates: row, key/value head, split. MOST: the most pages
+// of a sequence. A group of lanes reads a row of the pool, 16 bytes per lane, and a lane loads U
+// rows at a time. Returns false if a wait has failed or the launch was aborted; the processor must
+// then leave the loop.
 template <int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS, int W, class Q,
           class K, class V, class T, class P, class O, class F>
 ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,

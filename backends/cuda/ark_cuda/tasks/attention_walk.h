@@ -95,8 +95,8 @@ ARK_DEVICE void ark_attention_clear(ArkAttentionSums<U>& sums, const N& sink, in
   }
 }
 
-// Processes a warp's share of the blocks of keys that its group has. keys(task), values(task):
-// return these operands.
+// Computes a warp's part of attention over the blocks of keys that are assigned to its group.
+// keys(task), values(task): return the operands keys and values of a task.
 template <class U, class S, class K, class V, class M>
 ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip, float scale,
                                    float cap, const K& keys, const V& values, const M& mask,

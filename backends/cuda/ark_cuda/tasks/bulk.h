@@ -32,8 +32,8 @@ ARK_DEVICE void ark_bulk_pieces(char* scratch, ark_u64 from, ark_u64 to, ark_i64
   ark_bulk_end<SLOTS>(full);
 }
 
-// Copies the units of UNIT bytes from t.coord[0] to t.coord[1]. The rest after the last 16 bytes is
-// copied byte by byte.
+// Copies the bytes of `source` from t.coord[0] to t.coord[1], counted in units of UNIT bytes, to
+// `target`. The last bytes that do not fill 16 bytes are copied one by one.
 template <int UNIT, int SLOTS, int SLOT>
 ARK_DEVICE void ark_bulk(ArkCtx& c, const ArkTask& t, ark_u64 source, ark_u64 target) {
   const ark_u64 first = static_cast<ark_u64>(t.coord[0]) * UNIT;

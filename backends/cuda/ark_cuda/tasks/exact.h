@@ -51,9 +51,10 @@ struct ArkExactSide {
   }
 };
 
-// Adds up the sums of MANY slices of k, each computed by UNITS threads. A thread has 2 HALF sums.
-// It keeps one half and passes the other half to the thread of another slice with the same
-// position. The first sum that it keeps is number `first` of all.
+// Adds the partial sums of MANY slices of k. Each slice was computed by UNITS threads, of which
+// each has 2 * HALF sums. A thread keeps one half of its sums and passes the other half to the
+// thread with the same position in another slice. first: set to the index of the first sum that the
+// thread keeps.
 template <int UNITS, int MANY, int HALF, int SUMS>
 ARK_DEVICE void ark_exact_add(float* scratch, float (&sums)[SUMS], int slice, int& first) {
   if constexpr (MANY > 1) {
@@ -78,8 +79,9 @@ ARK_DEVICE void ark_exact_add(float* scratch, float (&sums)[SUMS], int slice, in
   }
 }
 
-// Computes the tile in STAGES stages of KT elements along k. finish(row, column, v) receives four
-// neighbouring sums.
+// Computes a tile of ROWS by COLUMNS sums. Both operands are copied to shared memory, KT elements
+// along k at a time, to a ring of STAGES stages. finish(row, column, v) receives four neighbouring
+// sums.
 template <int ROWS, int COLUMNS, int TM, int KT, int STAGES, class A, class B, class Finish>
 ARK_DEVICE void ark_exact_tile(char* scratch, const A& a, const B& b, const Finish& finish) {
   constexpr int UNITS = ROWS / TM * (COLUMNS / 8), SLICES = ARK_THREADS / UNITS;

@@ -89,8 +89,10 @@ static __device__ __noinline__ float ark_unit_again(const float* a, ark_i64 a_st
   return sum;
 }
 
-// Computes the tile in STAGES stages of KT elements along k. finish(row, column, v) receives four
-// neighbouring sums; again(row, column) computes an element's sum by ordinary instructions.
+// Computes a tile of ROWS by COLUMNS sums on matrix units. Both operands are copied to shared
+// memory, KT elements along k at a time, to a ring of STAGES stages. finish(row, column, v)
+// receives four neighbouring sums. again(row, column) computes an element's sum by ordinary
+// instructions.
 template <int ROWS, int COLUMNS, int WM, int WN, int TERMS, int KT, int STAGES, class A, class B,
           class Again, class Finish>
 ARK_DEVICE void ark_unit_tile(char* scratch, const A& a, const B& b, const Again& again,

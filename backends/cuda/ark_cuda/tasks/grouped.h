@@ -35,8 +35,9 @@ ARK_DEVICE int ark_groups_end(int coord) {
   return end < IMAGE ? end : IMAGE;
 }
 
-// Starts the copies of rows `first` to `end` - 1 of the tile's part of the image to shared memory.
-// Pixels that are not read or are outside of the image become zero. source(n, y, x, c) is the
+// The part of the image that a tile reads is copied to shared memory. Starts the copies of rows
+// `first` to `end` - 1 of that part. Pixels that are not read or are outside of the image become
+// zero. source(n, y, x, c) is the
 // address of eight channels.
 template <class WINDOW, class TILE, class G, int ALL, class Source>
 ARK_DEVICE void ark_groups_copy(const ArkTask& t, ark_u32 to, int first, int end, int channel,
@@ -61,10 +62,11 @@ ARK_DEVICE void ark_groups_copy(const ArkTask& t, ark_u32 to, int first, int end
   }
 }
 
-// Computes the task's tile (images, rows, columns, outputs). ALL: the channels of the image. M, N:
-// a warp multiplies 16 M results by 8 N outputs at a time. BANDS: the tile's rows are divided into
-// BANDS parts; while one is multiplied, the next ones are copied. weight(k, c): the address of the
-// weights of eight outputs. finish(n, y, x, c, sums): stores two neighbouring results.
+// Computes a task's tile of the result (images, rows, columns, output channels). ALL: the channels
+// of the image. M, N: a warp computes 16 M pixels of 8 N output channels at a time. BANDS: the
+// tile's rows are divided into BANDS parts; while one part is multiplied, the next ones are copied
+// to shared memory. weight(k, c): the address of the weights of eight output channels. finish(n, y,
+// x, c, sums): stores the results of two neighbouring output channels.
 template <class T, class WINDOW, class TILE, int EACH, int OUTPUTS, int ALL, int M, int N,
           int BANDS, class Weight, class Source, class Finish>
 ARK_DEVICE void ark_groups(ArkCtx& c, const ArkTask& t, const Weight& weight, const Source& source,

@@ -3,8 +3,8 @@
 // the first cosines and sines of its two rows before the sums are complete. Those of heads of 64
 // elements are loaded once for all heads of the tile; of wider heads, a part is loaded at a time.
 
-// A lane's pairs of neighbouring cosines and sines of four blocks of eight columns, in rows lane /
-// 4 and lane / 4 + 8 of the warp.
+// The cosines and sines by which a lane rotates its elements: pairs of neighbouring ones in each of
+// four blocks of eight columns, for the warp's rows lane / 4 and lane / 4 + 8.
 template <typename C, typename S>
 struct ArkTurn {
   static constexpr int BLOCKS = 4;

@@ -77,8 +77,8 @@ ARK_DEVICE void ark_load_vector(float (&to)[E], const T* p) {
   }
 }
 
-// Adds this thread's share of the product of x with each row of a stage. A stage has R rows of K
-// weights, or a part of one row.
+// Adds to sum[r] this thread's terms of the dot product of x with row r of a stage. x: the thread's
+// V elements of the input. A stage has R rows of K weights, or a part of one row.
 template <int R, int K, int V, int E, typename T>
 ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R]) {
 #pragma unroll
@@ -108,8 +108,10 @@ ARK_DEVICE float ark_slices(const float* part, int pitch) {
   return sum;
 }
 
-// Task coordinates: first row of the weights and end of the rows. Weights have type W. A stage has
-// R rows of K elements, or P stages have one row. E elements of the input are loaded at once.
+// Computes a linear layer of one input row for some rows of the weights. Task coordinates: first
+// row of the weights and end of the rows. Weights have type W. A stage (slot of the ring in shared
+// memory) has R rows of K elements or, if P > 1, a row is divided among P stages. E elements of the
+// input are loaded at once.
 // PITCH: the number of rows whose sums are kept until the epilogue.
 template <typename W, int K, int R, int P, int E, int PITCH, class X, class N, class S>
 ARK_DEVICE void ark_linear_slices(ArkCtx& c, const ArkTask& t, X input, const N& prologue,

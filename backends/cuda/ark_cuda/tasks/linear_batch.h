@@ -128,11 +128,12 @@ ARK_DEVICE int ark_first_stage(const ArkCtx& c, const ArkTask& t) {
   return static_cast<int>((static_cast<ark_u32>(ark_warp()) + ARK_WARPS - before) % ARK_WARPS);
 }
 
-// Task coordinates: the first and the last+1 row of the weights, which have type W and K elements.
-// R: rows of weights of a stage. P: the number of stages that hold the parts of a row. KEPT: see
-// ark_batch_total. XS: bytes of shared memory for the M input rows. BOXED: true if box copies load
-// the stages. Returns false if a wait has failed or the launch was aborted; the processor must then
-// leave the loop.
+// Computes a linear layer of M input rows for some rows of the weights, which have type W and K
+// elements. Task coordinates: first row of the weights and end of the rows. A stage (slot of the
+// ring in shared memory) has one of P equal parts of R rows of weights. KEPT: see ark_batch_total.
+// XS: bytes of shared memory for the M input rows. BOXED: true if box copies load the stages.
+// Returns false if a wait has failed or the launch was aborted; the processor must then leave the
+// loop.
 template <typename W, int K, int R, int P, int KEPT, bool BOXED, int XS, int M, class X, class N,
           class S>
 ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& prologue,

@@ -74,8 +74,9 @@ ARK_DEVICE float ark_row(ArkCtx& c, const ArkShort<T>* p, const float (&)[F], T*
   return 0.0f;
 }
 
-// This lane's share of the products of x with R rows of K weights, `pitch` apart, all in shared
-// memory. If R is small, each row has several running sums, to hide latency.
+// Adds this lane's terms of the dot products of x with R rows of K weights. x and the rows, which
+// are `pitch` elements apart, are in shared memory. If R is small, each dot product has several
+// running sums, to hide latency.
 template <int R, int K, typename T>
 ARK_DEVICE void ark_stage_dots(const T* w, const T* x, float (&sum)[R]) {
   constexpr int E = 16 / sizeof(T), A = R == 1 ? 4 : R == 2 ? 2 : 1;
@@ -138,9 +139,11 @@ ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
   if (SHARES > 1 && !TOGETHER) ark_poll_packet(c, last + (SHARES - 1) * K, X::system);
 }
 
-// Task coordinates: first row of the weights and end of the rows. Weights have type W. A stage has
-// R rows of K elements, or P stages have one row. A task has at most TASK_ROWS rows. XS: bytes of
-// shared memory for the input, which is the sum of SHARES rows from row FIRST on. Returns false if
+// Computes a linear layer of one input row for some rows of the weights. Task coordinates: first
+// row of the weights and end of the rows, at most TASK_ROWS of them. Weights have type W. A stage
+// (slot of the ring in shared memory) has R rows of K elements or, if P > 1, a row is divided among
+// P stages. XS: bytes of shared memory for the input. The input is the sum of SHARES rows (one per
+// rank), which are added in cyclic order from row FIRST on. Returns false if
 // a wait has failed or the launch was aborted; the processor must then leave the loop.
 template <typename W, int K, int R, int P, int TASK_ROWS, int XS, int SHARES, int FIRST, class X,
           class N, class S>

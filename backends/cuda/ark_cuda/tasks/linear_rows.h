@@ -115,9 +115,11 @@ struct ArkRowInput<true, T> {
   typedef T type;
 };
 
-// Task coordinates: first row of the weights and end of the rows, R rows to a stage. XS: bytes of
-// shared memory for the input in type T, which is the sum of SHARES rows from row FIRST on. Returns
-// false if a wait has failed or the launch was aborted; the processor must then leave the loop.
+// Computes a linear layer of one input row for some rows of quantised weights. Task coordinates:
+// first row of the weights and end of the rows. A stage (slot of the ring in shared memory) has R
+// rows. XS: bytes of shared memory for the input, in type T. The input is the sum of SHARES rows
+// (one per rank), which are added in cyclic order from row FIRST on. Returns false if a wait has
+// failed or the launch was aborted; the processor must then leave the loop.
 template <class ROW, typename T, int R, int XS, int SHARES, int FIRST, class X, class N, class S>
 ARK_DEVICE bool ark_linear_row_stages(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
                                       S epilogue) {

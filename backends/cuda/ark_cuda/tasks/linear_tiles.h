@@ -20,9 +20,10 @@ struct ArkRowsTile {
   }
 };
 
-// ark_tile_ahead loads the epilogue's operands in advance, ark_tile_store applies the epilogue to a
-// tile's sums: to both of a lane's rows at once, for each of its columns. row: the lane's first row
-// of the weights; `end`: the end of the rows.
+// ark_tile_ahead loads the operands of the epilogue before the sums of a tile are complete.
+// ark_tile_store applies the epilogue to the sums and stores the results. A lane has two
+// neighbouring rows of the weights, and several rows of the input (columns of the tile). row: the
+// lane's first row of the weights. end: the end of the task's rows.
 template <class Tile, class S>
 ARK_DEVICE void ark_tile_ahead(ArkCtx& c, const S& epilogue, int row, int end,
                                float (&ahead)[Tile::COLUMNS][1][2]) {

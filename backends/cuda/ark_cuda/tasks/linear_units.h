@@ -3,13 +3,14 @@
 // and multiply elements one after another. So when several stages arrive at once, they are
 // processed sooner, and the loading warp waits less for free slots of the ring.
 
-// The products of R rows of K weights with x, both in shared memory, on matrix units (m16n8k16),
-// with a tenth of the instructions of ark_stage_dots. Each row of weights is cut into SEGMENTS
-// parts, which are the tile's rows. The same parts of x, for as many rows of x as there are
-// columns, are the tile's columns. Only the products of equal parts are used. Neighbouring parts
-// begin at the same bank, so they take pairs of 64 bytes in opposite order. The 8 elements that a
-// lane loads at once are two operands without a rearrangement, because both sides use the same
-// order.
+// Products of R rows of K weights with x on matrix units (m16n8k16), which take a tenth of the
+// instructions of ark_stage_dots. Weights and x are in shared memory. Each row of weights is cut
+// along k into ARK_SEGMENTS parts, and each part is a row of the unit's tile. Each row of x is cut
+// into the same parts, and each part is a column of the tile. Of the tile's results only those of a
+// part of weights with the same part of x are used. Neighbouring parts begin at the same bank, so
+// lanes of neighbouring parts load pairs of 64 bytes in opposite order. The 8 elements that a lane
+// loads at once are used as two operands without a rearrangement, because weights and x have the
+// same order of elements.
 template <int R>
 constexpr int ARK_SEGMENTS = R == 4 ? 4 : 8;
 template <int R, int K, typename T>

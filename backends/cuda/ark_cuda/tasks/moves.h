@@ -35,8 +35,8 @@ ARK_DEVICE T ark_move_join(const T (&v)[SHARES]) {
   return made;
 }
 
-// Called by one thread: combines (or copies) BATCH chunks of 16 bytes, which are STEP elements
-// apart.
+// Combines, by a single thread, the ranks' shares of BATCH chunks of 16 bytes, or copies the chunks
+// of a single share. The chunks are STEP elements apart.
 template <typename T, typename JOIN, int DIVIDE, int BATCH, int STEP, int SHARES, int OUTPUTS>
 ARK_DEVICE void ark_move_chunks(const ArkMoved<T, SHARES, OUTPUTS>& at, ark_i64 first) {
   ArkMovedChunk<T> held[SHARES][BATCH];
@@ -73,8 +73,8 @@ ARK_DEVICE void ark_move_chunks(const ArkMoved<T, SHARES, OUTPUTS>& at, ark_i64 
   }
 }
 
-// Processes the units of UNIT bytes from t.coord[0] to t.coord[1]. A single share is copied;
-// several are combined.
+// Combines the ranks' shares element by element and stores the result, or copies a single share. A
+// task processes the bytes from t.coord[0] to t.coord[1], counted in units of UNIT bytes.
 template <typename T, typename JOIN, int UNIT, int DIVIDE, int SHARES, int OUTPUTS>
 ARK_DEVICE void ark_move(const ArkTask& t, bool aligned, const ArkMoved<T, SHARES, OUTPUTS>& at) {
   constexpr int BATCH = SHARES < 4 ? 4 / SHARES : 1, MANY = 16 / sizeof(T);

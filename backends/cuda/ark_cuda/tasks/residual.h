@@ -2,8 +2,10 @@
 // residual (like ark_matrix_each). The tensor's elements are loaded while the preceding 32 columns
 // are stored, so that no store waits for a load.
 
-// ahead(row, column, there): loads the elements that eight(row, column, values, count, elements)
-// uses beside the eight values; `there` is false past the result's end.
+// Like ark_matrix_each (matrix_store.h), for an epilogue that reads a residual: passes eight
+// neighbouring results at a time to eight(row, column, values, count, elements), with the elements
+// of the residual. ahead(row, column, there): loads these elements before the results are computed;
+// `there` is false past the result's end.
 template <int COLUMNS, typename S, class Ahead, class Eight>
 ARK_DEVICE void ark_matrix_each_residual(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int rows,
                                          int columns, const Ahead& ahead, const Eight& eight) {

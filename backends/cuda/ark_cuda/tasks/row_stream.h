@@ -2,10 +2,11 @@
 // ahead. More bytes are in flight than the registers of row_norm.h can hold, and they arrive
 // whatever the warps do meanwhile.
 
-// A task processes ROWS of the COUNT rows, from coord[2] on, or all of them. A row has K elements:
-// E packs of V elements per thread. Each team of TEAM warps takes rows round-robin and has space
-// for DEPTH of them in shared memory, after FOLDS bytes for sums and BARRIERS bytes for the copies'
-// barriers.
+// Computes OP (softmax or a norm) of the rows of a task: ROWS of the COUNT rows, from coord[2] on,
+// or all of them. A row has K elements, and a thread has E packs of V elements of it. Rows are
+// assigned round-robin to teams of TEAM warps. Each team has space for DEPTH rows in shared memory,
+// to which rows are copied ahead. Before this space are FOLDS bytes for sums and BARRIERS bytes for
+// the barriers of the copies.
 template <class OP, int ROWS, int COUNT, int K, int FOLDS, int BARRIERS, int V, int E, int TEAM,
           int DEPTH, class In, class Out, class Weight>
 ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,

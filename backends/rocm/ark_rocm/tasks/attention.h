@@ -21,10 +21,11 @@ ARK_DEVICE int ark_parts_used(int count) {
   return wanted < 1 ? 1 : wanted < SPLITS ? wanted : SPLITS;
 }
 
-// Task coordinates: row, key/value head, split, as in ark_attention of ark/tasks/attention.h.
-// AHEAD: the number of loads of keys, and of values, in flight. The first loads are issued before
-// the task waits, because position and caches were written before the iteration. Returns false if a
-// wait has failed or the launch was aborted; the processor must then leave the loop.
+// Computes attention of one query row over one split of the positions, like ark_attention of
+// ark/tasks/attention.h. Task coordinates: row, key/value head, split. AHEAD: the number of loads
+// of keys, and of values, in flight. The first loads are issued before the task waits, because
+// position and caches were written before the iteration. Returns false if a wait has failed or the
+// launch was aborted; the processor must then leave the loop.
 template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int AHEAD, typename T, class Q,
           class K, class V, class P, class O, class F>
 ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, float scale, Q query,

@@ -2,7 +2,8 @@
 // are read in place. A lane loads 16 bytes of a position's row, and the waves divide the positions.
 // All loads of AHEAD steps are in flight at once. attention_sums.h describes the sums.
 
-// AHEAD: the number of loads of keys, and of values, in flight.
+// Computes attention of one query row of a head over all positions that it sees. AHEAD: the number
+// of loads of keys, and of values, in flight.
 template <class S, int AHEAD, typename T, class Q, class K, class V, class O, class P, class A>
 ARK_DEVICE void ark_attention_one(ArkCtx& c, const ArkTask& t, const T* type, float scale,
                                   float cap, Q query, K keys, V values, O output, P position,

@@ -59,7 +59,8 @@ ARK_DEVICE float ark_half_sum(float v) {
                  static_cast<int>(ark_float_bits(v)), 0x401f)));  // the other row of 16
 }
 
-// Sums over the 4, 8 or 16 neighbouring lanes of a position. All of them get the sum.
+// Sums v over groups of LANES (4, 8 or 16) neighbouring lanes, which have parts of one position's
+// score. All lanes of a group get the group's sum.
 template <int LANES>
 ARK_DEVICE float ark_group_sum(float v) {
   v += ark_row_move<0xb1>(v);

@@ -51,7 +51,8 @@ ARK_DEVICE void ark_attention_finish(ark_unit_sums (&s)[U::OWN], const ArkAttent
   if (!whole) ark_attention_mask<U, S>(s, own + ark_lane() % ARK_UNIT, first);
 }
 
-// Computes all blocks of keys of a tile. row: the lane's query in memory.
+// Computes attention of a tile of queries over all blocks of keys that it sees. row: the address of
+// the lane's query.
 template <class U, class S, class K, class V, class M>
 ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& tile, int rows,
                                    float scale, float cap, const typename U::Q* row, K keys,

@@ -77,9 +77,10 @@ ARK_DEVICE int ark_own_expert(ArkCtx& c, const ArkTask& t, int slot, const X& x,
   return -1;
 }
 
-// Task coordinates: row, slot, first output and end of the outputs, as in ark_expert_rows of
-// ark/tasks/expert_rows.h. Returns false if a wait has failed or the launch was aborted; the
-// processor must then leave the loop.
+// Multiplies one input row by quantised weights of a chosen expert, like ark_expert_rows of
+// ark/tasks/expert_rows.h, on matrix units. Task coordinates: row, slot (one chosen expert of the
+// row), first output and end of the outputs. Returns false if a wait has failed or the launch was
+// aborted; the processor must then leave the loop.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int GROUP, bool ALIGNED,
           class X, class E, class F>
 ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
@@ -101,12 +102,13 @@ ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsig
       c, range, weights, x, ArkExpertInput{}, ArkExpertSums<F>{finish, row, slot, expert});
 }
 
-// Like ark_expert_several, on vector units: a wave multiplies one part of each row of weights, and
-// holds its elements of the input in registers. The rows of one weight matrix for one slot are
-// called a run; all runs are processed one after the other. The first loads of AHEAD_RUNS runs are
-// in flight at once. PARTS: the number of parts of a row, of which a wave loads one at a time; it
-// divides the number of waves. AHEAD: loads of a run in flight. ROWS: outputs whose sums shared
-// memory holds at once. WEIGHTS, TOTAL: see experts.h.
+// Like ark_expert_several, on vector units, for several slots and weight matrices. A row of weights
+// is cut along k into PARTS parts (a divisor of the number of waves). A wave multiplies one part of
+// each row, and holds the same part of the input in registers. The rows of one weight matrix for
+// one slot are called a run. Runs are processed one after the other, but the first loads of
+// AHEAD_RUNS runs are in flight at once. AHEAD: the number of loads of a run in flight. ROWS: the
+// number of outputs whose sums shared memory holds at once. WEIGHTS, TOTAL: see
+// ark/tasks/experts.h.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
           int PARTS, int AHEAD, int ROWS, class X, class E, class F>
 ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,

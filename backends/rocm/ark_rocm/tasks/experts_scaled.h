@@ -111,8 +111,9 @@ ARK_DEVICE ark_f32x4 ark_scaled_multiply(const ark_i32x8& parts, ark_u32 exponen
                                                           static_cast<int>(exponents), 0,
                                                           static_cast<int>(exponent));
 }
-// The same for a scale that is not a power of two. The scale is the sum of up to eight powers of
-// two, one per bit of its mantissa, and the codes are multiplied once for each.
+// Like ark_scaled_multiply, for codes whose scale is not a power of two. The scale is the sum of up
+// to eight powers of two, one per bit of its mantissa, and the codes are multiplied once for each
+// of these powers.
 ARK_DEVICE ark_f32x4 ark_scaled_any(const ark_i32x8& parts, ark_u32 exponents,
                                     const ArkScaledPiece& piece, ark_f32x4 sum) {
   const ark_u32 exponent = piece.scale >> 7 & 0xffu;

@@ -177,9 +177,10 @@ ARK_DEVICE float ark_mfma_totals(const float (&fold)[4], int lane) {
   return __builtin_amdgcn_mfma_f32_16x16x4f32(1.0f, row, zero, 0, 0, 0)[0];
 }
 
-// Task coordinates: first row of the weights and end of the rows, at most ROWS of them. AHEAD: the
-// number of groups of four rows whose loads are in flight. Returns false if a wait has failed or
-// the launch was aborted; the processor must then leave the loop.
+// Computes a linear layer of one input row for some rows of the weights. Task coordinates: first
+// row of the weights and end of the rows, at most ROWS of them. AHEAD: the number of groups of four
+// rows of weights whose loads are in flight. Returns false if a wait has failed or the launch was
+// aborted; the processor must then leave the loop.
 template <int K, int ROWS, int AHEAD, int CHUNK, class X, class P, class E>
 ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* weights, X x,
                                   const P& prologue, E epilogue) {

@@ -5,9 +5,10 @@
 // bits of the significand, whose sum is exactly the element. The waves synchronise to add up the
 // sums of each group of rows.
 
-// One product of 16 x 16 x 32. As operands, a lane has input row lane % 16 and row of weights lane
-// % 16, with the same eight elements along k of both. As results, it has the sums of its row of
-// weights with the input rows from lane / 16 * 4 on.
+// Adds one product of 16 input rows with 16 rows of weights over 32 elements of k. Operands: a lane
+// has eight elements along k of input row lane % 16 (x), and the same eight elements of row lane %
+// 16 of the weights (w). Results: a lane has the sums of its row of weights with the four input
+// rows from lane / 16 * 4 on.
 ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums sums) {
 #if defined(__gfx950__)
   typedef __bf16 Eight __attribute__((ext_vector_type(8)));
@@ -122,10 +123,10 @@ ARK_DEVICE ArkNextLines ark_next_lines(ArkCtx& c, const W& weights) {
   return own;
 }
 
-// Task coordinates: first row of the weights and end of the rows. M: rows of input. GROUP: blocks
-// of 16 rows of weights that a wave multiplies at once. ENTERS: true if the task's waits are still
-// to come. Returns false if a wait has failed or the launch was aborted; the processor must then
-// leave the loop.
+// Computes a linear layer of M input rows for some rows of the weights. Task coordinates: first row
+// of the weights and end of the rows. A wave multiplies GROUP blocks of 16 rows of weights at a
+// time. ENTERS: true if this function performs the task's waits, false if the caller has. Returns
+// false if a wait has failed or the launch was aborted; the processor must then leave the loop.
 template <class W, int K, int M, int GROUP, bool ALIGNED, bool ENTERS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights, X x,
                                    const P& prologue, E epilogue) {

@@ -3,7 +3,8 @@
 // emitted once: each wave copies its blocks one after another to its own part of shared memory and
 // reads them from there.
 
-// Stores sums without an epilogue: that of (row, column) at out[row * down + column * across].
+// Stores sums without an epilogue: the sum at (row, column) of the tile is stored to
+// out[row * down + column * across].
 template <typename O>
 struct ArkTileSums {
   O* out;

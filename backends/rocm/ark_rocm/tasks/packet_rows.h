@@ -5,8 +5,8 @@ struct ArkMost {
   ARK_DEVICE ark_u32 of(ark_u32 a, ark_u32 b) { return a > b ? a : b; }
 };
 
-// rmsnorm. Returns false if a wait has failed or the launch was aborted; the processor must then
-// leave the loop.
+// Computes the rmsnorm of one row x of K elements. Returns false if a wait has failed or the launch
+// was aborted; the processor must then leave the loop.
 template <int K, class X, class W, class O>
 ARK_DEVICE bool ark_packet_rmsnorm(ArkCtx& c, const ArkTask&, X x, W weight, O output, float eps) {
   typedef ArkPacketRows<K, 1, false> Row;
@@ -32,9 +32,10 @@ ARK_DEVICE bool ark_packet_rmsnorm(ArkCtx& c, const ArkTask&, X x, W weight, O o
   return true;
 }
 
-// The K largest of N elements, in order, and their numbers; NaN is the largest. With SOFTMAX, the
-// softmax of these. Each round finds the largest element that is left. A lane has EACH neighbouring
-// elements, so that of equal elements the first is in the first lane.
+// Finds the K largest of the N elements of a row, in order, and their indices; NaN is the largest.
+// With SOFTMAX, stores the softmax of these K elements instead of the elements. Each of K rounds
+// finds the largest element that is left. A lane has EACH neighbouring elements, so that the first
+// of equal elements is in the first lane.
 template <int N, int K, bool SOFTMAX, class X, class V, class I>
 ARK_DEVICE bool ark_packet_topk(ArkCtx& c, const ArkTask&, X x, V values, I indices) {
   constexpr int EACH = (N + ARK_LANES - 1) / ARK_LANES;
