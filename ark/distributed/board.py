@@ -16,8 +16,9 @@ import hashlib
 import mmap
 import os
 
-# The number of words that a rank publishes for comparison by the others. If a rank is this many
-# calls behind, a faster rank has overwritten the words that it would compare.
+# The number of words that a rank publishes on its board, one for each of its last calls. Other
+# ranks compare them with the words of their own calls. If a rank is this many calls behind another
+# rank, the words that it would compare with have been overwritten.
 WORDS_PER_RANK = 4096
 CHAIN_BITS = 40
 _TAG = (1 << (64 - CHAIN_BITS)) - 1

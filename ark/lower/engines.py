@@ -70,7 +70,7 @@ ENGINES = {
 # Engines that can move messages, and engines that can write the peer's memory directly.
 MESSAGES = tuple(e.name for e in ENGINES.values() if e.messages)
 TRANSFERS = tuple(e.name for e in ENGINES.values() if e.memory)
-# Engines that the host's proxy serves, and those of them by which it copies.
+# PROXIED: engines that the host's proxy serves. COPIED: engines among these that copy data.
 PROXIED = tuple(e.name for e in ENGINES.values() if e.needs is Capability.PROXY)
 COPIED = tuple(e.name for e in ENGINES.values() if e.proxied and e.copies)
 FAR = (NIC,)  # engines that reach other hosts

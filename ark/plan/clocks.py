@@ -61,7 +61,7 @@ class Clocks:
         return clock
 
     def join(self, row: int, after: np.ndarray) -> int:
-        """The number of the clock that a task has after its waits. row: the number of its clock
-        before. after: the clock that follows from what it waits for (see `after`).
+        """The number of a task's clock after its waits. row: the number of its clock before its
+        waits. after: the clock of all that it waits for (the result of the method `after`).
         """
         return self._number(np.maximum(self._rows[row], after))

@@ -219,8 +219,8 @@ def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """As `_stages`, for a fetch whose stages are copies of boxes. address: the device address of
-    the box map.
+    """The fields of ArkFetch for each stage of a fetch, like `_stages`, for a fetch whose stages
+    are copies of boxes. address: the device address of the box map.
     """
     row, lines = fetch.piece * fetch.parts, fetch.piece // BOX_ROW_BYTES
     first, part = np.divmod(

@@ -245,7 +245,7 @@ class Engine:
             self._model.close()
 
     def _mask_made(self) -> None:
-        """Called on the masks' thread. Ends the launch, so that the next includes the request."""
+        """Called on the mask thread when a mask is ready. Ends the launch; the next uses it."""
         with self._news:
             self._rows.leave()
             self._news.notify_all()

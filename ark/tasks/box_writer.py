@@ -202,7 +202,8 @@ class BoxWriter:
         """Packs that a thread has in flight. whole: 0 unless these are all packs of the thread."""
         pack = packs.size
         total, threads = math.prod(self.tile) // pack, machine.lanes * machine.warps
-        # A loose pack overlaps two aligned ones, so half of the loaded bytes are used.
+        # A pack that is not aligned (loose) is loaded as the two aligned packs that it overlaps, so
+        # it counts twice.
         read = [*packs.whole | ({0} if self.apart else set()), *packs.loose, *packs.loose]
         most, least = 2 * PACKS if packs.loose else PACKS, text.VECTOR_BYTES
         if pack == 1:

@@ -115,7 +115,7 @@ class TopK(TaskKind):
         ]
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        # The base class asks before it is known that there are operands.
+        # The base class calls this before it checks that the signature has operands.
         shape = sig.operands[0].shape if sig.operands else ()
         params = sig.read(TopKParams)
         few = len(shape) == 2 and shape[0] == 1 and shape[1] <= MAX_PACKET_ROW

@@ -91,8 +91,8 @@ def _batches(sig: Signature, index: int) -> tuple[int, ...]:
 
 
 def served(sig: Signature, machine: Machine) -> Thin | None:
-    """Like `thin`, but only for a product whose tile contains all of the few rows or columns; None
-    for other products and tiles.
+    """The form in which the functions of matmul_thin.h compute this product (see `thin`). None if
+    the product is not thin, or its tile does not contain all of the few rows or columns.
     """
     form = thin(sig, machine)
     if form is None:
@@ -145,7 +145,7 @@ def _team(sig: Signature, form: Thin, machine: Machine) -> int:
 
 
 def passes(sig: Signature, form: Thin, machine: Machine) -> int:
-    """How many times a warp loads rows of a tile and waits for them."""
+    """The number of times that a warp loads rows of a tile and waits for the loads."""
     if not form.along:
         return 1
     teams = machine.warps // _team(sig, form, machine)
@@ -153,7 +153,7 @@ def passes(sig: Signature, form: Thin, machine: Machine) -> int:
 
 
 def rounds_of_sums(sig: Signature, form: Thin, machine: Machine) -> int:
-    """How many times per pass a warp adds up its lanes' sums, MOST_SUMS at a time."""
+    """The number of times per pass that a warp adds its lanes' sums, MOST_SUMS at a time."""
     if not form.along:
         return 1
     return -(-_rows(sig, form, machine) * dims(sig)[form.few] // MOST_SUMS)

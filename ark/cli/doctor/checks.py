@@ -33,7 +33,7 @@ class Finding:
 
 
 def expected(number: int, count: int) -> np.ndarray:
-    """The data words of round `number`. checks.h computes the same."""
+    """The words that the host sends in round `number`. checks.h computes them too, to compare."""
     return (np.arange(count, dtype=np.uint32) * 31 + number * 7919 + 1).astype(np.uint32)
 
 

@@ -62,7 +62,7 @@ def reduce_scatter_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> No
 
 
 def result_span(b: ProgramBuilder, owner: int, span: Span) -> Span:
-    """The place in the owner's `out` of a finished part of its shard."""
+    """The slots in a rank's `out` at which a completely reduced part of its shard is stored."""
     if b.collective is Collective.REDUCE_SCATTER:
         return Span(OUT, span.start - owner * (b.chunks // b.ranks), span.count)
     return span

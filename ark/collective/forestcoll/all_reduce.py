@@ -61,7 +61,8 @@ def optimal_all_reduce(topology: Topology, in_network: bool = False) -> AllReduc
     net = network(topology)
     reverse = topology.reverse()
     equal, backward = optimal(topology), optimal(reverse)
-    # With the share p of a link for gathering and 1 - p for reducing, both have the same rate.
+    # Gathering uses a part `share` of each link's bandwidth, reducing the rest. This value of
+    # `share` gives both phases the same rate.
     inverse = equal.inv_x + backward.inv_x
     share = equal.inv_x / inverse
     rate = net.ranks / inverse

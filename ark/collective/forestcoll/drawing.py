@@ -70,7 +70,8 @@ class Drawing:
 
     `rest` is the remaining capacity, `open` the edges that may still be used. Edges from ranks
     nearest to the root come first. Among these, the edge with the most spare capacity is used.
-    Spare capacity is what the sender does not need for its own trees, plus `taste`.
+    An edge's spare capacity is the capacity that the sender does not need for its own trees, plus
+    the edge's number in `taste` (see ark.collective.forestcoll.packing).
     """
 
     def __init__(self, residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> None:

@@ -160,7 +160,7 @@ def on_host(op: str, x: np.ndarray, attributes: Attributes) -> np.ndarray:
 
 @operator("ai.onnx.ml::TreeEnsemble", "ai.onnx.ml::TreeEnsembleRegressor")
 def _run(call: Call) -> Value:
-    """Descends all levels, then aggregates the weights of the leaves over the trees."""
+    """Descends all levels of all trees, then combines the weights of the reached leaves."""
     trees, shape = _checked(call.op, call.attributes), call.shape(0)
     if trees.splits.dtype != np.float32 or call.dtype(0) != ark.fp32:
         raise NeedsContents(call.value(0).inputs)

@@ -26,8 +26,8 @@ def lower_topk(lowering: Lowering, node: Node) -> None:
 
 
 def lower_expert_linear(lowering: Lowering, node: Node) -> None:
-    """Emits the linear layers of the chosen experts. For each row and each of its experts, the
-    outputs are divided among processors; for each row only, if its experts' results are added up.
+    """Emits the linear layers of the chosen experts. A task computes some outputs of one row: for
+    one of the row's experts or, if the results of a row's experts are added up, for all of them.
     """
     given = node.read(ExpertLinearAttributes)
     (rows, slots), n = node.inputs[2].shape, node.outputs[0].shape[-1]

@@ -164,8 +164,8 @@ class _Convolutions(TurnedImages):
         self.turn_back(product, result, self.view(out, [n, outputs, places]))
 
     def _padded_sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
-        """Both operands of the product, as in `_sides`, for a convolution of few channels, whose
-        image is padded to more channels.
+        """The two operands of a convolution's product, as `_sides` returns them, for a convolution
+        of few channels, whose image is padded to more channels.
         """
         product, windows, padded = one.product, one.windows, one.padded
         if windows is None or padded is None:

@@ -122,7 +122,9 @@ def _inside(rule: Rule, shape: Sequence[int], n: int) -> bool:
 
 
 def _of_two(first: Node, last: Node) -> Node | None:
-    """The copy that replaces two; None if there is none, or both are transposes."""
+    """One copy node that replaces the copy nodes `first` and `last`, of which the second reads the
+    first. None if no single copy does the same, or if both are transposes.
+    """
     if "concat" in (first.type, last.type) or first.type == last.type == "transpose":
         return None
     inner, outer = _rules(first), _rules(last)

@@ -22,13 +22,15 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 
-# The share of least_work from which transposing pays off if box copies cannot load rows of pixels.
+# The least work from which transposing an image pays off is `least_work`, or this fraction of it if
+# box copies cannot load rows of pixels.
 UNALIGNED_SHARE = 1 / 16
 
-# The numbers of channels and of outputs of a group for which channels last pay off without matrix
-# units: both are multiples of the first and at most the second.
+# Without matrix units, channels are moved to the last dimension if the numbers of channels and of
+# outputs of a group are multiples of LEAST_OF_A_GROUP and at most MOST_OF_A_GROUP.
 LEAST_OF_A_GROUP, MOST_OF_A_GROUP = 4, 32
-# The same with matrix units, where both are multiples of a vector.
+# With matrix units, channels are moved if the two numbers are multiples of a vector's length and at
+# most this.
 MOST_IN_UNITS = 64
 
 # The parameters of the windows of a convolution with kernel size 1.

@@ -155,7 +155,7 @@ class _Finder(Pattern):
         return self.maker(node.inputs[0], last, kind) if node is not None and alone else None
 
     def _equal(self, a: Tensor, b: Tensor) -> bool:
-        """True where both are one tensor, or casts of one tensor to one type."""
+        """True where a and b are one tensor, or casts of one tensor to one type."""
         if a.id == b.id:
             return True
         first, second = self._cast(a), self._cast(b)

@@ -103,8 +103,9 @@ class _Program:
         self.peak = alive.index(self.most)
 
     def bytes(self, limit: int) -> int:
-        """The most bytes of activations alive at the same time. If these are within the limit, the
-        size of the memory in which activations are placed, which may be larger.
+        """The largest number of bytes of activations that are alive at the same time. If this
+        number is within the limit, returns instead the size of the memory in which activations are
+        placed, which may be larger.
         """
         if self.most > limit:
             return self.most

@@ -129,8 +129,8 @@ def _halves(first: Node, second: Node) -> _Halves | None:
 
 
 def _joined(low: Tensor, high: Tensor) -> Tensor | None:
-    """The tensor whose last dimension consists of the two given ones; None if they are not the
-    halves of a tensor.
+    """The tensor whose last dimension is the last dimension of `low` followed by that of `high`.
+    None if low and high are not neighbouring halves of a buffer's rows.
     """
     width = low.shape[-1]
     beside = (*low.offsets[:-1], low.offsets[-1] + width)
@@ -155,9 +155,9 @@ def _join(
     second: Node,
     halves: _Halves,
 ) -> Node | None:
-    """The product with the two nodes as its epilogue; None if it does not compute whole heads, one
-    beside the other, or if the cosines and sines depend on more than a row's position. makers: see
-    only_makers.
+    """The node `product`, with the nodes `first` and `second`, which rotate its result, as its
+    epilogue. None if a row of the product does not consist of whole heads, or if the cosines and
+    sines depend on more than a row's position. makers: see only_makers.
     """
     out, shape = product.outputs[0], halves.rows.shape
     rows, columns = out.shape

@@ -28,7 +28,8 @@ from ark.tasks.combine import OPS
 if TYPE_CHECKING:
     from ark.collective.topology import Topology
 
-# Types that reductions support. They add in the type itself or in fp32, rounded once at the end.
+# Types of tensors that reductions over ranks support. Sums are computed in the tensor's type, or in
+# fp32 and rounded once at the end.
 SUMMABLE = tuple(t for t in (*FLOATS, *SMALL_FLOATS, *INTEGERS) if t != byte)
 
 

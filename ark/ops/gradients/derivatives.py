@@ -43,8 +43,8 @@ def _square(x: Tree) -> Tree:
 
 
 def _share(chosen: str) -> tuple[Tree, Tree]:
-    """The derivatives of maximum or minimum with respect to both arguments: 1 for the chosen one
-    and 0 for the other, or 1/2 for both if they are equal.
+    """The derivatives of maximum or minimum with respect to both arguments: 1 for the chosen
+    argument and 0 for the other one, or 1/2 for each if the arguments are equal.
     """
     half: Tree = ["where", ["equal", A, B], number(0.5), ZERO]
     return (

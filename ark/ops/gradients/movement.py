@@ -122,10 +122,11 @@ def _scatter_elements(call: Call) -> Gradients:
 def _scan(call: Call) -> Gradients:
     """The gradient of a running sum or product.
 
-    For a sum it is the running sum of the gradients from the other end. For a product it depends on
-    the first 0 of a line. Before it, it is the running sum of gradient times result, divided by the
-    input. At it, it is the sum of the gradients times the products of all other elements, which are
-    the running product of the line with 1 instead of the 0. After it, it is 0.
+    The gradient of a running sum is the running sum of the gradients from the other end. The
+    gradient of a running product depends on the first 0 of a line. For elements before that 0 it is
+    the running sum of gradient times result, divided by the element. For the 0 itself it is the sum
+    of each gradient times the product of all other elements (the running product of the line, with
+    1 in place of the 0). For elements after the 0 it is 0.
     """
     how, given = call.node.read(ScanAttributes), call.gradient()
     axis, exclusive, backward = how.axis, how.exclusive, how.reverse

@@ -52,7 +52,7 @@ def _cut(part: _Part, box: Box) -> _Part:
 
 
 def _beside(part: _Part, box: Box) -> list[_Part]:
-    """The rest of `part` outside of a box, as several parts."""
+    """The elements of `part` outside of a box, divided into several parts."""
     left, rest = part.box, []
     for d, (low, high) in enumerate(box):
         for begin, end in ((left[d][0], low), (high, left[d][1])):
@@ -110,7 +110,7 @@ class Regions:
         return self._find(tensor)[0]
 
     def take(self, tensor: ir.Tensor) -> Tensor | None:
-        """The same as `look`; also removes the gradient of the box."""
+        """A tensor's gradient, as from `look`. Removes the gradient of the tensor's box."""
         gradient, rest = self._find(tensor)
         self._parts[tensor.buffer.id] = rest
         return gradient

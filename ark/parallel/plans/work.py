@@ -61,8 +61,9 @@ def whole(plan: ParallelGraph, mesh: Sequence[int]) -> tuple[Whole, ...]:
 def whole_in(
     nodes: Sequence[Node], options: Mapping[int, Option], mesh: Sequence[int]
 ) -> tuple[float, tuple[Whole, ...]]:
-    """Like `shares` and `whole`, for a prediction: a rank's share of the work, and the ops that no
-    axis splits.
+    """Predicts the results of `shares` and `whole` from the chosen split of each node: a rank's
+    work as a fraction of a single device's, and the ops that no axis of the mesh splits. options:
+    the chosen split by node id.
     """
     total = sum(map(work_of, nodes)) or 1.0
     done = 0.0
