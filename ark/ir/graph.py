@@ -98,7 +98,7 @@ class Graph:
         """
         if self.scopes:
             raise ModelError(
-                f"the entry {name!r} is opened within {self.scopes[0]!r}; close that first"
+                f"the entry {name!r} is opened within {self.scopes[0]!r}; close that scope first"
             )
         if self.nodes and name in self.phases:
             raise ModelError(f"the model has an entry {name!r} already; choose another name")

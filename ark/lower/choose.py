@@ -171,9 +171,9 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
     The option `variant` selects one by name; raises PlanError if the machine does not have it.
     Otherwise there are three rules. The variant with communicating warps is chosen if the phase
     decodes: its products are linear layers of one row, or of one row per sequence. The variant that
-    loads for warpgroups is chosen if this is predicted to take less time (refusal, and for a phase
-    that decodes many rows _faster_rounded), or if the phase reads prompts. Otherwise the machine's
-    first variant is chosen.
+    loads for warpgroups is chosen if the phase is predicted to take less time under it (see refusal
+    and, for a phase that decodes many rows, _faster_rounded), or if the phase reads prompts.
+    Otherwise the machine's first variant is chosen.
     """
     machine, options = context.machine, context.options
     names = tuple(dict.fromkeys(v.name for v in machine.variants))

@@ -76,10 +76,10 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite of the graph. why: its benefit. over: of each of these sets of types the graph
-    must have a node; otherwise the pass would change nothing, and it does not run. gives: types of
-    nodes that only this pass creates. needs: names of passes that must run before. option: the
-    planner's option that turns the pass off; "" if it always runs.
+    """One rewrite of the graph. why: its benefit. over: sets of node types. The pass runs only if
+    the graph has a node of a type in each of these sets, because otherwise it would change nothing.
+    gives: types of nodes that only this pass creates. needs: names of passes that must run before.
+    option: the planner's option that turns the pass off; "" if it always runs.
     """
 
     run: Callable[[Graph, Context], Graph]

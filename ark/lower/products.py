@@ -32,9 +32,9 @@ def stores_singly(given: MatmulAttributes) -> bool:
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product as lowering sees it. tensors: both operands, addends, and the result. shape:
-    batch, batch, rows and columns of the result. depth: elements of k. cut: its tile size and parts
-    of k, or None if they are not chosen yet.
+    """A matrix product as lowering sees it. tensors: the two operands, addends, and the result.
+    shape: the result's two batch dimensions, rows and columns. depth: the number of elements of k.
+    cut: the tile size and the number of parts of k, or None if they are not chosen yet.
     """
 
     node: Node

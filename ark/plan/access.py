@@ -70,9 +70,9 @@ class Region:
     """All reads, or all writes, of one operand by the tasks of one op.
 
     space: the address space. Bytes are counted from its start, and its buffers may overlap. memory:
-    the buffer; boxes in it are comparable if extents and element sizes are equal. base: bytes from
-    the space's start to the operand's first element. offsets: the indices of this element in the
-    buffer.
+    the buffer. Boxes of two operands in one buffer are compared by their indices if extents and
+    element sizes are equal. base: bytes from the space's start to the operand's first element.
+    offsets: the indices of this element in the buffer.
     """
 
     op: int

@@ -28,9 +28,10 @@ class Boxes:
     """All reads, or all writes, of one operand by an op's tasks.
 
     Task tasks[i] touches box number box[i]. Boxes are distinct; tasks are in rising order. lo, hi:
-    the first indices of each box and those after the last, (boxes, dimensions), in items. begin,
-    end: its first byte and the byte after its last, (boxes,). All are relative to the operand's
-    first item. append_only, appended, claimed: see ark.plan.kind.Access.
+    the first index of each box in each dimension and the index after its last, (boxes, dimensions),
+    in items. begin, end: the first byte of each box and the byte after its last, (boxes,). Indices
+    and bytes are relative to the operand's first item. append_only, appended, claimed: see
+    ark.plan.kind.Access.
     """
 
     operand: int

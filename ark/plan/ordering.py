@@ -66,9 +66,10 @@ class Needs:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """The sets of tasks for which tasks with equal needs and clocks wait, and their clock after the
-    waits. special: processors for which the decision may differ, because some of the needed tasks
-    run there before and are complete in any case.
+    """What tasks with equal needs and clocks wait for. waits: the numbers of the sets of tasks that
+    they wait for. clock: the number of their clock after the waits. special: processors for which
+    the decision may differ, because some of the needed tasks run there earlier and are complete in
+    any case.
     """
 
     waits: tuple[int, ...]

@@ -195,8 +195,9 @@ class Growth:
 
     length: the operand (one int32) with the number of rows that earlier iterations appended. row:
     bytes of a row. part, parts: the rows, including this iteration's, are divided into `parts`
-    shares, and the task reads share `part`. beside: a second operand of the same layout (values
-    beside keys), whose rows follow in each stage. pages: set if the rows are stored in pages.
+    equal ranges, and the task reads range number `part`. beside: a second operand of the same
+    layout (the values, if the first has the keys), whose rows follow those of the first in each
+    stage. pages: set if the rows are stored in pages.
     """
 
     length: int

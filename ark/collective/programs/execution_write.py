@@ -53,7 +53,7 @@ def to_execution_plan(program: CollectiveProgram) -> str:
     if p.pieces != 1:
         raise UnsupportedError(
             f"{p.name} cuts its chunks in {p.pieces} pieces, which execution plans "
-            "cannot express; write it with pieces = 1."
+            "cannot express; write the program with pieces = 1."
         )
     if p.reduction not in (None, "sum"):
         raise UnsupportedError(f"MSCCL++ reduces by sum only; {p.name} uses {p.reduction}.")

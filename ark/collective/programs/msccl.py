@@ -144,7 +144,7 @@ def to_xml(program: CollectiveProgram, target: str = "rccl") -> str:
     if p.pieces != 1:
         raise UnsupportedError(
             f"{p.name} cuts its chunks in {p.pieces} pieces, which MSCCL XML cannot express; "
-            "write it with pieces = 1, the runtime that reads it cuts chunks itself."
+            "write the program with pieces = 1; the runtime that reads the XML cuts chunks itself."
         )
     if p.counts is not None:
         raise UnsupportedError(

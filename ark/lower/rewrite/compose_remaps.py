@@ -190,9 +190,10 @@ def _between(
 
 
 def _through(rule: Rule, between: Map, middle: Sequence[int], n: int) -> Rule | None:
-    """The rule that replaces two: the inner copy's `rule`, applied to indices that the outer copy's
-    rules `between` compute; None if no rule expresses that. middle: the shape of the tensor between
-    the copies. n: the size of the source's dimension.
+    """The index rule of one dimension of the source, for a copy that replaces two copies. It
+    applies `rule`, of the copy that runs first, to the indices that the rules `between`, of the
+    copy that runs last, compute. None if no rule expresses that. middle: the shape of the tensor
+    between the copies. n: the size of the source's dimension.
     """
     if len(rule.terms) == 1 and rule.terms[0][1] == 1 and rule.divide == 1:
         ((d, _),) = rule.terms

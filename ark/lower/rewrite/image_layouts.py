@@ -58,10 +58,10 @@ def per_image(tensor: Tensor, out: Tensor) -> bool:
 def images_with_channels_last(
     graph: Graph, chosen: Collection[Convolution], kept: frozenset[int]
 ) -> tuple[set[int], set[int]]:
-    """Two sets of buffer ids. The first has images for which channels last pays off, because a
-    convolution reads windows of them, or cannot load them with channels first, or because such an
-    image is computed from them by elementwise ops. The second has images for which channels last
-    costs nothing, because all their readers support it.
+    """Two sets of buffer ids of images. Storing the images of the first set with channels last pays
+    off: a convolution reads their windows or cannot load them with channels first, or elementwise
+    ops compute another image of this set from them. Storing the images of the second set with
+    channels last costs nothing, because all their readers support it.
     """
     readers = graph.view.reads
     able: Counter[int] = Counter()

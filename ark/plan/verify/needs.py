@@ -104,10 +104,10 @@ class Needs:
 
 def must(first: Region, second: Region) -> int:
     """The relation in which the first of two conflicting accesses must be ordered before the
-    second. It is SEEN if the first is to plain memory: it must be complete and its writes visible.
-    It is AWAITED if the second reads packets that the first writes, since the reader of a packet
-    waits for it. It is RAN if the first access is to packets and the second is any other: the first
-    task must only have run.
+    second. SEEN: the first access is to plain memory, so it must be complete, and its writes must
+    be visible to the second. AWAITED: the second reads packets that the first writes, so the reader
+    waits for the packets. RAN: the first access is to packets but the second does not read them as
+    packets, so the first access's task must only have run.
     """
     if not first.packet:
         return SEEN
