@@ -66,7 +66,8 @@ def _sketch(boxes: int, per_box: int, raw: dict[str, Any]) -> Sketch:
     return Sketch.from_json({**raw, "nnodes": boxes, "symmetry_offsets": offsets})
 
 
-# Topology, sketch (None: from the topology), collective, the goal for the time of routing.
+# For each case: the topology, the sketch (None: derived from the topology), the collective, and the
+# goal for the seconds of routing as text, which the table shows (empty: no goal).
 CASES: tuple[tuple[str, Sketch | None, str, str], ...] = (
     ("ndv2", ndv2(1), "all_gather", ""),
     ("ndv2x2", ndv2(2), "all_gather", ""),

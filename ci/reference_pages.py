@@ -124,7 +124,9 @@ def api() -> str:
 
 
 def members(package: str) -> list[str]:
-    """The classes and functions of a package's `__all__`, by the module that defines each."""
+    """The full names of the classes and functions in a package's `__all__`: the module that defines
+    each, and its name there.
+    """
     module = import_module(package)
     objects = [getattr(module, name) for name in sorted(module.__all__) if _shown(module, name)]
     return [f"{value.__module__}.{value.__qualname__}" for value in objects]

@@ -154,9 +154,10 @@ PROGRAMS = (
     twice,
     messages,
 )
-# On emulated AMD devices `nox` executes these only with links that support stores only
-# (test_stored_signals): a signal after a put, a signal before a get, signals in both directions,
-# and packets.
+# Programs that use a signal after a put (put_then_signal), a signal before a get (get), signals in
+# both directions (twice) and packets (messages). On emulated AMD devices `nox` executes these
+# programs in test_stored_signals, over links that support only loads and stores, and the other
+# programs in test_channels.
 BY_STORES = (put_then_signal, get, twice, messages)
 
 

@@ -29,8 +29,9 @@ from ark_rocm_emulator.lint import TARGETS, Expectations, Finding, lint
 # with its scope.
 SCOPES = ("agent", "system")
 
-# Decoding with prompts, unfused so that matrix units compute the prompt; and ranks with peers: a
-# sum, every kind of channel, and with `nox -s slow` a decoder.
+# The plans whose kernels are checked: a decoder on one rank, unfused so that matrix units compute
+# its prompt; and plans of ranks with peers: an all-reduce, all channel ops, and with
+# `nox -s slow` a decoder.
 PLANS = (
     "llama-bf16-unfused",
     "sums-bf16",
@@ -72,7 +73,7 @@ def findings_of(
     return lint(text, TARGETS[arch], expected)
 
 
-# `nox` checks one architecture of each family.
+# `nox` checks gfx942 only; `nox -s slow` checks the other architectures.
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("arch", [pytest.param(a, marks=[slow] * (a != "gfx942")) for a in ARCHS])
 def test_loop_kernels_are_clean(arch: str, name: str) -> None:

@@ -130,7 +130,9 @@ def by_name(model: OnnxModel, arrays: Sequence[Any]) -> dict[str, Any]:
 
 
 def plain(data: Any) -> Any:
-    """Returns an entry of a data set as an array; some tests give it as ONNX's message."""
+    """Returns an entry of a data set as an array. Some tests give it as a TensorProto (the protobuf
+    message of ONNX).
+    """
     return onnx.numpy_helper.to_array(data) if isinstance(data, onnx.TensorProto) else data
 
 

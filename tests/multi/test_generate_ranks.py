@@ -51,8 +51,8 @@ def test_two_ranks_give_the_tokens_of_one(backend: str) -> None:
     ["mixtral", "qwen2", *(pytest.param(c, marks=slow) for c in SHARED)],
 )
 def test_ranks_share_other_decoders(case: str, tmp_path: Path) -> None:
-    """Two ranks give the tokens of one for other decoders. Each holds half of the heads, of every
-    expert and of the output head's rows.
+    """Two ranks generate the same tokens as one rank, for decoders other than Llama. Each rank
+    holds half of the attention heads, half of every expert and half of the output layer's rows.
     """
     directory = make_checkpoint(tmp_path / case, **DECODERS[case])
     answered = answer(directory, "--backend", "cpu", "--max-new-tokens", "20", "--ranks", "2")
@@ -63,8 +63,8 @@ def test_ranks_share_other_decoders(case: str, tmp_path: Path) -> None:
     "filters", [("--top-k", "3"), ("--top-p", "0.8", "--repetition-penalty", "1.3")]
 )
 def test_two_ranks_draw_the_tokens_of_one(filters: tuple[str, ...]) -> None:
-    """Two ranks sample the tokens of one. Without filters each rank searches its own logits;
-    filters such as top-p need the logits of all ranks.
+    """Two ranks sample the same tokens as one rank. Without filters each rank searches its own
+    logits; filters such as top-p need the logits of all ranks.
     """
     drawn = ("--temperature", "1.5", *filters, "--seed", "11", "--max-new-tokens", "16")
     common = (*drawn, "--backend", "cpu")

@@ -143,13 +143,13 @@ class Client:
         return int(head.split()[1]), json.loads(await self.reader.readexactly(length))
 
     async def refused(self) -> None:
-        """Asserts that the answer is a 400 with a sentence."""
+        """Asserts that the answer has status 400 and an error message."""
         status, answer = await self.answer()
         assert status == 400 and is_error(answer), (status, answer)
 
 
 def is_error(answer: Any) -> bool:
-    """True if it is OpenAI's error object with a sentence."""
+    """True if the answer is OpenAI's error object, with a message of more than 10 characters."""
     error = answer.get("error") if isinstance(answer, dict) else None
     if not isinstance(error, dict) or set(error) != {"message", "type", "param", "code"}:
         return False

@@ -101,8 +101,8 @@ def test_random_layouts(data: st.DataObject, devices: int) -> None:
 
 
 def test_every_pair_of_layouts_of_four_ranks() -> None:
-    """All 60 changes between layouts of four ranks give the one-device result, if the ranks run in
-    NumPy.
+    """All 60 conversions between layouts of four ranks give the same result as one device. The
+    ranks' graphs are executed in NumPy.
     """
     actual = all_layouts(4)
     pairs = list(itertools.product(actual, (x for x in actual if x.values == 1)))
