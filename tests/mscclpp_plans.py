@@ -4,7 +4,7 @@
 
 runs every example of the language in a checkout of MSCCL++ (python/mscclpp/language/tests and
 python/mscclpp/default_algos) for several numbers of GPUs. Each plan of a collective is read, which
-checks that it computes its collective, and executed on NumPy ranks; with --run also on CPU ranks by
+checks that it computes its collective, and executed on NumPy ranks; with --run also on ranks by
 `ark.distributed.run_program`. MSCCL++ need not be installed: its language is pure Python.
 """
 
@@ -120,9 +120,9 @@ def _wanted(program: CollectiveProgram) -> list[np.ndarray | None]:
     return reference_result(program.collective, _inputs(program), *given)
 
 
-def _on_a_rank(folder: str) -> None:
-    """The body of a CPU rank: runs every plan of a folder."""
-    ark.init(backend="cpu")
+def _on_a_rank(backend: str, folder: str) -> None:
+    """The body of a rank: runs every plan of a folder."""
+    ark.init(backend=backend)
     rank = ark.Model.get_rank()
     for path in sorted(Path(folder).iterdir()):
         program = read_program(path.read_text())
@@ -135,7 +135,8 @@ def _on_a_rank(folder: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("--run", action="store_true", help="execute on CPU ranks too")
+    parser.add_argument("--run", action="store_true", help="execute on ranks too")
+    parser.add_argument("--backend", default="cpu", help="of the ranks")
     parser.add_argument("--gpus", type=int, nargs="+", default=[2, 4, 8], help="of a plan")
     args = parser.parse_args()
     states: dict[str, dict[int, str]] = defaultdict(dict)
@@ -147,8 +148,8 @@ def main() -> int:
                 (Path(folder) / str(gpus) / name.replace("/", "_")).write_text(text)
         if args.run:
             for gpus in args.gpus:
-                if ark.launch(gpus, _on_a_rank, str(Path(folder) / str(gpus))):
-                    states["on CPU ranks"][gpus] = "failed"
+                if ark.launch(gpus, _on_a_rank, args.backend, str(Path(folder) / str(gpus))):
+                    states["on ranks"][gpus] = "failed"
     for name, sizes in states.items():
         print(f"{name}: {'; '.join(f'{gpus}: {state}' for gpus, state in sizes.items())}")
     kinds = Counter(
@@ -160,7 +161,7 @@ def main() -> int:
         for sizes in states.values()
     )
     print(f"{len(states)} examples: {dict(kinds)}")
-    return int("on CPU ranks" in states)
+    return int("on ranks" in states)
 
 
 def _state(text: str) -> str:
