@@ -37,7 +37,7 @@ def places(item: pytest.Item) -> list[str]:
 
 
 def few_emulated(cases: Iterable[Any], *kept: Any) -> list[ParameterSet]:
-    """The cases for `parametrize`. On emulated devices `nox` uses only the named ones."""
+    """The cases for `parametrize`. On emulated devices `nox` uses only the named cases."""
     return [
         pytest.param(case, marks=() if case in kept else pytest.mark.emulated("slow"))
         for case in cases

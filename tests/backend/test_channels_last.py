@@ -150,8 +150,8 @@ def test_norms_and_layers_between_depthwise_convolutions(
 
 def test_concatenated_channels(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks as DenseNet has them, in which each layer reads the channels of all earlier ones, as a
-    list or as the previous concatenation and one more image. One image is read twice by a
-    concatenation, one by a convolution of windows too, and one comes with channels first.
+    list or as the previous concatenation and one more image. A concatenation reads one of the
+    images twice, a convolution of windows also reads another one, and a third has channels first.
     """
     torch = pytest.importorskip("torch")
     with contextlib.closing(registry.get(backend).open(0)) as device:
@@ -206,8 +206,8 @@ def test_concatenated_channels(backend: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_norms_of_few_long_rows(backend: str) -> None:
-    """Norms of few long rows, such as those of group norms over large images. The mean is large
-    compared with the differences from it.
+    """Norms of few long rows, such as the rows of group norms over large images. The mean of a row
+    is large compared with the elements' differences from the mean.
     """
     torch = pytest.importorskip("torch")
     ark.init(backend=backend)

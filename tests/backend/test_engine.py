@@ -165,8 +165,8 @@ def _take(scheduler: Scheduler, step: Step, given: list[tuple[int, list[int]]]) 
 def test_each_number_of_rows_has_a_decoding_phase(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests for 1 to 64 rows: an iteration runs the decoding phase that is compiled for the
-    smallest sufficient number of rows, and the tokens are those of transformers.
+    """1 to 64 requests at the same time: an iteration runs the decoding phase that is compiled for
+    the smallest sufficient number of rows, and the tokens equal those of transformers.
     """
     directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()

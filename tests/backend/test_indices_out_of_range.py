@@ -13,7 +13,9 @@ import ark
 def run(
     ids: list[list[int]], batch: int = 0, scatter: bool = False, shape: tuple[int, ...] = (3, 4)
 ) -> np.ndarray:
-    """Returns gather_nd's result at the tuples, or that of scatter_nd into a tensor of ones."""
+    """Returns the result of gather_nd at these index tuples, or of scatter_nd into a tensor of
+    ones.
+    """
     x, at = ark.tensor(list(shape)), ark.tensor(list(np.shape(ids)), ark.int64)
     if scatter:
         output = ark.scatter_nd(x, at, ark.constant(-1.0, [len(ids)]))

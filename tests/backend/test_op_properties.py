@@ -61,7 +61,7 @@ def doubled(x: Any, times: int) -> Any:
 
 def parts(row: Any, first: Callable[..., Any], last: Callable[..., Any]) -> Any:
     """Applies `first` to the left half of a row and `last` to the right half; returns the sum of
-    both.
+    the two results.
     """
     half = row.shape[1] // 2 if isinstance(row, np.ndarray) else row.shape()[1] // 2
     return first(row[:, :half]) + last(row[:, half : 2 * half]) if half else first(row)

@@ -50,8 +50,8 @@ def test_codes_of_compressed_tensors_are_the_packages(tmp_path: Path) -> None:
 @pytest.mark.emulated("slow")
 @pytest.mark.parametrize("block", [True, pytest.param(False, marks=slow)])
 def test_fp8_of_transformers(backend: str, block: bool, tmp_path: Path) -> None:
-    """transformers' fp8 format: with a scale for each block of 128x128, of which the last ones are
-    smaller, or one scale for the tensor.
+    """transformers' fp8 format: with one scale for the tensor, or with a scale for each block of
+    128x128 elements (the blocks at the ends of rows and columns are smaller).
     """
     fields = {"num_bits": 8, "type": "float", "strategy": "block" if block else "tensor"}
 

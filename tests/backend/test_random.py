@@ -34,7 +34,7 @@ def test_the_reference_gives_published_words() -> None:
 
 def test_words_and_numbers_of_every_step(backend: str) -> None:
     """Random words and numbers equal those of the published generator. After a launch of five
-    iterations, they are those of the last step.
+    iterations, they are the words and numbers of the fifth step.
     """
     shape, seed = [3, 7, 40], -(2**62) + 12345
     step = ark.tensor([1], ark.int64)

@@ -204,8 +204,8 @@ def test_more_than_2_to_25_keys_use_the_generic_body() -> None:
 
 
 def test_unaligned_rows_use_the_generic_body() -> None:
-    """Attention of unaligned rows uses the common body. The alignment of external memory is checked
-    at run time, that of a plan's rows when it is compiled.
+    """Attention of unaligned rows uses the generic body. The alignment of external memory is
+    checked at run time, the alignment of a plan's own rows when the plan is compiled.
     """
     machine = machine_for("gfx942")
     plan, _ = planned([Shape(128, 128, 2, 1, 64)], machine, bf16)

@@ -49,7 +49,7 @@ def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
 )
 def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) -> None:
     """A gated block of one row: y = x + down(silu(gate) * up), with gate and up of the normalised
-    x. It is two linear layers, of which the second reads the first one's result.
+    x. The block is two linear layers; the second layer reads the result of the first.
     """
     del arch
     got, want, bodies = gated_block(1, k, hidden, n, dtype)
@@ -65,7 +65,7 @@ def test_a_gated_block_of_several_rows(
     arch: str, rows: int, k: int, hidden: int, n: int, given: DataType
 ) -> None:
     """A gated block of several rows on matrix units. An infinity in one row does not affect the
-    others.
+    other rows.
     """
     del arch
     got, want, bodies = gated_block(rows, k, hidden, n, bf16, given, infinite=True)

@@ -138,8 +138,8 @@ def test_presence_and_frequency_count_the_text_alone(backend: str) -> None:
 
 
 def test_log_probabilities_equal_torch(backend: str) -> None:
-    """Log probabilities are of the original logits, whatever sampling did to them. Equal ones are
-    ordered by id.
+    """Reported log probabilities are computed from the original logits, before penalties and
+    filters. Tokens with equal log probabilities are ordered by id.
     """
     logits = np.stack([SPREAD, SPREAD[::-1] * 3])
     logits[1, [10, 20]] = 30.0

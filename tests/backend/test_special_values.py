@@ -113,7 +113,7 @@ def ends(dtype: Any) -> np.ndarray:
 
 def agree(name: str, got: np.ndarray, want: np.ndarray) -> None:
     """Asserts equality within the type's rounding, and within 1e-36 for smaller results in fp32. A
-    result may overflow if it is within rounding of the largest number.
+    result that is within rounding of the type's largest number may be infinite.
     """
     tolerance = {np.dtype(np.float32): 6e-6, np.dtype(np.float16): 1.1e-3}.get(got.dtype, 9e-3)
     with np.errstate(all="ignore"):

@@ -42,7 +42,9 @@ class Named(Body):
 
 
 class Mover(Named):
-    """The same body, but for the moving warps (those that copy data while others multiply)."""
+    """The body of the class above, for the moving warps (warps that copy data while others
+    multiply).
+    """
 
     moves = True
 

@@ -133,8 +133,8 @@ def test_masked_rows_of_the_cache_are_not_multiplied(tmp_path: Path) -> None:
 
 
 def test_rows_of_all_heads_are_read_where_they_lie(tmp_path: Path) -> None:
-    """Attention that is written as product, softmax and product, and whose queries, keys and values
-    are parts of the output of one projection. They are read there without a copy.
+    """Attention that is written as product, softmax and product. Its queries, keys and values are
+    parts of the output of one projection and are read there without a copy.
     """
     machine = machines.MODELS["a100"].with_processors(4)
     model = ark.Model(0, 1)
@@ -225,8 +225,8 @@ def test_tiles_have_as_many_rows_as_keep_all_processors_busy() -> None:
 
 
 def test_unaligned_rows_use_the_generic_body() -> None:
-    """Attention of unaligned rows uses the common body. The alignment of external memory is checked
-    at run time, that of a plan's rows when it is compiled.
+    """Attention of unaligned rows uses the generic body. The alignment of external memory is
+    checked at run time, the alignment of a plan's own rows when the plan is compiled.
     """
     plan, _ = planned([Shape(128, 128, 2, 1, 64)], H100, bf16)
     outside = dataclasses.replace(

@@ -185,9 +185,9 @@ def _decoder(
 def check_decoded(
     got: Decoded, config: LlamaConfig, dtype: DataType, new: int, caches: dict[str, np.ndarray]
 ) -> None:
-    """Checks that every chosen token has the highest score given the tokens before it, or one that
-    is lower by at most TIE. caches: those of another run, which may have chosen other tokens at
-    near ties.
+    """Checks that every chosen token has the highest score given the tokens before it, or a score
+    that is lower by at most TIE. caches: the caches of another run, which may have chosen other
+    tokens where two scores are nearly equal.
     """
     scores = llama_reference.logits(config, dtype, got.weights, got.tokens)[-new - 1 : -1]
     drawn = scores[np.arange(new), got.tokens[-new:]]

@@ -68,7 +68,9 @@ def test_slices_begin_at_any_element(tmp_path: Path, dtype: DataType, columns: i
 
 
 def test_sums_with_slices(tmp_path: Path) -> None:
-    """The rows of a slice begin at any element; those of the other input are aligned."""
+    """One input is a slice, whose rows begin at any element; the rows of the other input are
+    aligned.
+    """
     x, y = values(ark.fp32, 13, 71), values(ark.fp32, 13, 64)
     ((_, actual),) = computed(
         tmp_path, [(x, ark.fp32), (y, ark.fp32)], lambda a, b: ark.add(a[:, 5:69], b)

@@ -112,7 +112,8 @@ def test_two_rows_take_whole_rows_of_weights(
 @pytest.mark.parametrize(("sizes", "in_flight"), [((1, 4096, 14336), 3), ((4, 2048, 8192), 2)])
 def test_several_rows_have_no_more_copies_in_flight(sizes: tuple, in_flight: int) -> None:
     """Linear layers of several rows run in the kernel variant with few copies in flight; a single
-    wide row runs in the variant with more. Both have rings of 12 slots.
+    wide row runs in the variant with more copies in flight. The two variants have rings of 12
+    slots.
     """
     task_plan = planned(backend.machine("h100"), *sizes, 512, bf16)
     variant = machine_of(task_plan).variant

@@ -41,9 +41,9 @@ def compiled(plan: Plan, more: str = "") -> tuple[str, bytes, str]:
 
 
 def check(plan: Plan, kind: str) -> None:
-    """Asserts about the machine code: it has only products of that kind, as many as one stage
-    needs; a commit instruction releases each stage, and one more signals that a tile's sums are
-    complete. Nothing is spilled.
+    """Asserts that the machine code has only product instructions of that kind, as many as one
+    stage needs; that one commit instruction releases each stage and another one signals that a
+    tile's sums are complete; and that no registers are spilled.
     """
     assert plan.variant == "matrix"
     source, code, log = compiled(plan)

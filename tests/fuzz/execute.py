@@ -146,8 +146,8 @@ class Outcome:
 
 
 def compare(plan: Plan) -> Outcome:
-    """Runs the plan and its oracle and compares them. It is no difference if both end with the same
-    error.
+    """Runs the plan and its oracle (the serial execution) and compares their results. A plan and an
+    oracle that end with the same error count as equal.
     """
     mine, oracle = run(plan), run(serial(plan))
     if isinstance(mine, str) or isinstance(oracle, str):

@@ -215,8 +215,8 @@ def base(name: str) -> tuple[Any, list[tuple[Any, ...]]]:
 
 
 def mutated(rng: random.Random) -> str:
-    """Returns the text of one of the plans with up to three changes. In half of the cases no change
-    is within a task.
+    """Returns the text of one of the plans with up to three changes. In half of the cases all
+    changes are outside of tasks.
     """
     data, paths = base(rng.choice(("decoder", *NAMES)))
     if rng.random() < 0.5:

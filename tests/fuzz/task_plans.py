@@ -99,9 +99,7 @@ class _Heard(Exception):
 
 
 class _Pair:
-    """The connection of one of two ranks. The answers are those of a peer whose plan is not
-    mutated.
-    """
+    """The connection of one of two ranks. It answers like a peer whose plan is not mutated."""
 
     def __init__(self, rank: int, form: Callable[[int, int], Any]) -> None:
         self._rank = rank

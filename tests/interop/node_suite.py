@@ -137,8 +137,8 @@ def plain(data: Any) -> Any:
 
 
 def compare(case: TestCase, results: Sequence[Any], wanted: Sequence[Any]) -> None:
-    """Raises AssertionError unless shapes and types are the expected ones, and values within the
-    test's own tolerance.
+    """Raises AssertionError unless shapes and types equal the expected ones, and values are within
+    the test's own tolerance.
     """
     for got, want in zip(results, map(plain, wanted), strict=True):
         assert got.shape == want.shape, f"shape {got.shape}, expected {want.shape}"
@@ -245,8 +245,8 @@ class Suite:
             self.counts["passed"] += checked
 
     def _judged(self, case: TestCase, results: Sequence[Any]) -> None:
-        """Raises AssertionError if the results are neither the expected ones nor nearer to those in
-        float64.
+        """Raises AssertionError if the results are neither within the tolerance nor nearer to the
+        float64 results than the expected values are.
         """
         try:
             compare(case, results, case.data_sets[0][1])

@@ -42,8 +42,8 @@ def steps_equal(
     optimizer: Callable[[Learner], Any],
     between: Callable[[Learner, Any], Any] = lambda learner, optimizer: None,
 ) -> None:
-    """Compares three training steps by ark with torch's. between: changes the learner and the
-    optimizer of both after each step.
+    """Compares three training steps by ark with torch's. between: a function that changes the
+    learner and the optimizer after each step, called for ark and for torch.
     """
     theirs = copy.deepcopy(learner)
     mine, other = optimizer(learner), optimizer(theirs)

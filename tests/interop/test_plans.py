@@ -78,8 +78,8 @@ def test_large_products_use_warpgroups_and_continue_the_counters(
     machine: str, boxes: bool, variant: str
 ) -> None:
     """Large products of a torch program are planned for warpgroups if all memory is aligned for box
-    copies, otherwise for the variant `block`, which reads by ordinary loads. boxes: True if it is
-    aligned.
+    copies, otherwise for the variant `block`, which reads by ordinary loads. boxes: True if the
+    memory is aligned.
     """
     plan = planned(large(), [], registry.machine(machine), boxes=boxes)
     assert plan.variant == variant

@@ -119,8 +119,8 @@ def test_strides_after_a_graph_break_equal_torch(name: str) -> None:
 
 
 def test_results_do_not_share_memory_that_eagers_do_not() -> None:
-    """Two results that are the same computation have separate memory, as in eager torch. If
-    gradients are requested they may share it, because torch.compile itself merges the computations.
+    """Two results of equal computations have separate memory, as in eager torch. If gradients are
+    requested the results may share memory, because torch.compile itself merges the computations.
     """
 
     def function(x: Any) -> Any:

@@ -89,8 +89,8 @@ def test_a_layer_that_is_most_of_a_network_decides() -> None:
 
 
 def test_a_mean_over_images_keeps_channels_last(capfd: pytest.CaptureFixture[str]) -> None:
-    """The mean of channels-last images does not split the graph, although torch views it with
-    strides: it has them already.
+    """The mean of channels-last images does not split the graph, although torch views the mean with
+    other strides: the mean has these strides already.
     """
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(8, 4)).eval()
     x = torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last)

@@ -108,7 +108,9 @@ ON = pytest.mark.parametrize(
 
 @ON
 def test_tokens_go_to_the_ranks_of_their_experts(name: str, world: int) -> None:
-    """The received tokens are those that NumPy rounds to 8 bits. No other tokens are sent."""
+    """The received tokens equal the tokens that NumPy rounds to 8 bits. Each rank receives only the
+    tokens for its experts.
+    """
     for rank, (rows, *unsent) in enumerate(run(name, world, dispatched)):
         masks = iter(unsent)
         for source, got in enumerate(rows.reshape(world, TOKENS, WIDTH)):
@@ -122,7 +124,9 @@ def test_tokens_go_to_the_ranks_of_their_experts(name: str, world: int) -> None:
 
 @ON
 def test_sums_return_to_the_ranks_of_their_tokens(name: str, world: int) -> None:
-    """The ranks' sums are added in fp32, from the own rank's on. No others are sent."""
+    """Each rank receives the sums for its own tokens from the other ranks and adds them in fp32,
+    beginning with its own sum. No other sums are sent.
+    """
     for rank, (sums, *unsent) in enumerate(run(name, world, combined)):
         experts, total = given(world, rank)[1], np.zeros((TOKENS, WIDTH), np.float32)
         chosen = [(experts // 2 == owner).any(1) for owner in range(world)]

@@ -145,8 +145,9 @@ def start_emulated(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", ["2", "4"])
 def test_checked_emulated_devices_give_the_tokens_of_one(ranks: str, tmp_path: Path) -> None:
-    """Emulated devices with all checks give the tokens of one rank. In the prompt's phase, memory
-    is reused after another processor has read it, and packets order both accesses.
+    """Ranks on emulated devices with all checks generate the same tokens as one rank. In the
+    prompt's phase, memory is reused after another processor has read it; packets order the read and
+    the next write.
     """
     directory = make_checkpoint(tmp_path / "m", heads=4, kv_heads=4, layers=1)
     # Two chunks of a prompt and two tokens; three of each in the slow session.
@@ -161,8 +162,8 @@ def test_checked_emulated_devices_give_the_tokens_of_one(ranks: str, tmp_path: P
 
 @slow
 def test_torchrun_variables_start_the_ranks_too() -> None:
-    """Two processes started with torchrun's variables, without --ranks, give the tokens of one
-    rank.
+    """Two processes started with torchrun's variables, without --ranks, generate the same tokens as
+    one rank.
     """
     port = str(20000 + os.getpid() % 20000)
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

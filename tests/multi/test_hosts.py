@@ -50,7 +50,9 @@ def hosts() -> Iterator[Hosts]:
 @slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_collective_between_hosts(hosts: Hosts, ranks: int) -> None:
-    """Four ranks, two on each host: those of a host share memory and reach the others by TCP."""
+    """Four ranks, two on each host. The ranks of a host share memory and reach the other host by
+    TCP.
+    """
     started = start(hosts, WORK, ranks)
     outputs = [p.communicate(timeout=300) for p in started]
     assert [p.returncode for p in started] == [0] * ranks, outputs

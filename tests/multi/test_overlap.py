@@ -44,8 +44,8 @@ Body = Callable[[int], object]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets all-reduces of any size be fused with products: small ones would otherwise travel as
-    packets.
+    """Lets all-reduces of any size be fused with products. Without it small all-reduces would be
+    sent as packets.
     """
     monkeypatch.setattr("ark.lower.rewrite.overlap_collectives.in_packets", lambda *_: False)
 

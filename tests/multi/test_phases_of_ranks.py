@@ -46,8 +46,8 @@ def test_a_rank_begins_a_phase_while_a_peer_is_in_the_preceding_one() -> None:
 
 
 def shared_receive_buffers(plan: Plan) -> Plan:
-    """Plants a fault: places the receive buffers of the second phase in the memory of those of the
-    first.
+    """Plants a fault: places the receive buffers of the second phase in the memory of the first
+    phase's receive buffers.
     """
     received = [b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank]
     first, second = received

@@ -107,7 +107,7 @@ SMALL = {
 )
 def test_sums_of_small_types_and_integers(name: str, world: int) -> None:
     """Sums over ranks of small types: fp8 is added in fp32 in rank order and rounded once, as in
-    ml_dtypes, also for NaN; integers wrap. Both all-reduce and reduce-scatter.
+    ml_dtypes, also for NaN; integers wrap. The sums are all-reduces and reduce-scatters.
     """
     count = 345 * world
 

@@ -143,8 +143,8 @@ def test_a_missing_share_is_detected(plans: list[Plan]) -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_ranks_give_the_tokens_of_one(world: int) -> None:
-    """Two and three CPU ranks give the tokens of one rank, on a CPU model to which packets are
-    added.
+    """Two and three CPU ranks generate the same tokens as one rank, on a CPU machine model to which
+    packets are added.
     """
     backend, _ = registry.choose("cpu")
     model = registry.machine("cpu-1")

@@ -79,8 +79,8 @@ def test_both_calls_of_ten_thousand_mismatched_pairs_are_named() -> None:
 
 
 def one_of_three() -> None:
-    """The body of each of three ranks: one rank makes another call than the others, then two ranks
-    exchange two calls.
+    """The body of each of three ranks: one rank makes another call than the other two; later rank 0
+    makes two calls in the opposite order.
     """
     import ark.distributed
 
@@ -123,8 +123,8 @@ def test_lengths_that_two_ranks_do_not_share_are_an_error_on_both() -> None:
 
 
 def failing_alone() -> None:
-    """The body of each rank: a call that raises an error on one rank raises one on the other, and
-    both continue.
+    """The body of each rank: a call that raises an error on one rank raises an error on the other
+    rank too, and the ranks continue with later calls.
     """
     import ark.distributed
     from ark.distributed import calls
@@ -154,8 +154,8 @@ LIMIT_S = 20.0  # for a busy machine; without a bound it is 100 s and more
 
 
 def unanswered() -> None:
-    """Makes calls of each kind that the other rank does not answer, both a first call and one after
-    an answered call of the same kind.
+    """Makes calls that the other rank does not answer: for each kind of call, a first call, and a
+    call after an answered call of that kind.
     """
     import ark.distributed
 
@@ -323,7 +323,7 @@ def test_a_call_that_a_rank_makes_after_another_has_left(count: int) -> None:
 
 def fifty_kinds() -> None:
     """The body of each rank: makes more kinds of calls than are cached, with a mismatch in between.
-    All ranks must drop the same ones.
+    All ranks must drop the same calls from their caches.
     """
     import ark.distributed
 

@@ -27,7 +27,7 @@ os.environ["BACKEND"] = "mpi"  # torch tests groups of two of three ranks for it
 
 class OnArk(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
     """A test case class with the methods of torch's tests. Its method `test_in_turn` calls the
-    named ones.
+    named methods.
     """
 
     def setUp(self) -> None:
