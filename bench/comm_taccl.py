@@ -85,7 +85,7 @@ CASES: tuple[tuple[str, Sketch | None, str, str], ...] = (
 
 
 def main() -> None:
-    """Runs every case, or those whose topology is named."""
+    """Runs every case, or only the cases whose topologies are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("topologies", nargs="*", metavar="TOPOLOGY")
     parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS")

@@ -149,7 +149,7 @@ def packets() -> Picture:
 
 
 def verifier() -> Picture:
-    """The abstract execution of a correct plan and of one that deadlocks."""
+    """The abstract execution of a correct plan and of a plan that deadlocks."""
     p = Picture("The verifier executes a plan abstractly: one ends, one deadlocks", 352)
     p.text(10, 24, "A sound plan: each task runs once its waits are met")
     p.text(10, 60, "processor 0", "small")

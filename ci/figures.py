@@ -280,8 +280,8 @@ def beside(results: Results, peers: Mapping[str, tuple[Figure, Results]]) -> Res
 
 
 def report(run: Run, asked: Sequence[Piece], noisy: bool) -> int:
-    """Prints the number of figures, their mean ratio to peers by kind, and those that failed, are
-    missing or became worse; returns 1 if there is one of these, otherwise 0.
+    """Prints the number of figures, their mean ratio to peers by kind, and the figures that failed,
+    are missing or became worse; returns 1 if there are any of these, otherwise 0.
     """
     rows = [row for results in run.runs for row in results.figures]
     groups: dict[str, list[float]] = {}

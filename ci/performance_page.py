@@ -192,7 +192,7 @@ def _section(row: Row) -> Iterator[str]:
 
 
 def _table(row: Row, kind: str, title: str) -> Iterator[str]:
-    """The figures of one kind, and the reasons of those below MIN_RATIO."""
+    """The table of the figures of one kind, with the reasons of figures below MIN_RATIO."""
     rows = row.kind(kind)
     if not rows:
         return

@@ -172,8 +172,8 @@ def predicted(text: str) -> dict[str, float]:
 
 
 def growths(old: Mapping[str, str], new: Mapping[str, str]) -> list[Growth]:
-    """The predicted times that grew from the old texts to the new ones. The texts are by
-    machine.
+    """The predicted times that are longer in the new texts of plans than in the old texts. Texts
+    are given by machine.
     """
     grown = []
     for machine, text in new.items():

@@ -133,7 +133,7 @@ def members(package: str) -> list[str]:
 
 
 def _of_torch() -> list[str]:
-    """What `ark.torch` has beside the functions of ark.interop, which call it."""
+    """The members of `ark.torch` that are not also functions of ark.interop."""
     others = {place.rpartition(".")[2] for place in members("ark.interop")}
     return [p for p in members_by_text(OF_TORCH) if p.rpartition(".")[2] not in others]
 

@@ -65,7 +65,7 @@ def devices(matrix: list[dict[str, Any]]) -> str:
 
 def package() -> str:
     """The workflow that builds wheel and sdist, tests them outside of the repository, and stores
-    both.
+    them.
     """
     keep = (
         "      - uses: actions/upload-artifact@v4\n        with:\n          name: package\n"

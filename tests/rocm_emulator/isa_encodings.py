@@ -94,9 +94,7 @@ def _short_vector(rng: Random, first: int, rdna: bool, compare: bool = False) ->
 
 
 def _long_vector(rng: Random, first: int, compare: bool, exec_only: bool) -> Words:
-    """Returns the words of a random VOP3 instruction. Half of these are plain, the others have
-    modifiers.
-    """
+    """Returns the words of a random VOP3 instruction. In half of the cases it has no modifiers."""
     sdst = 126 if exec_only else rng.randrange(12) * 8
     word = first | (sdst if compare else _vgpr(rng))
     second = _vector(rng) | at(_vector(rng), 9) | at(_vector(rng), 18)
@@ -304,7 +302,8 @@ _PLAIN = ((False,), (False, True), (False, True, True), (False, False, True), (T
 def samples(arch: str, each: int, seed: int = 1) -> Iterator[tuple[str, int, Words]]:
     """(format, opcode, words) for every opcode number of every format.
 
-    For every opcode, the plain words come first, then ``each`` random ones.
+    For every opcode, an instruction without modifiers comes first, then ``each`` random
+    instructions.
     """
     rng = Random(seed)
     formats = _rdna3() if arch.startswith("gfx11") else _cdna()

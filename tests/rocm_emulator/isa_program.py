@@ -126,8 +126,8 @@ def build(arch: str, cases: Mapping[str, Case]) -> bytes:
 
 
 class Suite:
-    """The cases of one architecture. All are assembled when the first of them runs. Each is run by
-    one wave.
+    """The cases of one architecture. All cases are assembled when the first of them runs. One wave
+    runs a case.
     """
 
     def __init__(self, arch: str, cases: Mapping[str, Case]) -> None:

@@ -362,7 +362,7 @@ def test_functions_within_the_documented_error(arch: str) -> None:
 @pytest.mark.parametrize("arch", ARCHES)
 def test_classes(arch: str) -> None:
     """v_cmp_class: its ten classes, from bit 0 on, are the two NaNs, -inf, -normal, -denormal, -0,
-    and the positive ones in reverse order.
+    and then 0, denormal, normal and inf.
     """
     patterns = [0x7F800001, 0x7FC00000, 0xFF800000, 0xBF800000, 0x80000001]
     patterns += [0x80000000, 0, 1, 0x3F800000, 0x7F800000]

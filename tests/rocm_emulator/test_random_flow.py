@@ -131,7 +131,7 @@ def _clang() -> tuple[str, ...]:
 def on_device(
     bodies: dict[int, str], arch: str, level: str
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Runs the functions on an emulated device. Returns the same as `on_host`."""
+    """Runs the functions on an emulated device. Returns their results in the form of `on_host`."""
     kernels = (
         f'extern "C" __global__ void k{seed}(const u32* a, const u32* b, u32* out, u32* mem) {{\n'
         f"  u32 t = threadIdx.x;\n  out[t] = f{seed}(a[t], b[t], mem + {LANE_WORDS} * t);\n}}"

@@ -135,7 +135,9 @@ def test_a_hand_over_takes_the_measured_time() -> None:
 
 
 def test_the_recorded_predictions_are_the_models() -> None:
-    """The predictions in docs/reference/timing-errors.md are those of the current model."""
+    """The predictions in docs/reference/timing-errors.md equal the predictions of the current
+    model.
+    """
     recorded = load("timing_errors").read().predicted
     assert recorded["near"] == pytest.approx(microbenchmarks.hand_over(8), rel=0.01)
     assert recorded["barrier"] == pytest.approx(microbenchmarks.barrier(), rel=0.01)

@@ -74,7 +74,7 @@ COMPARED: dict[str, Callable[[Words, Words], NDArray[np.bool_]]] = {
 
 def _case(text: str, rdna: bool) -> Case:
     """Returns the case of an instruction that runs with all lanes active (v40), then with every
-    third lane, and then with the others.
+    third lane, and then with the remaining lanes.
     """
     mask, exec_, high = ("b32", "exec_lo", "") if rdna else ("b64", "exec", "s_mov_b32 s13, {}\n")
     some, others = ("0x49249249", "0x92492492"), ("0xb6db6db6", "0x6db6db6d")

@@ -22,8 +22,8 @@ TIMEOUT_S = 60  # seconds to wait for a process's message
 
 
 def _rank(pipe: Connection, arch: str, binary: bytes, rank: int, rounds: int, checks: int) -> None:
-    """One process: exchanges handles with the other, runs the kernel, and sends back the received
-    row of data or the error.
+    """One process: exchanges memory handles with the other process, runs the kernel, and sends back
+    the received row of data or the error.
     """
     settings = {"seed": rank, "checks": checks, "external_wait_ms": 3000, "report": 0}
     with emulated(arch, **settings), Buffers() as buffers:

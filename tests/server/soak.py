@@ -126,7 +126,7 @@ class Client:
 
     async def check(self, *numbers: int, slowly: bool = False) -> None:
         """Asserts that the texts of requests with these numbers (default: this client's) equal the
-        known ones.
+        texts of earlier requests with the same numbers.
         """
         for number in numbers or (self.number,):
             text = await self.text(slowly)

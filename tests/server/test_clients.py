@@ -163,8 +163,8 @@ def test_log_probabilities_are_those_of_transformers(client: openai.OpenAI, peer
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_log_probabilities_of_prompts(client: openai.OpenAI, peer: Any, stream: bool) -> None:
-    """With `echo`, the log probabilities of the prompt come before those of the answer. The first
-    token has none.
+    """With `echo`, the log probabilities of the prompt's tokens come before those of the answer's
+    tokens. The prompt's first token has none.
     """
     prompts = [peer[1](prompt).input_ids for prompt in (PROMPTS[0], PROMPTS[1])]
     prompts = [*prompts, [5], [7, 1, 9]]  # an end token in a prompt is a token like others

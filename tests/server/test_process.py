@@ -61,7 +61,7 @@ def served(directory: Path) -> Iterator[Process]:
 
 
 def test_sigterm_while_it_works(served: Process) -> None:
-    """After SIGTERM, requests that have begun are completed, new ones are refused, and the exit
+    """After SIGTERM, requests that have begun are completed, new requests are refused, and the exit
     code is 0. Until then the process listens only on the requested address.
     """
     assert served.listens_where_asked()

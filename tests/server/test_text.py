@@ -39,8 +39,8 @@ class Pieces:
     stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
 )
 def test_stop_strings(pieces: list[str], rest: str, stops: list[str]) -> None:
-    """The text ends before the stop string that is completed first, however it is divided into
-    pieces.
+    """The text ends before the stop string that is completed first, regardless of how the text is
+    divided into pieces.
     """
     text = StoppedText(Pieces(pieces, rest), stops)  # type: ignore[arg-type]
     sent = [text.push(i) for i in range(len(pieces))]

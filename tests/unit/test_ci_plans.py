@@ -35,8 +35,8 @@ def slower(text: str, old: str, new: str) -> str:
 
 
 def test_every_machine_has_a_file_of_the_same_programs() -> None:
-    """The files of all machines have the same programs, except a CPU's, which has only those small
-    enough for a few processors.
+    """The files of all machines have the same programs, except a CPU's file, which has only
+    programs that are small enough for a few processors.
     """
     for machine in plans.LINT:
         registry.machine(machine)

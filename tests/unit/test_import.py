@@ -128,8 +128,8 @@ exec("import importlib; importlib.import_module('ark.runtime.run')", {"__name__"
 
 
 def climbing(program: str) -> tuple[int, str]:
-    """Runs a program and returns how many imports between layers it made, and those of them that
-    are of a higher layer than their own.
+    """Runs a program and returns how many imports between layers it made, and which of them import
+    a module of a higher layer than their own.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = project["tool"]["importlinter"]["contracts"]

@@ -56,8 +56,8 @@ def test_memory_bound_ops_are_compared_with_an_equal_copy() -> None:
 
 
 def test_the_ops_result_is_compared_and_not_its_operands() -> None:
-    """The output of a product with a fused epilogue is compared, although it is not the last
-    operand.
+    """The output of a product with a fused epilogue is compared with the peer's, although it is not
+    the product's last operand.
     """
     from ark_cuda import machines
 

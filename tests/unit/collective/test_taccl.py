@@ -143,8 +143,8 @@ def test_default_sketches_on_known_networks(name, collective):
 
 
 def test_known_optima_are_reached():
-    """Known optima of an all-gather: a full mesh takes the time of one chunk, a ring of 8 ranks
-    with two chunks per rank that of seven chunks.
+    """Known optima of an all-gather: a full mesh takes the time of one chunk; a ring of 8 ranks
+    with two chunks per rank takes the time of seven chunks.
     """
     mesh = synthesize_taccl(load("mi300x"), None, "all_gather", size_bytes=8 * MB)
     assert mesh.time_us == pytest.approx(MB / 64e3 + 1.4, rel=0.1)
@@ -260,8 +260,8 @@ def test_all_stages_share_one_deadline(monkeypatch):
 
 
 def test_contiguity_merges_small_chunks_between_boxes():
-    """Small chunks are sent together between boxes, which saves latency; large ones are not
-    merged.
+    """Small chunks are sent together between boxes, which saves latency; large chunks are sent
+    separately.
     """
     topology = load("ndv2x2")
     sketch = Sketch.from_json(NDV2X2)

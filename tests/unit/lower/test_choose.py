@@ -127,7 +127,7 @@ def test_a_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
 
 def test_a_prompts_products_take_no_residual_under_roles() -> None:
     """In fp32, a prompt's products apply the residual in the variant `block`. In the variant
-    `roles` they do not, because the common body runs them there.
+    `roles` they do not, because the generic body computes products there.
     """
     taken = {}
     for name in ("roles", "block"):

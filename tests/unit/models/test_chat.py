@@ -75,7 +75,9 @@ def open_both(folder: Path) -> tuple[Any, Tokenizer, ChatTemplates]:
 
 
 def compare(theirs: Any, own: tuple[Tokenizer, ChatTemplates], messages: Any, **how: Any) -> str:
-    """Asserts that text and ids are equal or that both refuse. Returns the text."""
+    """Asserts that ark and transformers give equal texts and ids, or that both refuse the
+    conversation. Returns the text.
+    """
     tokenizer, templates = own
     how = {"add_generation_prompt": True, **how}
     try:

@@ -165,7 +165,9 @@ def windows(kind: str, config: PreTrainedConfig) -> list[int]:
 
 
 def check(kind: str, values: dict[str, Any]) -> None:
-    """Asserts that every field that ark reads equals transformers' for the same values."""
+    """Asserts that every field that ark reads has the value that transformers reads from the same
+    config.
+    """
     ours = LlamaConfig.from_dict({**values, "architectures": [architecture(kind)]})
     right = theirs(kind, values)
     latent = kind.startswith("deepseek")  # one key head of latent rows

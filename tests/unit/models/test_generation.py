@@ -87,7 +87,7 @@ def test_ignored_fields_are_named(tmp_path: Path, fields: dict[str, Any], names:
     ],
 )
 def test_fields_are_read_as_transformers_reads_them(fields: dict[str, Any], tmp_path: Path) -> None:
-    """The values equal, field by field, those that transformers' generate would use."""
+    """The values of all fields equal the values that transformers' generate would use."""
     theirs = GenerationConfig.from_pretrained(write(tmp_path, fields))
     theirs.update(**GenerationConfig._get_default_generation_params(), defaults_only=True)
     ours = SamplingParams(**{"max_tokens": None, **sampling_fields(tmp_path)})

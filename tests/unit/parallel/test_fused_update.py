@@ -154,8 +154,8 @@ def test_fusing_leaves_the_update_in_one_run() -> None:
 
 
 def test_overlap_is_counters_between_chunks() -> None:
-    """The all-reduce of the first chunk waits for the tiles of the first product and not for those
-    of the second. The number of kernels stays one.
+    """The all-reduce of the first chunk waits for the tiles of the first product and not for the
+    tiles of the second. The number of kernels stays one.
     """
     plain = planned(coco.product())
     plan = coco.product()

@@ -84,8 +84,8 @@ def test_forward_only_takes_the_load_of_a_device(name: str) -> None:
 def test_eight_devices_and_micro_batches_with_proof(
     name: str, memory: int, period: int, makespan: int | None
 ) -> None:
-    """The periods of pipeline schedules for eight devices and micro-batches are the known ones, and
-    the solver proves them optimal. The brute-force test below checks such proofs.
+    """The periods of pipeline schedules for eight devices and micro-batches equal the known
+    periods, and the solver proves them optimal. The brute-force test below checks such proofs.
     """
     placement = shape(name, 8)
     schedule = tessel(placement, memory, 8)

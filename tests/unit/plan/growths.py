@@ -21,8 +21,8 @@ def offers_roles() -> Machine:
 
 
 def growing(plan: Plan) -> list[tuple[tuple[int, int, int], Task]]:
-    """Returns (phase, processor, position) of the tasks that load a growing number of cache rows,
-    those up to the current position.
+    """Returns (phase, processor, position) of the tasks that load the cache rows up to the current
+    position, whose number grows with each iteration.
     """
     return [
         ((number, processor, i), task)

@@ -65,8 +65,8 @@ def test_an_engine_streams_its_pages_and_the_file_says_so() -> None:
 
 
 def test_stages_of_many_pages_are_read_in_place() -> None:
-    """Each lane of the loading warp copies one page of a stage: caches whose stages have 32 pages
-    are streamed, those with 64 are read in place.
+    """Each lane of the loading warp copies one page of a stage: so caches whose stages have 32
+    pages are streamed, and caches whose stages have 64 pages are read in place.
     """
     assert growing(served(page=1)) and not growing(served(page=1, stage=8192))
 

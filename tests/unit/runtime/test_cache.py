@@ -234,8 +234,8 @@ def test_a_full_disk_under_the_cache(tmp_path: Path) -> None:
 
 @slow
 def test_a_cache_that_can_only_be_read(tmp_path: Path) -> None:
-    """With a read-only cache, existing entries are used, missing ones are compiled but not stored,
-    and `ark cache clear` is refused.
+    """With a read-only cache, existing entries are used, missing entries are compiled but not
+    stored, and `ark cache clear` is refused.
     """
     folder = tmp_path / "cache"
     first = generate(ARK_CACHE_DIR=str(folder))

@@ -38,8 +38,8 @@ def test_device_memory_asks_for_huge_pages() -> None:
 
 
 def test_memory_that_is_not_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allocations larger than the free memory are refused. Small ones are added up, and compared
-    with the free memory each time their sum has reached 1 MiB.
+    """Allocations larger than the free memory are refused. The sizes of small allocations are added
+    up, and the sum is compared with the free memory each time it has reached 1 MiB.
     """
     device, free = CpuDevice(0), Mock(return_value=1 << 30)
     monkeypatch.setattr(cpu, "available_bytes", free)

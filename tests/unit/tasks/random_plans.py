@@ -33,7 +33,7 @@ def target(processors: int, packets: bool = False) -> Machine:
 
 
 class Draw:
-    """Draws random operands: tensors, some of which are boxes of larger ones."""
+    """Draws random operands: tensors, some of which are boxes of larger tensors."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -409,8 +409,8 @@ def decoder_plan(seed: int) -> Plan:
 
 
 def batch_plan(seed: int) -> Plan:
-    """Returns a small random decoder's plan for several sequences. Odd seeds are not fused; even
-    ones have all options of SamplingParams.
+    """Returns a small random decoder's plan for several sequences. Plans of odd seeds are not
+    fused; plans of even seeds support all options of SamplingParams.
     """
     draw = Draw(seed)
     heads = draw.int(1, 3)

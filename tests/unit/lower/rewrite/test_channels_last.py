@@ -150,8 +150,8 @@ def block() -> ark.Model:
 
 
 def test_depthwise_convolutions_read_rows_of_channels() -> None:
-    """Depthwise convolutions next to others are rewritten to channels last. The only transposes are
-    those of the image, of the depthwise weights, and of the result.
+    """Depthwise convolutions next to other convolutions are rewritten to channels last. Only the
+    image, the depthwise weights and the result are transposed.
     """
     task_plan = make_plan(block().graph, registry.machine("h100"))
     verify([task_plan])
@@ -241,7 +241,9 @@ def test_first_convolution_of_few_outputs_reads_the_image_in_place() -> None:
 
 @pytest.mark.parametrize("width", [6, 128])
 def test_convolutions_in_other_groups_keep_channels_first(width: int) -> None:
-    """Groups whose channels are no multiple of a vector, and wide ones, stay products."""
+    """Convolutions in groups stay products if a group's channels are no multiple of a vector, or if
+    groups are wide.
+    """
     task_plan = make_plan(groups(width, width).graph, registry.machine("h100"))
     assert "grouped_convolution" not in kinds(task_plan)
     others = kinds(make_plan(groups(8, 8).graph, registry.machine("mi300x")))

@@ -40,8 +40,8 @@ def test_values_read_by_parts_of_one_op_are_not_written(build: Callable[[Any], A
 
 
 def test_values_read_by_two_ops_are_written_once() -> None:
-    """A value that two ops read is computed by a separate op, unless one of the two reads the
-    other's result.
+    """A value that two ops read is computed by a separate op, unless one of the two ops reads the
+    result of the other.
     """
 
     def two(x: Any) -> Any:

@@ -31,7 +31,7 @@ def as_llama(x: Tensor, w: Tensor) -> Tensor:
 
 
 def of_squares(x: Tensor, w: Tensor, other: Tensor) -> Tensor:
-    """Returns x normalised by the squares of `other`; both are cast separately."""
+    """Returns x normalised by the squares of `other`. x and `other` are cast by separate ops."""
     c = ark.cast(other, ark.fp32)
     factor = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(c, c), 2), 1e-5))
     return ark.mul(w, ark.cast(ark.mul(ark.cast(x, ark.fp32), factor), x.dtype()))

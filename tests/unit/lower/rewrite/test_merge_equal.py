@@ -19,8 +19,9 @@ ROWS = np.random.default_rng(2).standard_normal((4, 8)).astype(np.float32)
 
 
 class Program:
-    """Two results of one input. The second scales by `scale`, after a copy into the input if
-    `written`, and is read in another shape if `viewed`.
+    """A graph with two results that are computed from one input. The second is the input times
+    `scale`. written: a copy into the input comes before the second. viewed: the product reads the
+    two results in another shape.
     """
 
     def __init__(self, scale: float = 2.0, written: bool = False, viewed: bool = False) -> None:

@@ -229,7 +229,7 @@ def test_a_rank_that_differs_harmlessly_is_accepted_beside_the_others(isomorphic
 
 def test_names_that_meet_another_ranks_are_no_symmetry(isomorphic: Rotated) -> None:
     """Plans in which two receive buffers of one rank have exchanged names, so that puts would reach
-    the wrong ones, are not taken for plans of equal ranks.
+    the wrong buffers, are not treated as plans of equal ranks.
     """
     plans = list(isomorphic)
     own = [b for b in plans[1].buffers if b.arena == "symmetric" and b.rank == 1][:2]
