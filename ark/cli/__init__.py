@@ -108,8 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     try:
         debug, words = _common(words)
+        parser = build_parser(words)  # imports the command's module
         _interrupt.becomes_exception()
-        parser = build_parser(words)
         args = parser.parse_args(words)
         args.words = words
         if args.command is None:
