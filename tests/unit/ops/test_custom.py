@@ -422,7 +422,9 @@ def test_gradients_are_refused_by_name_or_another_custom_op() -> None:
 
 
 def test_the_names_on_the_page_exist() -> None:
-    section = (ROOT / "docs/custom-ops.md").read_text().split("## Names for a body")[1].split("`#if")[0]
+    section = (
+        (ROOT / "docs/custom-ops.md").read_text().split("## Names for a body")[1].split("`#if")[0]
+    )
     named = {
         w
         for part in re.findall(r"`([^`]+)`", section)
