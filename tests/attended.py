@@ -20,8 +20,9 @@ from tests.cases import paged
 from tests.cases.attention import Shape, case
 from tests.opcheck import Case, rounded
 
-# Tiles of 128 rows, of which a task has several: whole blocks of keys, incomplete last blocks, and
-# all ways in which warps share a tile. In the first case the maxima of scores grow.
+# Attention in tiles of 128 rows, with several tiles per task. The cases have whole blocks of keys,
+# incomplete last blocks, and all ways in which warps share a tile. In the first case the maxima of
+# scores grow from block to block.
 WIDE = (
     Shape(280, 333, 4, 2, 64, position=40, scale=1.0),
     Shape(130, 130, 2, 1, 128, batch=2, window=100),

@@ -23,7 +23,8 @@ from ark.lower.pipeline import plan
 from tests.opcheck import Case, check
 from tests.slow import slow
 
-# By name: compiler options that exclude the widest instruction sets, then the next ones, and so on.
+# Compiler options by name. Each entry excludes more instruction sets than the one before: first the
+# widest, then narrower ones.
 SETS = {
     "host": "",
     "vectors": "-mno-amx-bf16",

@@ -140,8 +140,8 @@ def test_linear_layers_read_codes_and_scales(
             most = np.abs(normed) @ np.abs(values).T
             got = results[number][2].to_numpy()
             room = np.abs(got - (normed @ values.T + added)) / most
-            # Either the input or the dequantised weights are rounded to bf16; the errors of the
-            # terms are random, so those of a sum grow with the root of its length.
+            # Either the input or the dequantised weights are rounded to bf16. The errors of the
+            # terms of a sum are random, so the error of the sum grows with the root of its length.
             assert room.max() < 4e-3 / np.sqrt(columns / 64), (number, room.max())
 
 

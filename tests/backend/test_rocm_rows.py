@@ -96,7 +96,8 @@ def test_attention_in_tiles_of_one_row(
 
 
 NAN, INF = float("nan"), float("inf")
-# Rows of which 4 elements are chosen: their number is and is not a multiple of a wave's lanes.
+# Rows of which the 4 best elements are chosen. The number of a row's elements is a multiple of a
+# wave's lanes in some of them.
 CHOICES = {
     "random": np.random.default_rng(0).standard_normal(128),
     "equal": np.array([0.0, -0.0, 3.0, 3.0, *[-1.0] * 67, 3.0, 0.0]),

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from ark.models.gguf_file import OF_LAYERS, TENSORS
 from tests.checkpoints import make_checkpoint
 
-# Rows of weights are whole GGUF blocks of 256 elements, except those of attention's output
+# Rows of weights are whole GGUF blocks of 256 elements, except the rows of attention's output
 # projection (96 elements).
 SIZES: dict[str, Any] = {
     "hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 24, "intermediate": 256, "layers": 2,

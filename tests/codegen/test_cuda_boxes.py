@@ -89,7 +89,7 @@ def boxed(weights: np.ndarray) -> np.ndarray:
 def test_a_warps_sums_equal_numpy(device: ctypes.CDLL, rows: int, inputs: int) -> None:
     rng = np.random.default_rng(rows * inputs)
     k = 3 * LINE_ELEMENTS
-    # Whole numbers so small that they are exact in bf16 and their sums in fp32.
+    # The whole numbers are so small that bf16 represents them exactly, and fp32 their sums.
     weights = rng.integers(-8, 9, (rows, k)).astype(np.float32)
     x = rng.integers(-8, 9, (inputs, k)).astype(np.float32)
     given = to_bf16(x)

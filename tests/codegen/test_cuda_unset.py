@@ -33,7 +33,7 @@ from tests.codegen.unset import unset
 from tests.slow import SLOW
 
 ARCH, MACHINE = "sm_90a", machines.MODELS["h200"]
-# The plans of tests.signatures whose device functions have such variables.
+# The plans of tests.signatures whose device functions have variables that some paths do not set.
 PLANS = {"matmul-bf16", "indexing-bf16", "sums-bf16", "llama-bf16-batch", "llama-bf16-rank0"}
 
 

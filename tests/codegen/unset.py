@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 REGISTER = re.compile(r"%[a-z]{1,2}\d+\b")
 FUNCTION = re.compile(r"^(?:\.\w+ )?\.(?:entry|func)\b([^{;]*?)^\{", re.M)
-# Instructions whose first operand is no result. That of wgmma.mma_async is read and written.
+# Instructions whose first operand is not a result, or is read too (wgmma.mma_async).
 NO_RESULT = re.compile(
     r"(st|red|bra|brx|ret|exit|trap|bar|barrier(?!\.red)|cp|fence|membar|prefetch\w*|nanosleep"
     r"|setmaxnreg|stmatrix|discard|griddepcontrol|mbarrier\.(init|inval|expect\w*)|wgmma)\b"

@@ -154,7 +154,7 @@ def test_a_killed_replica_loses_no_request_that_had_not_begun(cluster: Cluster) 
     assert httpx.get(f"{cluster.url}/v1/models").json()["data"][0]["id"] == "small"
     refused = httpx.post(f"{cluster.url}/v1/completions", json={"prompt": "a", "n": 0})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
-    # Requests with one prefix go to one replica, those with another prefix to another.
+    # Requests with one prefix go to one replica, requests with another prefix to another replica.
     by_prefix = [{replica_of(cluster, letter * 40 + str(i)) for i in range(4)} for letter in "ab"]
     assert [len(names) for names in by_prefix] == [1, 1] and by_prefix[0] != by_prefix[1]
 
@@ -169,8 +169,7 @@ def test_a_killed_replica_loses_no_request_that_had_not_begun(cluster: Cluster) 
         streams = number // len(PROMPTS) % 2 == 0  # half of each prompt's requests
 
         def on_text(replica: int) -> None:
-            # The request with this prompt before this one does not stream. It has reached the same
-            # replica.
+            # The previous request with this prompt does not stream. It has reached this replica.
             before = number - len(PROMPTS)
             if number >= REQUESTS // 8 and replica == first and before in unanswered:
                 ready.set()

@@ -116,7 +116,7 @@ def test_slots_of_a_loop_are_counted_by_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    # The test below runs gfx942 in `nox`, so it is slow here.
+    # The next test compiles for gfx942 in `nox`, so gfx942 is marked slow here.
     "arch",
     ["gfx1100", *(pytest.param(a, marks=slow) for a in ("gfx942", "gfx90a", "gfx950"))],
 )

@@ -17,9 +17,9 @@ from ark.errors import InvalidUsageError, UnsupportedError
 from tests.slow import slow
 from tests.unit.collective.networks import random_eulerian
 
-# Seconds for 1 GB between each pair. In rings it is the sum of the distances of all pairs divided
-# by the number of links. mesh4x4: 8 * 8 pairs cross the 4 middle links. hypercube: 8 * 12 / 24. DGX
-# boxes: the bytes that leave a box over its NICs.
+# Seconds in which every pair of ranks exchanges 1 GB. In rings the time is the sum of the distances
+# of all pairs divided by the number of links. mesh4x4: 8 * 8 pairs cross the 4 middle links.
+# hypercube: 8 * 12 / 24. DGX boxes: the bytes that leave a box over its NICs.
 KNOWN = {
     "ring5": 3,
     "ring8": 8,

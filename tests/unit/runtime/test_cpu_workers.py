@@ -83,8 +83,8 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
     assert status == 0
 
 
-# A kernel for two processors. The one that runs on the caller's thread has no work; the other waits
-# until the parameters change.
+# A kernel for two processors. The processor that runs on the caller's thread has no work; the other
+# processor waits until the parameters change.
 WAITING = """
 #define ARK_LANES 1
 #define ARK_WARPS 1

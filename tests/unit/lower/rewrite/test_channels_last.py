@@ -274,6 +274,6 @@ def test_no_transposes_surround_layers_over_channels() -> None:
     verify([task_plan])
     images = [op for op in task_plan.ops if op.kind == "transpose"]
     sizes = [task_plan.tensors[op.operands[0]].shape[0] for op in images]
-    # The transposes with two dimensions are that of the image and at most that of the result, whose
+    # Transposes whose operand has a first dimension of 2 transpose the image or the result, whose
     # rows are not multiples of 16 bytes. All other transposes are of weights.
     assert sizes.count(2) <= 2
