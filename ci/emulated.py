@@ -21,8 +21,8 @@ CHECKED = ("tests/backend/test_faults.py", "tests/backend/test_programs.py")
 # Files in which all tests belong to the slow session (tests/emulated.py) are not imported.
 SLOW = 'pytestmark = pytest.mark.emulated("slow")\n'
 ELSEWHERE = sorted(str(f) for f in Path("tests/backend").glob("test_*.py") if SLOW in f.read_text())
-# By value of `tests` in the emulated devices of ci/matrix.toml: arguments of pytest, the longest
-# run first.
+# The arguments of pytest for each value of `tests` in the entries of emulated devices in
+# ci/matrix.toml. The longest run comes first.
 TESTS: dict[str, tuple[str, ...]] = {
     "all": ("tests/backend",),
     "usual": ("tests/backend", *(f"--ignore={file}" for file in (*CHECKED, *ELSEWHERE))),

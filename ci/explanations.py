@@ -21,7 +21,8 @@ STYLE = (
     '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
     'orient="auto"><path d="M0,0 L8,4 L0,8 z" style="fill:#444;stroke:none"/></marker></defs>'
 )
-# Ops of a decoder's layer in the order of their tasks: its name in plans, and what it computes.
+# The ops of a decoder's layer, in the order of their tasks: the op's name in plans, and what the op
+# computes.
 LAYER = (
     ("attention.query+key+value", "norm, products, rotation; the new key and value"),
     ("attention.attention", "scores over the cache, which is streamed in"),

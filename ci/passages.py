@@ -151,8 +151,8 @@ def _page_passages(name: str, source: str) -> list[Passage]:
             continue
         for part in _list_items(paragraph):
             item = LIST_ITEM.match(part)
-            # A list item is read with the list's introduction, and a paragraph that goes on after
-            # code with its beginning.
+            # A list item is shown together with the list's introduction, and a paragraph that
+            # continues after a code block together with its beginning.
             lead = () if part[0].isupper() else tuple(before.splitlines()[-3:])
             result.append(Passage("page", name, part, (*headings, *lead)))
             if not item:

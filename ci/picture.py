@@ -22,7 +22,7 @@ COLOURS = {
     "embedding": "#228833",
     "others": "#999999",
 }
-# By colour: parts of the names of the task kinds and kernels that are drawn in it.
+# For each colour, parts of the names of the task kinds and kernels that are drawn in this colour.
 NAMES = {
     "products": ("linear", "nvjet", "splitkreduce", "gemm", "gemv"),
     "attention": ("attention", "sdpa", "lean_reduction", "flash", "fmha"),

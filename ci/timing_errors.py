@@ -77,7 +77,7 @@ MICRO = (
     _one("polled", "the same by polling values (packets)", "us", 0.9, HAND_OVERS),
     _one("matrix", "bf16 on the matrix units", "TFLOP/s", 1307, "AMD Instinct MI300X data sheet"),
 )
-# The groups of bench/rocm_gpt_oss.py.
+# The groups of ops into which bench/rocm_gpt_oss.py divides a layer.
 OPS = (
     _one("query, key, value", "query, key, value of a layer", "us", 9.0, FLEET),
     _one("attention", "attention of a layer", "us", 4.8, FLEET),

@@ -16,10 +16,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("ark", "backends", "bench", "ci", "examples", "tests")
-# Files that must contain the words themselves.
+# Files that are not checked, because they list the refused words.
 EXEMPT = ("ci/words.py", "tests/unit/test_ci_words.py")
 
-# Calls whose arguments are messages for users, by the end of their names.
+# Calls whose arguments are messages for users: the ends of the names of the called functions.
 MESSAGE_CALLS = (
     *("Error", "Warning", "fault", "refuse", "refusal", "warning", "warn", "fail"),
     "need",  # a check of ark.plan.params

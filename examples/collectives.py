@@ -28,7 +28,7 @@ def ring_all_gather(n: int) -> CollectiveProgram:
 
 
 def _double(p: Program) -> None:
-    """Pairs at distance 1, 2, 4, ... exchange all parts that they have."""
+    """In step i the two ranks of each pair at distance 2^i exchange all parts that they have."""
     distance = 1
     while distance < len(p.ranks):
         for rank in p.ranks:
@@ -38,7 +38,9 @@ def _double(p: Program) -> None:
 
 
 def recursive_doubling_all_gather(n: int) -> CollectiveProgram:
-    """Pairs at distance 1, 2, 4, ... exchange all that they have; n is a power of two."""
+    """In step i the two ranks of each pair at distance 2^i exchange all parts that they have. n is
+    a power of two.
+    """
 
     @ark.comm.program("all_gather", n)
     def recursive_doubling(p: Program) -> None:

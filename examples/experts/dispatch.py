@@ -71,9 +71,9 @@ def ops(rows: int, world: int) -> dict[str, Any]:
 def dispatch(x: Any, experts: Any, every: Any, split: Split) -> Any:
     """The tokens of all ranks that have experts on this rank (ranks times tokens, width).
 
-    x: (tokens, width) bf16 or fp16, this rank's tokens. experts: (tokens, slots) int32, those that
-    were chosen for each token. every: the same of all ranks, (ranks times tokens, slots). Tokens
-    without an expert on this rank are 0.
+    x: (tokens, width) bf16 or fp16, this rank's tokens. experts: (tokens, slots) int32, the experts
+    that were chosen for each token. every: the chosen experts of all ranks' tokens, (ranks times
+    tokens, slots). Tokens without an expert on this rank are 0.
     """
     (tokens, width), own = x.shape(), ops(split.rows, split.world)
     shapes = (([tokens, width], ark.fp8_e4m3), ([tokens, width // SCALE_ELEMENTS], ark.fp32))

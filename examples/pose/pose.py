@@ -114,7 +114,7 @@ def iteration(
 
 
 def usable(problems: Problems, status: np.ndarray) -> Problems:
-    """The problems; those without a solution are replaced by harmless numbers."""
+    """The problems, in which problems without a solution are replaced by harmless numbers."""
     kept = status == Status.SOLVED
     triangle = np.eye(6, dtype=np.float32)[ROW, COLUMN][:, None, None]
     return replace(

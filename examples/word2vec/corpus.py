@@ -15,7 +15,7 @@ NOISE_TABLE = 1 << 18
 class Corpus:
     """A text as numbers.
 
-    vocabulary: the words, frequent ones first. words: the text, as indices into the vocabulary.
+    vocabulary: the words, the most frequent first. words: the text, as indices into the vocabulary.
     texts: for each word the number of its text. raw: the number of words before rare ones were
     dropped. keep: for each word of the vocabulary the probability that an occurrence is kept.
     noise: a table of words in which each is as frequent as its count to the power 3/4.

@@ -139,8 +139,8 @@ def combined(parts: list[Any]) -> Any:
 
 
 def synchronised(table: Any, ids: Any, steps: Any, way: str, rank: int, world: int) -> None:
-    """Adds all ranks' steps to the table. A rank sends the rows that it has changed, and no
-    others: the words' numbers `ids` and their steps.
+    """Adds all ranks' steps to the table. A rank sends only the rows that it has changed: the
+    words' numbers `ids` and their steps.
     """
     size, count = steps.shape()[1], ids.shape()[0]
     if world > 1:
