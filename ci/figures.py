@@ -164,8 +164,8 @@ def call(
             results = read(file)
         except ValueError as error:
             return how or str(error)
-    # A bench may also measure a figure that belongs to another piece.
-    own = [f for f in results.figures if any(_is(f.figure, begins) for begins in piece.figures)]
+    # A bench may also measure figures that belong to another piece or have been measured before.
+    own = [f for f in results.figures if any(_is(f.figure, begins) for begins in missing)]
     if own and (piece.names or not how):  # with an exit code, one figure may be wrong
         versions = {**installed(), **results.versions}
         run.keep(beside(msgspec.structs.replace(results.holding(own), versions=versions), peers))

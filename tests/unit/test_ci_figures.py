@@ -122,6 +122,32 @@ def test_worse_figures_are_measured_again_and_the_faster_time_counts(
     assert [f.figure for f, _ in figures.worse(run.before, run.runs, False)] == ["c", "d"]
 
 
+def test_a_bench_that_is_run_again_keeps_its_other_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bench of a server measures all of its figures at once, and only one of them was worse."""
+    run = a_run(tmp_path, results(row("serve/a-p50"), row("serve/b-p50")))
+    piece = figure_pieces.Piece("serve", ("serve",), ("serve/a-p50", "serve/b-p50"), "", 50.0)
+    times = [(10.0, 15.0), (11.0, 12.0)]
+
+    def bench(words: list[str], *_: Any) -> str:
+        a, b = times.pop(0)
+        given = results(row("serve/a-p50", a), row("serve/b-p50", b))
+        path = Path(words[words.index("--json") + 1])
+        path.write_bytes(msgspec.json.encode(given))
+        return ""
+
+    monkeypatch.setattr(figures, "ended", bench)
+    figures.measure_all(run, [piece], {})
+    figures.measure_again(run, [piece], False, {})
+    assert {f.figure: f.us for r in run.runs for f in r.figures} == {
+        "serve/a-p50": 10.0,
+        "serve/b-p50": 12.0,
+    }
+    figures.write_figures(tmp_path / "out.json", figures.merged(run.before, run.runs, False))
+    assert figure_file.read_figures(tmp_path / "out.json", "cuda-h100").row == "cuda-h100"
+
+
 def test_a_peer_s_time_is_kept_by_versions() -> None:
     old = figure_file.Figures("cuda-h100", False, [results(row("torch/bert"))])
     peers = figures.known_peers(old, [])
