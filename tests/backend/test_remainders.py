@@ -1,10 +1,14 @@
-"""Remainders and floored quotients of floats are exact, as NumPy's."""
+"""Remainders and floored quotients are NumPy's: those of floats are exact, and those of integers
+divided by 0 are 0.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import ark
+from ark.ir.dtype import DataType, int32, int64
 from ark.ops.elementwise import binary
 
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, 1.0, -0.5, 3.0, 0.1, 1e30, -3.4e38, 1e-38, -1e-45, 2.0**20)
@@ -41,3 +45,22 @@ def test_remainders_are_exact(backend: str) -> None:
         want = np.floor_divide(left.astype(np.float64), right.astype(np.float64))
     exact = np.abs(want) < 1 << 22
     np.testing.assert_array_equal(results["floor_divide"][exact], want[exact])
+
+
+@pytest.mark.parametrize("dtype", [int32, int64], ids=str)
+def test_integers_divided_by_zero_are_zero(backend: str, dtype: DataType) -> None:
+    ark.init(backend=backend)
+    least = np.iinfo(dtype.numpy).min
+    left = np.array([7, -7, 0, least, least, 5], dtype.numpy)
+    right = np.array([0, 0, 0, 0, 2, -3], dtype.numpy)
+    x, y = ark.tensor([len(left)], dtype), ark.tensor([len(left)], dtype)
+    outputs = {name: binary(name, x, y, None, "") for name in ("fmod", "mod", "floor_divide")}
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(left)
+        y.from_numpy(right)
+        runtime.run()
+        results = {name: out.to_numpy() for name, out in outputs.items()}
+    with np.errstate(all="ignore"):
+        for name, result in results.items():
+            np.testing.assert_array_equal(result, getattr(np, name)(left, right))
