@@ -51,10 +51,9 @@ ARK_DEVICE Sum ark_lane_sum(int m, int n, int k0, int k1, const A& a, const B& b
   return sum;
 }
 
-// Computes a tile of ROWS by COLUMNS sums of an M by N product, by all threads of the block, over
-// k0
-// <= k < k1. a(m, k) and b(k, n): addresses of elements. finish(m, n, sum): stores a result. If the
-// addresses are aligned, packs of V elements along k are loaded.
+// Computes a tile of ROWS by COLUMNS sums of an M by N product, by all threads of the block, over k
+// from k0 to k1. a(m, k) and b(k, n): addresses of elements. finish(m, n, sum): stores a result. If
+// the addresses are aligned, packs of V elements along k are loaded.
 template <int ROWS, int COLUMNS, int M, int N, int V, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1, const A& a,
                            const B& b, const Finish& finish, ark_u64 addresses) {

@@ -49,9 +49,9 @@ ARK_DEVICE void ark_attention_one(ArkCtx& c, const ArkTask& t, const T* type, fl
         float sum = k[0] * q[0];
 #pragma unroll
         for (int n = 1; n < N; ++n) sum += k[n] * q[n];
-        float found = ark_group_sum<GROUP>(sum);
-        if (S::CAPPED) found = cap * ark_tanh(found / cap);
-        score[a] = at + a * STRIDE < tile.end ? found * ARK_LOG2_E : -ark_inf();
+        float product = ark_group_sum<GROUP>(sum);
+        if (S::CAPPED) product = cap * ark_tanh(product / cap);
+        score[a] = at + a * STRIDE < tile.end ? product * ARK_LOG2_E : -ark_inf();
         most = __builtin_fmaxf(most, score[a]);
       }
 #pragma unroll

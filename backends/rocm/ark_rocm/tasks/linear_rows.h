@@ -105,12 +105,6 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
   }
 };
 
-// True for a row of packets.
-template <class X>
-constexpr bool ark_packet_row = false;
-template <ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
-inline constexpr bool ark_packet_row<ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM>> = true;
-
 // Copies the input row to its positions in shared memory, multiplied by the norm's weights if there
 // are any. Returns the norm's scale. meanwhile: called when the first loads of packets have been
 // issued.
@@ -125,7 +119,7 @@ ARK_DEVICE float ark_split_places(ArkCtx& c, X x, const P& prologue, float* xs, 
     v[e] = 1.0f;
     if constexpr (P::norm) v[e] = k < K ? ark_get(prologue.weight.p, k) : 0.0f;
   }
-  if constexpr (ark_packet_row<X>) {
+  if constexpr (X::packets) {
     ArkPacketRows<K, 1, false> row;
     row.take(c, x, 0, 0, meanwhile);
 #pragma unroll

@@ -75,7 +75,7 @@ ARK_DEVICE bool ark_packet_topk(ArkCtx& c, const ArkTask&, X x, V values, I indi
     key[e] = lane * EACH + e < N ? v[e] == v[e] ? number : 0xffffffffu : 0u;
   }
   float mine = -ark_inf();
-  int found = 0;
+  int chosen = 0;
 #pragma unroll
   for (int j = 0; j < K; ++j) {
     ark_u32 best = 0u;
@@ -95,7 +95,7 @@ ARK_DEVICE bool ark_packet_topk(ArkCtx& c, const ArkTask&, X x, V values, I indi
     const int place = ark_lane_value(lane * EACH + own, first);
     const float largest = ark_lane_value(value, first);
     mine = lane == j ? largest : mine;
-    found = lane == j ? place : found;
+    chosen = lane == j ? place : chosen;
   }
   if (SOFTMAX) {
     const float none = ark_inf() - ark_inf();
@@ -105,7 +105,7 @@ ARK_DEVICE bool ark_packet_topk(ArkCtx& c, const ArkTask&, X x, V values, I indi
   }
   if (lane < K) {
     ark_publish(c, values, 0, 0, 0, lane, mine);
-    *ark_address(indices, 0, 0, 0, lane) = found;
+    *ark_address(indices, 0, 0, 0, lane) = chosen;
   }
   return true;
 }
