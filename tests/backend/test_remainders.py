@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ark
-from ark.ir.dtype import DataType, int32, int64
+from ark.ir.dtype import DataType, fp32, int32, int64
 from ark.ops.elementwise import binary
 
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, 1.0, -0.5, 3.0, 0.1, 1e30, -3.4e38, 1e-38, -1e-45, 2.0**20)
@@ -28,17 +28,22 @@ def _pairs() -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(left).astype(np.float32), np.concatenate(right).astype(np.float32)
 
 
-def test_remainders_are_exact(backend: str) -> None:
-    ark.init(backend=backend)
-    left, right = _pairs()
-    x, y = ark.tensor([len(left)]), ark.tensor([len(left)])
+def _computed(left: np.ndarray, right: np.ndarray, dtype: DataType) -> dict[str, np.ndarray]:
+    """Returns ark's remainders and floored quotients of two vectors, by NumPy's names."""
+    x, y = ark.tensor([len(left)], dtype), ark.tensor([len(left)], dtype)
     outputs = {name: binary(name, x, y, None, "") for name in ("fmod", "mod", "floor_divide")}
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         x.from_numpy(left)
         y.from_numpy(right)
         runtime.run()
-        results = {name: out.to_numpy() for name, out in outputs.items()}
+        return {name: out.to_numpy() for name, out in outputs.items()}
+
+
+def test_remainders_are_exact(backend: str) -> None:
+    ark.init(backend=backend)
+    left, right = _pairs()
+    results = _computed(left, right, fp32)
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal(results["fmod"], np.fmod(left, right))
         np.testing.assert_array_equal(results["mod"], np.mod(left, right))
@@ -53,14 +58,6 @@ def test_integers_divided_by_zero_are_zero(backend: str, dtype: DataType) -> Non
     least = np.iinfo(dtype.numpy).min
     left = np.array([7, -7, 0, least, least, 5], dtype.numpy)
     right = np.array([0, 0, 0, 0, 2, -3], dtype.numpy)
-    x, y = ark.tensor([len(left)], dtype), ark.tensor([len(left)], dtype)
-    outputs = {name: binary(name, x, y, None, "") for name in ("fmod", "mod", "floor_divide")}
-    with ark.Runtime() as runtime:
-        runtime.launch(loop_mode=False)
-        x.from_numpy(left)
-        y.from_numpy(right)
-        runtime.run()
-        results = {name: out.to_numpy() for name, out in outputs.items()}
     with np.errstate(all="ignore"):
-        for name, result in results.items():
+        for name, result in _computed(left, right, dtype).items():
             np.testing.assert_array_equal(result, getattr(np, name)(left, right))

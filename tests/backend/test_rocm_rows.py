@@ -5,6 +5,7 @@ caps, sinks), and rmsnorm and topk whose input travels as packets.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from ark_rocm import backend
 from ark_rocm.tasks import attention, packet_rows
 
+from ark.backend.codegen.body import Body
 from ark.errors import PlanError
 from ark.ir.dtype import bf16, fp32, int32
 from ark.ir.graph import Graph
@@ -95,6 +97,28 @@ def test_attention_in_tiles_of_one_row(
         np.testing.assert_allclose(got[head], want, rtol=1e-5, atol=1e-5)
 
 
+def of_packets(
+    graph: Graph, inputs: dict[str, np.ndarray], body: Body, results: Sequence[str]
+) -> list[np.ndarray]:
+    """Returns the rows of `results` after three iterations of the graph, in which one op reads
+    packets. `body` must serve this op, and the vendor-independent body must refuse it.
+    """
+    with contextlib.closing(backend.open(0)) as device:
+        planned = plan(graph, device.machine)
+        verify([planned])
+        (op,) = (op for op in planned.ops if op.kind == body.kind)
+        assert planned.tensors[op.operands[0]].packet
+        signature = kinds.signature(planned, op)
+        assert body.serves(signature, device.machine)
+        with pytest.raises(PlanError, match="reads packets"):
+            kinds.get(body.kind).source("name", signature, device.machine)
+        with Executor(planned, backend, device) as executor:
+            for name, array in inputs.items():
+                executor.write(name, array)
+            executor.start(3).wait()
+            return [executor.read(name)[0] for name in results]
+
+
 NAN, INF = float("nan"), float("inf")
 # Rows of which the 4 best elements are chosen. The number of a row's elements is a multiple of a
 # wave's lanes in some of them.
@@ -128,20 +152,8 @@ def test_topk_of_packets(arch: str, case: str, softmax: bool) -> None:
     values = graph.tensor((1, k), fp32, arena="state", name="values")
     chosen = graph.tensor((1, k), int32, arena="state", name="chosen")
     graph.add("topk", [logits], [values, chosen], {"k": k, "softmax": softmax}, "topk")
-    with contextlib.closing(backend.open(0)) as device:
-        planned = plan(graph, device.machine)
-        verify([planned])
-        (op,) = (op for op in planned.ops if op.kind == "topk")
-        assert planned.tensors[op.operands[0]].packet
-        signature = kinds.signature(planned, op)
-        assert packet_rows.TopK().serves(signature, device.machine)
-        with pytest.raises(PlanError, match="reads packets"):
-            kinds.get("topk").source("name", signature, device.machine)
-        with Executor(planned, backend, device) as executor:
-            executor.write("x", x)
-            executor.write("weight", weight)
-            executor.start(3).wait()
-            got, places = executor.read("values")[0], executor.read("chosen")[0]
+    body = packet_rows.TopK()
+    got, places = of_packets(graph, {"x": x, "weight": weight}, body, ("values", "chosen"))
     key = np.where(np.isnan(scores), INF, scores.astype(np.float64))
     order = sorted(range(n), key=lambda i: (not np.isnan(scores[i]), -key[i], i))[:k]
     assert places.tolist() == order
@@ -173,20 +185,7 @@ def test_norm_of_packets(arch: str, k: int) -> None:
     graph.add("linear", [x, weight], [middle], {"prologue": "none", "epilogue": "store"}, "l")
     out = graph.tensor((1, k), fp32, arena="state", name="out")
     graph.add("rmsnorm", [middle, factors], [out], {"eps": 1e-5}, "norm")
-    with contextlib.closing(backend.open(0)) as device:
-        planned = plan(graph, device.machine)
-        verify([planned])
-        (op,) = (op for op in planned.ops if op.kind == "row_norm")
-        assert planned.tensors[op.operands[0]].packet
-        signature = kinds.signature(planned, op)
-        assert packet_rows.Norm().serves(signature, device.machine)
-        with pytest.raises(PlanError, match="reads packets"):
-            kinds.get("row_norm").source("name", signature, device.machine)
-        with Executor(planned, backend, device) as executor:
-            for name, array in arrays.items():
-                executor.write(name, array)
-            executor.start(3).wait()
-            got = executor.read("out")[0]
+    (got,) = of_packets(graph, arrays, packet_rows.Norm(), ("out",))
     row = arrays["weight"].astype(np.float64) @ arrays["x"][0].astype(np.float64)
     want = row / np.sqrt((row**2).mean() + 1e-5) * arrays["factors"].astype(np.float64)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)

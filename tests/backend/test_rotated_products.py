@@ -14,8 +14,8 @@ from tests.cases.rotary_products import Projection
 from tests.opcheck import Case, check
 from tests.slow import slow
 
-# Sequences with the same positions and with their own, a bias, heads of a width that is no multiple
-# of a vector, rows that are not whole tiles, and all floating-point types.
+# The cases differ in: whether all sequences have the same positions, a bias, head widths that are
+# no multiple of a vector, row counts that are no multiple of a tile, and the floating-point type.
 PROJECTIONS = [
     Projection(rows=40, depth=200, dtype=fp32),
     Projection(rows=40, depth=200, bias=True, positions=2),

@@ -1,6 +1,6 @@
 """A warp's slab of shared memory on the host, for tests of code that stores results through it."""
 
-CALLS = r"""
+TYPES = r"""
 typedef uint32_t ark_u32;
 typedef int64_t ark_i64;
 typedef uint64_t ark_u64;
@@ -8,12 +8,17 @@ template <typename T, int N>
 struct alignas(sizeof(T) * N >= 16 ? 16 : sizeof(T) * N) ArkPack {
   T v[N];
 };
+"""
+# The slab, and __syncwarp as the barrier `together` of tests.cases.cuda_boxes.
+SLAB = r"""
 struct ArkCtx {};
 alignas(128) static char slab_of_warp[2048];
 static char* ark_matrix_slab(ArkCtx&, int) { return slab_of_warp; }
-static ark_u32 ark_shared_address(const char* p) { return static_cast<ark_u32>(p - slab_of_warp); }
 static int ark_warp() { return 0; }
 static void __syncwarp() { together.arrive_and_wait(); }
+"""
+_CALLS = r"""
+static ark_u32 ark_shared_address(const char* p) { return static_cast<ark_u32>(p - slab_of_warp); }
 template <int N, typename T>
 static void ark_store_pack(T* to, const ArkPack<T, N>& pack) {
   for (int i = 0; i < N; ++i) to[i] = pack.v[i];
@@ -44,3 +49,4 @@ static void ark_matrix_slab_take(char* slab, int j, ark_u32 (&words)[4]) {
   each_matrix(slab, j, words, false);
 }
 """
+CALLS = TYPES + SLAB + _CALLS

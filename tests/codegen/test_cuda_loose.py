@@ -68,9 +68,7 @@ def test_slices_begin_at_any_element(tmp_path: Path, dtype: DataType, columns: i
 
 
 def test_sums_with_slices(tmp_path: Path) -> None:
-    """One input is a slice, whose rows begin at any element; the rows of the other input are
-    aligned.
-    """
+    """Adds a slice, whose rows are not aligned to vectors, and a tensor whose rows are."""
     x, y = values(ark.fp32, 13, 71), values(ark.fp32, 13, 64)
     ((_, actual),) = computed(
         tmp_path, [(x, ark.fp32), (y, ark.fp32)], lambda a, b: ark.add(a[:, 5:69], b)

@@ -17,20 +17,10 @@ pytest.importorskip("ark_cuda")
 from ark_cuda.tasks import inline
 
 from tests.cases.cuda_boxes import WARP
+from tests.cases.cuda_slab import SLAB, TYPES
 
 ROWS, COLUMNS = 13, 117  # of a warp's 16 and a tile's 128
 
-CALLS = r"""
-template <typename T, int N>
-struct alignas(sizeof(T) * N >= 16 ? 16 : sizeof(T) * N) ArkPack {
-  T v[N];
-};
-struct ArkCtx {};
-alignas(128) static char slab_of_warp[2048];
-static char* ark_matrix_slab(ArkCtx&, int) { return slab_of_warp; }
-static int ark_warp() { return 0; }
-static void __syncwarp() { together.arrive_and_wait(); }
-"""
 RUN = r"""
 // rest and out are one memory, as a result that takes the residual's place.
 static void lane_of(const float* sums, float* rest, int rows, int columns) {
@@ -68,7 +58,7 @@ extern "C" void run(const float* sums, float* rest, int rows, int columns) {
 
 def test_each_sum_meets_its_element_of_the_residual(tmp_path: Path) -> None:
     source, library = tmp_path / "residual.cpp", tmp_path / "residual.so"
-    source.write_text(WARP.read_text() + CALLS + inline.header("residual.h") + RUN)
+    source.write_text(WARP.read_text() + TYPES + SLAB + inline.header("residual.h") + RUN)
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
     subprocess.run([*command, source, "-o", library], check=True)
     rng = np.random.default_rng(0)

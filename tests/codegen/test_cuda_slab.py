@@ -15,18 +15,12 @@ import pytest
 pytest.importorskip("ark_cuda")
 
 from tests.cases.cuda_boxes import WARP
+from tests.cases.cuda_slab import TYPES
 from tests.declarations import cut
 
 WARP_ROWS = 13  # of 16
 
 CALLS = r"""
-typedef uint32_t ark_u32;
-typedef int64_t ark_i64;
-typedef uint64_t ark_u64;
-template <typename T, int N>
-struct alignas(sizeof(T) * N >= 16 ? 16 : sizeof(T) * N) ArkPack {
-  T v[N];
-};
 static bool ark_aligned(ark_u64 bits) { return bits % 16 == 0; }
 template <int N, typename T>
 static void ark_store_pack(T* to, const ArkPack<T, N>& pack) {
@@ -79,7 +73,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     text = resources.files("ark_cuda").joinpath("matrix_store.h").read_text()
     slab = cut(text, "ark_matrix_shifted(", "void ark_matrix_store_from(")
     source = tmp_path_factory.mktemp("slab") / "slab.cpp"
-    source.write_text("#include <cstdlib>\n" + WARP.read_text() + CALLS + slab + RUN)
+    source.write_text("#include <cstdlib>\n" + WARP.read_text() + TYPES + CALLS + slab + RUN)
     built = source.with_suffix(".so")
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
     subprocess.run([*command, source, "-o", built], check=True)
