@@ -162,6 +162,7 @@ class Model:
         if storage is None:
             storage = Storage(buffer.nbytes, buffer.arena == "external", buffer.name)
             storage.symmetric = buffer.arena == "symmetric"
+            storage.on_host = buffer.arena == "host"
             self.storages[buffer.id] = storage
         return storage
 

@@ -25,7 +25,7 @@ class Storage:
 
     foreign: the caller owns the memory (a placeholder). owner: the object that keeps foreign memory
     alive. weight: rarely written and often read. symmetric: each launch has its own memory, which
-    peers can address. settle: called before each write, if a launch has set it; busy: called before
+    peers can address. on_host: the memory is the host's, mapped for the device. settle: called before each write, if a launch has set it; busy: called before
     each read and write, to wait for iterations in progress.
     """
 
@@ -37,6 +37,7 @@ class Storage:
         self.owner: Any = None
         self.weight = False
         self.symmetric = False
+        self.on_host = False
         self.settle: WeakMethod[Callable[[], None]] | None = None
         self.busy: WeakMethod[Callable[[], None]] | None = None
         self.device: Device | None = None
@@ -47,7 +48,8 @@ class Storage:
         self.address, self.owner = address, owner
 
     def place(self, device: Device, kind: MemoryKind = "device") -> int:
-        """The address on `device`; allocates zeroed memory of that kind on first use.
+        """The address on `device`; allocates zeroed memory of that kind on first use, or memory of
+        the host if `on_host` is set.
 
         Raises InvalidUsageError for foreign memory that was never bound, or memory on another
         device.
@@ -57,7 +59,7 @@ class Storage:
             self.device = device
             return self.address
         if self._memory is None:
-            self._memory = device.alloc(self.nbytes, kind)
+            self._memory = device.alloc(self.nbytes, "host" if self.on_host else kind)
             self.address, self.device = self._memory.address, device
         elif self.device is not device:
             raise InvalidUsageError(

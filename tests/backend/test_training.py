@@ -33,6 +33,10 @@ OPTIMIZERS: dict[str, tuple[Any, Any]] = {
         lambda p: ark.optim.AdamW(p, 0.02, (0.8, 0.95), weight_decay=0.1),
         lambda p: torch.optim.AdamW(p, 0.02, (0.8, 0.95), weight_decay=0.1),
     ),
+    "adamw with moments on the host": (
+        lambda p: ark.optim.AdamW(p, 0.02, (0.8, 0.95), weight_decay=0.1, offload=True),
+        lambda p: torch.optim.AdamW(p, 0.02, (0.8, 0.95), weight_decay=0.1),
+    ),
     "lamb": (
         lambda p: ark.optim.LAMB(p, 0.05, (0.8, 0.95), weight_decay=0.1),
         lambda p: Lamb(p, 0.05, (0.8, 0.95), 0.1),
@@ -41,7 +45,7 @@ OPTIMIZERS: dict[str, tuple[Any, Any]] = {
 
 
 def test_optimizers(backend: str) -> None:
-    """Each of six optimizers trains a perceptron as in torch, for 30 steps, all in one kernel."""
+    """Each of the optimizers trains a perceptron as in torch, for 30 steps, all in one kernel."""
     steps = 30
     random = np.random.default_rng(5)
     data = [random.normal(size=(12, 8)), random.integers(0, 4, 12)]

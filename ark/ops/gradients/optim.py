@@ -22,7 +22,7 @@ from ark.ops.gradients.products import wide
 from ark.ops.logic import greater
 from ark.ops.reductions import reduce_sum
 from ark.ops.selection import clip, where
-from ark.ops.views import reshape, tensor
+from ark.ops.views import new_tensor, reshape, tensor
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "clip_grad_norm"]
 
@@ -36,9 +36,17 @@ class Optimizer:
     duplicates are used once.
 
     lr: the learning rate, a number, or a tensor of one fp32 that the host or the graph changes.
+
+    offload: keep the moments in host-mapped memory, which the update reads and writes; the device
+    then has no memory for them.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor] | Iterable[Tensor], lr: Rate) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor] | Iterable[Tensor],
+        lr: Rate,
+        offload: bool = False,
+    ) -> None:
         if isinstance(parameters, Mapping):
             parameters = [p for p in parameters.values() if p.requires_grad]
         self.parameters = list(dict.fromkeys(parameters))
@@ -46,7 +54,14 @@ class Optimizer:
             raise InvalidUsageError("the optimizer was given no parameters")
         if not isinstance(lr, Tensor) and not 0 <= lr < math.inf:
             raise InvalidUsageError(f"lr={lr} is not valid; it must be at least 0")
-        self.lr = lr
+        self.lr, self.offload = lr, offload
+
+    def _moments(self) -> list[Tensor]:
+        """A tensor of zeros for each parameter, where this optimizer keeps its moments."""
+        arena = "host" if self.offload else "state"
+        return [
+            new_tensor("optim", arena, p.shape(), fp32, (), (), (), "") for p in self.parameters
+        ]
 
     def step(self, gradients: Sequence[Tensor] | None = None) -> None:
         """Adds the update of every parameter.
@@ -97,12 +112,13 @@ class SGD(Optimizer):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
+        offload: bool = False,
     ) -> None:
-        super().__init__(parameters, lr)
+        super().__init__(parameters, lr, offload)
         if nesterov and not momentum:
             raise InvalidUsageError("nesterov needs a momentum above 0")
         self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
-        self.velocity = [tensor(p.shape(), fp32) for p in self.parameters if momentum]
+        self.velocity = self._moments() if momentum else []
 
     def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
         if self.weight_decay:
@@ -133,16 +149,16 @@ class Adam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        offload: bool = False,
     ) -> None:
-        super().__init__(parameters, lr)
+        super().__init__(parameters, lr, offload)
         if not all(0 <= beta < 1 for beta in betas):
             raise InvalidUsageError(
                 f"betas={betas} are not valid; both must be at least 0 and below 1"
             )
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self.steps = tensor([1], fp32)
-        self.means = [tensor(p.shape(), fp32) for p in self.parameters]
-        self.squares = [tensor(p.shape(), fp32) for p in self.parameters]
+        self.means, self.squares = self._moments(), self._moments()
         self._corrections: tuple[Tensor, Tensor] | None = None
 
     def _begin(self) -> None:
@@ -192,8 +208,9 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
+        offload: bool = False,
     ) -> None:
-        super().__init__(parameters, lr, betas, eps, weight_decay)
+        super().__init__(parameters, lr, betas, eps, weight_decay, offload)
 
 
 class LAMB(AdamW):

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
 from ark.parallel.pipeline.named import PIPELINES, list_schedule, named
 from ark.parallel.plans.micro_batches import Pipeline, directed, handed_on, widened
 from ark.parallel.plans.pipelined import pipelined
@@ -143,6 +145,28 @@ def _updated(graph: Graph) -> tuple[list[tuple[str, tuple[int, ...]]], ...]:
     sizes = {t.extents for t in owned}
     kept = [t for t in lasting if t.buffer.arena != "parameter" and t.extents in sizes]
     return tuple([(t.buffer.name, t.extents) for t in group] for group in (owned, kept))
+
+
+def offloaded(graph: Graph) -> Graph:
+    """A copy of the graph whose optimizer keeps its state in host-mapped memory. Updates read and
+    write it there. Raises ModelError if the graph updates no parameters.
+    """
+    _, moments = _updated(graph)
+    if not moments:
+        raise ModelError("the graph has no optimizer whose moments could be offloaded")
+    names = {name for name, _ in moments}
+    moved = {b.id: replace(b, arena="host") for b in graph.buffers if b.name in names}
+
+    def on_host(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(replace(t, buffer=moved.get(t.buffer.id, t.buffer)) for t in tensors)
+
+    result = graph.with_nodes(
+        replace(n, inputs=on_host(n.inputs), outputs=on_host(n.outputs), after=on_host(n.after))
+        for n in graph.nodes
+    )
+    result.buffers = [moved.get(b.id, b) for b in graph.buffers]
+    result.tensors = list(on_host(tuple(graph.tensors)))
+    return result
 
 
 NAMED = frozenset((*PIPELINES, *COPIES))

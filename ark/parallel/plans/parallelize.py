@@ -19,7 +19,7 @@ from ark.ir.graph import Graph, Node
 from ark.machine import Machine
 from ark.parallel.pipeline.named import PIPELINES
 from ark.parallel.plans.blocks import blocks_of, isomorphic
-from ark.parallel.plans.by_name import NAMED, copies_plan, pipeline_plan
+from ark.parallel.plans.by_name import NAMED, copies_plan, offloaded, pipeline_plan
 from ark.parallel.plans.choices import Choice, Costs, Option
 from ark.parallel.plans.micro_batches import Pipeline
 from ark.parallel.plans.rules import PLANS, allowed, roles_of
@@ -63,6 +63,7 @@ def parallelize(
     memory_bytes: int | None = None,
     cuts: Mapping[str, int] | None = None,
     micro_batches: int | None = None,
+    offload: bool = False,
 ) -> Parallelized:
     """Splits a one-device model over ranks.
 
@@ -83,6 +84,8 @@ def parallelize(
             with scopes: the cut of the shared layer.
         micro_batches: of a pipeline of a graph without scopes; by default the largest number, up
             to twice the ranks, that divides the batch.
+        offload: keep the optimizer's moments in host-mapped memory, under any plan. A rank then
+            has no device memory for them; updates read and write them over the host's bus.
 
     Raises:
         InvalidUsageError: the plan does not exist, or the mesh is not valid. UnsupportedError: the
@@ -99,6 +102,7 @@ def parallelize(
     if not axes or any(not isinstance(n, int) or n < 1 for n in axes) or len(axes) > 3:
         raise InvalidUsageError(f"mesh={mesh!r} is not valid; give 1 to 3 numbers of at least 1")
     graph = model.graph if isinstance(model, Model) else model
+    graph = offloaded(graph) if offload else graph
     if not 0 < link_gbps < math.inf:
         raise InvalidUsageError(f"link_gbps={link_gbps} must be above 0")
     split = ParallelGraph(graph, math.prod(axes))

@@ -17,7 +17,7 @@ from ark.parallel.plans.choices import Option
 from ark.parallel.transform import annotate
 from ark.parallel.transform.carried import EXPERT, VALUE
 
-RESULTS = ("state", "external")  # arenas of results that the caller reads
+RESULTS = ("state", "external", "host")  # arenas of results that the caller reads
 PRODUCTS = ("matmul", "quantized_linear")
 
 
