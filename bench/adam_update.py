@@ -4,9 +4,11 @@ program (Jangda et al., ASPLOS 2022), beside torch's:
     python -m bench.adam_update --ranks 2 --backend cuda --sizes 20 22 24 26 28
 
 `sliced` is one launch of a reduce-scatter of the gradients, the update of each rank's slice, whose
-moments only that rank has, and an all-gather of the parameters. `whole` sums all gradients on all
-ranks. torch's are an all-reduce by NCCL (Gloo on CPUs) and torch.optim.Adam(fused=True). `apart` is
-the largest difference of the sliced update from torch's after the same number of steps.
+moments only that rank has, and an all-gather of the parameters. `chunks` does the same in chunks: a
+few processors put gradients and new parameters to peers while the others update another chunk.
+`whole` sums all gradients on all ranks. torch's are an all-reduce by NCCL (Gloo on CPUs) and
+torch.optim.Adam(fused=True). `ratio` is torch's time over that of the fastest way, and `apart` the
+largest difference of any way's parameters from torch's after the same number of steps.
 """
 
 from __future__ import annotations
@@ -16,14 +18,20 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
 import ark
+from bench.over_ranks import slowest
 
 RATE, SCALE = 1e-3, 0.01
+Own = list[tuple[Any, int]]
+"""The parameters that a rank updates and that are not views of all parameters, each with the number
+of the first.
+"""
 
 
 def gradient(elements: int, rank: int) -> np.ndarray:
@@ -34,36 +42,89 @@ def start(elements: int) -> np.ndarray:
     return SCALE * np.random.default_rng(99).standard_normal(elements, np.float32)
 
 
-def sliced(g: Any, w: Any, rank: int, world: int) -> Any:
-    own = ark.tensor([w.shape()[0] // world], w.dtype())
-    part = ark.reduce_scatter(g, rank, world)
-    ark.optim.Adam([own], lr=RATE).step([part])
+def sliced(g: Any, w: Any, rank: int, world: int, _: argparse.Namespace) -> Own:
+    part = w.shape()[0] // world
+    own = ark.tensor([part], w.dtype())
+    ark.optim.Adam([own], lr=RATE).step([ark.reduce_scatter(g, rank, world)])
     ark.all_gather(own, rank, world, output=w)
-    return own
+    return [(own, rank * part)]
 
 
-def whole(g: Any, w: Any, rank: int, world: int) -> Any:
+def whole(g: Any, w: Any, rank: int, world: int, _: argparse.Namespace) -> Own:
     ark.optim.Adam([w], lr=RATE).step([ark.all_reduce(g, rank, world)])
-    return w
+    return []
 
 
-# Functions that add an update to the model and return the parameters that this rank updates.
-WAYS: dict[str, Callable[..., Any]] = {"sliced": sliced, "whole": whole}
+def chunks(g: Any, w: Any, rank: int, world: int, args: argparse.Namespace) -> Own:
+    """As `sliced`, in chunks of at most `args.chunk` of a rank's parameters. The first
+    `args.copiers` processors only put to peers, the others only compute; with 0 all do both.
+    """
+    part = w.shape()[0] // world
+    count = max(1, part // args.chunk)
+    each, peers = part // count, [(rank + step) % world for step in range(1, world)]
+    gradients = {peer: ark.comm.channel(peer) for peer in peers}
+    parameters = {peer: ark.comm.channel(peer, tag=1) for peer in peers}
+    shares, parts = (
+        [[ark.comm.symmetric([each]) for _ in range(world)] for _ in range(count)] for _ in range(2)
+    )
+
+    def of(t: Any, owner: int, chunk: int) -> Any:
+        begin = owner * part + chunk * each
+        return t[begin : begin + each]
+
+    def on(first: int, last: int) -> AbstractContextManager[Any]:
+        apart = args.copiers and count > 1
+        return ark.PlannerContext(processor_range=[first, last]) if apart else nullcontext()
+
+    def put(chunk: int) -> None:
+        with on(0, args.copiers):
+            for peer in peers:
+                gradients[peer].put(of(g, peer, chunk), shares[chunk][rank], signal=True)
+
+    def update(chunk: int) -> None:
+        with on(args.copiers, args.processors):
+            total = of(g, rank, chunk)
+            for peer in peers:
+                (share,) = gradients[peer].wait(shares[chunk][peer])
+                total = ark.add(total, share)
+            ark.optim.Adam([of(w, rank, chunk)], lr=RATE).step([total])
+        with on(0, args.copiers):
+            for peer in peers:
+                parameters[peer].put(of(w, rank, chunk), parts[chunk][rank], signal=True)
+
+    def take(chunk: int) -> None:
+        with on(args.copiers, args.processors):
+            for peer in peers:
+                (updated,) = parameters[peer].wait(parts[chunk][peer])
+                ark.copy(updated, output=of(w, peer, chunk))
+
+    put(0)
+    for chunk in range(count):
+        if chunk + 1 < count:
+            put(chunk + 1)
+        update(chunk)
+        if chunk:
+            take(chunk - 1)
+    take(count - 1)
+    return []
 
 
-def in_ark(way: str, elements: int, args: argparse.Namespace) -> tuple[float, np.ndarray, int]:
-    """Seconds of an update on this rank, the parameters at the end, and the number of updates."""
+# Functions that add an update to the model.
+WAYS: dict[str, Callable[..., Own]] = {"sliced": sliced, "chunks": chunks, "whole": whole}
+
+
+def in_ark(way: str, elements: int, args: argparse.Namespace) -> tuple[float, np.ndarray]:
+    """Seconds of an update on this rank, and the parameters after all updates."""
     ark.Model.reset()
     rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
     g, w = ark.tensor([elements], name="g"), ark.tensor([elements], name="w")
-    own = WAYS[way](g, w, rank, world)
-    part = elements // world
+    own = WAYS[way](g, w, rank, world, args)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         g.from_numpy(gradient(elements, rank))
         w.from_numpy(start(elements))
-        if own is not w:
-            own.from_numpy(start(elements)[rank * part : (rank + 1) * part])
+        for tensor, first in own:
+            tensor.from_numpy(start(elements)[first : first + tensor.shape()[0]])
         runtime.barrier()
         runtime.run(3)
         times = []
@@ -74,11 +135,11 @@ def in_ark(way: str, elements: int, args: argparse.Namespace) -> tuple[float, np
             times.append((time.perf_counter() - begun) / args.steps)
         result = w.to_numpy()
         runtime.barrier()
-    return float(np.median(times)), result, 3 + args.repeats * args.steps
+    return float(np.median(times)), result
 
 
-def in_torch(elements: int, args: argparse.Namespace, steps: int) -> tuple[float, np.ndarray]:
-    """Seconds of an update on this rank, and the parameters after `steps` of them."""
+def in_torch(elements: int, args: argparse.Namespace) -> tuple[float, np.ndarray]:
+    """Seconds of an update on this rank, and the parameters after as many as in ark."""
     import torch
 
     where = f"cuda:{ark.Model.get_rank()}" if args.backend == "cuda" else "cpu"
@@ -101,7 +162,6 @@ def in_torch(elements: int, args: argparse.Namespace, steps: int) -> tuple[float
 
     run(3)
     times = [run(args.steps) for _ in range(args.repeats)]
-    assert steps == 3 + args.repeats * args.steps
     return float(np.median(times)), w.detach().cpu().numpy()
 
 
@@ -129,21 +189,19 @@ def on_a_rank(args: argparse.Namespace, port: int) -> None:
     rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
     if args.backend == "cuda":
         torch.cuda.set_device(rank)
+        args.processors = torch.cuda.get_device_properties(rank).multi_processor_count
     store = torch.distributed.TCPStore("127.0.0.1", port, world, rank == 0, timedelta(seconds=120))
     name = "nccl" if args.backend == "cuda" else "gloo"
     torch.distributed.init_process_group(name, store=store, rank=rank, world_size=world)
-
-    def slowest(seconds: float) -> float:
-        return float(ark.distributed.all_reduce(np.array([seconds], np.float32), "max")[0])
-
     for size in args.sizes:
         elements, line = 1 << size, {"parameters": 1 << size}
-        results = {way: in_ark(way, elements, args) for way in WAYS}
-        seconds, wanted = in_torch(elements, args, results["sliced"][2])
-        line |= {f"{way}_us": slowest(seconds) * 1e6 for way, (seconds, *_) in results.items()}
+        results = {way: in_ark(way, elements, args) for way in args.ways}
+        seconds, wanted = in_torch(elements, args)
+        taken = {way: slowest(seconds) * 1e6 for way, (seconds, _) in results.items()}
+        line |= {f"{way}_us": us for way, us in taken.items()}
         line["torch_us"] = slowest(seconds - copy_seconds(elements, args)) * 1e6
-        line["ratio"] = line["torch_us"] / line["sliced_us"]
-        line["apart"] = slowest(float(np.abs(results["sliced"][1] - wanted).max()))
+        line["ratio"] = line["torch_us"] / min(taken.values())
+        line["apart"] = slowest(max(np.abs(w - wanted).max() for _, w in results.values()))
         if rank == 0:
             print(json.dumps({k: float(f"{v:.4g}") for k, v in line.items()}), flush=True)
     torch.distributed.destroy_process_group()
@@ -154,9 +212,13 @@ def main() -> None:
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", type=int, nargs="+", default=[20, 22, 24, 26, 28])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--chunk", type=int, default=1 << 22, help="parameters of a chunk")
+    parser.add_argument("--copiers", type=int, default=0, help="processors that only put")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
+    args.processors = 0
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

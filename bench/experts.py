@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 import ark
+from bench.over_ranks import slowest
 from examples.experts import dispatch
 from examples.experts.dispatch import SCALE_ELEMENTS, Split
 
@@ -47,9 +48,6 @@ class Bench:
         self.rank, self.world = ark.Model.get_rank(), ark.Model.get_world_size()
         self.after = (self.rank + 1) % self.world
 
-    def slowest(self, number: float) -> float:
-        return float(ark.distributed.all_reduce(np.array([number], np.float32), "max")[0])
-
     def seconds(self, chain: int, build: Callable[[], tuple[Inputs, Any]]) -> tuple[float, Any]:
         """Seconds of an op, on the slowest rank: the median of the repeats. build: adds a chain of
         ops to the model; returns its inputs and the tensor to read.
@@ -64,10 +62,10 @@ class Bench:
             runtime.run(1)
             result = wanted.to_numpy()
             times = [self._run(runtime, 10)]
-            iterations = int(np.clip(self.args.seconds / self.slowest(times[0]), 5, 5000))
+            iterations = int(np.clip(self.args.seconds / slowest(times[0]), 5, 5000))
             times = [self._run(runtime, iterations) for _ in range(self.args.repeats)]
             runtime.barrier()
-        return self.slowest(float(np.median(times))) / chain, result
+        return slowest(float(np.median(times))) / chain, result
 
     def _run(self, runtime: ark.Runtime, iterations: int) -> float:
         runtime.barrier()
@@ -173,7 +171,7 @@ def on_a_rank(args: argparse.Namespace) -> None:
             line = {k: round(1e6 * v, 2) if k.endswith("us") else v for k, v in line.items()}
             line["gbps"] = round(bandwidth / 1e9, 1)
             if op == "dispatch":
-                line["wrong"] = round(bench.slowest(wrong))
+                line["wrong"] = round(slowest(wrong))
             if bench.rank == 0:
                 print(json.dumps(line), flush=True)
 
