@@ -152,21 +152,21 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
             first = min(cache, share * machine.bandwidth_gbps * 1e3 / active)
         once = sum(plan.tensors[t].nbytes for t in plan.ops[op].operands)
         share = min(1.0, once / max(1.0, moves * counts[op]))
-        return _operations(signatures[op], machine), 1.0 / (share / first + (1 - share) / cache)
+        return operations(signatures[op], machine), 1.0 / (share / first + (1 - share) / cache)
 
     def takes(task: Task, before: Task | None) -> float:
         sig = signatures[task.op]
         flops, moves = op_kinds[task.op].cost(sig, task.coord)
         if task.op not in rates:
             rates[task.op] = rate(task.op, moves)
-        operations, read = rates[task.op]
+        rate_of, read = rates[task.op]
         near = moves <= costs.next_bytes
         if before is not None and near and buffers(before)[1] & buffers(task)[0]:
-            return costs.next_us + max(flops / operations, moves / costs.next_rate)
+            return costs.next_us + max(flops / rate_of, moves / costs.next_rate)
         if task.op not in begins:
             later = op_kinds[task.op].rounds(sig, machine) - 1
             begins[task.op] = costs.task_us + costs.pass_us * later
-        return begins[task.op] + max(flops / operations, moves / read)
+        return begins[task.op] + max(flops / rate_of, moves / read)
 
     return takes
 
@@ -201,7 +201,7 @@ def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
     return costs.boxes.small_load_rate if narrow else usual
 
 
-def _operations(sig: Signature, machine: Machine) -> float:
+def operations(sig: Signature, machine: Machine) -> float:
     """Operations per microsecond of one processor: those of matrix units for products of types that
     they support, otherwise those of scalar units.
     """

@@ -137,6 +137,18 @@ def moving(target: Machine) -> Machine:
     return dataclasses.replace(target, variants=(first, with_lists), tile=(32, 64))
 
 
+def sparing(target: Machine) -> Machine:
+    """Returns the machine with 17 processors, of which two have no tile of a product of 45 tiles."""
+    return dataclasses.replace(target, processors=17, tile=(32, 64))
+
+
+def putting(plan: Plan) -> set[int]:
+    """Returns the processors that copy results of products to peers."""
+    puts = {op.id for op in plan.ops if op.kind == "combine" and "_reduce.0.put+" in op.name}
+    lists = plan.phases[0].processors
+    return {number for number, tasks in enumerate(lists) if any(t.op in puts for t in tasks)}
+
+
 def moved(plan: Plan) -> list[Task]:
     """Returns the tasks in the lists of the moving warps (those that copy data while others
     multiply), which follow those of the processors.
@@ -145,16 +157,24 @@ def moved(plan: Plan) -> list[Task]:
 
 
 def results(
-    name: str, world: int, shape_name: str, moves: bool = False, **options: object
+    name: str,
+    world: int,
+    shape_name: str,
+    moves: bool = False,
+    spares: bool = False,
+    **options: object,
 ) -> list[dict[str, np.ndarray]]:
     """Runs a fused product and collective for some iterations. Returns each rank's results by name.
-    moves: plan for machines with moving warps.
+    moves: plan for machines with moving warps. spares: plan for processors of which two have no
+    tiles.
     """
     with devices(name, world) as (opened, target):
         target = moving(target) if moves and name == "cpu" else target
+        target = sparing(target) if spares else target
         plans = build(world, body(world, shape_name), target, **{"overlap": True, **options})
         verify(plans)
         assert any(moved(plan) for plan in plans) == moves
+        assert not spares or all(putting(plan) == {15, 16} for plan in plans)
         given = inputs(world, shape_name)
 
         def run(ranks: ThreadRanks) -> dict[str, np.ndarray]:
@@ -216,6 +236,10 @@ def test_task_lists_of_moving_warps_give_equal_results(shape_name: str, world: i
     processors run these lists.
     """
     check("cpu", world, shape_name, moves=True)
+
+
+def test_processors_without_tiles_send_and_add() -> None:
+    check("cpu", 2, "bfloat", spares=True)
 
 
 @slow
@@ -315,6 +339,23 @@ def test_products_keep_their_tiles_beside_a_collective() -> None:
         for summed in (False, True)
     ]
     assert tiles[0] == tiles[1] and tiles[0] <= {tuple(t[:2]) for t in target.exact_tiles}
+
+
+def test_fp32_products_of_a_gpu_leave_transfers_to_processors_without_tiles() -> None:
+    """1,024 tiles on 132 processors are 8 rounds of 128. The other 4 processors put the tiles and
+    add all of them except those of the last round.
+    """
+    case = overlap_case("all_reduce", "4096x4096x8192", fp32, "auto", 1, 2)
+    graph = _graph(case, 0, 2, True, True)
+    plan = make_plan(graph, registry.machine("h200"), {"lockstep": True, "overlap": True})
+    idle = {128, 129, 130, 131}
+    assert putting(plan) == idle
+    own = [t for p in idle for t in plan.phases[0].processors[p]]
+    early = {op.id for op in plan.ops if op.name.endswith(".sum.early")}
+    assert sum(t.op in early for t in own) == 3 * 128
+    products = [op for op in plan.ops if op.kind == "matmul"]
+    written = {plan.buffers[plan.tensors[op.operands[-1]].buffer].rank for op in products}
+    assert written == {0}
 
 
 def damaged(plan: Plan) -> Iterator[Plan]:

@@ -17,7 +17,9 @@ from ark.lower.copies import copy_box, dense, move
 from ark.lower.cuts import choose_cut, choose_tile, is_exact, matrix_group
 from ark.lower.engines import COPIED, ENGINES, THREADS, choose_engine, tile_bytes
 from ark.lower.tiling import box_coords, split
+from ark.plan.cost import operations
 from ark.plan.groups import Group
+from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression
 from ark.tasks.combine import CombineParams, moved, tiles
 from ark.tasks.matmul_params import MatmulParams
@@ -55,11 +57,30 @@ class Product:
         # If the proxy copies to peers, half of the processors without tiles wait for these copies.
         self.copiers = self.idle[: -(-len(self.idle) // 2) if self.copies else 0]
         self._round = (0, 0, 0)  # index of its first tile, its number of tiles, its shift
-        # Moving warps transfer the results if there are enough rounds of multiplications during
-        # which the transfers can run.
+        # The task lists that transfer results. They are those of moving warps, if there are enough
+        # rounds of multiplications during which the transfers can run.
         count = lowering.machine.processors
-        moved = lowering.machine.lists > count and self.rounds >= self.world and not self.copies
-        self.movers = range(count + begin, count + end) if moved else range(0)
+        self.by_warps = (
+            lowering.machine.lists > count and self.rounds >= self.world and not self.copies
+        )
+        self.movers = range(count + begin, count + end) if self.by_warps else range(0)
+
+    def idle_suffice(self, put: int, added: int) -> bool:
+        """True if processors without tiles can put `put` bytes to peers and add `added` bytes
+        during the multiplications. A sum reads and writes twice as much as a put.
+        """
+        needed = (put / 2 + added) / self.lowering.machine.costs.combine_rate
+        return bool(self.idle) and needed < len(self.idle) * self.rounds * self._round_us()
+
+    def _round_us(self) -> float:
+        """The predicted microseconds of a round of multiplications."""
+        operands = tuple(
+            OperandType(t.dtype.name, t.shape, t.strides) for t in (self.a, self.b, self.out)
+        )
+        transposes = self.given.transpose_a, self.given.transpose_b
+        params = MatmulParams(*transposes, tile=(self.high, self.wide))
+        sig = Signature("matmul", params.to_plan(), operands)
+        return 2.0 * self.high * self.wide * self.depth / operations(sig, self.lowering.machine)
 
     def _tile(self) -> tuple[int, int]:
         """The tile size that the product would have if it were not fused with a collective."""
@@ -122,9 +143,8 @@ class Product:
         """
         free = [] if everyone else [*self.idle[len(self.copiers) :]]
         machine = self.lowering.machine
-        rate = 1e6 * machine.tflops / machine.processors
-        round_us = 2.0 * self.high * self.wide * self.depth / rate
-        taken = min(count, len(free) * max(1, int(machine.costs.combine_rate * round_us / nbytes)))
+        least = int(machine.costs.combine_rate * self._round_us() / nbytes)
+        taken = min(count, len(free) * max(1, least))
         processors = [free[i % len(free)] for i in range(taken)]
         rest = [*self.computing, *(self.idle if everyone else ())]
         processors += [rest[(self._turn + i) % len(rest)] for i in range(count - taken)]
@@ -132,7 +152,7 @@ class Product:
         return processors
 
     def moving(self, count: int) -> list[int]:
-        """Which task lists of moving warps get `count` tasks of similar size."""
+        """Which of the task lists that transfer results get `count` tasks of similar size."""
         processors = [self.movers[(self._turn + i) % len(self.movers)] for i in range(count)]
         self._turn += count
         return processors
@@ -164,13 +184,13 @@ class Product:
         return tile_bytes(ENGINES[THREADS], machine, band)
 
     def put(self, source: IrTensor, target: IrTensor, cut: list[Chunks], suffix: str) -> Group:
-        """Emits tasks of moving warps that copy ranges of elements to a peer. The peer has one
-        counter for each row of tiles.
+        """Emits tasks of `movers` that copy ranges of elements to a peer. The peer has one counter
+        for each row of tiles.
         """
         lowering = self.lowering
         coords = [chunk for row in cut for chunk in row]
         operands = [lowering.flat(source), lowering.flat(target)]
-        params = CombineParams(moved(source.dtype), moved=True)
+        params = CombineParams(moved(source.dtype), moved=self.by_warps)
         group = lowering.emit("combine", params, operands, coords, suffix)
         group.placement = self.moving(len(coords))
         peer = target.buffer.rank

@@ -46,6 +46,10 @@ class _Sum(Product):
         self.everywhere = node.type == SUM
         self.dtype = self.out.dtype
         self.flat = lowering.flat(self.out)
+        nbytes = self.rows * self.columns * self.dtype.itemsize
+        own = nbytes // self.world
+        if self.rounds > self.world and not self.copies and self.idle_suffice(nbytes - own, own):
+            self.movers = self.movers or self.idle
         least = min(self._tile_rows(owner) for owner in range(self.world))
         self.rounds = 1 if self.movers else max(1, min(self.rounds, least))
         self._products: IrTensor | None = None
@@ -201,7 +205,7 @@ class _Sum(Product):
             operands = [part(t, 0, lo, hi - lo) for t in (*shares, *outs)]
             coords = [(a - lo, b - lo) for i in rows for a, b in cut[i]]
             suffix = f".{round_index}.sum{'.early' if early else ''}"
-            chosen = structs.replace(params, moved=early)
+            chosen = structs.replace(params, moved=early and self.by_warps)
             group = lowering.emit("combine", chosen, operands, coords, suffix)
             nbytes = (coords[0][1] - coords[0][0]) * self.dtype.itemsize
             group.placement = (
