@@ -25,8 +25,9 @@ class Storage:
 
     foreign: the caller owns the memory (a placeholder). owner: the object that keeps foreign memory
     alive. weight: rarely written and often read. symmetric: each launch has its own memory, which
-    peers can address. on_host: the memory is the host's, mapped for the device. settle: called before each write, if a launch has set it; busy: called before
-    each read and write, to wait for iterations in progress.
+    peers can address. on_host: the memory is the host's, mapped for the device. settle: called
+    before each write, if a launch has set it; busy: called before each read and write, to wait for
+    iterations in progress.
     """
 
     def __init__(self, nbytes: int, foreign: bool, name: str) -> None:

@@ -138,7 +138,7 @@ def moving(target: Machine) -> Machine:
 
 
 def sparing(target: Machine) -> Machine:
-    """Returns the machine with 17 processors, of which two have no tile of a product of 45 tiles."""
+    """Returns the machine with 17 processors. Two of them have no tile of a product of 45 tiles."""
     return dataclasses.replace(target, processors=17, tile=(32, 64))
 
 
