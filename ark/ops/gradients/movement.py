@@ -20,6 +20,7 @@ from ark.ir.attributes import (
 )
 from ark.ir.dtype import DataType, fp32, int64
 from ark.ops.elementwise import add, cast, div, mul, sub, zeros
+from ark.ops.gradients.chosen import placed
 from ark.ops.gradients.elementwise import computed, unbroadcast
 from ark.ops.gradients.table import Call, Gradients, refuse, rule
 from ark.ops.logic import mod
@@ -93,6 +94,9 @@ def _gather(call: Call) -> Gradients:
 @rule("gather_elements")
 def _gather_elements(call: Call) -> Gradients:
     source, axis = call.node.inputs[0], call.node.read(AxisAttributes).axis
+    given = placed(source.shape, call.input(1), call.gradient(), axis)
+    if given is not None:
+        return [call.fitted(given, 0), None]
     return [scattered(source.shape, call.input(1), call.gradient(), axis, source.dtype), None]
 
 

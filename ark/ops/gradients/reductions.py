@@ -6,6 +6,7 @@ from ark.frontend.tensor import Tensor
 from ark.ir.attributes import NormAttributes, ReduceAttributes
 from ark.ops.activations import exp, rsqrt
 from ark.ops.elementwise import add, cast, div, mul, sub
+from ark.ops.gradients.chosen import row_sums
 from ark.ops.gradients.products import wide
 from ark.ops.gradients.table import Call, Gradients, constant, rule
 from ark.ops.indexing import expand
@@ -87,7 +88,7 @@ def _softmax(call: Call) -> Gradients:
 @rule("log_softmax")
 def _log_softmax(call: Call) -> Gradients:
     result, given = wide(call.output()), wide(call.gradient())
-    return [call.fitted(sub(given, mul(exp(result), reduce_sum(given, -1))), 0)]
+    return [call.fitted(sub(given, mul(exp(result), row_sums(given))), 0)]
 
 
 @rule("layernorm")

@@ -1,0 +1,57 @@
+"""Gradients that have one element in each line, such as that of the logits which a cross entropy
+looks up: placed by comparing indices, so that no zeros are written and scattered to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.frontend.tensor import Tensor
+from ark.ir.graph import Node
+from ark.ops.gradients.products import wide
+from ark.ops.logic import equal
+from ark.ops.reductions import reduce_sum
+from ark.ops.selection import iota, where
+
+PLACED = ["where", ["input", 0], ["input", 1], ["number", 0.0]]
+"""The expression of a node that places an element: the element where the index is its own, else
+0.
+"""
+
+
+def placed(shape: Sequence[int], ids: Tensor, given: Tensor, axis: int) -> Tensor | None:
+    """A tensor of `shape` with the elements `given` at the indices `ids` along an axis, and zeros.
+    None unless there is exactly one element for each line along the axis.
+    """
+    along = [n if d == axis else 1 for d, n in enumerate(shape)]
+    if ids.ir.shape != tuple(1 if d == axis else n for d, n in enumerate(shape)):
+        return None
+    return where(equal(iota(along, axis, ids.ir.dtype), ids), wide(given), 0.0)
+
+
+def row_sums(given: Tensor) -> Tensor:
+    """The sum of each row of a gradient, (..., 1). Where `placed` has put one element into each
+    row, that element is the sum.
+    """
+    writers = {node.outputs[0].id: node for node in given.model.graph.nodes if node.outputs}
+    node = writers.get(given.ir.id)
+    if node is not None and _places_in_rows(node, writers):
+        return Tensor(node.inputs[1], given.model)
+    return reduce_sum(given, -1)
+
+
+def _places_in_rows(node: Node, writers: dict[int, Node]) -> bool:
+    """True for a node of `placed` along the last axis."""
+    if node.type != "where" or node.attrs["expr"] != PLACED:
+        return False
+    compared = writers.get(node.inputs[0].id)
+    if compared is None or compared.type != "equal" or len(compared.inputs) != 2:
+        return False
+    line, (_, ids) = writers.get(compared.inputs[0].id), compared.inputs
+    column = (*node.outputs[0].shape[:-1], 1)
+    return (
+        line is not None
+        and line.type == "iota"
+        and line.attrs["expr"] == ["index", -1]
+        and ids.shape == node.inputs[1].shape == column
+    )
