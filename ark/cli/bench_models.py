@@ -17,7 +17,7 @@ from ark.cli.measure.onnx_files import FILES
 from ark.cli.measure.peer import import_torch
 from ark.cli.measure.results import Figure
 from ark.cli.measure.turn import Turn
-from ark.cli.measure.whole_models import MODELS
+from ark.cli.measure.whole_models import MODELS, TRAINING
 from ark.cli.parser import Subparsers
 from ark.errors import InvalidUsageError
 
@@ -36,20 +36,29 @@ def register(kinds: Subparsers) -> None:
         action="store_true",
         help="keep the figures of --json FILE that the same ark measured on the same machine",
     )
+    p.add_argument(
+        "--train",
+        action="store_true",
+        help="measure a training step: forward pass, gradients and AdamW in one kernel",
+    )
     p.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    check_names(args.names, NAMES)
+    names = tuple(MODELS) if args.train else NAMES
+    check_names(args.names, names)
+    if args.train and args.vs == "onnxruntime":
+        raise InvalidUsageError("onnxruntime does not train; choose --vs inductor or --vs eager")
     if args.resume and args.json in (None, "-"):
         raise InvalidUsageError("--resume continues a file of figures; add --json FILE")
     import_torch()
     turn = Turn(args.turn)
     measured = measure_each(
         args,
-        NAMES,
-        lambda n, place: _measure(n, place, args.repeats, args.vs or "", turn),
+        names,
+        lambda n, place: _measure(n, place, args.repeats, args.vs or "", turn, args.train),
         args.resume,
+        TRAINING if args.train else "",
     )
     if args.json == "-":
         return 0
@@ -62,9 +71,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(name: str, place: str, repeats: int, peer: str, turn: Turn) -> ModuleFigures:
-    from ark.cli.measure import modules, onnx_models
+def _measure(
+    name: str, place: str, repeats: int, peer: str, turn: Turn, train: bool
+) -> ModuleFigures:
+    from ark.cli.measure import modules, onnx_models, training
 
+    if train:
+        return training.measure(name, place, repeats, peer, turn)
     if name in MODELS:
         return modules.measure(name, place, repeats, peer, turn)
     with turn:

@@ -99,10 +99,11 @@ def measure_each(
     names: Iterable[str],
     measure: Callable[[str, str], ModuleFigures],
     resume: bool = False,
+    suffix: str = "",
 ) -> Measured:
     """Measures the networks that `args` names (all of `names` by default) on a device of torch, and
     writes the figures to args.json. resume: figures that this file already has are reused if ark,
-    torch and the machine are the same.
+    torch and the machine are the same. suffix: what `measure` adds to a network's name.
     """
     ark.init(backend=args.backend)
     session.device(args.device)
@@ -113,7 +114,7 @@ def measure_each(
     kept = _kept(args.json, empty, args.vs or "") if resume else []
     done, rows = {f.figure for f in kept}, []
     for name in args.names or names:
-        if f"torch/{name}" in done:
+        if f"torch/{name}{suffix}" in done:
             continue
         rows.append(measure(name, place))
         print("  ".join(_cells(rows[-1])), file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
+TRAINING = "-training"  # follows the name of a model in the figure of its training step
 VOCABULARY_SIZE = 1000  # the size of the vocabulary from which tokens are drawn
 
 

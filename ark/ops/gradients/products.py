@@ -27,9 +27,13 @@ def _as(tensor: Tensor, like: Tensor) -> Tensor:
 @rule("matmul")
 def _matmul(call: Call) -> Gradients:
     """The gradients of C = A B, which are dC B^T for A and A^T dC for B, transposed if the operand
-    was.
+    was. If A and B have one 16-bit type and C is fp32, dC is rounded to that type, as torch does:
+    products of 16-bit operands run on matrix units.
     """
     given = call.gradient()
+    first, second = (value.dtype for value in call.node.inputs[:2])
+    if first == second and first.bits == 16:
+        given = given if given.ir.dtype == first else cast(given, first)
     attributes = MatmulAttributes.from_node(call.attrs)
     (transpose_a, transpose_b), tf32 = attributes.transposes, attributes.tf32
     left = right = None

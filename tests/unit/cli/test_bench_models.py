@@ -55,6 +55,22 @@ def test_resume_without_a_file_is_refused(capsys: pytest.CaptureFixture[str]) ->
     assert "--json FILE" in capsys.readouterr().err
 
 
+def test_a_training_step_has_the_losses_of_eager_torch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "figures.json"
+    command = ["bench", "models", "dlrm-256", "--train", "--vs", "eager", "--backend", "cpu"]
+    assert main([*command, "--repeats", "1", "--json", str(file)]) == 0
+    (row,) = json.loads(file.read_text())["figures"]
+    assert row["figure"] == "torch/dlrm-256-training"
+    assert row["us"] > 0 and row["peer_us"] > 0
+    assert row["detail"]["distance"] < 1e-5
+
+
+def test_training_beside_onnxruntime_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "models", "dlrm-256", "--train", "--vs", "onnxruntime"]) == 2
+    assert "onnxruntime does not train" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_second_run_keeps_the_figures_of_the_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

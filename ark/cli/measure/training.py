@@ -1,0 +1,142 @@
+"""Measures training steps of torch modules: ark.training_model, which runs the forward pass, the
+gradients and the update in one kernel, beside the same step compiled by inductor with torch's fused
+optimizer. Called by `ark bench models --train`.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ark.cli.measure.modules import ModuleFigures, line_of, times
+from ark.cli.measure.networks import network
+from ark.cli.measure.turn import Turn
+from ark.cli.measure.whole_models import TRAINING
+from ark.interop.torch import training_model
+from ark.interop.torch.last_calls import kept_tensors
+from ark.interop.torch.program import PROGRAMS
+
+LEARNING_RATE = 1e-4
+COMPARED_STEPS = 3  # steps whose losses are compared
+
+
+class WithLoss(nn.Module):
+    """A module whose result is the cross-entropy of another module's result. The last input is the
+    classes, one for each vector of the result's last dimension. A vector of one element scores the
+    second of two classes.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        *inputs, classes = given
+        scores = self.module(*inputs)
+        rows = scores.reshape(-1, scores.shape[-1]).float()
+        if scores.shape[-1] == 1:
+            return nn.functional.binary_cross_entropy_with_logits(
+                rows[:, 0], classes.reshape(-1).float()
+            )
+        return nn.functional.cross_entropy(rows, classes.reshape(-1))
+
+
+def measure(name: str, place: str, repeats: int, peer: str, turn: Turn) -> ModuleFigures:
+    """Measures a step of AdamW that trains one of the whole models on torch's device `place`. peer:
+    "inductor", "eager" or empty. Dropout is off, so that losses can be compared. The distance is
+    the largest relative difference from eager torch's losses in the first steps.
+    """
+    title = name + TRAINING
+    try:
+        module, given = _with_loss(name, place)
+    except Exception as error:  # packages in unsupported versions raise many kinds
+        return ModuleFigures(title, error=line_of(error))
+    figures: dict[str, Any] = {}
+    with turn:
+        eager = _torch_step(copy.deepcopy(module), given, lambda m: m)
+        want = [float(eager()) for _ in range(COMPARED_STEPS)]
+        figures["eager"], _, _ = times(eager, place, repeats)
+    before, start = set(PROGRAMS), time.perf_counter()
+    own = copy.deepcopy(module)
+    step = training_model(own, None, torch.optim.AdamW(own.parameters(), LEARNING_RATE))
+    try:
+        got = [float(step(*given))]
+    except Exception as error:  # torch.export may raise any error
+        return ModuleFigures(title, eager=figures["eager"], error=line_of(error))
+    figures["build"] = time.perf_counter() - start
+    with turn:
+        got += [float(step(*given)) for _ in range(COMPARED_STEPS - 1)]
+        figures["distance"] = max(abs(g - w) / abs(w) for g, w in zip(got, want, strict=True))
+        call = times(lambda: step(*given), place, repeats)
+        figures["call"], figures["latency"], figures["host"] = call
+        programs = set(PROGRAMS) - before
+        figures["kernels"] = len(programs)
+        with kept_tensors():
+            step(*given)
+            figures["kernel"] = sum(p.iteration_seconds() for p in programs)
+        figures["memory"] = sum(p.memory_bytes() for p in programs)
+    step.close()
+    if peer == "eager":
+        figures["peer"] = figures["eager"]
+    elif peer:
+        with turn:
+            figures |= _inductor(module, given, place, repeats)
+    return ModuleFigures(title, **figures)
+
+
+def _with_loss(name: str, place: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A whole model in training mode with a loss, and its inputs with random classes."""
+    module, inputs = network(name)
+    with torch.no_grad():
+        scores = module.eval()(*inputs)
+    classes = torch.randint(max(2, scores.shape[-1]), scores.shape[:-1])
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    whole = WithLoss(module).train().to(place)
+    return whole, tuple(t.to(place) for t in (*inputs, classes))
+
+
+def _torch_step(
+    module: nn.Module,
+    given: tuple[torch.Tensor, ...],
+    compiled: Callable[[nn.Module], Callable[..., torch.Tensor]],
+) -> Callable[[], torch.Tensor]:
+    """A function that makes a training step by torch and returns the loss. compiled: turns the
+    module into a function.
+    """
+    fused = given[0].device.type != "cpu"
+    optimizer = torch.optim.AdamW(module.parameters(), LEARNING_RATE, fused=fused)
+    forward = compiled(module)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = forward(*given)
+        loss.backward()
+        optimizer.step()
+        return loss.detach().clone()
+
+    return step
+
+
+def _inductor(
+    module: nn.Module, given: tuple[torch.Tensor, ...], place: str, repeats: int
+) -> dict[str, Any]:
+    """Times steps whose forward and backward passes inductor compiled."""
+    torch._dynamo.reset()
+    start = time.perf_counter()
+    step = _torch_step(module, given, lambda m: torch.compile(m, mode="reduce-overhead"))
+    try:
+        step()
+        build = time.perf_counter() - start
+        for _ in range(4):
+            step()
+        call, latency, _ = times(step, place, repeats)
+    except Exception as error:  # the compiler raises many kinds
+        return {"peer_error": line_of(error)}
+    return {"peer": call, "peer_latency": latency, "peer_build": build}
