@@ -35,7 +35,7 @@ def dialect(arch: str) -> Dialect:
         prelude="".join(map(_text, ("prelude.h", "order.h"))),
         entry=_text("entry.h"),
         bodies=BODIES,
-        stream="".join(map(_text, ("barriers.h", "ring.h", "stream.h"))),
+        stream="".join(map(_text, ("barriers.h", "growth.h", "ring.h", "stream.h"))),
         roles=_text("roles.h"),
         loader=products.loader,
         unstaged=products.SLABS,

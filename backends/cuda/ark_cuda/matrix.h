@@ -338,8 +338,9 @@ ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
 // stages are free, even in the preceding iteration, so that the barrier between iterations costs no
 // memory latency. It never runs past a task that uses the stages' memory for something else. If
 // only the right operand (weights) is read-only, it is copied to all free stages, and the left one
-// follows. Other operands wait until their task begins, or only for its counters if the preceding
-// task belongs to the same op and has begun.
+// follows. Rows of a growing cache are copied as soon as their iteration has begun. Other operands
+// wait until their task begins, or only for its counters if the preceding task belongs to the same
+// op and has begun.
 ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
   const ArkPhases phases = ark_phases(p);
@@ -366,9 +367,12 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
       }
       bool fine = ark_matrix_await(spared) && (!load.whole || ark_matrix_drained(load));
       load.whole = false;
-      load.early = fine && task.growth == ARK_LOADS_RIGHT;
+      // The rows of a growing fetch were written before this iteration.
+      const bool grows = task.fetch_end != task.fetch_begin;
+      if (grows) fine = fine && ark_matrix_await(ark_matrix_place(iteration, 0u));
+      load.early = fine && !grows && task.growth == ARK_LOADS_RIGHT;
       while (fine) {
-        if (!load.early && task.growth != ARK_LOADS_ALL) {
+        if (!grows && !load.early && task.growth != ARK_LOADS_ALL) {
           fine = ark_matrix_await(follows ? place - 1u : place) &&
                  ark_matrix_ready(p, task, place, ark_phase_iteration(phases, iteration));
           if (!fine) break;

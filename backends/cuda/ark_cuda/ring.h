@@ -76,22 +76,6 @@ ARK_DEVICE void ark_stage_shared_done(ArkCtx& c, ark_u32 stage) { ark_stage_left
 
 ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.leave) != 0u; }
 
-// A task's share of the rows of a cache that grows: the rows from `begin` to `end`. newest: the
-// number of the row that this iteration writes; `length` rows were written before.
-struct ArkGrown {
-  ark_u32 begin;
-  ark_u32 end;
-  ark_u32 newest;
-};
-ARK_DEVICE ArkGrown ark_grown(ark_u32 length, ark_u32 rows, ark_u32 part, ark_u32 parts) {
-  const ark_u32 all = length < rows ? length + 1u : rows;
-  return ArkGrown{static_cast<ark_u32>(static_cast<ark_u64>(all) * part / parts),
-                  static_cast<ark_u32>(static_cast<ark_u64>(all) * (part + 1u) / parts), all - 1u};
-}
-ARK_DEVICE ark_u32 ark_grown_stages(const ArkGrowth& g, ark_u32 length) {
-  const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
-  return (rows.end - rows.begin + g.step - 1u) / g.step;
-}
 // Called by each computing warp at the end of a task whose fetch has grown to the given number of
 // stages.
 ARK_DEVICE void ark_stages_grown(ark_u32 stages) {
@@ -170,16 +154,6 @@ ARK_DEVICE bool ark_prepare_slot(ArkCtx& c, const ArkRingAt& at, ark_u32 slot, a
         : "memory");
   }
   return true;
-}
-// Called by one lane: starts a copy of whole 16-byte units to shared memory, which signals a
-// barrier on completion.
-ARK_DEVICE void ark_bulk_copy(ark_u32 to, ark_u64 from, ark_u32 bytes, ark_u32 barrier,
-                              ark_u64 policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-      : "memory");
 }
 ARK_DEVICE void ark_fill_slot(const ArkRingAt& at, ark_u32 slot, ark_u64 address, ark_u32 bytes) {
   if (ark_slot_engine(address, bytes)) {

@@ -24,8 +24,10 @@ from ark_cuda.tasks import (
 
 BODIES: tuple[Body, ...] = (
     attention.FromRing(),
+    attention.Boxed(),
     attention.InPlace(),
     attention.PagesFromRing(),
+    attention.BoxedPages(),
     attention.Paged(),
     attention.Merge(),
     attention_tiles.Warpgroups(),

@@ -23,8 +23,10 @@ from ark.tasks.attention import (
     staged_bytes,
 )
 from ark.tasks.paged import PAGED_FRESH
-from ark_cuda.tasks import inline
+from ark_cuda.tasks import attention_boxed, inline
 
+STAGED = ("mma.h", "attention_staged.h", "attention_stream.h")  # headers
+BOXED = ("mma.h", "attention_staged.h", "attention_boxed.h")
 MAX_STAGED = 64  # the most positions of a stage; a warp holds their scores
 MAX_GROUP = 8  # the most query heads of a key/value head; registers hold their sums
 
@@ -90,7 +92,7 @@ class _Cached(Body):
         names = (
             "packets.h",
             "attention.h",
-            *(("mma.h", "attention_stream.h") if inline.leads(machine) else ()),
+            *(STAGED if inline.leads(machine) else ()),
         )
         return tuple(map(inline.header, names))
 
@@ -121,6 +123,63 @@ class FromRing(_Cached):
         constants = (cache.ctype, *sizes)
         operands = [text.given(sig, i, const=i != 4) for i in (0, 3, 4, NEW_ROWS_OPERAND)]
         call = text.called("ark_attention_staged", constants, (text.literal(p.scale), *operands))
+        return inline.inlined(name, call, machine)
+
+
+class _Boxed(_Cached):
+    """The base class of attention whose keys and values come from the ring of the variant `matrix`
+    (attention_boxed.py).
+    """
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return attention_boxed.rows(sig, machine) > 0
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        return (*super().headers(machine), *map(inline.header, BOXED))
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return attention_boxed.scratch(sig)
+
+    def load(self, name: str, sig: Signature, machine: Machine) -> str | None:
+        return (
+            f"ARK_DEVICE void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
+            "  ark_matrix_load_grown(c, t, load);\n}\n"
+        )
+
+
+class Boxed(_Boxed):
+    """Attention over contiguous caches through the ring of the variant `matrix`."""
+
+    kind = "attention"
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        group, width = _shape(sig)
+        p, cache = sig.read(AttentionParams), sig.operands[1]
+        sizes = (group, p.kv_heads, width, cache.shape[1], p.splits, p.streamed)
+        operands = [text.given(sig, i, const=i != 4) for i in (0, 3, 4, NEW_ROWS_OPERAND)]
+        given = (text.literal(p.scale), *operands)
+        return inline.inlined(
+            name, text.called("ark_attention_boxed", (cache.ctype, *sizes), given), machine
+        )
+
+
+class BoxedPages(_Boxed):
+    """Attention over pages through the ring of the variant `matrix`."""
+
+    kind = "paged_attention"
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        pages = (text.header("pages.h"), inline.header("attention_boxed_pages.h"))
+        return (*super().headers(machine), *pages)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        group, width = _shape(sig)
+        p, cache, most = sig.read(AttentionParams), sig.operands[1], sig.operands[3].shape[-1]
+        pool, _, page, _ = cache.shape
+        sizes = (group, p.kv_heads, width, page, pool, most, p.splits, p.streamed)
+        operands = [text.given(sig, i, const=i != 5) for i in (0, 1, 3, 4, 5, PAGED_FRESH)]
+        given = (text.literal(p.scale), *operands)
+        call = text.called("ark_attention_boxed_pages", (cache.ctype, *sizes), given)
         return inline.inlined(name, call, machine)
 
 

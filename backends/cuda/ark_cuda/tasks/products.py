@@ -23,9 +23,10 @@ from ark.tasks import text
 from ark.tasks.matmul_form import by_halves, deal, dims, k_range, part_of_k, rotates
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
-from ark_cuda.tasks import code_products, halves, pairs, product_store, windows
+from ark_cuda.tasks import attention_boxed, code_products, halves, pairs, product_store, windows
 from ark_cuda.tasks.inline import header
 from ark_cuda.tasks.pairs import MIN_TILE_COLUMNS, tile_columns
+from ark_cuda.tasks.stages import ROOM, SLABS
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
 HEIGHTS = (64, 128)
@@ -33,8 +34,6 @@ BOX_COLUMNS = 64  # of a box across k
 _BOTH = (MIN_TILE_COLUMNS, 64, 96, 128, 160, 192, 224, 256)
 WIDTHS = {64: _BOTH, 128: (*_BOTH, 144)}  # by height
 STAGE_K_BYTES = 128  # bytes along k in a stage, per row
-ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
-SLABS = 8 * 2048  # 16 by 64 results per warp, before the stages
 MOST_STAGES = 16
 SLAB_COLUMNS = 64  # columns that pass through a slab at a time
 # Lines of k in a stage of a small tile, each with the fewest stages of this size that must fit.
@@ -123,8 +122,11 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     stage = max((_stage(s) for s in signatures if _matmul_here(s, machine)), default=ROOM // 4)
     if any(s.kind == "attention_tiles" for s in signatures):
         stage = ROOM // 4  # four stages fit beside the queries of attention
+    boxed = [attention_boxed.stage(s, machine) for s in signatures]
+    stage = max(stage, *boxed, 0)
     stages = min(MOST_STAGES, ROOM // stage)
-    if any(_matmul_here(s, machine) and _height(s) == HEIGHTS[0] for s in signatures):
+    halved = (_matmul_here(s, machine) and _height(s) == HEIGHTS[0] for s in signatures)
+    if any(boxed) or any(halved):
         stages -= stages % 2  # each warpgroup uses half of the slots
     files = resources.files("ark_cuda")
     tensor = (
@@ -132,6 +134,7 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     )
     return (
         f"{files.joinpath('barriers.h').read_text()}{tensor}"
+        f"{files.joinpath('growth.h').read_text()}"
         f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_STAGE = {stage}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_SLABS = {SLABS}u;\n"

@@ -1,0 +1,30 @@
+// Copies to shared memory of rows of caches that grow (keys and values), for the operand stream
+// (stream.h) and the loading thread of the variant `matrix` (matrix.h).
+
+// Called by one lane: starts a copy of whole 16-byte units to shared memory, which signals a
+// barrier on completion.
+ARK_DEVICE void ark_bulk_copy(ark_u32 to, ark_u64 from, ark_u32 bytes, ark_u32 barrier,
+                              ark_u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// A task's share of the rows of a cache that grows: the rows from `begin` to `end`. newest: the
+// number of the row that this iteration writes; `length` rows were written before.
+struct ArkGrown {
+  ark_u32 begin;
+  ark_u32 end;
+  ark_u32 newest;
+};
+ARK_DEVICE ArkGrown ark_grown(ark_u32 length, ark_u32 rows, ark_u32 part, ark_u32 parts) {
+  const ark_u32 all = length < rows ? length + 1u : rows;
+  return ArkGrown{static_cast<ark_u32>(static_cast<ark_u64>(all) * part / parts),
+                  static_cast<ark_u32>(static_cast<ark_u64>(all) * (part + 1u) / parts), all - 1u};
+}
+ARK_DEVICE ark_u32 ark_grown_stages(const ArkGrowth& g, ark_u32 length) {
+  const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
+  return (rows.end - rows.begin + g.step - 1u) / g.step;
+}

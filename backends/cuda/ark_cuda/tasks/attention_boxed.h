@@ -1,0 +1,176 @@
+// Attention of one row in the variant `matrix`: the loading thread copies keys and values of older
+// positions through the ring while earlier tasks still run. The stages in even slots of the ring
+// belong to one warpgroup and those in odd slots to the other one, as in products of 64 rows, and
+// the four warps of a group share a stage. So a warp never waits for a slot of which it has skipped
+// a stage. ark/tasks/attention.py describes the task and its accesses, attention_staged.h the steps.
+
+// Run by the loading thread: copies the rows that one stage has of each of the two operands, from
+// row `first` on. The stage has `count` rows that were written before the iteration.
+ARK_DEVICE void ark_matrix_grown_rows(const ArkGrowth& g, ark_u32 to, ark_u32 first, ark_u32 count,
+                                      ark_u32 full) {
+  const ark_u32 beside = to + g.step * g.row;
+  if (g.page == 0u) {
+    if (count == 0u) return;
+    const ark_u64 from = static_cast<ark_u64>(first) * g.row;
+    ark_bulk_copy(to, g.address + from, count * g.row, full, ARK_BOX_LEAVES);
+    ark_bulk_copy(beside, g.beside + from, count * g.row, full, ARK_BOX_LEAVES);
+    return;
+  }
+#pragma unroll 1
+  for (ark_u32 done = 0u; done < count;) {
+    const ark_u32 row = first + done, inside = row % g.page;
+    const ark_u32 left = count - done, some = g.page - inside < left ? g.page - inside : left;
+    // A number outside of the pool is replaced by page 0; the task's body checks the numbers too
+    // and ends the run.
+    const ark_u32 found = reinterpret_cast<const volatile ark_u32*>(g.table)[row / g.page];
+    const ark_u32 number = found < g.pages ? found : 0u;
+    const ark_u64 from =
+        static_cast<ark_u64>(number) * g.pitch + static_cast<ark_u64>(inside) * g.row;
+    ark_bulk_copy(to + done * g.row, g.address + from, some * g.row, full, ARK_BOX_LEAVES);
+    ark_bulk_copy(beside + done * g.row, g.beside + from, some * g.row, full, ARK_BOX_LEAVES);
+    done += some;
+  }
+}
+
+// Run by the loading thread: loads the stages of a task whose fetch grows (ark.plan.types.Growth).
+// All rows that it reads were written before the iteration, and so was their number.
+ARK_DEVICE void ark_matrix_load_grown(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {
+  const ArkGrowth& g = ARK_POINTER(const ArkGrowth, ARK_PARAMS(c)->growths)[t.growth - 1u];
+  const ark_u32 length = ark_load_acquire(ark_words(g.length), false);
+  const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
+  const ark_u32 end = rows.end < rows.newest ? rows.end : rows.newest;
+#pragma unroll 1
+  for (ark_u32 first = rows.begin; first < rows.end; first += g.step) {
+    if (!ark_matrix_free(load)) {
+      load.stopped = true;
+      return;
+    }
+    ark_u64* full = &ark_matrix.full[load.at.slot];
+    const ark_u32 left = first < end ? end - first : 0u, count = left < g.step ? left : g.step;
+    ark_matrix_expect(full, 2u * count * g.row);
+    ark_matrix_grown_rows(g, ark_shared_address(ark_matrix_stage(c, load.at.slot)), first, count,
+                          ark_shared_address(full));
+    ark_matrix_issued(load);
+  }
+}
+
+// Shared memory of a task, in front of the stages. powers: for each warp, the exponentials of ROWS
+// positions. own: partial results of warps; a pair of warps, one of each group, has one.
+template <int G, int D, int ROWS>
+struct ArkBoxedAttention {
+  float query[G * D];
+  float current[2 * D];  // this iteration's key and value
+  float powers[ARK_WARPS][ROWS * G];
+  float own[ARK_WARPS / ARK_MATRIX_GROUPS][(G * (D + 2) + 3) / 4 * 4];
+};
+
+// Adds a warp's partial result to that of another warp, which has stored it to `part` by
+// ark_stage_part.
+template <int G, int D>
+ARK_DEVICE void ark_stage_add(ArkStagedSoftmax<G>& r, float* part) {
+  constexpr int LANES = D / 8;
+  constexpr float LN2 = 0.693147181f;
+  r.den += ark_shfl_xor(r.den, 1);
+  r.den += ark_shfl_xor(r.den, 2);
+  const int head = ark_lane() / 4 < G ? ark_lane() / 4 : G - 1;
+  const float own = r.top * LN2, other = part[head * (D + 2) + D];
+  const float top = fmaxf(own, other);
+  const float keep = ark_exp(own - top), share = ark_exp(other - top);
+  const float den = fmaf(r.den, keep, part[head * (D + 2) + D + 1] * share);
+  const int first = ark_fold_groups<LANES, 8 * G>(r.o);
+#pragma unroll
+  for (int i = 0; i < G * LANES / 4; ++i) {
+    const int at = first + i;
+    const float mine = __shfl_sync(0xffffffffu, keep, at / 8 * 4);
+    const float theirs = __shfl_sync(0xffffffffu, share, at / 8 * 4);
+    float& sum = part[at / 8 * (D + 2) + ark_lane() % LANES * 8 + at % 8];
+    sum = fmaf(sum, theirs, r.o[i] * mine);
+  }
+  __syncwarp();  // all lanes have read the maximum and the denominator
+  if (ark_lane() % 4 == 0 && ark_lane() / 4 < G) {
+    part[head * (D + 2) + D] = top;
+    part[head * (D + 2) + D + 1] = den;
+  }
+}
+
+// Copies the query heads of a key/value head, scaled, and this iteration's key and value to shared
+// memory.
+template <int G, int KV_HEADS, int D, int ROWS, class Q, class F>
+ARK_DEVICE void ark_boxed_inputs(ArkCtx& c, ArkBoxedAttention<G, D, ROWS>& s, int row, int head,
+                                 bool newest, float scale, Q query, F fresh) {
+  for (int first = 32 * ark_warp(); first < G * D; first += ARK_THREADS) {
+    const int i = first + ark_lane();
+    const ark_i64 at = ark_at(query, 0, 0, row, head * (G * D) + i);
+    const float value = ark_load_by_warp(c, query.p, at, i < G * D, Q::system);
+    if (i < G * D) s.query[i] = value * scale;
+  }
+  for (int first = 32 * ark_warp(); newest && first < 2 * D; first += ARK_THREADS) {
+    const int i = first + ark_lane();
+    const int column = i < D ? head * D + i : (KV_HEADS + head - 1) * D + i;
+    const ark_i64 at = ark_at(fresh, 0, 0, 0, column);
+    const float value = ark_load_by_warp(c, fresh.p, at, i < 2 * D, F::system);
+    if (i < 2 * D) s.current[i] = value;
+  }
+}
+
+// Computes attention of one row over one split of the positions. A stage has the keys and values of
+// STEP positions. Task coordinates: row, key/value head, split.
+template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int STEP, class Q,
+          class P, class O, class F>
+ARK_DEVICE void ark_attention_boxed(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,
+                                    O output, F fresh) {
+  constexpr float LOG2E = 1.44269504f;
+  constexpr int SHARERS = ARK_WARPS / ARK_MATRIX_GROUPS, ROWS = STEP / SHARERS;
+  static_assert(ROWS % 8 == 0, "a product of matrix units has eight positions");
+  static_assert(ARK_MATRIX_STAGES % ARK_MATRIX_GROUPS == 0, "each warpgroup has slots of its own");
+  static_assert(2 * STEP * D * sizeof(T) <= ARK_MATRIX_STAGE, "keys and values fit a slot");
+  static_assert(sizeof(ArkBoxedAttention<G, D, ROWS>) <= ARK_MATRIX_SLABS, "in front of the stages");
+  auto& s = *reinterpret_cast<ArkBoxedAttention<G, D, ROWS>*>(ARK_SCRATCH(c));
+  const int head = t.coord[1];
+  const ark_u32 split = static_cast<ark_u32>(t.coord[2]);
+  const ArkGrown grown = ark_grown(static_cast<ark_u32>(position.p[0]), CONTEXT, split, SPLITS);
+  const int begin = static_cast<int>(grown.begin), end = static_cast<int>(grown.end);
+  const int newest = static_cast<int>(grown.newest);
+  ark_boxed_inputs<G, KV_HEADS, D, ROWS>(c, s, t.coord[0], head, newest < end, scale * LOG2E, query,
+                                         fresh);
+  ark_sync();
+  uint4 a[D / 32][2];
+  ark_query_tiles<G, D, T>(s.query, a);
+  ArkStagedSoftmax<G> r = {};
+  r.top = -1e30f;
+  const int group = ark_warp() / SHARERS, place = ark_warp() % SHARERS;
+  const ark_u32 full = ark_shared_address(ark_matrix.full);
+  const ark_u32 empty = ark_shared_address(ark_matrix.empty);
+  ArkMatrixSlot slot = ark_matrix_place_of();
+#pragma unroll 1
+  for (int first = begin; first < end; first += STEP, ark_matrix_next(slot)) {
+    if (static_cast<int>(slot.slot) % ARK_MATRIX_GROUPS != group) continue;
+    const int at = first + place * ROWS, n = end - at < ROWS ? end - at : ROWS;
+    // A warp without positions in the stage waits as well: if it released the stage earlier, that
+    // could count as a release of the slot's previous stage.
+    ark_matrix_filled(c, full + 8u * slot.slot, slot.parity);
+    if (n > 0) {
+      T* keys = reinterpret_cast<T*>(ark_matrix_stage(c, slot.slot)) + place * ROWS * D;
+      T* values = keys + STEP * D;
+      const bool patched = at + n > newest;
+      if (patched) {
+        ark_stage_newest<D>(keys + (newest - at) * D, s.current);
+        ark_stage_newest<D>(values + (newest - at) * D, s.current + D);
+        __syncwarp();
+      }
+      ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, s.powers[ark_warp()], r);
+      // The fence orders these ordinary stores before the next asynchronous copy to the same slot.
+      if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    __syncwarp();
+    if (ark_lane() == 0) {
+      for (int i = 0; i < ARK_MATRIX_GROUPS; ++i) ark_matrix_release_warp(empty + 8u * slot.slot);
+    }
+  }
+  ark_matrix_keep_place(slot);
+  if (group != 0) ark_stage_part<G, D>(r, s.own[place]);
+  ark_sync();
+  if (group == 0) ark_stage_add<G, D>(r, s.own[place]);
+  ark_sync();
+  ark_staged_join<G, D, SPLITS>(c, t, s, output, SHARERS, ark_tid(), ARK_THREADS);
+}

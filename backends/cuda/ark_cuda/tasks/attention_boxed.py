@@ -1,0 +1,55 @@
+"""Attention of one row in the variant `matrix`, whose keys and values come through the ring of the
+loading thread (attention_boxed.h).
+
+It supports the signatures of plans that stream keys and values, for a number of query heads whose
+partial results fit in front of the stages. Called by ark_cuda.tasks.attention and, for the size of
+the ring, by ark_cuda.tasks.products.
+"""
+
+from __future__ import annotations
+
+from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.plan.kind import Signature
+from ark.tasks.attention import AttentionParams
+from ark_cuda.tasks.stages import SLABS
+
+KINDS = ("attention", "paged_attention")
+MAX_GROUP = 8  # the most query heads of a key/value head: matrix units take them at once
+SHARERS = 4  # the warps of a warpgroup, which share a stage
+UNIT = 8  # the positions of a product of matrix units
+
+
+def rows(sig: Signature, machine: Machine) -> int:
+    """The number of cache positions in a stage; 0 if this body does not support the signature."""
+    if sig.kind not in KINDS or machine.variant.name != "matrix":
+        return 0
+    if not machine.has(Capability.WGMMA):  # with tensor memory, the hardware alone frees stages
+        return 0
+    p, cache = sig.read(AttentionParams), sig.operands[1]
+    taken = (
+        p.streamed > 0
+        and p.streamed % (SHARERS * UNIT) == 0
+        and p.heads // p.kv_heads <= MAX_GROUP
+        and p.head_dim in (32, 64, 128)
+        and cache.dtype in ("fp16", "bf16")
+    )
+    return p.streamed if taken and scratch(sig) <= SLABS else 0
+
+
+def scratch(sig: Signature) -> int:
+    """Bytes of ArkBoxedAttention."""
+    p = sig.read(AttentionParams)
+    group, width = p.heads // p.kv_heads, p.head_dim
+    part = -(-group * (width + 2) // 4) * 4
+    return 4 * ((group + 2) * width + 2 * p.streamed * group + SHARERS * part)
+
+
+def stage(sig: Signature, machine: Machine) -> int:
+    """Bytes of a stage, which has keys and values; 0 if this body does not support the
+    signature.
+    """
+    count = rows(sig, machine)
+    if not count:
+        return 0
+    return 2 * count * sig.read(AttentionParams).head_dim * sig.operands[1].itemsize
