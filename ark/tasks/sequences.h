@@ -63,10 +63,49 @@ ARK_DEVICE bool ark_choose_by_warp(ArkCtx& c, int number, S settings, P position
   return stopped > 0.0f || next + 1 >= limit || next + 1 >= CONTEXT;
 }
 
+// Processes one sequence by one thread; for many sequences that have few candidates. `number` is the
+// sequence. Returns true if the sequence has ended.
+template <int TILES, int CONTEXT, int STOPS, class S, class P, class C, class T, class H, class E>
+ARK_DEVICE bool ark_choose_by_lane(ArkCtx& c, int number, S settings, P position_at, C candidates,
+                                   T tokens, H host, E stop_tokens) {
+  const int position = position_at.p[0], last = settings.p[3], limit = settings.p[4];
+  const int stops = settings.p[5] < STOPS ? settings.p[5] : STOPS;
+  float score[TILES], id[TILES];
+#pragma unroll
+  for (int k = 0; k < TILES; ++k) score[k] = candidates.p[2 * k], id[k] = candidates.p[2 * k + 1];
+  float best = score[0];
+  ark_u32 token = ark_float_bits(id[0]);
+#pragma unroll
+  for (int k = 1; k < TILES; ++k) {
+    const ark_u32 other = ark_float_bits(id[k]);
+    const bool better = ark_better(score[k], other, best, token);
+    best = better ? score[k] : best, token = better ? other : token;
+  }
+  bool stopped = false;
+  for (int k = 0; k < stops; ++k) {
+    if (stop_tokens.p[k] == static_cast<ark_i32>(token)) stopped = true;
+  }
+  if (ark_ended<CONTEXT, STOPS>(settings, position_at, tokens, stop_tokens)) return true;
+  if (position < last) {
+    position_at.p[0] = position + 1;
+    return false;
+  }
+  if (position < 0 || position >= CONTEXT) return true;
+  if (best == -ark_inf()) ark_fail(c, 6u, 0u, 0u, 0u);
+  const int next = position + 1;
+  position_at.p[0] = next;
+  if (next < CONTEXT) {
+    tokens.p[next] = static_cast<ark_i32>(token);
+    ark_post_later(c, number, reinterpret_cast<ark_u32*>(host.p) + next, token);
+  }
+  return stopped || next + 1 >= limit || next + 1 >= CONTEXT;
+}
+
 // Processes all sequences. A sequence that has ended is not changed; a sequence within its prompt
 // advances by one position; for all others a token is chosen as by ark_choose. Each sequence is
-// processed by one warp. If a sequence samples among its largest logits, all threads process one
-// sequence after the other. The run ends when the last sequence has ended.
+// processed by one warp or, if there are many sequences, by one thread. If a sequence samples among
+// its largest logits, all threads process one sequence after the other. The run ends when the last
+// sequence has ended.
 template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, int BATCH, int SETTINGS, class L,
           class S, class P, class C, class T, class H, class E>
 ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S settings, P position,
@@ -74,13 +113,31 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
   ark_u32* limit = &ark_control(ARK_PARAMS(c))->limit;
   // Other processors read the limit at the same time, so it must not come from a cached copy.
   const ark_u32 before = ark_peek_host(limit);
+  // With many sequences of few candidates each, the loads of all sequences are in flight together.
+  constexpr bool BY_LANE = BATCH > ARK_WARPS && TILES <= 16 && ARK_THREADS >= BATCH;
   bool ranks = false, over = true;
-  for (int b = 0; b < BATCH; ++b) {
+  if constexpr (BY_LANE) {
     S own = settings;
-    own.p += SETTINGS * b;
-    ranks = ranks || ark_ranks<VOCABULARY>(own);
+    own.p += SETTINGS * (ark_tid() < BATCH ? ark_tid() : 0);
+    ranks = !ark_all(!ark_ranks<VOCABULARY>(own));
+    if (!ranks && ark_tid() < BATCH) {
+      const int b = ark_tid();
+      P at = position;
+      C found = candidates;
+      T row = tokens;
+      H posted = host;
+      at.p += b, found.p += 2 * TILES * b, row.p += CONTEXT * b, posted.p += CONTEXT * b;
+      over = ark_choose_by_lane<TILES, CONTEXT, STOPS>(c, b, own, at, found, row, posted,
+                                                       stop_tokens);
+    }
+  } else {
+    for (int b = 0; b < BATCH; ++b) {
+      S own = settings;
+      own.p += SETTINGS * b;
+      ranks = ranks || ark_ranks<VOCABULARY>(own);
+    }
   }
-  for (int b = 0; b < BATCH; ++b) {
+  for (int b = BY_LANE && !ranks ? BATCH : 0; b < BATCH; ++b) {
     if (ranks || b % ARK_WARPS == ark_warp()) {
       ArkCandidates<TILES> own = {};
       if (!ranks) ark_candidates<TILES>(candidates, own);

@@ -88,7 +88,30 @@ ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S setting
   ArkSampler sampler = ark_sampler(settings, position, ark_token_of<VOCABULARY, SHARED>(t, lo));
   // Several logits are loaded at a time, because a thread has many of them if there are few tiles.
   constexpr int B = 8;
-  for (int first = lo + ark_tid(); first < hi; first += B * ARK_THREADS) {
+  // Where whole packs make up the tile, as many packs are loaded at a time.
+  constexpr int PACK = 16 / static_cast<int>(sizeof(*logits.p));
+  constexpr bool PACKED = ARK_THREADS > 1 && VOCABULARY % (PACK * TILES) == 0;
+  const bool packed = PACKED && reinterpret_cast<ark_u64>(logits.p) % 16u == 0u;
+  for (int first = lo + PACK * ark_tid(); packed && first < hi; first += B * PACK * ARK_THREADS) {
+    decltype(ark_held<PACK>(logits.p)) held[B];
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      const int i = first + b * PACK * ARK_THREADS;
+      ark_hold(held[b], logits.p + (i < hi ? i : first));
+    }
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      const int i = first + b * PACK * ARK_THREADS;
+      const auto pack = ark_unpacked(held[b]);
+#pragma unroll
+      for (int j = 0; j < PACK; ++j) {
+        if (i < hi) {
+          ark_sample(sampler, ark_get(pack.v, j), ark_token_of<VOCABULARY, SHARED>(t, i + j));
+        }
+      }
+    }
+  }
+  for (int first = lo + ark_tid(); !packed && first < hi; first += B * ARK_THREADS) {
     float logit[B];
 #pragma unroll
     for (int b = 0; b < B; ++b) {

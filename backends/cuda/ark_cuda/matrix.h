@@ -130,6 +130,7 @@ ARK_DEVICE ark_u64 ark_matrix_place(ark_u32 iteration, ark_u32 at) {
 ARK_DEVICE void ark_task_begins(ArkCtx& c) {
   if (threadIdx.x != 0) return;
   const ark_u32 at = ark_warp_load(&c.warps[0]) & ~ARK_GAVE_UP;
+  __threadfence_block();  // what the task's waits have made visible
   atomicExch(&ark_matrix.begun, ark_matrix_place(c.iteration, at) + 1u);
 }
 
@@ -239,9 +240,12 @@ ARK_DEVICE bool ark_loads(ark_u32 kind);
 ARK_DEVICE bool ark_spares_stages(ark_u32 kind);
 ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load);
 
-// Loading thread: true if the task with this sequence number, or a later one, has begun.
+// Loading thread: true if the task with this sequence number, or a later one, has begun. What the
+// task's waits have made visible to the computing warps is then visible to this thread, too.
 ARK_DEVICE bool ark_matrix_begun(ark_u64 place) {
-  return atomicCAS(&ark_matrix.begun, 0ull, 0ull) > place;
+  if (atomicCAS(&ark_matrix.begun, 0ull, 0ull) <= place) return false;
+  __threadfence_block();
+  return true;
 }
 // Loading thread: waits until the task with this sequence number, or a later one, has begun.
 // Returns false if the computing warps have left.
@@ -254,13 +258,13 @@ ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
 }
 // The loading thread waits for a task's counters itself, before the computing warps do. Returns
 // false if they have left the loop. This wait needs no time limit: the computing warps later
-// perform the same waits, with a time limit. They perform a task's waits in parallel, so with many
-// waits they may finish first.
+// perform the same waits, with a time limit. If they have finished first, as with many waits, which
+// they perform in parallel, this thread need not read the counters, each a trip to memory.
 ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 place,
                                  ark_u32 phase_iteration) {
   const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops);
   for (ark_u32 w = t.wait_begin; w < t.wait_end; ++w) {
-    if (w > t.wait_begin && ark_matrix_begun(place)) return true;
+    if (ark_matrix_begun(place)) return true;
     const ArkCounterOp e = ops[w];
     const ark_u32 want = e.step * phase_iteration + e.value;
     const bool system = (e.flags & 1u) != 0u;
