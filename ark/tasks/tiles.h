@@ -13,6 +13,7 @@ struct ArkDeal {
   // True if all tiles of a column of tiles are computed at about the same time, so that the columns
   // of b that they share are read from memory only once.
   static constexpr bool once = COUNT * DOWN <= GROUP;
+  static constexpr bool single = DOWN == 1;  // true if a column of tiles is one tile
   // Returns the batch indices of the matrix that contains tile number `tile`, and the tile's first
   // row and column.
   ARK_DEVICE void place(int tile, int& i0, int& i1, int& m0, int& n0) {

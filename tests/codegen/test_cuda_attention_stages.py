@@ -106,19 +106,25 @@ extern "C" int run(int sharers, int begin, int end, int newest, const float* que
 """
 
 
+def unfenced(text: str) -> str:
+    """The text of a header without its only fence."""
+    fence = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+    assert text.count(fence) == 1
+    return text.replace(fence, "{}")
+
+
+def steps() -> str:
+    """The steps that attention of one row has in common where stages hold keys and values."""
+    return cut(inline.header("attention_staged.h"), "void ark_split_pair(", "void ark_staged_join(")
+
+
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("stages")
     source, library = folder / "stages.cpp", folder / "stages.so"
-    text = inline.header("attention_stream.h")
-    fence = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
-    assert text.count(fence) == 1
-    text = text.replace(fence, "{}")
-    parts = [
-        cut(text, "void ark_split_pair(", "void ark_staged_join("),
-        cut(text, "int ark_staged_share(", "bool ark_attention_staged("),
-    ]
-    source.write_text(HOST + "".join(parts) + CALLS)
+    text = unfenced(inline.header("attention_stream.h"))
+    shared = cut(text, "struct ArkStagedAttention", "bool ark_attention_staged(")
+    source.write_text(HOST + steps() + shared + CALLS)
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", library], check=True)
     return ctypes.CDLL(str(library))

@@ -63,6 +63,10 @@ extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
     if (threadIdx.x == 32 * ARK_WARPS) ark_matrix_run(&shared_params, blockIdx.x, ark_shared);
 #if defined(ARK_MOVERS)
     if (ark_warp() > ARK_WARPS) ark_move_run(&shared_params);
+#elif !defined(ARK_HAS_TENSOR_MEMORY)
+    if (ARK_MATRIX_AHEAD > 0u && threadIdx.x == 32 * (ARK_WARPS + 1)) {
+      ark_matrix_prefetch_run(&shared_params, blockIdx.x, ark_shared);
+    }
 #endif
     return;
   }

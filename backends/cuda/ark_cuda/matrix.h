@@ -61,6 +61,10 @@ struct ArkMatrixRing {
 #ifdef ARK_HAS_TENSOR_MEMORY
   ark_u64 made;  // an mbarrier: a tile's sums are complete
   ark_u32 sums;  // the first column of the sums in tensor memory
+#else
+  // For the prefetching thread: 256 times the number of stages of prefetched products whose right
+  // operand is being copied, plus as a byte the number of other stages that were loaded since.
+  ark_u32 loaded;
 #endif
 };
 
@@ -95,6 +99,9 @@ ARK_DEVICE void ark_matrix_open() {
     ark_barrier_init(&ark_matrix.made, 1u);
 #endif
     ark_matrix.leave = ark_matrix.stopped = 0u;
+#ifndef ARK_HAS_TENSOR_MEMORY
+    ark_matrix.loaded = 0u;
+#endif
     ark_matrix.begun = 0u;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -198,12 +205,25 @@ constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u;
 // ring. begun: the number of stages, from the next one on, of which only the right operand was
 // loaded. early: true if the function is to load only right operands and return; it is called again
 // for the left ones. whole: set by the function of a task that uses the stages' memory in a layout
-// of its own.
+// of its own. ahead: true in the prefetching thread, which calls the same functions. loaded: the
+// word of that name that this thread has stored or, in the prefetching thread, has seen last.
+// walked: the number of stages that the prefetching thread has passed. clock: when it last
+// prefetched a stage or saw that another one was loaded.
 struct ArkMatrixLoad {
   ArkMatrixSlot at;
   ark_u32 issued, begun;
-  bool early, stopped, whole;
+  bool early, stopped, whole, ahead;
+  ark_u32 loaded, walked, clock;
 };
+// Loading thread: tells the prefetching thread that a stage is loaded. ahead: true if it belongs to
+// a product that is prefetched.
+ARK_DEVICE void ark_matrix_loaded(ArkMatrixLoad& load, bool ahead) {
+#ifndef ARK_HAS_TENSOR_MEMORY
+  if (ARK_MATRIX_AHEAD == 0u) return;
+  load.loaded = ahead ? (load.loaded | 255u) + 1u : (load.loaded & ~255u) | (load.loaded + 1u & 255u);
+  *const_cast<volatile ark_u32*>(&ark_matrix.loaded) = load.loaded;
+#endif
+}
 // Loading thread: true if the computing warps have left the loop.
 ARK_DEVICE bool ark_matrix_left() { return atomicAdd(&ark_matrix.leave, 0u) != 0u; }
 // Loading thread: waits until all computing warps have released the previous stage in the next
@@ -348,7 +368,7 @@ ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
 ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
   const ArkPhases phases = ark_phases(p);
-  ArkMatrixLoad load{{0u, 0u}, 0u, 0u, false, false, false};
+  ArkMatrixLoad load{};
   // The task after the last one that uses the stages' memory for other data: once it has begun,
   // that memory is free.
   ark_u64 spared = 0u;
@@ -408,6 +428,64 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
     }
   }
 }
+
+#ifndef ARK_HAS_TENSOR_MEMORY
+// While the ring is full and the loading thread waits for a task to begin, memory would be idle. So
+// a thread of the next warp, the prefetching thread, walks the same list and prefetches weights of
+// products of few rows to L2: at most ARK_MATRIX_AHEAD stages ahead, one in the time in which memory
+// delivers a stage to each processor, and only while no stage is loaded.
+
+// Prefetching thread: waits until the next stage should be prefetched or has been loaded; `wanted`
+// tells which. nanoseconds: the time in which memory delivers it. Returns false if the computing
+// warps have left.
+ARK_DEVICE bool ark_matrix_due(ArkMatrixLoad& load, ark_u32 nanoseconds, bool& wanted) {
+  ++load.walked;
+  const ark_u32 clocks = nanoseconds * 7u / 4u;  // at 1.75 GHz
+  for (;;) {
+    const ark_u32 loaded = ark_shared_word(&ark_matrix.loaded), now = ark_clock();
+    const ark_u32 ahead = load.walked - (loaded >> 8) & 0xffffffu;  // of the loading thread
+    wanted = ahead - 1u < 0x800000u;
+    if (!wanted) return true;
+    if (loaded != load.loaded) {
+      load.loaded = loaded;
+      load.clock = now;
+    }
+    if (ahead <= ARK_MATRIX_AHEAD && now - load.clock >= clocks) {
+      load.clock = now;
+      return true;
+    }
+    if (ark_matrix_left()) return false;
+    __nanosleep(50);
+  }
+}
+ARK_DEVICE void ark_box_prefetch(ark_u64 map, int x, int y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x),
+               "r"(y)
+               : "memory");
+}
+ARK_DEVICE void ark_box_prefetch(ark_u64 map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
+               "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+// The main function of the prefetching thread.
+ARK_DEVICE void ark_matrix_prefetch_run(const ArkParams* p, ark_u32 processor, char* scratch) {
+  ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
+  const ArkPhases phases = ark_phases(p);
+  ArkMatrixLoad load{};
+  load.ahead = true;
+  for (ark_u32 iteration = p->first; !load.stopped; ++iteration) {
+    if (p->end != 0u && iteration == p->end) break;
+    if (iteration != p->first && !ark_matrix_await(ark_matrix_place(iteration - 1u, 0u))) break;
+    const ArkRange range = ark_range(p, processor, iteration, phases);
+    for (ark_u32 at = range.task_begin; at < range.task_end && !load.stopped; ++at) {
+      const ArkTask& task = ARK_POINTER(const ArkTask, p->tasks)[at];
+      const bool grows = task.fetch_end != task.fetch_begin;
+      if (!grows && task.growth == ARK_LOADS_RIGHT) ark_dispatch_load(c, task, load);
+    }
+  }
+}
+#endif
 
 // The lower word of the matrix descriptor of an operand in shared memory: rows of 128 bytes,
 // swizzled, in groups of eight rows. `lead` is the distance between blocks of 64 neighbouring

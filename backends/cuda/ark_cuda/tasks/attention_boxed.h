@@ -50,6 +50,7 @@ ARK_DEVICE void ark_matrix_load_grown(ArkCtx& c, const ArkTask& t, ArkMatrixLoad
     ark_matrix_expect(full, 2u * count * g.row);
     ark_matrix_grown_rows(g, ark_shared_address(ark_matrix_stage(c, load.at.slot)), first, count,
                           ark_shared_address(full));
+    ark_matrix_loaded(load, false);
     ark_matrix_issued(load);
   }
 }
@@ -113,31 +114,11 @@ ARK_DEVICE void ark_boxed_inputs(ArkCtx& c, ArkBoxedAttention<G, D, ROWS>& s, in
   }
 }
 
-// Computes attention of one row over one split of the positions. A stage has the keys and values of
-// STEP positions. Task coordinates: row, key/value head, split.
-template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int STEP, class Q,
-          class P, class O, class F>
-ARK_DEVICE void ark_attention_boxed(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,
-                                    O output, F fresh) {
-  constexpr float LOG2E = 1.44269504f;
-  constexpr int SHARERS = ARK_WARPS / ARK_MATRIX_GROUPS, ROWS = STEP / SHARERS;
-  static_assert(ROWS % 8 == 0, "a product of matrix units has eight positions");
-  static_assert(ARK_MATRIX_STAGES % ARK_MATRIX_GROUPS == 0, "each warpgroup has slots of its own");
-  static_assert(2 * STEP * D * sizeof(T) <= ARK_MATRIX_STAGE, "keys and values fit a slot");
-  static_assert(sizeof(ArkBoxedAttention<G, D, ROWS>) <= ARK_MATRIX_SLABS, "in front of the stages");
-  auto& s = *reinterpret_cast<ArkBoxedAttention<G, D, ROWS>*>(ARK_SCRATCH(c));
-  const int head = t.coord[1];
-  const ark_u32 split = static_cast<ark_u32>(t.coord[2]);
-  const ArkGrown grown = ark_grown(static_cast<ark_u32>(position.p[0]), CONTEXT, split, SPLITS);
-  const int begin = static_cast<int>(grown.begin), end = static_cast<int>(grown.end);
-  const int newest = static_cast<int>(grown.newest);
-  ark_boxed_inputs<G, KV_HEADS, D, ROWS>(c, s, t.coord[0], head, newest < end, scale * LOG2E, query,
-                                         fresh);
-  ark_sync();
-  uint4 a[D / 32][2];
-  ark_query_tiles<G, D, T>(s.query, a);
-  ArkStagedSoftmax<G> r = {};
-  r.top = -1e30f;
+// Processes this warp's share of the positions from `begin` to `end`, of which a stage has STEP.
+template <int G, int D, int STEP, typename T, int ROWS>
+ARK_DEVICE void ark_boxed_share(ArkCtx& c, ArkBoxedAttention<G, D, ROWS>& s, int begin, int end,
+                                int newest, const uint4 (&a)[D / 32][2], ArkStagedSoftmax<G>& r) {
+  constexpr int SHARERS = ARK_WARPS / ARK_MATRIX_GROUPS;
   const int group = ark_warp() / SHARERS, place = ark_warp() % SHARERS;
   const ark_u32 full = ark_shared_address(ark_matrix.full);
   const ark_u32 empty = ark_shared_address(ark_matrix.empty);
@@ -168,6 +149,35 @@ ARK_DEVICE void ark_attention_boxed(ArkCtx& c, const ArkTask& t, float scale, Q 
     }
   }
   ark_matrix_keep_place(slot);
+}
+
+// Computes attention of one row over one split of the positions. A stage has the keys and values of
+// STEP positions. Task coordinates: row, key/value head, split.
+template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int STEP, class Q,
+          class P, class O, class F>
+ARK_DEVICE void ark_attention_boxed(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,
+                                    O output, F fresh) {
+  constexpr float LOG2E = 1.44269504f;
+  constexpr int SHARERS = ARK_WARPS / ARK_MATRIX_GROUPS, ROWS = STEP / SHARERS;
+  static_assert(ROWS % 8 == 0, "a product of matrix units has eight positions");
+  static_assert(ARK_MATRIX_STAGES % ARK_MATRIX_GROUPS == 0, "each warpgroup has slots of its own");
+  static_assert(2 * STEP * D * sizeof(T) <= ARK_MATRIX_STAGE, "keys and values fit a slot");
+  static_assert(sizeof(ArkBoxedAttention<G, D, ROWS>) <= ARK_MATRIX_SLABS, "in front of the stages");
+  auto& s = *reinterpret_cast<ArkBoxedAttention<G, D, ROWS>*>(ARK_SCRATCH(c));
+  const int head = t.coord[1];
+  const ark_u32 split = static_cast<ark_u32>(t.coord[2]);
+  const ArkGrown grown = ark_grown(static_cast<ark_u32>(position.p[0]), CONTEXT, split, SPLITS);
+  const int begin = static_cast<int>(grown.begin), end = static_cast<int>(grown.end);
+  const int newest = static_cast<int>(grown.newest);
+  ark_boxed_inputs<G, KV_HEADS, D, ROWS>(c, s, t.coord[0], head, newest < end, scale * LOG2E, query,
+                                         fresh);
+  ark_sync();
+  uint4 a[D / 32][2];
+  ark_query_tiles<G, D, T>(s.query, a);
+  ArkStagedSoftmax<G> r = {};
+  r.top = -1e30f;
+  const int group = ark_warp() / SHARERS, place = ark_warp() % SHARERS;
+  ark_boxed_share<G, D, STEP, T>(c, s, begin, end, newest, a, r);
   if (group != 0) ark_stage_part<G, D>(r, s.own[place]);
   ark_sync();
   if (group == 0) ark_stage_add<G, D>(r, s.own[place]);

@@ -30,6 +30,7 @@ struct ArkCodeProduct<DEAL, T_, ArkRow<C_, K, GROUP_, S_, ZEROS_>, COLUMNS, HIGH
   static constexpr bool ZEROS = ZEROS_;
   static constexpr int ALL = COLUMNS, WIDE = COLUMNS / 2, HIGH = HIGH_, GROUP = GROUP_;
   static constexpr int LINE = 128, DEEP = 64, LINES = 4, BLOCKS = HIGH / 8;
+  static constexpr bool AHEAD = true;  // codes are prefetched
   static_assert(HIGH % 8 == 0, "rows of a box are whole groups of swizzled ones");
   static_assert(LINES * 2 == ARK_WARPS && sizeof(T) == 2, "a warp has a line of half the columns");
   // When scales are applied. WHOLE: a row has one scale, so sums are scaled when they are complete.
@@ -262,6 +263,12 @@ template <class P, class Begin, class Last>
 ARK_DEVICE void ark_code_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                       ark_u64 map_a, ark_u64 map_codes, ark_u64 map_scales,
                                       const Begin& begin, const Last& last) {
+  if (load.ahead) {
+    ark_matrix_prefetch_stages<P>(t, load, begin, last, [&](int n0, int k) {
+      ark_box_prefetch(map_codes, k * ARK_CODE_BITS<typename P::C> / 8, n0);
+    });
+    return;
+  }
   ark_matrix_load_stages<P>(
       c, t, load, begin, last,
       [&](char* stage, int, int, int m0, int, int k, ark_u64* full, ark_u64) {

@@ -34,6 +34,8 @@ struct ArkProduct {
   // The bytes of the 64 rows of a that one warpgroup multiplies. The rows of the second warpgroup
   // are at this offset.
   static constexpr int A_HALF = TALL ? 8192 : 0;
+  // True if a thread prefetches the right operand (matrix.h), which one task reads.
+  static constexpr bool AHEAD = !TALL && DEAL::single && !ACROSS_B;
 };
 
 // Selects a matrix of a batch in a tensor map. FIRST, SECOND: true if the map has this dimension of
@@ -90,6 +92,38 @@ ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, 
   }
 }
 
+// Run by the prefetching thread: prefetches the right operand of a stage.
+template <class P, bool FIRST, bool SECOND>
+ARK_DEVICE void ark_matrix_prefetch(ark_u64 map, int row, int k, ArkBatch<true, FIRST, SECOND>) {
+  if constexpr (P::LINES > 1) {
+    ark_box_prefetch(map, 0, row, k / P::DEEP);
+  } else {
+    ark_box_prefetch(map, k, row);
+  }
+}
+template <class P, class Batch>
+ARK_DEVICE void ark_matrix_prefetch(ark_u64, int, int, Batch) {}
+// Run by the prefetching thread: prefetches the stages of a task's tiles. ahead(n0, k): prefetches
+// the right operand of a stage. Other arguments as for ark_matrix_load_stages.
+template <class P, class Begin, class End, class Ahead>
+ARK_DEVICE void ark_matrix_prefetch_stages(const ArkTask& t, ArkMatrixLoad& load,
+                                           const Begin& begin, const End& end,
+                                           const Ahead& ahead) {
+  constexpr ark_u32 NS = ARK_STAGE_NS * (P::BYTES - P::A_BYTES) / ARK_STAGE_BYTES;
+  ark_each_tile<typename P::deal, false>(t, [&](int, int i1, int, int n0) {
+    const int last = end(i1);
+    for (int k = begin(i1); k < last; k += P::DEEP * P::LINES) {
+      bool wanted;
+      if (!ark_matrix_due(load, NS, wanted)) {
+        load.stopped = true;
+        return false;
+      }
+      if (wanted) ahead(n0, k);
+    }
+    return true;
+  });
+}
+
 // Run by the loading thread: loads the stages of a task's tiles. begin(i1), end(i1): the first
 // element along k of part i1 of k and the element after its last. left, right: start the box copies
 // of one operand for a stage. If load.early is true, only the right operand is loaded, for as many
@@ -118,7 +152,10 @@ ARK_DEVICE void ark_matrix_load_stages(ArkCtx& c, const ArkTask& t, ArkMatrixLoa
         ark_matrix_expect(full, unbegun ? P::BYTES : P::A_BYTES);
         left(stage, i0, i1, m0, n0, k, full, keep);
       }
-      if (unbegun) right(stage, i0, i1, m0, n0, k, full, keep);
+      if (unbegun) {
+        right(stage, i0, i1, m0, n0, k, full, keep);
+        ark_matrix_loaded(load, P::AHEAD && t.growth == ARK_LOADS_RIGHT);
+      }
       if (load.early) {
         ark_matrix_next(load.at);
         if (++load.begun == ARK_MATRIX_STAGES) return false;
@@ -134,6 +171,14 @@ template <class P, class Begin, class End, class A, class B>
 ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                         ark_u64 map_a, ark_u64 map_b, const Begin& begin,
                                         const End& end, A batch_a, B batch_b) {
+  if (load.ahead) {
+    if constexpr (P::AHEAD) {
+      ark_matrix_prefetch_stages<P>(t, load, begin, end, [&](int n0, int k) {
+        ark_matrix_prefetch<P>(map_b, n0, k, batch_b);
+      });
+    }
+    return;
+  }
   ark_matrix_load_stages<P>(
       c, t, load, begin, end,
       [&](char* stage, int i0, int i1, int m0, int, int k, ark_u64* full, ark_u64) {

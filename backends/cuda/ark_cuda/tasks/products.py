@@ -35,6 +35,7 @@ _BOTH = (MIN_TILE_COLUMNS, 64, 96, 128, 160, 192, 224, 256)
 WIDTHS = {64: _BOTH, 128: (*_BOTH, 144)}  # by height
 STAGE_K_BYTES = 128  # bytes along k in a stage, per row
 MOST_STAGES = 16
+PREFETCHED = 16  # the most stages of weights that are prefetched to L2
 SLAB_COLUMNS = 64  # columns that pass through a slab at a time
 # Lines of k in a stage of a small tile, each with the fewest stages of this size that must fit.
 DEEPER = ((4, 6), (2, 4))
@@ -128,6 +129,9 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     halved = (_matmul_here(s, machine) and _height(s) == HEIGHTS[0] for s in signatures)
     if any(boxed) or any(halved):
         stages -= stages % 2  # each warpgroup uses half of the slots
+    # A kernel that also reads prompts has tall tiles, whose operands need L2 themselves.
+    heights = {_height(s) for s in signatures if _matmul_here(s, machine)}
+    ahead = heights == {HEIGHTS[0]} and not machine.variant.role(MOVE)
     files = resources.files("ark_cuda")
     tensor = (
         files.joinpath("tensor_memory.h").read_text() if machine.has(Capability.TCGEN05) else ""
@@ -138,6 +142,7 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
         f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_STAGE = {stage}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_SLABS = {SLABS}u;\n"
+        f"constexpr ark_u32 ARK_MATRIX_AHEAD = {PREFETCHED if ahead else 0}u;\n"
         f"constexpr int ARK_LOAD_REGISTERS = {machine.variant.registers(LOAD)};\n"
         f"constexpr int ARK_COMPUTE_REGISTERS = {machine.variant.registers(COMPUTE)};\n"
         f"{files.joinpath('matrix.h').read_text()}{files.joinpath('matrix_store.h').read_text()}"

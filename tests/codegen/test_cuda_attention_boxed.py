@@ -1,0 +1,220 @@
+"""Attention of one row in the variant `matrix`: the loading thread copies keys and values to the
+ring's slots, and warpgroups take the stages of slots with even and odd numbers. The device code
+runs on the host: 32 threads are a warp's lanes, one warp after the other. Results are compared with
+NumPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ark_cuda")
+
+from ark_cuda.tasks import inline
+
+from tests.codegen.test_cuda_attention_stages import HOST, bf16, steps, unfenced
+from tests.declarations import cut
+
+GROUP, WIDTH, STEP, PAGE = 4, 64, 64, 24
+SLOTS, SLOT_BYTES = 8, 16384
+OWN = GROUP * (WIDTH + 2)
+
+RING = r"""
+#define ARK_POINTER(T, address) reinterpret_cast<T*>(address)
+#define ARK_PARAMS(c) (&parameters)
+typedef uint64_t ark_u64;
+constexpr int ARK_MATRIX_GROUPS = 2;
+constexpr ark_u32 ARK_MATRIX_STAGES = 8u, ARK_MATRIX_STAGE = 16384u;
+constexpr ark_u64 ARK_BOX_LEAVES = 0u;
+struct ArkGrowth {
+  ark_u64 address, beside, length, table;
+  ark_u32 row, rows, step, part, parts, page, pitch, pages;
+};
+struct Task { ark_u32 growth; };
+static struct { ark_u64 growths; } parameters;
+static struct { ark_u64 full[8], empty[8]; } ark_matrix;
+struct ArkMatrixSlot { ark_u32 slot, parity; };
+struct ArkMatrixLoad { ArkMatrixSlot at; bool stopped; ark_u32 issued; };
+static ArkMatrixSlot start;          // the next slot of every warp
+static ArkMatrixSlot kept;           // what the warps have kept
+static ark_u32 expected[8], copied[8], released[8], waited[8];
+static float ark_exp(float v) { return std::exp(v); }
+static const ark_u32* ark_words(ark_u64 address) { return reinterpret_cast<ark_u32*>(address); }
+static ark_u32 ark_load_acquire(const ark_u32* p, bool) { return *p; }
+// Addresses of slots count from the ring's begin, those of barriers from `full`.
+static ark_u32 ark_shared_address(const void* p) {
+  const char* at = static_cast<const char*>(p);
+  if (at >= ring && at < ring + 8 * ARK_MATRIX_STAGE) return static_cast<ark_u32>(at - ring);
+  return static_cast<ark_u32>(at - reinterpret_cast<const char*>(&ark_matrix));
+}
+static char* ark_matrix_stage(ArkCtx&, ark_u32 slot) { return ring + slot * ARK_MATRIX_STAGE; }
+static bool ark_matrix_free(const ArkMatrixLoad&) { return true; }
+static void ark_matrix_expect(ark_u64* full, ark_u32 bytes) {
+  expected[full - ark_matrix.full] += bytes;
+}
+static void ark_bulk_copy(ark_u32 to, ark_u64 from, ark_u32 bytes, ark_u32 full, ark_u64) {
+  __builtin_memcpy(ring + to, reinterpret_cast<const void*>(from), bytes);
+  copied[full / 8u] += bytes;
+}
+static void ark_matrix_next(ArkMatrixSlot& at) {
+  if (++at.slot == 8u) at.slot = 0u, at.parity ^= 1u;
+}
+static void ark_matrix_loaded(ArkMatrixLoad&, bool) {}
+static void ark_matrix_issued(ArkMatrixLoad& load) { ark_matrix_next(load.at), ++load.issued; }
+static ArkMatrixSlot ark_matrix_place_of() { return start; }
+static void ark_matrix_keep_place(const ArkMatrixSlot& at) { kept = at; }
+static void ark_matrix_filled(ArkCtx&, ark_u32 full, ark_u32 parity) {
+  if (lane == 0) waited[full / 8u] |= 1u << parity;
+}
+static void ark_matrix_release_warp(ark_u32 empty) { ++released[empty / 8u - 8u]; }
+"""
+
+CALLS = r"""
+using Shared = ArkBoxedAttention<4, 64, 16>;
+static void warp_of(Shared& s, int begin, int end, int newest) {
+  ArkCtx c;
+  uint4 a[2][2];
+  ark_query_tiles<4, 64, Half>(s.query, a);
+  ArkStagedSoftmax<4> r = {};
+  r.top = -1e30f;
+  ark_boxed_share<4, 64, 64, Half>(c, s, begin, end, newest, a, r);
+  if (number >= 4) ark_stage_part<4, 64>(r, s.own[number - 4]);
+  if (number < 4) ark_stage_add<4, 64>(r, s.own[number]);
+}
+static void clear(char* slots, ark_u32 slot) {
+  ring = slots;
+  start = {slot, 0u};
+  for (int i = 0; i < 8; ++i) expected[i] = copied[i] = released[i] = waited[i] = 0u;
+}
+extern "C" int load(char* slots, ark_u32 slot, const ArkGrowth* growth, ark_u32* bytes) {
+  clear(slots, slot);
+  parameters.growths = reinterpret_cast<ark_u64>(growth);
+  ArkCtx c;
+  ArkMatrixLoad loading{start, false, 0u};
+  ark_matrix_load_grown(c, Task{1u}, loading);
+  for (int i = 0; i < 8; ++i) bytes[i] = expected[i], bytes[8 + i] = copied[i];
+  return loading.issued;
+}
+extern "C" void attend(char* slots, ark_u32 slot, int begin, int end, int newest,
+                       const float* query, const float* current, ark_u32* left, float* own) {
+  static Shared s;
+  clear(slots, slot);
+  for (int i = 0; i < 256; ++i) s.query[i] = query[i];
+  for (int i = 0; i < 128; ++i) s.current[i] = current[i];
+  for (int turn = 0; turn < 8; ++turn) {
+    const int w = (turn + 4) % 8;  // warps of the second group store their parts first
+    std::vector<std::thread> lanes;
+    for (int i = 0; i < 32; ++i) {
+      lanes.emplace_back([&, i] {
+        lane = i, number = w;
+        warp_of(s, begin, end, newest);
+      });
+    }
+    for (auto& each : lanes) each.join();
+  }
+  for (int i = 0; i < 8; ++i) left[i] = released[i], left[8 + i] = waited[i];
+  left[16] = kept.slot, left[17] = kept.parity;
+  for (int w = 0; w < 4; ++w) {
+    for (int i = 0; i < 264; ++i) own[w * 264 + i] = s.own[w][i];
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder: Path = tmp_path_factory.mktemp("boxed")
+    source, library = folder / "boxed.cpp", folder / "boxed.so"
+    text = unfenced(inline.header("attention_boxed.h"))
+    loading = cut(text, "void ark_matrix_grown_rows(", "struct ArkBoxedAttention")
+    growth = resources.files("ark_cuda").joinpath("growth.h").read_text()
+    parts = [
+        HOST.replace("ARK_WARPS = 4", "ARK_WARPS = 8"),
+        RING,
+        cut(growth, "struct ArkGrown", "ark_u32 ark_grown_stages("),
+        loading.replace("const ArkTask& t", "const Task& t"),
+        steps(),
+        cut(text, "struct ArkBoxedAttention", "void ark_boxed_inputs("),
+        cut(text, "void ark_boxed_share(", "void ark_attention_boxed("),
+        CALLS,
+    ]
+    source.write_text("\n".join(parts))
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
+    subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", library], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def slots() -> np.ndarray:
+    """The ring's slots, with numbers that no result may depend on."""
+    memory = np.full(SLOTS * SLOT_BYTES + 128, 0x42, np.uint8)
+    return memory[-memory.ctypes.data % 128 :][: SLOTS * SLOT_BYTES]
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize(
+    ("length", "part", "parts", "first"),
+    [(249, 0, 1, 0), (249, 0, 1, 6), (64, 0, 1, 7), (255, 1, 2, 3), (300, 0, 2, 1), (0, 0, 1, 2)],
+)
+def test_loaded_stages_give_numpys_attention(
+    device: ctypes.CDLL, length: int, part: int, parts: int, first: int, paged: bool
+) -> None:
+    """length: the number of positions before this iteration. part: the task's part of the
+    positions. first: the slot of its first stage.
+    """
+    rng = np.random.default_rng(length + part)
+    room = 12 * PAGE  # positions of the cache
+    cache = bf16(rng.standard_normal((2, room, WIDTH)))
+    order = rng.permutation(room // PAGE).astype(np.uint32)
+    stored = cache.reshape(2, room // PAGE, PAGE, WIDTH)
+    if paged:
+        stored = np.empty_like(stored)
+        stored[:, order] = cache.reshape(stored.shape)
+    halves = (stored.view(np.uint32) >> 16).astype(np.uint16)
+    row = 2 * WIDTH
+    lengths = np.array([length], np.uint32)
+    words = [halves[0].ctypes.data, halves[1].ctypes.data, lengths.ctypes.data, order.ctypes.data]
+    pages = (PAGE, PAGE * row, room // PAGE) if paged else (0, 0, 0)
+    growth = np.zeros(16, np.uint32)
+    growth[:8] = np.array(words, np.uint64).view(np.uint32)
+    growth[8:] = (row, room, STEP, part, parts, *pages)
+    ring, nbytes = slots(), np.zeros((2, SLOTS), np.uint32)
+    stages = device.load(pointer(ring), first, pointer(growth), pointer(nbytes))
+    seen = min(length + 1, room)
+    begin, end, newest = seen * part // parts, seen * (part + 1) // parts, seen - 1
+    assert stages == -(-(end - begin) // STEP)
+    assert (nbytes[0] == nbytes[1]).all()  # each barrier completes
+    assert nbytes[0].sum() == 2 * row * (min(end, newest) - begin)
+
+    query = rng.standard_normal((GROUP, WIDTH)).astype(np.float32) / 4
+    current = rng.standard_normal((2, WIDTH)).astype(np.float32)
+    left, own = np.zeros(18, np.uint32), np.zeros((4, OWN), np.float32)
+    outputs = (pointer(query), pointer(current), pointer(left), pointer(own))
+    device.attend(pointer(ring), first, begin, end, newest, *outputs)
+    used = [(first + i) % SLOTS for i in range(stages)]
+    assert [left[slot] for slot in used] == [8] * stages  # one arrival for each warp
+    assert left[:SLOTS].sum() == 8 * stages
+    parities = [1 << (first + i) // SLOTS for i in range(stages)]
+    assert [left[SLOTS + slot] for slot in used] == parities
+    after = first + stages
+    assert (left[16], left[17]) == (after % SLOTS, after // SLOTS)
+
+    cache[:, newest] = bf16(current)
+    keys, values = cache[:, begin:end].astype(np.float64)
+    share = own.reshape(4, GROUP, WIDTH + 2).astype(np.float64)
+    weight = np.exp(share[:, :, WIDTH] - share[:, :, WIDTH].max(0))
+    total = (weight * share[..., -1]).sum(0)[:, None]
+    got = (weight[..., None] * share[..., :WIDTH]).sum(0) / total
+    scores = query.astype(np.float64) @ keys.T * np.log(2.0)
+    power = np.exp(scores - scores.max(1, keepdims=True))
+    want = power / power.sum(1, keepdims=True) @ values
+    np.testing.assert_allclose(got, want, atol=2e-4)
