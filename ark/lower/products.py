@@ -109,6 +109,8 @@ def product_of(node: Node) -> Product:
     cut = None if given.cut is None else Cut(*given.cut)
     if len(node.outputs[0].shape) > MAX_FOLDED_DIMS:
         tensors = _merge_batch(tensors)
+    if given.rope_kv is not None:  # a copy of the newest keys and values follows the inputs
+        tensors = [*node.inputs, *node.outputs[1:], node.outputs[0]]
     shape = fold(tensors[-1].shape)
     if cut is not None and cut.parts > 1:
         shape = (1, 1, *shape[2:])

@@ -186,7 +186,7 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     if given.gated:
         return _defined("swiglu_pairs", [a @ b], {})
     if given.rope_kv is not None:
-        return _defined("rope_kv", [a @ b, *others], given.rope_kv.to_node())[:1]
+        return _defined("rope_kv", [a @ b, *others], given.rope_kv.to_node())[:2]
     return [a @ b]
 
 

@@ -82,7 +82,7 @@ class Matmul(TaskKind):
                 tree is None and not params.gated,
                 "a matmul with rotary embedding cannot have an epilogue expression or a gate",
             )
-            count(sig, 7)
+            count(sig, 7, 8)
         elif tree is None:
             count(sig, 3 + 2 * by_halves(sig))
         else:
@@ -114,8 +114,8 @@ class Matmul(TaskKind):
         if rotates(sig):
             rotary_check(sig, 2, POSITION_OPERAND, (m, n))
             need(
-                sequences_of(sig, POSITION_OPERAND) == 1,
-                "a matmul with rotary embedding needs rows of one sequence",
+                sequences_of(sig, POSITION_OPERAND) == 1 or params.tile[0] >= m,
+                "rows of several sequences in a matmul with rotary embedding need one tile",
             )
         left = a[-2:][::-1] if params.transpose_a else a[-2:]
         right = b[-2:][::-1] if params.transpose_b else b[-2:]
@@ -178,10 +178,8 @@ class Matmul(TaskKind):
             box = ((coord[2], coord[3] // 2), (m1, n1 // 2))
             return [*accesses, Access(2, *box, write=True)]
         if rotates(sig):
-            return [
-                *accesses,
-                *rotary_accesses(sig, 2, POSITION_OPERAND, coord[3], n1, coord[2], m1),
-            ]
+            rows = (coord[2], m1) if sequences_of(sig, POSITION_OPERAND) == 1 else (0, 0)
+            return [*accesses, *rotary_accesses(sig, 2, POSITION_OPERAND, coord[3], n1, *rows)]
         lo, hi = unfold(sig.operands[2].shape, coord, (coord[0] + 1, coord[1] + 1, m1, n1))
         accesses += [broadcast_access(sig, i, lo, hi) for i in ends(sig)]
         for index in range(ends(sig).stop, len(sig.operands)):

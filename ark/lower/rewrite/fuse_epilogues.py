@@ -27,7 +27,7 @@ from msgspec import structs
 
 from ark.backend.codegen.layout import RECORD_OPERANDS
 from ark.ir.attributes import GroupedAttributes, MatmulAttributes, ProjectionAttributes
-from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16, fp32
+from ark.ir.dtype import FLOATS, SMALL_FLOATS, RowType, bf16, fp16, fp32
 from ark.ir.epilogues import GATED_PAIRS
 from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
@@ -43,6 +43,7 @@ from ark.lower.work_times import unboxed_tile, unboxed_us
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks import expression
+from ark.tasks.sequences import MAX_BATCH
 
 HEAD_SLAB_COLUMNS = 64  # columns of one head that are stored at a time after matrix units
 ENDED = ("matmul", "depthwise", "grouped_convolution")  # types of nodes that may get an epilogue
@@ -214,21 +215,24 @@ def _gates(product: Node, node: Node, matrix: bool) -> bool:
 
 def _rotates(product: Node, node: Node, matrix: bool) -> bool:
     """True where the product's epilogue can rotate queries and keys and append keys and values.
-    This requires rows of one sequence and caches of a 16-bit type; in the variant `matrix` the
-    queries must have the caches' type.
+    This requires caches of a 16-bit type, and rows of one sequence or, in the variant `matrix`, a
+    tile with a row of each sequence. There the queries must have the caches' type.
     """
     query, position, caches = node.outputs[0], node.inputs[1], node.inputs[3:5]
+    rows = query.shape[0]
+    one = len(node.outputs) == 1 < rows and position.shape == (1,)
+    each = matrix and len(node.outputs) == 2 and position.shape == (rows,) and rows <= MAX_BATCH
+    each = each and not isinstance(product.inputs[1].dtype, RowType)
     return (
         product.placement == node.placement
         and not node.hints
-        and len(node.outputs) == 1 < query.shape[0]
-        and position.shape == (1,)
+        and (one or each)
         and len(node.inputs) == 5  # no page table: each row of a tile would have to be looked up
         and len(product.inputs[0].shape) == len(product.inputs[1].shape) == 2
         and all(t.dtype in (bf16, fp16) for t in caches)
         and all(t.dtype == query.dtype or (query.dtype == fp32 and not matrix) for t in caches)
         and node.read(ProjectionAttributes).head_dim % HEAD_SLAB_COLUMNS == 0
-        and not {query.buffer.id, *(t.buffer.id for t in caches)}
+        and not {t.buffer.id for t in (*node.outputs, *caches)}
         & {t.buffer.id for t in product.inputs}
     )
 

@@ -213,7 +213,8 @@ ARK_DEVICE void ark_matrix_store_gated(ArkCtx& c, float (&d)[COLUMNS], T* out, a
   }
 }
 // Rotates the queries and keys of a projection (RoPE) and stores them and the values at their
-// destinations, as ark_rope_kv does. Each round stores SOME columns, all of one head. m0, column:
+// destinations, as ark_rope_kv does. If each row belongs to a sequence of its own, a thread stores
+// its pairs; otherwise each round stores SOME columns, all of one head. m0, column:
 // the position of the tile's first element in the projection; rows: the number of rows from there
 // to the end.
 template <int COLUMNS, class R>
@@ -222,6 +223,15 @@ ARK_DEVICE void ark_matrix_store_rope(ArkCtx& c, float (&d)[COLUMNS / 2], const 
   constexpr int SOME = COLUMNS < 64 ? COLUMNS : 64;
   static_assert(R::D % SOME == 0, "columns of one head");
   const int lane = ark_lane(), place = rope.position + m0;
+  if constexpr (R::CACHED > 0) {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 4; ++i) {
+      const int row = first + lane / 4 + 8 * (i % 2), at = column + i / 2 * 8 + lane % 4 * 2;
+      if (row >= rows || at >= R::COLUMNS) continue;
+      ark_rope_pair(c, rope, m0 + row, at, d[2 * i], d[2 * i + 1]);
+    }
+    return;
+  }
   // This is a loop instead of unrolled code, to reduce code size. Registers cannot be indexed, so
   // each round stores the sums in the first registers and then moves the others to these.
 #pragma unroll 1
