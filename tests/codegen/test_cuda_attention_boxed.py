@@ -32,6 +32,7 @@ typedef uint64_t ark_u64;
 constexpr int ARK_MATRIX_GROUPS = 2;
 constexpr ark_u32 ARK_MATRIX_STAGES = 8u, ARK_MATRIX_STAGE = 16384u;
 constexpr ark_u64 ARK_BOX_LEAVES = 0u;
+constexpr int ARK_STREAM_PAGES = 1;
 struct ArkGrowth {
   ark_u64 address, beside, length, table;
   ark_u32 row, rows, step, part, parts, page, pitch, pages;

@@ -9,7 +9,7 @@
 ARK_DEVICE void ark_matrix_grown_rows(const ArkGrowth& g, ark_u32 to, ark_u32 first, ark_u32 count,
                                       ark_u32 full) {
   const ark_u32 beside = to + g.step * g.row;
-  if (g.page == 0u) {
+  if (!ARK_STREAM_PAGES || g.page == 0u) {
     if (count == 0u) return;
     const ark_u64 from = static_cast<ark_u64>(first) * g.row;
     ark_bulk_copy(to, g.address + from, count * g.row, full, ARK_BOX_LEAVES);
