@@ -78,11 +78,12 @@ class Bodies:
     leads, loads, moves: True if the kernel has a communicating warp (here called leading, because
     it polls for tasks ahead of the others), loading warps or moving warps.
 
-    The other attributes are sets of opcodes. polled: functions with a part for the leading warp,
+    The other attributes are opcodes. polled: functions with a part for the leading warp,
     which polls for the task's input. entering: functions that wait for their task's dependencies
     themselves. runs: functions that execute several consecutive tasks in one call. moved: functions
     of moving warps. halves: functions with a separate function for their loads, which loading warps
-    call. spares: functions that do not write to the stages of the loading warps.
+    call, each with the place of its first box map among its operands. spares: functions that do not
+    write to the stages of the loading warps.
     """
 
     def __init__(self, machine: Machine, dialect: Dialect, ops: int, flow: bool = False) -> None:
@@ -105,7 +106,7 @@ class Bodies:
         self.entering: set[int] = set()
         self.runs: set[int] = set()
         self.moved: set[int] = set()
-        self.halves: set[int] = set()
+        self.halves: dict[int, int] = {}
         self.spares: set[int] = set()
 
     def add(self, op: PlanOp, sig: Signature) -> None:
@@ -145,7 +146,7 @@ class Bodies:
             self.texts.append(common)
         loading = own.load(name, sig, machine) if own and self.loads else None
         if loading:
-            self.halves.add(code)
+            self.halves[code] = len(sig.operands)
             self.texts.append(loading)
         if body_scratch(sig, machine, dialect) <= dialect.unstaged:
             self.spares.add(code)

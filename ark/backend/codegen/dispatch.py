@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ark.backend.codegen.bodies import Bodies
+from ark.backend.codegen.layout import RECORD_OPERANDS
 
 
 def dispatch(bodies: Bodies, seldom: Collection[int]) -> str:
@@ -70,18 +71,31 @@ def dispatch_run(bodies: Bodies) -> str:
 
 
 def dispatch_load(bodies: Bodies) -> str:
-    """The source of three functions: ark_loads is true for opcodes with a separate function for
-    loads, ark_spares_stages for opcodes that do not write to the stages of loading warps, and
-    ark_dispatch_load is the switch over the functions for loads.
+    """The source of four functions: ark_loads is true for opcodes with a separate function for
+    loads, ark_spares_stages for opcodes that do not write to the stages of loading warps, ark_maps
+    returns 16 times the place of an opcode's first box map in the record of a task, plus the number
+    of box maps, and ark_dispatch_load is the switch over the functions for loads.
     """
     names, kinds = bodies.names, sorted(bodies.halves)
     lines = "".join(f"    case {i}u: {names[i]}_load(c, t, load); return;\n" for i in kinds)
     spares = _any_of(bodies.spares)
     return (
         f"ARK_DEVICE bool ark_loads(ark_u32 kind) {{ return {_any_of(kinds)}; }}\n"
+        f"ARK_DEVICE ark_u32 ark_maps(ark_u32 kind) {{\n  switch (kind) {{\n{_map_places(bodies)}"
+        "    default: return 0u;\n  }\n}\n"
         f"ARK_DEVICE bool ark_spares_stages(ark_u32 kind) {{ return {spares}; }}\n"
         "ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {\n"
         f"  switch (t.kind) {{\n{lines}    default: return;\n  }}\n}}\n"
+    )
+
+
+def _map_places(bodies: Bodies) -> str:
+    """The cases of ark_maps. Records with a list of operands count as records without box maps."""
+    places = ((code, first, len(bodies.maps[code])) for code, first in bodies.halves.items())
+    return "".join(
+        f"    case {code}u: return {16 * first + count}u;\n"
+        for code, first, count in sorted(places)
+        if first + count < RECORD_OPERANDS
     )
 
 

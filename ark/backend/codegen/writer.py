@@ -87,6 +87,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         "#define ARK_REMOTE 1\n" if far else "",
         "#define ARK_BODIES_ENTER 1\n" if bodies.entering else "",
         f"#define ARK_FLOWS {layout.FLOW_TASKS}\n" if flow else "",
+        "#define ARK_LOADS 1\n" if bodies.loads and dialect.loader else "",
         "#define ARK_MOVERS 1\n" if bodies.moves else "",
         "#define ARK_LIMIT_FALLS 1\n" if _ends(plan, (*headers, *bodies.texts)) else "",
     ]

@@ -53,8 +53,8 @@ struct ArkMatrixRing {
   ark_u64 full[ARK_MATRIX_STAGES];
   ark_u64 empty[ARK_MATRIX_STAGES];
   ark_u32 used[ARK_WARPS];  // for each warp: the slot and the parity of its next stage
-  // `begun` is 1 + the sequence number of the running task, or 0 before the first. `leave`: the
-  // computing warps have left the loop. Both are polled, by atomics.
+  // `begun` is the sequence number of the running task, + 1, or + 2 after its waits; 0 before the
+  // first task. `leave`: the computing warps have left the loop. Both are written by atomics.
   ark_u64 begun;
   ark_u32 leave;
   ark_u32 stopped;  // the loading thread has stopped after a failed wait
@@ -128,17 +128,22 @@ ARK_DEVICE void ark_matrix_close() {
 #endif
   if (threadIdx.x == 0) atomicExch(&ark_matrix.leave, 1u);
 }
-// A task's sequence number: its iteration and its index in the task table.
+// A task's sequence number: its iteration, and twice its index in the task table.
+constexpr ark_u64 ARK_MATRIX_TASK = 2u;  // the distance between the numbers of two tasks
 ARK_DEVICE ark_u64 ark_matrix_place(ark_u32 iteration, ark_u32 at) {
-  return static_cast<ark_u64>(iteration) << 32 | at;
+  return static_cast<ark_u64>(iteration) << 32 | at * 2u;
 }
-// Called by the computing threads when a task begins: tells the loading thread that all earlier
-// tasks of the list have ended.
-ARK_DEVICE void ark_task_begins(ArkCtx& c) {
+// Called by the computing threads before the waits of task `at`: tells the loading thread that all
+// earlier tasks of the list have ended.
+ARK_DEVICE void ark_task_reached(const ArkCtx& c, ark_u32 at) {
+  if (threadIdx.x == 0) atomicExch(&ark_matrix.begun, ark_matrix_place(c.iteration, at) + 1u);
+}
+// Called by the computing threads after the waits of a task.
+ARK_DEVICE void ark_task_begins(const ArkCtx& c) {
   if (threadIdx.x != 0) return;
   const ark_u32 at = ark_warp_load(&c.warps[0]) & ~ARK_GAVE_UP;
   __threadfence_block();  // what the task's waits have made visible
-  atomicExch(&ark_matrix.begun, ark_matrix_place(c.iteration, at) + 1u);
+  atomicExch(&ark_matrix.begun, ark_matrix_place(c.iteration, at) + 2u);
 }
 
 // Waits for a stage inline, because a call would separate the products before it from those after
@@ -251,46 +256,103 @@ ARK_DEVICE bool ark_matrix_drained(const ArkMatrixLoad& load) {
   return fine;
 }
 
-// Makes other threads' ordinary stores visible to asynchronous copies.
+// Makes other threads' ordinary stores visible to asynchronous copies. This waits until earlier
+// stores of the block have arrived in memory.
 ARK_DEVICE void ark_proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// The same for stores that have arrived already, such as those before an awaited signal. It costs
+// no access to memory.
+ARK_DEVICE void ark_proxy_fence_arrived() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+// Starts to load a box map to the processor's cache of box maps.
+ARK_DEVICE void ark_map_ahead(ark_u64 map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 
-// ark_loads: true for device functions that have a loading function. ark_spares_stages: true for
-// device functions without one that do not use the memory of the stages.
+// The loading thread's copy of the record of its next task and of the task's first waits. Records
+// are copied while earlier tasks run. A load from device memory would cost more than 0.2 us between
+// the waits and the first copies, and there would be several, because an acquire invalidates the
+// first cache.
+constexpr ark_u32 ARK_MATRIX_WAITS = 4u;
+struct ArkMatrixNext {
+  ArkTask task;
+  ArkCounterOp waits[ARK_MATRIX_WAITS];
+};
+#define ark_matrix_next_task (ark_static_at<ArkMatrixNext, 768, 1024>())
+ARK_DEVICE void ark_matrix_copy_ahead(const ArkTask& task, const ArkCounterOp* ops) {
+  ArkMatrixNext& own = ark_matrix_next_task;
+  constexpr ark_u32 WORDS = sizeof(ArkTask) / 8u, EACH = sizeof(ArkCounterOp) / 8u;
+#pragma unroll 1
+  for (ark_u32 i = 0u; i < WORDS; ++i) {
+    ark_copy_ahead(reinterpret_cast<ark_u64*>(&own.task) + i,
+                   reinterpret_cast<const ark_u64*>(&task) + i);
+  }
+  const ark_u32 count = task.wait_end - task.wait_begin;
+  const ark_u32 words = EACH * (count < ARK_MATRIX_WAITS ? count : ARK_MATRIX_WAITS);
+  const ark_u64* waits = reinterpret_cast<const ark_u64*>(ops + task.wait_begin);
+#pragma unroll 1
+  for (ark_u32 i = 0u; i < words; ++i) {
+    ark_copy_ahead(reinterpret_cast<ark_u64*>(own.waits) + i, waits + i);
+  }
+}
+
+// ark_loads: true for device functions that have a loading function. ark_maps: 16 times the place of
+// such a function's first box map in the record of a task, plus the number of box maps.
+// ark_spares_stages: true for device functions without one that do not use the memory of the stages.
 ARK_DEVICE bool ark_loads(ark_u32 kind);
+ARK_DEVICE ark_u32 ark_maps(ark_u32 kind);
 ARK_DEVICE bool ark_spares_stages(ark_u32 kind);
 ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load);
 
-// Loading thread: true if the task with this sequence number, or a later one, has begun. What the
-// task's waits have made visible to the computing warps is then visible to this thread, too.
-ARK_DEVICE bool ark_matrix_begun(ark_u64 place) {
-  if (atomicCAS(&ark_matrix.begun, 0ull, 0ull) <= place) return false;
-  __threadfence_block();
-  return true;
+// Loading thread: true if the task with this sequence number, or a later one, has been reached: all
+// tasks before it in the list have ended.
+ARK_DEVICE bool ark_matrix_reached(ark_u64 place) {
+  ark_u64 begun;
+  asm volatile("ld.relaxed.cta.shared::cta.u64 %0, [%1];"
+               : "=l"(begun)
+               : "r"(ark_shared_address(&ark_matrix.begun))
+               : "memory");
+  return begun > place;
 }
-// Loading thread: waits until the task with this sequence number, or a later one, has begun.
+// Loading thread: waits until the task with this sequence number, or a later one, has been reached.
 // Returns false if the computing warps have left.
 ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
-  while (!ark_matrix_begun(place)) {
+  while (!ark_matrix_reached(place)) {
     if (ark_matrix_left()) return false;
     __nanosleep(20);
   }
   return true;
 }
-// The loading thread waits for a task's counters itself, before the computing warps do. Returns
-// false if they have left the loop. This wait needs no time limit: the computing warps later
-// perform the same waits, with a time limit. If they have finished first, as with many waits, which
-// they perform in parallel, this thread need not read the counters, each a trip to memory.
-ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 place,
-                                 ark_u32 phase_iteration) {
-  const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops);
-  for (ark_u32 w = t.wait_begin; w < t.wait_end; ++w) {
-    if (ark_matrix_begun(place)) return true;
-    const ArkCounterOp e = ops[w];
+// Loading thread: true if the computing warps have performed the waits of the task with this
+// sequence number.
+ARK_DEVICE bool ark_matrix_others_waited(ark_u64 place) {
+  if (!ark_matrix_reached(place + 1u)) return false;
+  __threadfence_block();
+  return true;
+}
+// Loading thread: waits until the computing warps have performed the waits of the task with this
+// sequence number. Returns false if they have left.
+ARK_DEVICE bool ark_matrix_waited(ark_u64 place) {
+  const bool fine = ark_matrix_await(place + 1u);
+  __threadfence_block();
+  return fine;
+}
+// The loading thread waits for the counters of its next task itself, at the same time as the
+// computing warps. Returns false if they have left the loop. This wait needs no time limit, because
+// theirs has one. They perform a task's waits in parallel. If they have finished first, as with many
+// waits, this thread need not read the counters, each a trip to memory.
+ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, ark_u64 place, ark_u32 phase_iteration) {
+  const ArkMatrixNext& own = ark_matrix_next_task;
+  const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops) + own.task.wait_begin;
+  const ark_u32 count = own.task.wait_end - own.task.wait_begin;
+  for (ark_u32 w = 0u; w < count; ++w) {
+    if (ark_matrix_others_waited(place)) return true;
+    const ArkCounterOp e = w < ARK_MATRIX_WAITS ? own.waits[w] : ops[w];
     const ark_u32 want = e.step * phase_iteration + e.value;
     const bool system = (e.flags & 1u) != 0u;
     while (static_cast<ark_i32>(ark_load_acquire(ark_words(e.address), system) - want) < 0) {
       if (ark_matrix_left()) return false;
-      if (ark_matrix_begun(place)) return true;
+      if (ark_matrix_others_waited(place)) return true;
       __nanosleep(20);
     }
   }
@@ -386,23 +448,35 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
       const bool follows = task.op == op;
       op = task.op;
       if (!ark_loads(task.kind)) {
-        if (!ark_spares_stages(task.kind)) spared = place + 1u;
+        if (!ark_spares_stages(task.kind)) spared = place + ARK_MATRIX_TASK;
         continue;
       }
-      bool fine = ark_matrix_await(spared) && (!load.whole || ark_matrix_drained(load));
-      load.whole = false;
       // The rows of a growing fetch were written before this iteration.
       const bool grows = task.fetch_end != task.fetch_begin;
-      if (grows) fine = fine && ark_matrix_await(ark_matrix_place(iteration, 0u));
+      const bool waits = !grows && task.growth != ARK_LOADS_ALL;
+      if (waits) ark_matrix_copy_ahead(task, ARK_POINTER(const ArkCounterOp, p->counter_ops));
+      const ark_u32 maps = ark_maps(task.kind);
+#pragma unroll 1
+      for (ark_u32 i = 0u; i < maps % 16u; ++i) ark_map_ahead(task.operand[maps / 16u + i]);
+      bool fine = ark_matrix_await(spared) && (!load.whole || ark_matrix_drained(load));
+      load.whole = false;
+      // The waits of the iteration's first task make those rows visible.
+      if (grows) fine = fine && ark_matrix_waited(ark_matrix_place(iteration, range.task_begin));
       load.early = fine && !grows && task.growth == ARK_LOADS_RIGHT;
       while (fine) {
-        if (!grows && !load.early && task.growth != ARK_LOADS_ALL) {
-          fine = ark_matrix_await(follows ? place - 1u : place) &&
-                 ark_matrix_ready(p, task, place, ark_phase_iteration(phases, iteration));
+        const bool late = waits && !load.early;
+        if (late) {
+          fine = ark_matrix_await(follows ? place - 1u : place);
           if (!fine) break;
         }
         ark_proxy_fence();
-        ark_dispatch_load(c, task, load);
+        if (late) {
+          ark_copies_done();
+          fine = ark_matrix_ready(p, place, ark_phase_iteration(phases, iteration));
+          if (!fine) break;
+          ark_proxy_fence_arrived();
+        }
+        ark_dispatch_load(c, late ? ark_matrix_next_task.task : task, load);
         if (!load.early) break;
         ark_matrix_back(load.at, load.begun);
         load.early = false;

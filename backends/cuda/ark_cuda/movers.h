@@ -13,7 +13,7 @@ struct ArkMovers {
   ArkCtx ctx;
   ark_u32 opened;  // iterations that the computing warps have begun; polled, by atomics
 };
-#define ark_movers (ark_static_at<ArkMovers, 512, 1024>())
+#define ark_movers (ark_static_at<ArkMovers, 512, 768>())
 
 ARK_DEVICE int ark_move_thread() { return static_cast<int>(threadIdx.x) - ARK_MOVE_FIRST; }
 ARK_DEVICE bool ark_move_all(bool v) {

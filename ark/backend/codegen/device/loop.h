@@ -62,6 +62,12 @@ ARK_DEVICE bool ark_enter(ArkCtx& c) {
 ARK_DEVICE void ark_movers_begin(ark_u32 iteration);
 #endif
 
+#if defined(ARK_LOADS)
+// Called by all computing threads before the waits of task i. The loading warps, which walk the
+// list by themselves, then know that all earlier tasks of the list have ended.
+ARK_DEVICE void ark_task_reached(const ArkCtx& c, ark_u32 i);
+#endif
+
 #if defined(ARK_FLOWS)
 // Runs consecutive tasks between which warps do not synchronise. Each warp runs them by itself.
 // None of these tasks waits or can fail. If a trace is recorded, each task is dispatched
@@ -147,6 +153,9 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
       if (!ARK_RECORDS_LAST) ark_look_ahead(team, loop, p, i, end, word);
       ark_warp_store(&c.warps[ark_warp()], i);
+#if defined(ARK_LOADS)
+      ark_task_reached(c, i);
+#endif
 #if defined(ARK_BODIES_ENTER)
       if (!ark_dispatch(c, task)) return;
       const ark_u64 begin = traces && leader ? loop.begun : 0u;
