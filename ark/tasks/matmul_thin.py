@@ -19,6 +19,7 @@ from ark.tasks.matmul_params import MatmulParams
 MOST_ROWS, MOST_COLUMNS = 8, 16  # most rows, or columns, of a thin product's result
 MAX_ROWS_ACROSS = 8  # most rows if threads read neighbouring columns of the other operand
 LEAST, LEAST_DEPTH = 16, 64  # smallest size of the result's other dimension, and of k
+LEAST_OF_VECTOR = 4  # the same if the narrow operand is a single row or column with contiguous k
 VECTOR_COLUMNS = 32  # columns of the larger operand that are read at once
 ROWS_PER_WARP = (2, 4)  # if the narrow operand has fewer rows than MIN_WIDE_ROWS, and if not
 MIN_WIDE_ROWS = 5
@@ -48,9 +49,10 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
     m, n, k = dims(sig)
     few = 0 if m <= _most_rows(sig) and m <= n else 1
     small, large = (m, n) if few == 0 else (n, m)
-    if small > MOST_COLUMNS or large < LEAST or k < LEAST_DEPTH:
-        return None
     lying = [side_strides(sig, index)[1] == 1 for index in (0, 1)]
+    least = (LEAST_OF_VECTOR,) * 2 if small == 1 and all(lying) else (LEAST, LEAST_DEPTH)
+    if small > MOST_COLUMNS or large < least[0] or k < least[1]:
+        return None
     if all(lying):
         sizes = (m, n)
         pack = text.VECTOR_BYTES // max(sig.operands[i].itemsize for i in (0, 1))

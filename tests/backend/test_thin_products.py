@@ -57,6 +57,8 @@ def test_k_side_by_side(backend: str) -> None:
             product((), 45, 16, 256, turned, ark.bf16),
             product((), 8, 129, 264, turned, ark.fp16),
             product((3,), 65, 1, 200),
+            product((5,), 70, 1, 26, (False, False), ark.bf16, then=True),
+            product((3,), 6, 1, 144, (False, False), ark.bf16),
             product((2, 2), 2, 40, 128, turned, ark.bf16, then=True),
             product((), 33, 5, 96, turned, ark.int8),
         ]

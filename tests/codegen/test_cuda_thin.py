@@ -88,7 +88,8 @@ def test_other_products_have_other_bodies() -> None:
     for case in (
         (64, 64, 64, (False, True), fp32),  # as many rows as columns
         (20, 20, 512, (False, True), fp32),
-        (1, 4096, 32, (False, True), fp32),  # shallow
+        (2, 4096, 32, (False, True), fp32),  # shallow
+        (1, 4096, 3, (False, True), fp32),  # a vector, more shallow
         (4, 8, 512, (False, False), fp32),  # small
     ):
         planned = product(*case)
