@@ -53,9 +53,12 @@ class _Work:
 
     def fits(self, tile: Sequence[int]) -> bool:
         """True if shared memory holds what a task with this tile reads. Matrix units need that."""
-        pixels, channels = staged(tile, self.given, (self.each, self.rows))
+        vector = VECTOR_BYTES // self.itemsize
+        each = -(-self.each // vector) * vector
+        pixels, channels = staged(tile, self.given, (each, self.rows))
         padded = PADDING_BYTES // self.itemsize  # of a pixel and of a row of weights
-        elements = pixels * (channels + padded) + self.depth * (tile[3] + padded)
+        depth = self.depth // self.each * each
+        elements = pixels * (channels + padded) + depth * (tile[3] + padded)
         room = self.machine.shared_bytes - self.machine.ring_bytes - PADDING_BYTES
         return elements * self.itemsize <= room
 

@@ -1,7 +1,9 @@
 // Convolutions in groups on mma.sync, of images whose channels are the last dimension. A task
 // copies its part of the image and its weights to shared memory. A warp then multiplies 16 M
 // results of a group by N times 8 of the group's outputs. Eight neighbouring channels at one
-// element of the window are half of the k of an instruction; no other group's channels are read.
+// element of the window are half of the k of an instruction; no other group's channels are read. An
+// image with channels first and at most eight channels, as a network's input, gets zeros as further
+// channels in shared memory.
 
 // The parts of a task's shared memory: 16 bytes of zeros, the weights, and the image's pixels. Rows
 // are an odd number of 16 bytes apart, so that eight of them are in different banks.
@@ -62,12 +64,33 @@ ARK_DEVICE void ark_groups_copy(const ArkTask& t, ark_u32 to, int first, int end
   }
 }
 
+// The same for an image with channels first and FEW channels. Neighbouring threads load neighbouring
+// pixels of a row. source(n, y, x, c) is the address of a single channel. to: of the pixels.
+template <class WINDOW, class TILE, class G, int FEW, class Source>
+ARK_DEVICE void ark_groups_copy_few(const ArkTask& t, char* to, const Source& source) {
+  constexpr int END = G::IMAGES * G::HIGH * G::WIDE;
+  typedef decltype(ark_load_pack<8>(source(0, 0, 0, 0))) Pixel;
+  const int top = t.coord[1] * WINDOW::step_down - WINDOW::before_down;
+  const int left = t.coord[2] * WINDOW::step_across - WINDOW::before_across;
+#pragma unroll 4
+  for (int pixel = ark_tid(); pixel < END; pixel += ARK_THREADS) {
+    const int row = pixel / G::WIDE, n = t.coord[0] + row / G::HIGH;
+    const int y = top + row % G::HIGH, x = left + pixel % G::WIDE;
+    Pixel loaded = {};
+    if (n < TILE::size[0] && y >= 0 && y < WINDOW::height && x >= 0 && x < WINDOW::width) {
+#pragma unroll
+      for (int c = 0; c < FEW; ++c) loaded.v[c] = *source(n, y, x, c);
+    }
+    *reinterpret_cast<Pixel*>(to + pixel * G::PIXEL) = loaded;
+  }
+}
+
 // Computes a task's tile of the result (images, rows, columns, output channels). ALL: the channels
-// of the image. M, N: a warp computes 16 M pixels of 8 N output channels at a time. BANDS: the
+// of the image. FEW: 0, or the channels of an image with channels first, whose EACH is 8. M, N: a warp computes 16 M pixels of 8 N output channels at a time. BANDS: the
 // tile's rows are divided into BANDS parts; while one part is multiplied, the next ones are copied
 // to shared memory. weight(k, c): the address of the weights of eight output channels. finish(n, y,
 // x, c, sums): stores the results of two neighbouring output channels.
-template <class T, class WINDOW, class TILE, int EACH, int OUTPUTS, int ALL, int M, int N,
+template <class T, class WINDOW, class TILE, int EACH, int OUTPUTS, int ALL, int FEW, int M, int N,
           int BANDS, class Weight, class Source, class Finish>
 ARK_DEVICE void ark_groups(ArkCtx& c, const ArkTask& t, const Weight& weight, const Source& source,
                            const Finish& finish) {
@@ -84,8 +107,11 @@ ARK_DEVICE void ark_groups(ArkCtx& c, const ArkTask& t, const Weight& weight, co
   for (int e = ark_tid(); e < G::DEPTH * (TILE::tile[3] / 8); e += ARK_THREADS) {
     const int k = e / (TILE::tile[3] / 8), v = e % (TILE::tile[3] / 8);
     const int output = t.coord[3] + v * 8;
+    // Weights of an image with channels first have the channels as the outer part of k.
+    const int from = FEW == 0 ? k : k % 8 * (WINDOW::down * WINDOW::across) + k / 8;
+    const bool here = output < TILE::size[3] && (FEW == 0 || k % 8 < FEW);
     ark_copy_words(weights + static_cast<ark_u32>(k * G::WEIGHT + v * 16),
-                   weight(k, output < TILE::size[3] ? output : 0), output < TILE::size[3] ? 16 : 0);
+                   here ? weight(from, output) : weight(0, 0), here ? 16 : 0);
   }
   // The number of rows of the tile's part of the image that the results before row `line` read.
   const auto read = [](int line) {
@@ -96,8 +122,13 @@ ARK_DEVICE void ark_groups(ArkCtx& c, const ArkTask& t, const Weight& weight, co
 #pragma unroll
   for (int band = 0; band < BANDS; ++band) {
     const int first = band > 0 ? read(band * BAND) : 0, end = read((band + 1) * BAND);
-    ark_groups_copy<WINDOW, TILE, G, ALL>(t, pixels, first, end, channel, source);
+    if constexpr (FEW == 0) {
+      ark_groups_copy<WINDOW, TILE, G, ALL>(t, pixels, first, end, channel, source);
+    }
     ark_copies_begun();
+  }
+  if constexpr (FEW > 0) {
+    ark_groups_copy_few<WINDOW, TILE, G, FEW>(t, scratch + G::PIXELS, source);
   }
 #pragma unroll 1
   for (int band = 0; band < BANDS; ++band) {

@@ -1,6 +1,7 @@
 """Convolutions in groups of images with channels last on mma.sync, for bf16 and fp16 and groups
-whose channels and outputs are multiples of eight. grouped.h has the device code. The common body
-computes all others. Called through the dialect.
+whose channels and outputs are multiples of eight; and of images with channels first that have at
+most eight channels. grouped.h has the device code. The common body computes all others. Called
+through the dialect.
 """
 
 from __future__ import annotations
@@ -36,17 +37,30 @@ class _Shape:
     nbytes: int
 
 
+def _few(sig: Signature) -> int:
+    """The channels of an image with channels first, which form one group; 0 for other images."""
+    p, channels = sig.read(GroupedParams), sig.operands[1].shape[1]
+    one = p.channels_first and widths(sig, p)[0] == channels <= VECTOR_ELEMENTS
+    return channels if one else 0
+
+
+def _widths(sig: Signature) -> tuple[int, int]:
+    """The numbers of channels in shared memory and of outputs of a group."""
+    each, rows = widths(sig, sig.read(GroupedParams))
+    return (VECTOR_ELEMENTS if _few(sig) else each), rows
+
+
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     """How the warps compute a tile, or None if only the common body supports the signature."""
     p = sig.read(GroupedParams)
-    each, rows = widths(sig, p)
+    each, rows = _widths(sig)
     images, down, across, channels = p.tile
     able = (
         machine.has(Capability.MMA_SYNC)
         and not inline.leads(machine)
         and {o.dtype for o in sig.operands[:3]} in ({t} for t in TYPES)
         and not any(o.packet for o in sig.operands)
-        and vectors(sig) == (VECTOR_ELEMENTS, VECTOR_ELEMENTS)
+        and vectors(sig) == (VECTOR_ELEMENTS, 1 if _few(sig) else VECTOR_ELEMENTS)
         and channels % rows == 0
     )
     if not able:
@@ -86,7 +100,8 @@ class Groups(Body):
         shape = _shape(sig, machine)
         assert shape is not None
         p, source = sig.read(GroupedParams), sig.operands[1]
-        sizes = (shape.blocks, shape.outputs, shape.bands)
-        constants = (source.ctype, *types(sig, p), *widths(sig, p), source.shape[3], *sizes)
+        few, sizes = _few(sig), (shape.blocks, shape.outputs, shape.bands)
+        channels = few or source.shape[3]
+        constants = (source.ctype, *types(sig, p), *_widths(sig), channels, few, *sizes)
         call = text.called("ark_groups", constants, functions(sig, 2))
         return write(name, sig, machine, f"  {call};\n")
