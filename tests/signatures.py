@@ -39,6 +39,7 @@ from ark.machine.capability import Capability
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig
 from ark.models.plans import plans as llama_plans
+from ark.ops.scans import recurrence
 from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanBuffer, PlanOp, PlanTensor
 from ark.plan.verify import verify
@@ -204,6 +205,7 @@ def _indexing(dtype: DataType) -> None:
     ark.scatter_elements(a, ids, ark.tensor([2, 4, 3, 18], dtype), 2, "add")
     ark.cumsum(a, 2)
     if dtype in FLOATS:
+        recurrence(a, ark.tensor([2, 4, 9, 18], dtype), 2)
         ark.max_pool(a, 3, 2, 1)
         ark.avg_pool(a, 2)
         ark.conv(a, ark.tensor([8, 2, 3, 3], dtype), padding=1, groups=2)

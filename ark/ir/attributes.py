@@ -108,11 +108,11 @@ class ScatterAttributes(AxisAttributes, frozen=True):
 
 
 class ScanAttributes(AxisAttributes, frozen=True):
-    """Running sums and products. exclusive: an element is not part of its own sum. reverse: sums
-    run from the end.
+    """Running sums and products, and linear recurrences (see ark.ops.scans.recurrence). exclusive:
+    an element is not part of its own sum. reverse: sums run from the end.
     """
 
-    function: Literal["add", "mul"]
+    function: Literal["add", "mul", "linear"]
     exclusive: bool
     reverse: bool
 

@@ -1,4 +1,4 @@
-"""Running sums and products along a dimension."""
+"""Running sums, running products and linear recurrences along a dimension."""
 
 from __future__ import annotations
 
@@ -63,6 +63,15 @@ def sums_from(tensor: Tensor, axis: int, start: Tensor) -> Tensor:
     return result("scan", [tensor, start], tensor.ir.shape, tensor.ir.dtype, NullTensor, attrs)
 
 
+def recurrence(factors: Tensor, terms: Tensor, axis: int) -> Tensor:
+    """The linear recurrence h[i] = factors[i] * h[i - 1] + terms[i] along `axis`, where the value
+    before the first is 0. Both tensors are of one shape and of fp32, fp16 or bf16; totals are fp32.
+    """
+    attrs = ScanAttributes(axis=axis, function="linear", exclusive=False, reverse=False).to_node()
+    shape, dtype = terms.ir.shape, terms.ir.dtype
+    return result("scan", [factors, terms], shape, dtype, NullTensor, attrs)
+
+
 def _scan(
     function: Literal["add", "mul"],
     input: TensorLike,
@@ -85,6 +94,8 @@ def _scan(
 def _scan_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     given = ScanAttributes.from_node(attrs)
     axis = given.axis
+    if given.function == "linear":
+        return [_recurrence_reference(inputs[0], inputs[1], axis)]
     x = np.flip(inputs[0], axis) if given.reverse else inputs[0]
     apply, start = (np.cumprod, 1) if given.function == "mul" else (np.cumsum, 0)
     if given.exclusive:
@@ -96,6 +107,16 @@ def _scan_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> l
     if len(inputs) > 1:
         sums = np.delete(sums, 0, axis)
     return [np.flip(sums, axis) if given.reverse else sums]
+
+
+def _recurrence_reference(factors: np.ndarray, terms: np.ndarray, axis: int) -> np.ndarray:
+    total = np.zeros(lines(terms.shape, axis), np.float32).squeeze(axis)
+    values = []
+    steps = (np.moveaxis(operand, axis, 0) for operand in (factors, terms))
+    for factor, term in zip(*steps, strict=True):
+        total = np.asarray(factor * total + term, np.float32)
+        values.append(total)
+    return np.stack(values, axis).astype(terms.dtype)
 
 
 register("scan", _scan_reference, lower_scan, aliasing="none")

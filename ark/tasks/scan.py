@@ -1,10 +1,14 @@
-"""The task kind `scan`: running sums and products along one axis. All elements along the axis (a
-line) belong to one thread; a warp or the block shares a long line. Emitted by ark.lower.ops.scans.
+"""The task kind `scan`: running sums and products, and linear recurrences, along one axis. All
+elements along the axis (a line) belong to one thread; a warp or the block shares a long line.
+Emitted by ark.lower.ops.scans.
 
 params: axis (of the operands' own dimensions), function, exclusive, reverse, tile.
 
 operands: input, [start], output. Input and output have one shape; start has size 1 along the axis
-and the type in which totals are computed, and precedes the elements of its line.
+and the type in which totals are computed, and precedes the elements of its line. With the function
+`linear` the operands are factors, terms and output, of one shape: output[i] = factors[i] *
+output[i - 1] + terms[i]. A total is then the function that a part of a line applies to the value
+before it (ArkLinear).
 
 coord: the tile's first index in the shape with size 1 along the axis (four dimensions; more are
 folded).
@@ -42,11 +46,12 @@ from ark.tasks.reduce import team_of
 SCAN_ELEMENTS_IN_FLIGHT = 8  # elements of a line that a thread has in flight
 SCAN_PACKS_IN_FLIGHT = 4  # the same for packs of several elements
 MAX_SCAN_PACK = 4  # elements
+_LINEAR = "[](const ArkLinear& now, const ArkLinear& more) { return ark_join_linear(now, more); }"
 
 
 class ScanParams(Params, frozen=True):
     axis: Dim
-    function: Literal["add", "mul"]
+    function: Literal["add", "mul", "linear"]
     exclusive: bool
     reverse: bool
     tile: Tile
@@ -64,7 +69,11 @@ class Scan(TaskKind):
         axis = params.axis
         need(axis < len(source.shape), f"{list(source.shape)} has no axis {axis}")
         shaped(sig, len(sig.operands) - 1, source.shape, source.dtype)
-        if len(sig.operands) > 2:
+        if params.function == "linear":
+            count(sig, 3)
+            typed(sig, 0, *FLOAT_NAMES)
+            shaped(sig, 1, source.shape, source.dtype)
+        elif len(sig.operands) > 2:
             wide = "fp32" if source.dtype in FLOAT_NAMES else source.dtype
             shaped(sig, 1, lines(source.shape, axis), wide)
         covers(params.tile, lines(source.shape, axis))
@@ -77,18 +86,23 @@ class Scan(TaskKind):
         params = sig.read(ScanParams)
         shape, axis, out = sig.operands[-1].shape, params.axis, len(sig.operands) - 1
         lo, hi = tile_box(lines(shape, axis), coord, params.tile)
-        starts = [Access(1, lo, hi)] if out > 1 else []
-        hi = (*hi[:axis], shape[axis], *hi[axis + 1 :])
-        return [Access(0, lo, hi), *starts, Access(out, lo, hi, write=True)]
+        end = (*hi[:axis], shape[axis], *hi[axis + 1 :])
+        second = end if params.function == "linear" else hi
+        more = [Access(1, lo, second)] if out > 1 else []
+        return [Access(0, lo, end), *more, Access(out, lo, end, write=True)]
 
     def headers(self) -> tuple[str, ...]:
         return ALONG
+
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        linear = sig.read(ScanParams).function == "linear"
+        return (text.header("recurrence.h"),) if linear else ()
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         pieces = _pieces(sig, machine)
         if not pieces or pieces[1] == 1:
             return 0
-        size = 8 if expression.value_type(sig.operands[0].dtype) == "ark_i64" else 4
+        size = 8 if _total_type(sig) in ("ark_i64", "ArkLinear") else 4
         return 2 * size * machine.lanes * machine.warps
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
@@ -97,23 +111,29 @@ class Scan(TaskKind):
         shape, axis = sig.operands[out].shape, params.axis
         names = indices(lines(shape, axis))
         names[axis] = "k"
-        at = {i: text.offset(sig, i, names) for i in (0, out)}
-        compute = expression.value_type(sig.operands[0].dtype)
+        linear = params.function == "linear"
+        at = {i: text.offset(sig, i, names) for i in ((0, 1, out) if linear else (0, out))}
+        compute = _total_type(sig)
         flags = [str(flag).lower() for flag in (params.reverse, params.exclusive)]
         start = f"{compute}({1 if params.function == 'mul' else 0})"
+        start = "ArkLinear{1.0f, 0.0f}" if linear else start
         first, declare = start, text.operand(sig, 0, "p0")
-        if out > 1:
+        if linear:
+            declare += text.operand(sig, 1, "p1")
+        elif out > 1:
             names[axis] = "0"
             declare += text.operand(sig, 1, "p1")
             first = text.load(sig, 1, "p1", text.offset(sig, 1, names))
         declare += text.operand(sig, out, "to", const=False)
-        join_text = join(params.function, sig.operands[0])
+        join_text = _LINEAR if linear else join(params.function, sig.operands[0])
         tile, frame = params.tile, fold(lines(shape, axis))
         pieces = _pieces(sig, machine)
         load = text.load(sig, 0, "p0", at[0])
+        load = f"ArkLinear{{{load}, {text.load(sig, 1, 'p1', at[1])}}}" if linear else load
+        part = ".term" if linear else ""  # of a total: the value that is stored
         if not pieces:
             constants = ", ".join((str(shape[axis]), *flags, compute))
-            store = text.store(sig, out, "to", at[out], "total")
+            store = text.store(sig, out, "to", at[out], f"total{part}")
             body = (
                 f"    ark_scan_line<{constants}>({first},\n"
                 f"        [&](int k) -> {compute} {{ return {load}; }},\n        {join_text},\n"
@@ -125,16 +145,18 @@ class Scan(TaskKind):
         each = SCAN_ELEMENTS_IN_FLIGHT if pack == 1 else SCAN_PACKS_IN_FLIGHT
         values = f"{compute} (&x)[{pack}]"
         if pack == 1:
-            loads, stores = f"x[0] = {load};", text.store(sig, out, "to", at[out], "x[0]")
+            loads, stores = f"x[0] = {load};", text.store(sig, out, "to", at[out], f"x[0]{part}")
         else:
-            loads = (
-                f"const auto pack = ark_load_pack<{pack}>(p0 + ({at[0]}));\n"
-                f"          for (int v = 0; v < {pack}; ++v) x[v] = ark_plain(pack.v[v]);"
-            )
+            loads, element = "", "ark_plain(pack.v[v])"
+            if linear:
+                loads = f"const auto terms = ark_load_pack<{pack}>(p1 + ({at[1]}));\n          "
+                element = f"ArkLinear{{{element}, ark_plain(terms.v[v])}}"
+            loads += f"const auto pack = ark_load_pack<{pack}>(p0 + ({at[0]}));\n          "
+            loads += f"for (int v = 0; v < {pack}; ++v) x[v] = {element};"
             stores = (
                 f"ArkPack<{sig.operands[out].ctype}, {pack}> pack;\n"
                 f"          for (int v = 0; v < {pack}; ++v) "
-                f"{text.store(sig, out, 'pack.v', 'v', 'x[v]')}\n"
+                f"{text.store(sig, out, 'pack.v', 'v', f'x[v]{part}')}\n"
                 f"          ark_store_pack<{pack}>(to + ({at[out]}), pack);"
             )
         listed = (shape[axis], *flags, str(along).lower(), team, each, pack, compute)
@@ -155,15 +177,23 @@ class Scan(TaskKind):
         return text.function(name, declare + walk)
 
 
+def _total_type(sig: Signature) -> str:
+    """The C++ type of the total of some elements of a line."""
+    linear = sig.read(ScanParams).function == "linear"
+    return "ArkLinear" if linear else expression.value_type(sig.operands[0].dtype)
+
+
 def _pack(sig: Signature) -> int:
     """The number of neighbouring elements of a line that one access loads or stores."""
-    source, out, axis = sig.operands[0], sig.operands[-1], sig.read(ScanParams).axis
-    pack = MAX_SCAN_PACK if source.aligned and out.aligned else 1
+    params, source = sig.read(ScanParams), sig.operands[0]
+    axis = params.axis
+    whole = sig.operands if params.function == "linear" else (source, sig.operands[-1])
+    pack = MAX_SCAN_PACK if all(o.aligned for o in whole) else 1
     pack = min(pack, 16 // source.itemsize)
-    strides = [s for o in (source, out) for s in (*o.strides[:axis], *o.strides[axis + 1 :])]
+    strides = [s for o in whole for s in (*o.strides[:axis], *o.strides[axis + 1 :])]
     while pack > 1 and any(n % pack for n in (source.shape[axis], *strides)):
         pack //= 2
-    return pack if source.strides[axis] == out.strides[axis] == 1 else 1
+    return pack if all(o.strides[axis] == 1 for o in whole) else 1
 
 
 def _pieces(sig: Signature, machine: Machine) -> tuple[bool, int] | None:

@@ -20,7 +20,7 @@ from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.lower.pipeline import plan
 from ark.ops.reductions import squared_differences
-from ark.ops.scans import sums_from
+from ark.ops.scans import recurrence, sums_from
 from tests.block_on_host import Block
 
 FEW_PROCESSORS = 4
@@ -89,6 +89,27 @@ def test_sums_from_a_start(shape: tuple[int, ...], tmp_path: Path) -> None:
     array, start = whole(shape), whole((shape[0], 1))
     sums: Any = computed(lambda x, s: sums_from(x, 1, s), tmp_path, array, start)
     np.testing.assert_array_equal(sums.reshape(shape), start + np.cumsum(array, 1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((256, 2, 48), 0),  # a team of warps for each 32 lines
+        ((40, 3, 48), 0),  # a thread for each line
+        ((5, 300), 1),  # lanes along a line, packs of four elements
+        ((2, 301), 1),
+    ],
+)
+def test_linear_recurrences(shape: tuple[int, ...], axis: int, tmp_path: Path) -> None:
+    factors = RANDOM.uniform(0.2, 1.0, shape).astype(np.float32)
+    terms = RANDOM.normal(size=shape).astype(np.float32)
+    values = computed(lambda f, t: recurrence(f, t, axis), tmp_path, factors, terms)
+    total, expected = np.zeros(1), []
+    steps = (np.moveaxis(operand, axis, 0) for operand in (factors, terms))
+    for factor, term in zip(*steps, strict=True):
+        total = factor.astype(np.float64) * total + term
+        expected.append(total)
+    np.testing.assert_allclose(values.reshape(shape), np.stack(expected, axis), 1e-5, 1e-5)
 
 
 def test_exclusive_sums_from_the_end(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from ark.interop.torch.fallback import or_torch
 from ark.interop.torch.graph import drop_checks, name_of, results_of, why_not
 from ark.interop.torch.parts import divided, joint_products, part_starts
 from ark.interop.torch.program import LEFT, Program, torch_device
+from ark.interop.torch.recurrences import keep_recurrences
 from ark.interop.torch.strides import read_by_strides
 
 
@@ -109,6 +110,7 @@ def compile_graph(
     if any(varies(e) for e in examples) or any(varies(v) for v in values(module)):
         return _Sized(module, fixed, by_torch)
     drop_checks(module)
+    keep_recurrences(module)
     fold_constants(module)
     nest_concats(module)
     support = _Support(read_by_strides(module))

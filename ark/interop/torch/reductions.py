@@ -10,7 +10,7 @@ import ark
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, operator, refuse
 from ark.ops.gradients.products import wide
 from ark.ops.reductions import squared_differences
-from ark.ops.scans import sums_from
+from ark.ops.scans import recurrence, sums_from
 
 MAX_SORTED_ELEMENTS = 8192  # of a row that is sorted as a whole
 # The fewest results of a topk for which a long row is divided into parts that are sorted
@@ -146,6 +146,12 @@ def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
 @operator("cumprod.default")
 def _cumprod(call: Call, x: Value, dim: int, **_: Any) -> Any:
     return ark.cumprod(cast(x, call.dtype), axis_of(dim, len(x.shape)))
+
+
+@operator("ark.recurrence.default")
+def _recurrence(call: Call, factors: Value, terms: Value, dim: int) -> Any:
+    axis = axis_of(dim, len(terms.shape))
+    return recurrence(cast(factors, call.dtype), cast(terms, call.dtype), axis)
 
 
 def _largest(rows: ark.Tensor, k: int, placed: bool, largest: bool) -> tuple[Any, Any]:

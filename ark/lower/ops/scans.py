@@ -1,4 +1,4 @@
-"""Lowering of cumulative sums and products."""
+"""Lowering of cumulative sums and products, and of linear recurrences."""
 
 from __future__ import annotations
 

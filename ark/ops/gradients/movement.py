@@ -134,6 +134,8 @@ def _scan(call: Call) -> Gradients:
     """
     how, given = call.node.read(ScanAttributes), call.gradient()
     axis, exclusive, backward = how.axis, how.exclusive, how.reverse
+    if how.function == "linear":
+        raise refuse(call, "the inputs of a linear recurrence")
     if how.function == "add":
         return [cumsum(given, axis, exclusive, not backward)]
     source = call.input(0)

@@ -1,0 +1,15 @@
+// Totals of linear recurrences h[i] = factor[i] * h[i - 1] + term[i].
+
+// The function that some consecutive elements of a line apply to the value before them. The value
+// before a line is 0, so `term` is the value of the last element if the first one begins the line.
+struct ArkLinear {
+  float factor, term;
+};
+
+ARK_DEVICE ArkLinear ark_shfl_bits(const ArkLinear& v, int mask) {
+  return {ark_shfl_xor(v.factor, mask), ark_shfl_xor(v.term, mask)};
+}
+
+ARK_DEVICE ArkLinear ark_join_linear(const ArkLinear& now, const ArkLinear& more) {
+  return {more.factor * now.factor, more.factor * now.term + more.term};
+}
