@@ -78,16 +78,16 @@ _ERRORS = (
     "PlanError",
     "UnsupportedError",
 )
-# ARK's names for types. `tensor` is listed too, because ark.tensor is also the path of a module of
-# ARK (_ALIASES): as an attribute of ark, the name is the op.
+# Names for data types from ARK, the library whose Python interface ark also offers
+# (docs/ark-interface.md). `tensor` needs an entry here because ark.tensor is both an op and a
+# module path of ARK (_ALIASES): the attribute ark.tensor is the op.
 _MODULES |= {
     "FP8_E4M3": ("ark.ir.dtype", "fp8_e4m3"),
     "FP8_E5M2": ("ark.ir.dtype", "fp8_e5m2"),
     "bool": ("ark.ir.dtype", "bool_"),
     "tensor": ("ark.ops", "tensor"),
 }
-# The module paths of ARK, from which scripts written for ARK import; ark's own code does not use
-# them.
+# Module paths of ARK. Scripts written for ARK import from these paths; ark's own code does not.
 _ALIASES = {
     "core": "ark.runtime.api.core",
     "data_type": "ark.ir.dtype",
@@ -101,9 +101,10 @@ _ALIASES = {
     "tensor": "ark.frontend.tensor",
     "torch": "ark.interop.torch_names",
 }
-# Names of ARK that this package does not support yet. Their use raises an error that says so.
+# Names of ARK that ark does not support yet. Using one raises an error with this reason.
 _NOT_BUILT = ("get", "put", "sampling", "signal", "wait")
-# Names that `from ark import *` does not import: those of a package of their own, and Python's own.
+# Names that `from ark import *` does not import: names that belong to a subpackage of ark, and
+# names that would hide a name of Python.
 _NOT_BY_STAR = {
     *_FROM["ark.interop"],
     "LLM",
@@ -117,11 +118,15 @@ _NOT_BY_STAR = {
 
 
 class _NotBuilt(UnsupportedError, AttributeError):
-    """The error for a name that is not supported yet; for `hasattr` the name does not exist."""
+    """The error for a name of ARK that ark does not support yet. It is an AttributeError too, so
+    `hasattr` returns False for the name.
+    """
 
 
 class _Alias(ModuleType):
-    """A module with the names of another one, which is loaded when one of them is used."""
+    """A module under a path of ARK. It has the names of one of ark's modules, which is loaded when
+    a name is used.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name in ("__path__", "__file__", "__wrapped__"):

@@ -1,7 +1,7 @@
 """Protocols of an opened device.
 
 Every device satisfies `Device`: it has memory. Devices whose processors share memory satisfy
-`KernelDevice`. Abilities of some hardware only are separate protocols (`StreamDevice`,
+`KernelDevice`. Abilities that only some hardware has are separate protocols (`StreamDevice`,
 `QueuedDevice`, ...), which the runtime checks by isinstance. Everything here is vendor-neutral.
 """
 
@@ -184,8 +184,8 @@ class QueuedDevice(Device, Protocol):
 
 @runtime_checkable
 class FedDevice(Protocol):
-    """A device on which a running kernel sees the host's writes to memory of one kind only, which
-    `fed` names. In memory of the kind `device` the kernel's caches may hold old values.
+    """A device on which a running kernel sees the host's writes only in memory of the kind `fed`.
+    In memory of the kind `device`, the kernel may read old values from its caches.
     """
 
     fed: MemoryKind
@@ -193,7 +193,9 @@ class FedDevice(Protocol):
 
 @runtime_checkable
 class KernelDevice(Device, Protocol):
-    """A device that runs loop kernels: its processors, and peers, share memory."""
+    """A device that runs loop kernels. Its processors share memory, and it can map memory of peers
+    (devices of other ranks).
+    """
 
     def load(self, binary: Binary) -> object:
         """Loads a compiled loop kernel; the result is passed to `launch` and finally to
@@ -243,8 +245,8 @@ class OrderedDevice(KernelDevice, Protocol):
 
 
 class RepeatedLaunch(Launch, Protocol):
-    """Repeated launches of one kernel. As a `Launch`, it is done when the last of the launches has
-    ended.
+    """A kernel that is launched repeatedly with the same parameters' memory. As a `Launch`, it is
+    done when the last of the launches has ended.
     """
 
     def __call__(self, stream: int) -> None:
@@ -254,7 +256,9 @@ class RepeatedLaunch(Launch, Protocol):
 
 @runtime_checkable
 class StreamDevice(KernelDevice, Protocol):
-    """A device whose launches go to the caller's queues, many per second."""
+    """A device that launches a kernel on streams of the caller, at a cost low enough for many
+    launches per second.
+    """
 
     def repeated_launch(self, program: object, params: np.ndarray, grid: Grid) -> RepeatedLaunch:
         """Repeated launches of a kernel that was launched before. params: the ArkParams of every
@@ -264,8 +268,8 @@ class StreamDevice(KernelDevice, Protocol):
 
 
 class InlineLaunch(Launch, Protocol):
-    """Launches of one kernel, one after the other, each on the thread of its caller. As a `Launch`,
-    it stands for the latest of the launches.
+    """Launches of one kernel, one after the other. Each runs on the thread that calls this object.
+    As a `Launch`, its methods refer to the latest launch.
     """
 
     def __call__(self, check: Callable[[], None], leave: Callable[[], None]) -> None:
@@ -307,7 +311,8 @@ class GraphDevice(KernelDevice, Protocol):
         stream: int,
         cleared: Sequence[tuple[int, int]],
     ) -> None:
-        """Adds a launch to the graph that is being captured on the stream. Before it the given
-        ranges (address, bytes) are zeroed. Other arguments as for `launch`.
+        """Adds a launch to the graph that is being captured on the stream. The graph zeroes the
+        ranges `cleared`, each (address, bytes), before the launch. The other arguments are those of
+        `launch`.
         """
         ...

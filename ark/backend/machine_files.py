@@ -1,8 +1,8 @@
-"""Reads a user's machine model from a file, for example `--machine my.json`.
-
-The file has the same content as `ark info --machine NAME` prints for a named model. It is untrusted
-data, so it is checked against the schema of a machine in a plan. Only the command line calls this
-module; plan files cannot refer to such files.
+"""Reads a user's machine model from a file, for example `--machine my.json`. A machine model
+describes a device for the planner: processors, memory, rates, kernel variants. `ark info --machine
+NAME` prints a named model in the format of such a file. A file is untrusted data, so it is checked
+against the schema that plan files use for their machine. Only the command line calls this module;
+plan files cannot refer to machine files.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class ProcessorLimits:
     lane in one file. granule: registers are allocated to a warp in multiples of this number. warps:
     the most warps per file. shared_bytes: shared memory of the processor. shared_granule: shared
     memory is allocated to a block in multiples of this many bytes. block_bytes: shared memory that
-    the system adds to each block's own.
+    the system reserves for each block besides the block's own.
     """
 
     files: int

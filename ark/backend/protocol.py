@@ -160,8 +160,8 @@ class CheckedBackend(KernelBackend, Protocol):
 
 @runtime_checkable
 class PredictingBackend(KernelBackend, Protocol):
-    """A vendor with a model that predicts the timings of products that need not be present (`ark
-    bench --model`).
+    """A vendor with a model that predicts launch times on its products, which need not be present
+    (`ark bench --model`).
     """
 
     def predict(self, name: str) -> None:
@@ -202,7 +202,8 @@ class InspectedBackend(KernelBackend, Protocol):
         ...
 
     def counting(self, arch: str) -> AbstractContextManager[Callable[[], tuple[int, int]] | None]:
-        """A context in which this backend's devices stand in for `arch`. It yields a function that
+        """A context in which a simulated device replaces this backend's devices and counts accesses
+        to shared memory as the architecture `arch` would execute them. It yields a function that
         returns two numbers for the last launch: the cycles in which shared memory was in use, and
         how many of these were spent in bank conflicts. It yields None if the architecture's banks
         are unknown.

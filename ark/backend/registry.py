@@ -62,11 +62,10 @@ def unavailable(name: str, seen: Probe) -> SystemError:
 
 
 def choose(name: str | None = None) -> tuple[Backend, Probe]:
-    """The named backend. Without a name: the only backend with accelerators, or the CPU if no
-    backend has any.
-
-    Raises SystemError with the probe's reason if the named backend has no device, and
-    InvalidUsageError if several have devices and no name was given.
+    """The backend `name` and the result of its probe. Without a name: the only backend with
+    accelerators, or the CPU if no backend has any. Raises SystemError with the probe's reason if
+    the named backend has no device, and InvalidUsageError if several backends have accelerators and
+    no name was given.
     """
     if name is not None:
         backend = get(name)

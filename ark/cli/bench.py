@@ -1,5 +1,6 @@
 """`ark bench decode`: prints the time per token, the used share of the read bandwidth, the fidelity
-of the logits and the memory, with those of a peer (PyTorch) that is timed in the same run.
+of the logits and the memory. It prints the same values of a peer, here a library that is timed for
+comparison (PyTorch), measured in the same run.
 """
 
 from __future__ import annotations
@@ -150,9 +151,9 @@ def register(subparsers: Subparsers) -> None:
 
 
 def cut(shape: Shape, layers: list[int] | None, args: argparse.Namespace) -> list[Shape]:
-    """Copies of the shape with each of the two numbers of layers; without them, the shape itself.
-
-    Raises InvalidUsageError unless the numbers fit the model and the run is a prediction.
+    """Copies of the shape with each of the two numbers of layers in `layers`; if `layers` is None,
+    only the shape itself. Raises InvalidUsageError unless the numbers fit the model and the run is
+    a prediction.
     """
     if layers is None:
         return [shape]
@@ -274,7 +275,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def figures_of(figures: Figures, config: str, ranks: int = 1) -> list[Figure]:
-    """The figures of each context and prompt of a plan, with one figure for each peer."""
+    """The results as records (Figure) for the JSON file: one per context and prompt length of a
+    decode benchmark and per peer, the library that was timed for comparison.
+    """
     shape = f"decode/{Path(config).name}"
     shape += f"-batch-{figures.batch}" if figures.batch > 1 else ""
     shape += f"-{ranks}-ranks" if ranks > 1 else ""

@@ -192,7 +192,9 @@ def _figure(row: CommFigures, peer: str) -> Figure:
 
 
 def _fused_figure(row: OverlapFigures | NormFigures) -> Figure:
-    """A figure with the time of the fused op, compared with the time of its ops in sequence."""
+    """The result as a record (Figure) for the JSON file: the time of the fused op, and in the place
+    of a peer's time the time of the separate ops in sequence.
+    """
     label = (
         f"{row.collective}-of-{row.shape}-{row.engine}"
         if isinstance(row, OverlapFigures)

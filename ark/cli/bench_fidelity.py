@@ -65,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _figure(row: Fidelity) -> Figure:
-    """A figure of one program's measured time. Its predicted time takes the place of the peer's."""
+    """The result of one program as a record (Figure) for the JSON file. It has the measured time,
+    and in the place of a peer's time the predicted time.
+    """
     us = 1e-6
     return figure(
         f"fidelity/{row.name}", row.measured_us * us, PEER, row.predicted_us * us, row.error

@@ -1,5 +1,5 @@
-"""`ark bench models`: measures whole models by torch.compile's backend "ark", and ONNX files, with
-a peer, and prints a table or JSON.
+"""`ark bench models`: measures whole models, compiled by torch.compile's backend "ark", and ONNX
+files, compares each with a peer (another compiler or onnxruntime), and prints a table or JSON.
 """
 
 from __future__ import annotations

@@ -123,8 +123,9 @@ def _figures(rows: list[OpFigures], peer: str | None, most: float | None = None)
 
 
 def figures_of(row: OpFigures, peer: str, most: float | None) -> list[Figure]:
-    """The measurements of one case as figures, one for each peer. most: bytes per second of a large
-    copy, which is recorded for ops that only move data.
+    """The measurements of one case as records (Figure) for the JSON file, one for each peer
+    (library that is timed for comparison). most: bytes per second of a large copy, which is
+    recorded for ops that only move data.
     """
     detail = {
         "flops": row.flops,

@@ -92,7 +92,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _figure(row: ParallelFigures, config: str) -> Figure:
-    """A figure of a measured step. Its predicted time takes the place of the peer's."""
+    """The result of one measured step as a record (Figure) for the JSON file. The predicted time
+    takes the place of a peer's time.
+    """
     name = f"parallel/{Path(config).name}-{row.plan}-{row.ranks}-ranks"
     shape = f"{row.batch}x{row.sequence}"
     return figure(

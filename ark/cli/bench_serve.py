@@ -130,7 +130,8 @@ def run(args: argparse.Namespace) -> int:
             f"{args.directory!r} is to be served here, and --url names a server; give one of them"
         )
     options = ["--backend", args.backend] if args.backend else []
-    # The server plans and compiles before its turn on the device.
+    # Benches that share a device take turns (Turn). The server is started before this bench's turn,
+    # because it only plans and compiles until then.
     with own_server(args.directory, options) as url, Turn(args.turn):
         return _measure(args, url)
 
@@ -162,8 +163,9 @@ def _measure(args: argparse.Namespace, url: str) -> int:
 
 
 def _results(args: argparse.Namespace, url: str, figures: list[Figure]) -> Results:
-    """The figures and their machine: the device that the server of `args.directory` used, or, for a
-    server at --url, whose device is not known, its address.
+    """The results with the machine that they were measured on. For a server that this command
+    started (args.directory) this is the server's device. For a server at --url, whose device is not
+    known, it is the server's address.
     """
     if args.directory is None:
         place = Place(f"server at {url}"[:200], platform.machine(), "http", os.cpu_count() or 1)
@@ -177,8 +179,8 @@ def _results(args: argparse.Namespace, url: str, figures: list[Figure]) -> Resul
 
 
 def figures_of(one: Summary, model: str) -> Iterable[Figure]:
-    """A figure for each percentile of each time. If all requests failed, there is a single figure
-    with the reason.
+    """The results of one rate of requests as records (Figure) for the JSON file: one for each
+    percentile of each time. If all requests failed, there is a single record with the reason.
     """
     name = f"serve/{''.join(c if c.isalnum() or c in '._-' else '-' for c in model)[:80]}"
     name += f"-rate-{one.rate:g}"

@@ -76,8 +76,9 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The result of a command: the device's name, all figures, and the measurements of the networks
-    that ran now (not those of an earlier run).
+    """The result of a command. device: the device's name. figures: all records, including those of
+    an earlier run that this run continues. rows: the measurements of the networks that this run
+    measured.
     """
 
     device: str
@@ -125,8 +126,8 @@ def measure_each(
 
 
 def _kept(path: str | None, now: Results, peer: str) -> list[Figure]:
-    """The figures of an earlier run that can be reused. The run had the same source, versions and
-    machine; the figures have a time, and the peer's time if a peer is requested.
+    """The records of an earlier run that can be reused. That run had the same source, versions and
+    machine. A record is reused if it has a time and, if a peer is requested, the peer's time.
     """
     if not path or not Path(path).is_file():
         return []
@@ -142,7 +143,9 @@ def _kept(path: str | None, now: Results, peer: str) -> list[Figure]:
 
 
 def figures_of(row: ModuleFigures, peer: str = "inductor") -> Figure:
-    """A figure with the time of a network's call, and the peer's time if it was measured."""
+    """The measurement of one network as a record (Figure) for the JSON file: the time of a call,
+    and the peer's time if it was measured.
+    """
     detail = dataclasses.asdict(row)
     for name in ("name", "call", "peer", "error"):
         del detail[name]

@@ -83,8 +83,9 @@ def visible(text: str) -> str:
 
 
 def to_be_started(ranks: int, rank_info: RankInfo) -> bool:
-    """True if this process must start the ranks of `--ranks N`; False if it is one of these ranks.
-    Raises InvalidUsageError if N contradicts the launcher that started this process.
+    """True if this process must start N ranks for `--ranks N`; False if this process is itself one
+    of these ranks. Raises InvalidUsageError if N contradicts the launcher that started this
+    process.
     """
     if ranks not in (1, rank_info.world_size) and rank_info.world_size > 1:
         raise InvalidUsageError(

@@ -1,5 +1,6 @@
-"""Functions that the commands with an engine share: they open its device, check memory and load
-chat templates. Called by ark.cli.chat, ark.cli.serve and ark.cli.bench_perplexity.
+"""Functions that the commands with an engine (continuous batching of requests) share. They open the
+engine's device, check memory and load chat templates. Called by ark.cli.chat, ark.cli.serve and
+ark.cli.bench_perplexity.
 """
 
 from __future__ import annotations
@@ -153,7 +154,9 @@ def follow_engine(
     ranks: Bootstrap,
     draft_tokens: int,
 ) -> None:
-    """Runs this rank's part of the engine of rank 0, until the engine ends."""
+    """Runs a rank other than rank 0 of an engine that several ranks share. Rank 0 decides what the
+    ranks compute. Returns when its engine ends.
+    """
     asked = _engine_options(args, checkpoint, slots, pages, ranks, draft_tokens)
     with asked as (backend, device, options):
         model = load_model(checkpoint, backend, device, **options)

@@ -191,7 +191,9 @@ def run(args: argparse.Namespace) -> int:
 def rendered(
     directory: str, tokenizer: Tokenizer, texts: list[str], system: str | None
 ) -> list[str]:
-    """Renders each text, as a user's message, with the checkpoint's chat template."""
+    """Renders each text with the checkpoint's chat template, as one message of a user. Returns the
+    prompts.
+    """
     templates = ChatTemplates.open(directory, tokenizer.special_tokens)
     before = [] if system is None else [{"role": "system", "content": system}]
     return [templates.render([*before, {"role": "user", "content": text}]) for text in texts]
@@ -255,10 +257,9 @@ def answer(
     sampling: SamplingParams,
     leader: bool,
 ) -> int:
-    """Generates the text. The leader streams it, or prints it with its tokens as one JSON line;
-    other ranks print nothing.
-
-    After an interrupt or an error the text so far is printed too.
+    """Generates the text. leader: True on rank 0, which streams the text, or prints it with its
+    tokens as one JSON line; other ranks print nothing. After an interrupt or an error the text so
+    far is printed too.
     """
     tokens: list[int] = []
     text = StoppedText.sampled(tokenizer.stream(prompt), sampling)

@@ -90,7 +90,9 @@ def _layout(args: argparse.Namespace) -> int:
 
 
 def _entry(step: Step) -> dict[str, Any]:
-    """A step as a JSON object. A dimension that is split or joined is given by its number."""
+    """A step (one collective) as a JSON object. A dimension of the tensor that is split or joined
+    is given by its number.
+    """
     entry: dict[str, Any] = {"op": step.op, "ranks": step.ranks}
     if step.source >= D:
         entry["from_dim"] = step.source - D

@@ -152,8 +152,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _graph(args: argparse.Namespace, machine: Machine) -> Graph:
-    """The graph of one pass over a sequence, by the model or the script that the command line
-    names.
+    """The graph of one forward pass over a sequence. The command line names a built-in model or a
+    script that builds it.
     """
     source = str(args.source)
     if source.endswith(".py"):
@@ -175,8 +175,8 @@ def _graph(args: argparse.Namespace, machine: Machine) -> Graph:
 
 
 def _work(prediction: Prediction) -> tuple[float, tuple[Whole, ...]]:
-    """The fraction of a stage's work that each of its ranks computes, and the ops that all of them
-    compute completely.
+    """How a stage's work is divided among its ranks: the fraction of the work that each rank
+    computes, and the ops that are not divided, so that every rank computes them completely.
     """
     nodes = [node for cost in prediction.blocks for node in cost.block.nodes]
     return whole_in(

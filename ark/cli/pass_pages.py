@@ -35,8 +35,8 @@ pre { overflow-x: auto; font-size: 13px; line-height: 1.35; }
 @dataclass(frozen=True)
 class Totals:
     """Totals of a graph. ops: the number of nodes that become tasks. moved: bytes that these nodes
-    read and write. held: bytes of the activations that they use. least_us: the microseconds that
-    moving `moved` bytes takes at memory bandwidth.
+    read and write. held: bytes of the activations that these nodes use. least_us: the microseconds
+    that moving `moved` bytes takes at memory bandwidth.
     """
 
     ops: int

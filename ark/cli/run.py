@@ -86,8 +86,8 @@ def dimensions(texts: list[str]) -> dict[str, int]:
 
 
 def _named(texts: list[str], names: list[str], role: str) -> dict[str, str]:
-    """The files by the name of their input or output. Files without a name are assigned to the
-    remaining names, in order.
+    """The files by the name of the model's input or output. texts: NAME=FILE, or FILE alone. Files
+    without a name are assigned, in order, to the names that have no file yet.
     """
     files: dict[str, str] = {}
     plain = []

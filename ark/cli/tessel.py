@@ -1,5 +1,6 @@
-"""`ark tessel`: finds the schedule of a pipeline. The placement of its blocks is a file or a named
-shape.
+"""`ark tessel`: finds the schedule of a pipeline of ranks: which device computes which block of
+which micro-batch at which time. The placement of the blocks on devices is given by a file or by the
+name of a usual shape.
 """
 
 from __future__ import annotations

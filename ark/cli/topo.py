@@ -238,8 +238,9 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _candidates(args: argparse.Namespace, topology: Topology) -> Iterator[tuple[str, int | None]]:
-    """Yields (algorithm, k) for every algorithm that supports the collective; k None means the
-    algorithm's default. forestcoll is tried with k = 1 (one tree per root) too.
+    """Yields (algorithm, k) for every algorithm that supports the collective. k is the number of
+    trees per root of a synthesis with forestcoll; None means the algorithm's default. forestcoll is
+    tried with k = 1 too.
     """
     for name in algorithms(topology, args.collective, args.reduction):
         yield name, None
@@ -284,8 +285,9 @@ def _best(
 def _tuned(
     program: CollectiveProgram, topology: Topology, size: int
 ) -> tuple[CollectiveProgram, SimulationResult]:
-    """Returns the program with the best number of pieces, if it can be divided, and its simulated
-    times.
+    """Returns the program with its data divided into the number of pieces for which the simulator
+    predicts the least time, and its simulated times. A program that cannot be divided is returned
+    as it is.
     """
     if program.reduction is not None and not REDUCTIONS[program.reduction].elementwise:
         return program, simulate(program, topology, size)

@@ -104,7 +104,9 @@ def _tell(product: Product) -> Callable[[Cut, float | None], None]:
 
 
 def _plans(sources: list[str], dims: list[str], machine: Machine) -> list[Plan]:
-    """The plans of the sources. They are made without the tilings that earlier runs have stored."""
+    """The plans of the sources, which are models, plan files or bench cases. Tilings that earlier
+    runs of `ark tune` have stored are not used.
+    """
     plans: list[Plan] = []
     for source in sources:
         if source.endswith(".json"):

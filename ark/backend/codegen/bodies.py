@@ -1,8 +1,8 @@
-"""Collects the device functions (bodies) that a loop kernel calls for its tasks. It decides which
-ops share a function, and whether the vendor's dialect or the task kind (ark.tasks) writes it.
-
-Called by ark.backend.codegen.writer. ark.backend.codegen.dispatch writes the switch statements that
-call the functions.
+"""Collects the device functions of a loop kernel. A loop kernel is the persistent kernel that runs
+a plan: each thread block executes a list of tasks, and a task (a tile of an op) calls a device
+function, its body. This module decides which ops share a body, and whether the vendor's dialect or
+the task kind (ark.tasks) writes it. Called by ark.backend.codegen.writer.
+ark.backend.codegen.dispatch writes the switch statements that call the bodies.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def body_scratch(sig: Signature, machine: Machine, dialect: Dialect) -> int:
 
 def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -> bool:
     """True if the warps of a kernel with these signatures run consecutive tasks without a block
-    barrier between them (ark.runtime.flows). More than half of the ops must support this, because
-    the state that the loop keeps for it causes register spills in the functions of the other ops.
+    barrier between them (ark.runtime.flows). The loop must then keep more state, which causes
+    register spills in functions of ops that cannot run in this way. Therefore more than half of the
+    ops must support it.
     """
     if machine.variant.name != "block" or not machine.cooperative:
         return False
@@ -51,16 +52,16 @@ def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -
 
 
 def _enters(sig: Signature, machine: Machine, dialect: Dialect) -> bool:
-    """True if the vendor's device function, instead of the loop, waits for the dependencies of its
-    task. Only in the kernel variant `block`.
+    """True if the vendor's device function waits for the dependencies of its task. Otherwise the
+    loop waits before it calls the function. Always False outside of the kernel variant `block`.
     """
     own = dialect.body(sig, machine) if machine.variant.name == "block" else None
     return own is not None and own.enters
 
 
 class _Moved(PartialParams, frozen=True):
-    """The parameter of copies and sums that is True if the warps that only move data execute them,
-    not the computing warps.
+    """Parameters of the task kinds that copy or sum data between ranks. moved: True if moving
+    warps, which only move data, execute the tasks instead of computing warps.
     """
 
     moved: bool = False
@@ -75,8 +76,9 @@ class Bodies:
     functions. headers, dialect_headers: the headers that the functions need, from ark.tasks and
     from the dialect, in order of first use.
 
-    leads, loads, moves: True if the kernel has a communicating warp (here called leading, because
-    it polls for tasks ahead of the others), loading warps or moving warps.
+    leads: True if the kernel has a communicating warp, here called leading warp: it polls for the
+    inputs of tasks before the computing warps reach these tasks. loads, moves: True if the kernel
+    has loading warps or moving warps.
 
     The other attributes are opcodes. polled: functions with a part for the leading warp,
     which polls for the task's input. entering: functions that wait for their task's dependencies

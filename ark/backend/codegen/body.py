@@ -1,8 +1,10 @@
-"""The interface of vendor bodies: device functions of a task kind that a vendor implements itself.
-
-A backend has them in its package `tasks`, beside the headers that they need, and lists them in
-`Dialect.bodies`. For a signature, the writer uses the first body of its task kind whose `serves` is
-True. If there is none, it uses the vendor-independent body, which the task kind writes (ark.tasks).
+"""The interface of vendor bodies. A body is the device function that computes one task, which is a
+tile of an op. A vendor can write its own body for a task kind, for example a matmul on its matrix
+units. A backend has these bodies in its package `tasks`, beside the headers that they need, and
+lists them in `Dialect.bodies`. A signature consists of a task's kind, its parameters and its
+operands' layouts. For a signature, the writer uses the first vendor body of the kind whose `serves`
+is True. If there is none, it uses the vendor-independent body, which the task kind writes
+(ark.tasks).
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ def constants(
     scratch: bytes of shared memory besides the ring; None for a loop that kernels with different
     needs share. streamed: bytes that the operand stream copies in an iteration of the last phase.
 
-    grows, pages, cuts, runs: True if the operand stream copies rows whose number grows per
-    iteration, such rows in pages, parts of several rows at once, or whole rows.
+    grows: True if the operand stream, which copies operands to shared memory ahead of tasks, copies
+    rows whose number grows with each iteration (a KV cache). pages: True if such rows are in pages.
+    cuts: True if one stage has parts of several rows. runs: True if a stage has whole rows.
 
     signals: the number of words of a counter that peers signal (signal_words). The constant
     STAGE_NS is the number of nanoseconds in which the machine's memory can fill one stage for each

@@ -56,9 +56,10 @@ class Dialect:
     unstaged: the bytes at the beginning of shared memory that loading warps do not use for their
     stages. joint_bodies: a kernel of the variant `block` with more bodies than this is compiled in
     separate parts and linked; with 0 every kernel is compiled as one program. apart: a kernel of
-    that variant with all of these task kinds is compiled so too. joint_products: the most different
-    products for which a kernel with loading warps compiles fast; with 0 there is no limit.
-    shares_loops: True if kernels of the variant `block` share the machine code of equal loops.
+    the variant `block` that has tasks of all these kinds is also compiled in separate parts.
+    joint_products: the largest number of different matmul bodies with which a kernel with loading
+    warps compiles fast; with 0 there is no limit. shares_loops: True if kernels of the variant
+    `block` share the machine code of equal loops.
     """
 
     name: str

@@ -158,14 +158,13 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("begin", "u64", 1),
         ("end", "u64", 1),
     ),
-    # The kernel's parameters. Every address is valid on the device.
-    # first, end: the range of iterations of a launch that continues where the previous one ended.
-    # For any other launch end is 0, and ArkControl.limit ends the launch.
-    # barrier_step: the number of signals that open the iteration barrier.
-    # peers: 1 if some of these signals come from peers.
-    # queue: the address of an ArkQueue; 0 if copies are requested from the proxy.
-    # multicast: the distance from an address of symmetric memory to its multicast address.
-    # A store to the multicast address stores on all ranks. multicast is 0 without this feature.
+    # The kernel's parameters. Every address is valid on the device. first, end: the first iteration
+    # and the end of the iterations of a launch that continues where the previous launch ended. For
+    # any other launch, end is 0, and ArkControl.limit ends the launch. barrier_step: the number of
+    # signals that open the iteration barrier. peers: 1 if some of these signals come from peers.
+    # queue: the address of an ArkQueue; 0 if copies are requested from the proxy. multicast: the
+    # distance from an address of symmetric memory to its multicast address. A store to the
+    # multicast address stores on all ranks. multicast is 0 without this feature.
     "ArkParams": (
         ("tasks", "u64", 1),
         ("counter_ops", "u64", 1),

@@ -102,9 +102,10 @@ ARK_DEVICE void ark_check_packets(const ArkParams* p, ark_u32 processor, ark_u64
   if (last == p->barrier_step) ark_count(p, 0u, 1u);
 }
 
-// Words are exchanged with the host in both directions while the kernel runs. Before the host
-// signals, it copies data to the device; the words of this data that have not arrived when the
-// signal has are counted. Results: the number of rounds, and of wrong words.
+// Words are exchanged with the host in both directions while the kernel runs. In each round the
+// host first copies data to the device and then signals the kernel. After the signal the kernel
+// reads the data and counts the words that have not arrived. Results: the number of rounds, and the
+// number of wrong words.
 ARK_DEVICE void ark_check_host(const ArkParams* p, ark_u32 processor, ark_u64 start) {
   const ark_u32* data = ARK_POINTER(const ark_u32, p->tasks);
   for (ark_u32 round = 1u; round <= p->barrier_step; ++round) {

@@ -44,9 +44,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Hour:
-    """The parameters of the steps. model: a directory with a checkpoint, or None.
-
-    emulated: True if the device is emulated, so that times would say nothing about hardware.
+    """The parameters of `ark doctor --first-hour`, which all its steps use. model: a directory with
+    a checkpoint, or None. emulated: True if the device is emulated, so that times would say nothing
+    about hardware.
     """
 
     backend: str
@@ -150,7 +150,8 @@ def _decode(hour: Hour) -> Iterator[Step]:
 
 
 def _figures(hour: Hour) -> Step:
-    """Measures microseconds per token. The step is omitted on emulated devices."""
+    """Measures the microseconds per token of a decoder. On emulated devices this step is omitted.
+    """
     if hour.model is None or hour.emulated:
         reason = "no checkpoint" if hour.model is None else "an emulated device has no speed"
         return Step("bench decode", "", "left out", reason)

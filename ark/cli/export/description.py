@@ -1,6 +1,7 @@
-"""Writes a plan as constant data in C: the tables that the loop kernel reads, and the tensors that
-a caller can access by name. An address consists of a segment's number and an offset in it.
-`c/model.h` has the types. Called by ark.cli.export.write.
+"""Writes a plan as constant data in C. The data are the tables that the loop kernel reads (tasks,
+waits and signals, fetches), and a list of the tensors that a caller can access by name. Addresses
+are not known yet, so an address is written as the number of a memory segment and an offset in the
+segment. `c/model.h` has the types. Called by ark.cli.export.write.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def stored(tensor: PlanTensor) -> tuple[str, tuple[int, ...], int]:
 
 
 def named(plan: Plan) -> list[PlanTensor]:
-    """The tensors that cover a whole buffer and keep their contents between launches, one for each
-    name.
+    """The tensors that a caller can access by name, one for each name: those that cover a whole
+    buffer and keep their contents between launches.
     """
     by_name: dict[str, PlanTensor] = {}
     for tensor in plan.tensors:
@@ -74,8 +75,8 @@ def named(plan: Plan) -> list[PlanTensor]:
 
 
 class _Segments:
-    """Numbers the segments of memory: first the arenas (memory by purpose), then each external
-    buffer.
+    """Numbers the segments of memory. First come the arenas, the plan's allocations by purpose
+    (activations, parameters, state, ...), then each external buffer.
     """
 
     def __init__(self, plan: Plan) -> None:

@@ -11,8 +11,8 @@ ROW, LABEL, WIDTH = 22, 280, 420
 
 
 def bars(title: str, rows: Sequence[tuple[str, float]]) -> str:
-    """The chart. rows: (name, ratio). A bar that reaches to the right of the line is faster than
-    the peer.
+    """The chart as SVG text. rows: (name, ratio), where the ratio is the peer's time divided by
+    ark's. A bar that reaches to the right of the line at 1 means that ark is faster.
     """
     most = max([1.25, *(ratio for _, ratio in rows)])
     height = ROW * len(rows) + 60

@@ -105,8 +105,8 @@ def measure(
     peer: Peer | None,
     plans: list[Plan] | None = None,
 ) -> CommFigures:
-    """Measures one size on all ranks; returns the same figures on each. plans: the verified plans
-    of the case's graph; None to create them here.
+    """Measures one case, a collective of one size, on all ranks; returns the same result on each.
+    plans: the verified plans of the case's graph; None to create them here.
     """
     world, rank = job.world_size, job.rank
     key = case_key(case, world)
@@ -160,8 +160,8 @@ def _predicted(case: CommCase, key: Key, world: int, nbytes: int) -> float | Non
 def wrong_elements(
     collective: str, values: list[np.ndarray], rank: int, got: np.ndarray, reduction: str | None
 ) -> int:
-    """The number of elements that differ from NumPy's result. The values are small integers, so
-    sums are exact.
+    """The number of elements of `got`, this rank's result, that differ from NumPy's result. The
+    values are small integers, so sums are exact.
     """
     world = len(values)
     whole = [v.astype(np.float64) for v in values]

@@ -67,7 +67,9 @@ def _case(asked: Asked, repeats: int) -> CommCase:
 
 
 def _links_plans(job: Bootstrap, device: Device, repeats: int) -> Mapping[Asked, list[Plan]]:
-    """The two ranks' plans for each case. Cases that the machine cannot run are omitted."""
+    """The verified plans of both ranks of a pair, for each measured transfer (collective, bytes,
+    engine, pieces). Transfers that the machine does not support are omitted.
+    """
     every = [*_PUTS.values(), *_MANY_PUTS.values(), *_SUMS.values()]
     own: dict[int, list[str]] = {}
     for number in range(job.rank, len(every), job.world_size):
@@ -113,6 +115,6 @@ def _measured(
         *pair,
         lines,
         max(0.0, more / (_SPLIT_PUTS - 1)),
-        # A sum reads two values and writes one per element.
+        # Bytes per ns of a sum on this rank: per element, it reads two values and writes one.
         3 * _LARGE / sums / 1e3 if sums > 0 else None,
     )

@@ -32,8 +32,10 @@ FORMS = ("sum", "apart", "one")
 
 @dataclass
 class NormFigures:
-    """Seconds of the slowest rank for one link of the chain, the median of the repeats. wrong:
-    elements of all ranks that differ from NumPy's after the first link.
+    """Seconds of one link of the chain (one repetition of the measured ops): the slowest rank's,
+    the median of the repeats. sum_seconds: the sum over ranks only. apart_seconds: the three ops
+    one by one. seconds: all as one op. wrong: the number of elements on all ranks that differ from
+    NumPy's result after the first link.
     """
 
     rows: int

@@ -52,7 +52,7 @@ class CommCase:
 
 
 def agreed(job: Bootstrap | Members, number: float) -> float:
-    """The largest of the numbers that the ranks pass."""
+    """The largest of the ranks' values of `number`; all ranks must call this function."""
     return max(float(json.loads(s)) for s in job.all_gather(json.dumps(number).encode()))
 
 
@@ -77,7 +77,9 @@ def seconds_each(
 
 
 class Peer:
-    """torch.distributed, in the same processes as ark."""
+    """The library that ark's collectives are compared with: torch.distributed, in the same
+    processes as ark.
+    """
 
     def __init__(self, name: str, job: Bootstrap, device: Device) -> None:
         torch = import_torch()

@@ -160,11 +160,11 @@ def decode(
     median is reported. beside_one: if there are several tokens, a launch of one token is measured
     too, which gives the time of each further token.
 
-    shape: the model's shape, or one rank's share of it. It has room for those positions, and a
-    chunk if `prompts` (lengths) are measured too. peers: "eager", "compiled"; they run the whole
-    model, and the read ceiling and the fidelity are measured with them. check: True if the fidelity
-    is measured without peers. turn: held while the device is used. Sizes are this rank's. Raises
-    the errors of the executor.
+    shape: the model's shape, or one rank's share of it. The shape has room for all decoded
+    positions, and a prompt chunk if `prompts` (prompt lengths) are measured too. peers: "eager",
+    "compiled"; they run the whole model, and the read ceiling and the fidelity are measured with
+    them. check: True if the fidelity is measured without peers. turn: a lock that is held while the
+    device is used. Sizes in the result are this rank's. Raises the errors of the executor.
     """
     target, turn = machine or device.machine, turn or Turn()
     start = time.perf_counter()
@@ -220,8 +220,9 @@ def _load(
     checkpoint: Checkpoint | None,
     accelerated: bool | None,
 ) -> dict[str, Any] | None:
-    """Writes the weights to the device. Returns them as torch tensors, or None if `accelerated` is
-    None.
+    """Writes the weights of the checkpoint, or random ones, to the device. If `accelerated` is not
+    None, returns the same weights as torch tensors, on a GPU if it is True, otherwise on the CPU.
+    Returns None if it is None.
     """
     kept: dict[str, Any] = {}
     source = weights(checkpoint, shape, plan) if checkpoint else random_weights(plan, shape.config)

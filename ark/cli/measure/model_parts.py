@@ -14,8 +14,8 @@ from torch import nn
 
 
 class FirstTensor(nn.Module):
-    """A model of transformers or diffusers, reduced to its first result. more: fixed arguments of
-    its calls.
+    """A model of transformers or diffusers whose call returns only the first tensor of its results.
+    more: fixed arguments of each call.
     """
 
     def __init__(self, model: nn.Module, **more: Any) -> None:

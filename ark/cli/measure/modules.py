@@ -62,8 +62,9 @@ class ModuleFigures:
 def measure(
     name: str, place: str, repeats: int = 5, peer: str = "", turn: Turn | None = None
 ) -> ModuleFigures:
-    """Measures one of the networks on torch's device `place`. peer: one of PEERS, or empty. turn:
-    held while calls are timed; the first compiled call, which compiles, is outside of it.
+    """Measures one of the networks on torch's device `place`. peer: one of PEERS, or empty. turn: a
+    lock that is held while calls are timed. The first compiled call, which compiles, is made before
+    the lock is taken.
     """
     turn = turn or Turn()
     try:

@@ -1,8 +1,8 @@
-"""Measures single ops: ark's loop kernel, and torch in the same process.
-
-A launch repeats an op many times. Each iteration ends with the iteration barrier, whose time is
-included. On a GPU torch replays a graph of as many calls; on a CPU it is called in a loop. The
-median of several launches is reported. Inputs are random, never zero. Called by `ark bench ops`.
+"""Measures single ops: ark's loop kernel (a persistent kernel), and torch in the same process. A
+launch of the loop kernel repeats an op many times. Each iteration ends with the iteration barrier,
+whose time is included. On a GPU torch replays a captured graph with the same number of calls; on a
+CPU torch is called in a loop. The median of several launches is reported. Inputs are random, never
+zero. Called by `ark bench ops`.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ DEPTHS_ELEMENTS = (128, 256)  # two depths of a tile; the difference of their ti
 
 def _bank_conflicts(plan: Plan, backend: InspectedBackend, arch: str) -> float | None:
     """The fraction of shared-memory cycles that the loop of a matmul or of attention spends in bank
-    conflicts. It is counted for one tile like the plan's, on a device that stands in for `arch`.
-    None if there is no such op or no count.
+    conflicts. One tile like the plan's runs on a simulated device that counts these cycles for
+    `arch`. None if the plan has no such op or the device cannot count.
     """
     runs = {"matmul": _run_tile, "attention_tiles": _run_rows}
     op = next((op for op in plan.ops if op.kind in runs), None)
@@ -195,8 +195,8 @@ def measure(
     peer: bool = False,
     turn: Turn | None = None,
 ) -> OpFigures:
-    """Measures one case. If ark raises an error, the row has the error instead of figures. turn:
-    held while the device is used.
+    """Measures one case. If ark raises an error, the row has the error instead of figures. turn: a
+    lock that is held while the device is used.
     """
     try:
         return _measure(case, backend, device, machine, repeats, peer, turn or Turn())
@@ -321,7 +321,9 @@ def _torch(
     repeats: int,
     accelerated: bool,
 ) -> tuple[float, np.ndarray]:
-    """A peer's seconds per call, and its result."""
+    """The seconds per call and the result of `call`, a peer's function of torch tensors, for the
+    inputs `arrays`.
+    """
     torch = import_torch()
     place = torch_device(accelerated)
     if not accelerated:

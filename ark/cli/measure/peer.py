@@ -1,9 +1,8 @@
-"""The peer of decoding: the same Llama step in plain torch, eager or compiled into a replayed
-graph.
-
-It is written for speed as is usual in torch: fused qkv and gate/up matmuls, a static cache,
-scaled_dot_product_attention. Computed in fp32, it is the reference of ark.cli.measure.fidelity.
-Needs torch; called by ark.cli.measure.decode and ark.cli.measure.ops.
+"""The peer of decoding, which is the decoder that ark is compared with: the same Llama step in
+plain torch, eager or compiled into a replayed graph. It is optimised as is usual in torch: fused
+qkv and gate/up matmuls, a static cache, scaled_dot_product_attention. Computed in fp32, it is also
+the reference of ark.cli.measure.fidelity. Needs torch; called by ark.cli.measure.decode and
+ark.cli.measure.ops.
 """
 
 from __future__ import annotations

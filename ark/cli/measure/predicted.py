@@ -54,9 +54,7 @@ class Fidelity:
 
     @property
     def off(self) -> float:
-        """The relative error of the prediction: its difference from the measured time, divided by
-        that time.
-        """
+        """The relative error of the prediction: (predicted - measured) / measured."""
         return self.predicted_us / self.measured_us - 1.0
 
 
@@ -70,7 +68,9 @@ def chosen(names: Sequence[str], cpu: bool) -> list[OpCase]:
 def compare(
     listed: Sequence[OpCase], backend: Backend, device: Device, repeats: int, turn: Turn
 ) -> Iterator[Fidelity]:
-    """Plans, predicts and measures each program, during `turn` alone."""
+    """Plans, predicts and measures each program. turn: a lock that is held while a program is
+    measured, so that no other bench uses the device.
+    """
     machine = device.machine
     for case in listed:
         figures = measure(case, backend, device, machine, repeats=repeats, turn=turn)

@@ -48,9 +48,10 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One figure. us: ark's time; absent if `error` has a reason. peer: the name of the library
-    that took peer_us for the same computation. ratio: peer_us / us, above 1 if ark is faster.
-    detail: further values of the bench, by name.
+    """The result of one measured case. figure: the case's name. us: ark's time in microseconds;
+    absent if `error` has a reason. peer: the name of the library that took peer_us for the same
+    computation. ratio: peer_us / us, above 1 if ark is faster. detail: further values of the bench,
+    by name.
     """
 
     figure: Name
@@ -88,8 +89,8 @@ def figure(
     error: str = "",
     detail: Mapping[str, Any] | None = None,
 ) -> Figure:
-    """A figure. Times are given in seconds, the unit of the benches; the ratio is computed from
-    them.
+    """A Figure, the result of one measured case. Times are given in seconds, the unit of the
+    benches; the ratio is computed from them.
     """
     us = seconds * 1e6 if seconds else None
     peer_us = peer_seconds * 1e6 if peer_seconds else None

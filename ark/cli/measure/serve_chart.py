@@ -34,8 +34,8 @@ def curves(title: str, measured: Sequence[Summary]) -> str:
 
 
 def _panel(label: str, times: str, measured: Sequence[Summary], left: int) -> Iterator[str]:
-    """The panel of one kind of time: its lines and axes, and below them the rates with their
-    goodput.
+    """The lines and axes of one kind of time. Below the axis are the rates of requests, each with
+    its goodput (requests per second that met the goals).
     """
     values = [getattr(one, times) for one in measured]
     most = max((seconds for each in values for seconds in each.values()), default=0.0) or 1.0

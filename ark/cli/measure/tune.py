@@ -77,7 +77,7 @@ class Product:
 
 
 def products(plans: Iterable[Plan]) -> list[Product]:
-    """The distinct matmuls of the plans, as far as their cut can be chosen."""
+    """The distinct matmuls of the plans whose cut (tiles and parts of k) can be chosen."""
     by_key: dict[str, Product] = {}
     for plan in plans:
         names = {
@@ -143,7 +143,7 @@ def planned(product: Product, cut: Cut, machine: Machine) -> Plan:
 def seconds(
     product: Product, cut: Cut, backend: Backend, device: Device, repeats: int
 ) -> float | None:
-    """Seconds per iteration; None if the machine cannot run the cut."""
+    """Seconds per iteration of the matmul with this cut; None if the machine cannot run the cut."""
     try:
         plan = planned(product, cut, device.machine)
         rng = np.random.default_rng(0)

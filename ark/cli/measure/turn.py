@@ -1,5 +1,5 @@
-"""Turns of bench processes on one device: one process uses the device while the others plan and
-compile. Called by the benches of the command line, for ci/figures.py.
+"""A lock by which bench processes take turns on one device: one process uses the device while the
+others plan and compile. Called by the benches of the command line, for ci/figures.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ark.runtime import program
 
 
 class Turn:
-    """A context in which no other process of the same file uses the device. The file is locked
-    while the context is open. Without a file the context has no effect.
+    """A context in which no other process that uses the same lock file uses the device. The file is
+    locked while the context is open. Without a file the context has no effect.
     """
 
     def __init__(self, path: str | None = None) -> None:

@@ -1,8 +1,7 @@
 // Helper functions for task bodies. They use only the device ABI (docs/device-abi.md), so every
 // backend can compile them.
 
-// ark_get: an element of a tensor as float, for every storage type. ark_put: stores a float as an
-// element.
+// ark_get loads an element of any storage type as a float. ark_put stores a float as an element.
 ARK_DEVICE float ark_get(const float* p, ark_i64 i) { return p[i]; }
 ARK_DEVICE float ark_get(const ark_f16* p, ark_i64 i) { return ark_float(p[i]); }
 ARK_DEVICE float ark_get(const ark_bf16* p, ark_i64 i) { return ark_float(p[i]); }
@@ -60,8 +59,8 @@ ARK_DEVICE float ark_block_sum(float v, float* scratch) {
   return total;
 }
 
-// ark_load and ark_publish access an operand in plain memory or in packets, depending on the
-// pointer's type. Loading packets waits for them.
+// ark_load and ark_publish load and store an element of an operand. The pointer's type selects
+// plain memory or packets ({value, epoch} pairs). Loading a packet waits until it has arrived.
 template <typename T>
 ARK_DEVICE float ark_load(ArkCtx&, const T* p, ark_i64 i, bool) {
   return ark_get(p, i);

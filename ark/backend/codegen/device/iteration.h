@@ -1,11 +1,11 @@
 // The code between iterations: it decides whether the next iteration may begin, and finds its phase
 // and its task list.
 
-// Ends the loop because the host has requested it: no processor begins another iteration, and every
-// wait gives up.
+// Ends the loop at the host's request: no processor begins another iteration, and every wait gives
+// up.
 ARK_COLD void ark_leave(ArkCtx& c) {
   ArkControl* control = ark_control(ARK_GIVEN_PARAMS(ARK_GIVEN(c).p));
-  ark_post_host(&control->limit, 0u);  // others are reading it
+  ark_post_host(&control->limit, 0u);  // other processors read it meanwhile
   ark_add_release(&control->abort, 1u, false);
   ark_add_release(&control->go, 0x40000000u, false);
 }

@@ -36,10 +36,12 @@ ARK_DEVICE float ark_cosh16(float v) {
   return ark_fma(0.25f, ark_reciprocal_flushed(h), h);
 }
 
-// How a function with a long form for rare arguments treats these. With ArkRareNow, it calls the
-// long form. With ArkRareLater, it has no branch, so that the instructions of several elements can
-// overlap: it sets `found` if the long form is needed, and then the caller computes all elements
-// again with ArkRareNow. Expressions pass `ark_rare`, which a caller may declare as its own.
+// Selects how a function treats rare arguments for which it needs a slower formula (its long form).
+// With ArkRareNow, the function branches to the long form. With ArkRareLater, it has no branch, so
+// that the instructions of several elements can overlap; it sets `found` if an argument needs the
+// long form, and the caller then computes all elements again with ArkRareNow. Generated expressions
+// pass the name `ark_rare`. A caller selects ArkRareLater by declaring a local variable of this
+// name.
 enum ArkRareNow { ark_rare };
 struct ArkRareLater {
   bool found;

@@ -40,7 +40,7 @@ struct ArkCtx {
   ark_u32 task_end;                // the end of this processor's list in this phase
   ark_u32 stage_base;              // stages consumed in earlier iterations, up to ARK_STAGE_PERIOD
   ark_u32 warps[ARK_BLOCK_WARPS];  // the words of the warps of all roles
-  ark_u32 asked;                   // when the host was last asked whether to leave, in ns
+  ark_u32 asked;                   // when the host's request to leave was last read, in ns
 };
 
 // The addresses of scratch memory and of the parameters. A backend on which these addresses are

@@ -61,7 +61,7 @@ int ark_begin(ark_instance* instance, int given) {
   return given ? ARK_OK : ark_fail(instance, ARK_BAD_ARGUMENT, "a pointer is null");
 }
 
-// A table of the model: its words and its size in bytes.
+// A table is an array that the loop kernel reads, such as its tasks or the signals of its counters.
 typedef struct {
   const uint64_t* words;
   size_t nbytes;
@@ -226,7 +226,7 @@ int ark_read(ark_instance* i, const char* name, void* values, size_t nbytes) {
 }
 
 int ark_size(const ark_instance* i, const char* name, size_t* nbytes) {
-  ark_instance* told = (ark_instance*)i;  // ark_create made every instance, so none is constant
+  ark_instance* told = (ark_instance*)i;  // valid, because ark_create allocated the instance
   const int begun = ark_begin(told, nbytes != NULL);
   if (begun != ARK_OK) return begun;
   const ark_tensor* tensor = find(i, name);
@@ -235,12 +235,13 @@ int ark_size(const ark_instance* i, const char* name, size_t* nbytes) {
   return ARK_OK;
 }
 
-// The address that a word of a table encodes. 0 stays 0.
+// Decodes an address of a table: a word holds (segment + 1) << ARK_SEGMENT_SHIFT plus the offset in
+// the segment. Returns the device address; 0, which stands for no address, stays 0.
 static uint64_t placed(const ark_instance* i, uint64_t word) {
   const uint64_t segment = word >> ARK_SEGMENT_SHIFT;
   if (segment == 0) return 0;
   const uint64_t offset = word & (((uint64_t)1 << ARK_SEGMENT_SHIFT) - 1);
-  // Segment numbers after the model's own: the counters, the lists of operands, the box maps.
+  // The segments after the model's own are the counters, the lists of operands and the box maps.
   if (segment == i->model->segment_count + 1u) return i->counters.address + offset;
   if (segment == i->model->segment_count + 2u) return i->tables[5].address + offset;
   if (segment == i->model->segment_count + 3u) return i->maps.address + offset;
@@ -263,7 +264,7 @@ static void place_growths(const ark_instance* i, struct ArkGrowth* growths) {
   }
 }
 
-// Puts addresses into a copy of a table.
+// Replaces the encoded addresses in a copy of table `number` by device addresses.
 static void place_table(const ark_instance* i, int number, void* copy) {
   const ark_model* m = i->model;
   struct ArkCounterOp* counter_ops = copy;
@@ -383,7 +384,7 @@ int ark_execute(ark_instance* i, const uint32_t* iterations, size_t phases, uint
   if (status == ARK_OK) {
     status = ark_device_write(i, i->control.address, &control, sizeof control);
   }
-  if (status == ARK_OK) {  // behind it, the phases' ends
+  if (status == ARK_OK) {  // the iterations at which phases end follow ArkControl in memory
     const uint64_t behind = i->control.address + sizeof control;
     status = ark_device_write(i, behind, i->ends, phases * sizeof *i->ends);
   }

@@ -17,7 +17,7 @@ typedef struct ark_instance ark_instance;  // a model with its memory
 typedef enum ark_status {
   ARK_OK = 0,
   ARK_BAD_ARGUMENT = 1,  // a null pointer, a number out of range, or unaligned memory
-  ARK_NO_MEMORY = 2,     // the system gave no memory
+  ARK_NO_MEMORY = 2,     // host or device memory could not be allocated
   ARK_BAD_FILE = 3,      // the weights file cannot be read or belongs to another model
   ARK_NO_TENSOR = 4,     // the model has no tensor of that name
   ARK_BAD_SIZE = 5,      // the number of bytes is not the tensor's

@@ -18,7 +18,8 @@ typedef struct {
   int mapped;
 } ark_segment;
 
-// An allocation of device memory. host: its address on the host; null if the host cannot access it.
+// An allocation of device memory. address: on the device. host: its address on the host; null if
+// the host cannot access it.
 typedef struct {
   uint64_t address;
   void* host;
@@ -88,16 +89,16 @@ struct ark_model {
   const ark_decoder* decoder;  // null if the model is not a decoder
 };
 
-// The number of a model's tables: the arrays in the order of the first fields of ArkParams, then
-// the lists.
+// The number of a model's tables (arrays that the loop kernel reads). The first ones are in the
+// order of the first fields of ArkParams; the last one has the lists of operands.
 enum { ARK_TABLES = 6 };
 enum { ARK_MAP_BYTES = 128 };
 
 struct ark_instance {
   const ark_model* model;
   ark_device* device;
-  ark_memory* bases;      // by segment; address 0 for an external segment without memory
-  unsigned char* loaded;  // by tensor: 1 if a parameter has its value
+  ark_memory* bases;      // by segment number; address 0 for an external segment without memory
+  unsigned char* loaded;  // by tensor number: 1 if a parameter has its value
   uint32_t* ends;         // the iterations at which the phases of the last launch end
   ark_memory tables[ARK_TABLES];
   ark_memory counters, control, host, maps;

@@ -24,7 +24,7 @@ typedef struct {
   ark_instance* instance;
   const char* path;
   Entry* entries;
-  unsigned char* seen;  // by tensor
+  unsigned char* seen;  // by tensor number: 1 if the header has listed it
   uint32_t count;
 } Reader;
 
@@ -213,7 +213,8 @@ static int read_tensor(Reader* r, FILE* file, const ark_tensor* tensor, char* ro
   return ARK_OK;
 }
 
-// Reads the tensors in the file's order. The file has no holes and no overlaps.
+// Reads the bytes of all tensors in the order in which they are in the file. The file was checked
+// before: it has no holes and no overlaps.
 static int read_data(Reader* r, FILE* file, uint64_t nbytes, char* room) {
   ark_instance* i = r->instance;
   uint64_t at = 0;

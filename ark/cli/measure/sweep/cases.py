@@ -53,7 +53,9 @@ def in_both_types(name: str, function: Function, *shapes: Shape) -> list[OpCase]
 
 
 def _lowered(function: Function, inputs: tuple[Any, ...]) -> Any:
-    """The result, in ark's graph, of a torch function of the inputs."""
+    """Calls a torch function on tensors of ark's graph through the torch front end, and returns the
+    result's tensor in that graph.
+    """
     torch = import_torch()
     from torch._subclasses.fake_tensor import FakeTensorMode
 
