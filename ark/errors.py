@@ -1,7 +1,7 @@
-"""The exceptions that ark raises, with ARK's names.
-
-Every message is one paragraph for a person: what was found, what was expected, what to do. The
-command line prints that paragraph and exits with 2; Python callers get the exception.
+"""The exceptions that ark raises. Their names are those of ARK, the library whose interface ark
+also offers. Every message is one paragraph that states what was found, what was expected and what
+to do. The command line prints this paragraph and exits with code 2; Python callers get the
+exception.
 """
 
 

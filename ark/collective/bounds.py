@@ -1,6 +1,6 @@
-"""Computes lower bounds on the time of a collective on a network. They hold for every algorithm.
-
-Latency is not included. `ark.cli.topo` and the page print the bound next to every predicted time.
+"""Computes lower bounds on the time of a collective on a network: no algorithm can be faster. The
+bounds consider bandwidth only, not latency. `ark topo` and its HTML page (ark.collective.page)
+print the bound next to every predicted time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ def least_us(
     """Returns the time in microseconds that every schedule needs at least, for data of
     `size_bytes`.
 
-    Sizes are those of `ark.collective.simulate.simulate`. `root` is a rank's number, for broadcast
-    and reduce. `counts` are those of an all-to-all with unequal parts. The bounds come from cuts
-    (ForestColl) for gathering and scattering, from cuts for one root (Edmonds 1973), from weighted
-    roots for an all-reduce, and from multicommodity flow for an all-to-all. If the topology has a
-    switch that multicasts or sums, the bounds take this into account, except that of an all-to-all.
-    Raises UnsupportedError if the network is too large for the flow.
+    `size_bytes` is defined as in `ark.collective.simulate.simulate`. `root` is a rank's number, for
+    broadcast and reduce. `counts` are those of an all-to-all with unequal parts. An all-gather and
+    a reduce-scatter are bounded by the cuts of the network (ForestColl), a broadcast and a reduce
+    by its cuts around the root (Edmonds 1973), an all-reduce by a linear program over cuts in which
+    ranks may sum unequal shares of the data, and an all-to-all by multicommodity flow. If the
+    topology has a switch that multicasts or sums, the bounds take this into account, except that of
+    an all-to-all. Raises UnsupportedError if the network is too large for the flow.
     """
     asked = Collective(collective)
     ranks = len(topology.ranks)

@@ -1,14 +1,14 @@
-"""Computes an all-to-all at the rate of a multicommodity flow: a bound on its time, its paths and
-its program.
+"""Computes an all-to-all as a multicommodity flow: a lower bound on its time, the paths of the data
+and the program.
 
 Every rank sends the same amount to every other rank, or as many chunks as `counts` states. The
 least time is that of the largest concurrent flow (Shahrokhi and Matula 1990), a linear program with
-one flow per source. Its dual values are lengths of links. Any choice of lengths proves a bound: the
-total distance over which data must travel, divided by the total capacity of the links times their
-lengths. The dual values are converted to fractions, so the bound is exact whatever the solver's
-rounding. The flow is divided into paths, and their amounts are rounded to whole parts of a chunk;
-the loss is reported. `ark.collective.synthesis` calls `exchange_program`, `ark.collective.bounds`
-calls `exchange`.
+one flow per source. Its dual values can be read as lengths of links. Any choice of lengths proves a
+bound on the time: the sum over all chunks of the distance that the chunk travels, divided by the
+sum over all links of capacity times length. The dual values are converted to fractions, so the
+bound is exact whatever the solver's rounding. The flow is divided into paths, and their amounts are
+rounded to whole parts of a chunk; the loss is reported. `ark.collective.synthesis` calls
+`exchange_program`, `ark.collective.bounds` calls `exchange`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ Shares = dict[tuple[int, int], list[tuple[Path, int]]]
 
 @dataclass(frozen=True)
 class Exchange:
-    """Paths of an all-to-all.
+    """Paths of an all-to-all. Every pair (s, t) of ranks exchanges one chunk, or the number of
+    chunks in `counts`.
 
-    Times are in seconds for chunks of one GB. A pair of ranks has one chunk, or the number in
-    `counts`. No schedule is faster than `lower_bound`; these paths take `inv_rate`. `shares[s, t]`
-    lists (path as node numbers, how many of the pair's parts use it). A chunk has `parts` parts.
+    A chunk is cut into `parts` equal parts, and `shares[s, t]` lists (path as node numbers, how
+    many of the pair's parts use the path). Times are in seconds for chunks of one GB. No schedule
+    is faster than `lower_bound`; these paths take `inv_rate`.
     """
 
     topology: Topology
@@ -126,7 +127,8 @@ def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     if solver.Solve() != solver.OPTIMAL:
         raise InternalError(f"the solver found no flow of an all-to-all on {net.topology.name}.")
     lengths = np.array([abs(row.dual_value()) for row in rows])
-    # Of all flows with this rate, takes one with the least total distance, without detours.
+    # Of all flows with the best rate, the solver takes one with the least total distance, so that
+    # no path makes a detour.
     time.SetUb(time.solution_value() * (1 + 1e-9))
     solver.Objective().SetCoefficient(time, 0)
     for each in itertools.chain(*flow):
@@ -137,8 +139,8 @@ def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _kept(solver: Any, net: Network, flow: list[Any], node: int, stays: int) -> Any:
-    """Adds the constraint that a node's inflow minus its outflow equals the amount that stays
-    there. Returns the constraint.
+    """Adds the constraint of flow conservation: the inflow of `node` minus its outflow equals
+    `stays`, the amount that this node consumes. Returns the constraint.
     """
     row = solver.RowConstraint(stays, stays, "")
     for link in np.flatnonzero(net.heads == node):
@@ -149,7 +151,9 @@ def _kept(solver: Any, net: Network, flow: list[Any], node: int, stays: int) -> 
 
 
 def _bound(net: Network, lengths: np.ndarray, largest: int, counts: Counts) -> Fraction:
-    """Returns the exact bound that the lengths of links prove, after rounding them to fractions."""
+    """Returns the exact lower bound on the time that these lengths of links prove. The lengths are
+    rounded to fractions first; any lengths prove a valid bound.
+    """
     top = float(lengths.max())
     exact = [Fraction(float(each) / top).limit_denominator(largest) for each in lengths]
     common = math.lcm(*(each.denominator for each in exact))

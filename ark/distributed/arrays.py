@@ -1,5 +1,5 @@
-"""Gives NumPy arrays and torch tensors, on the host or on a device, one interface for collectives,
-which see contiguous bytes with one element type. Called by ark.distributed.group.
+"""Gives NumPy arrays and torch tensors, on the host or on a device, one interface. Collectives use
+it to see any of them as contiguous bytes with one element type. Called by ark.distributed.group.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _NAMES = {
 
 
 class Array:
-    """A contiguous array as a collective's input or result. given: the caller's array, or a new
-    array of the same kind for the result.
+    """The base class of arrays that are the input or result of a collective; a subclass for each
+    kind of memory implements it. given: the caller's array, or a new array of the same kind for the
+    result.
     """
 
     def __init__(self, given: Any, name: str, shape: Sequence[int], itemsize: int) -> None:
@@ -82,7 +83,7 @@ class Array:
         return _call_text(name, self.element, self.elements, options)
 
     def rows(self, begin: int, count: int) -> Array:
-        """A view of some rows."""
+        """A view of `count` rows (elements of the first dimension) from row `begin` on."""
         return wrap(self.given[begin : begin + count])
 
     def place(self) -> int:
@@ -99,7 +100,7 @@ class Array:
         raise NotImplementedError
 
     def stream(self) -> int | None:
-        """The device queue (stream) on which the caller works; None for host memory."""
+        """The device's stream on which the caller of the collective works; None for host memory."""
         return None
 
     def view(self, memory: Memory) -> Any:
@@ -221,7 +222,7 @@ class TorchHostArray(TorchArray):
 
 
 class _DeviceBytes:
-    """Device memory that torch and other libraries can view without a copy."""
+    """Device memory in a form that torch and other libraries can view without a copy."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {

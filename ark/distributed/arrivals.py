@@ -1,10 +1,12 @@
-"""Assigns messages without a tag to receives, some of which accept any sender.
+"""Determines the sender of each receive in torch.distributed, where a receive may accept messages
+from any sender.
 
-A receive that names its sender needs no announcement: it waits for the data in memory that both
-ranks share. A receive that accepts any sender needs one. When a rank first calls such a receive, it
-asks all other ranks to report how many messages they have begun to send to it; each reports at
-once, and again with each later message. A rank that always names the sender has no overhead. Called
-by ark.distributed.messages.
+A receive that names its sender waits for data in memory that both ranks share. A receive that
+accepts any sender must first learn which rank sends. Therefore, when a rank first calls such a
+receive, it asks all other ranks to report how many messages they have begun to send to it. Each
+reports the number at once, and again with each later message. A rank that always names the sender
+has no overhead. Messages with a tag are handled elsewhere (ark.distributed.matching). Called by
+ark.distributed.messages.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ class Arrivals:
         job.hear(BEGUN, self._hear_begun)
 
     def send(self, peer: int) -> None:
-        """Counts a message to a peer, before the message is sent. If the peer has asked for the
-        count, reports it.
+        """Counts a message to `peer`, before the message is sent. If the peer has asked for
+        reports, sends it the new count.
         """
         with self._lock:
             self._sent[peer] += 1
@@ -61,9 +63,9 @@ class Arrivals:
                 self._tell(peer)
 
     def receive(self, source: int | None, begin: Callable[[int], None]) -> None:
-        """Calls `begin` with the rank of the sender whose next message this receive takes. If
-        `source` names the sender and no earlier receive waits, the call is immediate; otherwise it
-        may come later, on another thread.
+        """Registers a receive. `begin` is called with the rank of the sender whose next message
+        this receive gets. If `source` names the sender and no earlier receive waits, `begin` is
+        called immediately; otherwise possibly later, on another thread.
         """
         if source is None and not self._others:
             raise InvalidUsageError(
@@ -104,7 +106,8 @@ class Arrivals:
 
     def _match(self) -> None:
         """Begins the waiting receives whose sender is now known. A receive that names its sender
-        needs no report from it unless an earlier receive that accepts any sender still waits.
+        can begin without a report from the sender, unless an earlier receive that accepts any
+        sender still waits.
         """
         remaining: list[Waiting] = []
         for each in self._waiting:

@@ -1,10 +1,10 @@
 """Checks that the processes of one host make the same collective calls, by 64-bit words in shared
 memory.
 
-A rank's board is a ring of WORDS_PER_RANK words. For each call the rank writes a word with the
-call's number and a fingerprint of all its calls so far, at the index number modulo WORDS_PER_RANK.
-A rank writes its word before it begins a call, and reads its peers' words while it waits and after
-the call. A comparison costs one store, and one load per peer. Called by
+Each rank has a board, a ring buffer of WORDS_PER_RANK words that its peers can read. Before a rank
+begins call number n, it writes a word at index n % WORDS_PER_RANK. The word has the call's number
+and a fingerprint of all calls of the rank so far. The rank compares it with its peers' words while
+it waits and after the call. A comparison costs one store, and one load per peer. Called by
 ark.distributed.communicator.
 """
 
@@ -28,13 +28,13 @@ _HASH_MULTIPLIER = 0x9E3779B97F4A7C15
 
 @functools.lru_cache(maxsize=4096)
 def fingerprint(text: str) -> int:
-    """A hash of a call's text, the same on all ranks."""
+    """A 64-bit hash of a call's text. Equal texts have the same hash on all ranks."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def chained(chain: int, fingerprint: int) -> int:
-    """The fingerprint of a sequence of calls: `chain` is that of the earlier calls, `fingerprint`
-    that of the call that follows them.
+    """The fingerprint of a sequence of calls. chain: the fingerprint of all calls except the last.
+    fingerprint: that of the last call.
     """
     return (chain * _HASH_MULTIPLIER + fingerprint) & _CHAIN
 
@@ -47,7 +47,7 @@ def word_of(number: int, chain: int) -> int:
 
 
 class Board:
-    """The words of a rank, and of its peers after `map`."""
+    """The words of this rank in shared memory, and the words of each peer that `map` has added."""
 
     def __init__(self) -> None:
         self._own: memoryview | None = None
@@ -79,13 +79,13 @@ class Board:
             self._peers.append(memoryview(view).cast("Q"))
 
     def post(self, number: int, word: int) -> None:
-        """Records that this rank begins the call of that number."""
+        """Writes this rank's word for call `number`, which the rank is about to begin."""
         if self._own is not None:
             self._own[number % WORDS_PER_RANK] = word
 
     def differs(self, number: int, word: int) -> bool:
-        """True if a peer's word for that number differs: the peer has made another call, now or
-        earlier.
+        """True if a peer's word for call `number` differs from `word`. Then the peer has made a
+        different call as number `number`, or earlier.
         """
         at = number % WORDS_PER_RANK
         for words in self._peers:
@@ -95,7 +95,7 @@ class Board:
         return False
 
     def complete(self, number: int, word: int) -> bool:
-        """True if all peers of this host have made the same call of that number."""
+        """True if all peers of this host have begun the same call `number` as this rank."""
         at = number % WORDS_PER_RANK
         return not [words for words in self._peers if words[at] != word]  # faster than all()
 

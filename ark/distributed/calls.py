@@ -1,9 +1,8 @@
-"""Plans and runs collectives outside of a model. Each is a plan of one op, compiled once for each
-size and cached.
-
-Data are moved as bytes; the element type matters for reductions only. Every rank creates the plans
-of all ranks, verifies them together, and loads its own. The generated source does not depend on the
-size, so one compiled kernel serves all sizes. Called by ark.distributed.group.
+"""Plans and runs collectives that are called outside of a model. Each call runs a plan of one op,
+which is created and compiled once for each size and cached. The data are moved as bytes; only
+reductions depend on the element type. Every rank creates the plans of all ranks, verifies them
+together, and loads its own plan. The generated source does not depend on the size, so one compiled
+kernel serves all sizes. Called by ark.distributed.group.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ class Key:
 
 
 def moved(collective: Collective, x: Array, parts: int, root: int | None) -> Key:
-    """The key of a call that only moves bytes. It depends on the number of bytes but not on the
-    type, so that few kernels are needed.
+    """The key of a call that moves data without reducing it. It has the number of bytes instead of
+    the element type, so that few kernels are needed.
     """
     word = 4 if x.nbytes // parts % 4 == 0 else 1
     return Key(collective.value, f"uint{8 * word}", word, x.nbytes // word, None, root)
@@ -134,7 +133,9 @@ def plans_for(key: Key, world: int, device: Machine, hosts: Sequence[int] = ()) 
 
 
 class Call:
-    """A loaded plan of one collective, with its own device memory for input and result."""
+    """A loaded plan of one collective, ready to run. It has its own device memory for input and
+    result, which is used if the caller's arrays are not registered.
+    """
 
     def __init__(
         self, key: Key, ranks: Ranks, rank: int, world: int, backend: Backend, device: Device,
@@ -175,8 +176,8 @@ class Call:
         self._inline = InlineRuns(executor) if isinstance(device, InlineDevice) else None
 
     def restart(self) -> None:
-        """Ends running launches, so that the next call starts from the beginning. All ranks of the
-        call must do the same.
+        """Ends running launches and resets the counters of iterations, so that the next call starts
+        like the first. All ranks of the call must do the same.
         """
         if self.executor.latest is not None:
             self.executor.latest.stop()
@@ -184,8 +185,8 @@ class Call:
         self._begin()
 
     def view(self, array: Array, memory: Memory) -> Any:
-        """A view of the call's memory in the form that the array copies from and to. It is created
-        once and cached.
+        """A view of device memory of this call, in the form that the array's write_to and read_from
+        take. It is created once and cached.
         """
         key = (type(array), memory.address)
         if key not in self._views:

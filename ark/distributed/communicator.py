@@ -1,12 +1,14 @@
-"""Runs the calls that a set of ranks makes in the same order, and handles calls that do not match.
+"""Runs the calls that a set of ranks makes in the same order, and detects ranks that make different
+calls.
 
-A communicator has all ranks of a group, or a sender and a receiver. Before a call a rank writes the
-call's fingerprint to the communicator's board (ark.distributed.board); at the first call of a kind
-and size the ranks also synchronise over the bootstrap. A rank that sees a different call, or waits
-longer than the group's time limit, starts an exchange: all ranks state their calls, ranks in the
-call raise the same error, and later ranks raise it at their next call. The communicator then begins
-again (a new generation), so the next matching call works. Called by ark.distributed.group; an
-executor uses a communicator as the `Ranks` of its plan.
+A communicator consists of all ranks of a group, or of a sender and a receiver. Before a call, a
+rank writes a fingerprint of its calls to shared memory that the other ranks read
+(ark.distributed.board). At the first call of a kind and size, the ranks also synchronise over the
+bootstrap, the sockets by which the processes found each other. If a rank sees a different call, or
+waits longer than the group's time limit, the ranks exchange statements of their calls. Ranks that
+are in the call then raise the same error, and ranks that were not in it raise the error at their
+next call. Afterwards the communicator starts anew (a new generation), so the next matching call
+works. Called by ark.distributed.group; an executor uses a communicator as the `Ranks` of its plan.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ Kind = Literal["part", "all", "statement"]
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message of a communicator.
 
-    generation: how often the communicator has begun again. number: counts the synchronisations of a
-    generation. purpose: the label of this synchronisation, with the sender's chain of calls.
+    generation: how often the communicator has started anew after an error. number: the number of
+    this synchronisation in the generation. purpose: the label of this synchronisation, with a
+    fingerprint of the sender's calls; ranks synchronise only if their purposes are equal.
     """
 
     communicator: str
@@ -63,8 +66,8 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Talk:
-    """The communicators of one group. name: distinguishes groups that use the job at the same
-    time.
+    """The communicators of one group, and the messages between their ranks. name: distinguishes
+    groups that use the job's bootstrap at the same time.
     """
 
     def __init__(self, job: Bootstrap, name: str, budget_s: float) -> None:
@@ -100,12 +103,15 @@ class Talk:
 
 
 class _Stuck(SystemError):
-    """Raised if this rank's collective cannot continue, so all ranks must state their calls."""
+    """Raised inside of a call that cannot continue. The communicator catches it, and all ranks then
+    state their calls.
+    """
 
 
 class Communicator:
-    """Ranks that make the same calls. rank, world_size: among the communicator's ranks. fresh: True
-    if the ranks have not synchronised since the communicator last began again.
+    """A set of ranks that make the same calls in the same order. rank, world_size: this rank's
+    number and the number of ranks within the communicator. fresh: True if the ranks have not
+    synchronised since the communicator was created or started anew after an error.
     """
 
     def __init__(self, talk: Talk, name: str, ranks: Sequence[int]) -> None:
@@ -133,8 +139,9 @@ class Communicator:
     # Calls.
 
     def make(self, text: str, fingerprint: int, waits: bool, run: Callable[[], object]) -> None:
-        """Makes a call by calling `run`. text: the call's name in errors. fingerprint: equal for
-        equal calls. waits: return only after all ranks of this host have made the call.
+        """Makes a call by calling `run`. text: the call as shown in errors. fingerprint: a hash
+        that is equal for equal calls. waits: True to return only after all ranks of this host have
+        made the call.
 
         Raises the communicator's error if the ranks do not make the same call in time.
         """
@@ -183,7 +190,9 @@ class Communicator:
             raise _Stuck("another call was made")
 
     def arrive(self, kept: Sequence[str] = (), more: bytes = b"") -> list[Arrival]:
-        """Synchronises ranks before the first call of a kind and size. Returns their messages."""
+        """Synchronises the ranks before the first call of a kind and size. kept: the names of this
+        rank's loaded calls. more: data for the other ranks. Returns the messages of all ranks.
+        """
         own = Arrival(self._number, here(), self._board.handle, list(kept), more)
         left = max(0.0, self._deadline - time.monotonic())
         encoded = self._gather("arrival", msgspec.msgpack.encode(own), left)
@@ -220,7 +229,9 @@ class Communicator:
         return failed if stuck and waits and failed else raised
 
     def _settle(self, answer_s: float) -> BaseError | None:
-        """Begins a new generation when all have stated their calls; returns this rank's error."""
+        """Waits until all ranks have stated their calls, for at most answer_s seconds, then starts
+        a new generation. Returns this rank's error, or None if its call did not fail.
+        """
         end = time.monotonic() + answer_s
         with self._changed:
             stated = self._statements[self._generation]
@@ -286,8 +297,9 @@ class Communicator:
         return None
 
     def _ended(self) -> bool:
-        """True if the ranks' statements end the call in progress. If every rank that sent one has
-        returned from this call, then the call can complete, and the next one raises.
+        """True if the ranks' statements show that the call in progress cannot end normally. If
+        every rank that sent a statement has already returned from this call, the call can still
+        complete, and the next call raises the error.
         """
         stated = self._statements.get(self._generation, {})
         others = [statement for rank, statement in list(stated.items()) if rank != self._job.rank]
@@ -318,7 +330,9 @@ class Communicator:
 
     @property
     def _meeting_s(self) -> float:
-        """Seconds to wait for the other ranks; more once all are in the call: some may compile."""
+        """The time limit in seconds for waiting for the other ranks. It is longer once all ranks
+        are in the call, because some may still be compiling.
+        """
         return PREPARE_S if self._arrived else self._budget_s
 
     def _gather(self, label: str, data: bytes, timeout_s: float) -> list[bytes]:
@@ -345,7 +359,9 @@ class Communicator:
 
     @staticmethod
     def _strays(parts: Mapping[int, Frame], purpose: str) -> bool:
-        """True if a rank has arrived for a different purpose."""
+        """True if a rank synchronises for another purpose than this rank, which means that the
+        ranks have made different calls.
+        """
         return any(frame.purpose != purpose for frame in list(parts.values()))
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float) -> None:

@@ -1,9 +1,10 @@
 """A group of ranks and its collectives on memory that the caller owns.
 
 Each collective is a plan of one op (ark.distributed.calls), which is compiled when a size is first
-used and then cached. All ranks call the same collectives in the same order with equal types and
-sizes, which ark.distributed.communicator checks; send and recv are called by the two ranks only. On
-a CPU, a call returns when all ranks have made it; on a GPU it is queued on the caller's stream.
+used and then cached. All ranks must call the same collectives in the same order with equal types
+and sizes; ark.distributed.communicator checks this. send and recv are called only by the sender and
+the receiver. On a CPU, a call returns when all ranks have made it; on a GPU it is queued on the
+caller's stream.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ MAX_LOADED_CALLS = 64  # loaded collectives of a group, and loaded messages of e
 
 
 class Group:
-    """Ranks that call collectives together. A context manager; `close` frees everything.
+    """A set of ranks that call collectives together. Usable as a context manager; `close` frees
+    everything.
 
-    ranks: the job, which the group does not close. budget_s: how long a rank waits for another to
-    begin or to finish a call. Time in which other ranks prepare the same call does not count.
+    ranks: the connection of the job's ranks, which the group does not close. budget_s: how long a
+    rank waits for another rank to begin or to finish a call, in seconds. Time in which other ranks
+    plan or compile the same call does not count.
     """
 
     def __init__(
@@ -190,7 +193,8 @@ class Group:
         """Sends to the rank `peer`, which must receive the same number of elements of the same
         type. Messages arrive in the order of the calls.
 
-        way: names a sequence of messages. Different sequences do not wait for each other.
+        way: the name of a sequence of messages; messages of different sequences do not wait for
+        each other.
         """
         x = wrap(input)
         peer = self._peer("send", peer)
@@ -213,7 +217,9 @@ class Group:
     # Execution.
 
     def _width(self, called: str, x: Array, send: list[int], receive: list[int]) -> int:
-        """The longest part of an all_to_all_v, from the lengths that the ranks exchange."""
+        """The length of the longest part that any rank sends in an all_to_all_v. The ranks exchange
+        the lengths of their parts for this.
+        """
         world = self.world_size
         own = wrap(x.numbers([*send, *receive]))
         table = wrap(x.numbers([0] * (2 * world * world)))
@@ -286,7 +292,10 @@ class Group:
     def _execute(
         self, comm: Communicator, text: str, same: str, key: Key, x: Array | None, y: Array | None
     ) -> None:
-        """Runs the call. text: its name in errors. same: a text that matching calls share."""
+        """Runs a call. comm: the communicator of the call's ranks. text: the call as shown in
+        errors. same: a text that is equal on all ranks if their calls match. x, y: the input and
+        the result; None if this rank has none.
+        """
         some = x or y
         assert some is not None
         stream = some.stream()
@@ -308,8 +317,8 @@ class Group:
         comm.make(text, fingerprint(same), stream is None, run)
 
     def _call(self, comm: Communicator, same: str, key: Key) -> Call:
-        """The loaded call, which is created if necessary. If there are too many, the least recently
-        used call is dropped; it is the same one on all ranks.
+        """The loaded plan for `key`, which is created if necessary. If more than MAX_LOADED_CALLS
+        are loaded, the least recently used one is dropped; this is the same one on all ranks.
         """
         calls = self._calls[comm]
         if same in calls and not comm.fresh:
@@ -330,8 +339,8 @@ class Group:
         return call
 
     def _arrive(self, comm: Communicator) -> Sequence[int]:
-        """Synchronises the communicator's ranks; returns the host number of each. If the
-        communicator has begun again, calls that all ranks have loaded are restarted, and the others
+        """Synchronises the communicator's ranks; returns the host number of each. After an error,
+        calls that all ranks have loaded are restarted, and calls that only some ranks have loaded
         are dropped.
         """
         calls, fresh = self._calls[comm], comm.fresh
@@ -350,8 +359,8 @@ class Group:
         return numbered(each.host for each in arrivals)
 
     def _chosen(self, key: Key) -> Key:
-        """The key with the algorithm and the engine that were measured as fastest. Unchanged if
-        nothing was measured.
+        """The key with the algorithm and the engine that `ark tune --collectives` measured as
+        fastest for its size. If nothing was measured, the key is returned unchanged.
         """
         assert self._tuned is not None
         nbytes = max(key.nbytes, key.out_bytes(self.world_size))
@@ -361,7 +370,9 @@ class Group:
         return dataclasses.replace(key, algorithm=measured.algorithm, engine=measured.engine)
 
     def close(self, collective: bool = True) -> None:
-        """Frees the calls' memory. collective: all ranks close the group, and none has failed."""
+        """Frees the calls' memory. collective: True if all ranks close the group and none has
+        failed, so that they can synchronise first.
+        """
         for comm in self._talk.communicators():
             calls = self._calls.pop(comm, OrderedDict())
             ok = collective and comm is self._all_ranks and self._job.failure() is None

@@ -1,9 +1,8 @@
-"""Assigns messages with tags to receives.
-
-Senders announce each message's tag and size, and send their messages in order. One thread takes the
-messages in the order of the announcements. A message goes to the first waiting receive that has its
-tag and accepts its sender. If no receive matches, the message is stored until a matching receive is
-called. Called by ark.distributed.messages.
+"""Assigns messages with tags to receives of torch.distributed. A sender announces the tag and the
+size of each message, and sends its messages in order. One thread takes the messages in the order of
+the announcements. A message goes to the first waiting receive that has the message's tag and
+accepts its sender. If no receive matches, the message is stored until a matching receive is called.
+Called by ark.distributed.messages.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from ark.runtime.bootstrap import Bootstrap
 
 
 class Members:
-    """Implements ark.runtime.run.Ranks for `ranks`, a subset of a job's ranks. label: a name that
-    is unique among such subsets.
+    """A subset `ranks` of a job's ranks with the interface that executors use to synchronise ranks
+    (ark.runtime.run.Ranks). label: a name that is unique among such subsets.
     """
 
     def __init__(self, job: Bootstrap, ranks: Sequence[int], label: str) -> None:

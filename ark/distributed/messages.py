@@ -1,10 +1,11 @@
 """Sends and receives of torch.distributed on the backend "ark".
 
-On the CPU they run on threads of their own. Messages without a tag are sent from rank to rank in
-order (`Group.send`); if a receive accepts any rank, `Arrivals` determines the sender. Messages with
-a tag are announced to their receiver over the bootstrap, and are sent in a separate sequence, from
-which `TagMatcher` assigns them to receives. On a GPU sends and receives are queued on the caller's
-stream in order; the sender must be named, and tags are not supported.
+On the CPU, sends and receives run on threads of their own. Messages without a tag are sent from
+rank to rank in order (`Group.send`); if a receive accepts any rank, `Arrivals` determines the
+sender. A message with a tag is announced to its receiver over the bootstrap (sockets between the
+processes) and sent in a separate sequence of messages. `TagMatcher` assigns the messages of this
+sequence to receives. On a GPU sends and receives are queued on the caller's stream in order; the
+sender must be named, and tags are not supported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Loads and checks programs of collectives that a caller gives as a file, and computes the shapes
-of their results.
-
-Called by ark.distributed.group.
+"""Loads and checks collective programs (lists of the puts and reduces of each rank) that a caller
+gives as a file, and computes the shapes of their results. Called by ark.distributed.group.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds the addresses of arrays that collectives may read and write in place, without a copy.
 
-A kernel accesses its input and its result by addresses. For an array that the caller has
-registered, the kernel uses the array's own address; other arrays are copied to and from the call's
-memory. Called by ark.distributed.group.
+The kernel of a call accesses its input and its result by addresses. If the caller has registered
+the array, this is the array's own address. Otherwise the array is copied to or from memory that
+belongs to the call. Called by ark.distributed.group.
 """
 
 from __future__ import annotations

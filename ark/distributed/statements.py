@@ -1,5 +1,6 @@
-"""Statements of ranks about their calls. When a call cannot continue, the ranks exchange them, and
-every rank derives the same error from all statements. Called by ark.distributed.communicator.
+"""Statements by which ranks report their latest calls to each other. When a call cannot continue,
+the ranks exchange statements, and every rank derives the same error from all of them. Called by
+ark.distributed.communicator.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from ark.errors import BaseError, InvalidUsageError, SystemError
 
 
 class StatedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call in a statement. number: counted from 1 since the communicator last began again. chain:
-    the fingerprint of all calls up to this one (ark.distributed.board). text: the call's name in
-    errors.
+    """A call in a statement. number: the call's number, counted from 1 since the communicator was
+    created or started anew after an error. chain: the fingerprint of all calls up to this one
+    (ark.distributed.board). text: the call as shown in errors.
     """
 
     number: int
@@ -23,8 +24,8 @@ class StatedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Elsewhere(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call of another communicator that the rank has not returned from, with the ranks of that
-    communicator.
+    """A call that the rank has not returned from and that belongs to another communicator. ranks:
+    the ranks of that communicator.
     """
 
     text: str
@@ -36,8 +37,8 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     calls: its latest calls. inside: True if the rank has not returned from the last of these.
     elsewhere: calls of other communicators that the rank has not returned from. before: the last
-    call of the previous generation. reason: why the rank cannot continue, if the cause is something
-    other than calls that other ranks have not made.
+    call before the communicator last started anew. reason: why the rank cannot continue, if the
+    cause is something other than calls that other ranks have not made.
     """
 
     calls: list[StatedCall]
@@ -52,8 +53,8 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.calls[-1].number if self.calls else 0
 
     def is_past(self, number: int, chain: int) -> bool:
-        """True if the rank has returned from that call: it made the same call and then a
-        later one.
+        """True if the rank made the call with this number and chain, and has returned from it,
+        because it made a later call.
         """
         same = {call.number: call.chain for call in self.calls}.get(number, chain) == chain
         return same and self.last > number
@@ -69,9 +70,9 @@ def agreed(statements: Mapping[int, Statement]) -> int:
 
 
 def fails(statements: Mapping[int, Statement], rank: int) -> bool:
-    """True if the reports end a call of this rank: the current or the next one. False if the rank
-    is in a call of another communicator and one of that communicator's ranks waits in this one:
-    then the call of the other communicator ends instead.
+    """True if the reports end a call of this rank: the call that it is in or, if it is in none, its
+    next call. False if the rank is in a call of another communicator, and a rank of that
+    communicator waits in a call of this one: then the other communicator's call ends instead.
     """
     own = statements[rank]
     waiting = {each for each, statement in statements.items() if statement.inside}
@@ -80,8 +81,8 @@ def fails(statements: Mapping[int, Statement], rank: int) -> bool:
 
 
 def error(statements: Mapping[int, Statement], ranks: Sequence[int], waited_s: float) -> BaseError:
-    """The error, which is equal on all ranks that received the same statements. ranks: the ranks of
-    the communicator. waited_s: the time limit that the error names.
+    """The error that ends the call. It is equal on all ranks that received the same statements.
+    ranks: the ranks of the communicator. waited_s: the time limit that the error names.
     """
     same = agreed(statements)
     following = {r: c for r, s in statements.items() for c in s.calls if c.number == same + 1}
@@ -120,7 +121,9 @@ def _whereabouts(statement: Statement | None) -> str:
 
 
 def _by_text(texts: Mapping[int, str]) -> str:
-    """Joins the ranks with equal texts: "rank 0 calls x; ranks 1 and 2 call y"."""
+    """The ranks and texts as one clause, in which ranks with equal texts are joined: "rank 0 calls
+    x; ranks 1 and 2 call y".
+    """
     ranks: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         ranks.setdefault(text, []).append(rank)

@@ -7,8 +7,10 @@ Calls on CPU tensors return when the result is complete; calls on GPU tensors ar
 current stream. Sends and receives run on other threads, in order for each peer.
 """
 
-# The class overrides one overload of each of torch's methods: the one that torch's functions call.
-# So mypy's checks of overrides are disabled. mypy: disable-error-code="override,assignment"
+# torch declares several overloads of each method. This class overrides only the overload that
+# torch's own functions call, so mypy's checks of overrides are disabled.
+#
+# mypy: disable-error-code="override,assignment"
 from __future__ import annotations
 
 import os
@@ -293,13 +295,17 @@ def _op(op: Any) -> str:
 
 
 def _store(tensor: torch.Tensor, whole: torch.Tensor) -> None:
-    """Fills a strided tensor from its dense copy."""
+    """Copies a dense result to the caller's strided tensor. Does nothing if the result is the
+    tensor itself.
+    """
     if whole is not tensor:
         tensor.copy_(whole)
 
 
 def _join(store: Any, rank: int, size: int, timeout_s: float) -> Bootstrap:
-    """Joins the ranks that share torch's store, in which rank 0 publishes its address."""
+    """Connects the ranks of a torch process group. Rank 0 publishes its address in torch's store,
+    which all ranks share.
+    """
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     if size == 1:
         return Bootstrap.connect(0, 1, address, 0)

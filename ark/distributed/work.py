@@ -2,8 +2,10 @@
 ark.distributed.torch and ark.distributed.messages.
 """
 
-# The class overrides one overload of each of torch's methods: the one that torch's functions call.
-# So mypy's checks of overrides are disabled. mypy: disable-error-code="override"
+# torch declares several overloads of each method. This class overrides only the overload that
+# torch's own functions call, so mypy's checks of overrides are disabled.
+#
+# mypy: disable-error-code="override"
 from __future__ import annotations
 
 from concurrent.futures import Future
@@ -17,7 +19,7 @@ from ark.runtime.bootstrap import Bootstrap
 
 
 class ArkWork(Work):
-    """A call that has ended, or that runs on another thread."""
+    """The work object of a call that has already ended, or that runs on another thread."""
 
     def __init__(self, result: Any, running: Future[None] | None = None) -> None:
         super().__init__()

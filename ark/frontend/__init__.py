@@ -1,1 +1,3 @@
-"""The objects that op calls act on: tensor handles, the current model, and their memory."""
+"""The objects on which op calls such as ark.add act: tensor handles, the current model to which
+calls add nodes, and the tensors' memory.
+"""

@@ -69,8 +69,8 @@ class _Managed(ctypes.Structure):
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 
-# For each exported tensor, the objects that must live until the importer frees it, by the address
-# of its struct.
+# The objects that must stay alive until an importer frees an exported tensor. Keys are the
+# addresses of the exported DLPack structs.
 _alive: dict[int, tuple[Any, ...]] = {}
 
 
@@ -81,14 +81,14 @@ def _forget(managed: int) -> None:
 _delete = _Deleter(_forget)
 
 
-# The type of the capsule's destructor. It gets the capsule as an address instead of an object, so
-# that the call does not change its reference count.
+# The type of the capsule's destructor. Its argument is declared as an address instead of a Python
+# object, so that the call does not change the capsule's reference count.
 _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def _free_unused(capsule: int) -> None:
-    """Frees the exported tensor of a capsule that no library has imported. Importing a capsule
-    changes its name.
+    """The destructor of a capsule. If no library has imported the capsule, frees the exported
+    tensor. Importing a capsule changes the capsule's name.
     """
     if _is_valid(capsule, b"dltensor"):
         _alive.pop(_pointer(capsule, b"dltensor"), None)

@@ -1,10 +1,9 @@
-"""Access to the memory of other libraries' arrays: its address, and whether its bytes are the
-values.
-
-All code that reads the address or the bytes of a torch tensor or of a NumPy array calls this module
-first (ark.frontend.tensor, ark.interop, ark.distributed). A tensor may have a flag that changes the
-meaning of its bytes (negative, conjugate), a layout that is not strided, no memory, or less memory
-than its shape needs. If torch is needed, the caller imports it.
+"""Access to the memory of other libraries' arrays: finds an array's address, and checks whether the
+bytes in memory are the array's values. All code that reads the address or the bytes of a torch
+tensor or of a NumPy array calls this module first (ark.frontend.tensor, ark.interop,
+ark.distributed). The check is necessary because a tensor may have a flag that changes the meaning
+of its bytes (negative, conjugate), a layout that is not strided, no memory, or less memory than its
+shape needs. If torch is needed, the caller imports it.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ def is_literal(tensor: Any) -> bool:
 
 
 def dense(tensor: Any) -> Any:
-    """A contiguous torch tensor with these values whose bytes are the values: the tensor itself, or
-    a copy.
+    """A contiguous torch tensor with the values of `tensor`, whose bytes are the values: `tensor`
+    itself, or a copy.
     """
     return tensor.resolve_conj().resolve_neg().contiguous()
 

@@ -1,7 +1,6 @@
-"""The model to which op calls add nodes; there is always a current model, as in ARK.
-
-The current model is process-wide, except inside of a with block of use_model, which has its own
-model in its thread.
+"""The model to which op calls add nodes. There is always a current model. It belongs to the whole
+process, except inside of a with block of use_model, where the thread has a current model of its
+own.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ class Model:
         (2, True)
     """
 
-    _current: Model | None = None  # of the process
-    _within: ContextVar[Model | None] = ContextVar("within", default=None)  # of a with block
+    _current: Model | None = None  # the current model of the process
+    _within: ContextVar[Model | None] = ContextVar("within", default=None)  # that of a with block
     _rank = 0
     _world_size: int | None = None  # None until it is set
     _device_id = 0
@@ -65,7 +64,7 @@ class Model:
 
     @staticmethod
     def reset() -> None:
-        """Drops the current model."""
+        """Drops the current model; the next op call creates a new one."""
         set_model(None)
 
     @staticmethod
@@ -121,7 +120,9 @@ class Model:
         Model._device_id = int(device_id)
 
     def compress(self) -> Model:
-        """Returns the model itself, which contains only data that a plan needs."""
+        """Returns the model itself. Nothing has to be removed, because a model contains only data
+        that a plan needs.
+        """
         return self
 
     def serialize(self, pretty: bool = True) -> str:
@@ -142,7 +143,9 @@ class Model:
         padded: Sequence[int] = (),
         name: str = "",
     ) -> ir.Tensor:
-        """A tensor on its own buffer, whose name is unique in the model."""
+        """A new tensor of this model, on a new buffer. The name of the buffer is `name`, changed if
+        necessary so that it is unique in the model.
+        """
         sizes = tuple(extents) or dtype.whole_rows(tuple(padded) or tuple(shape))
         nbytes = dtype.nbytes(math.prod(int(n) for n in sizes))
         label = f"{name or 'tensor'}.{len(self.graph.buffers)}"
@@ -185,7 +188,7 @@ class Model:
         return self.graph.tensor(shape, dtype, buffer=buffer)
 
     def adopt(self, tensor: ir.Tensor, storage: Storage) -> ir.Tensor:
-        """A tensor in this model on the memory of another model's tensor."""
+        """A tensor in this model that uses the memory of `tensor`, a tensor of another model."""
         buffer = self._adopted.get(storage)
         if buffer is None:
             label = f"adopted.{len(self.graph.buffers)}"
@@ -204,7 +207,8 @@ class Model:
 
 
 def set_model(model: Model | None) -> None:
-    """Makes `model` the one that op calls add to; None: a new one, created on first use.
+    """Sets the current model, to which op calls add nodes. If `model` is None, a new model is
+    created on first use.
 
     Inside a with block of use_model this holds until the block's end, elsewhere for the whole
     process.
@@ -228,7 +232,7 @@ def _checked(model: Model | None) -> Model | None:
 
 
 def current_model() -> Model:
-    """The model that op calls add to.
+    """The current model, to which op calls add nodes.
 
     Examples:
         >>> isinstance(ark.current_model(), ark.Model)
@@ -239,7 +243,8 @@ def current_model() -> Model:
 
 @contextmanager
 def use_model(model: Model | None = None) -> Iterator[Model]:
-    """Makes `model` current inside a with block; None: a new one.
+    """Sets the current model, to which op calls add nodes, for a with block. If `model` is None, a
+    new model is created.
 
     It is current in this thread only. Threads that build models at the same time each need such a
     block, because a model takes the ops of one thread at a time.

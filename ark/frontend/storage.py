@@ -1,7 +1,7 @@
-"""Memory that Python can access: one Storage per buffer whose tensors are still referenced.
-
-It outlives launches, runtimes and models, so that results can be read and used later; it is freed
-when its last tensor is dropped. Created by ark.frontend.tensor, filled by ark.runtime.runtime.
+"""The memory of tensors that Python code holds: one Storage for each buffer with a tensor that is
+still referenced. A Storage outlives launches, runtimes and models, so that results can be read and
+used later. It is freed when its last tensor is dropped. Created by ark.frontend.tensor, filled by
+ark.runtime.runtime.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ark.ir.packed import from_memory, to_memory
 
 
 class Storage:
-    """nbytes of memory, on a device after `place` was called or foreign memory was bound.
+    """`nbytes` bytes of memory. They have an address on a device after `place` has allocated memory
+    or `bind` has set the address of foreign memory.
 
     foreign: the caller owns the memory (a placeholder). owner: the object that keeps foreign memory
     alive. weight: rarely written and often read. symmetric: each launch has its own memory, which
@@ -118,7 +119,9 @@ class Storage:
         return np.array(self._box(tensor)[1], order="C")
 
     def _box(self, tensor: ir.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """A copy of the whole buffer as an array, and the view of it that is the tensor."""
+        """A copy of the whole buffer as an array, and the view of this array that has the tensor's
+        elements.
+        """
         nbytes = tensor.dtype.nbytes(math.prod(tensor.extents))
         data = self._placed().read(self.address, nbytes)
         whole = from_memory(data, tensor.extents, tensor.dtype)

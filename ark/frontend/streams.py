@@ -1,6 +1,6 @@
-"""The `stream` argument of ARK's calls: they wait for the stream's work before they access memory.
-
-Called by ark.frontend.tensor and ark.runtime.runtime.
+"""Supports the `stream` argument of ARK's calls. A call with a stream first waits for the work that
+is queued on the stream, then accesses memory. Called by ark.frontend.tensor and
+ark.runtime.runtime.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from ark.errors import InvalidUsageError
 
 
 class Stream(Protocol):
-    """A queue of a device, such as a torch stream."""
+    """A stream (queue) of a device, such as a torch stream."""
 
     def synchronize(self) -> object:
-        """Returns when its work is done."""
+        """Returns when all work that is queued on the stream is done."""
 
 
 StreamLike: TypeAlias = "Stream | int | None"
 
 
 def wait_for_stream(stream: StreamLike) -> None:
-    """Waits for an object with synchronize(); 0 and None mean no stream.
-
-    Raises InvalidUsageError for anything else: a number alone does not identify a vendor's queue.
+    """Waits for the work on a stream, an object with a method synchronize(); 0 and None mean no
+    stream. Raises InvalidUsageError for anything else. A stream's number is not accepted, because
+    it does not identify the vendor.
     """
     if stream is None or (stream == 0 and isinstance(stream, int)):
         return

@@ -48,7 +48,9 @@ def _operator(name: str) -> Callable[[Tensor, Any], Tensor]:
 
 
 def _both_sides(name: str) -> tuple[Callable[[Tensor, Any], Tensor], ...]:
-    """Methods that call the op with the tensor as its left and as its right operand."""
+    """Two methods for a Python operator such as + and its reflected form: one calls the op `name`
+    with the tensor as its left operand, the other with the tensor as its right operand.
+    """
     return _operator(name), lambda self, other: _called(name, other, self)
 
 
@@ -57,9 +59,9 @@ def _unary(name: str) -> Callable[[Tensor], Tensor]:
 
 
 class _FromTorch:
-    """Tensor.from_torch(t) is a tensor on t's memory.
-
-    On a tensor, tensor.from_torch(t) writes t's values to it, as from_numpy does.
+    """A descriptor that gives `from_torch` two meanings. On the class, Tensor.from_torch(t) returns
+    a tensor on the memory of the torch tensor t. On an instance, tensor.from_torch(t) writes t's
+    values to the tensor, as from_numpy does.
     """
 
     def __get__(self, tensor: Tensor | None, owner: type) -> Callable[..., Tensor]:
@@ -94,7 +96,7 @@ class Tensor:
         return list(self.ir.shape)
 
     def strides(self) -> list[int]:
-        """The extents of the underlying buffer per dimension (ARK's meaning of the word)."""
+        """The size of the underlying buffer in each dimension. ARK calls these sizes strides."""
         return list(self.ir.extents)
 
     def nelems(self) -> int:
@@ -106,7 +108,9 @@ class Tensor:
         return self.ir.dtype
 
     def rename(self, name: str) -> None:
-        """Names the tensor, and its buffer if it covers all of it; only before an op uses it."""
+        """Sets the tensor's name. A buffer of which the tensor covers all elements gets the name
+        too. Must be called before an op uses the tensor.
+        """
         graph, buffer = self.model.graph, self.ir.buffer
         if self.ir.nbytes == buffer.nbytes:
             buffer = dataclasses.replace(buffer, name=name)
@@ -223,8 +227,9 @@ class Tensor:
     def eval(self, stream: StreamLike = None) -> Any:
         """Runs the tensor's model once and returns the contents.
 
-        A torch tensor, or a NumPy array without torch. The model is the one in which the tensor was
-        created, regardless of the current one. stream: its work ends before the model runs.
+        A torch tensor, or a NumPy array without torch. The model is that in which the tensor was
+        created, even if it is not the current model. stream: the model runs after the work that is
+        queued on this stream.
         """
         wait_for_stream(stream)
         provided["run"](self.model)
@@ -264,7 +269,9 @@ class Tensor:
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """A torch function with the name of an op calls that op."""
+        """Makes torch functions accept tensors of ark: a torch function with the name of an op
+        calls that op.
+        """
         name = getattr(func, "__name__", str(func))
         if name not in provided and name not in provided.filled():
             raise UnsupportedError(
@@ -318,7 +325,9 @@ class Parameter(Tensor):
 
 
 def _on_torchs_memory(tensor: Any) -> Tensor:
-    """A tensor of the current model on a torch tensor's memory, which must be contiguous."""
+    """A tensor of the current model that uses the memory of a torch tensor, which must be
+    contiguous.
+    """
     _check_torch(tensor)
     model = Model.get_model()
     dtype = DataType.from_torch(tensor.dtype)
@@ -341,9 +350,8 @@ def _check_torch(value: Any) -> None:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A tensor of the current model.
-
-    The argument itself, or one on the memory of another model's tensor or of a torch tensor. Raises
+    """A tensor of the current model for `value`: `value` itself if it is one; a tensor that uses
+    the same memory if `value` is a tensor of another model or a torch tensor. Raises
     InvalidUsageError for anything else.
     """
     if isinstance(value, Tensor):
@@ -369,7 +377,9 @@ def _torch() -> Any:
 
 
 def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
-    """Returns (address, owner) of a torch tensor that is bound to a placeholder."""
+    """Returns (address, owner) of a torch tensor that is to be bound to the placeholder `tensor`.
+    The owner keeps the memory alive.
+    """
     if not is_torch(data):
         raise InvalidUsageError(
             f"a placeholder takes a torch tensor, got {type(data).__name__}; pass "

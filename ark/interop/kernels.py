@@ -1,6 +1,5 @@
-"""A cache of one model's kernels. There is one kernel for each combination of sizes.
-
-Sizes are rounded up to limit the number of kernels. If the cache is full, the least recently used
+"""A cache of one model's kernels. Each combination of input sizes needs a kernel of its own, so
+sizes are rounded up to limit the number of kernels. If the cache is full, the least recently used
 kernel is freed. Called by ark.interop.torch and ark.interop.onnx.
 """
 
@@ -15,8 +14,8 @@ MAX_KERNELS = 64  # the most kernels of one model
 
 
 def bucket(size: int, most: int | None) -> int:
-    """The smallest power of two that is at least `size`; `most` (the size's upper bound) if that is
-    smaller.
+    """The rounded size for which a kernel is compiled: the smallest power of two that is at least
+    `size`, or `most` (the upper bound of the size) if that is smaller.
     """
     size_class = max(1, 1 << (size - 1).bit_length())
     return max(size, min(size_class, most)) if most is not None else size_class

@@ -18,12 +18,14 @@ from ark.plan.kind import Signature
 
 @dataclass(frozen=True)
 class BoxMap:
-    """The description of an operand for hardware that copies boxes, as a tensor map does.
+    """A description of an operand for hardware that copies boxes, which are rectangular ranges of
+    indices (CUDA: the arguments of a TMA tensor map).
 
-    operand: its index. dtype: of its elements; a box of `byte` is stored row after row, others in
-    rows of 128 bytes whose pieces are swizzled. dims: elements, innermost dimension first. strides:
-    bytes from one index to the next, of dimensions 1 and up. box: elements of one copy, per
-    dimension. fetched: bytes that are loaded from memory into the cache at a time, 128 or 256.
+    operand: the operand's index in the op. dtype: the type of the elements. In shared memory, a box
+    of type `byte` is stored row after row; a box of another type is stored in rows of 128 bytes
+    whose 16-byte pieces are swizzled. dims: elements, innermost dimension first. strides: bytes
+    from one index to the next, of dimensions 1 and up. box: elements of one copy, per dimension.
+    fetched: bytes that are loaded from memory into the cache at a time, 128 or 256.
 
     If `steps` is given, the map loads convolution windows from an image with the dimensions
     (channels, columns, rows, n). A copy then loads, for a number of consecutive

@@ -150,8 +150,7 @@ def _decode(hour: Hour) -> Iterator[Step]:
 
 
 def _figures(hour: Hour) -> Step:
-    """Measures the microseconds per token of a decoder. On emulated devices this step is omitted.
-    """
+    """Measures the microseconds per token of a decoder. Omitted on emulated devices."""
     if hour.model is None or hour.emulated:
         reason = "no checkpoint" if hour.model is None else "an emulated device has no speed"
         return Step("bench decode", "", "left out", reason)

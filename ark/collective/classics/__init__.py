@@ -1,8 +1,8 @@
-"""The well-known collective algorithms as programs, for comparison with synthesised ones.
-
-`build` makes any of these programs for any number of ranks; `supported` lists the applicable ones.
-They do not depend on the network: puts have no route, and only the hierarchical algorithms use the
-boxes (groups of ranks that share fast links).
+"""The well-known collective algorithms (ring, trees, recursive doubling, ...) as programs, for
+comparison with synthesised programs. `build` makes the program of an algorithm for any number of
+ranks; `supported` lists the algorithms that apply. The programs do not depend on the network: puts
+(one-sided writes) have no route. Only the hierarchical algorithms use boxes, which are groups of
+ranks that share fast links.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Writer = Callable[[ProgramBuilder, list[list[int]]], None]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The functions that write an algorithm's programs, one for each collective, and the
-    algorithm's requirements.
+    """The functions that write the programs of one algorithm, and the algorithm's requirements.
 
-    cut: the number of parts that each rank's share (or all data, if it is not divided) must have.
-    dealt: True if an all-reduce divides its chunks among the ranks. ring_per_place: True if, with
-    boxes, `cut` is multiplied by the size of a box, because each local rank number has its own ring
-    or trees.
+    writers: the function for each collective. cut: the number of equal parts into which each rank's
+    shard of the data must be cut (or all data, if the collective does not shard it). dealt: True if
+    an all-reduce assigns its chunks to the ranks as a reduce-scatter does. ring_per_place: True if,
+    with boxes, `cut` is multiplied by the number of ranks in a box, because each place in a box has
+    a ring or trees of its own.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Algorithm:
 
 
 def _line(b: ProgramBuilder, boxes: list[list[int]]) -> list[int]:
-    """All ranks in the order in which the algorithms join them: box by box, starting with the root
-    if there is one.
+    """All ranks in the order in which rings and chains connect them: one box after another. The
+    root, if the collective has one, comes first.
     """
     order = [rank for box in boxes for rank in box]
     first = order.index(b.root or 0)
@@ -63,7 +63,9 @@ def _line(b: ProgramBuilder, boxes: list[list[int]]) -> list[int]:
 
 
 def _rings(b: ProgramBuilder, boxes: list[list[int]]) -> list[list[int]]:
-    """One ring for each local rank number, so that each ring uses its own links between boxes."""
+    """The rings, one for each place in a box (local rank number). Each ring visits the ranks of a
+    box in another order, so that each ring uses links of its own between boxes.
+    """
     if len(boxes) == 1:
         return [_line(b, boxes)]
     places = range(len(boxes[0]))
@@ -83,8 +85,9 @@ def _gathering(gather: Writer) -> Writer:
 
 
 def _in_two_shots(scatter: Writer, gather: Writer) -> dict[Collective, Writer]:
-    """The three collectives of an algorithm in two phases: an all-gather, a reduce-scatter, and an
-    all-reduce that is the reduce-scatter followed by the all-gather.
+    """The writers of three collectives, from functions that write the two halves of an all-reduce.
+    An all-gather is `gather`, a reduce-scatter is `scatter`, and an all-reduce is `scatter`
+    followed by `gather`.
     """
 
     def write_both(b: ProgramBuilder, boxes: list[list[int]]) -> None:

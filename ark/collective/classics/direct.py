@@ -11,14 +11,14 @@ from ark.collective.programs import IN, OUT, ProgramBuilder, Span
 
 
 def others(b: ProgramBuilder, rank: int) -> list[int]:
-    """The other ranks, starting with the next number, so that no two ranks send to the same peer
-    first.
+    """All ranks except `rank`, starting with rank + 1. Because every rank starts with another peer,
+    the first puts of all ranks go to different peers.
     """
     return [(rank + i) % b.ranks for i in range(1, b.ranks)]
 
 
 def gather_direct(b: ProgramBuilder) -> None:
-    """Every rank puts its shard of `out` to every other."""
+    """An all-gather: every rank puts its shard of `out` to every other rank."""
     for rank in range(b.ranks):
         span = own_shard(b, rank)
         for peer in others(b, rank):
@@ -26,8 +26,8 @@ def gather_direct(b: ProgramBuilder) -> None:
 
 
 def reduce_scatter_direct(b: ProgramBuilder) -> None:
-    """Every rank puts each shard of its data to the shard's owner. The owner sums all contributions
-    in one operation.
+    """A reduce-scatter: every rank puts each shard of its data to the rank that owns the shard. The
+    owner sums all contributions in one operation.
     """
     shard = b.chunks // b.ranks
     scratch = b.scratch(b.chunks)
@@ -41,9 +41,9 @@ def reduce_scatter_direct(b: ProgramBuilder) -> None:
 
 
 def all_reduce_one_shot(b: ProgramBuilder) -> None:
-    """Every rank puts all of its data to every other rank, and each rank sums everything itself.
-
-    Sums are computed in rank order, so reductions that depend on the order are supported too.
+    """An all-reduce in one step: every rank puts all of its data to every other rank, and each rank
+    computes the whole sum itself. Sums are computed in rank order, so reductions that depend on the
+    order are supported too.
     """
     scratch = b.scratch(b.ranks * b.chunks)
     for rank in range(b.ranks):
@@ -56,7 +56,7 @@ def all_reduce_one_shot(b: ProgramBuilder) -> None:
 
 
 def broadcast_direct(b: ProgramBuilder, root: int) -> None:
-    """The root puts all data to every other rank."""
+    """A broadcast: the root puts all data to every other rank."""
     whole = Span(OUT, 0, b.chunks)
     b.copy(root, Span(IN, 0, b.chunks), whole)
     for peer in others(b, root):
@@ -64,7 +64,7 @@ def broadcast_direct(b: ProgramBuilder, root: int) -> None:
 
 
 def reduce_direct(b: ProgramBuilder, root: int) -> None:
-    """Every rank puts all of its data to the root. The root sums all contributions in one
+    """A reduce: every rank puts all of its data to the root. The root sums all contributions in one
     operation, in rank order.
     """
     scratch = b.scratch(b.ranks * b.chunks)
@@ -76,7 +76,9 @@ def reduce_direct(b: ProgramBuilder, root: int) -> None:
 
 
 def all_to_all_direct(b: ProgramBuilder) -> None:
-    """Every rank puts to every other rank the part that is for that rank."""
+    """An all-to-all: every rank puts to every other rank the part of its data that is for that
+    rank.
+    """
     for rank in range(b.ranks):
         for peer in (rank, *others(b, rank)):
             here, there = b.exchanged(rank, peer)

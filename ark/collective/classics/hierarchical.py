@@ -1,7 +1,7 @@
-"""Hierarchical collectives for boxes that have fast links inside and slow links between them.
-
-Ranks with the same place in their boxes form a rail. Data cross between boxes once, along rails,
-and are spread directly inside boxes. Called by `ark.collective.classics`.
+"""Hierarchical collectives for boxes, groups of ranks with fast links inside and slow links between
+the groups. Ranks with the same place in their boxes form a rail. Data cross the slow links once,
+along rails; inside a box, every rank sends directly to every other. Called by
+`ark.collective.classics`.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ def reduce_scatter_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
 
 
 def _reduce_rails(b: ProgramBuilder, boxes: Boxes, sums: str) -> None:
-    """Partial sums of every shard go around the rail and end at the shard's owner. sums: the buffer
-    that holds the boxes' sums.
+    """The second step of a hierarchical reduce-scatter. Partial sums of every shard go around the
+    rail of the shard's owner and are complete when they reach the owner. sums: the buffer with each
+    box's sum of the shards of a rail.
     """
     shard = b.chunks // b.ranks
     rounds = b.scratch(b.chunks, "rounds")
@@ -101,8 +102,8 @@ def _reduce_rails(b: ProgramBuilder, boxes: Boxes, sums: str) -> None:
 
 
 def all_to_all_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
-    """A part goes first to the rank in the sender's box that is on the receiver's rail, and then
-    along that rail.
+    """A hierarchical all-to-all. The part for a rank goes first to the rank in the sender's box
+    that is on the receiver's rail, and then along that rail to the receiver.
     """
     shard = b.chunks // b.ranks
     width = len(boxes[0])

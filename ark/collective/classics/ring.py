@@ -21,14 +21,18 @@ def own_shard(b: ProgramBuilder, rank: int, part: int = 0, parts: int = 1) -> Sp
 
 
 def load_shards(b: ProgramBuilder) -> None:
-    """Every rank copies its contribution to an all-gather to the contribution's place in `out`."""
+    """The first step of an all-gather: every rank copies its contribution from `in` to its shard of
+    `out`.
+    """
     shard = b.chunks // b.ranks
     for rank in range(b.ranks):
         b.copy(rank, Span(IN, 0, shard), own_shard(b, rank))
 
 
 def gather_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
-    """Every rank's shard in `out` goes around. Each ring carries an equal part of every shard."""
+    """An all-gather by rings: every rank's shard in `out` is passed around each ring. Each ring
+    carries an equal part of every shard.
+    """
     for hop in range(b.ranks - 1):
         for part, ring in enumerate(rings):
             for i, rank in enumerate(ring):
@@ -37,10 +41,9 @@ def gather_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
 
 
 def reduce_scatter_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
-    """Partial sums go around the rings. They are complete when they reach the owner of the shard.
-
-    The result is in the owner's `out`: at the shard's place for an all-reduce, at the start for a
-    reduce-scatter.
+    """A reduce-scatter by rings, and the first half of an all-reduce. Partial sums of a shard are
+    passed around a ring and are complete when they reach the owner of the shard. The result is in
+    the owner's `out`: at the shard's place for an all-reduce, at the start for a reduce-scatter.
     """
     scratch = b.scratch(b.chunks)
     n = b.ranks
@@ -62,15 +65,17 @@ def reduce_scatter_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> No
 
 
 def result_span(b: ProgramBuilder, owner: int, span: Span) -> Span:
-    """The slots in a rank's `out` at which a completely reduced part of its shard is stored."""
+    """The slots of `out` on `owner` that get the completely reduced sum of `span`, a part of the
+    owner's shard.
+    """
     if b.collective is Collective.REDUCE_SCATTER:
         return Span(OUT, span.start - owner * (b.chunks // b.ranks), span.count)
     return span
 
 
 def broadcast_chain(b: ProgramBuilder, ring: Sequence[int]) -> None:
-    """The data go along the ring from its first rank to its last. Cutting them into pieces
-    pipelines this.
+    """A broadcast along a chain: the data pass from the first rank of `ring` to its last. If the
+    data are cut into pieces, the ranks work as a pipeline.
     """
     whole = Span(OUT, 0, b.chunks)
     b.copy(ring[0], Span(IN, 0, b.chunks), whole)
@@ -79,7 +84,7 @@ def broadcast_chain(b: ProgramBuilder, ring: Sequence[int]) -> None:
 
 
 def reduce_chain(b: ProgramBuilder, ring: Sequence[int]) -> None:
-    """Partial sums go along the ring from its last rank to its first."""
+    """A reduce along a chain: partial sums pass from the last rank of `ring` to its first."""
     scratch = Span(b.scratch(b.chunks), 0, b.chunks)
     here = Span(IN, 0, b.chunks)
     back = list(reversed(ring))

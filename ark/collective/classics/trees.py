@@ -58,8 +58,8 @@ def top_down(tree: dict[int, int | None]) -> list[int]:
 def reduce_up(
     b: ProgramBuilder, tree: dict[int, int | None], index: int, received: str, trees: int = 2
 ) -> None:
-    """Sums part `index` of the data towards the root of a tree, into the root's `out`. The data has
-    one part per tree.
+    """Adds operations that sum part number `index` of the data towards the root of a tree. The
+    result is in the root's `out`. The data have one part for each of the `trees` trees.
     """
     half = b.chunks // trees
     start = index * half
@@ -114,7 +114,9 @@ def chained_trees(boxes: Sequence[Sequence[int]]) -> list[dict[int, int | None]]
 
 
 def all_reduce_trees(b: ProgramBuilder, boxes: Sequence[Sequence[int]]) -> None:
-    """Every tree sums its part of the data towards its root, then sends the sum back down."""
+    """An all-reduce by trees. Every tree sums its part of the data towards its root, then sends the
+    sum from the root to all ranks.
+    """
     received = b.scratch((3 if len(boxes) > 1 else 2) * b.chunks, "receive")
     trees = chained_trees(boxes)
     for index, tree in enumerate(trees):
@@ -133,7 +135,9 @@ def _under_root(b: ProgramBuilder, root: int) -> list[dict[int, int | None]]:
 
 
 def broadcast_trees(b: ProgramBuilder, root: int) -> None:
-    """The root sends the data into two trees that contain the other ranks."""
+    """A broadcast by two trees that contain all ranks except the root. The root sends half of the
+    data into each tree.
+    """
     b.copy(root, Span(IN, 0, b.chunks), Span(OUT, 0, b.chunks))
     for index, tree in enumerate(_under_root(b, root)):
         broadcast_down(b, tree, index)

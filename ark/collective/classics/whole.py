@@ -11,8 +11,8 @@ from ark.collective.programs import IN, OUT, ProgramBuilder, Span
 
 
 def adasum_tree(b: ProgramBuilder) -> None:
-    """Whole tensors are combined in pairs along a binomial tree towards rank 0, which sends the
-    result down the tree.
+    """An all-reduce with Adasum: whole tensors are combined in pairs along a binomial tree towards
+    rank 0, which sends the result down the tree.
     """
     levels = b.ranks.bit_length() - 1
     received = b.scratch(levels * b.chunks, "receive")
@@ -99,8 +99,8 @@ def _gather_halves(b: ProgramBuilder, low: list[int], count: int) -> None:
 
 
 def combiner_chain(b: ProgramBuilder) -> None:
-    """The combined gradient passes through the ranks in order. The last rank sends it to all
-    ranks.
+    """An all-reduce with the model combiner: the gradient is passed through the ranks in order, and
+    each rank combines its own gradient with it. The last rank sends the result to all ranks.
     """
     received = Span(b.scratch(b.chunks, "receive"), 0, b.chunks)
     whole = Span(OUT, 0, b.chunks)

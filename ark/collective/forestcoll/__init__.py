@@ -1,9 +1,10 @@
 """ForestColl: provably optimal trees for collectives on any topology, in exact arithmetic.
 
-`optimal` computes the best rate of a collective and proves it. `trees` and `forest` return spanning
-trees that attain it, with their paths through switches; `lower` turns these into a program. The
-modules work in this order: cuts, optimum, then isomorphic (with symmetry) or else switches and
-packing (with drawing), then forest and lower.
+A collective is divided among spanning trees, along which ranks forward or sum data. `optimal`
+computes the best rate of a collective and proves it. `trees` and `forest` return spanning trees
+that attain this rate, with the trees' paths through switches. `lower` turns the trees into a
+program. The steps are in these modules: cuts, optimum, then isomorphic if the network is symmetric,
+otherwise switches, packing and drawing, then forest and lower.
 """
 
 from ark.collective.forestcoll.all_reduce import AllReduceOptimum, optimal_all_reduce

@@ -26,12 +26,13 @@ from ark.collective.topology import Topology
 
 @dataclass(frozen=True)
 class AllReduceOptimum:
-    """The rate of an all-reduce: bytes of the data per time, GB/s.
+    """The rate of an all-reduce by trees: bytes of the data that is reduced, divided by the time,
+    in GB/s.
 
-    `rate` is attained by trees whose root v sums `weights[v]` GB/s. `gather` and `reduce` are the
-    GB/s of each link for the trees that send out and for the trees that sum, in the order of
-    `Topology.capacities`. No trees are faster than `bound`. `uniform` is true if all roots have the
-    same weight and each direction uses half of every link.
+    `rate` can be attained. The trees rooted at rank v then sum `weights[v]` GB/s of the data.
+    `gather` and `reduce` are the GB/s of each link for the trees that send out and for the trees
+    that sum, in the order of `Topology.capacities`. No trees are faster than `bound`. `uniform` is
+    true if all roots have the same weight and each direction uses half of every link.
     """
 
     rate: Fraction
@@ -48,7 +49,7 @@ class AllReduceOptimum:
 
     @property
     def gap(self) -> float:
-        """How much faster other trees could be at most, as a fraction of the bound."""
+        """The largest fraction of `bound` that better trees could gain: 1 - rate / bound."""
         return float(1 - self.rate / self.bound)
 
 
@@ -61,8 +62,8 @@ def optimal_all_reduce(topology: Topology, in_network: bool = False) -> AllReduc
     net = network(topology)
     reverse = topology.reverse()
     equal, backward = optimal(topology), optimal(reverse)
-    # Gathering uses a part `share` of each link's bandwidth, reducing the rest. This value of
-    # `share` gives both phases the same rate.
+    # The gathering phase uses the fraction `share` of each link's bandwidth, the reducing phase the
+    # rest. This value of `share` gives both phases the same rate.
     inverse = equal.inv_x + backward.inv_x
     share = equal.inv_x / inverse
     rate = net.ranks / inverse

@@ -1,10 +1,12 @@
 """Draws one tree, together with its images under a symmetry group, so that no known cut is
 violated.
 
-`ark.collective.forestcoll.packing` calls it. If a cut contains the tree's root, the cut's demand
-has one unit for the tree, so the tree may cross the cut once without using its slack. Every further
-crossing, and every crossing of a cut without the root, uses one unit of slack. The images of a tree
-cross a cut as often as the tree crosses the images of the cut, so cuts are stored as orbits.
+`ark.collective.forestcoll.packing` calls it. A cut separates a node set S, inside, from all other
+nodes. Its slack is the capacity of the links that leave S minus the number of trees that must leave
+S, which is one for each missing tree that is rooted in S. A tree rooted in S may therefore cross
+the cut once without using slack. Every further crossing uses one unit of slack, and so does every
+crossing of a cut that does not contain the root. A symmetry maps a tree and a cut to images that
+cross each other equally often, so cuts are stored as orbits (sets of images).
 """
 
 from __future__ import annotations
@@ -19,10 +21,9 @@ _UNBOUNDED_CAPACITY = 1 << 62
 
 
 class Pool:
-    """Orbits of known cuts with their slack. The slack of a cut is the capacity that leaves it
-    minus the demand inside.
-
-    `inside[o, h, rank]` is true if a rank is in image h of cut o.
+    """The known cuts, stored as orbits under the symmetry group, with their slack. The slack of a
+    cut is the capacity that leaves its node set minus the number of trees still to be rooted inside
+    the set. `inside[o, h, rank]` is True if the rank is in image h of cut o.
     """
 
     def __init__(self, residual: Ints, pending: Ints, group: Group) -> None:
@@ -35,8 +36,9 @@ class Pool:
         self.add([Violation(0, side) for side in singles], residual, pending)
 
     def add(self, broken: list[Violation], residual: Ints, pending: Ints) -> None:
-        """Adds the node sets of violated cuts. `residual` and `pending` are the capacities and
-        demands without the tree that is being drawn.
+        """Adds the node sets of violated cuts to the pool. `residual` and `pending` are the
+        remaining capacities and the numbers of missing trees, before the tree that is being drawn
+        is subtracted.
         """
         sides = np.array([violation.side for violation in broken])
         leaving = [int(residual[np.ix_(side, ~side)].sum()) for side in sides]
@@ -50,8 +52,8 @@ class Pool:
         self.slack = self.slack - count * self._crossings(root, edges)
 
     def most_copies(self, root: int, edges: Edges) -> int:
-        """Returns how many copies of a spanning tree and its images fit in the slack of all
-        cuts.
+        """Returns how many copies of a spanning tree and its images the slack of all known cuts
+        allows.
         """
         crossings = self._crossings(root, edges)
         return int(
@@ -66,12 +68,14 @@ class Pool:
 
 
 class Drawing:
-    """A tree, with its images, that is being drawn from its root towards all ranks.
+    """A tree that is being drawn from its root towards all ranks, together with its images under
+    the symmetry group.
 
-    `rest` is the remaining capacity, `open` the edges that may still be used. Edges from ranks
-    nearest to the root come first. Among these, the edge with the most spare capacity is used.
-    An edge's spare capacity is the capacity that the sender does not need for its own trees, plus
-    the edge's number in `taste` (see ark.collective.forestcoll.packing).
+    `rest` is the remaining capacity, `open` the edges that may still be used. The next edge starts
+    at a rank as near to the root as possible. Of several such edges, the one with the most spare
+    capacity is used. An edge's spare capacity is its remaining capacity minus the number of trees
+    still to be rooted at its sender, plus the edge's entry in `taste` (see
+    ark.collective.forestcoll.packing).
     """
 
     def __init__(self, residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> None:
@@ -116,7 +120,9 @@ class Drawing:
         return min(by_capacity, self.pool.most_copies(self.root, tuple(self.edges)))
 
     def broken_cuts(self) -> list[Violation]:
-        """Returns the cuts that are violated if the unfinished drawing is accepted."""
+        """Returns the cuts that would be violated if the unfinished tree and its images were
+        accepted.
+        """
         images = self.pool.group.images
         pending = self.pending.copy()
         pending[images[:, self.root]] -= 1
@@ -138,7 +144,9 @@ class Drawing:
         self._close(np.any(crossed | leaves, axis=1))
 
     def _close(self, changed: Mask) -> None:
-        """Removes from `open` the changed edges whose use would exceed the slack of a cut."""
+        """Removes edges from `open` that would exceed the slack of a cut if they were used.
+        changed: the cuts whose crossings have changed.
+        """
         most = self.crossings + self.left.sum(axis=1)
         for cut in np.nonzero(changed & (self.pool.slack < most))[0]:
             inside = self.pool.inside[cut].astype(np.float32)

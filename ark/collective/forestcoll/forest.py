@@ -1,8 +1,7 @@
-"""Computes and checks the trees of a collective on a topology: the interface of ForestColl.
-
-`forest` runs the steps (optimum, then isomorphic trees or packing) and returns a `Forest`; `trees`
-returns only the trees. Every forest is checked against the topology before it is returned. Called
-by `ark.collective.forestcoll.lower` and the command line.
+"""Computes and checks the trees of a collective on a topology. This is the interface of ForestColl
+to the rest of ark: `forest` runs the steps (optimum, then isomorphic trees or packing) and returns
+a `Forest`; `trees` returns only the trees. Every forest is checked against the topology before it
+is returned. Called by `ark.collective.forestcoll.lower` and the command line.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _MOST_TREES = 1 << 14
 
 @dataclass(frozen=True)
 class Forest:
-    """The trees of one collective. `reducing` trees run first, towards roots, then `gathering`
-    trees.
+    """The trees of one collective. Data is first summed along the `reducing` trees towards their
+    roots, then sent from the roots along the `gathering` trees.
 
-    Every tree carries `count` equal units of the data. If `optimum` is an `Optimum`, it is the
-    optimal rate of one phase, and a unit is 1/k of the data that one root sends or receives. If
-    `optimum` is an `AllReduceOptimum`, the two phases of the all-reduce run at the same time. Each
-    phase then uses a part of every link's bandwidth, and `optimum` is the optimal rate of both
-    phases together.
+    An entry stands for `count` equal trees, each of which carries one unit of data. If `optimum` is
+    an `Optimum`, it is the optimal rate of one phase, and a unit is 1/k of the data that one root
+    sends or receives. If `optimum` is an `AllReduceOptimum`, the two phases of the all-reduce run
+    at the same time. Each phase then uses a part of every link's bandwidth, and `optimum` is the
+    optimal rate of both phases together.
     """
 
     topology: Topology
@@ -55,7 +54,9 @@ class Forest:
 
     @property
     def algbw(self) -> Fraction:
-        """Returns bytes of the whole data per time, in GB/s. An all-reduce has two phases."""
+        """Returns the algorithm bandwidth in GB/s: the bytes of the whole data divided by the time.
+        For an all-reduce the time is that of both phases.
+        """
         if isinstance(self.optimum, AllReduceOptimum):
             return self.optimum.rate
         if self.collective != "all_reduce":
@@ -65,7 +66,9 @@ class Forest:
 
     @property
     def trees(self) -> int:
-        """Returns the number of trees with one unit that the busiest root has in a phase."""
+        """Returns the number of trees, each carrying one unit of data, of the root that has the
+        most in a phase.
+        """
         units: Counter[int] = Counter()
         for tree in self.gathering or self.reducing:
             units[tree.root] += tree.count
@@ -132,8 +135,8 @@ def _in_two_phases(topology: Topology, k: int | None) -> Forest:
 
 
 def _joint(topology: Topology) -> Forest | None:
-    """Returns an all-reduce for switches that multicast or sum; None if using these switches is not
-    faster.
+    """Returns an all-reduce whose trees use switches that multicast or sum; None if such an
+    all-reduce is not faster than one without them.
     """
     if not (topology.multicast or topology.reduces):
         return None
@@ -165,10 +168,9 @@ def _finer(trees: tuple[Tree, ...], times: int) -> tuple[Tree, ...]:
 
 
 def _weighted(topology: Topology) -> Forest | None:
-    """Returns an all-reduce with unequal roots.
-
-    Returns None if equal roots are as fast, or are the only possible ones. (Replacing switches by
-    direct links requires that the capacity into each node equals the capacity out of it.)
+    """Returns an all-reduce whose roots sum unequal shares of the data. Returns None if equal
+    shares are as fast, or if only equal shares are possible. (Replacing switches by direct links
+    requires that the capacity into each node equals the capacity out of it.)
     """
     best = optimal_all_reduce(topology)
     if best.uniform or len(topology.ranks) * len(topology.links) > _MOST_PACKED:
@@ -237,8 +239,8 @@ def _check_packable(net: Network) -> None:
 
 
 def _isomorphic(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
-    """Returns trees that are images of a few trees under a symmetry of the network; None if there
-    are none.
+    """Returns trees for all roots that are images of a few trees under a symmetry of the network;
+    None if this method finds none.
     """
     even = net.demand.min() == net.demand.max()
     if not even and not net.topology.multicast:
@@ -253,8 +255,8 @@ def _isomorphic(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
 
 
 def _pack(net: Network, capacities: Ints, demand: Ints) -> tuple[Tree, ...]:
-    """Returns trees that are packed between ranks, after switches have been removed, with their
-    physical paths.
+    """Returns trees that are packed one by one between ranks after switches have been removed.
+    Their edges have the physical paths through the switches.
     """
     nodes = len(net.topology.nodes)
     matrix = np.zeros((nodes, nodes), dtype=np.int64)
@@ -265,8 +267,8 @@ def _pack(net: Network, capacities: Ints, demand: Ints) -> tuple[Tree, ...]:
 
 
 def _with_paths(topology: Topology, direct: Direct, branching: Branching) -> Tree:
-    """Returns the tree on the physical network. Its paths are taken, unit by unit, from
-    `direct.paths`.
+    """Returns the tree with the physical path of each edge. The paths are taken, one unit after
+    another, from `direct.paths`.
     """
     edges = []
     for src, dst in branching.edges:

@@ -1,11 +1,11 @@
 """Draws trees of an all-reduce for switches that multicast and sum (NVLS, SHARP), and computes
 their loads.
 
-Each tree serves both phases: reversed, it is the tree of the sums. If a switch multicasts, data of
-one sender cross the links before the switch once for all branches. If it sums, data for one
-receiver cross the links behind the switch once. So the two phases load opposite directions of the
-ranks' links, and run at the same time. `ark.collective.forestcoll.forest` calls `draw_joint` if
-there are such switches.
+Each tree is used in both phases: the data is sent out along its edges and summed along the reversed
+edges. If a switch multicasts, data of one sender crosses the links before the switch once for all
+branches. If a switch sums, data for one receiver crosses the links behind the switch once. So the
+two phases load opposite directions of the ranks' links and run at the same time.
+`ark.collective.forestcoll.forest` calls `draw_joint` if there are such switches.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SLACK = (Fraction(1), Fraction(17, 16), Fraction(9, 8), Fraction(5, 4), Fractio
 
 
 def loads(trees: Sequence[Tree], able: Collection[str]) -> Counter[tuple[str, str]]:
-    """Returns the units on every link. At a switch in `able`, paths of one sender count as one
-    flow.
+    """Returns the number of data units that the trees send over every link. At a switch in `able`,
+    which can multicast (or sum), the paths of a tree from one sender count as one flow.
     """
     load: Counter[tuple[str, str]] = Counter()
     capable = frozenset(able)
@@ -48,11 +48,12 @@ def loads(trees: Sequence[Tree], able: Collection[str]) -> Counter[tuple[str, st
 
 
 def draw_joint(topology: Topology) -> tuple[Fraction, Fraction, tuple[Tree, ...]] | None:
-    """Returns the rate of an all-reduce in GB/s, its bound, and the trees, or None.
+    """Returns the rate of an all-reduce in GB/s, an upper bound on this rate, and trees that attain
+    the rate. Returns None if no such trees are found.
 
-    It supports only networks in which every link has a reverse link with the same bandwidth. The
-    trees of all roots are images of a few trees under the network's symmetry, and every root has
-    the same number of trees.
+    Only networks in which every link has a reverse link with the same bandwidth are supported. The
+    trees of all roots are images of a few trees under the network's symmetry, so every root has the
+    same number of trees.
     """
     capacities = topology.capacities()
     if topology.reverse().capacities() != capacities:

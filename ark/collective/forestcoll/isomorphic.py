@@ -2,11 +2,12 @@
 symmetry.
 
 In networks of equal boxes this gives the trees of least height without computing maximum flows. The
-load of a link over all images follows from how often the drawn trees use the link's orbit, so only
-these uses are counted. The method can fail if trees have to use shared links alternately; then
-trees are packed one by one. `ark.collective.forestcoll.forest` tries this method first; for a
-thousand ranks it is the only one that is fast enough. If a switch multicasts, paths of one sender
-that separate at the switch count once on the links before it.
+orbit of a link is the set of its images. The load of a link over all images of the trees follows
+from how often the drawn trees use links of its orbit, so only these uses are counted. The method
+can fail if trees have to use shared links alternately; then trees are packed one by one.
+`ark.collective.forestcoll.forest` tries this method first; for a thousand ranks it is the only one
+that is fast enough. If a switch multicasts, paths of one sender that separate at the switch count
+once on the links before it.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ _Way = tuple[int, ...]  # node numbers of a path from a rank, through switches, 
 def draw(
     net: Network, symmetry: Group, scale: Fraction, k: int, reversed_too: bool = False
 ) -> tuple[Tree, ...] | None:
-    """Returns k trees per unit of demand, counting copies, for the lowest rank of each orbit; or
-    None.
+    """Returns k trees for each unit of demand of a root, counting copies. Only the lowest rank of
+    each orbit of ranks is a root; the trees of the other ranks are images. Returns None if no such
+    trees are found.
 
-    Together with all their images, the trees load no link with more than scale times its bandwidth.
+    Together with all images, the trees load no link with more than `scale` times its bandwidth.
     Each tree is used in as many copies as fit; if the other trees then do not fit, in one copy.
     Without switches, paths with the most remaining capacity are used first. With `reversed_too`,
     the reversed trees, along which an all-reduce sums, also fit on the reverse links.
@@ -83,10 +85,11 @@ def _tree(topology: Topology, root: int, ways: list[_Way], count: int) -> Tree:
 
 
 class _Budget:
-    """How often the drawn trees may still use a link of each orbit.
+    """For each orbit of links (the images of a link under the symmetry), how often the drawn trees
+    may still use a link of the orbit.
 
     The load of a link, over the images of all drawn trees, is the number of uses of its orbit times
-    the size of the group, divided by the size of the orbit.
+    the number of elements of the group, divided by the number of links in the orbit.
     """
 
     def __init__(self, net: Network, symmetry: Group, scale: Fraction, reversed_too: bool) -> None:
@@ -121,12 +124,14 @@ class _Budget:
         return self._left[self._orbit[tail, head]] > 0
 
     def left(self, way: _Way) -> int:
-        """Returns how often a path may still be used, which is the minimum over its links."""
+        """Starts a new tree. If paths of one tree separate at a switch that multicasts, they use
+        the links before the switch once. Paths of different trees share no uses.
+        """
         return min(self._left[self._orbit[link]] for link in itertools.pairwise(way))
 
     def begin(self) -> None:
-        """Starts a new tree. Paths of a tree may share links with each other, but not with earlier
-        trees.
+        """Starts a new tree. Several paths of one tree may share a link at the cost of one use;
+        paths of different trees may not.
         """
         self._taken: set[_Way] = set()  # the beginnings of the tree's paths
         self._used: Counter[int] = Counter()
@@ -145,8 +150,8 @@ class _Budget:
         return True
 
     def take_copies(self, most: int) -> int:
-        """Uses all links of the tree again, as often as possible but at most `most` times. Returns
-        how often.
+        """Uses all links of the current tree again, for further copies of the tree: as often as
+        possible but at most `most` times. Returns how often.
         """
         copies = min([most, *(self._left[orbit] // n for orbit, n in self._used.items())])
         for orbit, count in self._used.items():
@@ -154,8 +159,8 @@ class _Budget:
         return copies
 
     def _links(self, way: _Way) -> Iterator[tuple[int, int]]:
-        """Yields the links that the path adds to the tree, and the corresponding links of the
-        reversed tree.
+        """Yields the links that a path adds to the tree, first for the tree, then, if an all-reduce
+        uses the reversed tree too, for the reversed tree.
         """
         shared = max((n for n in range(1, len(way)) if way[:n] in self._taken), default=1)
         for reverse, able in enumerate(self._able):

@@ -1,9 +1,10 @@
 """Converts a forest to a collective program, with puts along its trees and reductions where
 branches meet.
 
-A root's data are cut into as many chunks as its trees need; a tree for several chunks moves them
-with one put. Operations are issued level by level over all trees, in an order in which they can
-run. Called by `ark.collective.synthesis`; users reach it by `ark.comm.synthesize`.
+A root's data are cut into as many chunks as its trees carry units; a tree that carries several
+chunks moves them with one put (one-sided write). Operations are issued level by level over all
+trees, in an order in which they can run. Called by `ark.collective.synthesis`; users reach it by
+`ark.comm.synthesize`.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def lower(
 
 
 def _places(trees: tuple[Tree, ...], unit: int, ranks: int) -> list[int]:
-    """Returns the first chunk of every root's data, in the order of ranks, followed by the number
-    of chunks.
+    """Returns, for every root in the order of ranks, the number of the first chunk of its data. The
+    last entry is the total number of chunks.
     """
     chunks = [0] * ranks
     for tree in trees:
@@ -75,8 +76,8 @@ def _places(trees: tuple[Tree, ...], unit: int, ranks: int) -> list[int]:
 
 
 class _Writer:
-    """Writes the operations of the two phases. `places[root]` is the first chunk that the root
-    owns.
+    """Writes the operations of a forest's reducing and gathering phases. `places[root]` is the
+    first chunk that the root owns.
     """
 
     def __init__(
@@ -143,8 +144,8 @@ class _Writer:
     def _parts(
         self, edge: Edge, here: Span, there: Span
     ) -> Iterator[tuple[tuple[str, ...], Span, Span]]:
-        """Yields, for each path of the edge, the path, its part of `here` and its part of
-        `there`.
+        """Divides the transfer of an edge among its paths. Yields each path (node ids) with its
+        part of the source slots `here` and its part of the destination slots `there`.
         """
         done = 0
         for path, units in edge.paths:

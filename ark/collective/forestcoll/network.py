@@ -42,7 +42,7 @@ class Network:
             ) from error
 
     def cuts(self) -> RootedCuts:
-        """Returns a new flow network with these links."""
+        """Returns a new solver of maximum flows (RootedCuts) with the links of this network."""
         return RootedCuts(len(self.topology.nodes), self.ranks, self.tails, self.heads)
 
 

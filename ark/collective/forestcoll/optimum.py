@@ -3,9 +3,9 @@ trees per rank.
 
 An all-gather of M bytes over N ranks takes at least (M/N)(1/x*). For a node set S that does not
 contain every rank, take the number of ranks in S divided by the bandwidth that leaves S; 1/x* is
-the largest such ratio. Trees attain this bound (ForestColl, section 4). For a broadcast only the
-root is counted. The search is a discrete Newton iteration with exact integers; each round finds a
-cut that proves a higher bound.
+the largest such ratio. Trees attain this bound (ForestColl, section 4). For a broadcast, only the
+root counts as a rank in S. The search is a discrete Newton iteration with exact integers; each
+round finds a cut that proves a higher bound.
 """
 
 from __future__ import annotations
@@ -80,10 +80,9 @@ def optimal(
 
 
 def cut_optimum(topology: Topology, roots: Mapping[str, int] | None = None) -> Optimum:
-    """Returns the optimum that follows from cuts alone, for switches that can multicast.
-
-    It differs from the result of `optimal` only if some switch receives more than it can send on,
-    or the reverse. Trees that attain it must then use multicast.
+    """Returns the optimum that the network's cuts allow if switches can multicast. It differs from
+    the result of `optimal` only if some switch receives more than it can send on, or the reverse.
+    To attain it, trees must use multicast.
     """
     return _newton(network(topology, roots))
 

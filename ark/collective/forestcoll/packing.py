@@ -54,9 +54,9 @@ def pack(matrix: Ints, demand: Ints) -> list[Branching]:
     """Returns trees, of which demand[v] are rooted at v. They use at most matrix[x, y] units of the
     pair (x, y).
 
-    Every cut must have the capacity for `demand`. Then the tallest trees, and a random part of the
-    others, are removed and packed again, a fixed number of times. The result with the lower height
-    is kept.
+    The caller guarantees that every cut has the capacity for `demand`. After a first packing, the
+    tallest trees and a random part of the other trees are removed and packed again, a fixed number
+    of times. The packing with the lowest trees is returned.
     """
     families = _pack(matrix, demand, np.zeros_like(matrix))
     least = _eccentricity(matrix, demand)
@@ -100,8 +100,8 @@ def _eccentricity(matrix: Ints, demand: Ints) -> int:
 
 def _pack(matrix: Ints, demand: Ints, taste: Ints) -> list[Family]:
     """Returns spanning trees with their images (see _grow), demand[v] of them rooted at rank v. The
-    next tree is rooted at the rank with the most trees missing, so that no root gets only bad
-    trees.
+    next tree is rooted at the rank with the most missing trees, so that no root gets only the tall
+    trees that are packed last.
 
     taste: a random number for each edge, added to its spare capacity when edges are chosen, so that
     repeated calls find different trees.
@@ -134,8 +134,8 @@ def _images(tree: Branching, group: Group) -> Family:
 
 
 def _without(residual: Ints, pending: Ints, tree: Branching, group: Group) -> tuple[Ints, Ints]:
-    """Returns the capacities and demands that remain after the tree and its images. They may be
-    negative if the tree is to be rejected.
+    """Returns the capacities and demands that remain after the tree and its images are subtracted.
+    Negative values mean that the tree does not fit.
     """
     residual, pending = residual.copy(), pending.copy()
     for x, y in tree.edges:

@@ -37,10 +37,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Point:
-    """A rate in GB/s that trees attain, and an upper bound for all trees.
-
-    `weights` are GB/s by rank. `shares` are GB/s by link for the gathering trees and, in a two-way
-    programme, for the reducing trees.
+    """A solution of the linear programme: a rate in GB/s that trees attain, and an upper bound on
+    the rate of any trees. `weights` are the GB/s that each rank sends or sums as a root. `shares`
+    are the GB/s of each link for the gathering trees and, if a link serves both directions, for the
+    reducing trees.
     """
 
     rate: Fraction
@@ -151,8 +151,8 @@ class Programme:
         return True
 
     def solve(self, known: Point) -> Point:
-        """Returns the best point that is found. If it is not better than `known`, returns `known`
-        with the new bound.
+        """Returns the best solution that is found. If its rate is not above that of `known`,
+        returns `known` with the new bound.
         """
         for _ in range(_MOST_ROUNDS):
             if self._solver.Solve() != self._solver.OPTIMAL:
@@ -239,8 +239,9 @@ class Programme:
     def _bound(self, hoped: Fraction) -> Fraction:
         """Returns the upper bound that the solver's dual values, as fractions, prove.
 
-        Nonnegative factors of cuts prove a bound if they count every rate at least once in total.
-        Denominators are raised until the proof attains the expected rate.
+        The bound is a sum of cut constraints with nonnegative factors. It is valid if the factors
+        of each rate in this sum are at least 1. Denominators are raised until the proof attains the
+        expected rate.
         """
         proofs = []
         for largest in _DENOMINATORS:

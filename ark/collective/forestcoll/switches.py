@@ -1,11 +1,12 @@
 """Removes the switches from a network, preserving every cut: the second step of ForestColl.
 
-Switches cannot multicast here, so trees are packed between ranks only. Removing switch w exchanges
-capacity on (u, w) and (w, t) for capacity on (u, t), as long as every cut keeps the capacity for
-its demand. In Eulerian networks a complete exchange is always possible (ForestColl, section 5.3;
-Jackson 1988). Exchanges are not made one at a time: an even distribution of all capacity is
-proposed and checked at once. If it violates a cut, pairs that this cut excludes are not used any
-more, and the rest is proposed again. `ark.collective.forestcoll.forest` calls `remove_switches`.
+Packing needs a network that has only ranks, because a switch that cannot multicast must not be a
+branching node of a tree. To remove switch w, capacity on the links (u, w) and (w, t) is exchanged
+for capacity on a direct link (u, t), as long as every cut keeps the capacity for its demand. In
+Eulerian networks a complete exchange is always possible (ForestColl, section 5.3; Jackson 1988).
+Exchanges are not made one at a time: an even distribution of all capacity is proposed and checked
+at once. If it violates a cut, pairs that this cut excludes are not used any more, and the rest is
+proposed again. `ark.collective.forestcoll.forest` calls `remove_switches`.
 """
 
 from __future__ import annotations
@@ -78,11 +79,11 @@ def _remove(matrix: Ints, switch: int, demand: Ints) -> Ints:
 
 
 def _exchange_some(matrix: Ints, switch: int, exchange: Ints, demand: Ints, dead: Mask) -> Ints:
-    """Makes a part of one exchange, as large as cuts allow, and marks the pairs that the limiting
-    cut excludes.
+    """Makes a part of one exchange, as large as the cuts allow. In `dead`, marks the pairs of nodes
+    that the limiting cut excludes from further exchanges.
 
     Every cut that an exchange affects loses exactly the exchanged units. So the largest deficit
-    after the whole exchange is the amount that must be undone.
+    after the whole exchange is the number of units that must not be exchanged.
     """
     violations = violated_in(_exchange(matrix, switch, exchange[None]), demand)
     worst: Violation = max(violations, key=lambda violation: violation.deficit)
@@ -173,7 +174,9 @@ def _parts_without(matrix: Ints, switch: int) -> Ints:
 
 
 def _join(paths: Paths, before: Ints, after: Ints, switch: int) -> None:
-    """Moves the path units of (u, w) and (w, t) to the pairs (u, t) whose capacity has grown."""
+    """Updates the physical paths after the removal of a switch. The units of the paths of (u,
+    switch) and (switch, t) are joined to paths of the pairs (u, t) whose capacity has grown.
+    """
     for u, t in _pairs(np.maximum(after - before, 0)):
         units = int(after[u, t] - before[u, t])
         while units:

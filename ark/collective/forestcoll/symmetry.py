@@ -1,11 +1,11 @@
 """Finds permutations of ranks, or of all nodes, that leave a network unchanged.
 
 Ranks of boxes, rails, grids and cubes are numbered so that shifts of a digit of the rank number are
-symmetries. Groups of such shifts are proposed, the largest first, and tested on every capacity;
-nothing is assumed. Only the identity leaves a rank in place, so all orbits of ranks have the size
-of the group. The packing draws isomorphic trees with a group on ranks (`groups_of`).
-`ark.collective.forestcoll.isomorphic` maps the trees of one root to all roots with a group on
-nodes.
+symmetries. Groups of such shifts are proposed, the largest first, and each is tested on the
+capacity of every link. In these groups only the identity maps a rank to itself, so all orbits of
+ranks (sets of images) have as many ranks as the group has elements. The packing uses a group of
+permutations of ranks to draw isomorphic trees (`groups_of`). `ark.collective.forestcoll.isomorphic`
+maps the trees of one root to all roots with a group on nodes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ Shape = tuple[int, ...]
 
 
 def candidates(ranks: int) -> list[tuple[Shape, tuple[int, ...]]]:
-    """Returns ways to write rank numbers with digits, each with the digits that may be shifted. An
-    axis of -1 is a shift of all ranks by one.
+    """Returns ways to write rank numbers with several digits, for example 8 ranks as (box, place)
+    with shape (2, 4). With each comes the choice of digits whose shifts form a group. An axis of -1
+    stands for a shift of all ranks by one.
     """
     shapes = [shape for shape in _factorings(ranks, _MOST_DIGITS) if shape]
     if ranks & (ranks - 1) == 0:
@@ -74,11 +75,9 @@ def _factorings(number: int, most: int) -> Iterator[Shape]:
 
 
 def shift(shape: Shape, axis: int) -> Ints:
-    """Returns the image of each rank if one digit of its number is incremented; the largest digit
-    becomes zero.
-
-    With axis -1 and two digits, all ranks are shifted by one, in the order in which the second
-    digit counts first.
+    """Returns the permutation of ranks that increments one digit of each rank's number; the largest
+    digit becomes zero. With axis -1 and two digits, all ranks are shifted by one in the order in
+    which the first digit varies fastest.
     """
     ranks = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
     if axis >= 0:
@@ -125,7 +124,7 @@ def find_symmetry(net: Network) -> Group:
 
 
 def unmoved(net: Network) -> Group:
-    """Returns the trivial group."""
+    """Returns the trivial group, whose only element, the identity, leaves all nodes in place."""
     return _group(len(net.topology.nodes), [])
 
 

@@ -29,7 +29,8 @@ class Tree:
     of data.
 
     In a gathering tree, edges lead away from the root, and the edge to a rank precedes the edges
-    from it. In a reducing tree, edges lead to the root, in the opposite order.
+    from this rank. In a reducing tree, edges lead towards the root, and the edges to a rank precede
+    the edge from this rank.
     """
 
     root: int

@@ -1,8 +1,8 @@
 """Draws one self-contained HTML page that shows how collectives run on a network.
 
-`render_page` is called by `ark topo compare` and `ark topo simulate`. The page needs no network and
-no server. It has links coloured by load, one tree at a time, and a timeline of all puts that can be
-played.
+`render_page` is called by `ark topo compare` and `ark topo simulate`. The page is one file and
+needs neither a server nor internet access. It shows the links coloured by load, one tree at a time,
+and a timeline of all puts (one-sided writes) that can be played.
 """
 
 from __future__ import annotations

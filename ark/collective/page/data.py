@@ -33,9 +33,9 @@ def page_data(
 ) -> dict[str, Any]:
     """Returns the page's data. Times are in microseconds.
 
-    A run has two lists, which `pack` encodes as `packed`: its puts, and the pieces of each put as
-    (number of the put, piece, start, duration). Start and duration are in ticks; a run has
-    TICKS_PER_RUN of them.
+    The entry of a run contains `packed`, two lists encoded by `pack`: the puts of the run, and the
+    pieces of each put as (number of the put, piece, start, duration). Start and duration are in
+    ticks; a run has TICKS_PER_RUN of them.
     """
     index = {node: i for i, node in enumerate(topology.nodes)}
     places = layout(topology)
@@ -65,8 +65,8 @@ def page_data(
 
 
 def carried(program: CollectiveProgram) -> Carried:
-    """For every put of data: its chunk, the rank whose contribution it carries or -1, and True if
-    its data is fully reduced.
+    """For every put of data: the number of its chunk, the rank whose contribution it carries (-1 if
+    it carries a sum of several ranks), and True if the data is already completely reduced.
     """
     everyone = (1 << program.ranks) - 1
     held: dict[tuple[int, str, int], tuple[int, int]] = {}
@@ -97,8 +97,8 @@ def carried(program: CollectiveProgram) -> Carried:
 
 
 def pack(value: Any) -> str:
-    """Encodes a value as deflated JSON in base64. The browser decodes only the run that the user
-    selects.
+    """Encodes a value as JSON, compressed by deflate, in base64. The page stores all runs in this
+    form; the browser decodes only the run that the user selects.
     """
     text = json.dumps(value, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

@@ -84,8 +84,8 @@ def _steps(shape: tuple[int, ...]) -> dict[bool, set[tuple[int, int]]]:
 
 
 def _on_grid(topology: Topology, shape: tuple[int, ...]) -> dict[str, complex]:
-    """Positions in rows and columns. Planes of a third dimension are next to each other, each
-    slightly lower than the previous one.
+    """Positions of the nodes of a grid in rows and columns. The planes of a third dimension are
+    drawn next to each other, each slightly lower than the previous one.
     """
     places = {}
     for rank, name in enumerate(topology.ranks):
@@ -96,11 +96,9 @@ def _on_grid(topology: Topology, shape: tuple[int, ...]) -> dict[str, complex]:
 
 
 def _tiers(topology: Topology) -> list[list[str]] | None:
-    """Returns the ranks, and the switches by their number of hops from a rank, if there are at
-    least two tiers of switches.
-
-    Returns None otherwise, and if a link connects two nodes of a tier, because the network is then
-    not a tree of switches.
+    """Returns the tiers of a network of switches, such as a fat tree: the ranks, then the switches
+    by their number of hops from a rank. Returns None if there are fewer than two tiers of switches,
+    or if a link connects two nodes of one tier, because the network is then not a tree of switches.
     """
     near = _neighbours(topology)
     tier = dict.fromkeys(topology.ranks, 0)
@@ -115,8 +113,8 @@ def _tiers(topology: Topology) -> list[list[str]] | None:
 
 
 def _in_tiers(topology: Topology, tiers: list[list[str]]) -> dict[str, complex]:
-    """Positions in tiers. Ranks are at the bottom, under their leaf switches. Every switch is above
-    the middle of the nodes below it.
+    """Positions of nodes in tiers. Ranks are at the bottom, under the switches to which they are
+    attached. Every switch is above the middle of the nodes below it.
     """
     near = _neighbours(topology)
     up = {rank: sorted(near[rank]) for rank in tiers[0]}
@@ -188,8 +186,8 @@ def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
 
 
 def _by_distance(topology: Topology) -> dict[str, complex]:
-    """Positions by stress majorisation, in which drawn distances follow the numbers of hops
-    (Gansner, Koren and North, 2004).
+    """Positions of nodes for any other network, by stress majorisation (Gansner, Koren and North,
+    2004): the drawn distance of two nodes approximates the number of hops between them.
     """
     nodes = topology.nodes
     n = len(nodes)

@@ -1,7 +1,6 @@
-"""Collective programs: their frozen form, the builder, dumps, the checker and the NumPy executor.
-
-`ark.collective.programs.types` defines the meaning of a program; start there. Other libraries'
-formats are imported when one of their functions is used.
+"""Collective programs: the type of a program, its builder, its text form, the checker and the NumPy
+executor. `ark.collective.programs.types` defines the meaning of a program; start there. The formats
+of other libraries are imported when one of their functions is used.
 """
 
 import importlib

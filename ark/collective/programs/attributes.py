@@ -1,5 +1,5 @@
-"""The attributes of a collective in a graph. They contain its program. Used by ark.ops, the passes,
-and code that makes graphs of single collectives.
+"""The attributes of a `collective` node in a graph. They contain the collective program that the
+node runs. Used by ark.ops, the passes, and code that makes graphs of single collectives.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from ark.ir.node import Node
 
 
 class CollectiveAttributes(Attributes, frozen=True):
-    """The attributes of a collective. element: the type that is reduced; if empty, the type of the
-    operands. engine: the engine that moves the bytes; if empty or "auto", the planner chooses it.
+    """The attributes of a `collective` node. element: the type in which values are reduced; if
+    empty, the type of the operands. engine: the way in which bytes travel to peers (copy engine,
+    stores by threads, ...); if empty or "auto", the planner chooses it.
     """
 
     program: CollectiveProgram

@@ -1,9 +1,8 @@
-"""Builds programs from operations that are given in an order that would be correct if they ran one
-by one.
-
-The builder derives the dependencies (read after write, write after read, write after write, on any
-rank). So an algorithm is a plain loop over puts and reduces. Used by the classics, ForestColl,
-TACCL, and reductions other than sums.
+"""Builds programs from operations. A writer of an algorithm adds the operations of all ranks in an
+order in which they would be correct if they ran one by one. The builder derives from this order the
+dependencies between them (read after write, write after read, write after write, on any rank). So
+an algorithm is a plain loop over puts and reduces. Used by the classics, ForestColl, TACCL, and
+reductions other than sums.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 made.
 
 `check` runs the program symbolically: every slot holds the set of its contributions or, for
-reductions that depend on the order, their tree. It refuses a program that has an index out of
-range, a deadlock, accesses that no dependency orders, a read of an empty slot, a contribution that
-is reduced twice, or a wrong result. Called by tests of programs, by the executor's users, by the
-command line on files, and by the planner before it lowers a program.
+reductions that depend on the order, their tree. It raises PlanError for a program with an index out
+of range, a deadlock, two conflicting accesses that no dependency orders, a read of an empty slot, a
+contribution that is reduced twice, or a wrong result. Called by tests of programs, by the
+executor's users, by the command line on files, and by the planner before it lowers a program.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ark.collective.programs.types import (
 )
 from ark.errors import PlanError
 
-# The inputs that a value combines: a set of ranks as bits, or (op, left, right) if their order
-# matters.
+# The inputs that a value combines. An int is a set of ranks, one bit for each. If the order of the
+# reduction matters, the expression is (op, left, right).
 Expr: TypeAlias = "int | tuple[str, Expr, Expr]"
 Place = tuple[int, str, int]
 
@@ -44,8 +44,8 @@ class Value(NamedTuple):
 
 
 class Dots(NamedTuple):
-    """The content of a slot in a `dots` buffer: partial dot products of two expressions, over a set
-    of chunks.
+    """The content of a slot in a `dots` buffer: the dot products of two expressions, summed over
+    the chunks whose bits are set in `chunks`.
     """
 
     a: Expr
@@ -55,8 +55,8 @@ class Dots(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The counts that `check` returns: operations by kind, and the most puts on one chain of
-    dependencies.
+    """The counts that `check` returns for a correct program. operations: all operations; puts and
+    reduces are among them. steps: the largest number of puts on one chain of dependencies.
     """
 
     operations: int
@@ -130,7 +130,7 @@ def _check_races(program: CollectiveProgram, order: list[OpRef]) -> None:
 
 
 class _Machine:
-    """The symbolic memory of all ranks."""
+    """The state of the symbolic execution of a program: the contents of all slots of all ranks."""
 
     def __init__(self, program: CollectiveProgram) -> None:
         self.p = program

@@ -1,8 +1,7 @@
-"""Runs a program over ranks that are NumPy arrays in one process.
-
-Tests compare the result with `reference_result`, which does not use programs. For integers the two
-are equal bit by bit. A seed selects one of the many valid orders of operations, which can reveal a
-missing dependency.
+"""Runs a program over ranks that are NumPy arrays in one process. Tests compare the result with
+`reference_result`, which computes the collective directly, without a program. For integers the two
+results have the same bits. A seed selects one of the many valid orders of operations, which can
+reveal a missing dependency.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ ChannelType = Literal["memory", "port", "none", "switch"]
 
 
 class _Form(Closed, frozen=True, omit_defaults=True):
-    """The base of all objects in the schema. Unknown fields are refused, and fields with default
-    values are omitted.
+    """The base class of all objects in the schema. Reading an object with unknown fields raises an
+    error. Fields that have their default value are omitted when an object is written.
     """
 
 
@@ -59,23 +59,26 @@ class Chunks(_Form, frozen=True):
 
 
 class Slice(_Form, frozen=True):
-    """The part of an operation that a thread block executes: one of `tbg_size` equal parts."""
+    """The part of an operation that one thread block executes, if `tbg_size` thread blocks share
+    the operation in equal parts.
+    """
 
     tb_id: Number
     tbg_size: Count
 
 
 class Pipeline(_Form, frozen=True):
-    """How data is cut for the operations in a pipeline."""
+    """The cutting of the data for the operations in a pipeline: into `num_chunks` units of
+    `unit_size` bytes.
+    """
 
     unit_size: Bytes
     num_chunks: Number
 
 
 class Op(_Form, frozen=True):
-    """One operation of a thread block.
-
-    buffer_type, buffer_offset, size, dst_chunk: used by loads from all GPUs of a switch channel.
+    """One operation of a thread block. The fields buffer_type, buffer_offset, size and dst_chunk
+    are used only by an operation that loads from all GPUs of a switch channel.
     """
 
     name: str
@@ -167,7 +170,7 @@ class Gpu(_Form, frozen=True):
 
 
 class ExecutionPlan(_Form, frozen=True):
-    """The content of the whole file."""
+    """An MSCCL++ execution plan: the content of the whole file."""
 
     name: str
     collective: str

@@ -1,9 +1,9 @@
 """Converts the operations of an MSCCL++ execution plan that move or reduce data to operations of a
 program.
 
-A packet has a flag in addition to its data, and its reader waits for the flag. So an operation that
-reads packets depends on the operations that wrote them. A switch channel loads from, and stores to,
-all GPUs of its group; here this becomes one put for each GPU. Called by
+A packet consists of data and a flag, and a reader of the packet waits for the flag. So an operation
+that reads packets depends on the operations that wrote the packets. A switch channel loads from,
+and stores to, all GPUs of its group; here this becomes one put for each GPU. Called by
 ark.collective.programs.execution_read.
 """
 
@@ -24,8 +24,8 @@ REDUCES = ("copy", "re", "res", "rre", "rres", "cpkt", "upkt", "repkt", "recpkt"
            "recspkt")  # fmt: skip
 GROUPS = ("gstore", "gstorepkt", "glre", "glres")
 MOVES = (*PUTS, "get", *REDUCES, *GROUPS)
-# For each operation that reads packets, the index of its first source that is a packet. The second
-# table is the same for targets.
+# For each operation that reads packets, the index of the first of its sources that is a packet.
+# PACKETS_WRITTEN has the same for operations that write packets and their targets.
 PACKETS_READ = {"rppkt": 0, "upkt": 0, "gstorepkt": 0, "repkt": 1, "recpkt": 1, "respkt": 1,
                 "recspkt": 1}  # fmt: skip
 PACKETS_WRITTEN = {"ppkt": 0, "rppkt": 0, "cpkt": 0, "gstorepkt": 0, "recpkt": 1, "respkt": 1,
@@ -55,7 +55,9 @@ def flat(block: form.Block) -> list[form.Op]:
 
 
 def share(op: form.Op, parts: int) -> form.Op:
-    """The block's share of an operation, on chunks that are cut into `parts`."""
+    """The part of an operation that this thread block executes, on chunks that are cut into `parts`
+    parts.
+    """
     info = op.tbg_info or form.Slice(0, 1)
     if info.tb_id >= info.tbg_size:
         raise ModelError(
@@ -80,8 +82,8 @@ def share(op: form.Op, parts: int) -> form.Op:
 
 
 class Mover:
-    """Collects the operations of a program. operations: by rank. wire: the slots of each rank for
-    copies of its peers' data.
+    """Converts operations and collects the operations of the program. operations: those of each
+    rank so far. wire: for each rank, the number of slots in use that hold copies of peers' data.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Mover:
         self.shard = max(1, self.chunks // self.ranks)
         self.operations: list[list[Operation]] = [[] for _ in plan.gpus]
         self.wire = [0] * self.ranks
-        self.packets: dict[tuple[int, int], OpRef] = {}  # by rank and slot of scratch
+        self.packets: dict[tuple[int, int], OpRef] = {}  # writers, by rank and scratch slot
         self.groups = [
             [(group.ranks, channels.buffer_type or channels.buff) for channels in gpu.channels
              if channels.channel_type == "switch" for group in channels.rank_groups]
@@ -106,7 +108,9 @@ class Mover:
 
     @property
     def works(self) -> bool:
-        """True if the plan works in place, on a copy of its input in scratch."""
+        """True for a reduce-scatter in place, which would overwrite its input. Such a plan works on
+        a copy of its input in scratch memory.
+        """
         return self.plan.inplace and self.collective is Collective.REDUCE_SCATTER
 
     def begin(self, rank: int) -> After:
@@ -127,8 +131,8 @@ class Mover:
         return {self.add(rank, Kind.COPY, target, (source,), set())}
 
     def _span(self, rank: int, place: str, chunks: form.Chunks) -> Span:
-        """The slots of chunks on a rank. If the plan works in place, input and output are the same
-        buffer.
+        """The slots that `chunks`, chunks of a GPU's buffer in the execution plan, have in the
+        program. If the plan works in place, input and output are the same buffer.
         """
         at = chunks.index
         if place == "s":
@@ -143,7 +147,9 @@ class Mover:
         return Span(OUT, at + shift, chunks.size)
 
     def _there(self, rank: int, number: int, op: form.Op, chunks: form.Chunks) -> tuple[int, Span]:
-        """The peer to which a remote buffer belongs, and the peer's slots."""
+        """Looks up chunks of a remote buffer. Returns the peer to which the buffer belongs, and the
+        peer's slots.
+        """
         gpu, kind = self.gpus[rank], op.channel_type
         ids = [
             each
@@ -174,7 +180,9 @@ class Mover:
     def _group(
         self, rank: int, number: int, channel: int | None, chunks: form.Chunks
     ) -> list[tuple[int, Span]]:
-        """For each GPU in the group of a switch channel, its slots."""
+        """The slots that an operation on a switch channel accesses, for each GPU in the channel's
+        group.
+        """
         ids = [
             each
             for channels in self.gpus[rank].threadblocks[number].channels
@@ -198,7 +206,9 @@ class Mover:
         self, rank: int, kind: Kind, dst: Span, srcs: tuple[Span, ...], after: After,
         peer: int | None = None,
     ) -> OpRef:  # fmt: skip
-        """Appends an operation."""
+        """Appends an operation to the program and returns its position. peer: the receiving rank of
+        a put.
+        """
         reduce = None
         if kind is Kind.REDUCE:
             reduce = "sum" if self.reduction == "mean" else self.reduction or "sum"
@@ -214,8 +224,8 @@ class Mover:
         return self.add(rank, Kind.PUT, dst, (src,), after, peer)
 
     def _fetched(self, rank: int, peer: int, there: Span, after: After) -> tuple[Span, After]:
-        """Returns slots of this rank to which a peer's slots are copied, and the operation that
-        copies them.
+        """Appends an operation that copies a peer's slots to new slots of this rank. Returns the
+        new slots, and the operation on which their readers depend.
         """
         if peer == rank:
             return there, set()

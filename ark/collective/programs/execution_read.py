@@ -66,8 +66,8 @@ def from_execution_plan(
 
 
 def _sent(program: CollectiveProgram) -> Counts:
-    """The counts of an exchange, from the program. The plan does not state to which rank each rank
-    sends.
+    """The chunks that each rank sends to each other rank in a `sendrecv` plan. They are derived
+    from the program, because the plan does not contain them.
     """
     ranks, chunks = program.ranks, program.chunks
     sources = {(rank, IN, slot): rank for rank in range(ranks) for slot in range(chunks)}
@@ -259,7 +259,8 @@ class _Reader:
         return 2 * channel + (op.channel_type == "port")
 
     def _take(self, queues: list[deque[frozenset[OpRef]]], block: _Block) -> bool:
-        # An operation that names one queue several times takes as many entries of that queue.
+        # An operation may wait for several entries of one queue (signals of one channel). All of
+        # them must be in the queue.
         if any(len(queue) < sum(other is queue for other in queues) for queue in queues):
             return False
         for queue in queues:

@@ -2,11 +2,11 @@
 
 Operations of a rank that depend on each other are in one thread block, in the program's order.
 Other operations are distributed to blocks by the peer of their puts. A dependency on another rank
-becomes a signal in the block that satisfies it and a wait in the block that depends on it, over a
-channel between the two blocks. A block first signals that its memory may be written. At the end it
-waits for every operation for which no other operation waits, so that a plan can be launched
-repeatedly. If a chain of operations is too long for a block, it continues in another block, after a
-semaphore.
+becomes a signal in the block whose operation must end first, and a wait in the block whose
+operation depends on it, over a channel between the two blocks. Each block begins with signals that
+its memory may be written. It ends with waits for all operations of peers for which no operation has
+waited, so that a plan can be launched repeatedly. If a chain of operations is too long for a block,
+it continues in another block, after a semaphore.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class _Block:
     """A thread block under construction. It contains the operations of the program that it runs."""
 
     ops: list[int] = field(default_factory=list)
-    acquires: int = -1  # the semaphore for which it waits, or -1
+    acquires: int = -1  # number of the semaphore for which this block waits first, or -1
     releases: int = -1
     waits: dict[int, list[tuple[_At, int]]] = field(default_factory=lambda: defaultdict(list))
     signals: dict[int, list[_At]] = field(default_factory=lambda: defaultdict(list))
-    opens: list[_At] = field(default_factory=list)  # blocks to which it sends a signal at the start
+    opens: list[_At] = field(default_factory=list)  # blocks that this block signals at its start
     awaits: list[tuple[_At, int]] = field(default_factory=list)  # signals awaited at the end
     channels: list[int] = field(default_factory=list)
     buffers: list[int] = field(default_factory=list)
@@ -76,7 +76,9 @@ def to_execution_plan(program: CollectiveProgram) -> str:
 
 
 def _excess(plan: form.ExecutionPlan) -> str | None:
-    """The first limit of the executor that a plan exceeds, or None."""
+    """The first limit of MSCCL++'s executor that the plan exceeds, in words; None if it exceeds no
+    limit.
+    """
     for gpu in plan.gpus:
         counts = [
             ("thread blocks a rank", len(gpu.threadblocks), form.MOST_BLOCKS),
@@ -270,7 +272,7 @@ class _Emitter:
         self.waited: dict[_At, int] = defaultdict(int)
 
     def block(self) -> form.Block:
-        """The thread block."""
+        """Writes all operations of the thread block in MSCCL++'s form."""
         source = self.source
         self._channel_ops("signal", source.opens)
         if source.acquires >= 0:

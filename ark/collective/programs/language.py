@@ -48,7 +48,9 @@ class Chunk:
 
 
 class Program:
-    """The argument of a function that describes a program. ranks: all rank numbers."""
+    """The argument of a function that describes a program. Its methods return chunks of the ranks'
+    buffers. ranks: all rank numbers.
+    """
 
     def __init__(self, builder: ProgramBuilder, scratch: int) -> None:
         self._builder = builder
@@ -58,8 +60,8 @@ class Program:
         self.chunks = builder.chunks
 
     def input(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
-        """Slots of a rank's contribution, which is all chunks for a reduction or an all-to-all, and
-        the rank's own chunks for an all-gather.
+        """Slots of a rank's input buffer. For a reduction or an all-to-all the buffer holds all
+        chunks, for an all-gather only the rank's own chunks.
         """
         return self._place(rank, IN, slot, count)
 
@@ -81,7 +83,8 @@ class Program:
         """Reduces chunks of one rank, from left to right, into another chunk of the rank. Returns
         that chunk.
 
-        A result in the output is final, so the division of a mean is done there.
+        A result that is stored in the output buffer is final; for a mean, it is then divided by the
+        number of ranks.
         """
         self._check_own(*parts, into)
         if {p.rank for p in parts} != {into.rank} or not parts:
@@ -96,7 +99,7 @@ class Program:
         return into
 
     def moved(self, chunk: Chunk, place: Chunk) -> None:
-        """Implements Chunk.to."""
+        """Adds the operation for Chunk.to: a put if the ranks differ, otherwise a copy."""
         self._check_own(chunk, place)
         self._check_sizes(chunk, place)
         if chunk.rank == place.rank:

@@ -1,12 +1,13 @@
 """Writes programs as MSCCL XML, for the runtimes that read this format.
 
 A one-sided put becomes a send (`s`) and a receive (`r`) in separate thread blocks for every ordered
-pair of ranks; a reduce becomes copies and `re` steps in one local thread block. Waits for a reader
-on another rank (when a slot is reused) move to the receive, where they are local.
+pair of ranks; a reduce becomes copies and `re` steps in one local thread block. If a put reuses a
+slot, it must wait for the last reader of the slot on the receiving rank. This wait is attached to
+the receive, because the reader and the receive are on the same rank.
 
-The runtimes differ in names and limits (`TARGETS`, from their parsers and structures). Steps beyond
-the limit of a thread block continue in another block on the next channel, and a put of too many
-chunks becomes several puts. A program that still exceeds a limit is refused with that limit.
+The runtimes differ in names and limits (`TARGETS`). Steps beyond the limit of a thread block
+continue in another block on the next channel, and a put of too many chunks becomes several puts. If
+a program still exceeds a limit, UnsupportedError is raised with that limit.
 """
 
 from __future__ import annotations
@@ -164,8 +165,9 @@ class _Writer:
         self.channel: dict[tuple[int, int], int] = {}  # by connection: the channel in use
         self.local_block = [0] * program.ranks  # by rank: the local block in use
         self.gpus = [_Gpu() for _ in range(program.ranks)]
-        # For each operation of the program, the steps of thread blocks at which it ends on its own
-        # rank (sent), and those at which a put ends on the peer (received).
+        # For each operation of the program: the last steps of the operation on its own rank (sent),
+        # and the last steps of a put on the receiving rank (received). A step is identified by its
+        # thread block and position.
         self.sent: dict[OpRef, list[_Place]] = {}
         self.received: dict[OpRef, list[_Place]] = {}
         self.base: dict[str, tuple[str, int]] = {}

@@ -1,9 +1,10 @@
 """Reads MSCCL XML as programs, which can run in a plan, in the simulator and in NumPy.
 
-The runtime's thread blocks run concurrently, and a send need not wait for its receive. Here a send
-becomes a put into a new slot on the receiver, from which the receive copies or reduces. The steps
-are followed in an order that the runtime allows, which detects deadlocks. The program is checked
-before it is returned. `ark.collective.programs.msccl` writes the format.
+In MSCCL's runtime, thread blocks run concurrently, and a send does not wait until its receive takes
+the data. So a send becomes a put into a new slot on the receiver, and the receive becomes a copy or
+a reduction from this slot. The steps are followed in an order that the runtime allows, which
+detects deadlocks. The program is checked before it is returned. `ark.collective.programs.msccl`
+writes the format.
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ class _Reader:
         b = self.builder
         if self.scratch:
             b.scratch(self.scratch, "s")
-        # For each rank, the number of slots that steps send to it or keep on it.
+        # For each rank, the number of chunks that steps send to it, and that its own steps keep in
+        # other slots. The program needs so many additional slots.
         arriving: dict[int, int] = defaultdict(int)
         for rank, blocks in enumerate(self.blocks):
             for block in blocks:

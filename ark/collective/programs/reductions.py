@@ -91,7 +91,9 @@ REDUCTIONS: dict[str, Reduction] = {
 
 
 def divided(array: np.ndarray, divide: int) -> np.ndarray:
-    """Returns array / divide in the array's dtype. Integers are rounded towards minus infinity."""
+    """The result of a mean: array / divide in the array's dtype. Integers are rounded towards minus
+    infinity.
+    """
     if divide == 1:
         return array
     divisor = array.dtype.type(divide)
@@ -100,11 +102,10 @@ def divided(array: np.ndarray, divide: int) -> np.ndarray:
 
 
 def reference(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Reduces one array per rank without a program: in rank order or, for Adasum, in pairs, then
-    pairs of pairs.
-
-    Raises InvalidUsageError for an unknown name, and for Adasum over a number of ranks that is not
-    a power of two.
+    """The reference result of a reduction over ranks, computed directly from one array per rank.
+    The order is rank order or, for Adasum, pairs of ranks, then pairs of pairs. Raises
+    InvalidUsageError for an unknown name, and for Adasum over a number of ranks that is not a power
+    of two.
     """
     if name not in REDUCTIONS:
         raise InvalidUsageError(

@@ -1,7 +1,6 @@
-"""The first check of a collective program: it checks that the program's description is consistent.
-
-Ranges, names, peers and the shapes of spans are checked. `ark.collective.programs.checker` runs
-this check first, so that its symbolic run accesses only valid slots.
+"""The first check of a collective program: the names, ranges, peers and lengths in its description
+must be consistent, for example every slot must exist. `ark.collective.programs.checker` runs this
+check first, so that its symbolic execution accesses only valid slots.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ MOST_SLOTS = 1 << 25  # limit for all ranks together, which bounds the checker's
 
 
 def refusal(program: CollectiveProgram, text: str) -> PlanError:
-    """Returns a PlanError with the program's name in front of the message."""
+    """Returns a PlanError for this program. text: the inconsistency, as a sentence after the
+    program's name.
+    """
     return PlanError(f"The program {program.name} is refused: {text}")
 
 

@@ -1,10 +1,8 @@
-"""Converts a program to values: each write to a slot creates a new value, so that no slot is
-reused.
-
-Ranks that are not synchronised must not overwrite data that a peer may still read. In this form
-nothing is overwritten, so the only remaining dependencies are those that carry data. A copy creates
-no value: its readers read the source. Values on which the result does not depend are omitted. Used
-by the plan's lowering.
+"""Converts a program to values. A value is the result of one write to one slot, so no slot is
+reused. In a program, a slot may be overwritten, and a rank must not overwrite data that a peer may
+still read, which needs extra synchronisation. With values nothing is overwritten, so the only
+remaining dependencies are those that carry data. A copy creates no value: its readers read the
+source. Values on which the result does not depend are omitted. Used by the plan's lowering.
 """
 
 from __future__ import annotations
@@ -105,8 +103,8 @@ def flow(program: CollectiveProgram) -> Flow:
 def coarsened(program: CollectiveProgram) -> CollectiveProgram:
     """Returns the program with adjacent slots merged, as far as all of its operations allow.
 
-    If every operation cuts the data at the same places, a put of several slots becomes a single
-    write. Programs with slots of dot products are returned unchanged.
+    For example, if every operation accesses slots 0 and 1 together, they become one slot, and a put
+    of both becomes a single write. Programs with slots of dot products are returned unchanged.
     """
     if any(buffer.role is Role.DOTS for buffer in program.buffers):
         return program

@@ -4,10 +4,10 @@ operations may start when they end.
 The cost model is alpha-beta with congestion. A put flows over all links of its route at the same
 time, as a fluid. Its rate is its max-min fair share of the links (and of node ports, if these are
 limited). Its data is visible at the peer one route latency after its last byte has left. Puts from
-one sender to one receiver over one route run one after the other: lower-numbered pieces first, then
-in the order in which they became ready. All other puts flow concurrently. Puts that a switch can
-merge (`in_network`) wait for each other and flow as one. Local operations take no time unless the
-cost model gives them one.
+one sender to one receiver over one route run one after the other. Puts of pieces with lower numbers
+are sent first; puts of one piece are sent in the order in which they became ready. All other puts
+flow concurrently. Puts that a switch can merge (`in_network`) wait for each other and flow as one.
+Local operations take no time unless the cost model gives them one.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def tune_pieces(
 
 
 class _Engine:
-    """One simulation. An operation of one piece is an instance; its number is piece * operations +
-    operation.
+    """The state of one simulation. The program runs once for each piece of the chunks. An instance
+    is an operation applied to one piece; its number is piece * operations + operation.
     """
 
     def __init__(
@@ -305,7 +305,9 @@ class _Engine:
             self.stale = True
 
     def _members(self, instance: int) -> list[int]:
-        """The operations of the same piece in the flow that this instance represents."""
+        """The instances whose data flows together with this instance. A switch merges their puts
+        into one flow, and `instance` is the leader that represents it.
+        """
         operation = instance % len(self.ops)
         return [instance - operation + member for member in self.members[operation]]
 

@@ -22,7 +22,8 @@ def joined(program: CollectiveProgram, topology: Topology) -> list[list[OpRef]]:
     """Returns the groups of puts, two or more each, that switches may merge into one flow.
 
     The puts of a group use the same offset in the buffers of all their ranks, as the loads and
-    stores of switches require. They have the same dependency depth, so that none waits for another.
+    stores of switches require. They are preceded by equally many puts in their chains of
+    dependencies, so that no put of a group waits for another.
     """
     groups: defaultdict[object, list[OpRef]] = defaultdict(list)
     step = steps(program) if topology.multicast or topology.reduces else {}

@@ -1,8 +1,9 @@
-"""TACCL: collectives synthesised from a sketch, by routing, ordering and contiguity.
+"""TACCL: collectives synthesised from a sketch, which restricts the links and symmetries that the
+search may use. The steps are routing, ordering and contiguity (merging of messages). Shah et al.,
+"TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches" (NSDI 2023).
 
-Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches" (NSDI
-2023). `ark.comm.synthesize` and the command line call `synthesize_taccl`. The steps are in the
-modules sketch, logical, routing, ordering and lower, in this order.
+`ark.comm.synthesize` and the command line call `synthesize_taccl`. The modules sketch, logical,
+routing, ordering and lower have the steps, in this order.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ DEFAULT_SIZE = 1 << 20
 class Synthesis:
     """A program and its time in TACCL's own alpha-beta model.
 
-    `time_us` is the time of the ordered schedule. `routing_us` is the relaxed time of the routes,
-    which is at most `gap` (0 to 1) above the least possible one; `optimal` is true if the gap is 0.
-    The least possible time is that for this sketch, with the `paths` of its model, and before
-    ordering. `ark.collective.bounds.least_us` computes the bound of the network itself.
+    `time_us` is the time of the ordered schedule. `routing_us` is the time of the routes before the
+    sends on a link are ordered. It is a fraction of at most `gap` (0 to 1) above the least possible
+    time; `optimal` is true if the gap is 0. The least possible time refers to this sketch and to
+    the `paths` that the model considered. `ark.collective.bounds.least_us` computes a bound for the
+    network itself.
     """
 
     program: CollectiveProgram

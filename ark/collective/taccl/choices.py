@@ -1,8 +1,7 @@
-"""The choices in stage 1 of TACCL: which chunk may cross which logical link.
-
-Chunks that a symmetry of the sketch maps to each other share their variables. Only one chunk of
-each orbit, its leader, has its own variables. `ark.collective.taccl.routing` builds a model of
-these choices.
+"""The variables of stage 1 of TACCL: each states whether a chunk crosses a logical link (a
+connection of two ranks by a fixed route). An orbit is a set of chunks that the sketch's symmetries
+map to each other. The chunks of an orbit share their variables: only one of them, its leader, has
+its own. `ark.collective.taccl.routing` builds a model of these variables.
 """
 
 from __future__ import annotations
@@ -33,7 +32,9 @@ class Chunk:
 
 
 def chunks_of(graph: Logical, all_to_all: bool) -> tuple[Chunk, ...]:
-    """The chunks of an all-gather, or the chunks of an all-to-all that are sent to another rank."""
+    """All chunks of a collective: those of an all-gather or, if `all_to_all`, the chunks that each
+    rank sends to each other rank.
+    """
     parts = range(graph.sketch.input_chunkup)
     ranks = range(graph.ranks)
     if all_to_all:
@@ -80,8 +81,8 @@ class Choices:
         self._fill_table({})
 
     def allow(self, ways: dict[int, list[int]]) -> list[bool]:
-        """Allows leaders these additional paths, given as lists of links, of any length. Returns
-        the paths as a solution.
+        """Allows each leader an additional path of any length, given as a list of links. Returns
+        these paths as a solution of the model: one boolean per variable.
         """
         self._fill_table(ways)
         used = [False] * self.variables
@@ -91,7 +92,7 @@ class Choices:
         return used
 
     def allow_none(self) -> None:
-        """Reverts the last call of `allow`."""
+        """Removes the paths that the last call of `allow` added."""
         self._fill_table({})
 
     def _distances(self, start: int, ways: list[list[int]]) -> list[float]:
@@ -202,8 +203,9 @@ class Choices:
             self.table[number, self.moved[p]] = self.table[leader]
 
     def loads(self) -> list[tuple[np.ndarray, np.ndarray, int]]:
-        """Sums that are lower bounds of the time. Each is given as (variables, how often each is
-        counted, ticks of each). Equal sums are returned once.
+        """The total times of links, which are lower bounds of the time of any routing. One entry
+        for each logical link and for each physical link: the variables of chunks that may cross it,
+        how often each variable counts, and the ticks of one chunk. Equal entries are returned once.
         """
         crossing: dict[tuple[str, str], list[int]] = {}
         for i, edge in enumerate(self.edges):

@@ -1,9 +1,10 @@
 """Finds paths of TACCL's chunks around full links. If the shortest paths lack capacity, longer
 paths can be faster.
 
-If all shortest paths of a sketch cross one slow link, no choice among them is fast. Here each
-chunk's path grows link by link. The next link is always the one that ends soonest, given the loads
-of earlier choices. The model may use these paths too (`ark.collective.taccl.routing`).
+If all shortest paths of a sketch cross one slow link, no choice among them is fast. This module
+builds each chunk's path link by link. The next link is always the one over which the chunk arrives
+soonest, given the loads of the paths that were chosen before. The model may use these paths too
+(`ark.collective.taccl.routing`).
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ class Edge:
     """A logical link from rank `src` to rank `dst`.
 
     `alpha_us` is the latency of the link's route. `gbps` is the bandwidth of the route's slowest
-    link, or less if the sketch splits that. `sender` is the local number of the sending rank if the
-    link leaves a box, otherwise None. A reversed link has the same `sender`.
+    link, or a part of it if the sketch divides this bandwidth among several logical links. `sender`
+    is the local number of the sending rank if the link leaves a box, otherwise None. A reversed
+    link has the same `sender`.
     """
 
     src: int
@@ -40,7 +41,9 @@ class Edge:
     sender: int | None = None
 
     def reversed(self) -> Edge:
-        """The reversed link, for reductions."""
+        """The logical link in the opposite direction. A reduction is an all-gather that runs
+        backwards over reversed links.
+        """
         return dataclasses.replace(self, src=self.dst, dst=self.src, route=self.route[::-1])
 
 
@@ -150,7 +153,9 @@ def _edge(topology: Topology, routes: Routes, src: int, dst: int) -> Edge:
 
 
 def shift(ranks: int, offset: int, group: int) -> Permutation:
-    """The permutation that shifts every rank by `offset` within its group of `group` ranks."""
+    """The permutation that shifts every rank by `offset` within its group of `group` consecutive
+    ranks; the last ranks of a group follow as its first.
+    """
     return tuple(r // group * group + (r % group + offset) % group for r in range(ranks))
 
 

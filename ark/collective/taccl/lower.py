@@ -24,8 +24,9 @@ def lower(
     reduction: str | None,
     pieces: int,
 ) -> CollectiveProgram:
-    """Writes the program. gathering, reducing: the plans of the two phases; `reducing` is a plan
-    for the reversed topology.
+    """Writes the program. gathering: the routes and order of sends of the gathering phase, or None.
+    reducing: those of the reducing phase, or None; they are for the reversed topology, because a
+    reduction is an all-gather that runs backwards.
     """
     parts = graph.sketch.input_chunkup
     b = ProgramBuilder(
@@ -48,9 +49,9 @@ def lower(
 
 
 class _Writer:
-    """The slots of every chunk on each rank, and the number of scratch slots in use.
-
-    The size of the scratch buffer is known only at the end. Then it is added to the builder.
+    """Writes operations and assigns slots to every chunk on each rank. `used` counts the scratch
+    slots in use. The size of the scratch buffer is known only at the end, when `end` adds the
+    buffer to the builder.
     """
 
     def __init__(self, b: ProgramBuilder, parts: int) -> None:
@@ -70,7 +71,7 @@ class _Writer:
             self.b.scratch(max(self.used))
 
     def gather(self, graph: Logical, routing: Routing, schedule: Schedule, loaded: bool) -> None:
-        """Moves every chunk to its slot of `out` on every rank."""
+        """Writes the gathering phase: every chunk is sent to its slot of `out` on every rank."""
         for number, chunk in enumerate(routing.chunks):
             place = Span(OUT, chunk.owner * self.parts + chunk.index)
             self.lies[number, chunk.owner] = place
@@ -81,7 +82,9 @@ class _Writer:
             self.send(graph.edges[send.edge], send.chunks, targets)
 
     def exchange(self, graph: Logical, routing: Routing, schedule: Schedule) -> None:
-        """Moves every chunk to the slot of its source in `out` on its receiver."""
+        """Writes an all-to-all: every chunk is sent from its sender to its slot of `out` on its
+        receiver.
+        """
         for rank in range(self.b.ranks):
             own = rank * self.parts
             self.b.copy(rank, Span(IN, own, self.parts), Span(OUT, own, self.parts))
@@ -104,8 +107,9 @@ class _Writer:
             self.send(edge, send.chunks, targets)
 
     def send(self, edge: Edge, chunks: tuple[int, ...], targets: list[Span]) -> None:
-        """Sends all `chunks` with one put. They are packed before and unpacked afterwards if
-        necessary.
+        """Writes the send of `chunks` over one link as a single put. If the chunks' slots are not
+        adjacent, the sender packs them before the put; if the target slots are not adjacent, the
+        receiver unpacks them.
         """
         sources = [self.lies[c, edge.src] for c in chunks]
         source, target = _joined(sources), _joined(targets)
@@ -124,8 +128,8 @@ class _Writer:
             self.lies[c, edge.dst] = slot
 
     def reduce(self, graph: Logical, routing: Routing, schedule: Schedule) -> None:
-        """Runs an all-gather backwards: the leaves of each tree send first, and ranks add up the
-        data that they receive.
+        """Writes the reducing phase, which is an all-gather that runs backwards: the leaves of each
+        tree send first, and ranks add up the data that they receive.
         """
         waiting: dict[tuple[int, int], int] = {}
         arrived: dict[tuple[int, int], list[Span]] = {}

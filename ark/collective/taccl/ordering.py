@@ -82,10 +82,9 @@ def _merge(graph: Logical, plain: Schedule, count: int) -> list[tuple[tuple[int,
 
 
 class _Scheduler:
-    """Schedules the sends of one routing.
-
-    A message occupies its logical link for alpha + n beta, and each physical link of its route for
-    its bytes at the bandwidth of that link.
+    """Computes schedules of the sends of one routing. A message of n chunks occupies its logical
+    link for alpha + n beta (latency, and the time of a chunk at the link's bandwidth). It occupies
+    each physical link of its route for its bytes divided by the bandwidth of that link.
     """
 
     def __init__(self, graph: Logical, routing: Routing, chunk_bytes: float) -> None:
@@ -103,8 +102,8 @@ class _Scheduler:
         self.ahead, self.behind = self._distances()
 
     def _distances(self) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
-        """Two tables by (chunk, edge): the number of links on the longest path after the edge, and
-        the number of links before it.
+        """Two tables by (chunk, logical link): the number of links on the longest part of the
+        chunk's path after this link, and the number of links before it.
         """
         ahead: dict[tuple[int, int], int] = {}
         behind: dict[tuple[int, int], int] = {}

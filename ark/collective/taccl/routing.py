@@ -1,8 +1,8 @@
 """Stage 1 of TACCL: decides which chunk crosses which logical link, by a CP-SAT model.
 
-Bandwidth is relaxed: this stage does not order the sends on a link. It only bounds their total time
-on each logical link, and on every physical link that routes share, such as a switch port. Chunks
-that a symmetry maps to each other share their variables. Shah et al. (NSDI 2023), section 5.1.
+This stage does not order the sends on a link. It only bounds the total time of the sends on each
+logical link, and on every physical link that routes share, such as a switch port. Chunks that a
+symmetry maps to each other share their variables. Shah et al. (NSDI 2023), section 5.1.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class Routing:
     """The result of stage 1: for each chunk, the logical links that it crosses. A link comes after
     the links that lead to it.
 
-    `time_us` is the relaxed time in the model. `bound_us` is the least time that the solver could
-    not exclude. `gap` is 1 - bound/time; `optimal` is true if the gap is 0. All are relative to the
-    sketch and to the `paths` of the model; other sketches and paths may be faster.
+    `time_us` is the time of this routing in the model, in which sends on a link are not ordered.
+    `bound_us` is the solver's lower bound on the time of any routing. `gap` is 1 - bound/time;
+    `optimal` is true if the gap is 0. The bound is valid only for this sketch and for the `paths`
+    of the model; other sketches and paths may be faster.
     """
 
     chunks: tuple[Chunk, ...]
@@ -41,7 +42,7 @@ class Routing:
 
     @property
     def gap(self) -> float:
-        """How much less time another routing could take at most, as a fraction of this one's
+        """How much less time a better routing could take at most, as a fraction of this routing's
         time.
         """
         return 1 - self.bound_us / self.time_us if self.time_us else 0.0
@@ -166,8 +167,8 @@ class _Model:
         return [bool(solver.value(v)) for v in sent]
 
     def _wish(self, edge: Edge) -> int:
-        """The wish of the sketch for the switch of this link: 1 for few connections, -1 for many, 0
-        for none.
+        """The sketch's preference for the switch of this logical link: 1 to use few connections of
+        the switch (uc-min), -1 to use many (uc-max), 0 for no preference.
         """
         sketch, size = self.graph.sketch, self.graph.per_box
         if edge.sender is None:

@@ -65,7 +65,9 @@ class Sketch:
         object.__setattr__(self, "sender_of", table)
 
     def leaves_through(self, local: int, sender: int) -> bool:
-        """True if data of local rank `local` may leave its box through local rank `sender`."""
+        """True if data of the rank with local number `local` may leave its box (machine) through
+        the rank with local number `sender`.
+        """
         if self.relay_map is not None:
             step, offset = self.relay_map
             return sender == local // step * step + offset

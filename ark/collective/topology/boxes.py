@@ -1,8 +1,7 @@
-"""Builds topologies of machines with accelerators (boxes), and of the fabrics that connect them.
-
-`nvlink_boxes("a100", boxes=2)` and `topology_of_boxes` make topologies;
-`ark.collective.topology.names` turns names such as "a100x2" into calls. Bandwidths are the usual
-data-sheet figures in GB/s each way.
+"""Builds topologies of machines with several accelerators (boxes), and of the fabrics (networks)
+that connect the machines. `nvlink_boxes("a100", boxes=2)` and `topology_of_boxes` make topologies;
+`ark.collective.topology.names` turns names such as "a100x2" into calls of these functions.
+Bandwidths are the usual data-sheet figures in GB/s each way.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ DIRECT_LATENCY_US = 0.7
 SWITCH_HOP_LATENCY_US = 0.35
 NIC_HOP_LATENCY_US = 0.85
 
-# Each package has the dies 2i and 2i + 1. A die has three links to dies in other packages.
+# The links inside a box of MI250 as (die, die, number of links). Package i has the dies 2i and 2i +
+# 1. Each die has three links to dies in other packages.
 _MI250 = tuple(
     [(2 * i, 2 * i + 1, 4) for i in range(8)]
     + [(2 * i, (2 * i + 3) % 16, 1) for i in range(8)]
@@ -121,7 +121,7 @@ def customise(
     nics: int | None = None,
     nic: Fraction | int | None = None,
 ) -> Box:
-    """Returns the box with those figures replaced that are given."""
+    """Returns a copy of the box. Arguments that are not None replace the box's own figures."""
     if gpus is not None and gpus != box.gpus:
         if box.wiring:
             raise InvalidUsageError(
@@ -219,7 +219,9 @@ def topology_of_boxes(
 def _nics(
     number: int, box: Box, own: list[str], switches: list[str], links: list[Link]
 ) -> list[str]:
-    """Adds the switches of shared NICs. Returns the node behind each NIC."""
+    """Adds the switches by which several ranks share a NIC. Returns, for each NIC of the box, the
+    node to which it is attached: a rank, or such a switch.
+    """
     if box.nics == box.gpus:
         return own
     shared = []

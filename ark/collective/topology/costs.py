@@ -1,8 +1,7 @@
-"""The costs of a put and of a reduction that the links of a topology do not include. They dominate
-for small messages.
-
-A measured topology has its own `CostModel` (`ark topo measure`); `TYPICAL` is for other topologies.
-The simulator adds these costs. Without a cost model only links take time.
+"""The costs of a put (one-sided write) and of a reduction beyond the time on the topology's links.
+These costs dominate for small messages. A measured topology has its own `CostModel` (`ark topo
+measure`); `TYPICAL` is for other topologies. The simulator adds these costs. Without a cost model,
+only the time on links is counted.
 """
 
 from __future__ import annotations
@@ -14,7 +13,10 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class Protocol:
-    """The format in which the data of a put and its signal are sent."""
+    """A format in which the data of a put and its signal are sent, such as data with flags in every
+    word. share: the fraction of the sent bytes that are data. latency_us: the latency in addition
+    to that of the links.
+    """
 
     name: str
     share: float = 1.0
@@ -23,7 +25,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Costs that links do not include.
+    """Costs of puts and reductions beyond the time on links.
 
     Attributes: put_overhead_us: the microseconds for which every put occupies its channel before
     its first byte. local_gbps: GB/s at which a rank copies and reduces, counting bytes read and
@@ -45,9 +47,9 @@ class CostModel:
 # 128-byte lines (LL128), and data with a signal after a fence (Simple). The shares of data in the
 # bytes sent follow from these formats. The latencies are the differences between the three in the
 # tuning tables of NCCL 2, for a hop of a ring on NVLink (0.6, 1.9 and 3.4 us); the latency of links
-# already includes the first one. The overhead of a put and the speed of sums (two reads and a write
-# of memory, on a part of the processors) are round figures for present accelerators, which were not
-# measured here.
+# already includes the first one. The overhead of a put and the speed of sums (per element two reads
+# and a write of memory, by a part of the processors) are round figures for current accelerators;
+# they were not measured.
 TYPICAL = CostModel(
     put_overhead_us=0.1,
     local_gbps=1000.0,

@@ -1,8 +1,7 @@
-"""Builds the topology of this machine from its own devices. The name `detect` stands for it.
-
+"""Builds the topology of this machine from its own devices. Users select it by the name `detect`.
 Each backend package (entry-point group "ark.backends") may have a module `links` with a function
 `read_links() -> MachineLinks`, which raises `ark.errors.SystemError` with the reason if it finds no
-device. The vendors' interfaces are used in the backends only.
+device. Only the backends call vendors' interfaces.
 """
 
 from __future__ import annotations
@@ -63,7 +62,9 @@ def detect(readers: Iterable[Callable[[], MachineLinks]] | None = None) -> Topol
 
 
 def from_links(machine: MachineLinks) -> Topology:
-    """Returns the topology with devices "g<i>", the box's switch "s0" and the host's bus "host"."""
+    """Returns the topology of a machine. Its nodes are the devices "g<i>", the box's switch "s0"
+    and the host's bus "host".
+    """
     ranks = tuple(f"g{device}" for device in range(machine.devices))
     links: list[Link] = []
     for a, b, bandwidth in machine.direct:

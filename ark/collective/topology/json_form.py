@@ -60,7 +60,7 @@ class _Network(Closed, frozen=True):
     costs: _Costs | None = None
 
 
-# For errors in these fields, the message names the kind of error besides the location.
+# Errors in these fields begin with the kind of error (the value here), in addition to the location.
 _FAULTS = {"kind": "unknown kind", "bandwidth": "bad bandwidth", "latency_us": "bad latency"}
 
 

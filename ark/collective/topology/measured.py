@@ -1,8 +1,7 @@
-"""Computes the bandwidths, latencies and costs of a topology from measured times of puts between
-pairs of ranks.
-
-`ark topo measure` measures the times. `fit` computes a latency and a bandwidth from the times of a
-pair. `measured` computes the figures of every link from the pairs whose routes use it.
+"""Computes the bandwidths, latencies and costs of a topology from measured times of puts (one-sided
+writes) between pairs of ranks, which `ark topo measure` measures. `fit` computes a latency and a
+bandwidth from the times of one pair. `measured` computes the figures of every link from all pairs
+whose routes use the link.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ _MAX_EQUAL_RATIO = 1.15  # links whose figures differ by less count as equal
 
 @dataclass(frozen=True)
 class Line:
-    """The time of a put of n bytes is alpha_us + n / gbps / 1e3 microseconds."""
+    """The time of a put as a function of its size: n bytes take alpha_us + n / gbps / 1e3
+    microseconds.
+    """
 
     alpha_us: float
     gbps: float
@@ -32,11 +33,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Pair:
-    """A measurement between the ranks with numbers `one` and `other`, in both directions at the
-    same time.
-
-    lines: for each protocol. put_overhead_us: the cost of one more put. local_gbps: the rate at
-    which a sum reads and writes bytes; None if it was too short to measure.
+    """A measurement between the ranks with numbers `one` and `other`, with puts in both directions
+    at the same time. lines: the time of a put by its size, for each protocol. put_overhead_us: the
+    time that one more put takes. local_gbps: the rate at which a sum reads and writes bytes of
+    local memory; None if the sum was too short to measure.
     """
 
     one: int
@@ -68,12 +68,12 @@ def measured(
 ) -> Topology:
     """Returns the topology with its links and costs computed from the pairs.
 
-    A link gets the bandwidth of the fastest pair whose route uses it, because slower pairs were
-    limited by other links. It gets the least latency per hop of these pairs. Figures are rounded to
-    two digits. Links whose figures differ only by noise get equal figures, so that symmetric
-    networks have symmetric trees. Links that no route uses are unchanged. The cost of a protocol is
-    what it takes longer than the fastest protocol, on the median pair. routes: node ids, by pairs
-    of rank numbers.
+    A link gets the bandwidth of the fastest pair whose route uses the link, because slower pairs
+    were limited by other links. It gets the least latency per hop of all pairs whose routes use it.
+    Figures are rounded to two digits. Links whose figures differ only by noise get equal figures,
+    so that symmetric networks have symmetric trees. Links that no route uses are unchanged. The
+    cost of a protocol is the additional time that it takes compared with the fastest protocol, as
+    the median over pairs. routes: node ids, by pairs of rank numbers.
     """
     gbps: dict[tuple[str, str], float] = {}
     latency: dict[tuple[str, str], float] = {}
@@ -97,8 +97,8 @@ def measured(
 
 
 def _smoothed(figures: Iterable[float]) -> dict[float, float]:
-    """Maps each figure to the median of its group. In a group, the greatest figure is at most
-    _MAX_EQUAL_RATIO times the least.
+    """Groups figures that differ only by noise. Maps each figure to the median of its group, in
+    which the greatest figure is at most _MAX_EQUAL_RATIO times the least.
     """
     groups: list[list[float]] = []
     for figure in sorted(figures):

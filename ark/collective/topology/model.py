@@ -175,7 +175,9 @@ class Topology:
         return graph
 
     def reverse(self) -> Topology:
-        """Returns the topology with every link reversed, on which reductions are computed."""
+        """Returns the topology with every link reversed. The trees of a reduction are computed as
+        trees of an all-gather on it.
+        """
         links = tuple(Link(k.dst, k.src, k.bandwidth, k.latency_us) for k in self.links)
         return replace(self, links=links, multicast=self.reduces, reduces=self.multicast)
 

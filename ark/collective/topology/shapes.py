@@ -1,9 +1,7 @@
 """Builds regular networks of ranks without boxes: rings, grids, hypercubes, full meshes, stars, fat
-trees.
-
-All links have an equal reverse link. They are all equal, with `bandwidth` in GB/s each way and
-`latency_us` in microseconds. Rank ids are "g0", "g1", ...; in grids the last dimension varies
-fastest.
+trees. Each link has a reverse link. Except in fat trees, all links have the same `bandwidth` in
+GB/s each way and `latency_us` in microseconds. Rank ids are "g0", "g1", ...; in grids the last
+dimension varies fastest.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ LATENCY_US = 0.7
 
 
 def duplex(src: str, dst: str, bandwidth: Fraction | int, latency_us: float) -> list[Link]:
-    """Returns the link and its reverse."""
+    """Returns a pair of links between two nodes, one in each direction."""
     exact = Fraction(bandwidth)
     return [Link(src, dst, exact, latency_us), Link(dst, src, exact, latency_us)]
 

@@ -27,8 +27,8 @@ Dims = set[int]
 
 
 class _Pair:
-    """One node in the graph of the exact size and in that of the rounded size. zeros: ids of the
-    values of the rounded graph whose padding is zero.
+    """One node in two graphs: the graph that is built for the exact sizes, and the graph for the
+    rounded sizes. zeros: ids of the values of the rounded graph whose padding is known to be zero.
     """
 
     def __init__(self, exact: Step, wide: Step, zeros: set[int]) -> None:
@@ -43,8 +43,8 @@ class _Pair:
         return differing(self.exact.call.shape(place), self.wide.call.shape(place))
 
     def in_range(self, place: int, size: int) -> bool:
-        """True if all values in the padding of an input (indices) are valid for a dimension of this
-        size.
+        """True if all values in the padding of input number `place`, which holds indices, are valid
+        indices of a dimension of `size` elements.
         """
         value = self.wide.call.value(place)
         if value.array is None:
@@ -59,8 +59,8 @@ class _Pair:
         return not any(self.dims(i) for i in range(first, len(self.call.inputs)))
 
     def axis(self, default: int | None, place: int | None = None) -> Dims:
-        """The axis along which the operator works, as a set. It is the attribute `axis`, or the
-        only element of input number `place`.
+        """The axis along which the operator works, as a set of one element. It is given by the
+        attribute `axis` or, if `place` is given, by the only element of input number `place`.
         """
         if place is None:
             axis = self.call.attribute("axis", default)
@@ -115,16 +115,16 @@ def _reduced(p: _Pair) -> bool:
 
 
 def _normed(p: _Pair) -> bool:
-    """Layer and RMS norms reduce all dimensions from the axis on. Only dimensions before the axis
-    may be padded.
+    """The rule for layer and RMS norms. They reduce all dimensions from the axis on, so only
+    dimensions before the axis may be padded.
     """
     (axis,) = p.axis(-1)
     return p.same(1) and all(d < axis for d in p.dims())
 
 
 def _reshaped(p: _Pair) -> bool:
-    """True if the padded dimension stays the outermost factor of a dimension, that is, the product
-    of the sizes before it is the same in input and result.
+    """The rule for a reshape: the padding must stay at the end of the memory of each part. This
+    holds if the product of the sizes before the padded dimension is the same in input and result.
     """
     results = [s.results[0].shape for s in (p.exact, p.wide) if s.results[0] is not None]
     before, after = p.dims(), differing(*results)
@@ -142,8 +142,8 @@ def _sliced(p: _Pair) -> bool:
 
 
 def _gathered(p: _Pair) -> bool:
-    """The gathered axis must not be padded. An index out of range would end the run, so indices in
-    the padding must be known to be in range.
+    """The rule for Gather: the axis from which elements are gathered must not be padded. An index
+    out of range would end the run, so indices in the padding must be known to be in range.
     """
     (axis,) = p.axis(0)
     return axis not in p.dims() and (not p.dims(1) or p.in_range(1, p.call.shape(0)[axis]))
@@ -202,8 +202,9 @@ PERMITTED: dict[str, Rule] = {
     **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
 }
 _KEEPS_ZEROS = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-# For each operator, the inputs that contain sizes. Two graphs may differ in these inputs, because
-# the shapes of their results are compared instead.
+# For each operator, the numbers of the inputs that contain sizes. These inputs may differ between
+# the graphs of the exact and of the rounded size, because the shapes of the operator's results are
+# compared instead.
 _SIZES = {
     "ConstantOfShape": {0},
     "Expand": {1},
@@ -216,8 +217,8 @@ _SIZES = {
 
 
 def _leads(exact: Value, wide: Value) -> bool:
-    """True if, as far as shapes and known contents show, the first value is a leading part of the
-    second.
+    """True if the value of the exact graph is, as far as shapes and known contents show, the
+    leading part of the value of the rounded graph.
     """
     if len(exact.shape) != len(wide.shape):
         return False
@@ -232,7 +233,9 @@ def _leads(exact: Value, wide: Value) -> bool:
 
 
 def refusal(exact: Built, wide: Built) -> str | None:
-    """The reason why the padding is not permitted, or None if it is permitted."""
+    """The reason why the model must not run with rounded sizes; None if it may. exact, wide: the
+    graphs for the exact and for the rounded sizes.
+    """
     if [s.call.op for s in exact.steps] != [s.call.op for s in wide.steps]:
         return "the size decides which operators run"
     zeros = {id(value) for value in wide.inputs.values()}

@@ -48,7 +48,9 @@ _SAME_BITS = {
 
 
 def run(call: Call, operator: Operator, schema: Any) -> Any:
-    """The results of an operator. Raises UnsupportedError if it does not support a carried type."""
+    """Computes the results of a call, some of whose values have types that another type carries.
+    Raises UnsupportedError if the operator does not support a carried type.
+    """
     places = [
         (i, v.kind) for i, v in enumerate(call.inputs) if v is not None and v.kind is not None
     ]
@@ -86,7 +88,9 @@ def _name(formal: Any, place: int) -> str:
 
 
 def cut(tensor: Any, kind: Any) -> Any:
-    """An int32 tensor truncated to the lowest bits, as an integer type with fewer bits."""
+    """Truncates an int32 tensor to the lowest bits of the integer type `kind`, with the sign of
+    this type.
+    """
     info = ml_dtypes.iinfo(kind)
     if info.min == 0:
         return ark.bitwise_and(tensor, int(info.max))
@@ -109,7 +113,7 @@ def cast(tensor: Any, source: Any, kind: Any, saturate: bool, how: str = "up") -
 
 def to_float(tensor: Any, dtype: Any, saturate: bool) -> Any:
     """fp32 rounded to a float of 8 or 4 bits. Raises UnsupportedError for other types. saturate:
-    larger values become the largest one.
+    values that are too large become the largest value of the type.
     """
     small = data_type(dtype)
     if dtype in CARRIERS:
@@ -175,8 +179,8 @@ def _power(tensor: Any, saturate: bool, how: str) -> Any:
 
 
 def _flipped(tensor: Any) -> Any:
-    """Maps uint64 values (carried by int64) so that comparing the results as int64 gives their
-    order as uint64.
+    """Flips the highest bit of uint64 values, which int64 carries. Comparing the results as int64
+    gives the order of the values as uint64.
     """
     return ark.bitwise_xor(tensor, MIN_INT64)
 
@@ -200,7 +204,8 @@ def _shifted(a: Any, b: Any) -> Any:
 
 def _divided(a: Any, b: Any) -> Any:
     """The quotient of two uint64 (Hacker's Delight, 9-3). Half of the dividend is divided, and the
-    quotient is doubled. It is increased by one if the remainder is then at least the divisor.
+    quotient is doubled. If the remainder is then at least the divisor, the quotient is increased by
+    one.
     """
     small = ark.greater_equal(b, 0)
     safe = ark.where(small, b, 1)

@@ -1,8 +1,6 @@
-"""Control flow and sequences. If, Loop and Scan become part of the graph; sequences become Python
-lists.
-
-The number of iterations of a loop must be known while the graph is built, because each iteration
-gets its own nodes.
+"""Control flow and sequences of ONNX models. The graphs within If, Loop and Scan become part of
+ark's graph. Sequences become Python lists while the graph is built. The number of iterations of a
+loop must be known while the graph is built, because each iteration gets nodes of its own.
 """
 
 from __future__ import annotations
@@ -26,9 +24,10 @@ _CHECKED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterN
 
 @operator("If")
 def _if(call: Call) -> list[Value | None]:
-    """The results of the branch that is taken. If the condition is known only at run time, both
-    branches are built, and each result is selected by the condition. For this the results must have
-    equal shapes and types, and the branches must not have operators that can end the run.
+    """Converts If. If the condition is known while the graph is built, only the branch that is
+    taken is built. Otherwise both branches are built, and each result is selected by the condition.
+    Then the results of both branches must have equal shapes and types, and the branches must not
+    have operators that can end the run.
     """
     condition = call.value(0)
     branches = [call.bodies[name] for name in ("then_branch", "else_branch")]
@@ -77,8 +76,8 @@ def _loop(call: Call) -> list[Value | None]:
 
 
 def _stacked(call: Call, body: Any, column: Sequence[Value], place: int) -> Value:
-    """One result of all iterations, stacked along a new first dimension. column: the result by
-    iteration.
+    """One result of a Scan, stacked over all iterations along a new dimension. column: the result
+    of each iteration. place: the number of the result.
     """
     if column:
         return join(call, [_reshaped(call, v, (1, *v.shape)) for v in column], 0)
@@ -124,7 +123,9 @@ def _scan(call: Call) -> list[Value | None]:
 
 
 def _parts(call: Call, value: Value, axis: int) -> list[Value]:
-    """The slices along an axis, one for each index, with the axis removed."""
+    """The slices of a value along an axis: for each index one slice, from which the axis is
+    removed.
+    """
     shape = (*value.shape[:axis], *value.shape[axis + 1 :])
     pieces = movement.pieces(call, value, [1] * value.shape[axis], axis)
     return [_reshaped(call, piece, shape) for piece in pieces]

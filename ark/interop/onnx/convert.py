@@ -56,8 +56,9 @@ _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeErro
 
 @dataclass
 class Built:
-    """A graph with its inputs and results. results: by name, a tensor, or an array that is known
-    already.
+    """A graph of ark, converted from an ONNX model, with its inputs and results. results: the
+    outputs by name; a result that is known while the graph is built is an array instead of a
+    tensor.
     """
 
     model: ark.Model
@@ -99,7 +100,7 @@ def build(
 
 
 def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-    """The version of the operators of each domain."""
+    """The version of each domain's operators (opset), by the domain's name."""
     given = {"" if i.domain == "ai.onnx" else i.domain: i.version for i in imports}
     return {"": OPSETS[0], **given}
 

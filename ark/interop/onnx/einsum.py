@@ -1,5 +1,5 @@
-"""Einsum as diagonals, sums and matrix products of two operands at a time. Called through the table
-of operators.
+"""Converts Einsum to diagonals, sums and matrix products of two operands at a time. Called through
+the table of operators.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def _letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 def _diagonal(tensor: Any, term: str, shape: tuple[int, ...]) -> tuple[str, Any]:
-    """The operand with each letter once. If a letter occurs twice, the diagonal is taken."""
+    """The operand with each letter once. If a letter occurs twice in its term, as in "ii", the
+    diagonal of the two dimensions is taken.
+    """
     sizes = list(shape)
     for letter in sorted(set(term)):
         while term.count(letter) > 1:
@@ -140,8 +142,8 @@ def _dim(term: str, tensor: Any, letter: str) -> int:
 
 
 def _only(term: str, tensor: Any, other: str, later: set[str]) -> tuple[str, Any]:
-    """The operand, summed over the letters that no other operand has and that are not used
-    later.
+    """The operand, summed over the dimensions whose letters occur neither in the other operand nor
+    in the letters that are used later.
     """
     summed = [d for d, c in enumerate(term) if c not in other and c not in later]
     if not summed:

@@ -1,4 +1,4 @@
-"""Operators that work element by element."""
+"""Converts ONNX operators that work element by element."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ def _cast(call: Call) -> Value:
 
 
 def _cast_to(call: Call, wanted: Any) -> Value:
-    """A cast to the type `wanted`. Casts to floats of 8 bits saturate by default: larger values
-    become the largest one.
+    """A cast to the type `wanted`. Casts to floats of 8 bits saturate by default: values that are
+    too large become the largest value of the type.
     """
     tensor, source, dtype = call.tensor(0), call.value(0).kind, data_type(wanted)
     saturate, kind = bool(call.attribute("saturate", 1)), kind_of(wanted)
@@ -210,8 +210,9 @@ def _isinf(call: Call) -> Value:
 
 
 def _with(function: Callable[..., Any], **defaults: tuple[str, float]) -> Callable[[Call], Value]:
-    """Returns the conversion of an activation that has numeric attributes. defaults: for each
-    parameter of ark's function, the attribute's name in ONNX and its default.
+    """Returns the converter of an activation that has numeric attributes. function: ark's
+    activation. defaults: for each parameter of `function`, the name of the attribute in ONNX and
+    its default.
     """
 
     def run(call: Call) -> Value:

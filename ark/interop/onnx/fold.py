@@ -42,8 +42,8 @@ def foldable(op: str, given: list[Value | None]) -> bool:
 
 
 def _made_elements(op: str, arrays: list[Any]) -> float:
-    """The approximate number of elements that a node with sizes as inputs produces. It is a float,
-    which cannot overflow.
+    """An estimate of the number of elements that a node produces whose inputs contain sizes, such
+    as Expand or Range. It is a float, which cannot overflow.
     """
     if op == "Range":
         start, limit, delta = (float(a.item()) for a in arrays)
@@ -58,7 +58,7 @@ def _made_elements(op: str, arrays: list[Any]) -> float:
 
 
 def fold(node: onnx.NodeProto, given: list[Value | None], version: int) -> list[Value]:
-    """The results of one node, computed by ONNX's reference evaluator."""
+    """The results of one node whose inputs are known, computed by ONNX's reference evaluator."""
     feeds = {n: v.array for n, v in zip(node.input, given, strict=False) if n and v is not None}
     graph = onnx.helper.make_graph(
         [node],

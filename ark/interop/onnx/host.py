@@ -1,5 +1,6 @@
-"""Operators whose results have sizes that are known only at run time. The host computes them with
-NumPy, between the kernels of the nodes before and after. Called by ark.interop.onnx.stages.
+"""Operators whose results have sizes that are known only at run time, such as NonZero. The host
+computes them with NumPy, after the kernel of the nodes before them and before the kernel of the
+nodes after them. Called by ark.interop.onnx.stages.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def _on_the_host(call: Call) -> Value:
 
 
 def computed(node: onnx.NodeProto, given: Arrays, version: int) -> list[np.ndarray]:
-    """The results of a node for these inputs."""
+    """The results of a node that the host computes. given: its inputs. version: the version of the
+    operator's definition.
+    """
     attributes = functions.attributes(node)
     if node.op_type in FAST:
         return [FAST[node.op_type](given, attributes)]
@@ -46,8 +49,8 @@ def _non_zero(given: Arrays, attributes: Any) -> np.ndarray:
 
 
 def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
-    """The corners of boxes (boxes, 4): the lower corner in both dimensions, then the upper corner.
-    centred: boxes are given by their centre and size.
+    """The corners of `boxes`, an array (boxes, 4), as two coordinates of the lower corner and two
+    of the upper corner. centred: True if a box is given by its centre and its size.
     """
     if centred:
         middle, half = boxes[:, :2], boxes[:, 2:] / 2

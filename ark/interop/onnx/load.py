@@ -105,7 +105,9 @@ def _converted(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def _unchanged(node: onnx.NodeProto, version: int) -> bool:
-    """True if the definition of the operator is the same in the oldest opset of OPSETS."""
+    """True if a node needs no conversion, because its operator has the same definition in the
+    oldest opset of OPSETS.
+    """
     old, new = schema_of(node, version), schema_of(node, OPSETS[0])
     return not (old is None or new is None) and old.since_version == new.since_version
 

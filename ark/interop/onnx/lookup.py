@@ -63,7 +63,9 @@ def _one_hot(call: Call) -> Value:
 
 @operator("ReverseSequence")
 def _reverse_sequence(call: Call) -> Value:
-    """Reverses the first elements of each row. For each row, an input states how many."""
+    """Converts ReverseSequence, which reverses the first elements of each row. An input has the
+    number of these elements for each row.
+    """
     shape, tensor = call.shape(0), call.tensor(0)
     batch, time = call.attribute("batch_axis", 1), call.attribute("time_axis", 0)
     lengths = ark.reshape(call.tensor(1), [n if d == batch else 1 for d, n in enumerate(shape)])
@@ -75,8 +77,8 @@ def _reverse_sequence(call: Call) -> Value:
 
 @operator("Compress")
 def _compress(call: Call) -> Value:
-    """The slices that a condition selects. The condition's contents must be known while the graph
-    is built.
+    """Converts Compress: the slices that a condition selects. The contents of the condition must be
+    known while the graph is built.
     """
     kept = np.flatnonzero(call.array(1))
     axis, shape, tensor = call.attribute("axis"), call.shape(0), call.tensor(0)
@@ -91,8 +93,8 @@ def _compress(call: Call) -> Value:
 
 @operator("TensorScatter")
 def _tensor_scatter(call: Call) -> Value:
-    """Writes new elements into a cache. For each entry of the batch, an index gives the position at
-    which they begin.
+    """Converts TensorScatter, which writes new elements into a cache. For each entry of the batch,
+    an index states the position of the first new element.
     """
     shape, new = call.shape(0), call.shape(1)
     axis = axis_of(call.attribute("axis", -2), len(shape))

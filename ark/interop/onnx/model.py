@@ -1,5 +1,5 @@
-"""A loaded ONNX model, with its inputs and outputs, which runs on NumPy arrays. Created by
-ark.from_onnx.
+"""Runs a loaded ONNX model on NumPy arrays, in loop kernels (persistent kernels that execute the
+whole graph). Created by ark.from_onnx.
 """
 
 from __future__ import annotations
@@ -215,8 +215,9 @@ class OnnxModel:
         return build(self._proto, sizes, known, into)
 
     def _learn(self, error: NeedsContents, arrays: Mapping[str, np.ndarray]) -> None:
-        """Handles contents on which the graph depends. The contents of small inputs become part of
-        the kernels' key; for larger inputs the model runs in stages from now on.
+        """Handles an error that states that the graph depends on the contents of inputs. The
+        contents of small inputs become part of the kernels' key. If an input is larger, the model
+        runs in stages (several kernels) from now on.
         """
         on_host = self._proto.graph.node[error.place].op_type in host.OPERATORS
         new = {n: arrays[n] for n in error.inputs - self._known}
@@ -233,8 +234,8 @@ class OnnxModel:
         except UnsupportedError:
             if not new:
                 raise
-            # An input may be large while the values that are computed from it, and that become part
-            # of the kernel's key, are small.
+            # The input itself may be large, if only small values that are computed from it become
+            # part of the kernel's key.
             self._known |= new.keys()
 
 

@@ -1,4 +1,4 @@
-"""Operators that move elements: shapes, slices, concatenation, padding."""
+"""Converts ONNX operators that move elements: shapes, slices, concatenation, padding."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def _space_to_depth(call: Call) -> Value:
 
 @operator("BitCast")
 def _bit_cast(call: Call) -> Value:
-    """BitCast between integer types of the same width."""
+    """Converts BitCast between integer types of the same width."""
     source = np.dtype(call.value(0).dtype)
     wanted = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(call.attribute("to")))
     if {source.kind, wanted.kind} - set("iub") or source.itemsize != wanted.itemsize:

@@ -1,4 +1,4 @@
-"""Normalisations."""
+"""Converts ONNX's normalisation operators."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _instance_norm(call: Call) -> Value:
 
 @operator("GroupNormalization")
 def _group_norm(call: Call) -> Value:
-    """Group normalisation with a scale and a shift for each channel, as opset 21 defines it.
-    Earlier opsets are not supported.
+    """Converts GroupNormalization with a scale and a shift for each channel, as opset 21 defines
+    it. Earlier opsets are not supported.
     """
     if call.version < 21:
         raise refuse("GroupNormalization before opset 21")
@@ -41,7 +41,9 @@ def _group_norm(call: Call) -> Value:
 
 
 def _row(call: Call, axis: int) -> Any:
-    """The input as a matrix, in which the dimensions from `axis` on are joined to rows."""
+    """The first input as a matrix: the dimensions before `axis` are joined to the rows' number,
+    those from `axis` on to one row.
+    """
     shape = call.shape(0)
     return ark.reshape(call.tensor(0), [math.prod(shape[:axis]), math.prod(shape[axis:])])
 
@@ -81,8 +83,8 @@ def _lp_norm(call: Call) -> Value:
 
 @operator("LRN")
 def _lrn(call: Call) -> Value:
-    """Local response normalisation. The sum of squares over neighbouring channels is computed as an
-    average pool along the channels.
+    """Converts LRN (local response normalisation). The sum of squares over neighbouring channels is
+    computed as an average pool along the channels.
     """
     shape, size = call.shape(0), call.attribute("size")
     alpha, beta = call.attribute("alpha", 1e-4), call.attribute("beta", 0.75)
@@ -102,8 +104,8 @@ def _lrn(call: Call) -> Value:
 
 @operator("NegativeLogLikelihoodLoss")
 def _nll_loss(call: Call) -> Value:
-    """The negative log likelihood: -x[n, target, ...] times the weight. Elements with the target
-    ignore_index contribute nothing.
+    """Converts NegativeLogLikelihoodLoss: the loss of an element is -x[n, target, ...] times the
+    weight of the target's class. Elements with the target ignore_index contribute nothing.
     """
     shape, target = call.shape(0), call.tensor(1)
     x, ignored = call.tensor(0), call.attribute("ignore_index")

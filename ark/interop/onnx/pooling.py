@@ -1,4 +1,6 @@
-"""The pools LpPool, MaxPool with indices, MaxUnpool and Col2Im. Other pools are in products.py."""
+"""Converts the ONNX operators LpPool, MaxPool with indices, MaxUnpool and Col2Im. Other pools are
+in products.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from ark.ir.dtype import FLOATS
 
 @operator("LpPool")
 def _lp_pool(call: Call) -> Value:
-    """The p-norm of each window; padding counts as zeros."""
+    """Converts LpPool: the p-norm of each window. Padding counts as zeros."""
     shape, kernel = call.shape(0), list(call.attribute("kernel_shape"))
     p, pads = call.attribute("p", 2), pads_of(call, shape[2:], kernel)
     if call.attribute("ceil_mode", 0):
@@ -101,7 +103,9 @@ _LARGEST = pool(ark.max_pool, mean=False)
 
 
 def _max_pool_with_places(call: Call) -> list[Value]:
-    """The largest element of each window, and its index in the whole input."""
+    """Converts MaxPool with indices: the largest element of each window, and the element's index in
+    the whole input.
+    """
     shape, kernel = call.shape(0), list(call.attribute("kernel_shape"))
     x = call.tensor(0)
     if x.ir.dtype not in FLOATS:
@@ -152,7 +156,9 @@ def _max_unpool(call: Call) -> Value:
 
 @operator("Col2Im")
 def _col2im(call: Call) -> Value:
-    """Adds up the columns of windows that overlap."""
+    """Converts Col2Im, which assembles an image from its windows. Each column of the input holds a
+    window; overlapping elements are added up.
+    """
     shape = call.shape(0)
     sizes, kernel = call.integers(1), call.integers(2)
     rank, taps = len(sizes), math.prod(kernel)

@@ -1,4 +1,4 @@
-"""Matrix products, convolutions, pools and resizing."""
+"""Converts ONNX's matrix products, convolutions, pools and resizing."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def _conv_transpose(call: Call) -> Value:
 
 
 def pool(function: Callable[..., Any], mean: bool) -> Callable[[Call], Value]:
-    """Returns the conversion of a pool operator. function: ark's pool. mean: True for an
-    average.
+    """Returns the converter of a pool operator. function: ark's pool. mean: True for an average
+    pool.
     """
 
     def run(call: Call) -> Value:

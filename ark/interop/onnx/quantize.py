@@ -1,4 +1,6 @@
-"""Quantised values, which are computed in fp32, and products of integers, whose sums are exact."""
+"""Converts ONNX's operators on quantised values, which are computed in fp32, and products of
+integers, whose sums are exact.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ MAX_EXACT_PRODUCTS = 256  # products of two 9-bit integers that fp32 adds withou
 
 
 def _along(call: Call, place: int, shape: tuple[int, ...]) -> Any:
-    """A scale or zero point in fp32, in a shape that broadcasts to `shape`. It has one value, one
-    value per element of an axis, or one value per block of an axis.
+    """A scale or zero point, input number `place`, in fp32 and in a shape that broadcasts to
+    `shape`. It has one value, or one value for each element or each block of elements along an
+    axis.
     """
     tensor, own = ark.cast(call.tensor(place), ark.fp32), call.shape(place)
     size = call.attribute("block_size", 0)
@@ -48,8 +51,9 @@ def _leading(tensor: Any, axis: int, size: int) -> Any:
 
 
 def _rounded(steps: Any, zero: Any, dtype: Any, saturate: bool = True) -> Any:
-    """round(steps) + zero, with ties to even, clamped to the range of the NumPy type. For a float
-    type, steps + zero rounded to the type.
+    """Quantises `steps`, values divided by their scale. For an integer type: round(steps) + zero,
+    with ties to even, clamped to the type's range. For a float type: steps + zero, rounded to the
+    type.
     """
     if dtype.kind == "f" or dtype not in (*_BITS8, *carried.INTEGERS):
         steps = steps if zero is None else ark.add(steps, zero)
@@ -117,8 +121,9 @@ def _centred(call: Call, place: int, zero: int, axis: int | None) -> Any:
 
 
 def _in_parts(product: Any, length: int, each: int) -> Any:
-    """The int32 sum of partial products. product: returns the product over a range of elements.
-    length: the number of elements. each: the most elements of a part.
+    """The int32 sum of a product that is computed in parts, so that each part is exact in fp32.
+    product: a function that returns the partial product over a range of summed elements. length:
+    the number of summed elements. each: the largest number of elements of a part.
     """
     total = None
     for at in range(0, length, each):
@@ -205,7 +210,9 @@ def _qlinear_conv(call: Call) -> Value:
 
 
 def _requantised(call: Call, total: Any, scale: Any, shape: tuple[int, ...], zero: int) -> Value:
-    """int32 sums, rescaled to the quantised type of the result."""
+    """Rescales int32 sums to the quantised type of the operator's result. zero: the number of the
+    input with the result's zero point.
+    """
     dtype = np.dtype(call.value(zero).dtype)
     point = ark.cast(call.tensor(zero), ark.fp32)
     steps = ark.mul(ark.cast(total, ark.fp32), scale)

@@ -168,7 +168,9 @@ def _recurrent(call: Call) -> list[Value]:
 def _start(
     call: Call, place: int, direction: int, batch: int, width: int, first: bool, like: ark.Tensor
 ) -> Any:
-    """The initial state. It is an input of the node, or zeros."""
+    """The initial state of one direction: an input of the node, or zeros if the node does not have
+    this input.
+    """
     if place >= 6 and call.op != "LSTM":
         return None
     if not call.has(place):
@@ -179,7 +181,9 @@ def _start(
 
 
 def _ends(states: list[Any], batch: int, width: int, first: bool) -> Value:
-    """The last states of all directions, concatenated."""
+    """The last states of all directions, concatenated in the layout that ONNX requires for Y_h and
+    Y_c.
+    """
     shape = [batch, 1, width] if first else [1, batch, width]
     wide = [ark.reshape(s, shape) for s in states]
     tensor = ark.concat(wide, 1 if first else 0) if len(wide) > 1 else wide[0]

@@ -1,4 +1,4 @@
-"""Operators that reduce dimensions, find indices of extremes, or scan along an axis."""
+"""Converts ONNX operators that reduce, find indices of extremes, or scan along an axis."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ operator("ArgMin")(_extreme(ark.argmin))
 
 
 def along_last(tensor: Any, axis: int, function: Callable[[Any], Any]) -> Any:
-    """Applies, along any axis, a function that works along the last dimension."""
+    """Applies `function`, which works along the last dimension, along `axis`: the axis is moved to
+    the end before and back afterwards.
+    """
     rank = len(tensor.ir.shape)
     if axis == rank - 1:
         return function(tensor)
@@ -119,8 +121,8 @@ operator("CumProd")(_running(ark.cumprod))
 
 
 def _ranked(rows: Any, k: int, largest: bool, unsigned: bool) -> tuple[Any, Any]:
-    """TopK of integers. The position of an element in the result is the number of elements in its
-    row that precede it in the order.
+    """TopK of integers, by ranks: the rank of an element is the number of elements in its row that
+    precede it in the result's order. An element of rank r is element r of the result.
     """
     count, n = rows.ir.shape
     if n > MAX_RANKED_ROW_ELEMENTS:

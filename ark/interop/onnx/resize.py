@@ -64,7 +64,9 @@ def _resize(call: Call) -> Value:
 
 
 def _product(call: Call, weights: np.ndarray, tensor: Any) -> Any:
-    """The product of a tensor (..., n) with weights (size, n): (..., size)."""
+    """Interpolates along the last dimension: the product of a tensor (..., n) with weights (size,
+    n), a tensor (..., size).
+    """
     other = call.constant(np.ascontiguousarray(weights.T))
     other = other if tensor.ir.dtype == ark.fp32 else ark.cast(other, tensor.ir.dtype)
     shape = tensor.ir.shape

@@ -21,8 +21,8 @@ CUBIC = -0.75  # the coefficient of Keys' cubic convolution (1981) in GridSample
 
 @operator("GridSample")
 def _grid_sample(call: Call) -> Value:
-    """GridSample. The last dimension of the grid has one coordinate per spatial dimension, in
-    reverse order of dimensions.
+    """Converts GridSample. The last dimension of the grid has one coordinate per spatial dimension,
+    in reverse order of dimensions.
     """
     shape, grid = call.shape(0), ark.cast(call.tensor(1), ark.fp32)
     sizes, places = shape[2:], call.shape(1)[1:-1]
@@ -48,8 +48,9 @@ def _column(tensor: Any, place: int) -> Any:
 
 
 class _Outside:
-    """How positions outside of the image are treated, by padding mode. corners: True if the image
-    ends at the centres of its first and last elements; False if it ends at their outer edges.
+    """The treatment of positions outside of the image, by padding mode. corners: True if the image
+    ends at the centres of its first and last elements; False if it ends at the outer edges of these
+    elements.
     """
 
     def __init__(self, mode: str, corners: bool) -> None:
@@ -91,7 +92,9 @@ class _Outside:
 
 
 def _weights(x: Any, mode: str) -> list[tuple[Any, Any]]:
-    """The neighbours of a position, as whole numbers, with their weights."""
+    """The neighbours of a position from which a value is interpolated: pairs of a neighbour's
+    position, a whole number, and its weight.
+    """
     if mode == "nearest":
         return [(ark.round(x), None)]
     low = ark.floor(x)
@@ -148,8 +151,8 @@ def _sampled(
 
 @operator("DeformConv")
 def _deform_conv(call: Call) -> Value:
-    """Deformable convolution. The positions in each window are shifted by offsets, and the sampled
-    windows are multiplied with the weights as matrices.
+    """Converts DeformConv (deformable convolution). The positions in each window are shifted by
+    offsets, and the sampled windows are multiplied with the weights as matrices.
     """
     shape, weight, moved = call.shape(0), call.shape(1), call.shape(2)
     if len(shape) != 4:
@@ -185,8 +188,8 @@ def _deform_conv(call: Call) -> Value:
 
 @operator("RoiAlign")
 def _roi_align(call: Call) -> Value:
-    """RoiAlign: means of samples in equal parts of boxes. The attribute with the number of samples
-    must be given.
+    """Converts RoiAlign: each box is divided into equal parts, and each result is the mean of
+    samples in one part. The attribute with the number of samples must be given.
     """
     shape, count = call.shape(0), call.shape(1)[0]
     (channels, *sizes), samples = shape[1:], int(call.attribute("sampling_ratio", 0))
@@ -211,7 +214,7 @@ def _roi_align(call: Call) -> Value:
     x = ark.gather(call.tensor(0), call.tensor(2), 0)
     x = ark.reshape(x, [count, channels, math.prod(sizes)])
     sampled = _sampled(x, sizes, flat, "linear", _Outside("border", True))
-    # The weight of a sample. Samples at positions more than one element outside of the image are 0.
+    # The weight of a sample is 0 if its position is more than one element outside of the image.
     for p, n in zip(flat, sizes, strict=True):
         inside = ark.logical_and(ark.greater_equal(p, -1.0), ark.less_equal(p, float(n)))
         sampled = ark.mul(sampled, ark.reshape(ark.cast(inside, sampled.ir.dtype), [count, 1, -1]))

@@ -1,4 +1,4 @@
-"""Fourier transforms. They are computed as products with matrices of cosines and sines, which are
+"""Converts ONNX's Fourier transforms to products with matrices of cosines and sines, which are
 computed while the graph is built.
 """
 
@@ -54,9 +54,10 @@ def _matrix(factors: np.ndarray, parts: int, real: bool = False) -> np.ndarray:
 
 
 def _folded(call: Call, rows: Any, factors: np.ndarray) -> tuple[Any, np.ndarray]:
-    """The rows, folded to differences and sums of elements j and n - j, (rows, elements, parts),
-    and their factors, which are sines and cosines. Sums of fewer and smaller terms have smaller
-    rounding errors.
+    """Folds rows, so that a transform needs half as many products. Elements j and n - j have the
+    same cosine and opposite sines, so the sums and the differences of these elements are formed.
+    Returns them as (rows, elements, parts), and the factors (sines and cosines). Sums of fewer and
+    smaller terms also have smaller rounding errors.
     """
     n = len(factors)
     even = np.arange(n // 2, -1, -1)
@@ -116,7 +117,9 @@ def _dft(call: Call) -> Value:
 
 @operator("STFT")
 def _stft(call: Call) -> Value:
-    """Fourier transforms of overlapping frames. The result is (batch, frames, results, 2)."""
+    """Converts STFT: Fourier transforms of overlapping frames of a signal. The result is (batch,
+    frames, results, 2).
+    """
     shape, step = call.shape(0), int(call.array(1).item())
     length = int(call.array(3).item()) if call.has(3) else call.shape(2)[0]
     batch, n = shape[:2]

@@ -1,10 +1,11 @@
-"""Runs models whose graph depends on more contents than those of a few small inputs.
+"""Runs models in several kernels (stages), if the graph depends on contents of inputs that are
+known only at run time.
 
 The graph is cut at the node that needs the contents. The nodes before it become a kernel. The host
 computes the node itself, unless the contents of its inputs suffice to build it; in that case it is
-the first node of the remaining part. The remaining part is a model again. Control flow that a
-kernel cannot execute is executed by the host; its branches and bodies are models. Called by
-ark.interop.onnx.model.
+the first node of the remaining part. The remaining part is handled as a model of its own, which may
+be cut again. Control flow that a kernel cannot execute is executed by the host; its branches and
+bodies are models. Called by ark.interop.onnx.model.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ class Stages:
         return [values[name] for name in self._outputs]
 
     def _computed(self, values: Values) -> Values:
-        """The results, by name, of the node that the host computes."""
+        """The results of the node at which the graph is cut, computed by the host. They are
+        returned by name.
+        """
         if self.node.op_type == "If":
             taken = bool(values[self.node.input[0]].item())
             results = self._body("then_branch" if taken else "else_branch", [], values)
@@ -125,7 +128,9 @@ class Stages:
         return {n: a for n, a in zip(self.node.output, results, strict=False) if n}
 
     def _loop(self, values: Values) -> list[np.ndarray]:
-        """Executes a Loop until its condition is false or it has done its number of iterations."""
+        """Executes a Loop on the host until its condition is false or its maximum number of
+        iterations is reached.
+        """
         most, goes_on, *state = [values[n] if n else None for n in self.node.input]
         turns = MAX_HOST_ITERATIONS if most is None else int(most.item())
         count, turn = len(state), 0
@@ -167,8 +172,8 @@ class Stages:
         defaults: bool,
         weights: Iterable[onnx.TensorProto] = (),
     ) -> _Part:
-        """The model of those chosen nodes that the outputs need. defaults: True if inputs may have
-        initialisers.
+        """A part of the graph as a model: those of the `chosen` nodes on which `outputs` depend.
+        defaults: True if the part's inputs may have initialisers.
         """
         needed, kept = set(outputs), list[onnx.NodeProto]()
         for node in reversed(chosen):

@@ -1,8 +1,6 @@
-"""Ensembles of decision trees.
-
-For all rows and trees at once, the current node descends one level at a time, by gathers from
-tables of the nodes. Ensembles of float64 are computed on the host, because a comparison in fp32 may
-have another result.
+"""Converts ensembles of decision trees. All rows descend all trees at the same time: at each level,
+gathers from tables of the nodes find the next node. Ensembles of float64 are computed on the host,
+because a comparison in fp32 may have another result.
 """
 
 from __future__ import annotations
@@ -25,8 +23,9 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 @dataclass(frozen=True)
 class _Trees:
-    """The nodes of all trees, as arrays by the node's index. The successor of a leaf is the leaf
-    itself. weights: (nodes, targets).
+    """The nodes of all trees, as arrays that are indexed by a node's number. yes, no: the numbers
+    of a node's successors. Both successors of a leaf are the leaf itself. weights: (nodes,
+    targets).
     """
 
     features: np.ndarray
@@ -139,7 +138,9 @@ def _checked(op: str, attributes: Attributes) -> _Trees:
 
 
 def on_host(op: str, x: np.ndarray, attributes: Attributes) -> np.ndarray:
-    """The results for rows of any float type, computed in the type of the ensemble."""
+    """The results of an ensemble for the rows `x` of any float type, computed on the host in the
+    type of the ensemble.
+    """
     trees = _checked(op, attributes)
     at = np.broadcast_to(trees.roots, (len(x), len(trees.roots)))
     compare: list[Callable[..., Any]] = [np.less_equal, np.less, np.greater_equal, np.greater]
@@ -160,7 +161,9 @@ def on_host(op: str, x: np.ndarray, attributes: Attributes) -> np.ndarray:
 
 @operator("ai.onnx.ml::TreeEnsemble", "ai.onnx.ml::TreeEnsembleRegressor")
 def _run(call: Call) -> Value:
-    """Descends all levels of all trees, then combines the weights of the reached leaves."""
+    """Converts an ensemble: the rows descend all levels of all trees, then the weights of the
+    reached leaves are combined.
+    """
     trees, shape = _checked(call.op, call.attributes), call.shape(0)
     if trees.splits.dtype != np.float32 or call.dtype(0) != ark.fp32:
         raise NeedsContents(call.value(0).inputs)

@@ -1,5 +1,5 @@
-"""Types of the conversion: values, calls of operators, and the table of operators. Used by all
-modules of ark.interop.onnx.
+"""The types that the conversion of an ONNX model uses: values (inputs and results of nodes), calls
+(nodes to convert), and the table of operators. Used by all modules of ark.interop.onnx.
 
 Tensors of ark have at least one dimension, but ONNX has scalars without dimensions. So a value has
 ONNX's shape in addition to its tensor. A value whose contents are known while the graph is built is
@@ -30,8 +30,8 @@ Shape = tuple[int, ...]
 class Value:
     """A tensor, an array that is known while the graph is built, or a sequence of values (items).
 
-    inputs: names of the model's inputs on which the value depends. kind: the value's type, if ark
-    lacks it and another type carries it.
+    inputs: names of the model's inputs on which the value depends. kind: the value's ONNX type, if
+    ark lacks this type and stores the elements in another type that can represent them.
     """
 
     shape: Shape
@@ -173,9 +173,9 @@ class Call:
         if value.tensor is None:
             if value.array is None:
                 raise ModelError("a tensor is required, but a sequence was given")
-            # The operator cannot become a node of the graph, because ark has no tensors without
-            # elements. So it is computed while the graph is built, which needs the contents of its
-            # other inputs.
+            # ark has no tensors without elements, so an operator with such an input cannot become a
+            # node of the graph. It is computed while the graph is built instead, for which the
+            # contents of its other inputs must be known.
             if not value.array.size:
                 raise NeedsContents(
                     frozenset().union(*(v.inputs for v in self.inputs if v and v.array is None))
@@ -215,7 +215,9 @@ class Call:
         return value.array
 
     def decides(self, place: int) -> bool:
-        """True if the input depends only on inputs of the model that have integer types."""
+        """True if the input depends only on those inputs of the model that have integer types.
+        Their contents may become part of a kernel's key.
+        """
         return self.value(place).inputs <= self.whole_inputs
 
     def integers(self, place: int) -> list[int]:
@@ -286,8 +288,8 @@ def shaped(tensor: Any, shape: Sequence[int]) -> Value:
 
 
 def in_fp32(function: Callable[[Any], Any], tensor: Any) -> Any:
-    """function(tensor). For 16-bit tensors it is computed in fp32, because squares overflow
-    fp16.
+    """Applies `function` to a tensor. A 16-bit tensor is converted to fp32 before and back
+    afterwards, because squares overflow fp16.
     """
     dtype = tensor.ir.dtype
     if dtype not in (ark.fp16, ark.bf16):

@@ -1,4 +1,6 @@
-"""ATen operators for attention, and for layers with attention that torch has as one operator."""
+"""Converts ATen operators for attention, and for whole layers with attention that torch has as one
+operator.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ def _attention(
     scale: float | None,
     grouped: bool = False,
 ) -> Any:
-    """Scaled dot-product attention, computed as it is defined. On machines with matrix units,
-    lowering replaces it by one op (ark.lower.rewrite.fuse_attention). grouped: True if several
-    query heads share one head of keys and values.
+    """Scaled dot-product attention, expressed by single ops: products, softmax and mask. On
+    machines with matrix units, lowering replaces these ops by one
+    (ark.lower.rewrite.fuse_attention). grouped: True if several query heads share one head of keys
+    and values.
     """
     q, k, v = query.tensor, key.tensor, value.tensor
     if grouped and len(q.ir.shape) > 2:
@@ -134,9 +137,9 @@ def _alone(
     causal: bool,
     scale: float | None,
 ) -> list[Any]:
-    """The results of one of torch's attention operators. Only the first result is computed; the
-    others, such as the logsumexp, are None. Raises UnsupportedError if dropout, or a result that
-    only training needs, is used.
+    """Converts one of torch's attention operators to its results. Only the first result is
+    computed; the other results, such as the logsumexp, are None. Raises UnsupportedError for
+    dropout, and if a result that only training needs is used.
     """
     others = len(call.used) - 1
     if dropout or any(call.wants(1 + place) for place in range(others)):
@@ -200,8 +203,8 @@ def _hidden(mask: Value, kind: int | None, batch: int) -> ark.Tensor:
 def _heads(
     given: list[ark.Tensor], heads: int, mask: Value | None, kind: int | None, tf32: bool
 ) -> tuple[ark.Tensor, ark.Tensor]:
-    """Attention of heads that are stored side by side in rows. Returns the result and the attention
-    weights (batch, heads, ...).
+    """Attention whose heads are stored side by side in the rows of queries, keys and values
+    (`given`). Returns the result and the attention weights (batch, heads, ...).
     """
     batch, rows, columns = given[0].ir.shape
     width = columns // heads

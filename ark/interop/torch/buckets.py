@@ -1,10 +1,11 @@
 """Determines which dimensions of a torch graph may be padded, so that varying sizes can be rounded
 up and fewer kernels are needed, and pads the arguments.
 
-A size may be rounded up if no result that the caller sees depends on the added elements. Each
-operator must either work element by element along that dimension or leave it unchanged. `paddable`
-decides this for a graph, operator by operator. The table PERMITTED has a rule for each operator; an
-operator without an entry permits no padding. Called by ark.interop.torch.compile.
+A size may be rounded up if no result that the caller sees depends on the added elements. This holds
+if each operator works element by element along the padded dimension, or treats its indices
+independently. `paddable` checks this for a graph, operator by operator. The table PERMITTED has a
+rule for each operator; an operator without an entry permits no padding. Called by
+ark.interop.torch.compile.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def holding(value: Any, symbol: Any) -> set[int]:
 
 
 def multiple(size: Any, symbol: Any) -> int | None:
-    """The number c if a size is c times the symbol, otherwise None."""
+    """The number c if `size` is c times the symbol, for example 2 for 2 * s; otherwise None."""
     if not isinstance(size, torch.SymInt):
         return None
     rest = size.node.expr / symbol
@@ -47,8 +48,8 @@ def multiple(size: Any, symbol: Any) -> int | None:
 
 
 class _Node:
-    """The operands of a node, by position and by name, and the symbol whose size is to be
-    padded.
+    """A node of the graph, as the rules of PERMITTED see it: its operands, by position and by name,
+    and the symbol (symbolic size) that is to be padded.
     """
 
     def __init__(self, node: fx.Node, symbol: Any) -> None:
@@ -88,8 +89,8 @@ def _anything(n: _Node) -> bool:
 
 
 def _along(place: int, name: str) -> Rule:
-    """The rule for an operator that works along the axes in one of its arguments: these must not be
-    padded.
+    """The rule for an operator that works along the axes in one of its arguments. place, name: the
+    position and the name of this argument. These axes must not be padded.
     """
     return lambda n: not n.dims() & n.axes(n.given(place, name, None))
 
@@ -119,8 +120,8 @@ def _product(left: int, right: int) -> Rule:
 
 
 def _attention(n: _Node) -> bool:
-    """Batches and heads may be padded. Rows and keys may be padded together only if each row
-    attends to no later key (causal attention).
+    """The rule for attention. Batches and heads may be padded. Rows and keys may be padded together
+    only if each row attends to no later key (causal attention).
     """
     rank = n.rank()
     batched = all(n.dims(i) <= set(range(rank - 2)) for i in range(3))
@@ -135,7 +136,7 @@ def _attention(n: _Node) -> bool:
 
 
 def _norm(n: _Node) -> bool:
-    """Norms over the last dimensions: these must not be padded."""
+    """The rule for norms over the last dimensions, which must not be padded."""
     sizes = n.given(1, "normalized_shape")
     rank = n.rank()
     return not n.dims() & set(range(rank - len(sizes), rank))
@@ -213,9 +214,10 @@ Around = dict[int, Any]  # by dimension with the symbol: the number of runs
 
 
 def _around(node: fx.Node, symbol: Any, known: dict[fx.Node, Around]) -> Around | None:
-    """The number of runs of the padded size in each dimension of a node's result. A dimension of 2
-    * s that joins dimensions (2, s) has two runs of s elements, each padded at its own end; a
-    dimension that joins (s, 2) has one. None if the runs cannot be determined.
+    """For each dimension of a node's result that depends on the padded size s: the number of runs
+    of s elements in the dimension. A dimension of 2 * s elements that joins dimensions (2, s) has
+    two runs, each padded at its own end. A dimension that joins (s, 2) has one run. None if the
+    runs cannot be determined.
     """
     value = node.meta.get("val")
     parts = value if isinstance(value, (list, tuple)) else [value]
@@ -325,14 +327,14 @@ class Padding:
         sizes = [n for v in values for n in (v.shape if isinstance(v, torch.Tensor) else [v])]
         solved = {s for n in sizes for s in symbols(n) if multiple(n, s) is not None}
         if any(e.free_symbols - solved for strides in self._strides for e in strides):
-            self.padded = []  # the results' strides cannot be computed from the arguments
+            self.padded = []  # nothing is padded: the results' strides are unknown
         self._bounds = {s: _upper(values, s) for s in self.padded}
         self._inputs = [self._sizes(v) for v in values]
         self._outputs = [self._sizes(v) for v in _ends(output)]
 
     def _sizes(self, value: Any) -> list[tuple[int, Any, int]]:
-        """The dimensions to pad, as (dimension, symbol, c) for a size of c times the symbol. The
-        dimension is -1 if the argument itself is a size.
+        """The dimensions of an argument that must be padded, as (dimension, symbol, c) for a size
+        of c times the symbol. The dimension is -1 if the argument itself is a size.
         """
         shape = value.shape if isinstance(value, torch.Tensor) else [value]
         first = 0 if isinstance(value, torch.Tensor) else -1

@@ -1,11 +1,12 @@
 "use strict";
-// Shared by all views: the data, colours, number words and the tooltip.
+// Code that all views of the page share: the data, colours, number formats and the tooltip.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const EVENT = { rank: 0, peer: 1, route: 2, chunk: 3, source: 4, reduced: 5, step: 6, piece: 7,
   start: 8, left: 9, end: 10, count: 11 };
 
-// Inflates a run's puts into one array an event, laid out as EVENT says; times in microseconds.
+// Decodes the puts of a run into run.events: one array for each piece of a put, with fields at the
+// indices of EVENT. Times are in microseconds.
 async function unpack(run) {
   if (run.events) return;
   const bytes = Uint8Array.from(atob(run.packed), (c) => c.charCodeAt(0));
@@ -21,7 +22,7 @@ async function unpack(run) {
   });
 }
 
-// Colours are the style sheet's, which follows the reader's choice of light or dark.
+// Colours are read from the style sheet, which follows the reader's preference for light or dark.
 const LIGHT = matchMedia("(prefers-color-scheme: light)");
 const colour = (name) =>
   getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -29,7 +30,7 @@ const colour = (name) =>
 const RAMP = [[0.03, [45, 84, 120]], [0.35, [38, 150, 158]],
   [0.65, [112, 193, 108]], [0.85, [244, 193, 82]], [1, [240, 98, 88]]];
 
-// From an idle link, which is near the ground's colour, to a busy one.
+// The colours of links by load, from idle (near the background's colour) to busy.
 const rampStops = () => [[0, LIGHT.matches ? [206, 214, 224] : [42, 52, 66]], ...RAMP];
 
 function rampColour(value) {
@@ -42,7 +43,7 @@ function rampColour(value) {
   return `rgb(${from.map((c, k) => Math.round(c + (to[k] - c) * t)).join(",")})`;
 }
 
-// Hues that neighbours in number do not share, at one lightness.
+// Colours of equal lightness. Consecutive numbers get clearly different hues.
 const ownerColour = (n) => `hsl(${(n * 137.508 + 205) % 360} 62% ${LIGHT.matches ? 45 : 63}%)`;
 const stepColour = (s, count) => `hsl(${205 - 175 * (count < 2 ? 0 : s / (count - 1))} 75% ${LIGHT.matches ? 42 : 64}%)`;
 
@@ -53,7 +54,8 @@ function bytesText(bytes) {
   return `${v >= 100 || Number.isInteger(v) ? Math.round(v) : v.toPrecision(3)} ${names[i]}`;
 }
 
-// `scale` is a time that decides the unit, so that all ticks of an axis share one.
+// Formats a time. The size of `scale`, another time, selects the unit (us, ms or s), so that all
+// ticks of an axis have the same unit.
 function timeText(us, scale = us) {
   const [unit, name] = scale >= 1e6 ? [1e6, "s"] : scale >= 1e4 ? [1e3, "ms"] : [1, "\u00b5s"];
   const value = us / unit;

@@ -1,4 +1,5 @@
-// The page's state and what ties the views together: the chosen run, the mode, and the clock.
+// The page's state (the chosen run, the mode and the clock) and the functions that update all
+// views.
 const State = { run: DATA.runs[0], mode: "load", time: 0, playing: false, seconds: 8, last: 0 };
 const NOTES = {
   load: "how busy each link is over the whole run",
@@ -126,7 +127,7 @@ async function start() {
   });
   Timeline.listen();
   await choose(DATA.runs[0]);
-  // #tree=3 or #time=0.4 opens the page on a tree or a moment (a share of the run).
+  // The URL fragment #tree=3 opens the page on tree 3; #time=0.4 opens it at 40% of the run's time.
   const [key, value] = location.hash.slice(1).split("=");
   setMode(key === "tree" ? "tree" : key === "time" ? "flow" : "load");
   if (key === "tree") Trees.choose(Number(value) || 0);

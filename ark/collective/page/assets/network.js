@@ -1,4 +1,5 @@
-// The network: links as curves, one a direction; flows and trees are drawn over them on a canvas.
+// The drawing of the network. Each direction of a link is a curve. Flows and trees are drawn over
+// the curves on a canvas.
 const Network = {
   scale: 1, points: [], curves: [], byPair: new Map(), paths: [], nodes: [],
 
@@ -56,7 +57,7 @@ const Network = {
       : element("rect",
         { x: x - s * 0.95, y: y - s * 0.8, width: s * 1.9, height: s * 1.6, rx: 4, fill }, group);
     const font = Math.min(s * 0.9, (s * 3) / Math.max(2, node.id.length));
-    // A name that does not fit inside stands above, whole, where there is room between nodes.
+    // A name that does not fit inside its node is drawn above it, if there is room between nodes.
     if (font > 7) {
       element("text", { x, y: y + 0.5, "font-size": font }, group).textContent = node.id;
     } else if (this.scale > 26) {

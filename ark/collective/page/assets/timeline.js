@@ -1,4 +1,5 @@
-// The timeline: a row a sending rank, a bar a put; the cursor is the moment that the network shows.
+// The timeline: one row for each sending rank, one bar for each put. The cursor marks the time that
+// the drawing of the network shows.
 const Timeline = {
   bars: [], labels: 62, top: 22, hover: null, zoom: 1, from: 0,
 
@@ -34,7 +35,8 @@ const Timeline = {
     this.paint();
   },
 
-  // The time that the rows show begins at `from` and is 1/zoom of the run.
+  // The length of the visible time. The visible time begins at `from`; its length is that of the
+  // run divided by `zoom`.
   span() { return State.run.time / this.zoom; },
 
   move(from) {

@@ -1,8 +1,8 @@
-// One tree at a time: all puts that carry one chunk, drawn over the network and as a diagram.
+// Shows one tree at a time: all puts that carry one chunk, drawn over the network and as a diagram.
 const Trees = {
   list: [], index: 0, current: null, timer: 0,
 
-  // The number that a put's colour stands for: a rank, or a chunk where one root owns all.
+  // The number that determines a put's colour: a rank or, if one root owns all data, a chunk.
   ownerOf(e) {
     if (DATA.rooted) return e[EVENT.chunk];
     if (e[EVENT.source] >= 0) return e[EVENT.source];
@@ -31,7 +31,8 @@ const Trees = {
     const edges = events.map((e) => ({ from: e[EVENT.rank], to: e[EVENT.peer],
       route: e[EVENT.route], start: e[EVENT.start], depth: 0 }))
       .sort((a, b) => a.start - b.start);
-    // A reduction's tree is read from its leaves, all others from the root.
+    // The depths of nodes are computed from the leaves in a tree that reduces, otherwise from the
+    // root.
     const depth = new Map();
     for (const edge of edges) {
       edge.depth = depth.get(edge.from) || 0;
@@ -76,7 +77,8 @@ const Trees = {
     if (!tree) return;
     const box = svg.getBoundingClientRect();
     svg.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
-    // Where all ranks send to all, only the first put from a rank is drawn, so this stays a tree.
+    // If all ranks send to all ranks, the puts do not form a tree. Then only the first put to each
+    // rank is drawn.
     const children = new Map(), seen = new Set([tree.root]);
     for (const edge of tree.edges) {
       const [up, down] = tree.upward ? [edge.to, edge.from] : [edge.from, edge.to];
