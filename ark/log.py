@@ -112,28 +112,32 @@ STAGES = ("passes", "lower", "plan", "codegen")
 
 
 def shows(stage: str) -> bool:
-    """True if ARK_DEBUG contains this stage."""
+    """True if ARK_DEBUG contains `stage`, so that decisions of this stage are printed."""
     return stage in _stages(os.environ.get("ARK_DEBUG", ""))
 
 
 def show(stage: str, message: str) -> None:
-    """Prints the lines of a stage's message. Callers make a message only if the stage `shows`."""
+    """Prints a message of a compiler stage, one line after another. Callers first check with
+    `shows` whether the stage is printed, so that the message is not created in vain.
+    """
     for line in message.splitlines():
         print(f"ark {stage}: {line}", file=sys.stderr)
 
 
-_NOTED: dict[tuple[str, str, str], int] = {}  # how often, by stage, subject and message
-_SUBJECT: ContextVar[str] = ContextVar("subject", default="")  # of the decisions that follow
+_NOTED: dict[tuple[str, str, str], int] = {}  # counts, by stage, subject and message
+_SUBJECT: ContextVar[str] = ContextVar("subject", default="")  # subject of later decisions
 
 
 def about(subject: str) -> None:
-    """Sets the subject of the decisions that follow: a part of a model, such as a phase."""
+    """Sets the subject of the decisions that `note` records from now on: a part of a model, such as
+    a phase.
+    """
     _SUBJECT.set(subject)
 
 
 def note(stage: str, message: str) -> None:
-    """Records a decision for `show_noted`, if the stage `shows`; used for decisions that are made
-    many times.
+    """Records a decision of a compiler stage, for decisions that are made many times. `show_noted`
+    prints each different decision once.
     """
     if shows(stage):
         key = (stage, _SUBJECT.get(), message)

@@ -49,7 +49,9 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class PartialAttributes(msgspec.Struct, frozen=True, kw_only=True):
-    """The base class for reading attributes that several ops have in common; others are ignored."""
+    """The base class of structs with attributes that several ops have in common. Reading one
+    ignores an op's other attributes.
+    """
 
     @classmethod
     def of(cls: type[Part], values: Mapping[str, Any]) -> Part:

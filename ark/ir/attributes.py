@@ -19,14 +19,14 @@ MaskForm = Literal["", "seen", "hidden", "added"]
 
 
 class AlongAttributes(PartialAttributes, frozen=True):
-    """The axis of any op along one dimension, for code that serves several such ops."""
+    """The attribute `axis`, for code that handles several ops that work along one dimension."""
 
     axis: int
 
 
 class MessageAttributes(Attributes, frozen=True):
-    """Messages between two ranks. tag: sends and receives of one tag are paired, in
-    program order.
+    """The attributes of ops that send and receive messages between two ranks. tag: a send and a
+    receive with the same tag belong together, in program order.
     """
 
     remote_rank: int
@@ -34,8 +34,9 @@ class MessageAttributes(Attributes, frozen=True):
 
 
 class ChannelAttributes(Attributes, frozen=True):
-    """Ops on a channel between two ranks. engine: the way in which bytes are transferred. op: the
-    function that combines them with the values at the target.
+    """The attributes of ops on a channel between two ranks. engine: the way in which bytes are
+    transferred (stores by threads, copy engine, ...). op: the function that combines the sent
+    values with the values at the target.
     """
 
     peer: int
@@ -45,8 +46,9 @@ class ChannelAttributes(Attributes, frozen=True):
 
 
 class CustomAttributes(Attributes, frozen=True):
-    """Custom ops. name, digest: of the user's declaration (form). op: its number in this process.
-    waits, signals: channels as (peer, tag); None if the op accesses only this rank's memory.
+    """The attributes of custom ops. name, digest: the name and the hash of the user's declaration.
+    op: the declaration's number in this process. waits, signals: channels as (peer, tag); None if
+    the op accesses only this rank's memory.
     """
 
     name: str
@@ -58,7 +60,9 @@ class CustomAttributes(Attributes, frozen=True):
 
 
 class FusionAttributes(Attributes, frozen=True):
-    """Fused regions of elementwise ops and sums. The fields are those of ark.tasks.fusion."""
+    """The attributes of `fusion` nodes: several elementwise ops and sums that are computed in one
+    task. The fields are those of ark.tasks.fusion.
+    """
 
     first: list[Any]
     each: list[Any]
@@ -70,39 +74,43 @@ class FusionAttributes(Attributes, frozen=True):
 
 
 class GroupAttributes(Attributes, frozen=True):
-    """Quantised linear layers. group: the number of columns of a weight that share a scale."""
+    """The attributes of quantised linear layers. group: the number of columns of a weight that
+    share a scale.
+    """
 
     group: int
 
 
 class ShapeAttributes(Attributes, frozen=True):
-    """Reshapes. shape: the shape of the result."""
+    """The attributes of reshapes. shape: the shape of the result."""
 
     shape: list[int]
 
 
 class AppendAttributes(Attributes, frozen=True):
-    """Appends to caches. codes: the element type of a quantised cache; "" for a cache of floats."""
+    """The attributes of ops that append rows to a KV cache. codes: the element type of a quantised
+    cache; "" for a cache of floats.
+    """
 
     codes: str = ""
 
 
 class PagedAppendAttributes(AppendAttributes, frozen=True, kw_only=True):
-    """Appends to caches in pages. apart: True if no row of an iteration reads a position that
-    another row of the same iteration appends.
+    """The attributes of ops that append rows to a KV cache in pages. apart: True if no row of an
+    iteration reads a position that another row of the same iteration appends.
     """
 
     apart: bool
 
 
 class AxisAttributes(Attributes, frozen=True):
-    """Ops along one dimension, such as gather and concat. axis: the dimension."""
+    """The attributes of ops along one dimension, such as gather and concat. axis: the dimension."""
 
     axis: int
 
 
 class ScatterAttributes(AxisAttributes, frozen=True):
-    """Scatters. function: how an update is combined with the old element."""
+    """The attributes of scatters. function: how an update is combined with the old element."""
 
     function: Literal["set", "add", "mul", "maximum", "minimum"]
 
@@ -118,8 +126,9 @@ class ScanAttributes(AxisAttributes, frozen=True):
 
 
 class RotaryAttributes(Attributes, frozen=True):
-    """Rotary embeddings. interleaved: True if a pair is two neighbours; False if it is an element
-    of a head's first half and the corresponding one of its second half.
+    """The attributes of rotary embeddings. interleaved: True if two neighbouring elements are
+    rotated as a pair; False if an element of a head's first half and the corresponding element of
+    its second half are.
     """
 
     head_dim: int
@@ -137,12 +146,13 @@ class ProjectionAttributes(Attributes, frozen=True):
 
 
 class AttentionAttributes(Attributes, frozen=True):
-    """Attention. placed: an input is the position. sinks: an input has one sink score per head.
-    by_rows: keys and values have one row per position, with all heads side by side. paged: keys and
-    values are in pages. mask: the meaning of the last input: true for visible keys, true for hidden
-    keys, or numbers that are added to the scores; "" if there is no mask. fill: the score of a
-    hidden key. strict: a row that sees no key gives NaN, as softmax does, instead of zeros. The
-    other attributes are described at ark.attention.
+    """The attributes of attention. placed: True if an input is the position, the number of
+    preceding tokens. sinks: True if an input has one sink score per head. by_rows: True if keys and
+    values have one row per position, with all heads side by side. paged: True if keys and values
+    are in pages. mask: the meaning of the last input: true for visible keys, true for hidden keys,
+    or numbers that are added to the scores; "" if there is no mask. fill: the score of a hidden
+    key. strict: a row that sees no key gives NaN, as softmax does, instead of zeros. The other
+    attributes are described at ark.attention.
     """
 
     heads: int
@@ -161,27 +171,30 @@ class AttentionAttributes(Attributes, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """True if mask, scores and layout are those of an ordinary decoder, whose attention is
-        decoded in splits.
+        """True if mask, scores and layout are those of an ordinary decoder. Such attention over a
+        long cache is divided into splits (parts of the positions) that processors compute
+        separately.
         """
         usual = AttentionAttributes(heads=self.heads, head_dim=self.head_dim, scale=self.scale)
         return self == usual
 
     @property
     def split(self) -> bool:
-        """True if attention of a single row over a cache in rows can be decoded in splits, which
-        also serve sinks.
+        """True if attention of a single row over a cache can be divided into splits (parts of the
+        positions). Unlike `plain`, attention with sinks is included.
         """
         return structs.replace(self, sinks=False).plain
 
 
 class MatmulAttributes(Attributes, frozen=True):
-    """Matrix products. finish: the expression whose value is stored (the epilogue), in terms of the
-    sum and of the inputs after both operands. gated: neighbouring columns are a gate and the value
-    that it scales. rope_kv: neighbouring columns are rotated as pairs. rotary: the width of heads
-    whose halves are rotated, by the cosines and sines that are the last two inputs. windows:
-    describes windows of an image (ark.tasks.matmul_params.WindowParams) whose matrix is one
-    operand. cut: rows and columns of tiles, and the number of parts of k.
+    """The attributes of matrix products. finish: the epilogue, an expression whose value is stored,
+    in terms of the sum and of the inputs after both operands. gated: True if each pair of
+    neighbouring columns is a gate and the value that it scales. rope_kv: not None if neighbouring
+    columns are rotated as pairs (rotary embedding). rotary: the width of heads whose halves are
+    rotated, by the cosines and sines that are the last two inputs; 0 for none. windows: if one
+    operand is the matrix of all windows of an image, describes these windows
+    (ark.tasks.matmul_params.WindowParams). cut: (rows, columns) of a tile and the number of parts
+    of k, which are added up later.
     """
 
     transpose_a: bool
@@ -201,7 +214,9 @@ class MatmulAttributes(Attributes, frozen=True):
 
 
 class OverlappedAttributes(Attributes, frozen=True):
-    """A product fused with a collective. rows: the product's number of rows."""
+    """The attributes of a product that is fused with a collective. rows: the product's number of
+    rows.
+    """
 
     transpose_a: bool
     transpose_b: bool
@@ -209,9 +224,10 @@ class OverlappedAttributes(Attributes, frozen=True):
 
 
 class WindowAttributes(Attributes, frozen=True):
-    """Windows, with one number for each spatial dimension. size: of a window. sizes: the number of
-    windows. stride: from one window to the next. dilation: from one element of a window to the
-    next. before: padding before the first element of the input.
+    """The attributes of ops over windows, with one number for each spatial dimension. size: the
+    size of a window. sizes: the number of windows. stride: the distance from one window to the
+    next. dilation: the distance from one element of a window to the next. before: the padding
+    before the first element of the input.
     """
 
     size: list[int]
@@ -222,29 +238,32 @@ class WindowAttributes(Attributes, frozen=True):
 
 
 class ConvolutionAttributes(WindowAttributes, frozen=True):
-    """Convolutions. finish: the expression whose value is stored, as in MatmulAttributes."""
+    """The attributes of convolutions. finish: the expression whose value is stored, as in
+    MatmulAttributes.
+    """
 
     finish: list[Any] | None = None
 
 
 class GroupedAttributes(ConvolutionAttributes, frozen=True):
-    """Convolutions in groups. channels_first: True if the input is (n, channels, height, width)
-    instead of (n, height, width, channels).
+    """The attributes of convolutions in groups. channels_first: True if the input is (n, channels,
+    height, width) instead of (n, height, width, channels).
     """
 
     channels_first: bool = False
 
 
 class PoolAttributes(WindowAttributes, frozen=True, kw_only=True):
-    """Pools. counted: True if padding counts in a mean."""
+    """The attributes of pools. counted: True if padding counts in a mean."""
 
     function: Literal["max", "mean", "sum"]
     counted: bool
 
 
 class RemapAttributes(Attributes, frozen=True):
-    """Copies by index arithmetic. rules: how the index in each dimension of the source is computed
-    (ark.tasks.remap). fill: the value of elements outside of the source. shape: of the result.
+    """The attributes of copies by index arithmetic, such as padding and flips. rules: how the index
+    in each dimension of the source is computed (ark.tasks.remap). fill: the value of elements
+    outside of the source. shape: the shape of the result.
     """
 
     rules: list[Any]
@@ -253,14 +272,17 @@ class RemapAttributes(Attributes, frozen=True):
 
 
 class TransposeAttributes(Attributes, frozen=True):
-    """Transposes. perm: for each dimension of the result, the number of the source's dimension."""
+    """The attributes of transposes. perm: for each dimension of the result, the number of the
+    source's dimension.
+    """
 
     perm: list[int]
 
 
 class AddPartsAttributes(Attributes, frozen=True):
-    """Sums of a product's parts of k. expr: the stored value in terms of the parts, in order, and
-    of the other inputs. tile: the tile size of the product that computed the parts.
+    """The attributes of sums over parts of k: a product whose inner dimension k was divided has
+    computed one partial result per part. expr: the stored value in terms of the partial results, in
+    order, and of the other inputs. tile: the tile size of the product.
     """
 
     expr: list[Any]
@@ -268,12 +290,13 @@ class AddPartsAttributes(Attributes, frozen=True):
 
 
 class LinearAttributes(Attributes, frozen=True):
-    """Linear layers of few rows. prologue: the operation on the input. epilogue: the operation on
-    the sums. With "sample" each tile finds one candidate token, among share number `share` of
-    `shares` of the logits; `counter` is the name of the counters with which tasks tell peers that
-    the candidates have arrived. ranks: the number of ranks whose partial results are added to give
-    the input; rank 0's comes at position `first`. bias: an input has one number for each row of the
-    weight, which is added to the sums before the epilogue.
+    """The attributes of linear layers of few rows. prologue: the operation on the input. epilogue:
+    the operation on the sums. With the epilogue "sample", each of `tiles` tiles finds one candidate
+    for the next token, among part number `share` of the `shares` parts of the logits; the counters
+    named `counter` count the candidates that peers have sent. ranks: the number of ranks whose
+    partial results are added to give the input; the partial result of rank 0 is input number
+    `first`. bias: True if an input has one number for each row of the weight, which is added to the
+    sums before the epilogue.
     """
 
     prologue: Literal["none", "rmsnorm"]
@@ -292,9 +315,9 @@ class LinearAttributes(Attributes, frozen=True):
 
 
 class NormAttributes(Attributes, frozen=True):
-    """Norms. eps: the number added to the mean of squares; 0.0 for other ops on rows. type: the
-    type to which rows are rounded before they are multiplied by the weight; "" if they are not
-    rounded.
+    """The attributes of norms. eps: the number added to the mean of squares; 0.0 for other ops on
+    rows. type: the type to which rows are rounded before they are multiplied by the weight; "" if
+    they are not rounded.
     """
 
     eps: float = 0.0
@@ -302,14 +325,16 @@ class NormAttributes(Attributes, frozen=True):
 
 
 class SumNormAttributes(NormAttributes, frozen=True, kw_only=True):
-    """All-reduces with a norm. columns: the number of columns of a normalised row."""
+    """The attributes of all-reduces that are fused with a norm. columns: the number of columns of a
+    normalised row.
+    """
 
     columns: int
 
 
 class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
-    """Reductions. term: the expression of the inputs whose values are reduced; None if the elements
-    of the input are.
+    """The attributes of reductions. term: an expression of the inputs, whose values are reduced;
+    None if the elements of the input are reduced.
     """
 
     function: Literal["sum", "mean", "max", "min", "prod", "squares"]
@@ -318,8 +343,8 @@ class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
 
 
 class TopKAttributes(Attributes, frozen=True):
-    """Top-k. least: True if the smallest elements are chosen. softmax: True if the softmax of the
-    chosen elements is stored in place of them.
+    """The attributes of top-k. least: True if the smallest elements are chosen. softmax: True if
+    the softmax of the chosen elements is stored in place of the elements.
     """
 
     k: int
@@ -328,10 +353,12 @@ class TopKAttributes(Attributes, frozen=True):
 
 
 class ExpertLinearAttributes(Attributes, frozen=True):
-    """Linear layers of experts. first: the number of the first expert in the weight. of: the total
-    number of experts; 0 if the weight contains all of them. The others describe an epilogue
-    (ark.tasks.experts): the numbers of weights, tables and scores, the stored expression, whether
-    the slots of a row are added up, and whether a residual is added to that.
+    """The attributes of linear layers of experts, in which each row uses some of the experts.
+    first: the number of the first expert in the weight. of: the total number of experts; 0 if the
+    weight contains all of them. The other attributes describe an epilogue (ark.tasks.experts).
+    weights, tables, scores: the numbers of inputs of these kinds. expr: the stored expression.
+    total: True if the results of a row's experts are added up. residual: True if a residual is
+    added to this sum.
     """
 
     first: int = 0
@@ -345,21 +372,24 @@ class ExpertLinearAttributes(Attributes, frozen=True):
 
 
 class RowsAttributes(Attributes, frozen=True):
-    """Ops on the tokens of an iteration. rows: their number."""
+    """The attributes of ops on the tokens of an iteration. rows: the number of tokens."""
 
     rows: int
 
 
 class SampleAttributes(Attributes, frozen=True):
-    """Sampling. shares: the number of ranks that each compute an equal part of the logits."""
+    """The attributes of sampling a token. shares: the number of ranks, each of which computes an
+    equal part of the logits.
+    """
 
     shares: int = 1
 
 
 class ChooseAttributes(SampleAttributes, frozen=True, kw_only=True):
-    """The choice among candidate tokens. tiles: the number of tiles, each of which has found one
-    candidate. counter: the name of the counters that count the arrival of peers' candidates, with
-    `signals` signals per peer; "" if each rank has all logits.
+    """The attributes of the choice of the next token among candidates. tiles: the number of tiles
+    of the logits, each of which has found one candidate. counter: the name of the counters that
+    count the candidates that have arrived from peers, with `signals` signals per peer; "" if each
+    rank has all logits.
     """
 
     tiles: int
@@ -368,6 +398,8 @@ class ChooseAttributes(SampleAttributes, frozen=True, kw_only=True):
 
 
 class ChooseEachAttributes(Attributes, frozen=True):
-    """The choice for several sequences. tiles: each tile has found one candidate per sequence."""
+    """The attributes of the choice of the next token of several sequences. tiles: the number of
+    tiles of the logits, each of which has found one candidate per sequence.
+    """
 
     tiles: int

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class DataType:
     """An element type. bits: size of an element. storage: the type with which the device ABI stores
     it. rounding: the function of the device ABI that rounds a float to it; "" if it is float itself
-    or not floating point. torch_name: the name of torch's type; "" if torch has none. largest: the
-    largest code where it holds codes of a quantised matrix that are scaled to its whole range; 0.0
-    if nothing is quantised to it.
+    or not floating point. torch_name: the name of torch's type; "" if torch has none. largest: for
+    a type that holds the codes of quantised matrices, the code to which the largest value of a
+    group is scaled; otherwise 0.0.
 
     Examples:
         >>> ark.bf16.bits, ark.int4.nbytes(3)
@@ -67,11 +67,11 @@ class DataType:
         return max(1, 8 // self.bits)
 
     def nbytes(self, elements: int) -> int:
-        """Bytes of this many consecutive elements, if the first one begins at a whole byte."""
+        """Bytes of `elements` consecutive elements, the first of which begins at a whole byte."""
         return -(-elements // self.per_item) * self.itemsize
 
     def host_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the NumPy array for a tensor of this shape."""
+        """The shape of the NumPy array that holds a tensor of the given shape."""
         return tuple(shape)
 
     def whole_rows(self, extents: Sequence[int]) -> tuple[int, ...]:
@@ -103,8 +103,8 @@ class DataType:
         return dtype
 
     def ctype(self) -> DataType:
-        """The type itself, under the name by which ARK's core gives access to its own types
-        (ark.core.FP32, ...).
+        """Returns the type itself. ARK's core gives its types different names (ark.core.FP32, ...),
+        which are the same objects here.
         """
         return self
 
@@ -140,7 +140,7 @@ class DataType:
 
     @staticmethod
     def from_ctype(ctype: DataType) -> DataType:
-        """The data type for a type of ARK's core; see `ctype`."""
+        """Returns the data type for a type of ARK's core, which is the same object; see `ctype`."""
         if not isinstance(ctype, DataType):
             raise InvalidUsageError(f"{ctype!r} is not a type of ark.core; pass ark.fp32.ctype()")
         return ctype
@@ -169,17 +169,19 @@ class RowType(DataType):
 
     @property
     def groups(self) -> int:
-        """Scales of a row."""
+        """The number of groups of a row, each of which has one scale."""
         return self.columns // self.group
 
     @property
     def scales_at(self) -> int:
-        """The byte of a row at which its scales begin."""
+        """The offset of the scales in a row, in bytes."""
         return self.codes.nbytes(self.columns)
 
     @property
     def zeros_at(self) -> int:
-        """The byte of a row at which its zero points begin, or its padding if it has none."""
+        """The offset of the zero points in a row, in bytes. If the type has no zero points, the
+        offset of the padding.
+        """
         return self.scales_at + self.scales.nbytes(self.groups)
 
     @property
@@ -194,7 +196,9 @@ class RowType(DataType):
         return self.columns
 
     def host_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape as in DataType, but the last dimension counts the bytes of a row."""
+        """The shape of the NumPy array that holds a tensor of the given shape. In its last
+        dimension, a row takes as many elements as it has bytes.
+        """
         return (*shape[:-1], shape[-1] // self.columns * self.itemsize)
 
 
@@ -233,7 +237,7 @@ ALL = (*FLOATS, *SMALL_FLOATS, *INTEGERS, bool_, *PACKED)
 INDICES = (int32, int64)
 CODES = (*PACKED, int8, uint8, *SMALL_FLOATS)  # element types of quantised matrices
 FLOAT_CODES = fp8_e4m3  # the 8-bit floating-point codes of checkpoints and caches
-CACHE_CODES = (int8, FLOAT_CODES)  # those of quantised keys and values
+CACHE_CODES = (int8, FLOAT_CODES)  # element types of quantised keys and values
 
 ROW_ALIGNMENT = 16  # the alignment of the rows of a RowType, in bytes
 CODE_STEP = 8  # a group is a multiple of this many columns

@@ -1,7 +1,7 @@
-"""The epilogues of linear layers: what may be applied to the sums of a product by weights, as
-properties that passes, lowerings and the task kind `linear` ask. A new epilogue is an entry here
-and a C++ object `ark_NAME_sums` in ark/tasks/linear_epilogue.h, or in a header of its own that
-ark/tasks/linear.py adds.
+"""The epilogues of linear layers. An epilogue is an operation on the sums of a product before they
+are stored, such as an activation. Each has an entry with properties, which passes, lowerings and
+the task kind `linear` read. A new epilogue is an entry here and a C++ object `ark_NAME_sums` in
+ark/tasks/linear_epilogue.h, or in a header of its own that ark/tasks/linear.py adds.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ Epilogue = Literal["store", "add", "swiglu", "rope_kv", "sample"]
 
 @dataclass(frozen=True)
 class EpilogueForm:
-    """extra: how many operands the epilogue may have. early: those among them that are loaded while
-    weights are still being copied. op: the op that computes the same, and that fuse_linear makes
-    the epilogue of a product; "" if there is none. paired: it needs two neighbouring rows of the
-    weights in one stage. gated: the first of such a pair is a gate; the output has one column for
-    both. spread: the output can also be stored to peers.
+    """The properties of an epilogue.
+
+    extra: the numbers of additional operands that the epilogue may have. early: the additional
+    operands that are loaded while weights are still being copied. op: the op that computes the
+    same, and that the pass fuse_linear turns into the epilogue of a product; "" if there is no such
+    op. paired: True if the sums of two neighbouring rows of the weights are combined, so that both
+    rows must be in one stage of the ring in shared memory. gated: True if the first row of such a
+    pair gives a gate; the output then has one column for both rows. spread: True if the output can
+    also be stored to peers.
     """
 
     extra: tuple[int, ...] = (0,)
@@ -37,4 +41,6 @@ EPILOGUES: dict[Epilogue, EpilogueForm] = {
     "sample": EpilogueForm((3,), (0, 1)),
 }
 GATED_PAIRS: dict[str, str] = {name: form.op for name, form in EPILOGUES.items() if form.gated}
-"""For each gated activation that can be an epilogue, the op that reads pairs of neighbours."""
+"""For each gated activation that can be an epilogue, the op whose input has the gate and the value
+in neighbouring columns.
+"""

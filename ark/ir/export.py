@@ -1,8 +1,8 @@
-"""A graph as JSON in ARK's layout: nodes with producers, consumers, tensors and arguments.
-
-This is for people and tools that read ARK's model files; ark itself plans from the graph. An
-all-reduce is written as ARK writes it: one AllReducePacketFused, or a ring of Send, Recv and Add.
-This describes the result and not ark's implementation. Called by ark.frontend.model.
+"""Writes a graph as JSON in the layout of ARK's model files: nodes with producers, consumers,
+tensors and arguments. The text is for people and tools that read ARK's files; ark itself does not
+read it. An all-reduce is written as ARK writes it: as one node AllReducePacketFused, or as a ring
+of Send, Recv and Add. These nodes describe the result and not ark's implementation. Called by
+ark.frontend.model.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FUSED_NAMES = {4096: "all_reduce_packet", 2048 * 4096: PREFILL}
 
 
 def arks_name(tensor: Tensor, world: int) -> str:
-    """The name of the node with which ARK all-reduces a tensor of this size; "" if ARK uses a ring
-    of sends and receives instead.
+    """The name of the single node by which ARK's format represents an all-reduce of this tensor; ""
+    if ARK represents it as a ring of sends and receives.
     """
     if tensor.dtype != fp16 or not 2 <= world <= 8 or tensor.elements % (4 * world):
         return ""
@@ -87,7 +87,9 @@ def _spelled_out(graph: Graph) -> Iterator[Node]:
     tags = count(1 + max((_Exported.of(n.attrs).tag for n in graph.nodes), default=0))
 
     def like(tensor: Tensor, buffer: Buffer | None = None) -> Tensor:
-        """A new tensor, on a buffer of its own unless one is given."""
+        """A new tensor with the type and shape of `tensor`, on `buffer` or, if that is None, on a
+        buffer of its own.
+        """
         own = buffer or dataclasses.replace(tensor.buffer, id=next(buffers))
         return dataclasses.replace(tensor, id=next(fresh), buffer=own)
 

@@ -1,10 +1,11 @@
 """Folds shapes of more than four dimensions to four: all dimensions before the last three become
 one.
 
-Tiles have four sizes and device functions four loops, whatever a tensor's rank. The first loop
-counts through all leading dimensions together; separate indices are computed where they are needed
-(ark.tasks.text). The leading indices of a tile must form a box in these dimensions (`block`).
-Called by the ops' lowerings (through ark.lower.tiling) and by the task kinds.
+A tile (the part of a result that one task computes) always has four sizes, and a device function
+four loops. For a tensor with more dimensions, the first loop counts through all leading dimensions
+as if they were one; the separate indices are computed from this count where they are needed
+(ark.tasks.text). The leading indices of a tile must form a rectangular box in these dimensions
+(`block`). Called by the ops' lowerings (through ark.lower.tiling) and by the task kinds.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def block(shape: Sequence[int], most: int) -> int:
 
 
 def is_block(shape: Sequence[int], size: int) -> bool:
-    """True if `block` returns this size for some value of `most`."""
+    """True if tiles of this size in the leading dimensions, counted as one dimension, form boxes in
+    the separate dimensions.
+    """
     return block(shape, size) == size
 
 
@@ -77,8 +80,8 @@ def unfold(
 
 
 def tile_of(full: Sequence[int], want: int) -> list[int]:
-    """Four tile sizes for a result, with about `want` elements in total and never more than the
-    result has.
+    """Four tile sizes for a result with the folded sizes `full`. A tile has about `want` elements,
+    and no more in any dimension than the result has.
     """
     shape = fold(full)
     tile = [1, 1, 1, 1]

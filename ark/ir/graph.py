@@ -25,7 +25,9 @@ __all__ = ["Graph", "Node"]
 
 
 class Graph:
-    """Nodes, tensors and buffers of one rank's model."""
+    """The model of one rank: its nodes in program order, their tensors, and the buffers that hold
+    the tensors.
+    """
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
         self.rank = rank
@@ -40,8 +42,8 @@ class Graph:
         self.context: int | None = None
         self.scopes: list[str] = []
         self.detached: set[int] = set()  # ids of tensors through which no gradient passes
-        # For gradient ops: maps the id of each result's buffer to the id of the buffer that the
-        # forward op's result has.
+        # For gradient ops. Key: the id of the buffer of a gradient op's result. Value: the id of
+        # the buffer of the forward op's result.
         self.undone: dict[int, int] = {}
         self.packings: tuple[Packing, ...] = ()  # how packed parameters are made from the model's
         self.received: frozenset[int] = frozenset()  # ids of buffers in which packets arrive
@@ -63,15 +65,18 @@ class Graph:
         return {name: value for name, value in vars(self).items() if name != "_view"}
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
-        """A copy of the graph with these nodes; all else is shared with this graph."""
+        """A copy of the graph with these nodes. Tensors, buffers and everything else are shared
+        with this graph.
+        """
         graph = copy.copy(self)
         graph.nodes = list(nodes)
         return graph
 
     @contextmanager
     def placed(self, processors: tuple[int, int] | None) -> Iterator[None]:
-        """A context: nodes that are added in it run on those processors only. An outer context has
-        precedence, and None changes nothing.
+        """A context in which added nodes get a restriction: they run only on the processors from
+        the first number of the pair up to the second. If contexts are nested, the outer one has
+        precedence. None changes nothing.
         """
         if processors is None or self.processors is not None:
             yield
@@ -173,7 +178,9 @@ class Graph:
         )
 
     def rewrite(self, target: Tensor, name: str = "") -> Tensor:
-        """A new tensor on the memory of `target`, for the values after a write into `target`."""
+        """A new tensor on the memory of `target`. It represents the values that the memory has
+        after a write into `target`.
+        """
         rewritten = self.tensor_like(target, target.buffer, name or target.name)
         self.depend(rewritten, self.depends(target))
         return rewritten
@@ -203,7 +210,9 @@ class Graph:
         name: str = "",
         virtual: bool = False,
     ) -> Node:
-        """Appends a node; program order is the order of the calls."""
+        """Appends a node and returns it. The order of the calls is the program order, which defines
+        the meaning of the graph.
+        """
         after = tuple(d for t in (*inputs, *outputs) for d in self.depends(t))
         node = Node(
             len(self.nodes),

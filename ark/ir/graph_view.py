@@ -16,7 +16,7 @@ from ark.ir.values import Tensor
 
 
 def touched(node: Node) -> tuple[Tensor, ...]:
-    """The tensors that a node reads, writes or must come after."""
+    """The tensors that a node reads or writes, or whose writers must run before the node."""
     return (*node.inputs, *node.outputs, *node.after)
 
 
@@ -33,8 +33,8 @@ class GraphView:
 
     @cached_property
     def uses(self) -> Counter[int]:
-        """For each tensor id: how many nodes' inputs and `after` lists it is in, each occurrence
-        counted.
+        """For each tensor id: how often nodes list the tensor as an input or in `after` (tensors
+        whose writers must run before the node).
         """
         return Counter(t.id for n in self.nodes for t in (*n.inputs, *n.after))
 
@@ -56,12 +56,16 @@ class GraphView:
 
     @cached_property
     def reads(self) -> Counter[int]:
-        """For each buffer id: how many tensors in nodes' inputs and `after` lists are on it."""
+        """For each buffer id: how often nodes list a tensor on this buffer as an input or in
+        `after`.
+        """
         return Counter(t.buffer.id for n in self.nodes for t in (*n.inputs, *n.after))
 
     @cached_property
     def reading(self) -> Mapping[int, set[int]]:
-        """For each buffer id: the ids of the nodes with an input or an `after` tensor on it."""
+        """For each buffer id: the ids of the nodes that list a tensor on this buffer as an input or
+        in `after`.
+        """
         ids: dict[int, set[int]] = defaultdict(set)
         for node in self.nodes:
             for tensor in (*node.inputs, *node.after):
@@ -70,12 +74,16 @@ class GraphView:
 
     @cached_property
     def touches(self) -> Counter[int]:
-        """For each buffer id: how many tensors of nodes are on it, each occurrence counted."""
+        """For each buffer id: how often nodes list a tensor on this buffer as an input, as an
+        output or in `after`.
+        """
         return Counter(t.buffer.id for n in self.nodes for t in touched(n))
 
     @cached_property
     def touching(self) -> Mapping[int, set[int]]:
-        """For each buffer id: the ids of the nodes with a tensor on it."""
+        """For each buffer id: the ids of the nodes that list a tensor on this buffer as an input,
+        as an output or in `after`.
+        """
         ids: dict[int, set[int]] = defaultdict(set)
         for node in self.nodes:
             for tensor in touched(node):
@@ -84,7 +92,7 @@ class GraphView:
 
     @cached_property
     def written(self) -> frozenset[int]:
-        """The ids of the buffers of all outputs."""
+        """The ids of the buffers that nodes write."""
         return frozenset(t.buffer.id for n in self.nodes for t in n.outputs)
 
     @cached_property
@@ -103,12 +111,16 @@ class GraphView:
 
     @cached_property
     def working(self) -> GraphView:
-        """The tables of those nodes that make tasks."""
+        """The lookup tables without virtual nodes, which only name or view memory and make no
+        tasks.
+        """
         return GraphView([n for n in self.nodes if not n.virtual])
 
 
 class WritesSoFar:
-    """For each buffer the position of its last write, among the nodes that a pass has processed."""
+    """For each buffer, the position of the last node that wrote it, among the nodes that a pass has
+    processed so far.
+    """
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}

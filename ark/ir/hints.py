@@ -1,7 +1,6 @@
-"""Hints: a user's requests to the planner for one op (tile size, number of tasks, processors).
-
-Hints do not change results. ark.runtime.api.config makes them from ARK's configurations; the ops'
-lowerings and the scheduler follow them.
+"""Hints: a user's settings for how the planner divides one op into tasks and places them (tile
+size, number of tasks, processors). Hints do not change results. ark.runtime.api.config makes them
+from ARK's configurations; the ops' lowerings and the scheduler follow them.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hints:
-    """tile: the part of the result that a task computes, as sizes of the last dimensions; larger
-    sizes are reduced to the result's. tasks: the number of tasks. granularity: the number of
-    consecutive tasks that one processor gets before the next processor's turn. one_step: a
-    reduction is not cut along the reduced dimension. product: the tile of a matrix product; it has
-    precedence over `tile`.
+    """The settings for one op. None means that the planner decides.
+
+    tile: the part of the result that a task computes, as sizes of the last dimensions; sizes that
+    exceed the result's are reduced to these. tasks: the number of tasks. granularity: the number of
+    consecutive tasks that one processor gets before the next processor gets its tasks. one_step:
+    True if a reduction must not be divided along the reduced dimension. product: the tile of a
+    matrix product, which has precedence over `tile`.
     """
 
     tile: tuple[int, ...] | None = None

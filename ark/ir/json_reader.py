@@ -1,7 +1,6 @@
-"""The strict JSON reader of plans, collective programs, networks and sketches.
-
-A form is a tree of msgspec structs. Text that is not JSON, lacks a field, has an unknown field or a
-value of the wrong type is rejected with the place in the file.
+"""The strict JSON reader of plans, collective programs, networks and sketches. The schema of a file
+(its form) is a tree of msgspec structs. Text that is not JSON, lacks a field, has an unknown field
+or has a value of the wrong type is rejected with the location in the file.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ Form = TypeVar("Form")
 
 
 class Closed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The base class of all objects of a form; unknown fields are rejected."""
+    """The base class of all objects of a schema. An object with unknown fields is rejected."""
 
 
 class FormError(ModelError):
-    """The data do not fit their form. `fault` is the kind of mismatch, `place` a JSON path such as
-    $.links[3].
+    """The error for data that do not match their schema. `fault` is the kind of mismatch, `place` a
+    JSON path such as $.links[3].
     """
 
     def __init__(self, subject: str, fault: str, reason: str, place: str) -> None:
@@ -35,8 +34,8 @@ class FormError(ModelError):
 def read(
     source: str | bytes | Mapping[str, Any] | list[Any], form: type[Form], subject: str
 ) -> Form:
-    """Reads JSON text, or an object parsed from it, as a value of the form; raises FormError if it
-    does not fit. `subject` begins the error's sentence.
+    """Reads JSON text, or an object parsed from it, as an instance of the schema `form`; raises
+    FormError if the data do not match. subject: the beginning of the error's sentence.
     """
     try:
         if isinstance(source, (str, bytes)):

@@ -13,13 +13,13 @@ from ark.ir.values import Tensor
 
 @dataclass(frozen=True)
 class Node:
-    """An operator. Its outputs are tensors, too; an op that writes in place has a new tensor on the
-    same memory as output.
+    """One op of a graph, applied to tensors. Its outputs are new tensors. The output of an op that
+    writes in place is a new tensor on the memory of the tensor that it overwrites.
 
-    virtual: True if it only names or views memory and makes no task. phase: the phase of the loop
-    in which it runs. processors: first and last+1 processor that may run it; None: all. hints: how
-    it is to be cut into tasks. context: nodes with the same number come from one
-    ark.PlannerContext.
+    virtual: True if the op only names or views memory and makes no task. phase: the number of the
+    phase (entry point of the model) to which the op belongs. processors: the first processor that
+    may run the op, and the one after the last; None for all. hints: the user's settings for its
+    tasks. context: a number that is equal for nodes of one ark.PlannerContext.
     """
 
     id: int
@@ -45,8 +45,8 @@ class Node:
 
     @property
     def elementwise(self) -> ElementwiseAttributes:
-        """The attributes of an elementwise op; for other ops, attributes without an expression and
-        a number.
+        """The attributes that all elementwise ops share. For an op of another kind, attributes
+        without an expression and without a number.
         """
         return ElementwiseAttributes.of(self.attrs)
 

@@ -16,8 +16,8 @@ from ark.ir.dtype import INTEGERS, DataType, RowType, int4, uint4
 
 
 def to_memory(values: np.ndarray, dtype: DataType) -> np.ndarray:
-    """An array's elements as bytes in memory: rows begin at whole bytes, the first of two elements
-    is in the low half.
+    """The elements of an array as bytes in memory. Each row begins at a whole byte. Of two elements
+    that share a byte, the first is in the low half.
     """
     if not dtype.packed or isinstance(dtype, RowType):
         return np.ascontiguousarray(values, dtype.numpy)
@@ -33,8 +33,9 @@ def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def cast(values: np.ndarray, dtype: DataType, subject: str) -> np.ndarray:
-    """The values in the type, as NumPy casts them. For integer types raises InvalidUsageError,
-    which begins with `subject`, for fractions and for integers out of range.
+    """The values in the type, as NumPy casts them. For an integer type, raises InvalidUsageError
+    for fractions and for integers that are out of range. subject: the beginning of the error's
+    message.
     """
     kind = np.dtype(dtype.numpy)
     integer = dtype in INTEGERS or dtype in (int4, uint4)

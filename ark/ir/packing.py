@@ -1,5 +1,7 @@
-"""How a packed parameter is made from a model's parameters. ark.lower.rewrite.pack_weights decides
-it, ark.models.load follows it when it reads a checkpoint, and ark.plan.packing writes it to plans.
+"""Describes how a packed parameter is made from several parameters of a model. A packed parameter
+is a weight in the layout that a kernel reads, for example the query, key and value matrices as one
+matrix. ark.lower.rewrite.pack_weights decides what is packed, ark.models.load packs when it reads a
+checkpoint, and ark.plan.packing writes the description to plans.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Part:
-    """One of the parameters (rows, columns), or (rows,), from which a packed one is made. pairs: 0
-    if its rows keep their order. Otherwise it is the width of a head, and within each head row i is
-    followed by row i + pairs / 2.
+    """One of the parameters, of shape (rows, columns) or (rows,), from which a packed parameter is
+    made. pairs: 0 if the rows keep their order. Otherwise pairs is the width of an attention head,
+    and rows are reordered so that the elements of a rotary pair are neighbours: within each head,
+    row i is followed by row i + pairs / 2.
     """
 
     name: str
@@ -23,8 +26,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Packing:
-    """A parameter that is made from others. interleave: True if rows are taken from the parts in
-    turn, one from each; False if the parts are concatenated.
+    """The description of one packed parameter. name: its name. parts: the parameters from which it
+    is made. interleave: True if rows are taken from the parts in turn, one from each; False if the
+    parts are concatenated.
     """
 
     name: str

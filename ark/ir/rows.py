@@ -1,7 +1,6 @@
-"""Quantised matrices in NumPy: conversion between rows as bytes (ark.ir.dtype.RowType), their codes
-and scales, and their values.
-
-Called by ark.models, which writes such matrices, and by references.
+"""Quantised matrices in NumPy. Converts between the bytes of rows as they are in device memory
+(ark.ir.dtype.RowType), codes and scales, and floating-point values. Called by ark.models, which
+writes such matrices, and by reference implementations.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of eight 4-bit codes, lowest bits first
 
 
 def row_bytes(dtype: RowType, codes: Array, scales: Array, zeros: Array | None = None) -> Array:
-    """Rows as bytes (n, bytes), from codes (n, columns) and from scales and zeros (n, groups)."""
+    """The bytes of quantised rows, (n, bytes). codes: (n, columns). scales, zeros: (n, groups)."""
     rows = np.zeros((len(codes), dtype.itemsize), np.uint8)
     places = (dtype.scales_at, dtype.zeros_at)
     bits: Array = np.ascontiguousarray(codes.astype(dtype.codes.numpy, copy=False)).view(np.uint8)
@@ -35,7 +34,9 @@ def row_bytes(dtype: RowType, codes: Array, scales: Array, zeros: Array | None =
 
 
 def row_parts(dtype: RowType, rows: Array) -> tuple[Array, Array, Array | None]:
-    """The codes, scales and zeros (None without zeros) of rows; the inverse of `row_bytes`."""
+    """The inverse of `row_bytes`: the codes, scales and zero points of quantised rows, given as
+    bytes. The zero points are None if the type has none.
+    """
     bits = np.ascontiguousarray(rows[:, : dtype.scales_at])
     if dtype.codes.packed:
         halves = np.stack([bits & 15, bits >> 4], -1).reshape(len(rows), -1, CODE_STEP)
@@ -52,7 +53,7 @@ def row_parts(dtype: RowType, rows: Array) -> tuple[Array, Array, Array | None]:
 
 
 def row_values(dtype: RowType, rows: Array) -> npt.NDArray[np.float32]:
-    """The values of rows, as fp32 (n, columns)."""
+    """The dequantised values of rows, given as bytes: fp32, (n, columns)."""
     codes, scales, zeros = row_parts(dtype, rows)
     values = codes.astype(np.float32)
     if zeros is not None:

@@ -69,14 +69,18 @@ def _node(node: Node, names: _Names) -> str:
 
 
 def _layout(tensor: Tensor) -> str:
-    """Data type and shape; if the tensor is a part of its buffer, also its offsets."""
+    """A tensor's data type and shape as text. If the tensor is a part of its buffer, its offsets
+    follow.
+    """
     part = f" at {list(tensor.offsets)}" if any(tensor.offsets) else ""
     rank = f" of rank {tensor.buffer.rank}" if tensor.buffer.rank >= 0 else ""
     return f"{tensor.dtype.name}{list(tensor.shape)}{part}{rank}"
 
 
 def _value(value: Any) -> str:
-    """An attribute's value; expression trees are written as calls, in which $i is operand i."""
+    """An attribute's value as text. Expression trees are written as calls, for example add($0,
+    mul($1, 2)), in which $i is operand i.
+    """
     text = _tree(value)
     return text if len(text) <= MAX_VALUE_LENGTH else text[:MAX_VALUE_LENGTH] + "..."
 

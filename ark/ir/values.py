@@ -1,7 +1,6 @@
-"""Tensors and buffers of a graph, with ARK's view model.
-
-A tensor is a box in a row-major buffer. `extents` are the buffer's sizes per dimension (ARK calls
-them strides); the tensor's element [i, ...] is the buffer's element [offsets[0] + i, ...].
+"""Tensors and buffers of a graph. A tensor is a box (a rectangular part) of a row-major buffer, as
+in ARK. `extents` are the buffer's sizes per dimension (ARK calls them strides). The tensor's
+element [i, ...] is the buffer's element [offsets[0] + i, ...].
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from ark.errors import InvalidUsageError, ModelError
 from ark.ir.dtype import DataType
 
 MAX_DIMS = 8
-# The largest size of a dimension, since tasks count in 32 bits up to the end of the last tile.
+# The largest size of a dimension. Tasks count indices in 32 bits, up to the end of the last tile,
+# which may exceed the dimension.
 MAX_DIM_ELEMENTS = (7 << 28) - 1
 
 
@@ -99,11 +99,9 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 def dense_view(
     tensor: Tensor, shape: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The extents and offsets with which a dense tensor is viewed in another shape; None if that is
-    not possible.
-
-    The buffer's size and the tensor's start must be multiples of the number of elements that the
-    new shape has below its first dimension.
+    """The extents and offsets of a dense tensor that is viewed in another shape; None if such a
+    view is not possible. The sizes of the new shape after its first dimension are multiplied; the
+    buffer's number of elements and the tensor's first element must be multiples of this product.
     """
     if not tensor.dense or math.prod(shape) != tensor.elements:
         return None

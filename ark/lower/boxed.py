@@ -1,7 +1,8 @@
-"""Decides from data types, sizes and memory layout which matrix products warpgroups can compute.
-Warpgroups read operands by box copies, in which hardware copies a rectangle of a matrix to shared
-memory. Called before the kernel variant is chosen, and by the passes that arrange operands for box
-copies.
+"""Decides from data types, sizes and memory layout which matrix products warpgroups compute. A
+warpgroup is a set of warps that issue one matrix instruction together (CUDA: `wgmma`). It reads
+operands that box copies have loaded: hardware copies of a rectangle of a matrix to shared memory
+(CUDA: TMA). Called before the kernel variant is chosen, and by the passes that arrange operands for
+box copies.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ ALONG = (False, True)  # for the left and the right side: the transpose flag if 
 
 def boxes(node: Node, machine: Machine) -> bool:
     """True if warpgroups should compute this product. Matrix units must support its types, and its
-    result must be large enough. Box copies must be able to load both operands; an operand that they
-    cannot load is accepted if it is read so often that copying it to aligned rows pays off.
+    result must be large enough. Box copies must be able to load both operands. An operand that they
+    cannot load is accepted if it is read so often that a copy to aligned rows first costs less than
+    it saves.
     """
     out, full = node.outputs[0], box_tiles(machine).least_rows
     return (
@@ -37,7 +39,7 @@ def boxes(node: Node, machine: Machine) -> bool:
 
 
 def aligned(tensor: Tensor) -> bool:
-    """True where all rows of the tensor begin at multiples of BOX_ALIGNMENT_BYTES, as box copies
+    """True if all rows of the tensor begin at multiples of BOX_ALIGNMENT_BYTES, as box copies
     require.
     """
     size = tensor.dtype.itemsize
@@ -47,12 +49,16 @@ def aligned(tensor: Tensor) -> bool:
 
 
 def wants_along(node: Node) -> bool:
-    """True where matrix units need k to be contiguous in memory for the product's types."""
+    """True if matrix units need k, the summed dimension, to be contiguous in memory for the
+    product's types.
+    """
     return node.inputs[0].dtype.bits == 8 or node.read(MatmulAttributes).tf32
 
 
 def lies_along(node: Node, side: int) -> bool:
-    """True where k is contiguous in memory in the left (0) or right (1) operand of a product."""
+    """True if k, the summed dimension, is contiguous in memory in one operand of a product. side: 0
+    for the left operand, 1 for the right one.
+    """
     return node.read(MatmulAttributes).transposes[side] == ALONG[side]
 
 

@@ -38,7 +38,7 @@ MAX_ROW_SUM_BYTES = 1024  # shared memory for the sums of a layer of one row; re
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of choosing a phase's kernel variant. machine: the machine with only this variant.
+    """The kernel variant that was chosen for a phase. machine: the machine with only this variant.
     why: the rule that chose it, as text for people.
     """
 
@@ -47,17 +47,20 @@ class Choice:
 
 
 def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
-    """For each phase, the machine with only the kernel variant that was chosen for the phase."""
+    """The machine that each phase is planned for: the given machine with only the kernel variant
+    that was chosen for the phase.
+    """
     return tuple(choice.machine for choice in choices(graph, context))
 
 
 def choices(graph: Graph, context: Context) -> list[Choice]:
-    """For each phase, the choice of its kernel variant.
+    """The kernel variant that is chosen for each phase. A phase is an entry point of the model, for
+    example the decoding of tokens or the reading of a prompt.
 
-    All phases have the variant of the last one, with two exceptions. Phases that read prompts
-    before others run under a variant with a loader for warpgroups, if the machine has one. Phases
-    that decode sequences with paged attention run under the variant that suits their own number of
-    rows, because a launch runs only one of these phases.
+    All phases have the variant of the last one, with two exceptions. Phases before it that read
+    prompts have a variant in which one warp loads operands for warpgroups, if the machine has such
+    a variant. Phases that decode sequences with paged attention have the variant that suits their
+    own number of rows, because a launch runs only one of these phases.
     """
     machine, options = context.machine, context.options
     last = _choose(graph, context)
@@ -79,8 +82,9 @@ def choices(graph: Graph, context: Context) -> list[Choice]:
 
 
 def with_movers(machine: Machine, offered: Machine) -> Machine:
-    """The machine with the variant of `offered` that has the same name and also moving warps (warps
-    that only copy and add data between ranks). The machine itself if there is no such variant.
+    """The machine with a variant that also has moving warps, which only copy and add data between
+    ranks. It is the variant of `offered` with the same name as the machine's variant. If `offered`
+    has none, the machine is returned unchanged.
     """
     for variant in offered.variants:
         if variant.name == machine.variant.name and variant.role(MOVE):
@@ -121,8 +125,8 @@ def _faster_rounded(graph: Graph, context: Context, target: Machine) -> bool:
 
 
 def _expert_bytes(nodes: Sequence[Node]) -> int:
-    """The most bytes of weights that layers of experts read: those of all rows' experts, but no
-    byte twice.
+    """The largest number of bytes of weights that layers of experts can read in an iteration, if
+    each row chooses different experts. Weights that all rows share are counted once.
     """
     layers = [n for n in nodes if n.type == "expert_linear"]
     chosen = (n.outputs[0].elements * n.inputs[1].shape[-1] for n in layers)
@@ -133,8 +137,9 @@ def _expert_bytes(nodes: Sequence[Node]) -> int:
 
 
 def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
-    """True where all products have many rows and 16-bit weights, and box copies can load them.
-    Products of a single row, such as the last layer of a language model, are ignored.
+    """True if all products have many rows and 16-bit weights that box copies can load, as in a
+    phase that reads a prompt. Products of a single row, such as the last layer of a language model,
+    are ignored.
     """
     products = [n for n in nodes if n.type == "matmul" and n.inputs[0].shape[0] != 1]
     rows, columns = machine.large_product
@@ -149,8 +154,8 @@ def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
 
 
 def _of_weights(nodes: Sequence[Node], products: Sequence[Node]) -> bool:
-    """True where the phase has products, and box copies can load the 16-bit weights of all of
-    them.
+    """True if the phase has products, and all of them have 16-bit weights that box copies can
+    load.
     """
     return (
         bool(products)
@@ -166,14 +171,14 @@ def _of_weights(nodes: Sequence[Node], products: Sequence[Node]) -> bool:
 
 
 def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
-    """The variant of a phase, by default the last one.
+    """The kernel variant of one phase.
 
-    The option `variant` selects one by name; raises PlanError if the machine does not have it.
-    Otherwise there are three rules. The variant with communicating warps is chosen if the phase
-    decodes: its products are linear layers of one row, or of one row per sequence. The variant that
-    loads for warpgroups is chosen if the phase is predicted to take less time under it (see refusal
-    and, for a phase that decodes many rows, _faster_rounded), or if the phase reads prompts.
-    Otherwise the machine's first variant is chosen.
+    The option `variant` selects a variant by name; PlanError is raised if the machine does not have
+    it. Otherwise there are three rules. A phase that decodes (its products are linear layers of one
+    row, or of one row per sequence) has the variant with communicating warps. A phase has the
+    variant for warpgroups if it is predicted to take less time with it (see refusal and, for a
+    phase that decodes many rows, _faster_rounded), or if it reads prompts. Any other phase has the
+    machine's first variant.
     """
     machine, options = context.machine, context.options
     names = tuple(dict.fromkeys(v.name for v in machine.variants))
@@ -223,8 +228,9 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
 def decoding(
     graph: Graph, context: Context, target: Machine, phase: int
 ) -> tuple[Graph, list[Node]]:
-    """The graph as it would be rewritten for `target`, a machine whose variant has communicating
-    warps, and the nodes of one phase in the rewritten graph.
+    """The graph after the rewrites for `target`, a machine whose variant has communicating warps,
+    and the nodes of the phase number `phase` in it. The result shows whether the phase can run
+    under that variant.
     """
     under = dataclasses.replace(context, machine=target)
     candidate = narrow_inputs(fuse_linear(graph, under), under)
@@ -255,11 +261,11 @@ def filled(nodes: Sequence[Node], machine: Machine) -> float | None:
 
 
 def refusal(graph: Graph, machine: Machine) -> str:
-    """The reason against the kernel variant for warpgroups, naming a node of the graph; "" if there
-    is none or the machine does not have this variant.
+    """The reason, which names a node of the graph, why the kernel variant for warpgroups is not
+    used. "" if the variant can be used, or if the machine does not have it.
 
-    There is no reason against it if products and attention are predicted to take less time than
-    under the machine's first variant. The prediction includes products that box copies cannot load.
+    The variant is used if products and attention are predicted to take less time than under the
+    machine's first variant. The prediction includes products that box copies cannot load.
     """
     target = next((machine.using(v.name) for v in machine.variants if boxed(v)), None)
     if target is None:
@@ -285,9 +291,9 @@ def refusal(graph: Graph, machine: Machine) -> str:
 
 
 def not_decoding(graph: Graph, nodes: list[Node], context: Context, machine: Machine) -> str:
-    """The reason against a variant with communicating warps for the nodes of a phase, naming one of
-    the nodes; "" if there is none. Such a variant is suitable for a phase whose products are all
-    linear layers of one row, or of one row for each of a few sequences.
+    """The reason, which names one of the nodes, why a phase cannot run under a variant with
+    communicating warps; "" if it can. This requires that all products of the phase are linear
+    layers of one row, or of one row for each of a few sequences.
     """
     if not context.machine.has(Capability.PACKETS) or not context.options.get("packets", True):
         return "activations do not travel as packets"
@@ -328,9 +334,9 @@ def _one_each(node: Node, rows: int) -> bool:
 
 
 def _settled(nodes: Sequence[Node]) -> bool:
-    """True if it is safe that tasks read some operands before they wait for earlier tasks: no node
-    of the same iteration writes these operands before. They are a linear layer's operands after
-    input and weight, except a residual, and an attention's fourth operand.
+    """True if tasks may read some operands before they wait for earlier tasks, because no earlier
+    node of the same iteration writes these operands. The operands are, for a linear layer, all
+    after input and weight, except a residual, and for attention the fourth one.
     """
     written: set[tuple[int, int]] = set()  # (phase, buffer)
     for node in nodes:

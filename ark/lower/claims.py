@@ -1,8 +1,8 @@
-"""Decides for which ops processors claim tiles at run time with an atomic counter
-(ark.tasks.claimed). These are large ops that only move bytes within a rank's memory. Each task of
-such an op waits for all predecessors of the op, and all successors wait for all of its tasks. This
-waiting takes little time compared with a large op.
-
+"""Decides for which ops processors claim tiles at run time, by an atomic counter
+(ark.tasks.claimed), instead of getting a fixed list of tiles. These are large ops that only move
+bytes within a rank's memory. The plan then does not know which processor computes a tile. So each
+task of such an op waits for all preceding ops on which the op depends, and each following op that
+depends on it waits for all of its tasks. This waiting takes little time compared with a large op.
 Called by the pipeline, after the ops' own lowerings.
 """
 
@@ -24,14 +24,17 @@ PLAIN = ("activation", "parameter", "state")  # arenas that neither peers nor th
 
 
 def claimed(groups: Sequence[Group], machines: Sequence[Machine]) -> list[Group]:
-    """The groups of tasks, in which each op whose tiles are claimed at run time has one task per
-    processor instead of one per tile. machines: one for each phase.
+    """The groups of tasks, one group per op. An op whose tiles are claimed at run time gets one
+    task per processor instead of one per tile. machines: the machine of each phase, with the
+    variant of that phase.
     """
     return [_claimed(group, machines[group.phase]) for group in groups]
 
 
 def is_large(nbytes: float, machine: Machine) -> bool:
-    """True for an op that moves enough bytes for its tiles to be claimed."""
+    """True if an op that moves `nbytes` bytes is large enough for its tiles to be claimed at run
+    time.
+    """
     return nbytes >= machine.costs.claim_bytes
 
 

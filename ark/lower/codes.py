@@ -1,9 +1,8 @@
-"""Products of a few rows with quantised weights on the matrix units of the variant `matrix`, whose
-device functions read the codes (stored integers or small floats) and dequantise them in registers.
-Decides which products these are, and how they are divided.
-
-Called by ark.lower.rewrite.unpack_rows, which dequantises the weights of all others, and by the
-modules that predict and choose cuts.
+"""Decides which products of a few rows with quantised weights run on the matrix units of the kernel
+variant `matrix`, and how they are divided into tasks. The device functions of these products read
+the codes of the weights (stored integers or small floats) and dequantise them in registers. All
+other quantised weights are dequantised by ark.lower.rewrite.unpack_rows before their product.
+Called by that pass, and by the modules that predict and choose cuts.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ ROWS = range(MIN_MATRIX_UNIT_ROWS, MAX_ROWS + 1)
 
 
 def multiplies_codes(node: Node, machine: Machine) -> bool:
-    """True where matrix units multiply a product's rows by the codes of a quantised weight, under
-    one of the machine's variants.
+    """True if matrix units of one of the machine's kernel variants can multiply the rows of this
+    product by the codes of its quantised weight.
     """
     if node.type != "matmul" or not isinstance(node.inputs[1].dtype, RowType):
         return False
@@ -46,7 +45,9 @@ def multiplies_codes(node: Node, machine: Machine) -> bool:
 
 
 def code_cuts(node: Node, machine: Machine, parts: bool) -> list[Cut]:
-    """The cuts of a product with codes of a quantised weight. parts: True if k may be split."""
+    """The cuts (tile sizes and numbers of parts of k) for a product with the codes of a quantised
+    weight. parts: True if k may be divided.
+    """
     weight, tiles = node.inputs[1], box_tiles(machine)
     counts = (1, *(tiles.parts if parts else ()))
     steps = -(-weight.shape[1] // STAGE_DEPTH)
@@ -58,8 +59,8 @@ def code_cuts(node: Node, machine: Machine, parts: bool) -> list[Cut]:
 
 
 def code_cut_us(cut: Cut, node: Node, machine: Machine, normed: bool = False) -> float:
-    """The approximate microseconds of a product with codes; only comparisons between cuts are
-    meaningful. normed: see ark.lower.cuts.predicted_us.
+    """The approximate microseconds of a product with codes of a quantised weight, for comparing
+    cuts. normed: True if a norm reads the rows of the result; see ark.lower.cuts.predicted_us.
     """
     (x, weight), costs, dtype = node.inputs[:2], box_costs(machine), node.inputs[1].dtype
     assert isinstance(dtype, RowType)
@@ -80,8 +81,8 @@ def code_cut_us(cut: Cut, node: Node, machine: Machine, normed: bool = False) ->
 
 
 def unpacked_bytes(node: Node) -> int:
-    """Bytes that are read and written if a product's weight is dequantised first; 0 if it is not
-    quantised.
+    """The bytes that are read and written if a product's weight is dequantised to memory before the
+    product; 0 if the weight is not quantised.
     """
     weight = node.inputs[1]
     if not isinstance(weight.dtype, RowType):

@@ -1,5 +1,6 @@
-"""Numbers the ops of a plan and their tensors, and assigns their buffers to arenas. Called by
-ark.lower.pipeline.
+"""Numbers the ops and tensors of a plan, and assigns their buffers to arenas. An arena is one
+allocation for buffers of the same purpose (activations, parameters, state, ...), in which each
+buffer has an offset. Called by ark.lower.pipeline.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from ark.plan.types import INITIAL, PlanBuffer, PlanOp, PlanTensor
 
 
 class Contents:
-    """Numbers the tensors and buffers that the groups use, and assigns an offset to each buffer."""
+    """The tensors and buffers that the groups of tasks use, with their numbers in the plan, and the
+    offset of each buffer in its arena.
+    """
 
     def __init__(
         self,
@@ -94,13 +97,14 @@ class Contents:
         return number
 
     def _place(self, reordered: bool, limit: int | None) -> None:
-        """Sets the buffers' offsets: activations share memory, all other buffers are placed one
-        after the other.
+        """Sets the buffers' offsets: activations share memory if their lifetimes are disjoint; all
+        other buffers are placed one after the other.
 
-        Two kinds of ops would have to wait for each other if they shared memory: ops that were
-        reordered to run side by side, and ops that follow each other by packets, which order no
-        other memory. If the plan has any of these and its activations are small in total, each
-        activation has its own memory.
+        Two ops that share memory are ordered, because one must not overwrite what the other still
+        reads. This would delay ops that were reordered to run side by side. It would also delay ops
+        that follow each other by packets, because packets order accesses only to themselves. If the
+        plan has ops of either kind and its activations are small in total, each activation has
+        memory of its own.
         """
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]

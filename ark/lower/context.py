@@ -1,6 +1,6 @@
-"""The context of lowering: collects the groups of tile tasks that the ops' lowering functions emit.
-A lowering sets a task kind, its static parameters, its operands and one coordinate per task; the
-processor, waits and addresses of a task are decided later by ark.lower.pipeline.
+"""The context of lowering. The lowering function of an op emits groups of tile tasks into it. A
+group has a task kind, its static parameters, its operands and one coordinate per task. The
+processor, the waits and the addresses of a task are decided later by ark.lower.pipeline.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ark.plan.params import Params
 
 
 class Lowering:
-    """Collects groups in program order. `graph` is a private copy, to which temporaries may be
-    added.
+    """Collects groups of tasks in program order. `graph` is a private copy, to which temporary
+    tensors may be added.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Lowering:
         self.groups: list[Group] = []
         self.node: Node | None = None  # the node that is being lowered
         self.share = 1.0  # the part of the processors that the node's tasks should use
-        self.cut = False  # True if its tasks were cut as its hints say
+        self.cut = False  # True if the node's tasks have the tile of its hints
         self._numbers: dict[str, int] = {}
 
     def emit(
@@ -77,8 +77,9 @@ class Lowering:
         """The tile that the user's hints request for a result of this shape; None without such a
         hint.
 
-        fixed: dimensions whose tile size must be 1. shown: the sizes that an error quotes, if they
-        are not those of the hints. Raises PlanError for a tile that is not possible.
+        fixed: the dimensions in which a tile must have size 1. shown: the sizes that an error
+        message quotes; by default those of the hints. Raises PlanError for a tile that is not
+        possible.
         """
         node = self.node
         if node is None or node.hints is None:
@@ -116,8 +117,8 @@ class Lowering:
     def engine(
         self, nbytes: int, asked: str = AUTO, peers: Sequence[int] = (), among: Sequence[str] = ()
     ) -> Engine:
-        """The engine that moves `nbytes` bytes to peers, by default all ranks; see
-        choose_engine.
+        """The engine (way of moving bytes to a peer) for a transfer of `nbytes` bytes to these
+        peers, by default to all ranks; see choose_engine.
         """
         if self.far(*(peers or range(self.graph.world_size))):
             return choose_engine(self.machine, nbytes, NIC if asked == AUTO else asked, FAR)
@@ -137,21 +138,25 @@ class Lowering:
         return RemoteSemaphore(rank, name)
 
     def peer_counters(self, name: str) -> tuple[RemoteSemaphore, ...]:
-        """For each peer, the counter in its memory that counts the data sent to it by this rank."""
+        """The counters that this rank's data is signalled to: for each peer, the counter in the
+        peer's memory that counts the data sent to it by this rank.
+        """
         rank, world = self.graph.rank, self.graph.world_size
         steps = range(1, world)
         return tuple(self.semaphore((rank + s) % world, f"{name}.from+{world - s}") for s in steps)
 
     def own_counters(self, name: str) -> tuple[RemoteSemaphore, ...]:
-        """For each peer, the counter in this rank's memory that counts the data sent by that peer.
-        The peer gets the same counter from its `peer_counters`.
+        """The counters that this rank waits for: for each peer, the counter in this rank's memory
+        that counts the data sent by that peer. The peer gets the same counter from its
+        `peer_counters`.
         """
         rank, world = self.graph.rank, self.graph.world_size
         return tuple(self.semaphore(rank, f"{name}.from+{world - s}") for s in range(1, world))
 
     def number(self, key: str) -> int:
-        """The number of earlier calls with this key. All ranks count alike, so names that contain
-        the number are the same for matching calls on all ranks.
+        """A running number: how often this function was called with this key before. All ranks
+        lower matching ops in the same order, so a name that contains the number is the same on all
+        ranks.
         """
         count = self._numbers.get(key, 0)
         self._numbers[key] = count + 1

@@ -1,5 +1,4 @@
-"""Copies of whole tensors as tile tasks, in a rank's memory or to a peer's.
-
+"""Emits tasks that copy whole tensors, tile by tile, within a rank's memory or to a peer's memory.
 Called by the lowerings of ops that copy a tensor unchanged, and of ops that communicate.
 """
 
@@ -29,8 +28,8 @@ def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str
 
 
 def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:
-    """The tensor itself if it is dense, otherwise a dense temporary of its shape. fill: copy the
-    elements into the temporary.
+    """Returns a dense tensor with the shape of `tensor`: `tensor` itself if it is dense, otherwise
+    a temporary. fill: True to emit tasks that copy the elements into the temporary.
     """
     if tensor.dense:
         return tensor
@@ -48,7 +47,9 @@ def move(
     coords: Sequence[tuple[int, int]],
     suffix: str = "",
 ) -> Group:
-    """Emits tasks that copy a dense tensor to or from a peer's memory with an engine."""
+    """Emits tasks by which an engine (way of moving bytes to a peer) copies a dense tensor to or
+    from a peer's memory. coords: the range of elements of each task.
+    """
     flat = [lowering.flat(bytes_of(source)), lowering.flat(bytes_of(target))]
     if engine.proxied or lowering.far(source.buffer.rank, target.buffer.rank):
         return lowering.emit("transfer", Params(), flat, coords, suffix)

@@ -28,8 +28,9 @@ from ark.tasks.matmul_small import small
 
 @dataclass(frozen=True)
 class Cut:
-    """How a product is divided into tasks: rows and columns of a tile, and the number of parts of
-    k that separate tasks sum up.
+    """How a product is divided into tasks. rows, columns: the size of a tile of the result. parts:
+    the number of parts into which the summed dimension k is divided; separate tasks compute the
+    sums over these parts, which are added later (split-k).
     """
 
     rows: int
@@ -50,29 +51,30 @@ def candidates(
 ) -> list[Cut]:
     """The cuts for which kernels exist, for a product of this shape (batch, batch, rows, columns).
 
-    depth: elements of k. parts: True if k may be cut. narrow: True if k is contiguous in the right
-    operand. windows: True if an operand is a matrix of convolution windows. plain: True if results
-    are stored one by one, so that a tile may end inside an attention head or a pair of columns.
-    heads: the width of heads whose halves are rotated; 0 if there are none. One warpgroup has all
-    columns of a head; two share the columns of the lowest tiles.
+    depth: elements of k. parts: True if k may be divided. narrow: True if k is contiguous in the
+    right operand. windows: True if an operand is a matrix of convolution windows. plain: True if
+    each element of the result is stored without its neighbours, so that a tile may end inside an
+    attention head or a pair of columns. heads: the width of attention heads whose halves are
+    rotated; 0 if there are none. If heads are rotated, one warpgroup must compute all columns of a
+    head; in tiles with the fewest rows, two warpgroups share the columns.
     """
     steps, given = -(-depth * itemsize // K_PART_ALIGNMENT_BYTES), box_tiles(machine)
     wide = min(columns for _, columns in set(given.tiles) - set(given.narrow))
     low = shape[2] <= given.least_rows or shape[3] < wide or _few_tiles(shape, machine)
     several = parts and shape[0] == shape[1] == 1
     counts = (1, *(p for p in given.parts if several))
-    # Tile widths between the standard ones are candidates only for products of many rows, because
-    # products of few rows are bound by memory bandwidth.
+    # Tile widths between the machine's standard widths are candidates only for products of many
+    # rows, because products of few rows are bound by memory bandwidth.
     between = (plain or heads > 0) and not windows and shape[2] > given.least_rows
-    # Box copies of a right operand whose columns are contiguous load whole cache lines, so the
-    # width of a tile must be a multiple of that.
+    # If the columns of the right operand are contiguous, its box copies load whole cache lines, so
+    # the width of a tile must be a multiple of a cache line.
     between_tiles = {
         tile
         for tile in given.plain
         if between and (narrow or tile[1] * itemsize % K_PART_ALIGNMENT_BYTES == 0)
     }
-    # The narrowest tile may be wider than the result's rows if these consist of whole 16-byte
-    # vectors and there are so many rows that most processors have a tile.
+    # The narrowest tile may be wider than the result, if the rows of the result consist of whole
+    # 16-byte vectors and there are enough rows to give most processors a tile.
     many_rows = 2 * shape[2] >= given.least_rows * machine.processors
     vectors = narrow and between and many_rows and shape[3] * itemsize % BOX_ALIGNMENT_BYTES == 0
     return [
@@ -89,8 +91,8 @@ def candidates(
 
 
 def window_cuts(shape: Sequence[int], depth: int, itemsize: int, machine: Machine) -> list[Cut]:
-    """The cuts of a product whose box copies load a matrix of windows. Empty for a result of fewer
-    columns than any tile for windows.
+    """The cuts of a product whose left operand is a matrix of convolution windows that box copies
+    load. Empty if the result has fewer columns than the narrowest tile for windows.
     """
     flags = {"narrow": True, "windows": True, "plain": True}
     return candidates(shape, depth, itemsize, machine, parts=False, **flags)
@@ -106,8 +108,8 @@ def box_tiles(machine: Machine) -> BoxTiles:
 
 
 def _few_tiles(shape: Sequence[int], machine: Machine) -> bool:
-    """True if the result has so few square tiles of the smallest height that smaller tiles would
-    keep more processors busy.
+    """True if the result has so few tiles of the smallest square size that some processors would be
+    idle, so that smaller tiles are worthwhile.
     """
     side = box_tiles(machine).least_rows
     many = shape[0] * shape[1] * -(-shape[2] // side) * -(-shape[3] // side)
@@ -231,7 +233,9 @@ def choose_cut(
 def fastest(
     able: Sequence[Cut], predicted: Callable[[Cut], float], shape: Sequence[int], depth: int
 ) -> Cut:
-    """The cut with the shortest predicted time. ARK_DEBUG=lower prints it and the next two."""
+    """The cut with the shortest predicted time. With ARK_DEBUG=lower, the three fastest cuts are
+    printed.
+    """
     cut = min(able, key=predicted)
     if shows("lower"):
         others = sorted((c for c in able if c != cut), key=predicted)[:2]
@@ -253,20 +257,23 @@ MIN_SPLIT_TILE = 8  # rows and columns of the smallest tiles into which few tile
 
 def tiles_per_task(many: int, machine: Machine) -> int:
     """The number of tiles that one task should compute: as many as take no longer than the
-    synchronisation of a task, at most MAX_TILES_PER_TASK. many: multiplications of a tile.
+    synchronisation of a task, at most MAX_TILES_PER_TASK. many: the number of multiplications of
+    one tile.
     """
     return min(MAX_TILES_PER_TASK, int(machine.costs.hand_over_work) // many)
 
 
 def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int, machine: Machine) -> bool:
-    """True for a product of fp32 that is large enough for the tiles in Machine.exact_tiles."""
+    """True for a product of fp32 that is computed in full precision and is large enough for the
+    tiles in Machine.exact_tiles.
+    """
     large = math.prod(shape) * depth >= machine.costs.exact_work and shape[2] >= MIN_UNIT_TILE_ROWS
     return large and set(dtypes) == {"fp32"}
 
 
 def deals_matrices(params: MatmulParams, tensors: Sequence[Tensor], machine: Machine) -> bool:
-    """True for a batch of many products of matrices so small that each processor computes its share
-    of the batch in one task. tensors: both operands, the addends of the product, and the result.
+    """True for a batch of many products of small matrices, of which each processor computes its
+    share in one task. tensors: both operands, the addends of the product, and the result.
     """
     return small(signature(params, tensors), machine)
 
@@ -306,7 +313,9 @@ def tiles(
 
 
 def _idle(shape: Sequence[int], rows: int, columns: int, machine: Machine) -> bool:
-    """True if processors have no tile, and a tile of this size can be halved."""
+    """True if at least half of the processors have no tile, and a tile of this size can be
+    halved.
+    """
     count = shape[0] * shape[1] * -(-shape[2] // rows) * -(-shape[3] // columns)
     return 2 * count <= machine.processors and max(rows, columns) > MIN_SPLIT_TILE
 
@@ -332,9 +341,9 @@ def key(shape: Sequence[int], depth: int, itemsize: int) -> str:
 
 
 def matrix_group(rows: int, depth: int, itemsize: int, machine: Machine) -> int:
-    """The number of rows of tiles in a band. Tiles of a band are computed column by column, so that
-    the band's rows of the left operand stay in the cache. rows: of a tile. depth: elements of k.
-    itemsize: bytes of an element.
+    """The number of rows of tiles that form a band. The tiles of a band are computed column by
+    column, so that the band's rows of the left operand stay in the cache. rows: the rows of a tile.
+    depth: the number of elements of k. itemsize: bytes of an element.
     """
     costs = machine.costs
     band = costs.boxes.band_bytes if costs.boxes else int(costs.cache_bytes)

@@ -1,5 +1,6 @@
-"""Chooses the tiles of depthwise convolutions with channels last, and the patches of results that
-threads compute, by predicted time. Called by ark.lower.ops.windows.
+"""Chooses, by predicted time, how depthwise convolutions with channels last are divided: the tile
+of the result that a task computes, and the patch of a tile that one thread computes. Called by
+ark.lower.ops.windows.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from ark.tasks.text import VECTOR_BYTES
 
 MAX_ROUNDS = 4  # the most tasks per processor, or per task that shared memory requires
 COLUMN_PARTS = (1, 2, 4)  # numbers of tiles into which a row of the image is divided
-# The most pixels of an image whose channels are divided among tasks. Then each pixel of a tile is a
-# run of memory of its own, and the time to plan grows with the runs: 25 s for 768 x 768 pixels.
+# The largest number of pixels of an image whose channels are divided among tasks. In such a tile,
+# each pixel is a separate run of bytes in memory, and the time to plan grows with the number of
+# runs: 25 s for 768 x 768 pixels.
 MAX_DIVIDED_PIXELS = 1 << 16
 
 Tile = tuple[int, int, int, int]
@@ -27,7 +29,7 @@ Chosen = tuple[Tile, depthwise_form.Patch]
 
 @dataclass(frozen=True)
 class Window:
-    """The window of a convolution, as ark.tasks.windows.Windows."""
+    """The window of a convolution; the fields are those of ark.tasks.windows.Windows."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -44,8 +46,8 @@ def depthwise_tile(
     given: WindowAttributes, shape: Sequence[int], itemsize: int, machine: Machine
 ) -> Chosen | None:
     """The tile (images, rows, columns, channels) and the patch (rows, columns) with the shortest
-    predicted time. None if one thread runs a task, if no tile fits into shared memory, or if the
-    channels are not whole vectors. shape: of the result.
+    predicted time. None if the machine runs a task in a single thread, if no tile fits into shared
+    memory, or if the channels are not a multiple of a vector. shape: the shape of the result.
     """
     if not machine.cooperative or shape[3] * itemsize % VECTOR_BYTES:
         return None
@@ -64,8 +66,8 @@ def _chosen(window: Window, shape: Tile, itemsize: int, machine: Machine) -> Cho
         return depthwise_form.instructions(window, patch, itemsize)
 
     def time(chosen: Chosen) -> tuple[float, float]:
-        """The predicted microseconds of the processor with the most tasks; and, to decide ties, the
-        bytes that a task copies, in whole cache lines.
+        """The predicted microseconds of the processor that has the most tasks. The second number
+        decides between equal times: the bytes that a task copies, in whole cache lines.
         """
         tile, patch = chosen
         tasks = _tasks(shape, tile)
@@ -112,5 +114,7 @@ def _tiles(shape: Tile, pack: int) -> Iterator[Tile]:
 
 
 def _parts(n: int) -> list[int]:
-    """The sizes of the largest part, if n is divided into any number of about equal parts."""
+    """The possible tile sizes in a dimension of n elements: the size of the largest part, for any
+    number of about equal parts.
+    """
     return sorted({-(-n // parts) for parts in range(1, n + 1)})

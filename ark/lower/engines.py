@@ -30,11 +30,11 @@ SWITCH = "switch"
 
 @dataclass(frozen=True)
 class Engine:
-    """One way of moving bytes to a peer. needs: the capability that the machine must have, if any.
-    kind: the task kind with which processors copy. memory: True if it can write the peer's memory
-    directly. messages: True if it can move messages, which have their own signal. proxied: True if
-    the host's proxy moves the bytes. copies: True if it can copy but not reduce. Costs.piece_bytes
-    has the smallest number of bytes that is worth a task with this engine.
+    """One way of moving bytes to a peer. needs: the capability that the machine must have, or None.
+    kind: the task kind with which processors copy. memory: True if the engine can write the peer's
+    memory directly. messages: True if it can move messages, which have their own signal. proxied:
+    True if the host's proxy thread moves the bytes. copies: True if it can copy but not reduce.
+    Costs.piece_bytes has the smallest number of bytes that is worth a task with this engine.
     """
 
     name: str
@@ -46,31 +46,37 @@ class Engine:
     copies: bool = False
 
     def on(self, machine: Machine) -> bool:
-        """True where the machine has this engine."""
+        """True if the machine has the capability that this engine needs."""
         return self.needs is None or machine.has(self.needs)
 
 
 ENGINES = {
     e.name: e
     for e in (
-        # Packets of {value, epoch} need no counter and no barrier, but have twice the bytes.
+        # packet: data travel as {value, epoch} pairs. They need no counter and no barrier, but
+        # twice the bytes.
         Engine(PACKET, Capability.PEER_PACKETS, memory=False),
-        # Threads store 16 bytes at a time, then add to a counter on the peer.
+        # threads: threads store 16 bytes at a time, then add to a counter on the peer.
         Engine(THREADS, None),
-        # Hardware copies pieces through shared memory, then the task adds to a counter.
+        # bulk: hardware copies pieces through shared memory, then the task adds to a counter on the
+        # peer.
         Engine(BULK, Capability.PEER_BULK, kind="bulk", copies=True),
-        # The device's copy engines copy; the host's proxy thread starts them.
+        # dma: copy engines of the device copy; the host's proxy thread starts the copies.
         Engine(DMA, Capability.PROXY, proxied=True, copies=True),
-        # The proxy sends to other hosts; ranks of this host are reached as with `threads`.
+        # nic: the proxy thread sends to ranks on other hosts. Ranks of this host are reached as
+        # with `threads`.
         Engine(NIC, Capability.PROXY, memory=False, messages=False),
-        # Sums computed by the switch between devices; no machine model has this capability.
+        # switch: the switch between devices computes sums. No machine model has this capability at
+        # present.
         Engine(SWITCH, Capability.PEER_MULTICAST, memory=False, messages=False),
     )
 }
-# Engines that can move messages, and engines that can write the peer's memory directly.
+# The names of the engines that can move messages, and of the engines that can write the peer's
+# memory directly.
 MESSAGES = tuple(e.name for e in ENGINES.values() if e.messages)
 TRANSFERS = tuple(e.name for e in ENGINES.values() if e.memory)
-# PROXIED: engines that the host's proxy serves. COPIED: engines among these that copy data.
+# PROXIED: the engines that use the host's proxy thread. COPIED: those of them that copy data within
+# a host.
 PROXIED = tuple(e.name for e in ENGINES.values() if e.needs is Capability.PROXY)
 COPIED = tuple(e.name for e in ENGINES.values() if e.proxied and e.copies)
 FAR = (NIC,)  # engines that reach other hosts
@@ -83,8 +89,8 @@ def choose_engine(
     machine: Machine, nbytes: int, asked: str = AUTO, among: Sequence[str] = MESSAGES
 ) -> Engine:
     """The engine for a transfer of `nbytes` bytes. asked: the engine that the caller selected, or
-    AUTO. among: the names of engines that can do the transfer. Raises UnsupportedError if the
-    machine does not have the selected engine or it is not among these.
+    AUTO. among: the names of the engines that support this transfer. Raises UnsupportedError if the
+    machine does not have the selected engine, or if `among` does not contain it.
     """
     able = [ENGINES[name] for name in among]
     able = [e for e in able if e.on(machine)]
@@ -112,8 +118,8 @@ def in_packets(machine: Machine, nbytes: int) -> bool:
 
 
 def nearest(sizes: Sequence[int], nbytes: int) -> int | None:
-    """The index of the measured size that is nearest to this number of bytes. None if no size is
-    near enough.
+    """The index of the measured size that is nearest to `nbytes`, by ratio. None if all sizes
+    differ by more than the factor MAX_SIZE_RATIO.
     """
     near = [
         i
@@ -140,9 +146,10 @@ def measured(
 
 
 def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:
-    """Bytes that one task of a transfer moves. This is a processor's share of the transfer, but at
-    least the smallest number of bytes that is worth a task with this engine. A large share is cut
-    into parts, so that the peer can use the first part before the last has arrived.
+    """The number of bytes that one task of a transfer moves: a processor's share of the transfer,
+    but at least the smallest number of bytes that is worth a task with this engine. A large share
+    is divided into several tasks, so that the peer can use the first bytes before the last have
+    arrived.
     """
     share = -(-nbytes // machine.processors)
     costs = machine.costs
@@ -152,9 +159,10 @@ def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:
 
 
 def joined_tiles(machine: Machine, tiles: int, nbytes: int, peers: int) -> int:
-    """The number of tiles, of `nbytes` bytes each, that one task sends to a peer if every tile goes
-    to several peers. It is chosen so that each processor has one put (one task that sends to one
-    peer). A put has at most put_bytes, because a peer can use it only when all of it has arrived.
+    """The number of tiles that one task sends to one peer, if every tile goes to several peers.
+    `nbytes` is the size of a tile. The number is chosen so that each processor has one put (one
+    task that sends to one peer). A put has at most Costs.put_bytes bytes, because the peer can use
+    its data only when all of it has arrived.
     """
     each = max(1, machine.processors // max(1, peers))
     return max(1, min(-(-tiles // each), machine.costs.put_bytes // nbytes))

@@ -1,6 +1,6 @@
-"""The lines of ARK_DEBUG=lower about kernel variants. For each phase they give the chosen variant
-with the rule that chose it, and for every other variant its predicted time or the node that it does
-not serve. Called by ark.lower.prepare.
+"""Prints, with ARK_DEBUG=lower, why kernel variants were chosen. For each phase, the output has the
+chosen variant with the rule that chose it. For every other variant, it has the predicted time, or a
+node that this variant does not support. Called by ark.lower.prepare.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chooses the tiles of convolutions in groups of images with channels last. Called by
+"""Chooses the tiles of grouped convolutions of images with channels last. Called by
 ark.lower.ops.windows.
 """
 
@@ -23,8 +23,10 @@ MOST_IMAGES = 8  # images of a tile
 
 @dataclass(frozen=True)
 class _Work:
-    """The convolution of a node. pack: outputs that a thread computes together. each, rows:
-    channels and outputs of a group. depth: multiplications of a result. itemsize: of the image.
+    """The work of a grouped convolution, from which the time of a task is predicted. pack: the
+    number of outputs that a thread computes together. each, rows: the numbers of input channels and
+    of outputs of a group. depth: the number of multiplications of one result. itemsize: bytes of an
+    element of the image.
     """
 
     given: Window
@@ -36,7 +38,7 @@ class _Work:
     itemsize: int
 
     def us(self, tile: Sequence[int]) -> float:
-        """Microseconds of a task with this tile."""
+        """The predicted microseconds of one task with this tile."""
         images, down, across, channels = tile
         given, costs = self.given, self.machine.costs
         window = given.size[1], given.stride[1], given.dilation[1]
@@ -84,8 +86,8 @@ def grouped_tile(node: Node, machine: Machine) -> list[int]:
 
 
 def _tiles(shape: Sequence[int], step: int, itemsize: int) -> Iterator[tuple[int, ...]]:
-    """The tiles to choose from: of all or a part of the channels (multiples of `step`), the rows
-    and the columns of an image, or of several images.
+    """The candidate tiles (images, rows, columns, channels): all channels or a part of them (a
+    multiple of `step`), a part of the rows and columns of one image, or several whole images.
     """
     images, down, across, channels = shape
     least = min(channels, -(-LEAST_CHANNEL_BYTES // (itemsize * step)) * step)
@@ -97,7 +99,7 @@ def _tiles(shape: Sequence[int], step: int, itemsize: int) -> Iterator[tuple[int
 
 
 def _parts(n: int) -> list[int]:
-    """The sizes of the largest part, if n is divided into any number of about equal parts. The
-    first size is n.
+    """The possible tile sizes in a dimension of n elements, from n down: the size of the largest
+    part, for any number of about equal parts.
     """
     return [size for size, _ in itertools.groupby(-(-n // k) for k in range(1, n + 1))]

@@ -1,8 +1,8 @@
-"""Chooses the tiles of a matrix product on machines with the capability `k_parts`, whose matrix
-units work in every kernel variant. The candidates are large tiles, narrower tiles if there are few
-tiles, and several parts of k (split-k) if processors would still be idle. The candidate with the
-shortest predicted time is chosen; ark.machine.costs.UnitCosts has the rates (docs/matmul.md, "The
-cut").
+"""Chooses the tiles of a matrix product, and the number of parts of the summed dimension k, on
+machines with the capability `k_parts`. Matrix units of such machines are used in every kernel
+variant. The candidates are large tiles, narrower tiles if there are few tiles, and several parts of
+k (split-k) if processors would still be idle. The candidate with the shortest predicted time is
+chosen; ark.machine.costs.UnitCosts has the rates (docs/matmul.md, "The cut").
 
 Called by the lowering of matmul and by `ark tune`.
 """
@@ -22,8 +22,9 @@ from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, MIN_UNIT_TILE_ROWS, UN
 
 
 def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> bool:
-    """True where the machine has the capability `k_parts` and its matrix units support the product.
-    dtypes: of both operands. shape: batch, batch, rows and columns of the result.
+    """True if this module chooses the cut of a product: the machine has the capability `k_parts`,
+    and its matrix units support the product. dtypes: the types of both operands. shape: batch,
+    batch, rows and columns of the result.
     """
     return (
         machine.has(Capability.K_PARTS)
@@ -90,9 +91,9 @@ def predicted_us(
 
 
 def stays_whole(shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine) -> bool:
-    """True where the product with whole sums over k is predicted to be as fast as with k in parts.
-    With whole sums, the product itself can apply an epilogue to pairs of columns; with parts, this
-    takes a further pass over the sums. Arguments: see `candidates`.
+    """True if a product whose sums over k are not divided is predicted to be as fast as one with
+    several parts of k. Then the product itself can apply an epilogue to pairs of columns; with
+    several parts, this takes a further pass over the sums. Arguments: see `candidates`.
     """
 
     def time(cut: Cut) -> float:
@@ -123,8 +124,8 @@ def _tiles(machine: Machine) -> UnitTiles:
 
 
 def _fold_us(moved: float, costs: UnitCosts, machine: Machine) -> float:
-    """Microseconds for storing the sums of all parts of k, loading and adding them. moved: the
-    bytes stored and loaded in total.
+    """The microseconds for storing the partial sums of all parts of k, loading them and adding
+    them. moved: the bytes that are stored and loaded in total.
     """
     return costs.fold_us + moved / (machine.bandwidth_gbps * 1e3 * costs.fold_share)
 

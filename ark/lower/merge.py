@@ -1,8 +1,8 @@
-"""Merges neighbouring dimensions of an op's tensors if the memory layout of all tensors allows it.
-
+"""Merges neighbouring dimensions of an op's tensors, if the memory layout of all tensors allows it.
 Device functions loop over four dimensions and compute the indices of further dimensions by
-division, which is slow. Most tensors with more dimensions are dense, or broadcast along whole
-groups of dimensions, and can be merged to four. Called by the ops' lowerings.
+division, which is slow. Most tensors with more than four dimensions can be viewed with four,
+because they are dense, or broadcast along several neighbouring dimensions. Called by the ops'
+lowerings.
 """
 
 from __future__ import annotations
@@ -95,16 +95,16 @@ def join(tensor: Tensor, d: int) -> Tensor:
 
 
 def joins(tensor: Tensor, d: int) -> bool:
-    """True where dimensions d and d + 1 can be merged: their strides are those of one dimension,
-    and its size fits into a task's coordinates.
+    """True if dimensions d and d + 1 can be merged: their elements have the strides of a single
+    dimension, and the size of this dimension fits into a task's coordinates.
     """
     outer, inner = tensor.shape[d : d + 2]
     return outer == 1 or (tensor.extents[d + 1] == inner and outer * inner <= MAX_COORDINATE)
 
 
 def merge(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors with as many neighbouring dimensions merged as the layout of all of them allows.
-    All tensors broadcast to the last one.
+    """The tensors with neighbouring dimensions merged, as far as the layout of all tensors allows.
+    All tensors are broadcast to the shape of the last one.
     """
     rank = len(tensors[-1].shape)
     parts = [widen(t, rank) for t in tensors]

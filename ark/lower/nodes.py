@@ -21,11 +21,10 @@ from ark.plan.groups import Group
 
 
 def begins_alone(graph: Graph) -> bool:
-    """True where a rank may begin its next iteration before its peers have ended the current one.
-    Waits across iterations then prevent data from being overwritten before a peer has read it.
-
-    All ranks of a model get the same result, because an op that needs a common begin of iterations
-    is in the graphs of all ranks.
+    """True if a rank may begin its next iteration before its peers have ended the current one. Then
+    waits across iterations prevent data from being overwritten before a peer has read it. All ranks
+    of a model get the same result: an op that requires all ranks to begin iterations together is in
+    the graphs of all ranks.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
     lockstep = any(registry.get(n.type).iteration_barrier for n in nodes)
@@ -34,7 +33,7 @@ def begins_alone(graph: Graph) -> bool:
 
 
 def meets_peers(graph: Graph) -> bool:
-    """True where the graph has an op in which all ranks take part."""
+    """True if the graph has an op in which all ranks take part, such as an all-reduce."""
     return any(registry.get(n.type).all_ranks for n in graph.nodes if not n.virtual)
 
 
@@ -72,8 +71,8 @@ def lower_nodes(
 
 
 def _followed(lowering: Lowering, node: Node) -> None:
-    """Raises PlanError if the node's hints ask for a tile and the op's tasks were not cut
-    accordingly.
+    """Raises PlanError if the user's hints for the node set a tile, but the tasks that its lowering
+    has emitted do not have this tile.
     """
     asked = node.hints is not None and (node.hints.tile or node.hints.tasks)
     if asked and not lowering.cut:
@@ -86,13 +85,13 @@ def _followed(lowering: Lowering, node: Node) -> None:
 def _break_aliasing(
     lowering: Lowering, node: Node, aliasing: Aliasing
 ) -> tuple[Node, list[tuple[Tensor, Tensor]]]:
-    """The node with temporaries in place of outputs that share memory with an input, and the pairs
-    of tensors (temporary, output) to copy afterwards.
+    """Replaces outputs of a node that share memory with an input by temporary tensors. Returns the
+    changed node, and pairs (temporary, output) that must be copied afterwards.
 
     Tasks of one op run in any order, so a task must not overwrite an element that another task
-    still reads. No temporary is needed if an output is exactly the memory of an input and each
-    output element depends on input elements at its own position only (aliasing "exact" for all
-    inputs, "first" for the first input).
+    still reads. No temporary is needed if an output is exactly the memory of an input, and each
+    output element depends only on the input elements at the same position. aliasing: "exact" if all
+    inputs of the op are read in this way, "first" if only the first input is.
     """
     safe = {"exact": len(node.inputs), "first": 1}.get(aliasing, 0)
     outputs, moves = [], []

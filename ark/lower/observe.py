@@ -61,9 +61,10 @@ def show_pass(name: str, before: Graph, after: Graph) -> None:
 
 
 def cuts_text(groups: Sequence[Group]) -> str:
-    """A line of text for each set of ops that are tiled equally. It has the ops' task kind, the
-    shapes of their first three operands, the shape of a tile, the number of parts into which k is
-    split, and the number of tasks.
+    """Describes how ops are tiled, in one line of text for each set of ops that are tiled equally.
+    A line has the ops' names, their task kind, the shapes of their first three operands, the shape
+    of a tile, the number of parts into which k (the summed dimension of a matmul) is divided, and
+    the number of tasks.
     """
     names: dict[str, list[str]] = {}
     for group in groups:

@@ -1,9 +1,8 @@
-"""Checks and allocations of the host for each call of a kernel, in as few steps as possible.
-
-It checks whether a call's tensors fit the plan and whether fixed tensors are still at the same
-addresses, and it allocates results. If look.py is available, it makes the checks in one step.
-torch's own compiler has a C++ function that allocates tensors, which is used here; in builds of
-torch without it, a public function is used. Called by program.py.
+"""The work of the host in each call of a kernel on torch's tensors, in as few steps as possible: it
+checks whether the call's tensors fit the plan and whether fixed tensors (parameters) are still at
+the same addresses, and it allocates results. If look.py is available, it makes the checks in one
+step. Tensors are allocated by a C++ function of torch's own compiler; in builds of torch without
+this function, by a public function of torch. Called by program.py.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from ark.interop.torch.values import Value
 
 
 class Fixed:
-    """The inputs that are the same tensors in nearly every call (parameters). which: their
-    indices.
+    """The inputs of a kernel that are the same tensors in nearly every call (parameters). which:
+    the indices of these inputs.
     """
 
     def __init__(self, which: Sequence[int]) -> None:
@@ -32,13 +31,13 @@ class Fixed:
         self._pick = itemgetter(*self.which) if len(self.which) > 1 else None
 
     def learn(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Records their addresses and strides."""
+        """Records the addresses and strides of the fixed inputs."""
         self.addresses = {i: inputs[i].data_ptr() for i in self.which}
         self._strides = [inputs[i].stride() for i in self.which]
 
     def lie(self, inputs: list[torch.Tensor]) -> bool:
-        """True if the inputs are at the recorded addresses, with the recorded strides, and their
-        memory has their plain values (not negated or conjugated).
+        """True if the fixed inputs are at the recorded addresses, with the recorded strides, and
+        the bytes in memory are their values (not negated or conjugated).
         """
         if not self.which:
             return True
@@ -60,8 +59,9 @@ def kinds(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
 def makers(
     outputs: Sequence[Any], memory: Sequence[Memory | None] | None, device: torch.device
 ) -> list[Callable[[], Any]]:
-    """For each output, a function that returns a new tensor for it, or the output itself if it is
-    known beforehand. memory: the strides of each output; by default all are contiguous.
+    """A function for each output. If the output is a tensor that the kernel computes, the function
+    returns a new tensor for it; if the output is a constant, the function returns the constant.
+    memory: the strides of each output; by default all outputs are contiguous.
     """
     strides = memory or [None] * len(outputs)
     return [

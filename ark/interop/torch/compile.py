@@ -35,8 +35,8 @@ from ark.interop.torch.strides import read_by_strides
 
 
 class _Support(OperatorSupportBase):
-    """Answers the partitioner's question which nodes ark supports, and records the reasons for the
-    others. stay: nodes that stay in torch because code reads their strides.
+    """Tells torch's partitioner which nodes ark supports, and records for each other node the
+    reason why it is not supported. stay: nodes that stay in torch because code reads their strides.
     """
 
     def __init__(self, stay: Iterable[fx.Node]) -> None:
@@ -49,9 +49,9 @@ class _Support(OperatorSupportBase):
 
 
 def _elsewhere(node: fx.Node) -> str | None:
-    """The reason why a node whose tensors are not on ark's device stays in torch, or None.
-    Constants are moved to the device once, and tensors without dimensions in every call, as torch
-    itself does.
+    """The reason why a node stays in torch because its tensors are not on ark's device; None if it
+    need not. Constants do not count: they are moved to the device once. Tensors without dimensions
+    do not count either: they are moved in every call, as torch itself does.
     """
     moved = [n for n in node.all_input_nodes if n.op == "get_attr"]
     read = [v for n in node.all_input_nodes if n not in moved for v in results_of(n)]
@@ -63,9 +63,8 @@ def _elsewhere(node: fx.Node) -> str | None:
 
 
 def _copies_number(node: fx.Node) -> bool:
-    """True if the node copies a constant without dimensions, which other nodes of the graph read.
-    Assigning a number to a slice of a tensor (x[0] = 2.0) creates such a constant. Tracing makes it
-    on the CPU.
+    """True if the node copies a constant without dimensions to the device. Assigning a number to a
+    slice of a tensor (x[0] = 2.0) creates such a constant, which tracing makes on the CPU.
     """
     if name_of(node.target) != "lift_fresh_copy.default":
         return False
@@ -77,7 +76,9 @@ def _copies_number(node: fx.Node) -> bool:
 
 
 class _Kernel(torch.nn.Module):
-    """A kernel that replaces a part of a torch graph."""
+    """A kernel that replaces a part of a torch graph, in the form of a module that the graph
+    calls.
+    """
 
     def __init__(self, program: Program, single: bool) -> None:
         super().__init__()
@@ -100,12 +101,12 @@ def compile_graph(
     graph's own form.
 
     fixed: indices of inputs that are the same tensors in nearly every call. guarded: the caller
-    ensures that the inputs have the properties of the first call's. by_torch: the inputs come from
-    torch's operators, as do those between the parts of a graph (for guarded and by_torch see
-    Program). visible: how many of the results a caller sees (default: all); the others are for the
-    backward graph only. A graph with varying sizes is compiled once for each combination of sizes.
-    If some operators stay in torch, or if one kernel would take long to compile (parts.py), the
-    graph is called part by part.
+    ensures that the inputs have the properties of the first call's. by_torch: the inputs are
+    results of torch's operators, as are the values that pass between the parts of a graph (for
+    guarded and by_torch see Program). visible: the number of results that a caller sees, by default
+    all; the results after them are for the backward graph only. A graph with varying sizes is
+    compiled once for each combination of sizes. If some operators stay in torch, or if one kernel
+    would take long to compile (parts.py), the graph is called part by part.
     """
     if any(varies(e) for e in examples) or any(varies(v) for v in values(module)):
         return _Sized(module, fixed, by_torch)
@@ -148,7 +149,7 @@ def compile_graph(
 
 
 def _copied(module: fx.GraphModule, support: _Support) -> fx.GraphModule:
-    """A copy of the graph for the partitioner, which changes its graph. The nodes in `support` are
+    """A copy of the graph, which the partitioner may change. The nodes that `support` refers to are
     replaced by the copy's nodes.
     """
     graph = fx.Graph()
@@ -192,8 +193,8 @@ def varies(value: Any) -> bool:
 
 
 class _Sized:
-    """A graph with varying sizes. There is one kernel for each combination of sizes that is called.
-    Sizes are rounded up if the graph permits it (buckets.py).
+    """A graph whose tensors have varying sizes. It is compiled to one kernel for each combination
+    of sizes with which it is called. Sizes are rounded up if the graph permits it (buckets.py).
     """
 
     def __init__(self, module: fx.GraphModule, fixed: Sequence[int], by_torch: bool) -> None:
@@ -244,7 +245,9 @@ class _Sized:
 
 
 class _OfTensors:
-    """A compiled graph, which is called without the arguments that were sizes."""
+    """A graph that was compiled for fixed sizes. A call omits the arguments of the original graph
+    that are sizes.
+    """
 
     def __init__(self, run: Callable[..., Any], tensors: Sequence[int]) -> None:
         self.run, self._tensors = run, tensors

@@ -1,8 +1,8 @@
 """Rewrites concatenations of growing lists of tensors, as in DenseNet (Huang et al. 2017), so that
-each begins with the result of the previous one. Called by compile.py.
-
-Fewer tensors are then still to be read at a place between two kernels (parts.py), and all of these
-concatenations can be stored in one buffer (ark.lower.rewrite.image_concats).
+each concatenation begins with the result of the previous one: cat(a, b, c) after x = cat(a, b)
+becomes cat(x, c). Fewer tensors must then be kept from one kernel to the next (parts.py), and all
+of these concatenations can be stored in one buffer (ark.lower.rewrite.image_concats). Called by
+compile.py.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def nest_concats(module: fx.GraphModule) -> None:
 
 
 def _read(node: fx.Node) -> tuple[Sequence[fx.Node], int]:
-    """The tensors that a node concatenates, and the dimension. No tensors if their element types
-    differ or if one of them may be left out, because it has a single dimension.
+    """The tensors that a node concatenates, and the dimension along which it does. The list is
+    empty if the element types differ, or if a tensor has a single dimension, because torch ignores
+    such a tensor when it is empty.
     """
     tensors = cast(Sequence[fx.Node], node.args[0])
     values = [v for n in tensors for v in results_of(n)]

@@ -1,9 +1,7 @@
-"""Computes tensors that are filled part by part and depend on no input once, when a torch graph is
-compiled.
-
-An example is the mask of shifted windows, which a model fills region by region, with dozens of
-small ops for a few numbers. Constants that follow from indices alone stay in the graph: the
-compiler recognises causal masks among them. Called by compile.py.
+"""Computes constant tensors once, when a torch graph is compiled, if the graph fills them part by
+part. An example is the mask of shifted windows, which a model fills region by region, with dozens
+of small ops for a few numbers. Constants that the graph computes from indices (arange) stay in the
+graph, because the compiler recognises causal masks among them. Called by compile.py.
 """
 
 from __future__ import annotations
@@ -17,7 +15,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from ark.interop.torch.graph import held, name_of, results_of
 
 MAX_BYTES = 1 << 20  # a larger constant is computed in each call, which needs no memory for it
-# Operators that read only the shape of their argument, with the value that fills their result.
+# Operators that create a tensor in the shape of their argument and fill it with one value, with
+# this value.
 FILLS = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
 # Operators that write to a part of a tensor.
 WRITES = ("slice_scatter", "select_scatter", "diagonal_scatter", "index_put", "scatter")
@@ -57,7 +56,7 @@ def _small(node: fx.Node) -> bool:
 
 
 def _filled(node: fx.Node) -> torch.Tensor | None:
-    """The result of an operator that fills a tensor of its argument's type; None for others."""
+    """The result of a node with an operator of FILLS; None for any other node."""
     value, number = results_of(node)[0], FILLS.get(name_of(node.target).partition(".")[0])
     if number is None:
         return None
@@ -65,7 +64,7 @@ def _filled(node: fx.Node) -> torch.Tensor | None:
 
 
 def _depends_on(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:
-    """True if the node always has the same result, which follows from known tensors alone."""
+    """True if the result of the node is constant, because it depends only on tensors in `known`."""
     if not name_of(node.target) or node.is_impure():
         return False
     random = torch.Tag.nondeterministic_seeded in cast(Any, node.target).tags
@@ -73,14 +72,16 @@ def _depends_on(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:
 
 
 def _is_filled(node: fx.Node, filled: dict[fx.Node, torch.Tensor]) -> bool:
-    """True if the node or one that it depends on writes a part of a tensor."""
+    """True if an operator of WRITES, which writes a part of a tensor, computes the node or a node
+    on which it depends.
+    """
     writes = name_of(node.target).partition(".")[0] in WRITES
     return writes or any(n in filled for n in node.all_input_nodes)
 
 
 def _is_read(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:
-    """True if a node that is not known reads the node. False if the node is a result of the graph,
-    because a caller may change it.
+    """True if a node whose result is not constant reads this node. False if the node is a result of
+    the graph: a caller may change a result, so it cannot be a constant.
     """
     readers = {n for n in node.users if n not in known}
     return bool(readers) and "output" not in {n.op for n in readers}
@@ -94,7 +95,7 @@ def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
 
 
 def _hold(module: fx.GraphModule, node: fx.Node, value: torch.Tensor) -> None:
-    """Replaces the node by a tensor that the module holds."""
+    """Replaces a node by a constant tensor, which the module holds from now on."""
     name = f"_folded_{node.name}"
     module.register_buffer(name, value)
     with module.graph.inserting_before(node):

@@ -231,7 +231,10 @@ def _addcdiv(call: Call, x: Value, a: Value, b: Value, value: float = 1) -> Any:
 
 @operator("lerp.Scalar", "lerp.Tensor")
 def _lerp(call: Call, x: Value, y: Value, weight: Any) -> Any:
-    """Interpolates from the nearer end, as torch does: the other sum loses a small end."""
+    """Linear interpolation between x and y. For weights below 1/2 it is x + w (y - x), otherwise y
+    - (1 - w) (y - x), as in torch; one formula for all weights would lose digits of the smaller
+    end.
+    """
     step = ark.sub(y.tensor, x.tensor)
     if isinstance(weight, Value):
         share = cast(weight, call.dtype)
@@ -248,7 +251,7 @@ def _hypot(call: Call, x: Value, y: Value) -> Any:
     return ark.hypot(x.tensor, y.tensor)
 
 
-# The operators that work elementwise on operands that are broadcast together.
+# The operators that work element by element, on operands that are broadcast to one shape.
 _MODULES = (__name__, comparisons.__name__, creation.__name__)
 _INDICES = ("arange.start_step", "arange.default", "arange.start")
 ELEMENTWISE = frozenset(n for n, f in TABLE.items() if f.__module__ in _MODULES) - {*_INDICES}

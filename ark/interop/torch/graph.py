@@ -1,9 +1,9 @@
 """Converts a torch graph of ATen operators to a graph of ark, and determines which nodes cannot be
 converted and why.
 
-Before anything is built, each node is converted on its own, with tensors of torch's shapes. If this
-trial raises an error, the node stays in torch, and the error is the reason. Called by compile.py
-and program.py.
+As a trial before the graph is built, each node is converted on its own, with tensors of the shapes
+that torch computed. If the trial raises an error, the node stays in torch, and the error is the
+reason. Called by compile.py and program.py.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from ark.interop.torch.values import TABLE, Call, Value, fitted, input_of
 
 
 def drop_checks(module: fx.GraphModule) -> None:
-    """Removes nodes that only assert facts which torch's shape propagation has already proven, and
-    views by strides that do not change the tensor's strides, as pools over whole images have.
+    """Removes nodes that change nothing: assertions of facts that torch's shape propagation has
+    already proven, and views by strides that have the same strides as their tensor, which pools
+    over whole images create.
     """
     for node in list(module.graph.nodes):
         if _same_view(node):
@@ -43,9 +44,9 @@ def drop_checks(module: fx.GraphModule) -> None:
 
 
 def _same_view(node: fx.Node) -> bool:
-    """True if the node is a view by strides that has exactly the elements of its tensor, in order.
-    False if the view is a result of the graph, because a caller may need its strides along
-    dimensions of one element.
+    """True if the node is a view by strides (as_strided) that has exactly the elements of its
+    tensor, in the same order. False if the view is a result of the graph: its strides along
+    dimensions of one element may differ, and a caller may read them.
     """
     if name_of(node.target) != "as_strided.default" or any(n.op == "output" for n in node.users):
         return False
@@ -63,8 +64,8 @@ def _same_view(node: fx.Node) -> bool:
 
 
 def name_of(target: Any) -> str:
-    """The name of an overload in the table: "add.Tensor" for ATen's, "ark.attention.default" for
-    ark's own. Empty for anything else.
+    """The name of an operator in the table of operators: "add.Tensor" for an overload of ATen,
+    "ark.attention.default" for an operator of ark. Empty for any other target.
     """
     if isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "ark"):
         return str(target).removeprefix("aten.")
@@ -94,7 +95,7 @@ def _known(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def _used(node: fx.Node) -> list[bool]:
-    """For each result of a node, True if it is used."""
+    """For each result of a node, True if another node or the caller uses it."""
     results = results_of(node)
     if not _several(node):
         return [True]
@@ -152,8 +153,8 @@ def why_not(node: fx.Node) -> str | None:
 
 @dataclass
 class Built:
-    """A converted graph. inputs: in the torch graph's order. results: values, or constants that
-    were known at conversion (None, numbers).
+    """A converted graph. inputs: values in the order of the torch graph's inputs. outputs: values,
+    or constants that were known at conversion (None, numbers).
     """
 
     model: ark.Model
@@ -193,8 +194,9 @@ def apply(
     given: Sequence[Value],
     within: Callable[[fx.Node], AbstractContextManager[Any]] = nullcontext,
 ) -> list[Any]:
-    """Converts a module that holds no tensors, with the given values of the current model as its
-    inputs. Returns its results. within: returns the context in which a node is built.
+    """Adds the ops of a module that holds no tensors to the current model. given: values of the
+    current model for the module's inputs. within: a function that returns the context in which a
+    node is built. Returns the module's results.
     """
     places = [node for node in module.graph.nodes if node.op == "placeholder"]
     return _walk(module, dict(zip(places, given, strict=True)), within)

@@ -2,11 +2,11 @@
 launch, with PopTorch's options (deviceIterations, replication, gradient accumulation, output modes,
 pipeline blocks).
 
-Iterations, replicas and accumulated batches use consecutive rows of a call's inputs. An iteration
-selects its rows by a counter on the device, without the host. Replicas and accumulated batches are
-copies of the graph within an iteration; they share parameters. Replicas are divided among the ranks
-of a job. A rank is called with the rows of its own replicas, and its kernel sums gradients with
-those of the other ranks.
+An input of a call has rows for all iterations, replicas and accumulated batches, one after another.
+An iteration selects its rows by a counter on the device, without the host. Replicas and accumulated
+batches are copies of the graph within an iteration; they share parameters. Replicas are divided
+among the ranks of a job. A rank is called with the rows of its own replicas, and its kernel sums
+gradients with those of the other ranks.
 """
 
 from __future__ import annotations
@@ -174,7 +174,9 @@ class Executor:
         return [*(held[name] for name in self._buffers if name in held), *trained]
 
     def _examples(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The rows of one batch, with which the module is exported."""
+        """The inputs of one batch, cut from the inputs of a call: the examples with which the
+        module is exported.
+        """
         parts = self.options.device_iterations * self.options.shares
         rows = {t.shape[0] if t.dim() else 0 for t in given}
         if len(rows) != 1 or not min(rows) or min(rows) % parts:
@@ -228,8 +230,9 @@ class _Builder:
         return Program(model, given, outputs, tensors, members=members)
 
     def _values(self) -> dict[str, Value]:
-        """Values for parameters, buffers and constants, by the name of their placeholder. Names of
-        the same tensor (tied weights) have one value.
+        """Values for parameters, buffers and constants, by the name of their placeholder in the
+        exported graph. If several names refer to one tensor (tied weights), they have the same
+        value.
         """
         specs = [
             spec
@@ -248,7 +251,7 @@ class _Builder:
         return {spec.arg.name: known[t] for spec, t in zip(specs, kept.tensors, strict=True)}
 
     def _rows(self, value: Value) -> Value:
-        """This iteration's rows of an input (iterations, rows, ...)."""
+        """The rows of the running iteration. value: an input of shape (iterations, rows, ...)."""
         count, *shape = value.shape
         if self.at is None:
             rows = value.tensor
@@ -258,7 +261,10 @@ class _Builder:
         return Value(tuple(shape), value.dtype, ark.reshape(rows, shape))
 
     def _share(self, rows: Sequence[Value], kept: dict[str, Value]) -> list[Value]:
-        """The module's results for one batch. What it writes to buffers is added to the graph."""
+        """Adds the module's ops for one batch to the graph and returns the module's results. If the
+        module writes buffers, these writes are added too. rows: the inputs of the batch. kept:
+        values of parameters, buffers and constants.
+        """
         given = iter(rows)
         signature = self.exported.graph_signature
         values = [
@@ -307,8 +313,9 @@ class _Builder:
         return self.rates.step(total, count, values, self.stages)
 
     def _result(self, parts: Sequence[Value]) -> Value:
-        """A result in the form in which it is returned, in memory of its own. parts: the result by
-        batch.
+        """Writes a result to memory that a call returns, as options.output_mode states: of all
+        iterations, the last one, every n-th, or their sum. parts: the result of each batch of the
+        running iteration.
         """
         count, every = self.options.device_iterations, self.options.every
         first = parts[0]
@@ -357,8 +364,8 @@ def _in_place(name: str, tensor: torch.Tensor) -> None:
 
 
 def _part(batch: Value, share: int, shares: int) -> Value:
-    """The rows of one of the `shares` batches of an iteration. batch: the rows of all its batches,
-    one batch after the other. share: the number of the batch.
+    """The rows of one batch of an iteration. batch: the rows of all `shares` batches of the
+    iteration, one batch after another. share: the number of the batch.
     """
     rows = batch.shape[0] // shares
     shape = (rows, *batch.shape[1:])
@@ -368,8 +375,8 @@ def _part(batch: Value, share: int, shares: int) -> Value:
 
 
 def inference_model(module: torch.nn.Module, options: Options | None = None) -> Executor:
-    """The module in eval mode; parts of a module in this mode keep their own modes. A call is one
-    launch of options.device_iterations iterations.
+    """The module in eval mode; parts of a module in this mode keep their own modes. Each call of
+    the result is one launch with options.device_iterations iterations.
     """
     return Executor(module, options)
 

@@ -14,10 +14,12 @@ from ark.errors import InvalidUsageError
 
 
 class Kept:
-    """Tensors of a module by name, and where the module holds them now.
+    """The tensors of a module that a kernel reads, by name, with the places at which the module
+    refers to them, so that a replaced tensor is noticed.
 
-    names: as named_parameters and named_buffers state them, or names of `constants`. missing: those
-    that are neither. tensors: those that the kernel reads; `checked` returns what follows them.
+    names: names as in named_parameters and named_buffers, or keys of `constants`. missing: those of
+    the given names that are none of these. tensors: the tensors that the kernel reads at present.
+    `checked` returns the module's tensors after a replacement.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class Kept:
         self._kinds = [(t.shape, t.dtype) for t in self.tensors]
 
     def now(self) -> list[Any]:
-        """The tensors that the module has now; None for one that was removed."""
+        """The tensors to which the module refers now; None for a tensor that was removed."""
         return list(map(dict.get, self._owners, self._keys))
 
     def same(self) -> bool:

@@ -1,5 +1,6 @@
-"""Times of many iterations of a program, on the tensors of its last call, which are kept for this.
-Between two programs of a model they are freed otherwise. Called by ark.interop.torch.program and
+"""Measures the time per iteration of a program, by launching many iterations on the tensors of the
+program's last call. These tensors must still be alive, so they are kept within `kept_tensors`;
+otherwise a model frees the tensors between its programs. Called by ark.interop.torch.program and
 ark.cli.measure.modules.
 """
 

@@ -1,9 +1,10 @@
 // Checks the tensors of a call in one native function, because checks in Python would take longer
-// than the kernel: whether tensors that must not move (such as parameters) still have their
-// addresses, and at which addresses the others are. Compiled and called by look.py. A tensor's
-// Python object contains torch's handle of the tensor, an at::Tensor, at an offset that look.py
-// determines. All else uses torch's C interface (aoti_torch/c/shim.h), whose functions are passed
-// as addresses.
+// than the kernel. It checks whether tensors that must not move (such as parameters) still have
+// their addresses, and returns the addresses of all other tensors. Compiled and called by look.py.
+//
+// A tensor's Python object contains torch's handle of the tensor, an at::Tensor, at an offset that
+// look.py determines. Everything else is read through torch's C interface (aoti_torch/c/shim.h),
+// whose functions are passed as addresses.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
@@ -41,7 +42,7 @@ struct Kind {
 struct Known {
   Py_ssize_t place;
   PyTypeObject* type;
-  void* address;  // of a tensor that must not move
+  void* address;  // the address of a tensor that must not move
   Kind kind;
 };
 
@@ -88,8 +89,8 @@ struct Look {
            size >= begin * kind.itemsize + kind.nbytes && !torch.is_negative(h);
   }
 
-  // True if the tensor is of that kind. The layout is compared first, because torch returns no
-  // sizes or strides of a sparse tensor.
+  // True if the tensor has all properties of `kind`. The layout is compared first, because torch
+  // returns no sizes or strides of a sparse tensor.
   bool is(PyObject* object, const Kind& kind) const {
     Handle h = handle(object);
     int32_t layout, dtype, type, index;
@@ -104,8 +105,9 @@ const char NAME[] = "ark.look";
 
 void drop(PyObject* capsule) { delete static_cast<Look*>(PyCapsule_GetPointer(capsule, NAME)); }
 
-// look(tensors): the addresses of the tensors that may move. None if a tensor differs from those
-// for which `look` was created, or if its bytes are not its values (the negative bit is set).
+// look(tensors): returns the addresses of the tensors that may move. Returns None if a tensor
+// differs from the tensors for which `look` was created, or if its bytes are not its values (the
+// negative bit is set).
 PyObject* look(PyObject* capsule, PyObject* given) {
   const Look& my = *static_cast<Look*>(PyCapsule_GetPointer(capsule, NAME));
   if (!PyList_Check(given) || PyList_Size(given) != my.given) Py_RETURN_NONE;
@@ -138,8 +140,9 @@ PyObject* look(PyObject* capsule, PyObject* given) {
 PyMethodDef LOOK = {"look", look, METH_O, nullptr};
 
 // looker(functions, offset, tensors, sizes): creates a function `look` for calls with tensors like
-// these. functions: the addresses of torch's functions. offset: of the handle in a Python object.
-// sizes: the bytes of each tensor that may move, and -1 for each tensor that must not.
+// `tensors`. functions: the addresses of torch's functions. offset: the position of the handle in a
+// Python object. sizes: the bytes of each tensor that may move; -1 for each tensor that must not
+// move.
 PyObject* looker(PyObject*, PyObject* words) {
   PyObject *functions, *tensors, *nbytes;
   Py_ssize_t offset;

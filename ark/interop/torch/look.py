@@ -1,10 +1,10 @@
 """Checks the tensors of a kernel's call with one call of a compiled function.
 
-Fixed tensors must be at the same addresses as before, with the same strides; the others must have
-the kernel's shapes and types, and their addresses are returned. The function uses torch's C
-interface and is compiled once (look.cpp). For 122 tensors it takes a quarter of the time of torch's
-Python functions. Without a compiler, or if torch lacks that interface, the Python functions are
-used (calls.py). Called by program.py.
+Fixed tensors (parameters) must be at the same addresses as before, with the same strides. All other
+tensors must have the kernel's shapes and types; their addresses are returned. The function uses
+torch's C interface and is compiled once (look.cpp). For 122 tensors it takes a quarter of the time
+of torch's Python functions. Without a compiler, or if torch lacks that interface, the Python
+functions are used (calls.py). Called by program.py.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ WORDS = range(2, 4)  # words after an object's header that may be the handle
 
 
 def nothing(tensors: list[torch.Tensor]) -> None:
-    """A check that always returns None, so that the caller makes all checks in Python."""
+    """Stands in for the compiled check: it always returns None, so that the caller makes all checks
+    in Python.
+    """
 
 
 def looker(tensors: Sequence[torch.Tensor], moving: Sequence[int]) -> Look:
-    """Returns a function of a call's tensors. It returns the addresses of the moving tensors, or
-    None if anything has changed: type, shape, strides, dtype, device or layout of a moving tensor,
-    or the address, shape or strides of another one. It also returns None if the memory of a tensor
-    does not have its plain values. moving: the indices of the moving tensors.
+    """Returns a function that checks the tensors of a call. It returns the addresses of the moving
+    tensors. It returns None if the type, shape, strides, dtype, device or layout of a moving tensor
+    has changed, if the address, shape or strides of a fixed tensor has changed, or if the bytes of
+    a tensor are not its values (negated or conjugated). moving: the indices of the tensors that may
+    have another address in each call.
     """
     if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return nothing
@@ -63,8 +66,8 @@ def looker(tensors: Sequence[torch.Tensor], moving: Sequence[int]) -> Look:
 
 
 def _offset(tensor: torch.Tensor) -> int | None:
-    """The offset of the handle in a tensor's Python object. The handle is one word, the address of
-    the implementation.
+    """The offset of torch's handle in a tensor's Python object. The handle is one word that holds
+    the address of the tensor's implementation.
     """
     words = (ctypes.c_void_p * WORDS.stop).from_address(id(tensor))
     at = next((i for i in WORDS if words[i] == tensor._cdata), None)

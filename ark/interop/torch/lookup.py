@@ -1,5 +1,5 @@
-"""ATen operators that look up or replace elements by indices, which are computed at run time or
-known before.
+"""ATen operators that read or replace elements by indices. The indices are tensors, or constants of
+the graph.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Any:
-    """index_put, into which torch decomposes index_add and the gradient of an embedding. With
-    `accumulate`, rows are added in order.
+    """Converts index_put, into which torch decomposes index_add and the gradient of an embedding.
+    With `accumulate`, the values are added to the elements in the order of their rows.
     """
     table, at, axis = _as_one_index(x, indices)
     before, after = table.ir.shape[:axis], table.ir.shape[axis + 1 :]

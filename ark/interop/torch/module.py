@@ -33,15 +33,17 @@ WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
 class Module(torch.nn.Module):
-    """A torch module that computes in one kernel and uses the module's parameters in place.
+    """A torch module that computes the same as another torch module, in one kernel, and uses the
+    other module's parameters in place.
 
-    module: exported for `example`, a tuple of tensors, with torch.export. Called like the module;
-    inference only. dynamic_shapes: sizes that may vary, with their bounds, in torch.export's form;
-    there is one kernel for each size that is called. The kernel reads the module's parameters and
-    buffers in place: it sees later writes to them, their moves to other memory (`to`, `weight.data
-    = ...`), and their replacement (`load_state_dict(assign=True)`). Raises InvalidUsageError if the
-    shapes or types of a call or of a parameter differ from these, and if torch.export cannot follow
-    the module; UnsupportedError with every operator that ark lacks and the reasons.
+    module: the original, which torch.export exports for `example`, a tuple of tensors. The result
+    is called like the original, for inference only. dynamic_shapes: sizes that may vary, with their
+    bounds, in torch.export's form; there is one kernel for each size that is called. The kernel
+    reads the module's parameters and buffers in place: it sees later writes to them, their moves to
+    other memory (`to`, `weight.data = ...`), and their replacement
+    (`load_state_dict(assign=True)`). Raises InvalidUsageError if the shapes or types of a call or
+    of a parameter differ from these, and if torch.export cannot follow the module; UnsupportedError
+    with every operator that ark lacks and the reasons.
 
     Examples:
         >>> linear = torch.nn.Linear(8, 2)
@@ -156,7 +158,7 @@ def _in_place(tensor: torch.Tensor) -> bool:
 
 
 def _kept(module: torch.nn.Module, exported: Any) -> Kept:
-    """The module's parameters, buffers and constants, in the graph's order."""
+    """The module's parameters, buffers and constants, in the order of the graph's inputs."""
     where = torch_device()  # tracing creates constants on the CPU
     specs = [s for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT]
     constants = {
@@ -179,8 +181,8 @@ def _constants(signature: Any) -> list[int]:
 
 
 def _without(graph: fx.GraphModule, constants: Sequence[int], first: int) -> fx.GraphModule:
-    """A copy of the graph without the inputs in `constants`. It is a copy because torch.export
-    checks calls against its own graph.
+    """A copy of the graph without the inputs number `constants`, which are not tensors. It is a
+    copy because torch.export checks calls against the original graph.
     """
     if not constants:
         return graph

@@ -31,8 +31,8 @@ _VIEWS = (
     "flatten.using_ints",
 )
 def _view(call: Call, x: Value, *_: Any, **__: Any) -> Any:
-    """Operators that change only the shape. The caller converts the tensor to the shape of the
-    result.
+    """Converts operators that change only the shape. Returns the tensor itself, which the caller
+    then converts to the shape of the result.
     """
     return x.tensor
 
@@ -45,7 +45,9 @@ def _permute(call: Call, x: Value, order: Sequence[int]) -> Any:
 
 
 def _turned(x: Value, order: Sequence[int]) -> Any:
-    """A transposition. If only dimensions of one element change places, it is a view."""
+    """Converts a transposition. If only dimensions of one element change places, it needs no op and
+    is a view.
+    """
     moved = [d for d in order if x.shape[d] > 1]
     if moved == sorted(moved):
         return ark.reshape(x.tensor, [x.shape[d] for d in order])
@@ -141,8 +143,8 @@ def _stack(call: Call, values: Sequence[Value], dim: int = 0) -> Any:
 
 
 def _pairs(pads: Sequence[int], rank: int) -> list[tuple[int, int]]:
-    """torch's pads, in which the last dimension comes first, as pairs (before, after) by
-    dimension.
+    """The paddings of an operator as pairs (before, after), the first dimension first. pads:
+    torch's list, in which the last dimension comes first.
     """
     pairs = [(0, 0)] * rank
     for place in range(len(pads) // 2):
@@ -194,7 +196,9 @@ def _roll(call: Call, x: Value, shifts: Any, dims: Any = ()) -> Any:
 
 @operator("unfold.default")
 def _unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Any:
-    """Windows along a dimension. The elements of a window form the last dimension of the result."""
+    """Converts unfold: overlapping windows along a dimension. The elements of a window form the
+    last dimension of the result.
+    """
     if not x.shape:
         raise refuse("unfold of a tensor without dimensions")
     axis, rank = axis_of(dimension, len(x.shape)), len(x.shape)

@@ -17,8 +17,9 @@ from ark.interop.torch.values import Value, input_of
 
 
 class Rates:
-    """An optimizer of torch. A kernel reads its learning rates at every call; everything else must
-    stay as it was. The state (moments) is stored by the kernel and not by the optimizer.
+    """Reads the settings of a torch optimizer for a kernel. The learning rates are read at every
+    call; every other setting must keep the value that it had when the kernel was compiled. The
+    optimizer's state (moments) is stored by the kernel, not by the torch object.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:

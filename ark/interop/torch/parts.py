@@ -1,11 +1,11 @@
 """Divides large graphs into parts, each of which becomes a kernel of its own.
 
 On some machines products are inlined into a kernel's loop, and the time to compile the loop grows
-with the square of their number (`Dialect.joint_products`). Kernels of parts compile side by side.
-A part ends where few bytes of results are still to be read, because these pass through torch's
-memory. Images between convolutions pass it with channels as the last dimension, because most
-kernels of convolutions read and write them so (ark.lower.rewrite.channels_last). Called by
-compile.py.
+with the square of their number (`Dialect.joint_products`). Kernels of parts compile side by side. A
+part ends at a place where the results that later operators read have few bytes, because these
+results pass through torch's memory. Images that pass from one part to another between convolutions
+have channels as the last dimension, because most kernels of convolutions read and write images in
+this layout (ark.lower.rewrite.channels_last). Called by compile.py.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def joint_products() -> int:
 
 
 def part_starts(module: fx.GraphModule, most: int) -> list[int]:
-    """The indices, in the list of all operators, of the operators with which a new part begins, so
-    that a part has at most `most` different products. Empty if the graph stays whole: if it has
-    fewer products, or if an operator writes to its operands.
+    """The places at which a graph is divided: the indices, in the list of all operators, of the
+    first operator of each part after the first. A part has at most `most` different products. Empty
+    if the graph stays whole, because it has no more products than that, or because an operator
+    writes to its operands.
     """
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     if most < 1 or any(_writes(n) for n in calls):
@@ -73,8 +74,8 @@ def part_starts(module: fx.GraphModule, most: int) -> list[int]:
 
 
 def divided(module: fx.GraphModule, starts: Sequence[int]) -> fx.GraphModule:
-    """The module, changed so that each part is a module that it calls. starts: the result of
-    part_starts.
+    """Changes the module so that each part of it is a submodule that it calls, and returns it.
+    starts: the result of part_starts.
     """
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     bounds = [0, *starts, len(calls)]
@@ -88,7 +89,9 @@ def divided(module: fx.GraphModule, starts: Sequence[int]) -> fx.GraphModule:
 
 
 def _own_constants(module: fx.GraphModule, part: Sequence[fx.Node]) -> list[fx.Node]:
-    """Gives a part its own nodes for the constants that it reads, and returns these."""
+    """Copies the constants that a part reads, so that the part has nodes of its own for them.
+    Returns the new nodes.
+    """
     copies: dict[fx.Node, fx.Node] = {}
     for node in part:
         for source in [n for n in node.all_input_nodes if n.op == "get_attr"]:
@@ -100,8 +103,9 @@ def _own_constants(module: fx.GraphModule, part: Sequence[fx.Node]) -> list[fx.N
 
 
 def _pass_images(module: fx.GraphModule, parts: Sequence[list[fx.Node]]) -> None:
-    """Inserts transposes at both ends of each image that passes from one part with convolutions to
-    others: the part that computes the image returns it with channels as the last dimension.
+    """Changes the layout of images that pass from one part with convolutions to others, by a
+    transpose at both ends. The part that computes the image returns it with channels as the last
+    dimension.
     """
     convolves = [any(name_of(n.target) == CONVOLUTION for n in part) for part in parts]
     places = {node: i for i, part in enumerate(parts) for node in part}
@@ -154,8 +158,8 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _live_bytes(calls: Sequence[fx.Node]) -> list[float]:
-    """For each index in the list of operators: the bytes of earlier results that are read from
-    there on. Infinite where one of these is not a tensor.
+    """For each index in the list of operators: the bytes of results of earlier operators that
+    operators from this index on read. Infinite if one of these results is not a tensor.
     """
     places = {node: i for i, node in enumerate(calls)}
     begun: list[list[fx.Node]] = [[] for _ in range(len(calls) + 1)]

@@ -55,9 +55,10 @@ def planned(
 def _faster(
     plan: Plan, graph: Graph, machine: Machine, options: dict[str, Any]
 ) -> tuple[Plan, dict[str, Any]]:
-    """The plan and its options, or those of the variant with loading warps if it is predicted to
-    take less time. The planner compares only products, and in a part of a network these may be
-    small beside the transposes that only the other variant needs.
+    """Chooses between the given plan and a plan with the kernel variant that has loading warps, by
+    the predicted time. Returns the faster plan and its planner options. The planner's own choice
+    compares only the matmuls of a graph. In a part of a network these may take less time than the
+    transposes that only one of the variants needs.
     """
     loading = next((v.name for v in machine.variants if v.role(LOAD)), None)
     if loading is None or machine_of(plan).variant.role(LOAD):
@@ -71,9 +72,10 @@ def _faster(
 
 
 def _counting_on(machine: Machine, boxes: bool) -> Machine:
-    """The machine with only those variants whose launches can continue from one another, which are
-    the variants without operand stream: `block`, which reads operands in place, and `matrix`, which
-    loads boxes of matrices.
+    """The machine with only those kernel variants whose launches can continue from one another.
+    These are the variants without an operand stream (copies of weights that run ahead across
+    iterations): `block`, if it reads operands in place, and `matrix`, which loads boxes of
+    matrices.
     """
     first = block(machine.variants[0].role(COMPUTE))
     loads = [v for v in machine.variants if v.role(LOAD) and not v.stages and not v.role(MOVE)]

@@ -12,8 +12,9 @@ import ark
 from ark.interop.torch.values import Call, Value, operator, refuse
 
 TF32 = "tf32"
-# torch 2.9 and later name the precisions of fp32 matrix products. torch translates its older
-# switches to these names; reading an older switch fails if it cannot express the name that is set.
+# torch 2.9 and later set the precision of fp32 matrix products by name ("tf32", "ieee"). torch
+# still offers its older boolean switches, but reading one raises an error if it cannot express the
+# precision that is set.
 NAMED = hasattr(torch.backends.cudnn, "conv")
 
 

@@ -51,15 +51,15 @@ class Program:
     """A graph as a kernel on torch's tensors of fixed shapes. It is planned when it is created and
     compiled at the first call.
 
-    inputs: values in the caller's memory. outputs: values, or constants known beforehand. held:
-    tensors for the last inputs, the same in every call. fixed: indices of inputs that are the same
-    tensors in nearly every call (parameters), which is cheap to check. members: the job's ranks,
-    for a model of several; they create and call their programs together. guarded: the caller
-    ensures in every call that shapes, types and devices are those of the first, as Dynamo's guards
-    do. by_torch: inputs come from torch's operators, whose types torch's shape propagation may
-    state wrongly (statistics of 16-bit norms on a CPU); these inputs are converted. results: the
-    strides of the outputs, and which outputs a call returns; by default all, contiguous. compare:
-    see `planned`.
+    inputs: the graph's inputs, in memory of the caller. outputs: the graph's results, or constants
+    that are known beforehand. held: tensors that are the last inputs in every call. fixed: indices
+    of inputs that are the same tensors in nearly every call (parameters), which is cheap to check.
+    members: the job's ranks, if the model runs on several ranks, which create and call their
+    programs together. guarded: the caller ensures in every call that shapes, types and devices are
+    those of the first, as Dynamo's guards do. by_torch: inputs come from torch's operators, whose
+    types torch's shape propagation may state wrongly (statistics of 16-bit norms on a CPU); these
+    inputs are converted. results: the strides of the outputs, and which outputs a call returns; by
+    default all, contiguous. compare: see `planned`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Program:
         self._step = BOX_BYTES if loads else 1  # the alignment that inputs' addresses must have
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
         self._ids = [by_name.get(b.name) for b in self._buffers]
-        self._addresses: tuple[int, ...] = ()  # of moving tensors in the last call
+        self._addresses: tuple[int, ...] = ()  # addresses of moving tensors in the last call
         self._loose: list[int | None] = []  # plan buffers of moving tensors
         self._tables: dict[tuple[int, ...], int] = {}  # by earlier addresses of moving tensors
         self._replaced = 0
@@ -100,9 +100,9 @@ class Program:
         self._executor: Runner | None = None
         self._streamed: Streamed | None = None
         self._inline: InlineRuns | None = None
-        self._kinds: list[tuple[Any, ...]] | None = None  # of moving tensors in the last call
+        self._kinds: list[tuple[Any, ...]] | None = None  # kinds of the last call's moving tensors
         self._look: Look = nothing
-        self._converted: dict[int, torch.dtype] = {}  # by input: the type in which it is read
+        self._converted: dict[int, torch.dtype] = {}  # by input: the type to which it is cast
         self._where = torch_device()
         self._results = None if results is None or results.plain else results
         memory = None if results is None else results.memory
@@ -123,8 +123,9 @@ class Program:
         compare: bool = False,
     ) -> Program:
         """Creates a program from a torch graph of operators that ark supports. examples: tensors or
-        fake tensors, one per input. bound: by index, inputs that are held permanently; calls pass
-        the others. visible: how many results a caller sees; by default all. compare: see `planned`.
+        fake tensors, one per input. bound: tensors that are held for certain inputs, by the input's
+        index; calls pass the other inputs. visible: how many results a caller sees; by default all.
+        compare: see `planned`.
         """
         bound = bound or {}
         results = Results(module, visible)
@@ -145,7 +146,7 @@ class Program:
         return cls(built.model, inputs, outputs, held_now, *more)
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replaces the first held tensors by these."""
+        """Replaces the first held tensors, which are inputs in every call, by these."""
         with self._turn:
             self._held[: len(tensors)] = tensors
             self._kinds, self._look = None, nothing
@@ -184,8 +185,8 @@ class Program:
         return outputs if self._results is None else self._results.of(outputs)
 
     def _here(self, executor: Runner, iterations: int) -> None:
-        """Launches and waits. If the previous launch was short, the kernel runs on the calling
-        thread. (Ctrl-C then has to wait until the launch ends.)
+        """Launches the kernel and waits until it has ended. If the previous launch was short, the
+        kernel runs on the calling thread. (Ctrl-C then has to wait until the launch ends.)
         """
         inline = self._inline
         if inline is not None and iterations == 1 and inline.short():
@@ -194,8 +195,8 @@ class Program:
             executor.resume(iterations).wait()
 
     def _seen(self, inputs: list[Any]) -> list[torch.Tensor]:
-        """The moving tensors, or copies of them that the kernel can read. Called if anything
-        differs from the previous call.
+        """The inputs whose address may differ in each call (moving tensors), or copies of them that
+        the kernel can read. Called if anything differs from the previous call.
         """
         if len(inputs) != self._given:
             raise InvalidUsageError(f"expected {self._given} tensors, got {len(inputs)}")
@@ -293,7 +294,9 @@ class Program:
         return self._executor
 
     def _moved(self, addresses: tuple[int, ...]) -> None:
-        """Switches to the task table for these addresses. It is cached for later calls."""
+        """Makes the kernel use the task table for these addresses. The table is cached for later
+        calls with the same addresses.
+        """
         executor = self._executor
         each = zip(self._loose, addresses, strict=True)
         if not isinstance(executor, Executor):
@@ -312,9 +315,9 @@ class Program:
         self._tables[addresses] = table
 
     def _on_stream(self, addresses: tuple[int, ...], iterations: int) -> None:
-        """Launches after the work that the caller has queued, as DLPack's stream rule requires. If
-        the caller is capturing a graph, adds the launch to it, with a kernel that has its own
-        tables.
+        """Launches the kernel on the caller's stream, after the work that the caller has queued
+        there, as DLPack requires. If the caller is capturing a graph, the launch is added to the
+        graph, with a kernel that has tables of its own.
         """
         stream = torch._C._cuda_getCurrentRawStream(self._where.index)
         if torch._C._cuda_isCurrentStreamCapturing():
@@ -376,7 +379,9 @@ def torch_device() -> torch.device:
 
 
 def _in_order(value: Value, memory: Memory | None) -> Value:
-    """The value with its dimensions in the order in which memory has them."""
+    """The value with its dimensions permuted to the order in which they are in memory, the slowest
+    first.
+    """
     order = None if memory is None else memory.order
     if order is None or order == tuple(range(len(order))):
         return value
@@ -384,8 +389,8 @@ def _in_order(value: Value, memory: Memory | None) -> Value:
 
 
 def own(value: Value, taken: set[int]) -> Value:
-    """A result in memory of its own. It is a copy if the value is an input, a view, or an earlier
-    result. taken: the buffers of earlier results.
+    """A result in a buffer that no other value uses. It is a copy if the value is an input, a view,
+    or an earlier result. taken: the buffers of earlier results.
     """
     tensor = value.tensor.ir
     alone = tensor.buffer.arena == "activation" and tensor.nbytes == tensor.buffer.nbytes

@@ -12,13 +12,13 @@ from ark.ops.gradients.products import wide
 from ark.ops.reductions import squared_differences
 from ark.ops.scans import recurrence, sums_from
 
-MAX_SORTED_ELEMENTS = 8192  # of a row that is sorted as a whole
-# The fewest results of a topk for which a long row is divided into parts that are sorted
-# separately. Fewer results are found one after another in the whole row.
+MAX_SORTED_ELEMENTS = 8192  # a longer row is not sorted as a whole
+# The smallest k of a topk for which a long row is divided into parts that are sorted separately.
+# For a smaller k, the k elements are found one after another in the whole row.
 MIN_SORTED_RESULTS = 5
-MAX_ROW_PARTS = 1024  # of all rows together
-MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # of all lines together; smaller inputs are not divided
-PARTS, LEAST_PARTS = 512, 8  # most parts of all lines together, fewest parts of a line
+MAX_ROW_PARTS = 1024  # limit of the parts of all rows together
+MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # smaller inputs (all rows together) are not divided
+PARTS, LEAST_PARTS = 512, 8  # most parts of all rows together, fewest parts of one row
 
 
 def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +95,9 @@ def _moments(x: Value, axes: Sequence[int], correction: Any) -> tuple[Any, Any]:
 
 
 def _variance(x: Value, axes: Sequence[int], correction: Any) -> Any:
-    """The first of _moments, which reads the elements once if the axes are neighbours."""
+    """The variance over axes. If the axes are adjacent, the elements are read once; otherwise the
+    variance of _moments is returned.
+    """
     less = 1 if correction is None else correction
     count = math.prod(x.tensor.ir.shape[a] for a in axes)
     squares = squared_differences(wide(x.tensor), axes) if count > less else None
@@ -188,7 +190,9 @@ def _topk(
 
 
 def _scaled(tensor: Any, weight: Value | None, bias: Value | None, shape: Sequence[int]) -> Any:
-    """tensor * weight + bias, where weight and bias have the given shape, which broadcasts."""
+    """tensor * weight + bias. weight and bias are first reshaped to `shape`, which broadcasts to
+    that of the tensor.
+    """
     dtype = tensor.ir.dtype
     if weight is not None:
         tensor = ark.mul(tensor, ark.reshape(cast(weight, dtype), list(shape)))
@@ -196,7 +200,7 @@ def _scaled(tensor: Any, weight: Value | None, bias: Value | None, shape: Sequen
 
 
 def _in_one_type(x: Value, *others: Value | None) -> Any:
-    """The tensor of x, cast to fp32 if one of the others has another type. (With autocast, the
+    """The tensor of x, cast to fp32 if one of `others` has another type than x. (With autocast, the
     parameters of 16-bit norms are in fp32.)
     """
     mixed = any(v is not None and v.dtype != x.dtype for v in others)
@@ -273,8 +277,9 @@ def _batch_norm(
 
 
 def _moments_of_channels(x: Value) -> tuple[Any, Any]:
-    """Variances and means of channels, as _moments computes them. Both are computed for each image
-    first, so that the large reductions do not depend on each other.
+    """Variances and means of the channels of images, as _moments computes them. Both are computed
+    for each image first and then combined, so that the large reductions do not depend on each
+    other.
     """
     images, channels, *places = x.shape
     axes = [d for d in range(len(x.shape)) if d != 1]

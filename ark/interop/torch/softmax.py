@@ -9,8 +9,8 @@ import ark
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator
 from ark.ops.gradients.products import wide
 
-# LONG: the fewest elements of a row that counts as long. FEW: the most rows that cannot keep all
-# processors busy. Few long rows are divided among processors.
+# Few long rows are divided among processors. LONG: the least number of elements of a long row. FEW:
+# the largest number of rows that is few, so that one row per processor would leave processors idle.
 LONG, FEW = 32768, 64
 
 
@@ -54,8 +54,9 @@ def _along(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
 
 
 def _apart(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
-    """Softmax, computed from a maximum and a sum. Intermediate values are fp32. Exponentials are
-    computed again by each reader and are not stored.
+    """Softmax over an axis, or its logarithm, computed by separate ops from a maximum and a sum.
+    Intermediate values are fp32. Each op that needs the exponentials computes them again, so that
+    they are not stored.
     """
     dtype = tensor.ir.dtype
     most = wide(ark.detach(ark.reduce_max(tensor, axis)))

@@ -64,7 +64,9 @@ class Stages:
         return stage_of
 
     def _first(self, paths: Iterable[str]) -> int | None:
-        """The stage of the first of these modules that has a stage, or None."""
+        """The stage of the first of the named modules that has a stage. None if none of them has
+        one.
+        """
         each = (self._at(path) for path in paths)
         return next((stage for stage in each if stage is not None), None)
 

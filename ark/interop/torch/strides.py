@@ -1,5 +1,5 @@
-"""Gives a kernel's results the strides that torch's own shape propagation computes. Code that reads
-strides after the kernel (as_strided, in this graph or after a graph break) then reads the same
+"""Gives a kernel's results the strides that torch's own shape propagation computes. So code that
+reads the results by their strides (as_strided, in this graph or after a graph break) reads the same
 elements as without ark.
 
 A result that is a view of another tensor of the graph is returned as that view of the whole tensor.
@@ -75,9 +75,10 @@ def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 class Results:
-    """Computes the results of a graph from those of its kernel. ends: the graph's nodes (or
-    constants) that the kernel computes. memory: for each end that is a tensor, its memory. given:
-    the graph's results.
+    """Computes the results of a graph from the results of its kernel, which may be fewer: a result
+    that is a view of another tensor is made from that tensor. ends: the nodes of the graph (or
+    constants) that the kernel computes. memory: the memory of each end, if it is a tensor. given:
+    how each result of the graph is made from the ends.
     """
 
     def __init__(self, module: fx.GraphModule, visible: int | None = None) -> None:
@@ -140,7 +141,9 @@ class Results:
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """The node whose view a node is in torch, or the node itself if it is not a view."""
+    """The node of the tensor of which a node is a view in torch. The node itself if it is not a
+    view.
+    """
     base = node
     while base.op == "call_function" and base.args and isinstance(base.args[0], fx.Node):
         source = base.args[0]
@@ -161,8 +164,8 @@ def _shares(view: fx.Node, node: fx.Node) -> bool:
 
 
 def read_by_strides(module: fx.GraphModule) -> set[fx.Node]:
-    """The operators that read a tensor's memory and not its elements, and the views that they read.
-    These stay in torch; the tensor to which the views belong is a result of a kernel.
+    """The operators that read a tensor by its position in memory (as_strided), and the views that
+    they read. These stay in torch. The tensor to which the views belong is returned by a kernel.
     """
     stay: set[fx.Node] = set()
     for reader in module.graph.nodes:

@@ -1,10 +1,10 @@
-"""Types for the conversion of a torch graph: values, calls, and the table of operators. Used by all
-modules of ark.interop.torch.
+"""Types for the conversion of a torch graph: values (tensors of the graph), calls (nodes to
+convert), and the table of operators. Used by all modules of ark.interop.torch.
 
 Tensors of ark have at least one dimension, but torch has tensors without dimensions. So a value has
-torch's shape in addition to its tensor. An entry of the table is a function of a `Call` and the
-operator's arguments, in the order of its schema, with values for tensors. Its result is converted
-to the shapes and types of torch's own shape propagation.
+torch's shape in addition to its tensor. An entry of the table is a function whose arguments are a
+`Call` and the operator's arguments, in the order of the operator's schema, with values for tensors.
+The result of the function is converted to the shapes and types that torch computed for the node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Value:
 
 @dataclass
 class Call:
-    """One node to convert: the shapes and types of its results, and which results are used."""
+    """The node that is being converted. expected: the shapes and types of its results. used: for
+    each result, True if it is used.
+    """
 
     expected: Sequence[tuple[tuple[int, ...], torch.dtype]]
     used: Sequence[bool]
@@ -119,7 +121,9 @@ def floating(value: Value) -> ark.Tensor:
 
 
 def promoted(*values: Any) -> DataType:
-    """The type in which torch computes with these values and numbers together."""
+    """The type in which torch computes with these values and numbers, by torch's rules of type
+    promotion.
+    """
     total: Any = None
     for value in values:
         one = value

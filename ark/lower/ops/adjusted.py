@@ -13,8 +13,9 @@ MIN_TILE_ELEMENTS = 256
 
 
 def lower_sample_adjusted(lowering: Lowering, node: Node) -> None:
-    """Emits for each sequence tasks that adjust tiles of its logits, and one task that samples a
-    token. One further task stores the chosen tokens of all sequences.
+    """Emits tasks that sample a token for each sequence. For each sequence, several tasks adjust
+    tiles of its logits, and one task samples. One further task stores the chosen tokens of all
+    sequences.
     """
     state, leave = node.inputs[:11], node.inputs[11:]
     logits, settings, position, tokens, output, stops, options, *more = state

@@ -1,7 +1,6 @@
-"""Lowering of attention over a cache and over tiles of queries.
-
-The tasks of a single row over a cache are parts (splits) of the row's positions. The tasks of all
-other attention are tiles of queries. Called through ark.lower.registry.
+"""Lowering of attention. For a single query row over a KV cache, the positions of the cache are
+divided into parts (splits), with one task for each part. For all other attention, the query rows
+are divided into tiles, with one task for each tile. Called through ark.lower.registry.
 """
 
 from __future__ import annotations
@@ -34,11 +33,10 @@ MIN_TILED_QUERIES = 8  # fewest queries for which a task takes tiles of queries
 
 
 def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
-    """Emits attention as tiles of queries.
-
-    If loads run ahead of the computation, or matrix units compute attention in every kernel
-    variant, each processor has all its tiles in one task. With the attribute `paged`, keys and
-    values are in pages, whose numbers are in the input after the position.
+    """Emits attention whose tasks are tiles of query rows. A processor has one task for all its
+    tiles if the kernel variant loads ahead of the computation, or if matrix units compute attention
+    in every kernel variant. With the attribute `paged`, keys and values are in pages; the input
+    after the position has the page numbers.
     """
     q, key, value, *rest = node.inputs
     out, machine = node.outputs[0], lowering.machine
@@ -74,8 +72,9 @@ def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
     )
     tiles = batch * heads * -(-length // rows)
     each = 2 * key.dtype.nbytes(context * width) * kv_heads / heads
-    # The number of heads that are computed side by side: few enough that their keys fit in the
-    # cache, and enough that there are tiles of all lengths to balance the work of processors.
+    # The number of heads whose tiles are computed at the same time. It is so small that the keys of
+    # these heads fit in the cache, and so large that there are tiles of all lengths, by which the
+    # work of processors can be balanced.
     enough = -(-2 * machine.processors * rows // length)
     most = max(1, min(batch * heads, max(enough, int(machine.costs.read_bytes / each))))
     if (machine.variant.name == "matrix" or units) and lowering.graph.world_size == 1:
@@ -97,7 +96,7 @@ def attention_splits(
     rows: int, kv_heads: int, context: int, processors: int, least: int = 64
 ) -> int:
     """The number of parts into which the positions of each head are divided, so that most
-    processors have one part. least: the fewest positions for which a part is worth its
+    processors have one part. least: the smallest number of positions for which a part is worth its
     synchronisation.
     """
     wanted = max(1, processors // (rows * kv_heads))
@@ -107,9 +106,10 @@ def attention_splits(
 def are_older(
     lowering: Lowering, node: Node, kept: Sequence[ir.Tensor], position: ir.Tensor
 ) -> bool:
-    """True where the rows of the caches that would be streamed were all written by earlier
-    iterations. This requires that ops only append to the caches, and that no op writes the position
-    before the node. kept: the caches and, if they are in pages, the table of pages.
+    """True if earlier iterations wrote all cache rows that would be streamed (copied to shared
+    memory ahead of the tasks). This requires that ops only append to the caches, and that no op
+    writes the position before this node. kept: the caches and, if they are in pages, the table of
+    pages.
     """
     phase = [n for n in lowering.graph.nodes if n.phase == node.phase]
     written = {t.buffer.id for n in phase for t in n.outputs}
@@ -146,8 +146,8 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
         outputs = (lowering.part(node.outputs[0], batch, b),)
         one = dataclasses.replace(node, inputs=tuple(inputs), outputs=outputs)
         merges.append(_lower_sequence(lowering, one, batch))
-    # The merges of all sequences come last, so that no processor waits for a merge before it has
-    # computed all of its parts.
+    # The tasks that merge parts come after the attention tasks of all sequences, so that no
+    # processor waits for a merge before it has computed all of its parts.
     added = [] if sinks is None else [sinks]
     for partial, one in (m for m in merges if m is not None):
         rows, heads, splits, width = partial.shape
@@ -159,9 +159,10 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
 
 
 def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
-    """The number of heads whose parts one task merges. It is so large that no processor has several
-    tasks, if that fits in shared memory. heads: the number of all heads to merge. most: the number
-    of heads of a row, which the result divides. size: bytes of the parts of a head.
+    """The number of heads for which one task merges the partial results. It is so large that no
+    processor has several such tasks, if their data fits in shared memory. heads: the number of all
+    heads to merge. most: the number of heads of a row; the result divides it. size: bytes of the
+    partial results of one head.
     """
     room = (machine.shared_bytes - machine.ring_bytes) // size
     wanted = min(-(-heads // machine.processors), room)
@@ -169,8 +170,9 @@ def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
 
 
 def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tensor, Node] | None:
-    """Emits attention of one of `batch` sequences. If its positions are divided into several parts,
-    returns the tensor of partial results and the node; otherwise None.
+    """Emits the attention of one of `batch` sequences. If the positions of the cache are divided
+    into several parts, returns the tensor with the partial results and the node whose task must
+    merge them; otherwise None.
     """
     given = node.read(AttentionAttributes)
     if (
@@ -192,8 +194,8 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     streamed = 0
     if fresh and are_older(lowering, node, (key, value), position):
         streamed = streamed_rows(key, given.heads // kv_heads, machine)
-    # The fewest positions of a part of the context that one task reads. If keys and values are
-    # streamed, it is at least the positions of one stage of the ring.
+    # The smallest number of positions that one task reads. If keys and values are streamed through
+    # the ring in shared memory, it is at least the number of positions in one stage of the ring.
     least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
     least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1
     part = 4 * (given.head_dim + 2)  # in bytes
@@ -207,7 +209,7 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
             1, min(splits, machine.costs.packet_tensor_bytes // (rows * given.heads * part))
         )
     # If all positions fit in the ring, one task that reads all of them takes less time than two
-    # tasks that read half of them each and a task that merges their results.
+    # tasks that read half of them each, plus the task that merges their results.
     if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:
         splits = 1
     # The number of parts is limited, because the task that merges a head holds all of them in

@@ -22,8 +22,8 @@ def lower_kv_append(lowering: Lowering, node: Node) -> None:
 
 
 def lower_kv_cache_slot(lowering: Lowering, node: Node) -> None:
-    """Emits an append to the cache, which is viewed as the cache of a single head as wide as a
-    slot.
+    """Emits an append to one slot (sequence) of a cache. The cache is treated as that of a single
+    head whose width is the size of a slot.
     """
     token, position, _ = node.inputs
     cache, slot = node.outputs

@@ -1,9 +1,8 @@
-"""Assigns the tasks of a matrix product that is fused with a collective to processors. Some tasks
-multiply, others add and send tiles. Used by ark.lower.ops.communication.overlapped and
-overlapped_gather.
-
-The product's rows are divided among ranks in bands. If there are fewer tiles than processors, the
-processors without a tile add and send. Otherwise all processors add and send between two tiles.
+"""Emits the tasks of a matrix product that is fused with a collective, and assigns them to
+processors. Some tasks multiply, others add tiles of peers and send tiles. The rows of the product
+are divided into bands, one for each rank. If there are fewer tiles than processors, the processors
+without a tile add and send. Otherwise all processors add and send between two tiles. Used by
+ark.lower.ops.communication.overlapped and overlapped_gather.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ Chunks = list[tuple[int, int]]  # ranges of elements: the first, and the one aft
 
 
 class Product:
-    """A matrix product whose rows are divided among ranks in bands, and the assignment of its tasks
-    to processors that multiply, add and send.
+    """A matrix product that is fused with a collective: its division into tiles and into bands of
+    rows (one for each rank), and the processors that multiply, add and send.
     """
 
     def __init__(self, lowering: Lowering, node: Node, rows: int) -> None:
@@ -54,7 +53,8 @@ class Product:
         engine = lowering.options.get("overlap")
         if engine in COPIED:
             self.copies = choose_engine(lowering.machine, self.out.nbytes, engine)
-        # If the proxy copies to peers, half of the processors without tiles wait for these copies.
+        # If the host's proxy copies to peers, half of the processors without tiles wait for these
+        # copies to end.
         self.copiers = self.idle[: -(-len(self.idle) // 2) if self.copies else 0]
         self._round = (0, 0, 0)  # index of its first tile, its number of tiles, its shift
         # The task lists that transfer results. They are those of moving warps, if there are enough
@@ -95,13 +95,15 @@ class Product:
         return cut.rows, cut.columns
 
     def multiply(self, a: IrTensor, out: IrTensor, suffix: str) -> Group:
-        """Emits the tiles of a band of rows. `a` and `out` contain the rows of the band only."""
+        """Emits the multiplications of one band of rows. `a` and `out` contain only the rows of the
+        band.
+        """
         machine = self.lowering.machine
         rows = out.shape[0]
         tile = (min(self.high, rows), self.wide)
         coords = box_coords((1, 1, *out.shape), (1, 1, *tile))
         group = matrix_group(tile[0], self.depth, a.dtype.itemsize, self.lowering.machine)
-        if self.movers:  # so that complete rows end with each round
+        if self.movers:  # a band of tiles ends with each round, so that its rows are complete
             group = min(group, max(1, len(self.computing) // self.across()))
         coords.sort(key=lambda c: (c[2] // (group * tile[0]), c[3], c[2]))
         stored = machine.variant.name == "matrix" and out.dtype not in (a.dtype, fp32)
@@ -117,9 +119,10 @@ class Product:
         return emitted
 
     def begin_round(self, count: int, shift: int) -> None:
-        """Begins a round, which consists of the next `count` tiles. shift: the number of processors
-        by which the assignment of tiles is rotated, so that the processors that stored to a peer in
-        the last round, which takes longer, now store locally.
+        """Begins a round, in which each processor computes one tile: the next `count` tiles. shift:
+        the number of processors by which the assignment of tiles is rotated. Storing to a peer
+        takes longer than storing locally; by the rotation, the processors that stored to a peer in
+        the last round store locally in this one.
         """
         self._round = self._dealt, count, shift
 
@@ -131,15 +134,14 @@ class Product:
         return self.computing[(first + number) % len(self.computing)]
 
     def across(self) -> int:
-        """The number of tiles in a row of tiles."""
+        """The number of tiles across the product, side by side in one row of tiles."""
         return -(-self.columns // self.wide)
 
     def others(self, count: int, nbytes: int, everyone: bool) -> list[int]:
-        """The processors for `count` tasks that combine or send `nbytes` bytes each.
-
-        Processors that multiply nothing come first, with as many tasks as they can run during one
-        round of multiplications. The remaining tasks go to the others. everyone: True to distribute
-        the tasks over all processors instead.
+        """The processors of `count` tasks that add or send `nbytes` bytes each. Processors without
+        multiplications come first, with as many tasks as they can run during one round of
+        multiplications. The remaining tasks go to the processors that multiply. everyone: True to
+        distribute the tasks over all processors instead.
         """
         free = [] if everyone else [*self.idle[len(self.copiers) :]]
         machine = self.lowering.machine
@@ -163,7 +165,7 @@ class Product:
         return number // len(self.computing) == last
 
     def chunks(self, rows: int, width: int, nbytes: int, itemsize: int) -> list[Chunks]:
-        """For each row of tiles in a band, the ranges of elements that separate tasks transfer. The
+        """The ranges of elements that separate tasks transfer, for each row of tiles in a band. The
         sending and the receiving rank compute the same ranges.
         """
         return [
@@ -177,7 +179,9 @@ class Product:
         ]
 
     def share_bytes(self, band: int, last: bool) -> int:
-        """Bytes of one task that combines or sends a part of a band."""
+        """The number of bytes for one task that adds or sends a part of a band. last: True for the
+        last band that is transferred.
+        """
         machine = self.lowering.machine
         if self.movers or (self.idle and not last):
             return machine.costs.lane_bytes
@@ -202,8 +206,8 @@ class Product:
         return group
 
     def copy(self, source: IrTensor, target: IrTensor, rows: int, width: int, suffix: str) -> Group:
-        """Emits tasks that copy rows to a peer by the host's proxy. They are few, because a task
-        waits until its copy has ended.
+        """Emits tasks that copy rows to a peer by the host's proxy thread. There are few of these
+        tasks, because a task occupies its processor until its copy has ended.
         """
         assert self.copies is not None
         coords = [
@@ -216,7 +220,9 @@ class Product:
         return group
 
     def copied(self, rows: int) -> list[range]:
-        """For each copy by the proxy, the rows of tiles that it contains."""
+        """The division of a band among copies by the proxy: for each copy, the numbers of its rows
+        of tiles.
+        """
         parts = split(-(-rows // self.high), max(1, len(self.copiers)))
         return [range(a, b) for a, b in parts]
 
