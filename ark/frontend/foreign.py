@@ -24,7 +24,7 @@ ArrayLike: TypeAlias = "np.ndarray | torch.Tensor"
 
 
 def is_torch(value: Any) -> bool:
-    """True where the value is a torch tensor. Does not import torch."""
+    """True if the value is a torch tensor. Does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

@@ -92,7 +92,7 @@ class Model:
 
     @staticmethod
     def has_world_size() -> bool:
-        """True where the number of ranks was set."""
+        """True if the number of ranks was set."""
         return Model._world_size is not None
 
     @staticmethod

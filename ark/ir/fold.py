@@ -37,8 +37,9 @@ def leading(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def block(shape: Sequence[int], most: int) -> int:
-    """The largest tile size, at most `most`, for the leading dimensions counted as one. Each tile
-    (consecutive indices from a multiple of the size on) must form a box in these dimensions.
+    """A block is a tile of the leading dimensions, counted as one dimension, whose indices form a
+    box in the separate dimensions. Returns the largest block size that is at most `most`, such that
+    every tile of this size (from a multiple of the size on) is a block.
     """
     size = 1
     for place, n in reversed(list(enumerate(leading(shape)))):

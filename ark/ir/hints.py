@@ -27,5 +27,5 @@ class Hints:
 
     @property
     def cuts(self) -> bool:
-        """True if the hints say how the op is cut into tasks."""
+        """True if the hints determine how the op is divided into tasks."""
         return self.one_step or any(h is not None for h in (self.tile, self.tasks, self.product))

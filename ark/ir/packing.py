@@ -1,7 +1,7 @@
 """Describes how a packed parameter is made from several parameters of a model. A packed parameter
 is a weight in the layout that a kernel reads, for example the query, key and value matrices as one
-matrix. ark.lower.rewrite.pack_weights decides what is packed, ark.models.load packs when it reads a
-checkpoint, and ark.plan.packing writes the description to plans.
+matrix. ark.lower.rewrite.pack_weights decides which parameters are packed, ark.models.load packs
+when it reads a checkpoint, and ark.plan.packing writes the description to plans.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _prompt_text(machine: Machine) -> str:
 
 
 def _faster_rounded(graph: Graph, context: Context, target: Machine) -> bool:
-    """True where a phase decodes more rows than linear layers of few rows support, and its products
+    """True if a phase decodes more rows than linear layers of few rows support, and its products
     are predicted to take less time under the variant for warpgroups, which rounds their inputs,
     than under the machine's first variant. All products must have that number of rows and have
     weights of 16 bits or quantised weights. Layers of experts are not computed by warpgroups, so

@@ -126,11 +126,11 @@ def predicted_us(
     windows: bool = False,
     beside: int = 1,
 ) -> float:
-    """The approximate microseconds of the product; only comparisons between cuts are meaningful.
+    """The approximate microseconds of a product with this cut, for comparing cuts.
 
-    normed: a norm reads the rows of the result, and its tasks also add the parts of k. windows: an
-    operand is a matrix of convolution windows. beside: the number of equal products that run at the
-    same time; the result is the time until all of them end.
+    normed: True if a norm reads the rows of the result; the norm's tasks then also add the parts of
+    k. windows: True if an operand is a matrix of convolution windows. beside: the number of equal
+    products that run at the same time; the result is then the time until all of them end.
     """
     costs, rows, columns = box_costs(machine), shape[2], shape[3]
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts

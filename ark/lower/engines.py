@@ -113,7 +113,7 @@ def choose_engine(
 
 
 def in_packets(machine: Machine, nbytes: int) -> bool:
-    """True where a transfer of `nbytes` bytes is faster as packets."""
+    """True if a transfer of `nbytes` bytes is faster as packets."""
     return nbytes <= machine.costs.packet_bytes
 
 

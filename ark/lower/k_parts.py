@@ -72,7 +72,7 @@ def itemsize(dtypes: Sequence[str]) -> int:
 def predicted_us(
     cut: Cut, shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine
 ) -> float:
-    """The approximate microseconds of the product; only comparisons between cuts are meaningful."""
+    """The approximate microseconds of a product with this cut, for comparing cuts."""
     batch, m, n = shape[0] * shape[1], shape[2], shape[3]
     products, size, costs = UNIT_PARTS[dtypes[0], dtypes[1]], itemsize(dtypes), _costs(machine)
     high, wide, share, least = _loop(cut, products, machine)

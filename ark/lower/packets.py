@@ -1,6 +1,7 @@
-"""Decides which activations are stored as packets {value, epoch}. A reader polls a packet until its
-epoch is the current iteration's, so the dependence needs no counter. Called by ark.lower.pipeline
-if the machine supports packets.
+"""Decides which activations are stored as packets {value, epoch}. The epoch is the number of the
+iteration that wrote the value. A reader polls a packet until its epoch is that of the current
+iteration, so the dependence needs no counter. Called by ark.lower.pipeline if the machine supports
+packets.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from ark.plan.kind import OperandType, Signature
 from ark.plan.kind import get as task_kind
 from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS
 
-# Kinds that have packets only on machines with the capability PACKET_GATE.
+# Task kinds that support packets only on machines with the capability PACKET_GATE.
 GATED_KINDS = ("row_norm", "topk")
 
-# A row sent as short packets must be a multiple of this number of 16-bit elements.
+# A row can be sent as short packets (16 bits of data and 16 bits of epoch) only if its length is a
+# multiple of this number of elements.
 SHORT_PACKET_ROW_ELEMENTS = 8
 
 
 def takes_short(machine: Machine) -> bool:
-    """True where 16-bit elements can be stored as packets. They cannot in kernel variants whose
-    device functions read slices of the ring that streams weights.
+    """True if 16-bit elements can be stored as packets. They cannot in kernel variants whose device
+    functions read parts of a stage of the ring through which weights are streamed.
     """
     slices = machine.ring_bytes > 0 and not machine.variant.role(COMMUNICATE)
     return machine.has(Capability.SHORT_PACKETS) and not slices
@@ -86,8 +88,8 @@ def choose_packets(
     for buffer, tensors in touched.items():
         source, most = tensors[0].buffer, machines[0].costs.packet_tensor_bytes
         small = source.nbytes <= most
-        # If only collectives use a buffer, its readers run on the processors that wrote it, so that
-        # packets would save no wait.
+        # If only collectives use a buffer, each element is read on the processor that wrote it, so
+        # that packets would save no wait.
         stays = kinds[buffer] == {"combine"}
         local = source.arena == "activation" and small and buffer not in barred and not stays
         if local or buffer in received:
@@ -111,13 +113,13 @@ def _most_read(group: Group, machine: Machine) -> int:
 
 
 def _meet(a: Tensor, b: Tensor) -> bool:
-    """True where two dense views of a buffer may overlap."""
+    """True if two dense views of a buffer may have bytes in common."""
     return a.shape[1:] != b.shape[1:] or abs(a.offsets[0] - b.offsets[0]) < a.shape[0]
 
 
 def _signature(group: Group) -> Signature:
-    """The group's signature (kind, parameters and operand types) as it is before packets are
-    chosen.
+    """The group's signature (kind, parameters and operand types), computed without packets, which
+    are not chosen yet.
     """
     operands = tuple(
         OperandType(t.dtype.name, t.shape, t.strides, t.buffer.id in group.received)

@@ -1,8 +1,7 @@
-"""The compiler's passes: every rewrite of a graph between its front end and lowering, in order.
-
-The order is defined only by `PASSES`. ark.lower.prepare runs the list; `ark plan --passes` shows
-the graph after each pass that changed it. To add a pass, write a function `(Graph, Context) ->
-Graph` in a new module under ark/lower/rewrite and add its entry here.
+"""The compiler's passes: every rewrite of a graph between its front end and lowering. `PASSES`
+lists them in the order in which they run. ark.lower.prepare runs the list; `ark plan --passes`
+shows the graph after each pass that changed it. To add a pass, write a function `(Graph, Context)
+-> Graph` in a new module under ark/lower/rewrite and add its entry here.
 """
 
 from __future__ import annotations
@@ -58,8 +57,9 @@ from ark.machine.capability import Capability
 
 
 class Stage(Enum):
-    """When a pass runs: before or after kernel variants are chosen, on all of the graph or on the
-    phases of one kernel.
+    """The time at which a pass runs (before or after kernel variants are chosen) and the graph on
+    which it runs (the whole graph, or the phases of one kernel). A kernel variant is the way in
+    which a kernel divides work among its warps.
     """
 
     GRAPH = "graph"
@@ -76,10 +76,11 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite of the graph. why: its benefit. over: sets of node types. The pass runs only if
-    the graph has a node of a type in each of these sets, because otherwise it would change nothing.
-    gives: types of nodes that only this pass creates. needs: names of passes that must run before.
-    option: the planner's option that turns the pass off; "" if it always runs.
+    """One rewrite of the graph. why: the benefit of the pass, as text. over: sets of node types.
+    The pass runs only if the graph has a node of a type in each of these sets, because otherwise it
+    would change nothing. gives: types of nodes that only this pass creates. needs: names of passes
+    that must run before. option: the planner's option that turns the pass off; "" if it always
+    runs.
     """
 
     run: Callable[[Graph, Context], Graph]
@@ -95,7 +96,9 @@ class Pass:
         return self.run.__name__
 
     def applies(self, graph: Graph) -> bool:
-        """True where the graph has a node of each set of types that the pass rewrites."""
+        """True if the graph has a node of each set of types in `over`, so that the pass may change
+        it.
+        """
         return all(not graph.view.types.isdisjoint(types) for types in self.over)
 
 

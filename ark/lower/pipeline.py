@@ -73,10 +73,9 @@ def plan_prepared(
     meta: Mapping[str, Any] | None = None,
     drafted: Callable[[Plan], None] | None = None,
 ) -> Plan:
-    """Lowers, places and schedules a prepared graph.
-
-    drafted: a function that is called with the plan before it is scheduled, so that a compiler can
-    start early. That plan has everything on which the source depends, and one task list per phase.
+    """Lowers a prepared graph to tasks, places its buffers and schedules the tasks. drafted: a
+    function that is called with the plan before it is scheduled, so that the kernel can be compiled
+    meanwhile. That plan has everything on which the source depends, and one task list per phase.
     """
     draft = _lowered(prepared, meta)
     schedule, ops = draft.schedule, draft.plan.ops
@@ -99,15 +98,17 @@ def plan_prepared(
 
 @paused()
 def unscheduled(prepared: Prepared, meta: Mapping[str, Any] | None = None) -> Plan:
-    """The plan of a prepared graph, without phases and counters."""
+    """The plan of a prepared graph before scheduling: it has ops and memory, but no phases and no
+    counters.
+    """
     return _lowered(prepared, meta).plan
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """A plan that is not scheduled yet. plan: the plan without phases and counters. schedule:
-    builds these. groups: for each phase, its groups of tasks, each with its index in program order.
-    variants: for each phase, the index of its kernel variant.
+    """A plan that is not scheduled yet. plan: the plan without phases and counters. schedule: the
+    object that builds the phases and counters. groups: for each phase, its groups of tasks, each
+    with its index in program order. variants: for each phase, the index of its kernel variant.
     """
 
     plan: Plan
@@ -168,8 +169,8 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
 
 
 def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan's metadata from the options: the number of each rank's host if there are several
-    hosts, and the measured engines if there are any.
+    """Metadata of the plan that follows from the options: the number of each rank's host if there
+    are several hosts, and the measured engines if there are any.
     """
     hosts = options.get("hosts") or ()
     meta: dict[str, Any] = {"hosts": list(hosts)} if len(set(hosts)) > 1 else {}
@@ -179,8 +180,9 @@ def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ended(groups: Sequence[Group]) -> list[Group]:
-    """The groups with a single last task in each phase, which ends the iteration. If the last group
-    of a phase has several tasks, a group with one `iteration_end` task is added after it.
+    """The groups of tasks, changed so that a single last task ends the iteration in each phase. If
+    the last group of a phase has several tasks, a group with one `iteration_end` task is added
+    after it.
     """
     last = {group.phase: place for place, group in enumerate(groups)}
     result: list[Group] = []
@@ -198,8 +200,8 @@ def _end(group: Group) -> Group:
 
 
 def _ranges(groups: Sequence[Group]) -> dict[str, Any]:
-    """The plan's metadata about user settings: for each op, the range of processors and the number
-    of the PlannerContext that the user set. Empty if nothing is set.
+    """Metadata of the plan about the user's placement: for each op, the range of processors and the
+    number of the PlannerContext that the user set. Empty if the user set none.
     """
     ranges: dict[str, Any] = {}
     if any(g.processors for g in groups):

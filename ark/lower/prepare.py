@@ -1,6 +1,6 @@
-"""Prepares a graph for lowering: runs the passes and chooses each phase's kernel variant.
-
-Called by ark.lower.pipeline, and by ark.lower.ranks for ranks that share a plan.
+"""Prepares a graph for lowering: runs the passes and chooses the kernel variant of each phase
+(entry point of the model). Called by ark.lower.pipeline, and by ark.lower.ranks for ranks that
+share a plan.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
 
 
 def _run(stage: Stage, graph: Graph, context: Context) -> Graph:
-    """The graph after all passes of a stage that can change it and that no option turns off."""
+    """The graph after all passes of a stage. Passes that cannot change the graph, and passes that
+    an option turns off, are not run.
+    """
     tell = observer()
     for step in PASSES:
         allowed = not step.option or context.options.get(step.option, True)
@@ -124,9 +126,9 @@ def _checked(options: Mapping[str, Any], world_size: int) -> dict[str, Any]:
 def _kernels(
     graph: Graph, machines: Sequence[Machine], external: frozenset[int]
 ) -> Iterator[tuple[Graph, Machine, frozenset[int]]]:
-    """For each kernel (consecutive phases with the same variant): its phases as a separate graph,
-    the machine with its variant, and the ids of the buffers that the caller or other kernels
-    access.
+    """For each kernel (consecutive phases with the same variant): a graph with only the phases of
+    the kernel, the machine with only its variant, and the ids of the buffers that the caller or
+    other kernels access.
     """
     for machine, run in itertools.groupby(range(len(machines)), machines.__getitem__):
         phases = set(run)

@@ -1,5 +1,6 @@
-"""Properties of a product's node: its operands, shape and parameters, and whether warpgroups can
-compute it. Called by ark.lower.rewrite.cut_products and by the lowering of matmul.
+"""Properties of a matrix product's node: its operands, shape and parameters, and whether warpgroups
+(warps that issue one matrix instruction together) can compute it. Called by
+ark.lower.rewrite.cut_products and by the lowering of matmul.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ JOINED = (SUM, SHARE, GATHER)
 
 
 def stores_singly(given: MatmulAttributes) -> bool:
-    """True where each element of the result is computed from one column of the product."""
+    """True if each element of the result is computed from one column of the product, not from a
+    pair of columns as a gated activation or a rotary embedding is.
+    """
     return not (given.gated or given.rotary) and given.rope_kv is None
 
 
@@ -46,15 +49,15 @@ class Product:
 
     @property
     def plain(self) -> bool:
-        """True where both operands are matrices in memory (no windows of an image) and each element
-        of the result is stored on its own (not computed from a pair of columns).
+        """True if both operands are matrices in memory (not windows of an image), and each element
+        of the result is computed from one column of the product.
         """
         given = self.attributes
         return stores_singly(given) and given.windows is None
 
     @property
     def asks_tile(self) -> bool:
-        """True where the user's hints determine the tile size or the parts of k."""
+        """True if the user's hints determine the tile size or the number of parts of k."""
         hints = self.node.hints
         return hints is not None and any(
             asked is not None for asked in (hints.tile, hints.tasks, hints.product)
@@ -78,10 +81,10 @@ class Product:
         )
 
     def loads_boxes(self, machine: Machine) -> bool:
-        """True where warpgroups compute the product. The kernel variant must have them, the result
-        must be at least as wide as their tiles, they must support the types, and rows of both
-        operands must be aligned for box copies. Other products use device functions without
-        warpgroups.
+        """True if warpgroups compute the product. This requires that the kernel variant has
+        warpgroups, that the result is at least as wide as their tiles, that they support the types,
+        and that the rows of both operands are aligned for box copies. Other products use device
+        functions without warpgroups.
         """
         node, given = self.node, self.attributes
         if machine.variant.name != "matrix":
@@ -125,9 +128,9 @@ def product_of(node: Node) -> Product:
 
 
 def travels(graph: Graph, node: Node) -> bool:
-    """True where a collective reads the node's result, or the node reads the result of a
-    collective. Then each tile is a separate task, so that a tile is sent as soon as it is complete
-    and computed as soon as its inputs have arrived.
+    """True if a collective reads the node's result, or if the node reads the result of a
+    collective. Then each tile is a separate task, so that a tile can be sent as soon as it is
+    complete, or computed as soon as its inputs have arrived.
     """
     if graph.world_size == 1:
         return False
@@ -146,7 +149,7 @@ def travels(graph: Graph, node: Node) -> bool:
 
 
 def _merge_batch(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The operands with as few batch dimensions as their memory layout allows."""
+    """The operands with batch dimensions merged, as far as their memory layout allows."""
     merged = [widen(t, len(tensors[-1].shape)) for t in tensors]
     for d in range(len(merged[-1].shape) - 4, -1, -1):
         wanted = merged[-1].shape[d : d + 2]

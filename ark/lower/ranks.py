@@ -32,9 +32,9 @@ def plan_ranks(
     drafted: Callable[[int, Plan], None] | None = None,
 ) -> Sequence[Plan]:
     """The plans of all ranks, in rank order. They are not verified here. graphs: one per rank.
-    options: see ark.lower.pipeline.plan. drafted: a function that is called with each rank and its
-    unscheduled plan (see plan_prepared), or with the plan from which ark.plan.rotated.on_rank
-    derives the rank's plan.
+    options: see ark.lower.pipeline.plan. drafted: a function that is called for each rank, with the
+    rank and a plan that is not scheduled yet (see plan_prepared). It is the rank's own plan, or the
+    plan from which ark.plan.rotated.on_rank derives it.
     """
     first, *others = graphs
     prepared = prepare(first, machine, options)
@@ -51,7 +51,9 @@ def plan_ranks(
 def _for_all(
     drafted: Callable[[int, Plan], None] | None, world: int
 ) -> Callable[[Plan], None] | None:
-    """A function that calls `drafted` for every rank with one plan; None if drafted is None."""
+    """A function of one plan that calls `drafted` with this plan for every rank; None if `drafted`
+    is None.
+    """
     if drafted is None:
         return None
 
@@ -68,8 +70,9 @@ def _counts_from_itself(prepared: Prepared) -> bool:
 
 
 def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Moved | None:
-    """For each tensor whose offsets differ between ranks, the difference between one rank and the
-    next. None if the ranks do not do the same work.
+    """For each tensor whose offsets differ between ranks, the difference of the offsets from one
+    rank to the next. None if the ranks do not do the same work, so that their plans cannot be
+    derived from one plan.
     """
     first, second, *others = graphs
     steps = _steps(first, second)
@@ -81,8 +84,9 @@ def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Mov
             return None
     if not steps:
         return {}
-    # Lowering may view a tensor in other dimensions. So the difference between the offsets of
-    # neighbouring ranks is computed in these dimensions, from the lowered plans of two ranks.
+    # The lowering may view a tensor in other dimensions, in which its offsets are different
+    # numbers. So the difference between neighbouring ranks is computed from the lowered plans of
+    # two ranks.
     mine = unscheduled(prepared)
     theirs = unscheduled(prepare(second, machine, prepared.options))
     if len(mine.tensors) != len(theirs.tensors):
@@ -97,8 +101,9 @@ def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Mov
 
 
 def _steps(a: Graph, b: Graph) -> dict[int, tuple[int, ...]] | None:
-    """The differences between the offsets of two ranks' views of parameters, by tensor id. Only
-    parameters that no op writes may differ. None if the graphs differ in anything else.
+    """The differences between the graphs of two ranks: by tensor id, the difference of the offsets
+    of views of parameters. Only parameters that no op writes may have different offsets. None if
+    the graphs differ in anything else.
     """
     written = {t.buffer.id for n in a.nodes if not n.virtual for t in n.outputs}
     steps: dict[int, tuple[int, ...]] = {}

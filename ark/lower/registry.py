@@ -1,8 +1,7 @@
-"""The table of ops. It has for each op the NumPy function that defines its result, which tests use,
-and the function that lowers a node to tile tasks, which ark.lower.nodes calls.
-
-The rules for result shapes are in the users' functions in ark.ops, because they determine the
-tensor that a call returns. Importing ark.ops fills the table.
+"""The table of ops. Its entry for an op has the NumPy function that defines the op's result, which
+tests use, and the function that lowers a node to tile tasks, which ark.lower.nodes calls. The
+shapes of results are determined by the users' functions in ark.ops. Importing ark.ops fills the
+table.
 """
 
 from __future__ import annotations
@@ -27,11 +26,12 @@ class OpDef:
     """The definition of an op. reference: takes float64 (or integer) arrays and returns the outputs
     as arrays, in order.
 
-    aliasing: how outputs may share memory with inputs. "any": in any way, because the op's tasks
-    are ordered by its lowering. "exact": an output may be the same memory as an input, because each
-    element depends only on elements at its own position. "first": an output may be the same memory
-    as the first input, which is then updated in place. "none": not at all. Lowering replaces an
-    output that shares memory in another way by a temporary.
+    aliasing: how outputs may share memory with inputs. "any": in any way, because the lowering
+    orders the op's tasks. "exact": an output may be the same memory as an input, because each
+    element of the output depends only on input elements at the same position. "first": an output
+    may be the same memory as the first input, which is then updated in place. "none": outputs must
+    not share memory with inputs. Lowering replaces an output that shares memory in another way by a
+    temporary.
 
     iteration_barrier: True if all ranks must begin each iteration together, because peers write to
     this rank's memory. all_ranks: True if every rank takes part and writes to peers; a rank has

@@ -1,7 +1,7 @@
-"""Elementwise ops that are neighbours in program order and do not depend on each other, such as the
-rotations of queries and keys, share the processors: each is cut into as many tasks as its part of
-their elements allows. A processor then runs one large task of one op, instead of a small task of
-each op one after another. Called by ark.lower.nodes.
+"""Divides the processors among neighbouring elementwise ops that do not depend on each other
+(siblings), such as the rotations of queries and keys. Each op is divided into as many tasks as
+corresponds to its fraction of all their elements. A processor then runs one large task of one op,
+instead of a small task of each op one after another. Called by ark.lower.nodes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ark.lower.rewrite.fuse_chains import is_elementwise
 
 
 def shares(nodes: Sequence[Node]) -> list[float]:
-    """For each node, the part of the processors that it should use; 1.0 if it has no siblings.
-    Equal ops get the mean of their parts, so that they get equal tiles and share one device
-    function.
+    """For each node, the fraction of the processors that it should use; 1.0 if it has no siblings.
+    Ops of equal type and shape get the mean of their fractions, so that they get equal tiles and
+    share one device function.
     """
     parts = [1.0] * len(nodes)
     run: list[int] = []
@@ -48,7 +48,9 @@ def _divide(nodes: Sequence[Node], run: Sequence[int], parts: list[float]) -> No
 
 
 def _sibling(node: Node, run: Sequence[Node]) -> bool:
-    """True where the node can run at the same time as all nodes of the run."""
+    """True if the node is an independent elementwise op like those of the run, so that it can run
+    at the same time as all of them.
+    """
     first = run[0]
     if not (_shared(node) and _shared(first)):
         return False
@@ -63,6 +65,6 @@ def _shared(node: Node) -> bool:
 
 
 def _depends(node: Node, other: Node) -> bool:
-    """True where the node accesses what the other writes."""
+    """True if `node` accesses a buffer that `other` writes."""
     touched = (*node.inputs, *node.outputs)
     return any(overlap(out, t) for out in other.outputs for t in touched)

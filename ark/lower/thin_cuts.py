@@ -1,10 +1,11 @@
 """Chooses the tiles of a matrix product whose result has few rows or few columns. The time of such
 a product is the time for reading the larger operand.
 
-A tile has all of the few rows (or columns). Its size in the other dimension is chosen by predicted
-time: fewer tiles mean fewer tasks to wait for, and more tiles let more processors read. Ops that
-run at the same time share the processors, so an op that runs alone gets smaller tiles than one of
-twenty that run side by side. Called by the lowering of matmul.
+Each tile has all rows of a result with few rows (or all columns of a result with few columns). Its
+size in the other dimension is chosen by predicted time: with fewer tiles there are fewer tasks to
+wait for, with more tiles more processors read at the same time. Ops that run at the same time share
+the processors, so an op that runs alone gets smaller tiles than one of twenty ops that run side by
+side. Called by the lowering of matmul.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def thin_cut(
 
 def _tiles(sig: Signature, form: Thin, machine: Machine, beside: int) -> list[tuple[int, int]]:
     """The candidate tiles, the smallest first. If k is contiguous in both operands, the long
-    dimension of the result is cut into equal parts. The numbers of parts to try are the number of
-    processors, half of it, a quarter and so on, and the number of processors that each of the
+    dimension of the result is divided into equal parts. The numbers of parts to try are the number
+    of processors, half of it, a quarter and so on, and the number of processors that each of the
     concurrent ops gets if they are divided equally.
     """
     batch = _batch(sig)
@@ -80,8 +81,8 @@ def _tiles(sig: Signature, form: Thin, machine: Machine, beside: int) -> list[tu
 
 
 def _us(sig: Signature, form: Thin, tile: tuple[int, int], machine: Machine, beside: int) -> float:
-    """Predicted microseconds from the begin of the product to the begin of an op that waits for all
-    of it.
+    """The predicted microseconds from the begin of the product until an op that waits for all of
+    its tasks can begin.
     """
     costs, many = machine.costs, 1 - form.few
     m, n, k = dims(sig)

@@ -1,6 +1,6 @@
-"""Chooses the tiles into which an op's output is divided, one task for each. There should be enough
-tiles for all processors, and each should be more work than the synchronisation of its task. Called
-by the ops' lowering functions.
+"""Chooses the tiles into which an op's output is divided; each tile is computed by one task. There
+should be enough tiles for all processors, and the work of a tile should take longer than the
+synchronisation of its task. Called by the ops' lowering functions.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ MIN_EVEN_ROUNDS = 4  # tasks per processor; with at least so many, a partial las
 def _balanced(
     full: Sequence[int], want: int, least: int, nbytes: int, machine: Machine, processors: int
 ) -> list[int]:
-    """Among tiles of about `want` elements, the tile with which the processor with the most work
-    ends earliest. least: fewest elements of a tile. nbytes: bytes that are moved per element.
-    processors: the number of processors that compute the tiles.
+    """Among several tiles of about `want` elements, the tile with which all processors end
+    earliest. least: the smallest number of elements of a tile. nbytes: bytes that are moved per
+    element. processors: the number of processors that compute the tiles.
     """
     shape, first = fold(full), tile_of(full, want)
     rate = machine.bandwidth_gbps * 1e3 / machine.processors
@@ -110,9 +110,9 @@ def _balanced(
 def hinted_tile(
     name: str, shape: Sequence[int], hints: Hints, shown: Sequence[int] | None = None
 ) -> list[int] | None:
-    """The tile that the user's hints request, cut off at the shape; None without such a hint.
-    shown: sizes to use instead of the hints' tile. Raises PlanError if the hints also request a
-    number of tasks and the number of tiles is another.
+    """The tile that the user's hints request, reduced to the shape where it exceeds the shape; None
+    if the hints have no tile. shown: sizes to use instead of the hints' tile. Raises PlanError if
+    the hints also request a number of tasks that differs from the number of tiles.
     """
     sizes = hints.tile if shown is None else shown
     if sizes is not None:
@@ -164,9 +164,9 @@ def transpose_tile(
     planes = math.prod(shape) // (shape[transposed] * shape[3])
 
     def busy(chunks: tuple[int, int]) -> tuple[int, int]:
-        """A measure of time to minimise: the squares of one cache line's width that the busiest
-        processor transposes, plus one for each of its tasks; and, to decide ties, the number of
-        tasks.
+        """A number to minimise, proportional to the time of the busiest processor. The unit is the
+        time of one square whose side is a cache line; each task costs one unit more. The second
+        number, the number of tasks, decides between equal times.
         """
         tasks = planes * -(-across // chunks[0]) * -(-down // chunks[1])
         return -(-tasks // machine.processors) * (chunks[0] * chunks[1] + 1), tasks
@@ -195,17 +195,17 @@ def _powers(most: int) -> list[int]:
 
 def swept(coords: list[tuple[int, ...]], machine: Machine) -> list[tuple[int, ...]]:
     """The coordinates of a tensor's tiles in the order in which they are divided among processors.
-    If each processor has several tiles, the order is that of `side_by_side`, so that at any time
-    all processors access neighbouring memory.
+    If each processor has several tiles, the order is that of `side_by_side`, so that processors
+    access neighbouring memory at the same time.
     """
     many = len(coords) > machine.processors and machine.coalesces
     return side_by_side(coords, machine.processors) if many else coords
 
 
 def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tuple[int, ...]]:
-    """Reorders coordinates for processors that each get one consecutive share of the result. In the
-    returned order, the first elements of all shares are neighbours in the given order, followed by
-    all second elements, and so on.
+    """Reorders coordinates so that processors, each of which gets a consecutive share of the
+    result, access neighbouring memory at the same time. For 6 coordinates and 2 processors, the
+    result is 0, 2, 4, 1, 3, 5: the processors run 0, 2, 4 and 1, 3, 5.
     """
     total = len(coords)
     shares: list[list[tuple[int, ...]]] = [[] for _ in range(processors)]
@@ -240,7 +240,7 @@ def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
 
 
 def input_in_memory(node: Node) -> bool:
-    """True where matrix units read the input of a linear layer of few rows directly from memory
+    """True if matrix units read the input of a linear layer of few rows directly from memory
     (ark.tasks.linear.reads_from_memory).
     """
     given = node.read(LinearAttributes)
@@ -249,13 +249,11 @@ def input_in_memory(node: Node) -> bool:
 
 
 def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
-    """How the weights of a linear layer are streamed: the number of rows that are loaded together,
-    and the number of stages (slots of the ring in shared memory) that they take, which is more
-    than one if rows are cut along k.
-
-    In kernel variants with communicating warps, matrix units multiply inputs of few rows. The rows
-    loaded together are then as many as a matrix unit multiplies at once. For an input of two rows,
-    whole rows are loaded.
+    """How the weights of a linear layer are streamed through the ring in shared memory. Returns the
+    number of rows of weights that are loaded together, and the number of stages (slots of the ring)
+    that they take, which is more than one if rows are divided along k. In kernel variants with
+    communicating warps, matrix units multiply inputs of few rows; then as many rows are loaded
+    together as a matrix unit multiplies at once. For an input of two rows, whole rows are loaded.
     """
     x, weight, out = *node.inputs[:2], node.outputs[0]
     rows, paired = out.shape[0], EPILOGUES[node.read(LinearAttributes).epilogue].paired
@@ -281,9 +279,9 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
 
 
 def layer_tiles(node: Node, machine: Machine) -> tuple[int, int, list[tuple[int, int]]]:
-    """How a linear layer is divided: the rows of weights that are loaded together and the number of
-    stages that they take (see stage_tile), and for each task its first row of weights and the row
-    after its last.
+    """How a linear layer is divided into tasks. Returns the number of rows of weights that are
+    loaded together, the number of stages that they take (see stage_tile), and for each task the
+    number of its first row of weights and of the row after its last.
     """
     weight = node.inputs[1]
     n = weight.shape[0]
@@ -297,9 +295,9 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
     """The number of stages (slots of the ring in shared memory) that a row of weights takes; 0 if
     the weights cannot be streamed. rows: the number of input rows.
 
-    A row that fits in a stage takes one. A wider row is cut along k into equal parts. In variants
-    without communicating warps, this requires an input of one row, of which each thread keeps a
-    slice with an even number of elements in registers.
+    A row that fits in a stage takes one stage. A wider row is divided along k into equal parts, one
+    for each stage. In variants without communicating warps, this requires an input of one row, of
+    which each thread keeps a slice with an even number of elements in registers.
     """
     columns = weight.shape[1]
     if not machine.ring_bytes or row_bytes(weight) <= machine.stage_bytes:
@@ -308,8 +306,8 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
         return 0
     if machine.variant.role(COMMUNICATE):
         # In variants with communicating warps, different warps multiply the parts of a row of
-        # weights, and the input is in shared memory. So there may be several input rows, at most
-        # MAX_INPUT_ROWS.
+        # weights, and each finds the input in shared memory. So there may be several input rows, at
+        # most MAX_INPUT_ROWS.
         least = -(-row_bytes(weight) // machine.stage_bytes) if rows <= MAX_INPUT_ROWS else 0
         unit = 16 if rows == 1 else 64  # a part is a multiple of this many bytes
         units = row_bytes(weight) // unit

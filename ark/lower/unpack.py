@@ -1,7 +1,5 @@
-"""Unpacks tensors of 4-bit elements for ops that only move elements: the elements are cast to a
-type of at least a byte, moved, and cast back.
-
-Called by the lowerings of ops that move elements.
+"""Unpacks tensors of 4-bit elements for ops that only move elements. The elements are cast to a
+type with at least one byte per element, moved, and cast back. Called by the lowerings of these ops.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ TRANSPOSED_TRAFFIC_FACTOR = 2
 
 
 def boxed(variant: Variant) -> bool:
-    """True where the variant's loading warp copies boxes of matrices to shared memory instead of
+    """True if the variant's loading warp copies boxes of matrices to shared memory instead of
     streaming weights through a ring.
     """
     return bool(variant.role(LOAD)) and not variant.stages
@@ -56,8 +56,8 @@ def product_times(nodes: Sequence[Node], machine: Machine) -> list[tuple[Node, f
 def _work_us(node: Node, machine: Machine, share: float = 1.0, large: bool = False) -> float:
     """Predicted microseconds of a product or of attention under the machine's kernel variant.
     share: the speed of device functions without warpgroups in this variant, relative to their speed
-    in the machine's first variant. large: True if the products by warpgroups together have so many
-    multiplications that the variant with warpgroups pays off.
+    in the machine's first variant. large: True if the products that warpgroups can compute have so
+    many multiplications in total that using the variant with warpgroups saves time.
     """
     costs, units = machine.costs.boxes, boxed(machine.variant)
     if costs is None:
@@ -76,7 +76,7 @@ def _work_us(node: Node, machine: Machine, share: float = 1.0, large: bool = Fal
 
 
 def _loads_boxes(node: Node, machine: Machine) -> bool:
-    """True where warpgroups compute the product, either directly or after operands that box copies
+    """True if warpgroups compute the product, either directly or after operands that box copies
     cannot load have been copied to another layout.
     """
     return boxes(node, machine) or product_of(node).loads_boxes(machine)
@@ -96,8 +96,8 @@ def _cut_us(node: Node, machine: Machine) -> float:
 
 
 def _laid_us(node: Node, costs: BoxCosts) -> float:
-    """Microseconds for copying the operands that box copies cannot load to another layout
-    (ark.lower.rewrite.align_operands); 0 if they can load both.
+    """The microseconds for copying operands that box copies cannot load to another memory layout
+    (ark.lower.rewrite.align_operands); 0 if box copies can load both operands as they are.
     """
     moved = 0
     for side in SIDES:
@@ -108,8 +108,9 @@ def _laid_us(node: Node, costs: BoxCosts) -> float:
 
 
 def _tiles_us(node: Node, machine: Machine, costs: BoxCosts, units: bool) -> float:
-    """Predicted microseconds of a product that warpgroups do not compute. units: True if matrix
-    units do. The machine's first variant has a special device function for fp32.
+    """Predicted microseconds of a product that warpgroups do not compute. units: True if the kernel
+    variant has warpgroups for other products. Without them, large fp32 products use a special
+    device function.
     """
     shape, depth = fold(node.outputs[0].shape), depth_of(node)
     left, right = (t.dtype for t in node.inputs[:2])

@@ -198,7 +198,9 @@ class Executor:
 
 
 class _Builder:
-    """Builds the graph of one iteration."""
+    """Builds the graph of one iteration, which contains all replicas and accumulated batches of
+    this rank.
+    """
 
     def __init__(self, executor: Executor, exported: Any, given: Sequence[torch.Tensor]) -> None:
         self.options, self.mode = executor.options, executor._mode

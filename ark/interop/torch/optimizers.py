@@ -103,11 +103,12 @@ class Rates:
         values: Mapping[torch.Tensor, ark.Tensor],
         stages: Stages,
     ) -> list[Value]:
-        """Adds gradients and update to the current model; returns the learning rates' values.
+        """Adds the gradients and the parameter update to the current model. Returns the values of
+        the learning rates, which are inputs of the kernel.
 
-        total: the sum of this rank's losses. count: the number of losses of all ranks; gradients
-        are those of their mean. stages: the stages of the module; a parameter's update runs on the
-        processors of its stage.
+        total: the sum of this rank's losses. count: the number of losses on all ranks; the
+        gradients are those of the mean of all losses. stages: the pipeline stages of the module; a
+        parameter's update runs on the processors of its stage.
         """
         groups = [
             [p for p in group["params"] if p in values and p.requires_grad]

@@ -46,8 +46,9 @@ def lower_channel_custom(lowering: Lowering, node: Node) -> None:
 
 
 def _received(lowering: Lowering, form: Form, tensors: Mapping[str, Tensor]) -> frozenset[int]:
-    """Ids of the receive buffers between ranks that hold packets. Raises UnsupportedError if an
-    operand for which the op requests packets cannot hold them.
+    """The ids of receive buffers between ranks that hold packets (data with an epoch, which the
+    receiver polls). Raises UnsupportedError if the op requests packets for an operand that cannot
+    be sent as packets.
     """
     named = [(name, tensors[name]) for name in form.packets]
     symmetric = [(name, t) for name, t in named if t.buffer.arena == "symmetric"]
@@ -62,8 +63,8 @@ def _received(lowering: Lowering, form: Form, tensors: Mapping[str, Tensor]) -> 
 
 
 def _pair(lowering: Lowering, node: Node, group: Group) -> None:
-    """Adds waits and signals between ranks to the tasks of a custom op. There is a counter for
-    every tile of every custom op on a channel.
+    """Adds waits and signals between ranks to the tasks of a custom op. Each tile has a counter of
+    its own, for each custom op on the channel.
     """
     rank, given = lowering.graph.rank, node.read(CustomAttributes)
     waits, signals = given.waits or [], given.signals or []
@@ -87,8 +88,8 @@ def _pair(lowering: Lowering, node: Node, group: Group) -> None:
 
 
 def _tiles(form: Form, sizes: Mapping[str, int], processors: int) -> Iterator[tuple[str, int]]:
-    """The tile size along each axis of a custom op. If the user's declaration does not set it, all
-    processors get equal shares.
+    """Yields each axis of a custom op with its tile size. If the user's declaration does not set
+    the size, the axis is divided so that all processors get equal shares.
     """
     tasks = 1
     for axis, n in form.tile.items():

@@ -31,11 +31,14 @@ def lower_rotary_embedding(lowering: Lowering, node: Node) -> None:
 
 
 def lower_rope_kv(lowering: Lowering, node: Node) -> None:
-    """Emits tasks that each have all rows of some columns, because all rows share the caches."""
+    """Emits the tasks of `rope_kv`, which rotates queries and keys and appends keys and values to
+    the caches. Each task computes some columns of all rows, because all rows of an iteration share
+    the caches.
+    """
     x = node.inputs[0]
     operands = [x, node.outputs[0], *node.inputs[1:], *node.outputs[1:]]
-    # With several rows, a task's first column is a multiple of the columns of a vector access, so
-    # that the task can read vectors.
+    # With several rows, a task begins at a column that is a multiple of the width of a vector
+    # access, so that the task can load vectors.
     given = node.read(ProjectionAttributes)
     step = VECTOR_COLUMNS if x.shape[0] > 1 and given.head_dim % VECTOR_COLUMNS == 0 else 2
     params = RopeKvParams(given.heads, given.kv_heads, given.head_dim)

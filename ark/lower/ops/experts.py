@@ -20,7 +20,8 @@ def lower_topk(lowering: Lowering, node: Node) -> None:
     given = node.read(TopKAttributes)
     params = TopKParams(k=given.k, least=given.least, softmax=given.softmax, rows=each)
     group = lowering.emit("topk", params, [*node.inputs, *node.outputs], coords)
-    # On a processor of its own, a task polls packets while others compute them.
+    # One task that polls packets chooses the experts of all rows. It runs on a processor without
+    # other tasks, so that it does not delay them.
     if lowering.machine.has(Capability.PACKET_GATE) and group.processors is None:
         group.processors = (0, lowering.machine.processors)
 

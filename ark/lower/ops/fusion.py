@@ -1,4 +1,6 @@
-"""Lowering of regions of elementwise ops with sums between them."""
+"""Lowering of `fusion` nodes: elementwise ops, with sums between them, that are computed in one
+task.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from ark.tasks.fusion import FusionParams
 
 
 def lower_fusion(lowering: Lowering, node: Node) -> None:
-    """Emits the tiles of a fused region, which have the shape of its outputs."""
+    """Emits the tasks of a `fusion` node. Each computes a tile of the node's outputs."""
     shape = node.outputs[0].shape
     given = node.read(FusionAttributes)
     work = len(given.last) + given.count * len(given.each)

@@ -1,4 +1,6 @@
-"""Lowering of copies by index: concat and remaps (pad, flip, slices, tile)."""
+"""Lowering of ops that copy elements to other indices: concat and remaps (pad, flip, slices,
+tile).
+"""
 
 from __future__ import annotations
 

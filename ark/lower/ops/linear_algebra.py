@@ -14,8 +14,9 @@ from ark.tasks.linear_params import LinearParams
 
 
 def lower_linear(lowering: Lowering, node: Node) -> None:
-    """Emits the tasks of a linear layer of few rows. Each task has some rows of the weight, which
-    it streams in stages. Raises ModelError if the weight is not dense.
+    """Emits the tasks of a linear layer of few rows. Each task computes the outputs of some rows of
+    the weight, which it streams (copies to shared memory in stages, ahead of the computation).
+    Raises ModelError if the weight is not dense.
     """
     weight = node.inputs[1]
     if not weight.dense:

@@ -1,5 +1,5 @@
-"""Lowering of gathers and scatters. If indices select whole rows, a task moves rows; otherwise it
-moves elements.
+"""Lowering of gathers and scatters. If an index selects a whole row, tasks move rows; otherwise
+they move single elements.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def lower_gather_elements(lowering: Lowering, node: Node) -> None:
 
 
 def lower_scatter(lowering: Lowering, node: Node) -> None:
-    """Emits a scatter. It first copies the input to the output, unless they share memory, and then
-    applies the updates to the part of the output that they can reach. If there are many rows, each
-    task copies and updates whole rows instead.
+    """Emits a scatter, in two steps. Tasks first copy the input to the output, unless both are the
+    same memory. Then tasks apply the updates to the part of the output that the indices can select.
+    If there are many rows, there is only one step: each task copies and updates whole rows.
     """
     source, ids, updates = node.inputs
     out, given = node.outputs[0], node.read(ScatterAttributes)
@@ -107,8 +107,9 @@ def lower_scatter(lowering: Lowering, node: Node) -> None:
 
 
 def _warp_tile(frame: Sequence[int], machine: Machine) -> list[int] | None:
-    """The tile whose elements one warp has in flight at once, so that the warps apply different
-    updates at the same time; None if there would be more tiles than processors.
+    """A tile with as many elements as one warp can load at the same time, so that the warps of a
+    block apply different updates concurrently. None if there would be more such tiles than
+    processors.
     """
     most = MAX_LANE_ELEMENTS_IN_FLIGHT * machine.lanes
     tile = tile_of(frame, most)
@@ -117,7 +118,9 @@ def _warp_tile(frame: Sequence[int], machine: Machine) -> list[int] | None:
 
 
 def _by_rows(lowering: Lowering, node: Node) -> bool:
-    """True if there are so many rows that each is copied and updated by one task."""
+    """True if there are so many rows that a scatter is emitted in one step, in which each task
+    copies and updates whole rows.
+    """
     source, ids, updates = node.inputs
     out, axis, machine = node.outputs[0], node.read(ScatterAttributes).axis, lowering.machine
     rows = math.prod(lines(out.shape, axis))

@@ -79,8 +79,8 @@ def _emit_product(
 
 
 def _lower_large(lowering: Lowering, product: Product, cut: Cut) -> None:
-    """Emits a product for warpgroups, with tiles in an order in which they share data in the L2
-    cache.
+    """Emits a product that warpgroups compute. The order of its tiles is such that tiles that are
+    computed at the same time share data in the L2 cache.
     """
     machine, node, shape = lowering.machine, product.node, product.shape
     tile = min(cut.rows, shape[2]), cut.columns
@@ -92,8 +92,8 @@ def _lower_large(lowering: Lowering, product: Product, cut: Cut) -> None:
         coords = side_by_side(coords, machine.processors)
         _emit_product(lowering, product, params, coords)
         return
-    # One task computes all tiles of its processor, so that it loads one tile while it stores
-    # another.
+    # A processor computes all its tiles in one task, so that the loads of one tile overlap with the
+    # stores of the previous one.
     begin, end = node.processors or (0, machine.processors)
     tasks = min(len(coords) * cut.parts, end - begin)
     params = structs.replace(params, tasks=tasks, group=group)

@@ -49,8 +49,8 @@ def _permute(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[in
 
 
 def whole_view(lowering: Lowering, tensor: IrTensor, shape: Sequence[int], fill: bool) -> IrTensor:
-    """The tensor viewed in another shape. If that is not possible, a dense temporary of that shape.
-    fill: True to emit a copy of the elements to the temporary.
+    """The tensor viewed in another shape. If its memory layout does not allow the view, a dense
+    temporary of that shape. fill: True to emit a copy of the elements to the temporary.
     """
     if dense_view(tensor, shape) is None:
         copy = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}.dense")
@@ -81,8 +81,9 @@ def lower_embedding(lowering: Lowering, node: Node) -> None:
 
 
 def _emit_rows(lowering: Lowering, operands: list[IrTensor], columns: int) -> None:
-    """Emits a task for each row that is looked up, or for each part of a row if there are fewer
-    rows than processors. columns: the number of columns of a part; 0 to choose it here.
+    """Emits the tasks of a lookup of rows: one task for each row or, if there are fewer rows than
+    processors, for each part of a row. columns: the number of columns of a part; 0 to choose it
+    here.
     """
     rows, width = operands[2].shape
     parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
@@ -93,7 +94,9 @@ def _emit_rows(lowering: Lowering, operands: list[IrTensor], columns: int) -> No
 
 
 def _emit_tiles(lowering: Lowering, index: IrTensor, table: IrTensor, target: IrTensor) -> None:
-    """Emits tasks that each look up a tile of rows, with the task kind of gathers."""
+    """Emits the tasks of a lookup of rows, each of which copies a tile of several rows, with the
+    task kind of gathers.
+    """
     table, target = widen(table, 3), widen(target, 3)
     tile = box_tile(target.shape, lowering.machine, itemsize=target.dtype.itemsize)
     params = GatherParams(axis=1, elements=False, from_end=False, tile=tuple(tile))

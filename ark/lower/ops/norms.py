@@ -1,4 +1,4 @@
-"""Lowering of ops on whole rows: norms and softmax."""
+"""Lowering of ops that compute each row of a matrix as a whole: norms, softmax and argmax."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ MAX_SHORT_ROW_ELEMENTS = 1024  # several rows with these elements in total take 
 
 
 def lower_row_norm(lowering: Lowering, node: Node) -> None:
-    """Emits a softmax or norm as tasks of whole rows. Either each processor has one task, or a task
-    has a few short rows, which take as long as one. Rows of large matrices are dealt to processors
-    one by one, so that all processors read neighbouring rows at the same time.
+    """Emits the tasks of a softmax or norm, each of which computes whole rows. In general, each
+    processor has one task. If rows are short, a task has several rows, which take as long as one.
+    If the matrix is large, row i goes to processor i modulo their number, so that all processors
+    read neighbouring rows at the same time.
     """
     others, params = list(node.inputs[1:]), node.read(NormAttributes)
     row = node.outputs[0].shape[-1:]
@@ -42,9 +43,7 @@ def lower_row_norm(lowering: Lowering, node: Node) -> None:
 
 
 def lower_argmax(lowering: Lowering, node: Node) -> None:
-    """Emits an argmax as tasks of whole rows, which are divided among processors as by
-    lower_row_norm.
-    """
+    """Emits the tasks of an argmax. Rows are divided among tasks as by lower_row_norm."""
     source, out, coords, rows = _row_tiles(lowering, node)
     lowering.emit("argmax", ArgMaxParams(rows), [source, out], coords)
 
@@ -52,7 +51,7 @@ def lower_argmax(lowering: Lowering, node: Node) -> None:
 def _row_tiles(
     lowering: Lowering, node: Node
 ) -> tuple[IrTensor, IrTensor, list[tuple[int, ...]], int]:
-    """How an op on rows is divided into tasks: views of its input and result, the coordinates of
+    """The division of an op on rows into tasks: views of its input and result, the coordinates of
     the tasks, and the number of rows of each task.
     """
     source, out, machine = node.inputs[0], node.outputs[0], lowering.machine
@@ -74,13 +73,16 @@ def _row_tiles(
 
 
 def is_large(out: IrTensor, machine: Machine) -> bool:
-    """True for a result so large that its rows are dealt to processors one by one."""
+    """True if the result is so large that its rows are assigned to processors one by one, in
+    turn.
+    """
     return out.nbytes >= machine.costs.deal_bytes
 
 
 def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
-    """The number of processors to which the rows of a large matrix are dealt one by one, so that
-    all of them read neighbouring rows at the same time; 0 if each task has consecutive rows.
+    """The number of processors to which the rows of a large matrix are assigned one by one, in
+    turn, so that all processors read neighbouring rows at the same time; 0 if each task has
+    consecutive rows.
 
     The result is 0 if rows are claimed at run time instead, or if too many processors would have no
     rows. It is also 0 for elements of more than MAX_INTERLEAVED_ITEMSIZE bytes: some backends load
@@ -118,8 +120,8 @@ def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor
 
 
 def _whole_rows(node: Node) -> list[int] | None:
-    """The tile that the user's hint requests, with size 1 in place of the whole row; None without a
-    hint. Raises PlanError if the requested tile has only a part of a row.
+    """The tile of the user's hint, with size 1 in the place of the whole row; None if the hint has
+    no tile. Raises PlanError if the tile has only a part of a row.
     """
     if node.hints is None or node.hints.tile is None:
         return None

@@ -31,8 +31,8 @@ def lower_paged_append(lowering: Lowering, node: Node) -> None:
 
 def lower_paged_attention(lowering: Lowering, node: Node) -> None:
     """Emits attention over caches in pages. For a few rows, the positions of each row are divided
-    into parts, so that most processors have one. For many rows, or with other masks, tasks are
-    tiles of queries.
+    into parts, with one task for each part, so that most processors have one. For many rows, or if
+    the mask is not that of an ordinary decoder, each task computes a tile of queries.
     """
     sequences = node.inputs[3].shape[0]
     rows = node.inputs[0].shape[0] // sequences
@@ -62,8 +62,9 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
         streamed = streamed_rows(key, heads // kv_heads, machine)
         if pages_of_stage(streamed, page) > MAX_STAGE_PAGES:
             streamed = 0
-    # A task reads a part of the positions: at least those of one stage of the ring, or of two
-    # stages with several sequences.
+    # A task reads a part of the positions. If keys and values are streamed through the ring in
+    # shared memory, a part has at least the positions of one stage of the ring, or of two stages if
+    # there are several sequences.
     least = 64 if not streamed else streamed * (1 if sequences == 1 else 2)
     splits = attention_splits(q.shape[0], kv_heads, context, machine.processors, least)
     if splits == 2 and sequences > 1 and context <= streamed * machine.variant.stages:

@@ -1,5 +1,5 @@
-"""Lowering of the op that adds the sums of a product's parts of k (split-k), with or without the
-norm that follows.
+"""Lowering of the op that adds the partial sums of a product whose inner dimension k was divided
+into parts (split-k), with or without the norm that follows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ark.tasks.elementwise import ElementwiseParams
 
 
 def lower_add_parts(lowering: Lowering, node: Node) -> None:
-    """Emits tasks that add the sums of all parts of k. For each tile of the product there are as
-    many of these tasks as parts of k.
+    """Emits tasks that add the partial sums of all parts of k. Each tile of the product is divided
+    among as many tasks as there are parts of k.
     """
     (sums, *others), out = node.inputs, node.outputs[0]
     parts, m, n = sums.shape
@@ -31,8 +31,8 @@ def lower_add_parts(lowering: Lowering, node: Node) -> None:
 
 
 def lower_add_parts_norm(lowering: Lowering, node: Node) -> None:
-    """Emits tasks that add the sums of all parts of k for whole rows and normalise the rows.
-    Results are the sums and the normalised rows.
+    """Emits tasks that add the partial sums of all parts of k for whole rows, and normalise the
+    rows. Results are the sums and the normalised rows.
     """
     (sums, *others, weight), (total, normed) = node.inputs, node.outputs
     columns = total.shape[-1]

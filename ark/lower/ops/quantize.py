@@ -13,7 +13,7 @@ from ark.tasks.quantized_linear import QuantizedLinearParams, most_rows
 
 def lower_quantized_linear(lowering: Lowering, node: Node) -> None:
     """Emits a quantised linear layer. If its input rows do not fit in a processor's shared memory,
-    the layer is emitted several times, for groups of rows that fit.
+    the layer is emitted once for each group of rows that fits.
     """
     x, *others = node.inputs
     out, machine = node.outputs[0], lowering.machine

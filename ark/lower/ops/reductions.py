@@ -1,4 +1,6 @@
-"""Lowering of reductions over one dimension. Long rows are reduced in parts by several tasks."""
+"""Lowering of reductions over one dimension. If rows are long, several tasks reduce parts of each
+row.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,9 @@ def _insert(tensor: IrTensor, axis: int) -> IrTensor:
 
 
 def lower_reduce(lowering: Lowering, node: Node) -> None:
-    """Emits a reduction, in which one task reduces whole rows or columns.
-
-    If rows are few and long, tasks first reduce parts of them to a temporary, which further tasks
-    reduce to the result.
+    """Emits the tasks of a reduction, each of which reduces whole rows or columns. If there are few
+    long rows, tasks first reduce parts of the rows to a temporary, and further tasks reduce the
+    temporary to the result.
     """
     source, out = node.inputs[0], node.outputs[0]
     given = node.read(ReduceAttributes)
@@ -106,12 +107,12 @@ def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTenso
 
 
 def _across(count: int, source: IrTensor, machine: Machine) -> int:
-    """One long line of a 16-bit type can be viewed as a matrix whose columns are reduced first.
-    Returns the number of columns, or 0 if the line is not to be reduced in this way.
+    """The number of columns of the matrix as which a long row of a 16-bit type is viewed, so that
+    its columns are reduced first; 0 if the row is not reduced in this way.
 
-    With columns, blocks read neighbouring memory at the same time. On an H100, 64M elements of bf16
-    took 48 us in this form, and 80 us if each processor reduced a distant part of the line. The
-    result is 0 for few elements, or with one thread per processor.
+    With this view, blocks read neighbouring memory at the same time. On an H100, 64M elements of
+    bf16 took 48 us with it, and 80 us if each processor reduced a distant part of the row. The
+    result is 0 for few elements, or if the machine runs a task in a single thread.
     """
     if not machine.cooperative or source.dtype.itemsize != 2:
         return 0
@@ -122,8 +123,9 @@ def _across(count: int, source: IrTensor, machine: Machine) -> int:
 
 
 def _counted(term: expression.Tree, part: int, inner: int) -> expression.Tree:
-    """The expression of a reduction's terms, changed for a view in which the axis is in two parts:
-    element indices in it still count from the first element of the whole axis.
+    """The expression of a reduction's terms, for a view in which the reduced axis is divided into
+    two dimensions. Element indices in the expression still count from the first element of the
+    whole axis.
     """
     if not expression.places(term):
         return term
@@ -187,8 +189,8 @@ def _emit_reduce(
 
 
 def _beside_axis(node: Node | None, axis: int) -> list[int] | None:
-    """The tile that the user's hint requests, with size 1 inserted at the reduced dimension if the
-    result does not have that dimension; None without such a hint.
+    """The tile of the user's hint. If the result does not have the reduced dimension, size 1 is
+    inserted there. None if the hint has no tile.
     """
     if node is None or node.hints is None or node.hints.tile is None:
         return None

@@ -24,8 +24,9 @@ def _share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
 
 
 def lower_sample_each(lowering: Lowering, node: Node) -> None:
-    """Emits tasks that find the best token in each tile of each sequence's logits, and one task
-    that chooses among these candidates for all sequences.
+    """Emits the tasks that sample a token for each sequence by its largest logit. Tasks find the
+    best token in each tile of each sequence's logits, and one further task chooses among these
+    candidates for all sequences.
     """
     logits, settings, position, *others = node.inputs
     batch, vocabulary = logits.shape

@@ -1,4 +1,4 @@
-"""Lowering of the ops of a decoder loop: embed, sample, choose, advance."""
+"""Lowering of the ops of a decoder's loop over tokens: embed, sample, choose, advance."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lower_sample(lowering: Lowering, node: Node) -> None:
     """Emits tasks that find the best token in each tile of the logits, and one task that chooses
     among these candidates.
 
-    shares: the number of ranks' shares in the logits; the first is this rank's own
+    shares: the number of parts of the logits, one from each rank; the first part is this rank's own
     (ark.lower.rewrite.rotate_logits).
     """
     shares = node.read(SampleAttributes).shares

@@ -1,4 +1,6 @@
-"""Lowering of reshapes that must copy, because the input's memory has no view of the new shape."""
+"""Lowering of reshapes that must copy, because the memory layout of the input cannot be viewed in
+the new shape.
+"""
 
 from __future__ import annotations
 

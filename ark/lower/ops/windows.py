@@ -1,4 +1,6 @@
-"""Lowering of convolutions that read their windows from the image."""
+"""Lowering of convolutions whose tasks read windows directly from the image. (Other convolutions
+are matrix products with a matrix of windows.)
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ WARP_READ_ELEMENTS = 32  # neighbouring places of a tile, which the lanes of a w
 
 
 def lower_convolution(lowering: Lowering, node: Node) -> None:
-    """Emits a convolution as tiles, each of one image. A tile grows along the image first, then
-    along rows of weights, then along groups, as long as there are tiles for all processors.
+    """Emits the tasks of a convolution, each of which computes a tile of one image. A tile has as
+    many positions of the image as possible, then as many outputs, then as many groups, as long as
+    there are tiles for all processors.
     """
     weight, source, *others = node.inputs
     out, machine = node.outputs[0], lowering.machine
@@ -43,8 +46,9 @@ def lower_convolution(lowering: Lowering, node: Node) -> None:
     down = min(rows, max(1, share // wide))
 
     def rounds(several: int) -> tuple[int, int]:
-        """A measure to minimise: the number of groups that the processor with the most work
-        computes. Ties are decided by more groups per task, hence the negated number.
+        """A number to minimise over the groups per task (`several`): the number of groups that the
+        processor with the most work computes. The second number decides between equal values: more
+        groups per task are better, hence the negative sign.
         """
         return -(-images * -(-groups // several) // tasks) * several, -several
 
@@ -83,7 +87,9 @@ def _params(node: Node, tile: Sequence[int]) -> dict[str, Any]:
 
 
 def _emit_last(lowering: Lowering, node: Node, params: ConvolutionParams) -> None:
-    """Emits a convolution of an image with channels last, under the node's own type."""
+    """Emits a convolution of an image with channels last. The task kind has the name of the node's
+    type.
+    """
     weight, source, *others = node.inputs
     out = node.outputs[0]
     coords = box_coords(out.shape, params.tile)

@@ -1,14 +1,17 @@
-"""Copies operands of matrix products to layouts that matrix units can read, or read faster. Listed
-in ark.lower.passes; runs after the kernel variant is chosen.
+"""Copies operands of matrix products to other memory layouts, if matrix units cannot read them as
+they are or would read them more slowly. Listed in ark.lower.passes; runs after the kernel variant
+is chosen.
 
 Warpgroups read operands by box copies (hardware copies of rectangles), which need rows that start
 at multiples of 16 bytes. An operand with unaligned rows is copied to aligned rows, which costs one
 more read. If an elementwise op or a product computes the operand for this product only, later
-passes fuse the copy into that op (fuse_chains, fuse_epilogues). For types whose k must be
-contiguous, operands with another layout are transposed in memory.
+passes fuse the copy into that op (fuse_chains, fuse_epilogues). For some types (8-bit types, fp32
+as tf32) matrix units need the summed dimension k to be contiguous; operands with another layout are
+transposed in memory.
 
-Products of fp32 in tiles of Machine.exact_tiles read unaligned rows, but element by element. Such
-an operand is copied if the product is predicted to gain more time than the copy takes.
+Products of fp32 in full precision (in tiles of Machine.exact_tiles) can read unaligned rows, but
+only element by element. Such an operand is copied if the product is predicted to gain more time
+than the copy takes.
 """
 
 from __future__ import annotations
@@ -60,8 +63,8 @@ def align_operands(graph: Graph, context: Context) -> Graph:
 
 
 def _laid(graph: Graph, product: Node, side: int, number: int, machine: Machine) -> Node | None:
-    """The node that copies or transposes operand `side` of a product; None if warpgroups can read
-    the operand as it is. number: the id of the new node.
+    """A node that copies or transposes operand `side` (0 or 1) of a product; None if warpgroups can
+    read the operand as it is. number: the id of the new node.
     """
     source = product.inputs[side]
     if product.outputs[0].shape[-2] < MIN_MATRIX_UNIT_ROWS and product.inputs[1].shape[:-2]:
@@ -80,8 +83,8 @@ def _laid(graph: Graph, product: Node, side: int, number: int, machine: Machine)
 def _laid_in_vectors(
     graph: Graph, product: Node, side: int, number: int, machine: Machine
 ) -> Node | None:
-    """The node that copies operand `side` of a product of fp32 to aligned rows; None if the product
-    would not gain more time than the copy takes.
+    """A node that copies operand `side` (0 or 1) of an fp32 product to aligned rows; None if the
+    product would not gain more time than the copy takes.
     """
     costs, source, shape = machine.costs, product.inputs[side], fold(product.outputs[0].shape)
     depth, types = depth_of(product), [t.dtype.name for t in product.inputs[:2]]
@@ -107,7 +110,9 @@ def _rows_aligned(graph: Graph, shape: Sequence[int], source: Tensor, product: N
 def _before(
     product: Node, number: int, kind: str, source: Tensor, out: Tensor, attrs: dict[str, Any]
 ) -> Node:
-    """A node that rearranges an operand of the product and runs on the same processors as it."""
+    """A node that rearranges an operand of a product. It runs on the same processors as the
+    product.
+    """
     return dataclasses.replace(
         product,
         id=number,

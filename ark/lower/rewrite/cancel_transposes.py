@@ -1,10 +1,11 @@
 """Removes a transpose of rows before a linear layer together with the transpose after it, or only
 one of the two.
 
-A product with a weight, and an elementwise op whose other inputs are equal for all rows, compute
-each row independently. So the rows may keep the order that they had before the first transpose, and
-the second transpose, which would restore this order, is not needed. torch.nn.MultiheadAttention
-with batch_first=False has such transposes around both of its projections.
+A product with a weight computes each row independently, and so does an elementwise op whose other
+inputs are equal for all rows. If only such ops are between the two transposes, the rows can keep
+the order that they had before the first transpose. The second transpose, which restores this order,
+is then not needed either. torch.nn.MultiheadAttention with batch_first=False has such transposes
+around both of its projections.
 
 A chain (first transpose, ops on rows, last transpose) is rewritten if at least one of the two
 transposes can be removed. Listed in ark.lower.passes.
@@ -58,7 +59,7 @@ def _rewritten(graph: Graph, kept: frozenset[int]) -> Graph | None:
 
 
 def _plain(node: Node) -> bool:
-    """True where the node has a single output, which fills its buffer, and no user hints."""
+    """True if the node has a single output, which fills its buffer, and no user hints."""
     return (
         len(node.outputs) == 1
         and node.hints is None
@@ -69,8 +70,8 @@ def _plain(node: Node) -> bool:
 
 
 def _reader(graph: Graph, node: Node) -> Node | None:
-    """The only other node that accesses the buffer of a node's result; None if it reads the buffer
-    through several of its inputs.
+    """The only other node that accesses the buffer of a node's result. None if there are several,
+    or if the only one reads the buffer through several of its inputs.
     """
     buffer, view = node.outputs[0].buffer.id, graph.view
     (number,) = view.touching[buffer] - {node.id}
@@ -79,14 +80,15 @@ def _reader(graph: Graph, node: Node) -> Node | None:
 
 
 def _read(node: Node, out: Tensor) -> Tensor:
-    """The input of the node that is in the tensor's buffer."""
+    """The input of `node` that is on the same buffer as `out`."""
     return next(t for t in node.inputs if t.buffer.id == out.buffer.id)
 
 
 def _joins(node: Node, out: Tensor, first: Node) -> bool:
-    """True where the node can follow the node that computes `out` in a chain of transpose, ops on
-    rows and transpose. Whether an elementwise op computes each row independently is checked later,
-    when the number of rows is known.
+    """True if `node` can be the next op of a chain (transpose, ops on rows, transpose) after the
+    node that computes `out`. first: the transpose with which the chain begins. Whether an
+    elementwise op computes each row independently is checked later, when the number of rows is
+    known.
     """
     read = _read(node, out)
     if node.placement != first.placement or not _plain(node) or not same_elements(read, out):
@@ -115,9 +117,9 @@ def _leading(shape: Sequence[int], rows: int) -> int | None:
 
 
 def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | None:
-    """The replacements for the nodes of a chain, by node id; a node with replacement None is
-    removed. The new nodes compute rows in the order of the first transpose's source. Returns None
-    if no transpose would be removed.
+    """The nodes that replace the nodes of a chain, by the id of the replaced node; None for a node
+    that is removed. The new nodes compute rows in the order of the first transpose's source.
+    Returns None if no transpose would be removed.
     """
     first, *between, last = chain
     counts = {n.inputs[0].shape[0] for n in between if n.type == "matmul"}
@@ -165,10 +167,10 @@ def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | 
 
 
 def _first(node: Node, rows: int) -> tuple[list[int], list[int], bool] | None:
-    """How a chain's first transpose reorders rows: the dimensions of its result that number the
-    rows, in the order in which its source has them; the sizes of these dimensions; and True if the
-    transpose is unnecessary once rows stay in the source's order. None if the transpose does not
-    change the order of rows.
+    """How a chain's first transpose reorders rows. Returns three values: the leading dimensions of
+    its result, which number the rows, in the order that they have in its source; the sizes of these
+    dimensions; and True if the transpose can be omitted once rows keep the source's order. None if
+    the transpose does not change the order of rows.
     """
     perm, shape = node.read(TransposeAttributes).perm, node.outputs[0].shape
     count = _leading(shape, rows)
@@ -186,8 +188,8 @@ def _last(
     node: Node, rows: int, order: Sequence[int], lead: Sequence[int]
 ) -> tuple[list[int], list[int], list[int]] | None:
     """A chain's last transpose, adapted to rows that are in the order of the first transpose's
-    source: the shape that it reads, its permutation and the shape of its result, all without
-    dimensions of size 1. None if the dimensions of rows cannot be matched.
+    source. Returns the shape that it reads, its permutation and the shape of its result, all
+    without dimensions of size 1. None if the dimensions of rows cannot be matched.
     """
     shape, perm = node.inputs[0].shape, node.read(TransposeAttributes).perm
     count = _leading(shape, rows)
@@ -211,9 +213,9 @@ def _last(
 def _by_rows(
     graph: Graph, node: Node, before: Tensor, source: Tensor, target: Tensor, rows: int
 ) -> Node | None:
-    """A copy of the node that reads `source`, in which the same rows are in another order, and
-    writes its rows in that order to the target's buffer. None if another input of the node is not
-    equal for all rows.
+    """A copy of `node` for rows in another order. It reads `source`, which has the rows of `before`
+    in the other order, and writes its rows in that order to the buffer of `target`. None if another
+    input of the node is not equal for all rows.
     """
     out = node.outputs[0]
     count = _leading(out.shape, rows)
@@ -255,15 +257,17 @@ def _on(graph: Graph, target: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _lasts(graph: Graph, first: Node, reader: Node) -> bool:
-    """True where the source of the first transpose still has its contents when the reader runs."""
+    """True if nothing writes the source of the first transpose before the reader runs, so that the
+    reader can read the source.
+    """
     places = graph.view.places
     writers = graph.view.writers.get(first.inputs[0].buffer.id, [])
     return not any(places[first.id] < places[n.id] <= places[reader.id] for n in writers)
 
 
 def _unread_before(graph: Graph, last: Node) -> bool:
-    """True where the last transpose's result may be written earlier, because no node before the
-    transpose accesses its buffer.
+    """True if no node before the last transpose accesses the buffer of its result, so that an
+    earlier node may write this buffer.
     """
     buffer, places = last.outputs[0].buffer, graph.view.places
     others = graph.view.touching[buffer.id] - {last.id}

@@ -5,8 +5,8 @@ A convolution is written as a product with a matrix of windows (ark.ops.windows)
 first, elements that are neighbours in this matrix are not neighbours in the image, so they are
 copied one by one. With channels last they are neighbours in both, and are copied by vector accesses
 or loaded directly by box copies (ark.lower.rewrite.fuse_windows). An image is transposed once for
-all its readers. Elementwise ops between convolutions keep channels last, and a result is transposed
-back only for a reader that needs channels first.
+all ops that read it. Elementwise ops between convolutions keep channels last. A result is
+transposed back only if an op that reads it needs channels first.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
     """A copy of the graph in which convolutions, and the ops between them, have channels as the
     last dimension. boxed: True to include depthwise convolutions, convolutions in groups of few
-    channels and convolutions with too few channels for a vector access, which pay off only if box
-    copies load windows.
+    channels, and convolutions with too few channels for a vector access. For these, channels last
+    is faster only if box copies load the windows of other convolutions.
     """
     machine, kept = context.machine, context.kept
     if not machine.coalesces:
@@ -48,8 +48,8 @@ def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
 
 
 def _plane(key: str, values: Sequence[int]) -> list[int]:
-    """A parameter of a convolution's windows for two spatial dimensions, of which the first may be
-    missing.
+    """A parameter of a convolution's windows (such as "stride") for two spatial dimensions. For a
+    convolution with one spatial dimension, the value of the missing first dimension is added.
     """
     missing = 0 if key == "before" else 1
     return [*[missing] * (2 - len(values)), *values]
@@ -78,8 +78,8 @@ class _Convolutions(TurnedImages):
             )
             self.keep(self.product(product, inputs, out))
             return
-        # The result is stored with channels last if its readers want that, or if its rows with
-        # channels first would be unaligned.
+        # The result is stored with channels last if the ops that read it need this layout, or if
+        # its rows with channels first would be unaligned.
         between = self.result(out, f"{product.name}.places")
         self.nodes.append(self.product(product, (table, flat), between))
         self.turn_back(product, between, out)
@@ -110,8 +110,9 @@ class _Convolutions(TurnedImages):
         return self.view(kernel.outputs[0], [outputs, depth]), table
 
     def _source_rows(self, one: Convolution) -> Tensor | None:
-        """The convolution's image as rows of channels, which a new node computes if no earlier node
-        does. None if the image has channels first and transposing it does not pay off.
+        """The convolution's image as rows of channels, one row per pixel. If no earlier node has
+        computed this layout, a new node transposes the image. None if the image has channels first
+        and transposing it costs more than it saves.
         """
         product, like = one.product, one.windows or one.product
         n, channels, places = image_of(one.source) or (0, 0, 0)
@@ -128,8 +129,9 @@ class _Convolutions(TurnedImages):
         return rows
 
     def _by_groups(self, one: Convolution) -> None:
-        """Adds the convolution in groups, which reads and writes images as rows of channels (one
-        row per pixel). One of few channels reads the image with channels first.
+        """Adds a convolution in groups, which reads and writes images as rows of channels (one row
+        per pixel). If a group has few channels and outputs, the convolution reads the image with
+        channels first.
         """
         product, out = one.product, one.product.outputs[0]
         rows = one.source if one.few else self._source_rows(one)

@@ -1,10 +1,10 @@
-"""Composes copies by index arithmetic with each other and with transposes: one copy is left where a
-model shifts an image and then cuts it to windows, or joins windows and shifts the image back (Swin,
-Liu et al. 2021), or takes every other row and then every other column.
+"""Replaces consecutive copies by one. The copies are those by index arithmetic (shifts, slices) and
+transposes. Swin (Liu et al. 2021) has many: it shifts an image and then cuts it into windows, joins
+windows and shifts the image back, or takes every other row and then every other column.
 
-A copy is left alone if it adds elements (`fill`), or if the composed copy would no longer read
-whole runs of the last dimension. Copies that a product reads as convolution windows stay. Slices of
-one tensor that are concatenated along the last dimension become one copy too. Listed in
+A copy is not changed if it adds elements (`fill`), if the combined copy would no longer read whole
+runs of the last dimension, or if a product reads its result as convolution windows. Slices of one
+tensor that are concatenated along the last dimension become one copy too. Listed in
 ark.lower.passes.
 """
 
@@ -30,7 +30,9 @@ Map = list[Rule]
 
 
 def compose_remaps(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with each chain of copies composed; the graph itself if it has none."""
+    """A copy of the graph in which each chain of copies is replaced by one copy; the graph itself
+    if it has no such chain.
+    """
     while (composed := _composed(graph, context.kept)) is not None:
         graph = composed
     return graph
@@ -67,7 +69,7 @@ def _composed(graph: Graph, kept: frozenset[int]) -> Graph | None:
 
 
 def _movable(node: Node) -> bool:
-    """True for a copy that fills its result and has no user hints."""
+    """True for a copy whose result fills its buffer and that has no user hints."""
     if not node.outputs:  # of a barrier between ranks
         return False
     (out, *others) = node.outputs
@@ -77,7 +79,9 @@ def _movable(node: Node) -> bool:
 
 
 def _lasts(graph: Graph, first: Node, last: Node) -> bool:
-    """True where the first copy's source still has its contents when the last copy runs."""
+    """True if nothing writes the source of the first copy before the last copy runs, so that one
+    copy can read it then.
+    """
     places = graph.view.places
     writers = graph.view.writers.get(first.inputs[0].buffer.id, [])
     return not any(places[first.id] < places[n.id] < places[last.id] for n in writers)
@@ -144,8 +148,8 @@ def _of_two(first: Node, last: Node) -> Node | None:
 
 
 def _copy(like: Node, source: Tensor, out: Tensor, rules: Map) -> Node | None:
-    """A copy node with these index rules, which replaces the node `like`; None if it would not read
-    runs of the last dimension.
+    """A copy node with these index rules in place of the node `like`; None if it would not read
+    whole runs of the last dimension.
     """
     runs = rules[-1].terms == ((len(out.shape) - 1, 1),) and rules[-1].add == 0
     if not runs or source.shape[-1] != out.shape[-1] or len(out.shape) > MAX_DIMS:
@@ -160,8 +164,9 @@ def _copy(like: Node, source: Tensor, out: Tensor, rules: Map) -> Node | None:
 def _between(
     outer: Map, read: Sequence[int], middle: Sequence[int], out: Sequence[int]
 ) -> Map | None:
-    """The outer copy's rules for a source that is viewed in the shape `middle` instead of `read`;
-    None if no rules express that. out: the shape of its result.
+    """Adapts the index rules `outer` of a copy to a source that is viewed in another shape. read:
+    the shape for which the rules are given. middle: the shape of the new view. out: the shape of
+    the copy's result. None if no rules express the copy from the new view.
     """
     rules: Map = []
     for old, new in groups(read, middle):

@@ -17,9 +17,9 @@ class Context:
 
     machine: the target machine; in passes over one kernel, it has only the kernel's variant.
     options: the planner's options. kept: ids of buffers that the caller or another kernel reads or
-    writes, which a pass must not remove. machines: one for each phase, with only the phase's
-    variant; empty before the variants are chosen. alone: True if each rank begins iterations
-    independently.
+    writes, which a pass must not remove. machines: the machine of each phase (entry point of the
+    model), with only the phase's variant; empty before the variants are chosen. alone: True if each
+    rank begins iterations independently of its peers.
     """
 
     machine: Machine

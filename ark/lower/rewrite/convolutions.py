@@ -1,6 +1,6 @@
-"""Finds the convolutions that are faster with channels last. In the graph a convolution is a matrix
-product whose right operand is a matrix of windows or, for windows of one pixel, the image itself.
-Called by ark.lower.rewrite.channels_last.
+"""Finds the convolutions that are faster if the channels of their images are the last dimension. In
+the graph a convolution is a matrix product whose right operand is a matrix of windows, or the image
+itself if windows are single pixels. Called by ark.lower.rewrite.channels_last.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 
-# The least work from which transposing an image pays off is `least_work`, or this fraction of it if
-# box copies cannot load rows of pixels.
+# The smallest number of multiplications for which transposing an image saves time is `least_work`.
+# It is this fraction of `least_work` if box copies cannot load rows of pixels.
 UNALIGNED_SHARE = 1 / 16
 
-# Without matrix units, channels are moved to the last dimension if the numbers of channels and of
-# outputs of a group are multiples of LEAST_OF_A_GROUP and at most MOST_OF_A_GROUP.
+# Without matrix units, channels of a grouped convolution are moved to the last dimension if the
+# numbers of channels and of outputs of a group are multiples of LEAST_OF_A_GROUP and at most
+# MOST_OF_A_GROUP.
 LEAST_OF_A_GROUP, MOST_OF_A_GROUP = 4, 32
-# With matrix units, channels are moved if the two numbers are multiples of a vector's length and at
-# most this.
+# With matrix units, they are moved if the two numbers are multiples of a vector's length and at
+# most MOST_IN_UNITS.
 MOST_IN_UNITS = 64
 
 # Windows of a 16-bit image with at most MOST_CHANNELS_IN_PLACE channels are read from the image in
@@ -96,7 +97,9 @@ def convolutions(graph: Graph, kept: frozenset[int], machine: Machine) -> dict[i
 
 
 def least_work(machine: Machine) -> float:
-    """The fewest multiplications of a product for which transposing its image pays off."""
+    """The smallest number of multiplications of a product for which transposing its image saves
+    time.
+    """
     return machine.costs.turned_work
 
 

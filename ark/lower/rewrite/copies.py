@@ -16,8 +16,9 @@ from ark.lower.rewrite.views import whole
 
 
 def read_in_place(graph: Graph, kept: frozenset[int]) -> Graph:
-    """The graph in which readers of a transpose read its source instead, if the source already has
-    the elements in the same order in memory. The transposes themselves are not removed.
+    """The graph in which ops read the source of a transpose instead of its result, if the source
+    already has the elements in the same order in memory (for example, if only dimensions of size 1
+    change places). The transposes themselves are not removed.
     """
     last: dict[int, tuple[int, Node]] = {}
     moved: dict[int, Tensor] = {}  # by buffer: a tensor in the buffer to read instead

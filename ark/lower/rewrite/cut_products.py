@@ -1,9 +1,7 @@
-"""Stores in each product's node how it is divided into tasks: rows and columns of its tiles, and
-the number of parts of k. With several parts (split-k), the product computes one sum per part, and
-an additional op adds the sums.
-
-The rules that choose these numbers are in ark.lower.cuts, k_parts and thin_cuts. Listed in
-ark.lower.passes.
+"""Stores in each product's node how the product is divided into tasks: rows and columns of its
+tiles, and the number of parts of k, the summed dimension. With several parts (split-k), the product
+computes one partial sum per part, and an additional op adds the partial sums. The rules that choose
+these numbers are in ark.lower.cuts, k_parts and thin_cuts. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -71,8 +69,8 @@ def _uncut(node: Node) -> bool:
 
 
 def _shared(nodes: Sequence[Node]) -> dict[int, int]:
-    """For each product's id, the number of consecutive products (including itself) that read the
-    same left operand.
+    """The number of consecutive products that read the same left operand, by the id of each of
+    these products.
     """
     numbers: dict[int, int] = {}
     for _, run in itertools.groupby(nodes, lambda n: sharing(n) if _uncut(n) else n.id):
@@ -86,8 +84,8 @@ def _with_cut(node: Node, cut: Cut) -> MatmulAttributes:
 
 
 def _normed(node: Node, norm: Node | None) -> bool:
-    """True where the next op is an rmsnorm of the product's rows. It can then also add the sums of
-    the parts of k.
+    """True if the next op, `norm`, is an rmsnorm of the product's rows. Its tasks can then also add
+    the partial sums of the parts of k.
     """
     out = node.outputs[0]
     return (

@@ -1,8 +1,8 @@
 """Pads the image of a convolution with few input channels, such as the first layer of an image
 network, so that box copies can load its windows. Called by ark.lower.rewrite.convolutions.
 
-A box copy loads pixels whose channels are a multiple of 16 bytes. So the image is stored with
-channels last, with zeros as further channels, and with zeros before and after each row. The
+A box copy can load only pixels whose channels are a multiple of 16 bytes. So the image is stored
+with channels last, with zeros as further channels, and with zeros before and after each row. The
 elements that a window has in one row are then contiguous in memory, and are loaded as if they were
 the channels of one pixel (ark.tasks.matmul_windows). Only the image grows; the matrix of windows is
 not stored.
@@ -23,9 +23,10 @@ from ark.tasks.matmul_windows import boxable
 
 @dataclass(frozen=True)
 class Padded:
-    """The padded image of a convolution. shape: (n, spatial..., channels). window: the parameters
-    of its windows, in the form of fuse_windows.window. before: the number of padding pixels in
-    front of each row. channels: the number of channels including padding.
+    """The padded image of a convolution with few channels. shape: (n, spatial..., channels).
+    window: the parameters of the convolution's windows over the padded image, in the form of
+    fuse_windows.window. before: the number of padding pixels in front of each row. channels: the
+    number of channels including padding.
     """
 
     shape: tuple[int, ...]

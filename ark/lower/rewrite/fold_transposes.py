@@ -50,8 +50,8 @@ def fold_transposes(graph: Graph, context: Context) -> Graph:
 
 
 def _reading(node: Node, side: int, transpose: Node) -> Node | None:
-    """A copy of the op that reads the source of a transpose instead of the transpose's result; None
-    if the op cannot read it. side: the index of the input that is the transpose's result.
+    """A copy of `node` that reads the source of `transpose` instead of its result; None if the op
+    does not support this. side: the index of the input that is the transpose's result.
     """
     order, source = transpose.read(TransposeAttributes).perm, transpose.inputs[0]
     if node.type == "matmul":
@@ -91,8 +91,8 @@ def _reading_batches(node: Node, side: int, transpose: Node) -> Node | None:
 
 
 def reading_turned(product: Node, side: int, source: Tensor) -> Node:
-    """A copy of the product whose operand `side` is `source`, with the flag set that makes the
-    product read this operand transposed.
+    """A copy of the product that reads `source` as its operand `side` (0 or 1) and treats this
+    operand as transposed.
     """
     inputs = list(product.inputs)
     inputs[side] = source

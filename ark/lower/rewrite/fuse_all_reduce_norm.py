@@ -43,8 +43,8 @@ def fuse_all_reduce_norm(graph: Graph, context: Context) -> Graph:
 
 
 def _fits(between: list[Node], total: Node, norm: Node) -> bool:
-    """True where the norm can be computed together with the all-reduce `total`: the nodes between
-    the two neither access the norm's result nor write its weight.
+    """True if the norm can be computed together with the all-reduce `total`: the nodes between them
+    neither access the norm's result nor write the norm's weight.
     """
     out, normed = total.outputs[0], norm.outputs[0]
     read, weight = norm.inputs

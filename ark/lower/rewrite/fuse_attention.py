@@ -52,8 +52,8 @@ MAX_HEADS = 1 << 12
 class _Found:
     """An attention that was recognised in the graph. query, key: the operands of the product that
     computes the scores. scale: the factor of the scores. weights: the ops between the scores and
-    the second product. taken: ids of the nodes that the new op replaces. read: indices of the first
-    op that reads the queries, and of the first that reads the keys.
+    the second product. taken: ids of the nodes that the new op replaces. read: the positions in the
+    graph of the first op that reads the queries, and of the first op that reads the keys.
     """
 
     query: Tensor
@@ -68,7 +68,8 @@ class _Found:
 @dataclass
 class _Weights:
     """The ops that turn scores into attention weights: scale, masks and softmax. strict: True for a
-    softmax that gives NaN if all keys are masked. masks: several only if all are added.
+    softmax that gives NaN if all keys are masked. masks: the masks that are operands; if there are
+    several, all are added to the scores.
     """
 
     scale: float = 1.0
@@ -163,7 +164,9 @@ class _Finder:
         return None
 
     def _under(self, node: Node, weights: _Weights) -> Tensor | None:
-        """The scores that the node masks; None for any other node."""
+        """The scores on which `node` acts, if the node masks them; the mask is added to `weights`.
+        None for any other node.
+        """
         if not weights.causal and (known := self.masks.masked(node, weights.scale)) is not None:
             scores, weights.causal = known
             return scores
@@ -246,9 +249,10 @@ class _Finder:
     def _forms(
         self, tensors: tuple[Tensor, ...], turned: tuple[bool, ...], writes: Writes
     ) -> list[tuple[tuple[Tensor, ...], int]]:
-        """The operands (query, key, value) that the new op may read, in order of preference, each
-        with the number of query heads that share keys and values. If heads of keys and values were
-        repeated, the tensors from before the repetition come first.
+        """The tensors (query, key, value) that the new op may read. There may be several choices,
+        the preferred one first. Each comes with the number of query heads that share a head of keys
+        and values. If heads of keys and values were repeated, the first choice has the tensors from
+        before the repetition.
         """
         forms: list[tuple[tuple[Tensor, ...], int]] = [(tensors, 1)]
         query, *others = tensors
@@ -280,8 +284,9 @@ class _Finder:
         return None if seen is None else (seen, group)
 
     def _laid(self, tensor: Tensor, places: list[Place], heads: int) -> Tensor | None:
-        """The operand as rows that hold all heads side by side, read from the first of the given
-        places in memory where its elements have that layout. None if they have it in no place.
+        """The operand of the new op as rows that hold all heads side by side. The elements may be
+        in several places in memory, because transposes copy them. The first of `places` that has
+        this layout is used. None if no place has it.
         """
         items = items_of(tensor)
         for place in places:

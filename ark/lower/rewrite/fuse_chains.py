@@ -25,12 +25,14 @@ MAX_INPUTS = 16  # operands that a task loads; more need too many registers
 
 
 def has_expression(node: Node) -> bool:
-    """True where the node's attributes contain its expression."""
+    """True if the node's attributes contain its expression."""
     return node.elementwise.expr is not None
 
 
 def is_elementwise(node: Node) -> bool:
-    """True where each element of the result depends on the inputs' elements at its index only."""
+    """True if each element of the result depends only on the elements of the inputs at the same
+    index.
+    """
     return node.type in FUNCTIONS or node.type in ("cast", "constant") or has_expression(node)
 
 
@@ -50,14 +52,14 @@ def _function_of(node: Node) -> expression.Tree:
     if given.scalar is not None:
         arguments.append(expression.number(given.scalar))
     if node.type == "cast" or (node.type == "constant" and rounds(given.scalar or 0.0, dtype)):
-        # An elementwise op whose result is packed (several elements per byte) needs no cast,
-        # because the store converts to that type.
+        # A result with several elements per byte needs no cast in the expression, because the store
+        # converts to its type.
         return arguments[0] if dtype.packed else ["cast", dtype.name, *arguments]
     return arguments[0] if node.type in ("copy", "constant") else [node.type, *arguments]
 
 
 def rounds(value: float, dtype: DataType) -> bool:
-    """True where `value` is not exactly representable in a floating-point type of less than 32
+    """True if `value` is not exactly representable in a floating-point type of less than 32
     bits.
     """
     if dtype == fp32 or dtype not in (*FLOATS, *SMALL_FLOATS):
@@ -74,10 +76,9 @@ def _repeated(node: Node) -> list[Tensor]:
 def read_once(
     graph: Graph, kept: frozenset[int], repeated_inputs: bool = False
 ) -> Callable[[Tensor], bool]:
-    """A function that returns True for a result with a single reader, which may therefore be fused
-    with the node that computes the result. Exactly two nodes must access the result's buffer. kept:
-    ids of buffers that are read from outside of the graph. repeated_inputs: True if the reader may
-    have the result as several of its inputs.
+    """A function that returns True for a tensor that only one node writes and only one other node
+    reads. These two nodes may then be fused. kept: ids of buffers that are read from outside of the
+    graph. repeated_inputs: True if the reader may have the tensor as several of its inputs.
     """
     touches = graph.view.touches
     if repeated_inputs:
@@ -93,10 +94,9 @@ def read_once(
 
 
 def fuse_chains(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with chains of elementwise ops fused.
-
-    If two readers of a result are fused, the result has a single reader and can itself be fused. So
-    rounds are repeated until nothing changes.
+    """A copy of the graph with chains of elementwise ops fused. If two readers of a result are
+    fused with each other, the result has a single reader and can itself be fused. So rounds of
+    fusing are repeated until nothing changes.
     """
     kept = context.kept
     while True:
@@ -136,9 +136,9 @@ def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
 
 
 def _join_seen(before: Node, node: Node, read: Tensor) -> Node | None:
-    """Two elementwise nodes fused into one; None if that is not possible. If their shapes differ,
-    one node is first changed to the shape of the other. read: the input of the second node that is
-    the first node's result.
+    """Fuses two elementwise nodes into one; returns None if that is not possible. If their shapes
+    differ, one node is first changed to the shape of the other. read: the input of `node` that is
+    the result of `before`.
     """
     between = before.outputs[0]
     if between.shape == read.shape:
@@ -157,7 +157,9 @@ def _join_seen(before: Node, node: Node, read: Tensor) -> Node | None:
 
 
 def _join(before: Node, node: Node, between: Tensor) -> Node | None:
-    """The two nodes fused into one, or None if they cannot be fused."""
+    """Fuses two elementwise nodes of the same shape into one; returns None if they cannot be fused.
+    between: the result of `before`, which `node` reads.
+    """
     if before.placement != node.placement:
         return None
     inputs: list[Tensor] = []

@@ -1,11 +1,11 @@
-"""Fuses elementwise work on the result of a matmul, or of a convolution in groups with channels
-last, into that op: a bias, residual, activation, scale or cast becomes the op's epilogue
-expression, so that the result before it is neither written nor read. Intermediate values are fp32,
-as in fused chains.
+"""Fuses an elementwise op that reads the result of a matmul, or of a convolution in groups with
+channels last, into this op. The elementwise op (a bias, residual, activation, scale or cast)
+becomes an epilogue: an expression that is applied to the sums before they are stored. So the result
+without the epilogue is neither written nor read. Intermediate values are fp32, as in fused chains.
 
 In a gated layer, the epilogue computes silu(gate) * up from two neighbouring columns. In a
-projection it rotates pairs of columns and stores queries, keys and values at their destinations,
-without writing them as fp32 before.
+projection to queries, keys and values, it rotates pairs of columns and stores the results at their
+destinations, without writing them as fp32 before.
 
 To products this applies only if their body supports expressions: under the variant `matrix`, on
 machines whose matrix units are used in any variant (`k_parts`; pairs only for products that are not
@@ -74,8 +74,9 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
                 stale = written.behind(at, product.inputs)
                 seen = None if stale else _seen(product, node, read)
                 if others and seen is not None and not _fits(product, seen, read):
-                    # The last product cannot have the whole node as its epilogue. So each of the
-                    # other products first gets the part of the node that depends on its result.
+                    # A node that reads several products can become the epilogue of only one of
+                    # them, the last. Each of the other products first gets, as its epilogue, the
+                    # part of the node that depends on its result.
                     for tensor, place_of, other in others:
                         split = not written.behind(place_of, other.inputs)
                         parts = _split(graph, other, node, tensor, number + 1) if split else None
@@ -121,7 +122,7 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
 
 
 def _stays_whole(product: Node, machine: Machine) -> bool:
-    """True where matrix units compute the product with whole sums over k as fast as with k in
+    """True if matrix units compute the product with undivided sums over k as fast as with k in
     several parts (split-k).
     """
     dtypes, shape = [t.dtype.name for t in product.inputs[:2]], fold(product.outputs[0].shape)
@@ -136,8 +137,8 @@ def _takes_epilogue(node: Node) -> bool:
 
 
 def _slower_with_epilogue(node: Node, machine: Machine) -> bool:
-    """True for a product that box copies cannot load, if its epilogue is predicted to take longer
-    than an op of its own. With an epilogue such a product does not use matrix units.
+    """True for a product that box copies cannot load, if a separate op after it is predicted to be
+    faster than an epilogue. With an epilogue such a product does not use matrix units.
     """
     costs = machine.costs.boxes
     if node.type != "matmul" or costs is None or product_of(node).loads_boxes(machine):
@@ -150,7 +151,9 @@ def _slower_with_epilogue(node: Node, machine: Machine) -> bool:
 
 
 def _finish_of(node: Node) -> expression.Tree | None:
-    """The epilogue of a product or of a convolution in groups."""
+    """The epilogue of a product or of a convolution in groups, as an expression tree; None if it
+    has none.
+    """
     if node.type == "matmul":
         return node.read(MatmulAttributes).finish
     return node.read(GroupedAttributes).finish
@@ -162,14 +165,14 @@ def _scalar(node: Node) -> bool:
 
 
 def _made(tensor: Tensor, products: dict[int, tuple[int, Node]]) -> bool:
-    """True where the tensor is the result of one of the given products, in the product's shape."""
+    """True if the tensor is the result of one of the given products and has the product's shape."""
     product = products.get(tensor.buffer.id)
     return product is not None and product[1].outputs[0].id == tensor.id
 
 
 def _seen(product: Node, node: Node, read: Tensor) -> Node | None:
-    """The elementwise node with all its operands viewed in the product's shape; None if that is not
-    possible. read: the input of the node that is the product's result.
+    """A copy of the elementwise node in which all operands are viewed in the product's shape; None
+    if that is not possible. read: the input of the node that is the product's result.
     """
     between = product.outputs[0]
     if read.shape != node.outputs[0].shape:
@@ -197,7 +200,7 @@ def _fits(product: Node, node: Node, read: Tensor) -> bool:
 
 
 def _gates(product: Node, node: Node, matrix: bool) -> bool:
-    """True where the product's epilogue can compute silu(gate) * up from each pair of neighbouring
+    """True if the product's epilogue can compute silu(gate) * up from each pair of neighbouring
     columns.
     """
     out = node.outputs[0]

@@ -1,9 +1,9 @@
-"""Fuses elementwise work on the products of chosen experts into these products: biases by expert, a
-gated activation of two products of one input, and the sum of the results of a row's experts,
-weighted by their scores, with a residual. Also fuses the softmax of the chosen scores into their
-choice. ark.tasks.expert_epilogue describes the epilogue.
-
-Products of a part of the experts (of several ranks) stay as they are. Listed in ark.lower.passes
+"""Fuses elementwise ops on the products of chosen experts into these products. In a mixture of
+experts, each row is multiplied by the weights of a few chosen experts. The fused ops are biases by
+expert, a gated activation of two products of one input, and the sum of the results of a row's
+experts, weighted by their scores, with a residual. The softmax of the chosen scores is fused into
+the choice of the experts. ark.tasks.expert_epilogue describes the epilogue. Products with only a
+part of the experts (if several ranks share the experts) are not changed. Listed in ark.lower.passes
 after chains are fused.
 """
 
@@ -80,13 +80,17 @@ def _softmax(node: Node, choice: Node, machine: Machine) -> Node | None:
 
 
 def _given(node: Node) -> ExpertLinearAttributes | None:
-    """The attributes of a product with all experts; None for other nodes."""
+    """The attributes of a product of chosen experts whose weight contains all experts; None for any
+    other node.
+    """
     given = node.read(ExpertLinearAttributes) if node.type == "expert_linear" else None
     return given if given is not None and not given.of and not node.hints else None
 
 
 def _finished(node: Node, makers: Sequence[Node]) -> Node | None:
-    """The products that an elementwise node reads, fused with it; None if that is not possible."""
+    """The product of chosen experts that an elementwise node reads, fused with this node; None if
+    that is not possible.
+    """
     plain = ExpertLinearAttributes()
     products = [n for n in makers if _given(n) == plain]
     out = node.outputs[0]
@@ -130,7 +134,10 @@ def _finished(node: Node, makers: Sequence[Node]) -> Node | None:
 
 
 def _takes_rows(gather: Node, experts: Tensor, weight: Tensor, reader: Node) -> bool:
-    """True for a gather of one row of a table for each expert."""
+    """True if `gather` reads one row of a table for each chosen expert, as for a bias by expert.
+    experts: the numbers of the chosen experts. weight: the experts' weights. reader: the node that
+    reads the gathered rows.
+    """
     if gather.type != "gather" or gather.placement != reader.placement or gather.hints:
         return False
     table, chosen = gather.inputs
@@ -188,8 +195,8 @@ def _fused(
     given: ExpertLinearAttributes,
     makers: Sequence[Node],
 ) -> Node | None:
-    """The fused product, which is added at the node's position and writes the node's result. None
-    if it would overwrite an operand.
+    """The fused product. It takes the position of `node` in the graph and writes the result of
+    `node`. None if it would overwrite an operand.
     """
     if node.outputs[0].buffer.id in {t.buffer.id for t in inputs}:
         return None

@@ -1,10 +1,11 @@
 """Fuses a matmul by a weight, the norm before it, the bias and the elementwise op after it into one
-`linear` node. This applies to inputs of so few rows that weights are streamed through a ring in
-shared memory. Also fuses the addition of a residual into an all-reduce.
+`linear` node. This applies if the input has so few rows that the time is that of reading the
+weights; the weights are then streamed through a ring of stages in shared memory. Also fuses the
+addition of a residual into an all-reduce.
 
-Each task of a linear node computes the norm of the input again, because its rows are short. The
-elementwise op is applied to the complete sum. Ops are fused only if no other op reads the result
-between them. Listed in ark.lower.passes.
+Each task of a linear node computes the norm of the whole input again, because the input's rows are
+short. The elementwise op is applied to the complete sums. Ops are fused only if no other op reads
+the result between them. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from ark.tasks.linear_form import most_of_codes, narrow_bytes, narrow_rows, on_u
 EPILOGUE_OF = {form.op: name for name, form in EPILOGUES.items() if form.op}
 """The ops that can become the epilogue of a linear node, and the name of each as an epilogue."""
 MAX_COPIED_ROWS = 512
-"""Layers of at most this many weight rows, such as a router's, compute a norm themselves even if
-others also read its result: they take little more time than handing data from one op to the next.
+"""A linear layer normalises its input itself, even if other ops also read the normalised rows, if
+its weight has at most this number of rows (for example, a router of experts). This costs little
+more time than handing data from one op to the next.
 """
 FROM_MEMORY = ("attention", *GATED_PAIRS.values())
-"""Ops whose result may be too large for packets. Readers then read it from memory in pieces instead
-of holding all of it in shared memory.
+"""Ops whose result may be too large to be stored as packets. A linear layer then reads this input
+from memory in pieces, instead of holding all of it in shared memory.
 """
 
 
@@ -111,8 +113,9 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
 
 
 def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
-    """True where the product's weight can be streamed through the ring. from_memory: True if
-    readers may read the input from memory in pieces, so that it need not fit in shared memory.
+    """True if the product's weight can be streamed through the ring in shared memory. from_memory:
+    True if the layer may read its input from memory in pieces, so that the input need not fit in
+    shared memory.
     """
     (x, weight), given = node.inputs, node.read(MatmulAttributes)
     rows = x.shape[0]
@@ -129,7 +132,7 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
 
 
 def _fits(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> bool:
-    """True where the input has few enough rows for streaming the weight, and fits in shared
+    """True if the input has few enough rows for streaming the weight, and fits in shared
     memory.
     """
     few = rows <= machine.costs.stream_rows and not _boxed(weight, machine)
@@ -137,8 +140,9 @@ def _fits(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> boo
 
 
 def _boxed(weight: Tensor, machine: Machine) -> bool:
-    """True where warpgroups can multiply by the weight. Streaming has no advantage then, because
-    the warpgroups' loading thread also copies weights before the input is ready.
+    """True if warpgroups can multiply by the weight. Then streaming the weight has no advantage,
+    because the loading thread of the warpgroups' variant also copies weights before the input is
+    ready.
     """
     return (
         machine.variant.name == "matrix"
@@ -148,7 +152,7 @@ def _boxed(weight: Tensor, machine: Machine) -> bool:
 
 
 def _room(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> bool:
-    """True where a row of the weight can be streamed through the ring, and the input rows fit in
+    """True if a row of the weight can be streamed through the ring, and the input rows fit in
     the shared memory that the ring leaves free.
     """
     splits = split_k(rows, weight, machine)
@@ -162,7 +166,7 @@ def _room(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> boo
 
 
 def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
-    """True where a stage (one slot of the ring in shared memory) has room for two whole rows of the
+    """True if a stage (one slot of the ring in shared memory) has room for two whole rows of the
     weight, or the machine has no ring and rows are read in place.
     """
     return not machine.ring_bytes or 2 * row_bytes(weight) <= machine.stage_bytes
@@ -177,7 +181,7 @@ def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:
 
 
 def _adds_bias(node: Node, product: Tensor, uses: Counter[int]) -> bool:
-    """True where the node's result is the product plus one number for each of its columns, which
+    """True if the node's result is the product plus one number for each of its columns, which
     are a parameter.
     """
     if node.type != "add" or len(node.inputs) != 2 or uses[product.id] != 1 or node.hints:
@@ -188,14 +192,17 @@ def _adds_bias(node: Node, product: Tensor, uses: Counter[int]) -> bool:
 
 
 def _others(node: Node, product: Tensor) -> tuple[Tensor, ...]:
-    """The node's inputs except the product, which may be either operand of a sum."""
+    """The inputs of the node except `product`, for example the residual of a sum, whose operands
+    may be in either order.
+    """
     return tuple(t for t in node.inputs if t.id != product.id)
 
 
 def operands_unchanged(graph: Graph, *fused: Node | None) -> bool:
-    """True where fusing a product with the nodes before and after it does not change results. No
-    node between them may write one of their operands, and the result must not share memory with the
-    input, which all tasks read. fused: the nodes to fuse, in order.
+    """True if fusing a product with the nodes before and after it does not change results. No node
+    between the fused ones may write an operand of theirs. The result must not share memory with the
+    product's input, which all tasks read. fused: the nodes to fuse, in order; None for a missing
+    one.
     """
     parts = [n for n in fused if n is not None]
     end = parts[-1]
@@ -211,7 +218,7 @@ def operands_unchanged(graph: Graph, *fused: Node | None) -> bool:
 def _adds_residual(
     graph: Graph, node: Node, added: Node, uses: Counter[int], kept: frozenset[int]
 ) -> bool:
-    """True where the only reader of the all-reduce's result is an addition of a dense tensor of the
+    """True if the only reader of the all-reduce's result is an addition of a dense tensor of the
     same shape and type (a residual).
     """
     return (

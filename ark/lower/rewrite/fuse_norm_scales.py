@@ -41,13 +41,13 @@ def fuse_norm_scales(graph: Graph, context: Context) -> Graph:
 
 
 def _plain(node: Node) -> bool:
-    """True for a layer norm without a weight and without the user's hints."""
+    """True for a layer norm that has neither a weight nor hints of the user."""
     return node.type == "layernorm" and len(node.inputs) == 1 and not node.hints
 
 
 def _joined(norm: Node, node: Node, read: Tensor) -> Node | None:
-    """The layer norm with the weight (and bias) that the elementwise node applies; None if the node
-    computes something else. read: the node's input that is the norm's result.
+    """The layer norm with the weight (and bias) that the elementwise node applies to its result;
+    None if the node computes something else. read: the input of `node` that is the norm's result.
     """
     normed = norm.outputs[0]
     if norm.placement != node.placement or node.hints or node.outputs[0].shape != read.shape:

@@ -1,6 +1,7 @@
-"""Fuses the sum of a product's parts of k with the rmsnorm of this sum: the task that adds the
-parts of a row also normalises it. The sum may include a residual, and is still written for other
-readers. Listed in ark.lower.passes.
+"""Fuses two ops into one: the op that adds the partial sums of a product whose inner dimension k
+was divided into parts (split-k), and the rmsnorm of its result. The task that adds the parts of a
+row also normalises the row. The sum may include a residual. The sum itself is still written,
+because other ops may read it. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def fuse_parts_norm(graph: Graph, context: Context) -> Graph:
 
 
 def _fits(total: Node, norm: Node) -> bool:
-    """True where the norm normalises the rows of the sum, and parts, residual and sum are fp32."""
+    """True if `norm` normalises the rows of the sum `total`, and the partial sums, the residual and
+    the sum are fp32.
+    """
     if total.type != "add_parts":
         return False
     (parts, *others), out = total.inputs, total.outputs[0]

@@ -55,8 +55,8 @@ def _joined(before: Node, node: Node) -> Node | None:
     alike = before.placement == node.placement and not before.hints and not node.hints
     if not alike or len(node.inputs) > 1 or not same_elements(read, before.outputs[0]):
         return None
-    # The inputs of the elementwise ops may be viewed in other shapes, because the reduction's
-    # lowering views them in its own dimensions in any case.
+    # The inputs of the elementwise op may be viewed in other shapes, because the lowering of the
+    # reduction views all inputs in its own dimensions in any case.
     seen = seen_in(before, read.shape, named=True)
     if seen is None or len(read.shape) > MAX_FOLDED_DIMS:
         return None
@@ -108,7 +108,9 @@ def _parted(
 
 
 def _kind(tree: expression.Tree, inputs: Sequence[Tensor]) -> str:
-    """The type of the expression's value; "" if the expression is not valid."""
+    """The name of the type of the expression's value; "" if the expression is not valid for these
+    inputs.
+    """
     try:
         return expression.check(tree, [t.dtype.name for t in inputs], len(inputs[0].shape))
     except PlanError:

@@ -1,9 +1,8 @@
-"""Fuses a region, which is a run of consecutive elementwise ops and sums over one dimension, into
-one op. The fused op keeps results that several ops of the region use in registers as fp32. A chain
-(ark.lower.rewrite.fuse_chains) would store them.
-
-All tensors of a region have the same shape, except that some have size 1 in the summed dimension.
-Listed in ark.lower.passes before the pass that fuses chains.
+"""Fuses a region into one op. A region is a run of consecutive elementwise ops and sums over one
+dimension. If several ops of the region read a result, the fused op keeps the result in registers as
+fp32, whereas a chain (ark.lower.rewrite.fuse_chains) would store it. All tensors of a region have
+the same shape, except that some have size 1 in the summed dimension. Listed in ark.lower.passes
+before the pass that fuses chains.
 """
 
 from __future__ import annotations
@@ -85,9 +84,10 @@ def _joined(
 
 
 class _Region:
-    """A set of nodes that one device function can compute. little: an op of at most this many
-    elements takes less time than the synchronisation after it; 0 if there are no such ops. Values
-    are numbered in order of appearance: inputs -1, -2 and so on, results 0, 1 and so on.
+    """A set of nodes that one device function can compute. little: the largest number of elements
+    of an op that takes less time than the synchronisation after it; 0 if there are no such ops.
+    Values are numbered in the order in which nodes are added: inputs -1, -2 and so on, results 0, 1
+    and so on.
     """
 
     def __init__(self, little: int) -> None:
@@ -105,7 +105,9 @@ class _Region:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the results that can be stored."""
+        """The shape of the results that can be stored: that of the summed tensors, with size 1 in
+        the summed dimension.
+        """
         return tuple(1 if d == self.axis else n for d, n in enumerate(self.full))
 
     def add(self, node: Node) -> bool:
@@ -150,8 +152,8 @@ class _Region:
             return False
         self.axis, self.full = axis, full
         self._numbers[out.id] = len(self.results)
-        # A result that one op reads twice counts as used twice: a chain would have to store it or
-        # to repeat its expression.
+        # A result that one op reads twice counts as used twice, because a chain would have to store
+        # the result or to repeat its expression.
         self._uses.update(numbers if little else set(numbers))
         self.trees.append(expression.substitute(tree, [["input", n] for n in numbers]))
         self.results.append(out)
@@ -198,12 +200,12 @@ class _Region:
         return -1 - self.inputs.index(tensor)
 
     def small(self) -> bool:
-        """True where one task can compute the whole region."""
+        """True if one task can compute the whole region."""
         return bool(self.full) and math.prod(self.full) <= MAX_SMALL_ELEMENTS
 
     def stored(self, touches: Counter[int], kept: frozenset[int]) -> list[int]:
-        """The numbers of the results that the fused op must store: those that ops outside of the
-        region read, or, if there are none, those that no op of the region reads.
+        """The numbers of the results that the fused op must store: the results that ops outside of
+        the region read. If there are none, the results that no op of the region reads.
         """
         inside = Counter(t.buffer.id for n in self.nodes for t in touched(n))
         results = [
@@ -213,8 +215,7 @@ class _Region:
             or t.buffer.id in kept
             or touches[t.buffer.id] > inside[t.buffer.id]
         ]
-        # The results of a region that other nodes read. Results without readers are stored only if
-        # no result has readers outside.
+        # Results that no op reads are stored only if no result is read outside of the region.
         return results or [n for n in range(len(self.results)) if not self._uses[n]]
 
     def shared(self) -> int:

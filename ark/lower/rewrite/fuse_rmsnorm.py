@@ -31,8 +31,9 @@ SQUARE = ["mul", ["input", 0], ["input", 0]]
 
 @dataclass(frozen=True)
 class _Norm:
-    """An rmsnorm that was recognised in the graph. rounded: True if rows are rounded before they
-    are multiplied by the weight. taken: ids of the nodes that the new node replaces.
+    """An rmsnorm that was recognised in the graph. rows: the tensor that it normalises. rounded:
+    True if rows are rounded before they are multiplied by the weight. taken: ids of the nodes that
+    the new node replaces.
     """
 
     rows: Tensor
@@ -87,7 +88,7 @@ class _Finder(Pattern):
         return self._weighted(product, last, (product.id,))
 
     def _is_rounded(self, product: Node) -> bool:
-        """True where only a cast reads the result of the multiplication by the weight. The cast is
+        """True if only a cast reads the result of the multiplication by the weight. The cast is
         then the last node of the norm.
         """
         out = product.outputs[0]
@@ -124,7 +125,9 @@ class _Finder(Pattern):
     def _normed(
         self, product: Node | None, last: Node
     ) -> Iterator[tuple[Tensor, float, tuple[int, ...]]]:
-        """Rows, eps and node ids for each match of rows * rsqrt(mean(rows * rows) + eps)."""
+        """Yields (rows, eps, ids of the matched nodes) for each way in which the product's operands
+        match rows * rsqrt(mean(rows * rows) + eps).
+        """
         if product is None or product.type != "mul" or len(product.inputs) != 2:
             return
         for value, factor in itertools.permutations(product.inputs):
@@ -150,12 +153,14 @@ class _Finder(Pattern):
                     yield rows, float(eps), tuple(n.id for n in nodes)
 
     def _before(self, node: Node | None, last: Node, kind: str = "") -> Node | None:
-        """The node of this type that computes the only input of a node; None if there is none."""
+        """The node that computes the only input of `node`, if it has the type `kind`; None
+        otherwise.
+        """
         alone = node is not None and len(node.inputs) == 1
         return self.maker(node.inputs[0], last, kind) if node is not None and alone else None
 
     def _equal(self, a: Tensor, b: Tensor) -> bool:
-        """True where a and b are one tensor, or casts of one tensor to one type."""
+        """True if a and b are one tensor, or casts of one tensor to one type."""
         if a.id == b.id:
             return True
         first, second = self._cast(a), self._cast(b)
@@ -164,7 +169,9 @@ class _Finder(Pattern):
         return first.inputs[0].id == second.inputs[0].id
 
     def _cast(self, value: Tensor) -> Node | None:
-        """The cast that computes a whole tensor of this shape; None if there is none."""
+        """The cast that computes the tensor `value`, if it casts a whole tensor of the same shape;
+        None otherwise.
+        """
         maker = self.makers.get(value.buffer.id)
         if maker is None or maker.type != "cast" or not same_elements(value, maker.outputs[0]):
             return None

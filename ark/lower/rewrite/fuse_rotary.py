@@ -35,8 +35,8 @@ SECOND: Tree = ["add", ["mul", ["input", 0], ["input", 1]], ["mul", ["input", 2]
 
 @dataclass(frozen=True)
 class _Rotation:
-    """A rotary embedding that was recognised in the graph. begin: the first node that reads the
-    rows. taken: ids of the nodes that the new nodes replace.
+    """A rotary embedding that was recognised in the graph. rows: the tensor that it rotates. begin:
+    the first node that reads the rows. taken: ids of the nodes that the new nodes replace.
     """
 
     rows: Tensor
@@ -115,7 +115,7 @@ def _half(tensor: Tensor, half: int) -> Tensor:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """True where both tensors view the same elements of the same buffer in the same shape."""
+    """True if both tensors view the same elements of the same buffer in the same shape."""
     return a.buffer.id == b.buffer.id and (a.shape, a.extents, a.offsets, a.dtype) == (
         b.shape,
         b.extents,
@@ -169,9 +169,9 @@ def _halves(
 
 
 def _turns_heads(pattern: Pattern, node: Node, rotation: _Rotation, last: Node) -> bool:
-    """True where a rotary embedding can read the source of this transpose instead of its result.
-    The transpose must keep the last dimension last, and its source must not be overwritten before
-    the rotation ends.
+    """True if a rotary embedding can read the source of the transpose `node` instead of its result.
+    The transpose must keep the last dimension last, and nothing may write its source before the
+    rotation ends.
     """
     if node.type != "transpose" or node.hints is not None or not whole(rotation.rows):
         return False
@@ -183,9 +183,9 @@ def _turns_heads(pattern: Pattern, node: Node, rotation: _Rotation, last: Node) 
 
 
 def _before(graph: Graph, tensor: Tensor, perm: list[int]) -> Tensor | None:
-    """A view of a tensor (cosines or sines) with which a rotation can be applied before a transpose
-    instead of after it: the given tensor broadcasts to the transpose's result, the view to its
-    source. None if elements would have to be rearranged in memory.
+    """A view of `tensor` (cosines or sines) for a rotation that is applied before a transpose
+    instead of after it. `tensor` broadcasts to the result of the transpose; the view broadcasts to
+    the source of the transpose. None if elements would have to be rearranged in memory.
     """
     wide = (1,) * (len(perm) - len(tensor.shape)) + tensor.shape
     shape = [1] * len(perm)

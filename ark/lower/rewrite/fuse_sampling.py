@@ -66,7 +66,7 @@ def fuse_sampling(graph: Graph, context: Context) -> Graph:
 
 
 def _makes(layer: Node, logits: Tensor, reader: Node) -> bool:
-    """True where `layer` is a linear layer whose only result is the tensor `logits`, and runs in
+    """True if `layer` is a linear layer whose only result is the tensor `logits`, and runs in
     the same phase and on the same processors as the node that reads it.
     """
     return (
@@ -79,8 +79,8 @@ def _makes(layer: Node, logits: Tensor, reader: Node) -> bool:
 
 
 def _samples(layer: Node, node: Node, context: Context) -> bool:
-    """True where the layer computes the logits that the sampling node reads, and there is a device
-    function for this layer that also searches for the best candidates.
+    """True if the layer computes the logits that the sampling node reads, and the machine has a
+    device function for this layer that also searches for the best candidates.
     """
     if not _makes(layer, node.inputs[0], node):
         return False
@@ -114,7 +114,7 @@ def _sampling(graph: Graph, layer: Node, node: Node, context: Context) -> tuple[
 
 
 def _finding(layer: Node, **more: Any) -> dict[str, Any]:
-    """The attributes of a linear layer that also stores the best of its logits."""
+    """The attributes of a linear layer that also stores the candidates among its logits."""
     given = layer.read(LinearAttributes)
     return structs.replace(given, epilogue="sample", **more).to_node()
 
@@ -130,7 +130,7 @@ def _choosing(node: Node, logits: Tensor, candidates: Tensor, attrs: dict[str, A
 
 
 def _gives(graph: Graph, layer: Node, gather: Node, node: Node, context: Context) -> bool:
-    """True where the layer that computes logits can send its share of them to all ranks, so that
+    """True if the layer that computes logits can send its share of them to all ranks, so that
     the all-gather is not needed. All ranks must be on one host and begin iterations together, and a
     task's record must have room for the addresses on all peers.
     """
@@ -163,8 +163,8 @@ def _giving(
     tiles = len(layer_tiles(layer, context.machines[node.phase])[2])
 
     def places(size: tuple[int, int], axis: int, label: str) -> list[Tensor]:
-        """Where this rank stores its part of a tensor that every rank holds: first the part in its
-        own memory, then the part in the memory of each peer.
+        """The tensors to which this rank writes its part of a tensor that every rank holds: the
+        part in its own memory first, then the part in the memory of each peer.
         """
         parts = []
         for step in range(world):

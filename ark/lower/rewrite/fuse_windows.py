@@ -1,12 +1,13 @@
 """Lets convolutions read their windows directly from the image (implicit GEMM).
 
-A convolution is written as a product with a matrix of windows (ark.ops.windows), which most matrix
-units need. The matrix takes one more op, and has as many times the bytes of the image as a window
-has elements. It is not computed in two cases. If no matrix unit supports the product, a device
-function without matrix units reads the image directly. If box copies can load windows (capability
-`window_boxes`), images with channels last (ark.lower.rewrite.channels_last) are loaded directly.
-For products of fp32 with special tiles (Machine.exact_tiles) the matrix is worth its cost. Listed
-in ark.lower.passes.
+Front ends write a convolution as a product with a matrix of windows (ark.ops.windows), because most
+matrix units read matrices. Computing this matrix takes one more op, and the matrix is larger than
+the image by a factor of the number of elements of a window (9 for 3 x 3). This pass removes the
+matrix in two cases. If no matrix unit supports the product, a device function without matrix units
+reads the image directly. If box copies can load windows (capability `window_boxes`), they load
+images with channels last (ark.lower.rewrite.channels_last) directly. For products of fp32 with
+special tiles (Machine.exact_tiles) the matrix remains, because it is worth its cost. Listed in
+ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ def fuse_windows(graph: Graph, context: Context) -> Graph:
 
 
 def _joined(windows: Node, product: Node, side: int, machine: Machine) -> Node | None:
-    """One node that replaces the node that computes a matrix of windows and the product that reads
-    the matrix; None if there is no such node. side: the index of the product's operand that is the
-    matrix.
+    """One node that replaces two: the node that computes a matrix of windows, and the product that
+    reads the matrix. None if there is no such node. side: the operand of the product (0 or 1) that
+    is the matrix.
     """
     if machine.variant.name == "matrix":
         boxed = _boxed(windows, product, side, machine)
@@ -113,7 +114,7 @@ def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
 
 
 def _exact(product: Node, depth: int, machine: Machine) -> bool:
-    """True where the machine has special tiles for this product of fp32."""
+    """True if the machine has special tiles for this product of fp32."""
     types = [t.dtype.name for t in product.inputs[:2]]
     shape = fold(product.outputs[0].shape)
     return bool(machine.exact_tiles) and is_exact(types, shape, depth, machine)

@@ -1,9 +1,10 @@
 """Places products of equal shape with the same left operand, such as those for queries, keys and
 values, one after another, so that their tiles can fill all processors.
 
-A processor runs its tasks in list order. If an op between two of these products reads the first
-one's result, the second would wait for it without need. Listed in ark.lower.passes;
-ark.lower.rewrite.cut_products chooses the cut of these products by their total time.
+A processor runs its tasks in list order. If an op that reads the first product's result is between
+two of these products, a processor waits for the first product before it can begin the second.
+Listed in ark.lower.passes; ark.lower.rewrite.cut_products chooses the cut of these products by
+their total time.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def _movable(node: Node) -> bool:
 
 
 def _depends(node: Node, earlier: Node) -> bool:
-    """True where the node must run after the earlier node, because one of them writes what the
-    other accesses.
+    """True if `node` must run after `earlier`, because one of them writes a buffer that the other
+    accesses.
     """
     written = set(writes(earlier))
     touched = {t.buffer.id for t in (*earlier.inputs, *earlier.outputs, *earlier.after)} | written

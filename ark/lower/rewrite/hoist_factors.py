@@ -44,8 +44,9 @@ def hoist_factors(graph: Graph, context: Context) -> Graph:
 
 class _Factors:
     """Separates the computations on small tensors from one node. node: the rewritten node, which
-    reads their results. made: the nodes that compute them. least: a node whose result has fewer
-    elements is not changed, because an additional op would cost as much as it saves.
+    reads the results of these computations. made: new nodes that do these computations. least: a
+    node whose result has fewer elements is not changed, because an additional op would cost as much
+    as it saves.
     """
 
     def __init__(
@@ -95,7 +96,9 @@ class _Factors:
         return [self._inputs[i + self._before] for i in sorted(expression.reads(tree))]
 
     def _small(self, tree: expression.Tree) -> bool:
-        """True where the expression reads only small tensors that no op of the iteration writes."""
+        """True if the expression reads only small tensors, and no op of the iteration writes
+        these.
+        """
         reads = expression.reads(tree)
         if not reads or (self._before and 0 in reads) or expression.places(tree):
             return False
@@ -132,6 +135,8 @@ class _Factors:
 
 
 def _renumbered(tree: expression.Tree, leaves: dict[int, int]) -> expression.Tree:
-    """The expression with its inputs renumbered."""
+    """The expression with its inputs renumbered. leaves: the new number of an input, by its old
+    number.
+    """
     names = [expression.leaf(leaves.get(i, 0)) for i in range(1 + max(leaves))]
     return expression.substitute(tree, names)

@@ -80,8 +80,8 @@ def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
 
 
 def _by_rows(node: Node, rows: int) -> bool:
-    """True where row i of the result depends only on row i of some inputs, which have `rows` rows,
-    and on operands that all rows share.
+    """True if row i of the result depends only on row i of some inputs, each of which has `rows`
+    rows, and on operands that all rows share.
     """
     out = node.outputs[0]
     if node.virtual or node.after or len(out.shape) != 2 or out.shape[0] != rows:
@@ -97,8 +97,8 @@ def _by_rows(node: Node, rows: int) -> bool:
 
 
 def _row_places(node: Node, rows: int) -> set[int]:
-    """The indices of the inputs that are read row by row: row i of the result depends on their row
-    i only. The other inputs are read as a whole.
+    """The indices of the inputs that the node reads row by row: row i of the result depends only on
+    row i of these inputs. All other inputs are read as a whole.
     """
     if is_elementwise(node):
         shapes = [t.shape for t in node.inputs]
@@ -107,7 +107,7 @@ def _row_places(node: Node, rows: int) -> set[int]:
 
 
 def _still(graph: Graph, moved: list[Node], place: int) -> bool:
-    """True where no remaining op writes an operand of the moved nodes between their old and their
+    """True if no remaining op writes an operand of the moved nodes between their old and their
     new position.
     """
     ids = {n.id for n in moved}
@@ -117,8 +117,8 @@ def _still(graph: Graph, moved: list[Node], place: int) -> bool:
 
 
 def _rewritten(graph: Graph, moved: list[Node], place: int) -> list[Node]:
-    """The graph's nodes, in which gathers of the inputs' rows and copies of the moved nodes for
-    fewer rows replace the gather at index `place`.
+    """The nodes of the new graph. The gather at index `place` is replaced by gathers of the rows of
+    the moved nodes' inputs, and by copies of the moved nodes that compute only these rows.
     """
     gather = graph.nodes[place]
     source, ids = gather.inputs
@@ -154,5 +154,5 @@ def _rewritten(graph: Graph, moved: list[Node], place: int) -> list[Node]:
 
 
 def _fewer(graph: Graph, tensor: Tensor, rows: int) -> Tensor:
-    """A new tensor like this one with `rows` rows."""
+    """A new tensor with the type and columns of `tensor` and with `rows` rows."""
     return graph.tensor((rows, tensor.shape[1]), tensor.dtype, name=tensor.name)

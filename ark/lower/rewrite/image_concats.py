@@ -1,9 +1,10 @@
-"""Finds where images with channels last are stored in concatenations of channels. Called by
+"""Finds images that can be written directly into a concatenation of channels. Called by
 ark.lower.rewrite.channels_last.
 
-With channels last, an image in a concatenation is a slice of each row of channels. The op that
-computes the image writes this slice, so that nothing is copied. A concatenation whose inputs are
-neighbouring slices of a longer one, as in DenseNet (Huang et al. 2017), is a slice of that one.
+With channels last, the result of a concatenation has one row of channels per pixel, and each
+concatenated image is a slice of these rows. The op that computes the image writes this slice, so
+that nothing is copied. In DenseNet (Huang et al. 2017), the inputs of a concatenation are
+neighbouring slices of a longer concatenation; then it is itself a slice of the longer one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 @dataclass(frozen=True)
 class Slot:
-    """The channels of an image in the longest concatenation that it is part of. buffer: the id of
-    that concatenation's buffer. first: the number of the image's first channel in it. total: the
-    number of all its channels.
+    """The position of an image's channels in the longest concatenation of which the image is a
+    part. buffer: the id of the concatenation's buffer. first: the number of the image's first
+    channel in the concatenation. total: the number of all channels of the concatenation.
     """
 
     buffer: int
@@ -46,9 +47,9 @@ def joins_channels(node: Node) -> bool:
 
 
 def image_slots(graph: Graph, wanted: Set[int], dense: Set[int]) -> dict[int, Slot]:
-    """The slots of images, by the ids of their buffers. An image has one if it is read by a
-    concatenation in `wanted` (ids of buffers that have channels last), and not in `dense` (ids of
-    buffers whose rows of channels must be contiguous).
+    """The slots of images (see Slot), by the ids of the images' buffers. An image has a slot if a
+    concatenation in `wanted` reads it (ids of buffers that have channels last), unless it is in
+    `dense` (ids of buffers whose rows of channels must be contiguous).
     """
     slots: dict[int, Slot] = {}
     writers = graph.view.writers
@@ -71,7 +72,9 @@ def image_slots(graph: Graph, wanted: Set[int], dense: Set[int]) -> dict[int, Sl
 
 
 def _joined(node: Node, slots: dict[int, Slot]) -> Slot | None:
-    """The slot of a concatenation whose inputs have neighbouring slots; None if there is none."""
+    """The slot of a concatenation whose inputs are neighbouring slices of one longer concatenation;
+    None if they are not.
+    """
     begin = slots.get(node.inputs[0].buffer.id)
     if begin is None:
         return None

@@ -27,7 +27,7 @@ def pools(node: Node) -> bool:
 
 
 def reduces_places(node: Node) -> bool:
-    """True where the node reduces each channel of an image to one element (for example, a global
+    """True if the node reduces each channel of an image to one element (for example, a global
     mean) and the user cannot read the result by name.
     """
     source, out = node.inputs[0] if node.inputs else None, node.outputs[0]
@@ -48,7 +48,7 @@ def moves_channels(node: Node, to_last: bool) -> bool:
 
 
 def per_image(tensor: Tensor, out: Tensor) -> bool:
-    """True where an operand of an elementwise op has one element for each channel of each image."""
+    """True if an operand of an elementwise op has one element for each channel of each image."""
     image, given = image_of(out), image_of(tensor)
     if image is None or len(tensor.shape) != len(out.shape) or image[0] == 1:
         return False
@@ -58,10 +58,11 @@ def per_image(tensor: Tensor, out: Tensor) -> bool:
 def images_with_channels_last(
     graph: Graph, chosen: Collection[Convolution], kept: frozenset[int]
 ) -> tuple[set[int], set[int]]:
-    """Two sets of buffer ids of images. Storing the images of the first set with channels last pays
-    off: a convolution reads their windows or cannot load them with channels first, or elementwise
-    ops compute another image of this set from them. Storing the images of the second set with
-    channels last costs nothing, because all their readers support it.
+    """Two sets of buffer ids of images. Images in the first set should be stored with channels
+    last, because this saves time: a convolution reads their windows or cannot load them with
+    channels first, or elementwise ops, pools or concatenations compute another image of this set
+    from them. Images in the second set may be stored with channels last at no cost, because all ops
+    that read them support it.
     """
     readers = graph.view.reads
     able: Counter[int] = Counter()
@@ -103,8 +104,8 @@ def images_with_channels_last(
 
 
 class ImageNodes:
-    """Builds nodes that transpose images, gather their windows and multiply them. number: the id of
-    the last node.
+    """Builds nodes that transpose images, gather their windows and multiply the windows by weights.
+    number: the id of the node that was added last.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -1,7 +1,7 @@
 """Removes the all-reduce of a single row, as in a decoder on several ranks. The linear layer before
-it writes its rank's addend ("share") as packets into a receive buffer of every rank. Each reader
-adds the shares of all ranks as it loads them, in rank order. The first rank's share includes the
-residual. Listed in ark.lower.passes.
+the all-reduce writes its rank's addend ("share") as packets into a receive buffer of every rank.
+Each op that reads the sum adds the shares of all ranks as it loads them, in rank order. The first
+rank's share includes the residual. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ def inline_all_reduce(graph: Graph, context: Context) -> Graph:
 
 
 def _receive(graph: Graph, node: Node, number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Tensors of the receive buffers that replace an all-reduce. The first is (ranks, n) on this
-    rank: its own share, followed by the shares of the next ranks in cyclic order. Then a tuple with
-    the places for this rank's share, in its own receive buffer and in that of each peer.
+    """The tensors that replace the result of an all-reduce. The first one, (ranks, n), is the
+    receive buffer on this rank: row 0 is this rank's own share, followed by the shares of the next
+    ranks in cyclic order. The tuple has the tensors to which this rank writes its share: in its own
+    receive buffer and in that of each peer.
     """
     world, columns = graph.world_size, node.outputs[0].shape[1]
     name = f"shares.{node.phase}.{number}"
@@ -115,7 +116,7 @@ class _Finder:
                 del candidates[i]
 
     def _fits(self, node: Node) -> bool:
-        """True where an all-reduce of one row can be inlined: a linear layer computes this rank's
+        """True if an all-reduce of one row can be inlined: a linear layer computes this rank's
         share, and the residual is already computed when the layer runs.
         """
         share, out = node.inputs[0], node.outputs[0]
@@ -146,7 +147,7 @@ class _Finder:
         return fine and all(self._held(t, maker, node) for t in node.inputs[1:])
 
     def _held(self, residual: Tensor, maker: Node, node: Node) -> bool:
-        """True where the residual is written before the linear layer `maker` runs, and not changed
+        """True if the residual is written before the linear layer `maker` runs, and not changed
         between the layer and the all-reduce.
         """
         source = self.makers.get(residual.id)
@@ -158,7 +159,7 @@ class _Finder:
         )
 
     def _reads(self, reader: Node, node: Node, candidates: Mapping[int, Node]) -> bool:
-        """True where the reader can add the shares of all ranks itself instead of reading the
+        """True if the reader can add the shares of all ranks itself instead of reading the
         all-reduce's result.
         """
         out = node.outputs[0]

@@ -6,8 +6,8 @@ attention, permutes them back and adds its input; norms and layers of each row f
     y = x + back(f(windows(norm(x))));  z = y + g(y)
 
 All ops but attention compute each row independently. So the block may permute x itself, compute in
-the order of windows, and permute back only its result, where the permutation joins that of the next
-block (ark.lower.rewrite.compose_remaps):
+the order of windows, and permute back only its result. There, the permutation and that of the next
+block become one (ark.lower.rewrite.compose_remaps):
 
     w = windows(x);  y = w + f(norm(w));  z = back(y + g(y))
 
@@ -55,21 +55,23 @@ class _Rows(Pattern):
     """
 
     def writer(self, tensor: Tensor) -> Node | None:
-        """The only writer of the tensor, which fills its buffer; None if there is none. Unlike
-        `maker`, it allows any number of readers.
+        """The only node that writes the tensor, if it fills the tensor's buffer; None otherwise.
+        Unlike `maker`, it allows any number of readers.
         """
         node = self.makers.get(tensor.buffer.id)
         fills = node is not None and _plain(node) and same_elements(tensor, node.outputs[0])
         return node if fills else None
 
     def readers(self, tensor: Tensor) -> list[Node]:
-        """All nodes that read the tensor's buffer or come after it, in program order."""
+        """All nodes that read the tensor's buffer, or whose order after its writer is required, in
+        program order.
+        """
         places = sorted(self.view.places[n] for n in self.view.reading[tensor.buffer.id])
         return [self.view.nodes[p] for p in places]
 
     def order(self, copies: Sequence[Node], width: int) -> np.ndarray | None:
-        """For each row of a chain of copies' result, the row of its source; None if the copies do
-        not permute rows of `width` elements.
+        """The permutation of rows by a chain of copies: for each row of the result, the number of
+        the source's row. None if the copies do not permute rows of `width` elements.
         """
         first = copies[0].inputs[0]
         if first.elements % width or not whole(first):
@@ -88,13 +90,14 @@ class _Rows(Pattern):
 
 
 def _plain(node: Node) -> bool:
-    """True where the node has a single output and no user hints."""
+    """True if the node has a single output and no user hints."""
     return len(node.outputs) == 1 and node.hints is None and not node.after and not node.virtual
 
 
 def _on_rows(node: Node, changed: set[int], rows: int) -> bool:
-    """True for a node that computes each of `rows` rows independently from its inputs in the
-    buffers `changed`, whose rows are in another order, and from inputs that are equal for all rows.
+    """True for a node that computes each of `rows` rows independently. Its inputs in the buffers
+    `changed`, whose rows are in another order, are read row by row; all other inputs must be equal
+    for all rows.
     """
     if not _plain(node) or not whole(node.outputs[0]):
         return False
@@ -151,12 +154,14 @@ def _add_in_windows(graph: Graph, kept: frozenset[int]) -> tuple[Graph, int] | N
 
 
 def _together(node: Node, *chains: Sequence[Node]) -> bool:
-    """True where all nodes of the chains run in the node's phase and on its processors."""
+    """True if all nodes of the chains run in the node's phase and on its processors."""
     return all(n.placement == node.placement for chain in chains for n in chain)
 
 
 def _copies_to(rows: _Rows, tensor: Tensor) -> list[Node]:
-    """The chain of copies that ends with this tensor, in program order; each is read once."""
+    """The chain of copies that computes this tensor, in program order. The result of each copy is
+    read only once.
+    """
     chain: list[Node] = []
     maker = rows.writer(tensor)
     while maker is not None and maker.type in COPIES and rows.private(tensor):
@@ -169,8 +174,9 @@ def _copies_to(rows: _Rows, tensor: Tensor) -> list[Node]:
 def _windows_of(
     rows: _Rows, source: Tensor, last: Node, count: int
 ) -> Iterator[tuple[list[Node], list[Node]]]:
-    """For each reader of `source` that begins a chain of ops on rows and then copies, each read
-    once: the ops and the copies. last: the addition, before which all of them run.
+    """Finds chains that begin with `source`: ops on rows, then copies, the result of each of which
+    is read only once. Yields the ops and the copies of each chain. last: the addition, before which
+    all nodes of a chain must run.
     """
     for reader in rows.readers(source):
         between: list[Node] = []
@@ -226,7 +232,9 @@ def _view(graph: Graph, tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _in_buffers(graph: Graph, node: Node, moves: Mapping[int, Tensor]) -> Node:
-    """The node with its tensors in other buffers. moves: by buffer, the tensor in the new one."""
+    """A copy of the node in which some tensors are in other buffers. moves: for the id of a buffer,
+    the tensor in the new buffer.
+    """
 
     def moved(tensor: Tensor) -> Tensor:
         target = moves.get(tensor.buffer.id)
@@ -237,7 +245,9 @@ def _in_buffers(graph: Graph, node: Node, moves: Mapping[int, Tensor]) -> Node:
 
 
 def _chain(graph: Graph, copies: Sequence[Node], source: Tensor, out: Tensor) -> list[Node]:
-    """Copies of the nodes `copies` (a chain) that read `source` first and write `out` last."""
+    """Copies of the chain of nodes `copies`; the first copy reads `source`, and the last one writes
+    `out`.
+    """
     chain = list(copies)
     first = _view(graph, source, chain[0].inputs[0].shape)
     chain[0] = dataclasses.replace(chain[0], inputs=(first,))
@@ -247,9 +257,9 @@ def _chain(graph: Graph, copies: Sequence[Node], source: Tensor, out: Tensor) ->
 
 
 def _sunk(graph: Graph, kept: frozenset[int], ends: set[int]) -> Graph | None:
-    """The graph in which a chain of copies that ends with one of the nodes `ends` comes behind all
-    ops on rows that read its result, directly or not. None if in no chain it is possible, because
-    other ops, or several of these ops' results, need the order that the copies restore.
+    """Moves a chain of copies, whose last node is in `ends`, behind all ops on rows that depend on
+    its result. Returns the new graph. None if this is not possible for any chain: other ops, or
+    several results of these ops, need the order of rows that the copies restore.
     """
     rows = _Rows(graph, kept)
     for node in graph.nodes:

@@ -24,8 +24,9 @@ def only_makers(graph: Graph) -> dict[int, Node]:
 
 
 def without(graph: Graph, taken: set[int], idle: set[int], kept: frozenset[int]) -> Graph:
-    """The graph without the nodes with the ids in `taken`. idle: ids of nodes that are also removed
-    if their results are no longer read. kept: ids of buffers that are read outside of the graph.
+    """The graph without the nodes whose ids are in `taken`. Nodes whose ids are in `idle` are
+    removed too, unless a remaining node reads their results. kept: ids of buffers that are read
+    outside of the graph.
     """
     left = graph.with_nodes(n for n in graph.nodes if n.id not in taken)
     reads = left.view.reads
@@ -57,6 +58,6 @@ class Pattern:
         return node if fits and same_elements(tensor, node.outputs[0]) else None
 
     def steady(self, tensor: Tensor, first: Node, last: Node) -> bool:
-        """True where the tensor is not written between the first node and the last one."""
+        """True if nothing writes the tensor between the nodes `first` and `last`."""
         places, writers = self.view.places, self.view.writers.get(tensor.buffer.id, ())
         return not any(places[first.id] < places[n.id] < places[last.id] for n in writers)

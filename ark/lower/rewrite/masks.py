@@ -1,6 +1,6 @@
-"""Recognises the nodes that mask attention scores. A mask that depends on constants only is
-computed while planning and found to be causal or empty. Any other mask becomes a tensor that
-attention reads. Called by ark.lower.rewrite.fuse_attention.
+"""Recognises the nodes that mask attention scores. A mask that depends only on constants is
+computed while planning: it may be causal, or mask nothing. Any other mask becomes a tensor that the
+attention op reads. Called by ark.lower.rewrite.fuse_attention.
 """
 
 from __future__ import annotations
@@ -64,13 +64,15 @@ class Masks:
 
     @property
     def known(self) -> frozenset[int]:
-        """Ids of nodes that were found to depend on constants only."""
+        """Ids of the nodes that were found to depend only on constants, so that their values are
+        known.
+        """
         return frozenset(number for number, value in self._values.items() if value is not None)
 
     def masked(self, node: Node, scale: float) -> tuple[Tensor, bool] | None:
-        """For a node that applies a constant mask: the scores that it reads, and True for a causal
-        mask or False for one that masks nothing. None for any other node. scale: the factor by
-        which the masked scores are multiplied later.
+        """If the node applies a constant mask to scores: the scores that it reads, and True for a
+        causal mask or False for a mask that masks nothing. None for any other node. scale: the
+        factor by which the masked scores are multiplied later.
         """
         if node.type not in ("where", "add") or len(node.inputs) != 2:
             return None
@@ -87,8 +89,8 @@ class Masks:
         return None
 
     def read(self, node: Node, scale: float) -> tuple[Tensor, Mask] | None:
-        """For a node that applies a mask to scores: the scores and the mask. None for any other
-        node. scale: the factor by which the masked scores are multiplied later.
+        """If the node applies a mask to scores: the scores that it reads, and the mask. None for
+        any other node. scale: the factor by which the masked scores are multiplied later.
         """
         if node.type not in ("where", "add") or len(node.inputs) != 2:
             return None

@@ -1,7 +1,7 @@
-"""Replaces an elementwise op that computes what an earlier one has computed from the same inputs,
-such as the attention mask that a model builds anew in each layer. Its readers read the earlier
-result. Listed in ark.lower.passes after the passes that fuse elementwise ops into their readers,
-because a result with several readers cannot be fused.
+"""Removes an elementwise op whose result an earlier op has already computed from the same inputs,
+such as the attention mask that a model builds anew in each layer. Ops that read its result read the
+earlier result instead. Listed in ark.lower.passes after the passes that fuse elementwise ops into
+their readers, because a result with several readers cannot be fused.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def merge_equal(graph: Graph, context: Context) -> Graph:
 
 
 class _Merger:
-    """Goes through the nodes in program order. replaced: by the buffer of a result that is not
-    computed, the earlier result.
+    """Goes through the nodes in program order and removes repeated ops. replaced: the earlier
+    result, by the buffer of the result that it replaces.
     """
 
     def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
@@ -42,7 +42,9 @@ class _Merger:
         self.views: dict[int, Tensor] = {}  # by the id of the tensor that a view replaces
 
     def take(self, node: Node) -> Node | None:
-        """The node with its new inputs; None if its result exists already."""
+        """The node with inputs that refer to earlier results; None if its own result exists
+        already.
+        """
         inputs = tuple(self._read(t) for t in node.inputs)
         after = tuple(self._read(t) for t in node.after)
         if (inputs, after) != (node.inputs, node.after):
@@ -73,14 +75,16 @@ class _Merger:
         return free and unseen and whole(out) and alone is not None and alone.id == node.id
 
     def _contents(self, tensor: Tensor) -> tuple[object, ...]:
-        """A key that is equal for tensors that have the same elements, in the same shape, at this
-        point.
+        """A key for the contents of a tensor at this point of the program: tensors with equal keys
+        have the same elements in the same shape.
         """
         place = (tensor.shape, tensor.extents, tensor.offsets, tensor.padded)
         return (tensor.buffer.id, self.writes[tensor.buffer.id], tensor.dtype, *place)
 
     def _read(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor, or if an equal op computes it too, a view of that op's result."""
+        """Returns the tensor itself or, if an equal op computed the same before, a view of the
+        earlier op's result.
+        """
         earlier = self.replaced.get(tensor.buffer.id)
         if earlier is None:
             return tensor

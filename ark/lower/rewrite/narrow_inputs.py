@@ -52,7 +52,9 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
             products.setdefault(node.inputs[0].id, []).append(node)
 
     def alone(tensor: Tensor, readers: list[Node], kinds: set[DataType | None]) -> bool:
-        """True where the tensor has no other readers than these, and all of them need one type."""
+        """True if only `readers` read the tensor, and all of them need the same type. kinds: the
+        types that they need.
+        """
         return (
             len(kinds) == 1
             and uses[tensor.id] == len(readers)
@@ -117,7 +119,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
 
 
 def _rounds(maker: Node) -> bool:
-    """True where the node can round its first result to another type."""
+    """True if the node can round its first result to another type."""
     if maker.type == "linear":
         return EPILOGUES[maker.read(LinearAttributes).epilogue].gated
     return maker.type in ROUNDS
@@ -134,10 +136,11 @@ def _many(node: Node, machine: Machine) -> bool:
 
 
 def _few(node: Node, machine: Machine, short: bool) -> DataType | None:
-    """The type to which the input of a linear layer is rounded, which is the weight's; None if it
-    is not rounded. An input of several rows is rounded if it is so large that a wait for a counter
-    and a quarter of the bytes take less time than packets. An input of one row is rounded if
-    packets of 16-bit elements are supported, which have half the bytes.
+    """The type to which the input of a linear layer is rounded: the type of its weight. None if the
+    input is not rounded. An input of several rows is rounded if it is large: then waiting for a
+    counter and loading 16-bit elements takes less time than polling packets, which have four times
+    the bytes. An input of one row is rounded if the machine supports packets of 16-bit elements,
+    which have half the bytes.
     """
     if node.type != "linear" or node.read(LinearAttributes).prologue != "none":
         return None
@@ -150,7 +153,9 @@ def _few(node: Node, machine: Machine, short: bool) -> DataType | None:
 
 
 def _dtype(node: Node) -> DataType | None:
-    """The type to which the node's fp32 first input is rounded; None if it is not rounded."""
+    """The type to which the node's first input, an fp32 tensor, is rounded; None if the input is
+    not rounded.
+    """
     if node.type not in ("matmul", "attention") or node.inputs[0].dtype != fp32:
         return None
     other = value_type(node.inputs[1].dtype)

@@ -75,7 +75,7 @@ class _Finder:
         return graph
 
     def _between(self, kind: str, maker: Node, node: Node) -> bool:
-        """True where `node` reads all of the result of `maker`, no other node accesses this result,
+        """True if `node` reads all of the result of `maker`, no other node accesses this result,
         and it is too large for packets.
         """
         read, produced = node.inputs[0], maker.outputs[0]
@@ -95,9 +95,9 @@ class _Finder:
         return in_packets(self.machine, nbytes) if measurement == AUTO else measurement == PACKET
 
     def _open_to_peers(self, graph: Graph, buffer: Buffer, node: Node) -> None:
-        """Moves the result of a fused all-reduce to symmetric memory, so that peers write their
-        parts of it directly. Does nothing if the buffer holds anything else or the caller accesses
-        it; the parts are then received in another buffer and copied.
+        """Moves the result of a fused all-reduce to symmetric memory, so that peers can write their
+        parts of the result directly. Does nothing if the buffer also holds other tensors or if the
+        caller accesses it; peers then write to another buffer, from which the parts are copied.
         """
         out = node.outputs[0]
         once = sum(t.buffer.id == buffer.id for n in graph.nodes for t in n.outputs) == 1

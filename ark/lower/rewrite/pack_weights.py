@@ -1,11 +1,10 @@
-"""Fuses products of one input with several weights into one product whose weight is packed: rows of
-the weights are concatenated or interleaved, so that values which the next op combines are adjacent
-in the result.
-
-Two patterns of a decoder are rewritten. The products for query, key and value, their biases, their
-rotary embedding and the appends to the caches become one product, one bias and a `rope_kv` node.
-The two products of a gated activation become one product and a node that reads pairs. Listed in
-ark.lower.passes before fuse_linear, which fuses the product with its neighbours.
+"""Fuses products that multiply one input by several weights into one product. Its weight is packed:
+rows of the weights are concatenated or interleaved, so that values which the next op combines are
+adjacent in the result. Two patterns of a decoder are rewritten. The products for query, key and
+value, their biases, their rotary embedding and the appends to the caches become one product, one
+bias and a `rope_kv` node. The two products of a gated activation become one product and a node that
+reads pairs of columns. Listed in ark.lower.passes before fuse_linear, which fuses the product with
+its neighbours.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class _Match:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The weights and the way in which they are packed. All matches that share a weight must
-        have the same key.
+        """A key of the weights and the way in which they are packed. If several matches share a
+        weight, all of them must have the same key.
         """
         packed = (*self.weights, *self.biases)
         return (tuple(t.buffer.id for t in packed), self.pairs, self.interleave)
@@ -75,8 +74,8 @@ class _Finder:
         self.written = {b for n in graph.nodes for b in writes(n)}
 
     def maker(self, type: str, tensor: Tensor) -> Node | None:
-        """The node that computes the tensor, if it has this type and the tensor has a single
-        reader; None otherwise.
+        """The node that computes the tensor, if the node has the type `type` and the tensor has a
+        single reader; None otherwise.
         """
         node = self.makers.get(tensor.id)
         alone = self.uses[tensor.id] == 1 and tensor.buffer.id not in self.kept
@@ -101,8 +100,9 @@ class _Finder:
         return whole and own and given.buffer.id not in self.written
 
     def biased(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Node], list[Tensor]]:
-        """The tensors without their biases, the nodes that add these, and the biases. The nodes
-        and biases are empty unless each tensor is a sum with a parameter of one row of fp32.
+        """Separates biases from tensors. Returns the tensors before the biases are added, the nodes
+        that add the biases, and the biases. If not every tensor is a sum with a parameter of one
+        row of fp32, the tensors are returned unchanged with empty lists.
         """
         adds, sums, biases = [self.maker("add", t) for t in tensors], [], []
         for add in adds:
@@ -189,8 +189,8 @@ class _Finder:
             sizes = ProjectionAttributes(heads=attention.heads, kv_heads=kv_heads, head_dim=width)
             end = max((first, second, key, value), key=lambda n: n.id)
             outputs, inputs = [query], [query, *caches, *table, position, *node.inputs[count:]]
-            # If each row belongs to another sequence, attention also gets the newest keys and
-            # values as a tensor, so that it does not wait until they are in the caches.
+            # If each row belongs to another sequence, attention also reads the newest keys and
+            # values as a tensor, so that it need not wait until they are in the caches.
             splits = attention.plain if paged else attention.split
             if rows == sequences and splits and apart:
                 name = f"{node.name}.newest"
@@ -268,8 +268,8 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
 
 
 def _agreed(readers: Mapping[int, set[int]], group: Sequence[_Match]) -> bool:
-    """True where only the nodes of these matches read the weights and biases. readers: ids of the
-    nodes that read each buffer.
+    """True if only the nodes of these matches read the weights and biases, so that the weights can
+    be stored in packed form only. readers: ids of the nodes that read each buffer.
     """
     members = {n.id for match in group for n in match.members}
     return all(readers[t.buffer.id] <= members for t in (*group[0].weights, *group[0].biases))

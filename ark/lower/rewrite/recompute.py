@@ -31,8 +31,9 @@ from ark.tasks.custom import CUSTOM
 MAX_SEGMENT = 16
 """Most ops that are recomputed for one value."""
 MAX_STALLED = 200
-"""The search gives up after this many consecutive choices without a new smallest size. One choice
-may not be enough, because several positions may have equally many bytes alive.
+"""The search ends after this many consecutive recomputations that do not reduce the bytes that are
+alive at once. A single recomputation may not reduce them, because several positions may have
+equally many bytes alive.
 """
 
 
@@ -63,8 +64,8 @@ def recompute(graph: Graph, context: Context) -> Graph:
 @dataclass(frozen=True)
 class _Segment:
     """Ops to recompute before the node at index `place`. repeated: the indices of these ops, in
-    order. freed: bytes freed at the index where most are alive. us: predicted microseconds of the
-    recomputation.
+    order. freed: bytes that this frees at the index where most bytes are alive. us: predicted
+    microseconds of the recomputation.
     """
 
     place: int
@@ -74,7 +75,9 @@ class _Segment:
 
 
 class _Program:
-    """The activations of a list of nodes: the indices at which each is written and used."""
+    """The activations of a list of nodes: for each, the index of the node that writes it and the
+    indices of the nodes that use it.
+    """
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], context: Context) -> None:
         self.graph, self.nodes, self.context = graph, nodes, context
@@ -104,8 +107,8 @@ class _Program:
 
     def bytes(self, limit: int) -> int:
         """The largest number of bytes of activations that are alive at the same time. If this
-        number is within the limit, returns instead the size of the memory in which activations are
-        placed, which may be larger.
+        number is within the limit, the result is instead the size of the memory in which the
+        activations are placed, which may be larger because of gaps.
         """
         if self.most > limit:
             return self.most

@@ -40,10 +40,10 @@ def reorder_small_ops(graph: Graph, context: Context) -> Graph:
 
 
 def beside(nodes: Sequence[Node], machines: Sequence[Machine]) -> list[int]:
-    """For each node, the number of ops that run at the same time, including itself. Ops of a run of
-    small ops are counted as concurrent if their longest paths to the end of the run have the same
-    length. Equal ops get the mean of their numbers, so that they get equal tiles and share one
-    device function. machines: one for each phase.
+    """For each node, the number of ops that run at the same time, including itself. Two ops of a
+    run of small ops count as concurrent if their longest paths to the end of the run have the same
+    length. Ops of equal type and shape get the mean of their numbers, so that they get equal tiles
+    and share one device function. machines: the machine of each phase.
     """
     ways: list[int] = []
     for (_, small), run in _runs(nodes, machines):
@@ -61,15 +61,15 @@ def beside(nodes: Sequence[Node], machines: Sequence[Machine]) -> list[int]:
 def _runs(
     nodes: Sequence[Node], machines: Sequence[Machine]
 ) -> Iterator[tuple[tuple[int, bool], list[Node]]]:
-    """Maximal runs of nodes of one phase that are all small, or all not small, each with (phase,
-    small).
+    """Divides the nodes into runs: as many consecutive nodes of one phase as possible that are all
+    small, or all not small. Yields each run with (phase, small).
     """
     for key, run in itertools.groupby(nodes, lambda n: (n.phase, _small(n, machines[n.phase]))):
         yield key, list(run)
 
 
 def _small(node: Node, machine: Machine) -> bool:
-    """True where the node may be reordered, and touches so few bytes that it cannot keep all
+    """True if the node may be reordered, and touches so few bytes that it cannot keep all
     processors busy.
     """
     if node.virtual:
@@ -125,7 +125,7 @@ def _levels(run: Sequence[Node]) -> list[int]:
 
 
 def _covers(whole: Tensor, part: Tensor) -> bool:
-    """True where each element of `part` is in `whole`."""
+    """True if each element of `part` is in `whole`."""
     if whole.extents != part.extents:
         return False
     dimensions = zip(whole.offsets, whole.shape, part.offsets, part.shape, strict=True)

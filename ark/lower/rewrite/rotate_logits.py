@@ -1,9 +1,9 @@
 """Changes the order of gathered logits, if only sampling reads them: each rank stores its own share
 first, then the share of the next rank, and so on in cyclic order.
 
-Then all ranks do the same work, with peers numbered relative to themselves, so that one plan serves
-all ranks (ark.lower.ranks). The sampling op computes from the rank to which token the first logit
-belongs. Listed in ark.lower.passes.
+Then all ranks do the same work, with peers numbered relative to the own rank, so that one plan
+serves all ranks (ark.lower.ranks). The sampling op derives from the rank's number to which token
+the first logit belongs. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations

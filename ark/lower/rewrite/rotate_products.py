@@ -1,10 +1,12 @@
-"""Fuses rotary embeddings into the products that compute queries and keys: the epilogue rotates the
-sums of both halves of a head, so that they are neither stored nor read before.
+"""Fuses rotary embeddings into the products that compute queries and keys. The epilogue of the
+product rotates the sums of both halves of a head, so that unrotated values are neither stored nor
+read.
 
-ark.lower.rewrite.fuse_rotary has rewritten such an embedding as two elementwise nodes, one for each
-half of the heads. They become the product's epilogue if they alone read its result. The cosines and
-sines are two tables of a row per position; a product's rows may be those of several sequences. Both
-halves of a head must have the same cosines and sines, as concatenations of a tensor with itself.
+Before this pass, ark.lower.rewrite.fuse_rotary has rewritten such an embedding as two elementwise
+nodes, one for each half of the heads. These nodes become the product's epilogue if no other node
+reads the product's result. The cosines and sines are two tables of a row per position; a product's
+rows may be those of several sequences. Both halves of a head must have the same cosines and sines,
+as concatenations of a tensor with itself.
 
 Warpgroups have both columns of a pair in registers of one thread if a tile consists of whole heads
 (ark.lower.cuts). Machines with one thread per processor have a tile's sums in memory. Other bodies
@@ -45,8 +47,9 @@ from ark.tasks.matmul_text import MIN_PACKED_ROWS
 
 @dataclasses.dataclass(frozen=True)
 class _Halves:
-    """Two elementwise nodes that rotate the halves of heads. rows: what they read; result: what
-    they write, in the same shape (..., heads, width); cosines and sines broadcast to it.
+    """Two elementwise nodes that rotate the halves of heads. rows: the tensor that the nodes read.
+    result: the tensor that they write, in the same shape (..., heads, width). cosines, sines:
+    tensors that broadcast to this shape.
     """
 
     rows: Tensor
@@ -142,7 +145,7 @@ def _joined(low: Tensor, high: Tensor) -> Tensor | None:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """True where both tensors are the same elements of a buffer in the same shape."""
+    """True if both tensors are the same elements of a buffer in the same shape."""
     first, second = (dataclasses.replace(t, id=0, name="", padded=()) for t in (a, b))
     return first == second
 
@@ -205,7 +208,7 @@ def _table(
 
 
 def _repeats(makers: Mapping[int, Node], tensor: Tensor) -> bool:
-    """True where both halves of the last dimension are known to be equal."""
+    """True if both halves of the last dimension are known to be equal."""
     node, width = makers.get(tensor.buffer.id), tensor.shape[-1]
     if node is None or len(node.outputs) != 1 or node.outputs[0].shape[-1] != width:
         return False
@@ -226,12 +229,14 @@ def _viewed(graph: Graph, tensor: Tensor, shape: Sequence[int]) -> Tensor | None
 
 
 def _in_memory(product: Node) -> bool:
-    """True where one thread computes tiles of so many rows that it packs both operands."""
+    """True if the product has enough rows that, on a machine with one thread per processor, its
+    device function packs both operands before it multiplies. The sums of a tile are then in memory.
+    """
     return product.outputs[0].shape[0] >= MIN_PACKED_ROWS
 
 
 def _pays(product: Node, fused: Node, machine: Machine, shared: int) -> bool:
-    """True where warpgroups can rotate the sums, and the product with this epilogue is predicted to
+    """True if warpgroups can rotate the sums, and the product with this epilogue is predicted to
     take no longer than the product and the two nodes. shared: the number of products that read the
     same left operand.
     """

@@ -1,6 +1,7 @@
-"""Stores the input of norms a second time, rounded to 16 bits, if it has one row for each of
-several sequences. Every processor reads all of these rows to normalise them, and fp32 packets would
-have four times the bytes. Residuals still read the fp32 rows. Listed in ark.lower.passes.
+"""Stores the input of some norms a second time, rounded to 16 bits: inputs that have one row for
+each of several sequences. Every processor reads all of these rows to normalise them, and packets
+with fp32 values would have four times the bytes. Residuals still read the fp32 rows. Listed in
+ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def round_norm_inputs(graph: Graph, context: Context) -> Graph:
 
 
 def _gathers(node: Node, machine: Machine) -> bool:
-    """True for a linear layer that begins with a norm and whose input of several rows would be too
-    many packets.
+    """True for a linear layer that begins with a norm, if its input has several rows and would be
+    too large to be stored as packets.
     """
     if node.type != "linear" or node.read(LinearAttributes).prologue == "none":
         return False
@@ -58,7 +59,7 @@ def _gathers(node: Node, machine: Machine) -> bool:
 
 
 def _writes_twice(maker: Node, out: Tensor) -> bool:
-    """True where the node can also store its result in a second tensor of another type."""
+    """True if the node can also store its result in a second tensor of another type."""
     if maker.type == "linear":
         spread = EPILOGUES[maker.read(LinearAttributes).epilogue].spread
         return spread and maker.inputs[0].shape[0] == out.shape[0]

@@ -1,6 +1,6 @@
 """Splits an elementwise op into one op for each part of its result that is read separately, such as
-the four gates of an LSTM cell. The new ops have the shape of their readers, so that fuse_chains and
-fuse_regions can fuse them. Listed in ark.lower.passes before these two.
+the four gates of an LSTM cell. Each new op has the shape of the ops that read its result, so that
+fuse_chains and fuse_regions can fuse them. Listed in ark.lower.passes before these two.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _divisible(node: Node) -> bool:
 
 
 def _apart(out: Tensor, boxes: list[Tensor]) -> bool:
-    """True where the boxes are several disjoint parts of the result, at most MAX_RESULT_BOXES."""
+    """True if the boxes are two or more disjoint parts of the result, at most MAX_RESULT_BOXES."""
     if not 1 < len(boxes) <= MAX_RESULT_BOXES:
         return False
     return all(
@@ -111,8 +111,8 @@ def _part(tensor: Tensor, out: Tensor, box: Box) -> Tensor:
 
 
 class _Parts:
-    """Builds the nodes of the new graph in order. The op for a part of a split result is added just
-    before the part's first reader.
+    """Builds the nodes of the new graph in order. For each part of a split result, an op that
+    computes the part is added just before the first op that reads it.
     """
 
     def __init__(self, graph: Graph, demanded: dict[int, set[Box]]) -> None:
@@ -147,7 +147,9 @@ class _Parts:
         return part
 
     def _named(self, view: Tensor) -> Tensor:
-        """The view as a tensor of the graph; a new one if it is not one already."""
+        """Returns a tensor of the graph with the layout of `view`: `view` itself if it is in the
+        graph, otherwise a new tensor.
+        """
         if self.graph.tensors[view.id] == view:
             return view
         key = view.buffer.id, (view.offsets, view.shape)

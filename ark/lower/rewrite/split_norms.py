@@ -45,8 +45,8 @@ def split_norms(graph: Graph, context: Context) -> Graph:
         else:
             nodes.append(node)
         if is_elementwise(node) and node.outputs[0].id in read:
-            # The op is computed twice, once for each of its two readers, so that each reader can
-            # fuse it.
+            # The op is computed twice, once for each of the two ops that read it, so that each of
+            # these can be fused with it.
             result = node.outputs[0]
             copy = graph.tensor(result.shape, result.dtype, name=f"{node.name}.copy")
             copies[result.id] = copy
@@ -94,7 +94,9 @@ def _splits(node: Node, machine: Machine) -> bool:
 
 
 def _parts(graph: Graph, node: Node, numbers: Iterator[int]) -> list[Node]:
-    """The nodes that replace a norm."""
+    """The nodes that replace a layer norm: a mean, a mean of squared differences and an elementwise
+    op.
+    """
     (source,) = node.inputs
     axis = len(source.shape) - 1
     few = (*source.shape[:-1], 1)

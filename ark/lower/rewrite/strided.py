@@ -1,9 +1,7 @@
-"""Finds the places in memory from which an operand's elements can be read, including those from
-which they were copied.
-
-A transpose, or a copy into another shape, writes elements that already exist elsewhere. An op that
-supports strides can read them there, and the copy is not needed. Called by
-ark.lower.rewrite.fuse_attention.
+"""Finds the places in memory from which an operand's elements can be read, including the sources
+from which they were copied. A transpose, or a copy into another shape, writes elements that already
+exist elsewhere in memory. An op that supports strides can read them there, and the copy is not
+needed. Called by ark.lower.rewrite.fuse_attention.
 """
 
 from __future__ import annotations
@@ -25,7 +23,8 @@ Run = tuple[int, int]  # (steps, elements per step)
 @dataclass(frozen=True)
 class Place:
     """The positions of a tensor's elements in a buffer. start: the offset of the first element.
-    axes: for each axis, its runs (number of steps, elements per step), the outermost first.
+    axes: for each axis of the tensor, the strided runs of which it consists, the outermost first; a
+    run is (number of steps, elements per step).
     """
 
     buffer: Buffer
@@ -55,8 +54,8 @@ class Writes:
 
 
 def place_of(tensor: Tensor, axes: Sequence[Sequence[int]]) -> Place:
-    """The positions of a tensor's elements. axes: the dimensions of which each axis consists, in
-    order.
+    """The positions of a tensor's elements. axes: the axes of the result, each as the list of the
+    tensor's dimensions that it consists of.
     """
     start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
     runs = (_merged([(tensor.shape[d], tensor.strides[d]) for d in axis]) for axis in axes)
@@ -107,9 +106,9 @@ def _behind(place: Place, copy: Node) -> Place | None:
 def _split(
     run: Run, sizes: Sequence[int], dense: Sequence[int]
 ) -> list[tuple[int, int, int]] | None:
-    """A run of strided elements of a dense array, divided into one run for each dimension that it
-    crosses: (dimension, count, step), the outermost first. None if it cannot be divided. sizes,
-    dense: the array's sizes and strides.
+    """Divides a run of strided elements of a dense array into one run for each dimension of the
+    array that it crosses: (dimension, count, step), the outermost first. None if it cannot be
+    divided. sizes, dense: the sizes and strides of the array.
     """
     count, stride = run
     parts: list[tuple[int, int, int]] = []
@@ -130,8 +129,8 @@ def _split(
 
 
 def _merged(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """The runs (ranges of addresses with one stride), with neighbours merged where one continues
-    the other; () for a single element.
+    """The runs of strided elements, with neighbouring runs merged if one continues the other. Empty
+    for a single element.
     """
     result: list[Run] = []
     for count, stride in runs:

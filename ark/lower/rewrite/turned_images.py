@@ -30,8 +30,8 @@ from ark.tasks import expression
 
 
 class TurnedImages(ImageNodes):
-    """Builds the nodes of a graph whose images have channels last. An image with channels last is
-    stored as rows of channels: a matrix (n * places, channels) with a row for each pixel.
+    """Builds the nodes of a graph whose images have channels last. Such an image is stored as rows
+    of channels: a matrix (n * places, channels) with one row for each pixel.
     """
 
     def __init__(self, graph: Graph, kept: frozenset[int], chosen: Collection[Convolution]) -> None:
@@ -41,15 +41,16 @@ class TurnedImages(ImageNodes):
         gathered = {c.source.buffer.id for c in chosen if c.windows is not None or c.depthwise}
         self.slots = image_slots(graph, self.wanted, gathered)
         self.joined: dict[int, Tensor] = {}  # by buffer id of Slot: all rows of the concatenation
-        # Ids of tensors that are not views of others. The user may read these tensors by name, so
-        # their shapes must not change.
+        # Ids of tensors that are not views of other tensors. The user may read these tensors by
+        # name, so their shapes must not change.
         firsts = {t.buffer.id: t.id for t in reversed(graph.tensors)}
         self.own = frozenset(firsts.values())
         # For each buffer id, the image as rows of channels (one row per pixel), and the placement
         # (phase, processors) of the node that writes it.
         self.turned: dict[int, tuple[Tensor, Any]] = {}
         self.back: set[int] = set()  # ids of transposes back to channels first
-        # For each buffer id whose transpose was removed, the tensor that has the same elements.
+        # For the id of the buffer of each removed transpose's result: the tensor with the same
+        # elements that is read instead.
         self.moved: dict[int, Tensor] = {}
 
     def renamed(self, node: Node) -> Node:
@@ -86,8 +87,8 @@ class TurnedImages(ImageNodes):
         return [n for n in self.nodes if not dead(n)]
 
     def rows(self, tensor: Tensor, node: Node) -> Tensor | None:
-        """The image's rows of channels, if an earlier node with the same placement (phase and
-        processors) computed them; None otherwise.
+        """The image as rows of channels (one row per pixel), if an earlier node in the same phase
+        and on the same processors has computed this form; None otherwise.
         """
         rows = self.turned.get(tensor.buffer.id)
         image = image_of(tensor)
@@ -97,8 +98,8 @@ class TurnedImages(ImageNodes):
         return rows[0] if rows[0].shape == (n * places, channels) else None
 
     def takes(self, node: Node) -> bool:
-        """Adds the node as an op on rows of channels if it supports them and its inputs have them.
-        Returns True if it was added.
+        """Adds the node to the new graph as an op on rows of channels, if the op supports this form
+        and its inputs have it. Returns True if the node was added.
         """
         if node.hints or node.after:
             return False
@@ -112,8 +113,9 @@ class TurnedImages(ImageNodes):
         )
 
     def to_last(self, node: Node) -> bool:
-        """Removes a transpose to channels last if an earlier node computed these rows. If its
-        result cannot be replaced by them, they are copied. Returns True if it was removed.
+        """Handles a transpose of an image to channels last. It is removed if an earlier node has
+        computed these rows of channels. If its result cannot be replaced by these rows, the rows
+        are copied to it. Returns True if the transpose was removed.
         """
         rows = self.rows(node.inputs[0], node) if moves_channels(node, to_last=True) else None
         if rows is None:
@@ -126,8 +128,9 @@ class TurnedImages(ImageNodes):
         return True
 
     def to_first(self, node: Node) -> bool:
-        """Adds a transpose of an image to channels first. It is not needed if all readers can read
-        the transpose's source, which has rows of channels. Returns True if it was added.
+        """Handles a transpose of an image to channels first, and adds it to the new graph. If all
+        ops that read its result can read its source, which has rows of channels, the transpose is
+        removed later. Returns True if it was added.
         """
         out, source = node.outputs[0], node.inputs[0] if node.inputs else None
         if source is None or not moves_channels(node, to_last=False):
@@ -142,7 +145,7 @@ class TurnedImages(ImageNodes):
         return True
 
     def _written_once(self, tensor: Tensor) -> bool:
-        """True where one node writes the tensor's buffer, and no user or other kernel does."""
+        """True if one node writes the tensor's buffer, and no user or other kernel does."""
         buffer = tensor.buffer
         private = buffer.arena == "activation" and buffer.id not in self.kept
         return private and len(self.graph.view.writers.get(buffer.id, ())) <= 1
@@ -203,8 +206,9 @@ class TurnedImages(ImageNodes):
         return True
 
     def concat(self, node: Node) -> bool:
-        """Adds the copies of a concatenation along channels, if its readers take channels last: a
-        copy for each image that is not in its place already. Returns True if they were added.
+        """Adds the copies of a concatenation along channels, if the ops that read it support
+        channels last. An image that was written directly into the concatenation is not copied.
+        Returns True if the copies were added.
         """
         out = node.outputs[0] if node.outputs else None
         if out is None or out.buffer.id not in self.wanted or not joins_channels(node):
@@ -231,7 +235,7 @@ class TurnedImages(ImageNodes):
         return True
 
     def _root(self, out: Tensor) -> int:
-        """The id of the buffer of the longest concatenation that an image is part of."""
+        """The id of the buffer of the longest concatenation of which an image is a part."""
         return self.slots[out.buffer.id].buffer
 
     def result(self, out: Tensor, name: str) -> Tensor:
@@ -248,8 +252,8 @@ class TurnedImages(ImageNodes):
         return self._slice(self.joined[slot.buffer], slot.first, channels, name)
 
     def _slice(self, rows: Tensor, first: int, channels: int, name: str) -> Tensor:
-        """The given channels of rows of channels. first: the number of the first one in the
-        buffer.
+        """A slice of each row of channels. first: the number of the first channel of the slice in
+        the buffer. channels: the number of channels of the slice.
         """
         return self.graph.tensor(
             (rows.shape[0], channels),
@@ -284,7 +288,9 @@ class TurnedImages(ImageNodes):
         return self.view(tensor, [*[1] * (len(shape) - 1), given[channel]])
 
     def turn_back(self, like: Node, rows: Tensor, out: Tensor) -> None:
-        """Adds a transpose of rows of channels to the image that other nodes read."""
+        """Adds a transpose from rows of channels to channels first, for nodes that read the image
+        `out` in this layout.
+        """
         n, channels, places = image_of(out) or (0, 0, 0)
         source, target = (
             self.view(rows, [n, places, channels]),

@@ -1,9 +1,8 @@
-"""Dequantises weights before products that cannot read quantised weights.
-
-Linear layers of few rows read codes and scales (ark.tasks.linear_rows). All other products read the
-values, which a separate node computes. Listed in ark.lower.passes. Products of many rows are
-rewritten before kernel variants are chosen. Later, fuse_linear decides which of the others become
-linear layers, and calls `unpacked` for the rest.
+"""Dequantises weights in a separate node, for products that cannot read quantised weights. Linear
+layers of few rows read codes (stored small integers) and scales directly (ark.tasks.linear_rows).
+All other products read the dequantised values. Listed in ark.lower.passes. The weights of products
+of many rows are dequantised before kernel variants are chosen. For the remaining products,
+fuse_linear decides later which become linear layers, and calls `unpacked` for all others.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def unpacked(graph: Graph, few: int, machine: Machine | None = None) -> Graph:
 
 
 def _multiplies_codes(node: Node) -> bool:
-    """True where the product has so few rows that it reads quantised weights directly instead of
+    """True if the product has so few rows that it reads quantised weights directly instead of
     dequantised ones.
     """
     plain = MatmulAttributes(False, True) == node.read(MatmulAttributes)

@@ -1,10 +1,8 @@
 """Changes the shape of an elementwise op, so that it can be fused with a neighbour of another
-shape.
-
-Front ends view a tensor by rows, by batch, or as an image. If an op reads all elements of another
-op's result in another shape, one of the two can take the shape of the other: all of its operands
-are viewed in that shape. Called by ark.lower.rewrite.fuse_chains and
-ark.lower.rewrite.fuse_epilogues.
+shape. Front ends view the same elements in several shapes: by rows, by batch, or as an image. If an
+op reads all elements of another op's result in another shape, one of the two ops can be changed to
+the shape of the other, with all of its operands viewed in that shape. Called by
+ark.lower.rewrite.fuse_chains and ark.lower.rewrite.fuse_epilogues.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ UNSEEN = ("activation", "external")
 
 
 def whole(tensor: Tensor) -> bool:
-    """True where the tensor is contiguous and covers its buffer."""
+    """True if the tensor is contiguous and covers its buffer."""
     return tensor.dense and tensor.nbytes == tensor.buffer.nbytes
 
 
 def same_elements(read: Tensor, written: Tensor) -> bool:
-    """True where both tensors view the whole of the same buffer with the same element type. Their
+    """True if both tensors view the whole of the same buffer with the same element type. Their
     shapes may differ.
     """
     one = read.buffer.id == written.buffer.id and read.dtype == written.dtype
@@ -66,9 +64,10 @@ def in_shape(tensor: Tensor, shape: Shape, named: bool = False) -> Tensor | None
 
 
 def _seen(tensor: Tensor, shape: Shape, wanted: Shape, named: bool) -> Tensor | None:
-    """A view of an operand for an op that changes from `shape` to `wanted`: the tensor broadcasts
-    to `shape`, the view to `wanted`. Where dimensions are merged or split, the operand must have
-    all of their elements or be broadcast along all of them. None if there is no such view.
+    """A view of an operand for an elementwise op whose result changes from `shape` to `wanted`. The
+    tensor broadcasts to `shape`, the view to `wanted`. If dimensions are merged or divided, the
+    operand must have all of their elements or be broadcast along all of them. None if there is no
+    such view.
     """
     aligned = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
     dims: list[int] = []
@@ -84,8 +83,9 @@ def _seen(tensor: Tensor, shape: Shape, wanted: Shape, named: bool) -> Tensor | 
 
 
 def groups(a: Shape, b: Shape) -> Iterator[tuple[range, range]]:
-    """Divides the dimensions of two shapes into matching groups: each pair of groups has the same
-    number of elements, and is as short as possible. The shapes have equally many elements.
+    """Divides the dimensions of two shapes with equally many elements into matching groups. Both
+    groups of a pair have the same number of elements, and groups are as short as possible. For
+    example, (6, 4) and (2, 3, 4) give ((6), (2, 3)) and ((4), (4)).
     """
     i = j = 0
     while i < len(a) or j < len(b):

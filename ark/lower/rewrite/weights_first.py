@@ -1,9 +1,8 @@
-"""Places small ops that depend on weights alone, such as a transpose of a convolution's weights or
-the factors of a batch norm, at the beginning of their phase, where all of them run side by side.
-
-Before the op that reads its result, such an op would wait for earlier ops: processors run tasks in
-list order, and its memory is that of a tensor which is no longer needed. Listed in
-ark.lower.passes.
+"""Moves small ops that depend only on weights, such as a transpose of a convolution's weights or
+the factors of a batch norm, to the beginning of their phase, where all of them run side by side. At
+its place in program order, such an op would wait for two reasons: processors run tasks in list
+order, and its result may be placed in memory of an earlier tensor that other tasks still read.
+Listed in ark.lower.passes.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Product:
         return processors
 
     def is_last(self, number: int) -> bool:
-        """True where the tile with this number belongs to the last round of multiplications."""
+        """True if the tile with this number belongs to the last round of multiplications."""
         last = -(-self._dealt // len(self.computing)) - 1
         return number // len(self.computing) == last
 

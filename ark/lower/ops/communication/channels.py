@@ -1,4 +1,6 @@
-"""Lowering of channels: puts, gets, reductions, signals, waits and messages between two ranks."""
+"""Lowering of ops on channels: puts, gets, reductions, signals, waits and messages between two
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str
     coords = tiles(
         source.elements, source.dtype.itemsize, tile_bytes(engine, machine, source.nbytes)
     )
-    # The caches of this device may hold old contents of memory that a copy engine has written. The
-    # copy engine then writes to uncached symmetric memory first, from which tasks copy the data.
+    # Caches of this device may hold old contents of memory that a copy engine has written. In this
+    # case the copy engine writes to symmetric memory, which is not cached, and tasks copy the data
+    # from there.
     cached = target.buffer.rank < 0 and target.buffer.arena != "symmetric"
     landing = cached and engine.proxied and machine.has(Capability.UNCACHED_COPIES)
     into = _landing(lowering, target) if landing else target
@@ -50,8 +53,8 @@ def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str
 
 
 def _landing(lowering: Lowering, like: IrTensor) -> IrTensor:
-    """A tensor in symmetric memory of this rank with the shape of `like`. Copies arrive there
-    first, because symmetric memory is not cached.
+    """A new tensor in symmetric memory of this rank with the shape of `like`. A copy engine writes
+    it first, because symmetric memory is not cached; tasks then copy it to the destination.
     """
     name = f"{like.name}.{lowering.number('landing')}.landing"
     return lowering.graph.tensor(like.shape, like.dtype, arena="symmetric", name=name)
@@ -83,8 +86,9 @@ def lower_channel_reduce(lowering: Lowering, node: Node) -> None:
 
 
 def _name(lowering: Lowering, node: Node, source: int, target: int, role: str) -> str:
-    """A name for an op on a channel. Both ranks count the channel's ops of a role (such as
-    signals), so they give matching ops the same name.
+    """A name for an op on the channel from rank `source` to rank `target`. Each of the two ranks
+    counts the channel's ops of the same role (such as signals), so matching ops get the same name
+    on both.
     """
     key = f"channel{node.read(ChannelAttributes).tag}.{source}.{target}.{role}"
     return f"{key}.{lowering.number(key)}"
@@ -105,7 +109,9 @@ def lower_flag(lowering: Lowering, node: Node) -> None:
 def _message(
     lowering: Lowering, node: Node, tensor: IrTensor, owner: int, name: str
 ) -> tuple[IrTensor, list[tuple[int, int]], Engine]:
-    """How a message is sent: its receive buffer, its tiles, and the engine that moves it."""
+    """The parts by which a message is lowered on both ranks: the receive buffer, the tiles in which
+    the message is sent, and the engine that moves it.
+    """
     given = node.read(ChannelAttributes)
     engine = lowering.engine(tensor.nbytes, given.engine, (given.peer,))
     packets = engine.name == PACKET

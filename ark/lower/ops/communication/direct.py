@@ -1,9 +1,10 @@
 """Lowering of collectives in which each rank sends its share directly to every peer. Other
 algorithms are lowered by ark.lower.ops.communication.programs.
 
-A put is a copy task whose output is in a peer's memory. It signals a counter there, which has the
-same name on both ranks. There is one counter for each tile, so a tile is used as soon as it has
-arrived. Each receive buffer belongs to one op. If ranks begin iterations independently, a
+A put is a copy task whose output is in a peer's memory. At its end it signals a counter in the
+peer's memory, for which the peer's tasks wait; the counter has the same name on both ranks. Each
+tile has a counter of its own, so a tile can be used as soon as it has arrived. Each receive buffer
+(memory into which one peer puts) belongs to one op. If ranks begin iterations independently, a
 collective's put waits until the receiver has ended the previous iteration (ark.plan.schedule), and
 a message's put until the receiver has read the previous iteration's message
 (ark.lower.ops.communication.messages). Otherwise the barrier between iterations ensures both.
@@ -33,8 +34,8 @@ from ark.tasks.combine_norm import CombineNormParams
 
 @dataclass(frozen=True)
 class _Exchanged:
-    """The result of exchanging shares: tensors with the shares of all ranks, beginning with this
-    rank's own, followed by those of the next ranks in cyclic order.
+    """The result of exchanging shares, which are the ranks' contributions. shares: tensors with the
+    shares of all ranks: this rank's own first, then those of the next ranks in cyclic order.
 
     coords: the tiles in which the shares are processed. joined: the number of tiles that arrive as
     one put. received: ids of the receive buffers that hold packets, which need no counter.
@@ -63,12 +64,12 @@ def _exchange(
     """Emits the puts of this rank's dense share into a receive buffer on each peer.
 
     counter(step, i): returns the name of the counter that put i signals, on the peer that is `step`
-    ranks after this one. row: if set, tiles consist of whole rows with this number of elements.
-    collective: the collective's name in `ark tune --collectives`.
+    ranks after this one. row: if not 0, tiles consist of whole rows, and a row has this number of
+    elements. collective: the collective's name in `ark tune --collectives`.
 
     Peers are numbered relative to this rank, also in names (`from+1` is the share of the next
-    rank). So the tasks of all ranks are equal except for the peers, and each rank sends to another
-    peer first.
+    rank). So the tasks of all ranks are equal except for the peers, and no two ranks send to the
+    same peer first.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     moved_bytes = share.nbytes * (world if collective == "all_gather" else 1)
@@ -142,11 +143,9 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_all_reduce_norm(lowering: Lowering, node: Node) -> None:
-    """Emits an all-reduce like _lower_all_reduce, in which the task that adds a row also normalises
-    it.
-
-    Operands: the share, a residual if there is one, the weight. Results: the sum and the normalised
-    rows.
+    """Emits an all-reduce that is fused with a norm. It is an all-reduce as in _lower_all_reduce,
+    in which the task that adds a row also normalises the row. Operands: the share, a residual if
+    there is one, the weight. Results: the sum and the normalised rows.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 4 > MAX_OPERANDS:

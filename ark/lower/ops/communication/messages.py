@@ -1,4 +1,6 @@
-"""Lowering of send and recv: a copy into a receive buffer of the peer, and a copy out of it."""
+"""Lowering of send and recv. A send is a copy into a receive buffer (memory of the peer into which
+only this rank writes). A recv is a copy from the receive buffer to its destination.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from ark.tasks.combine import tiles
 
 
 def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
-    """A name for the next message with this tag. The sender and the receiver count messages alike,
-    so they use the same name.
+    """A name for the next message from `source` to `target` with this tag. The name contains the
+    number of earlier messages, which sender and receiver count alike, so both use the same name.
     """
     if source == target:
         raise PlanError(f"rank {source} sends to itself under tag {tag}; use ark.copy")
@@ -25,7 +27,9 @@ def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
 
 
 def _message(lowering: Lowering, peer: int, source: IrTensor, target: IrTensor) -> Group:
-    """Emits a copy into a receive buffer, or out of it, with the same tiles at both ends."""
+    """Emits the copy of a message into a receive buffer on the sender, or out of it on the
+    receiver. Both ranks divide the message into the same tiles.
+    """
     if not lowering.far(peer):
         return copy_box(lowering, source, target, "")
     engine = lowering.engine(source.nbytes, peers=(peer,))

@@ -1,14 +1,16 @@
-"""Lowering of a product and the collective after it as one op, tile by tile.
+"""Lowering of a matrix product and the collective after it (all-reduce or reduce-scatter) as one
+op, so that tiles are sent while others are computed.
 
 The nodes are created by the pass ark.lower.rewrite.overlap_collectives. Each tile of a product is
 stored directly in its owner's memory. The owner adds the tiles that have arrived while further
 tiles are multiplied, and sends the sum to all ranks or keeps it.
 
-Each rank owns a share of the result's rows. All ranks multiply in rounds. In each round a rank
-multiplies the next rank's band of rows first, then the following ranks' bands, and its own band
-last. So each rank's links are in use at any time, and only the last round's sums remain when the
-products end. Rows are added in rank order in fp32 and rounded once, so results are equal bit for
-bit to those of separate ops, on all ranks and in every run.
+Each rank owns a share of the result's rows. All ranks multiply in rounds. In a round, a rank
+multiplies a band of rows for each rank: first the band that the next rank owns, then the bands of
+the following ranks, and last the band that it owns itself. So each rank's links are in use at any
+time, and only the last round's sums remain when the products end. Rows are added in rank order in
+fp32 and rounded once, so results are equal bit for bit to those of separate ops, on all ranks and
+in every run.
 
 If the option `overlap` names an engine by which the host copies, products that other ranks own are
 stored locally and copied by the host's proxy, in all rounds except the last. Then no store of a
@@ -57,7 +59,7 @@ class _Sum(Product):
         self.direct = self.everywhere and self.out.buffer.arena == "symmetric"
 
     def _copied(self, round_index: int) -> bool:
-        """True where the proxy copies the products of this round."""
+        """True if the host's proxy copies the products of this round to peers."""
         return self.copies is not None and round_index < self.rounds - 1
 
     def _owned(self, owner: int) -> tuple[int, int]:
@@ -159,8 +161,8 @@ class _Sum(Product):
     def _received(
         self, round_index: int, step: int, shape: Sequence[int], owner: int = -1
     ) -> IrTensor:
-        """The receive buffer, in the memory of a band's owner, for the results of the rank that is
-        `step` ranks after the owner.
+        """The receive buffer in the memory of the band's owner, into which the rank that is `step`
+        ranks after the owner puts its results of the band.
         """
         name = f"{self.name}.{round_index}.from+{step}"
         return self.lowering.graph.tensor(
@@ -238,13 +240,13 @@ class _Sum(Product):
         return 1 if self._copied(round_index) else self.across()
 
     def _told(self, round_index: int, step: int, row: int) -> str:
-        """The name of the counter on another rank that this rank signals when it has sent the sum
-        of a row of tiles. The other rank is `step` ranks after this one.
+        """The name of the counter that this rank signals when it has sent the sum of a row of tiles
+        to the rank that is `step` ranks after this one. The counter is on that rank.
         """
         return f"{self.name}.{round_index}.sum+{self.world - step}.{row}"
 
     def _there(self, round_index: int, step: int, begin: int, end: int) -> IrTensor:
-        """Where a peer receives the sums of a band: in its result itself, or in a
+        """The tensor on a peer that receives the sums of a band: a part of the peer's result, or a
         receive buffer.
         """
         peer = self.peer(step)
@@ -254,8 +256,8 @@ class _Sum(Product):
         return self._sums(round_index, self.world - step, begin, end, peer)
 
     def _sums(self, round_index: int, step: int, begin: int, end: int, owner: int) -> IrTensor:
-        """The receive buffer, on rank `owner`, for sums that the rank `step` ranks after it has
-        computed.
+        """The receive buffer on rank `owner` for the sums that the rank `step` ranks after `owner`
+        has computed.
         """
         size = ((end - begin) * self.columns,)
         name = f"{self.name}.{round_index}.sums+{step}"
@@ -271,8 +273,9 @@ class _Sum(Product):
         return graph.buffer("symmetric", own.nbytes, peer, own.name)
 
     def _arrive(self, round_index: int, step: int) -> None:
-        """Emits the arrival of the sums of the rank `step` ranks after this one: a wait if they
-        arrive in the result, otherwise a copy to the result.
+        """Emits the tasks that end the arrival of sums from the rank `step` ranks after this one.
+        If the sums arrive in the result itself, a task waits for them; otherwise tasks copy them
+        from the receive buffer to the result.
         """
         lowering, owner = self.lowering, self.peer(step)
         begin, end = self._band(owner, round_index)

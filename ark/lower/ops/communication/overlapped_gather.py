@@ -1,6 +1,6 @@
-"""Lowering of an all-gather of rows and the matrix product that reads them as one op. A rank
-multiplies its own rows first, and then the rows of its peers as they arrive. The node is created by
-ark.lower.rewrite.overlap_collectives.
+"""Lowering of an all-gather of rows and the matrix product that reads the gathered rows, as one op.
+A rank multiplies its own rows first, and then the rows of its peers as they arrive. The node is
+created by ark.lower.rewrite.overlap_collectives.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class _Gathered(Product):
         return part(self.out, 0, owner * self.share + begin, end - begin)
 
     def _put(self, step: int) -> None:
-        """Emits the puts of the own rows to the rank `step` ranks after this one."""
+        """Emits the puts that send this rank's own rows to the rank that is `step` ranks after this
+        one.
+        """
         lowering, peer, back = self.lowering, self.peer(step), self.world - step
         name = f"{self.name}.from+{back}"
         target = lowering.graph.tensor(

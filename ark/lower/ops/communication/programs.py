@@ -2,11 +2,12 @@
 algorithm as puts, copies and reductions, to tile tasks. The nodes are created by
 ark.ops.communication.collectives.
 
-A put is a combination of one share whose result is on a peer, a reduction is a combination of
-several shares, and a copy needs no task. Every put has its own receive buffer, so within an
-iteration no data that a peer may still read is overwritten. The only waits between ranks are for
-data: the packets themselves, or a counter for each tile. All ranks lower the same program, so the
-names of receive buffers and counters match.
+Tasks of the kind `combine` execute the operations: a put combines a single share and stores the
+result on a peer, and a reduction combines several shares. A copy needs no task, because its readers
+read the source. Every put has its own receive buffer, so within an iteration no data that a peer
+may still read is overwritten. The only waits between ranks are for data: the packets themselves, or
+a counter for each tile. All ranks lower the same program, so the names of receive buffers and
+counters match.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CACHE_LINE_BYTES = 128  # parts of a share begin at multiples of this
 
 
 class _Writer:
-    """Emits one rank's part of a collective."""
+    """Emits the tasks of one rank for a collective program."""
 
     def __init__(self, lowering: Lowering, node: Node) -> None:
         self.lowering, self.rank = lowering, lowering.graph.rank
@@ -146,8 +147,9 @@ class _Writer:
         return [self.lowering.semaphore(value.rank, f"{name}.{i}") for i in range(count)]
 
     def _make(self, value: Value, piece: int) -> None:
-        """Emits tasks that combine a value's sources from left to right. If there are more sources
-        than a task has operands, there are several steps.
+        """Emits the tasks that compute a value: they combine the value's sources from left to
+        right. If there are more sources than a task can have operands, they are combined in several
+        steps.
         """
         begin, end = self._bounds(value.part, piece)
         if begin == end:

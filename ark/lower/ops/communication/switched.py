@@ -1,7 +1,7 @@
-"""Lowering of the all-reduce whose sums the switch between devices computes (engine `switch`).
-
-Each rank owns a part of the elements. It requests the sum of all ranks' shares of this part from
-the switch and stores it on all ranks. Used only if a call selects this engine.
+"""Lowering of an all-reduce whose sums the switch between devices computes (engine `switch`, as in
+NVLink SHARP). Each rank owns a part of the elements. For this part, it requests the sum of all
+ranks' shares from the switch and stores the sum on all ranks. Used only if a call selects this
+engine.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def _lower_all_reduce_switch(lowering: Lowering, node: Node) -> None:
     nbytes = tile_bytes(engine, machine, share.nbytes)
 
     def owned(owner: int) -> list[tuple[str, int, list[tuple[int, int]]]]:
-        """How the part of rank `owner` is added: the switch adds whole chunks, and tasks that load
-        from peers add the rest. Returns for each of the two the task kind, the first element and
-        the tiles.
+        """The tasks for the elements that rank `owner` owns. The switch adds whole chunks; tasks
+        that load from peers add the remaining elements. Returns for both kinds of tasks the task
+        kind, the first element and the tiles.
         """
         whole = elements * size // ACCESS_BYTES * ACCESS_BYTES // size
         lines = -(-whole * size // 128)
