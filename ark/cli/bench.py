@@ -1,6 +1,6 @@
 """`ark bench decode`: prints the time per token, the used share of the read bandwidth, the fidelity
-of the logits and the memory. It prints the same values of a peer, here a library that is timed for
-comparison (PyTorch), measured in the same run.
+of the logits and the memory, also for a peer: a library (PyTorch) that is timed for comparison in
+the same run.
 """
 
 from __future__ import annotations
@@ -151,17 +151,16 @@ def register(subparsers: Subparsers) -> None:
 
 
 def cut(shape: Shape, layers: list[int] | None, args: argparse.Namespace) -> list[Shape]:
-    """Copies of the shape with each of the two numbers of layers in `layers`; if `layers` is None,
-    only the shape itself. Raises InvalidUsageError unless the numbers fit the model and the run is
-    a prediction.
+    """Copies of the shape with each of the two numbers of layers; without them, the shape itself.
+    Raises InvalidUsageError unless the numbers fit the model and the run is a prediction.
     """
     if layers is None:
         return [shape]
     most = shape.config.num_hidden_layers
     if len(layers) != 2 or not layers[0] < layers[1] <= most:
         raise InvalidUsageError(
-            f"--layers {','.join(map(str, layers))}: expected two different numbers of layers, the "
-            f"smaller one first, of the model's {most}; write --layers 1,3"
+            f"--layers {','.join(map(str, layers))} is not valid: give two different numbers of "
+            f"layers, the smaller one first, each from 1 to the model's {most}, as in --layers 1,3"
         )
     if not args.model or args.prompt or args.vs or args.check or "/" in args.config:
         raise InvalidUsageError(
@@ -275,9 +274,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def figures_of(figures: Figures, config: str, ranks: int = 1) -> list[Figure]:
-    """The results as records (Figure) for the JSON file: one per context and prompt length of a
-    decode benchmark and per peer, the library that was timed for comparison.
-    """
+    """Records (Figure) of the results: one for each context, prompt length and peer."""
     shape = f"decode/{Path(config).name}"
     shape += f"-batch-{figures.batch}" if figures.batch > 1 else ""
     shape += f"-{ranks}-ranks" if ranks > 1 else ""
@@ -328,7 +325,7 @@ def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
             raise InvalidUsageError(
                 f"{subject} of {number} tokens is too long: of the model's {limit} "
                 "positions at "
-                f"most {most} are left for it; ask for fewer"
+                f"most {most} are left for it; use fewer"
             )
     return contexts, tokens
 

@@ -131,7 +131,9 @@ def _onnx(path: str, dims: list[str], machine: Machine) -> Plan:
     arrays = {}
     for port in model.inputs:
         if port.sizes is None:
-            raise InvalidUsageError(f"the input {port} has open sizes; give each with --dim NAME=N")
+            raise InvalidUsageError(
+                f"the input {port} has sizes without a value; set each by --dim NAME=N"
+            )
         arrays[port.name] = np.zeros(port.sizes, port.dtype)
     return make_plan(model.graph(arrays).model.graph, machine)
 

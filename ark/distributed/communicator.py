@@ -1,12 +1,10 @@
-"""Runs the calls that a set of ranks makes in the same order, and detects ranks that make different
-calls.
+"""Runs the calls that ranks make in the same order, and detects ranks that make different calls.
 
-A communicator consists of all ranks of a group, or of a sender and a receiver. Before a call, a
-rank writes a fingerprint of its calls to shared memory that the other ranks read
-(ark.distributed.board). At the first call of a kind and size, the ranks also synchronise over the
-bootstrap, the sockets by which the processes found each other. If a rank sees a different call, or
-waits longer than the group's time limit, the ranks exchange statements of their calls. Ranks that
-are in the call then raise the same error, and ranks that were not in it raise the error at their
+A communicator has all ranks of a group, or a sender and a receiver. Before a call, a rank writes a
+fingerprint of its calls to shared memory that the others read (ark.distributed.board). At the first
+call of a kind and size, the ranks also synchronise over the bootstrap (sockets). If a rank sees a
+different call, or waits longer than the group's time limit, the ranks exchange statements of their
+calls. Ranks that are in the call then raise the same error; ranks that are not raise it at their
 next call. Afterwards the communicator starts anew (a new generation), so the next matching call
 works. Called by ark.distributed.group; an executor uses a communicator as the `Ranks` of its plan.
 """
@@ -37,10 +35,8 @@ Kind = Literal["part", "all", "statement"]
 
 
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message of a communicator.
-
-    generation: how often the communicator has started anew after an error. number: the number of
-    this synchronisation in the generation. purpose: the label of this synchronisation, with a
+    """A message of a communicator. generation: how often the communicator has started anew after an
+    error. number: the number of this synchronisation in the generation. purpose: its label, with a
     fingerprint of the sender's calls; ranks synchronise only if their purposes are equal.
     """
 
@@ -66,9 +62,7 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Talk:
-    """The communicators of one group, and the messages between their ranks. name: distinguishes
-    groups that use the job's bootstrap at the same time.
-    """
+    """The communicators of one group. name: unique among groups that use the job at a time."""
 
     def __init__(self, job: Bootstrap, name: str, budget_s: float) -> None:
         self.job, self.budget_s = job, budget_s
@@ -103,15 +97,12 @@ class Talk:
 
 
 class _Stuck(SystemError):
-    """Raised inside of a call that cannot continue. The communicator catches it, and all ranks then
-    state their calls.
-    """
+    """Raised in a call that cannot continue; the ranks then state their calls."""
 
 
 class Communicator:
-    """A set of ranks that make the same calls in the same order. rank, world_size: this rank's
-    number and the number of ranks within the communicator. fresh: True if the ranks have not
-    synchronised since the communicator was created or started anew after an error.
+    """Ranks that make the same calls in the same order. rank, world_size: within these ranks.
+    fresh: True if the ranks have not synchronised since they began or last started anew.
     """
 
     def __init__(self, talk: Talk, name: str, ranks: Sequence[int]) -> None:
@@ -139,9 +130,8 @@ class Communicator:
     # Calls.
 
     def make(self, text: str, fingerprint: int, waits: bool, run: Callable[[], object]) -> None:
-        """Makes a call by calling `run`. text: the call as shown in errors. fingerprint: a hash
-        that is equal for equal calls. waits: True to return only after all ranks of this host have
-        made the call.
+        """Makes a call by calling `run`. text: the call in errors. fingerprint: equal for equal
+        calls. waits: return only after all ranks of this host have made the call.
 
         Raises the communicator's error if the ranks do not make the same call in time.
         """
@@ -190,9 +180,7 @@ class Communicator:
             raise _Stuck("another call was made")
 
     def arrive(self, kept: Sequence[str] = (), more: bytes = b"") -> list[Arrival]:
-        """Synchronises the ranks before the first call of a kind and size. kept: the names of this
-        rank's loaded calls. more: data for the other ranks. Returns the messages of all ranks.
-        """
+        """Synchronises ranks before the first call of a kind and size; returns their messages."""
         own = Arrival(self._number, here(), self._board.handle, list(kept), more)
         left = max(0.0, self._deadline - time.monotonic())
         encoded = self._gather("arrival", msgspec.msgpack.encode(own), left)
@@ -229,9 +217,7 @@ class Communicator:
         return failed if stuck and waits and failed else raised
 
     def _settle(self, answer_s: float) -> BaseError | None:
-        """Waits until all ranks have stated their calls, for at most answer_s seconds, then starts
-        a new generation. Returns this rank's error, or None if its call did not fail.
-        """
+        """Starts a new generation once all have stated their calls; returns this rank's error."""
         end = time.monotonic() + answer_s
         with self._changed:
             stated = self._statements[self._generation]
@@ -330,8 +316,8 @@ class Communicator:
 
     @property
     def _meeting_s(self) -> float:
-        """The time limit in seconds for waiting for the other ranks. It is longer once all ranks
-        are in the call, because some may still be compiling.
+        """Seconds to wait for the other ranks; longer once all are in the call: some may
+        compile.
         """
         return PREPARE_S if self._arrived else self._budget_s
 
@@ -359,9 +345,7 @@ class Communicator:
 
     @staticmethod
     def _strays(parts: Mapping[int, Frame], purpose: str) -> bool:
-        """True if a rank synchronises for another purpose than this rank, which means that the
-        ranks have made different calls.
-        """
+        """True if a rank synchronises for another purpose, because it makes another call."""
         return any(frame.purpose != purpose for frame in list(parts.values()))
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float) -> None:

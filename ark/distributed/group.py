@@ -2,9 +2,9 @@
 
 Each collective is a plan of one op (ark.distributed.calls), which is compiled when a size is first
 used and then cached. All ranks must call the same collectives in the same order with equal types
-and sizes; ark.distributed.communicator checks this. send and recv are called only by the sender and
-the receiver. On a CPU, a call returns when all ranks have made it; on a GPU it is queued on the
-caller's stream.
+and sizes, which ark.distributed.communicator checks; only the sender and the receiver call send and
+recv. On a CPU, a call returns when all ranks have made it; on a GPU it is queued on the caller's
+stream.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ MAX_LOADED_CALLS = 64  # loaded collectives of a group, and loaded messages of e
 
 
 class Group:
-    """A set of ranks that call collectives together. Usable as a context manager; `close` frees
-    everything.
+    """Ranks that call collectives together. A context manager; `close` frees everything.
 
-    ranks: the connection of the job's ranks, which the group does not close. budget_s: how long a
-    rank waits for another rank to begin or to finish a call, in seconds. Time in which other ranks
-    plan or compile the same call does not count.
+    ranks: the job, which the group does not close. budget_s: how many seconds a rank waits for
+    another rank to begin or to finish a call. Time in which other ranks plan or compile it does not
+    count.
     """
 
     def __init__(
@@ -193,8 +192,7 @@ class Group:
         """Sends to the rank `peer`, which must receive the same number of elements of the same
         type. Messages arrive in the order of the calls.
 
-        way: the name of a sequence of messages; messages of different sequences do not wait for
-        each other.
+        way: names a sequence of messages; different sequences do not wait for each other.
         """
         x = wrap(input)
         peer = self._peer("send", peer)
@@ -217,9 +215,7 @@ class Group:
     # Execution.
 
     def _width(self, called: str, x: Array, send: list[int], receive: list[int]) -> int:
-        """The length of the longest part that any rank sends in an all_to_all_v. The ranks exchange
-        the lengths of their parts for this.
-        """
+        """The longest part of an all_to_all_v, from the lengths that the ranks exchange."""
         world = self.world_size
         own = wrap(x.numbers([*send, *receive]))
         table = wrap(x.numbers([0] * (2 * world * world)))
@@ -292,10 +288,7 @@ class Group:
     def _execute(
         self, comm: Communicator, text: str, same: str, key: Key, x: Array | None, y: Array | None
     ) -> None:
-        """Runs a call. comm: the communicator of the call's ranks. text: the call as shown in
-        errors. same: a text that is equal on all ranks if their calls match. x, y: the input and
-        the result; None if this rank has none.
-        """
+        """Runs a call. text: the call in errors. same: a text that is equal for matching calls."""
         some = x or y
         assert some is not None
         stream = some.stream()
@@ -359,9 +352,7 @@ class Group:
         return numbered(each.host for each in arrivals)
 
     def _chosen(self, key: Key) -> Key:
-        """The key with the algorithm and the engine that `ark tune --collectives` measured as
-        fastest for its size. If nothing was measured, the key is returned unchanged.
-        """
+        """The key with the algorithm and engine that `ark tune` found fastest, if it was run."""
         assert self._tuned is not None
         nbytes = max(key.nbytes, key.out_bytes(self.world_size))
         measured = tuned.pick(self._tuned, key.collective, self.world_size, nbytes)
@@ -370,9 +361,7 @@ class Group:
         return dataclasses.replace(key, algorithm=measured.algorithm, engine=measured.engine)
 
     def close(self, collective: bool = True) -> None:
-        """Frees the calls' memory. collective: True if all ranks close the group and none has
-        failed, so that they can synchronise first.
-        """
+        """Frees the calls' memory. collective: all ranks close the group, and none has failed."""
         for comm in self._talk.communicators():
             calls = self._calls.pop(comm, OrderedDict())
             ok = collective and comm is self._all_ranks and self._job.failure() is None

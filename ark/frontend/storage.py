@@ -73,8 +73,8 @@ class Storage:
     def _check_bound(self) -> None:
         if self.foreign and not self.address:
             raise InvalidUsageError(
-                f"the placeholder {self.name!r} has no memory; pass tensor_mappings={{it: a "
-                "torch tensor} to Runtime.launch, or data= to ark.placeholder"
+                f"the placeholder {self.name!r} has no memory; pass tensor_mappings={{placeholder: "
+                "torch_tensor} to Runtime.launch, or data=torch_tensor to ark.placeholder"
             )
 
     def lies_in(self, kind: MemoryKind) -> bool:

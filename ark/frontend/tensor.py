@@ -48,9 +48,7 @@ def _operator(name: str) -> Callable[[Tensor, Any], Tensor]:
 
 
 def _both_sides(name: str) -> tuple[Callable[[Tensor, Any], Tensor], ...]:
-    """Two methods for a Python operator such as + and its reflected form: one calls the op `name`
-    with the tensor as its left operand, the other with the tensor as its right operand.
-    """
+    """Methods that call the op `name` with the tensor as its left and as its right operand."""
     return _operator(name), lambda self, other: _called(name, other, self)
 
 
@@ -108,9 +106,7 @@ class Tensor:
         return self.ir.dtype
 
     def rename(self, name: str) -> None:
-        """Sets the tensor's name. A buffer of which the tensor covers all elements gets the name
-        too. Must be called before an op uses the tensor.
-        """
+        """Names the tensor, and its buffer if the tensor covers it; only before an op uses it."""
         graph, buffer = self.model.graph, self.ir.buffer
         if self.ir.nbytes == buffer.nbytes:
             buffer = dataclasses.replace(buffer, name=name)
@@ -269,9 +265,7 @@ class Tensor:
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Makes torch functions accept tensors of ark: a torch function with the name of an op
-        calls that op.
-        """
+        """Calls the op that has the name of the torch function."""
         name = getattr(func, "__name__", str(func))
         if name not in provided and name not in provided.filled():
             raise UnsupportedError(
@@ -325,9 +319,7 @@ class Parameter(Tensor):
 
 
 def _on_torchs_memory(tensor: Any) -> Tensor:
-    """A tensor of the current model that uses the memory of a torch tensor, which must be
-    contiguous.
-    """
+    """A tensor of the current model on the memory of a contiguous torch tensor."""
     _check_torch(tensor)
     model = Model.get_model()
     dtype = DataType.from_torch(tensor.dtype)
@@ -377,9 +369,7 @@ def _torch() -> Any:
 
 
 def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
-    """Returns (address, owner) of a torch tensor that is to be bound to the placeholder `tensor`.
-    The owner keeps the memory alive.
-    """
+    """Returns (address, owner) of a torch tensor that is to be bound to a placeholder."""
     if not is_torch(data):
         raise InvalidUsageError(
             f"a placeholder takes a torch tensor, got {type(data).__name__}; pass "

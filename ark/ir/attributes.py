@@ -74,9 +74,7 @@ class FusionAttributes(Attributes, frozen=True):
 
 
 class GroupAttributes(Attributes, frozen=True):
-    """The attributes of quantised linear layers. group: the number of columns of a weight that
-    share a scale.
-    """
+    """Attributes of quantised linear layers. group: columns of a weight that share a scale."""
 
     group: int
 
@@ -214,9 +212,7 @@ class MatmulAttributes(Attributes, frozen=True):
 
 
 class OverlappedAttributes(Attributes, frozen=True):
-    """The attributes of a product that is fused with a collective. rows: the product's number of
-    rows.
-    """
+    """Attributes of a product fused with a collective. rows: the number of rows of the product."""
 
     transpose_a: bool
     transpose_b: bool
@@ -238,9 +234,7 @@ class WindowAttributes(Attributes, frozen=True):
 
 
 class ConvolutionAttributes(WindowAttributes, frozen=True):
-    """The attributes of convolutions. finish: the expression whose value is stored, as in
-    MatmulAttributes.
-    """
+    """Attributes of convolutions. finish: the stored expression, as in MatmulAttributes."""
 
     finish: list[Any] | None = None
 
@@ -272,9 +266,7 @@ class RemapAttributes(Attributes, frozen=True):
 
 
 class TransposeAttributes(Attributes, frozen=True):
-    """The attributes of transposes. perm: for each dimension of the result, the number of the
-    source's dimension.
-    """
+    """Attributes of transposes. perm: by dimension of the result, the dimension of the source."""
 
     perm: list[int]
 
@@ -325,9 +317,7 @@ class NormAttributes(Attributes, frozen=True):
 
 
 class SumNormAttributes(NormAttributes, frozen=True, kw_only=True):
-    """The attributes of all-reduces that are fused with a norm. columns: the number of columns of a
-    normalised row.
-    """
+    """Attributes of all-reduces fused with a norm. columns: the length of a normalised row."""
 
     columns: int
 

@@ -96,9 +96,7 @@ class Pass:
         return self.run.__name__
 
     def applies(self, graph: Graph) -> bool:
-        """True if the graph has a node of each set of types in `over`, so that the pass may change
-        it.
-        """
+        """True if the graph has a node of each set of types in `over`."""
         return all(not graph.view.types.isdisjoint(types) for types in self.over)
 
 

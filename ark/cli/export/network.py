@@ -41,7 +41,9 @@ def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
     arrays = {}
     for port in model.inputs:
         if port.sizes is None:
-            raise InvalidUsageError(f"the input {port} has open sizes; set each by --dim NAME=N")
+            raise InvalidUsageError(
+                f"the input {port} has sizes without a value; set each by --dim NAME=N"
+            )
         if port.dtype == np.float64:
             raise UnsupportedError(
                 f"the input {port} is of float64, which is not supported; "

@@ -105,7 +105,8 @@ def forest(
     rooted = collective in ("broadcast", "reduce")
     if rooted != (root is not None):
         raise InvalidUsageError(
-            f"{collective} was given root {root}; broadcast and reduce need one, others take none."
+            f"{collective} was given root {root}; broadcast and reduce need a root, and the other "
+            "collectives have none."
         )
     roots = None if root is None else {root: 1}
     reverse = topology.reverse()
@@ -306,7 +307,8 @@ def check(
         for edge in tree.edges:
             if edge.src not in reached or edge.dst in reached:
                 raise InternalError(
-                    f"a tree of rank {tree.root} has edge {edge}, which does not extend it."
+                    f"a tree of rank {tree.root} has the edge {edge}, which does not lead from a "
+                    "rank that the tree has reached to another one."
                 )
             reached.add(edge.dst)
             if sum(units for _, units in edge.paths) != tree.count:

@@ -119,7 +119,7 @@ def _pack(matrix: Ints, demand: Ints, taste: Ints) -> list[Family]:
             pool.charge(tree.root, tree.edges, tree.count)
         if not pending.any():
             return families
-    raise InternalError("a tree that keeps every cut cannot be completed.")
+    raise InternalError("no tree can be completed without violating a cut of the network.")
 
 
 def _images(tree: Branching, group: Group) -> Family:

@@ -176,7 +176,7 @@ class _Machine:
     def data(self, ref: OpRef, column: list[Value | Dots]) -> list[Value]:
         values = [value for value in column if isinstance(value, Value)]
         if any(value.divide != 1 for value in values):
-            raise self.fault(ref, "combines a value that is already divided.")
+            raise self.fault(ref, "combines a value that was already divided for the mean.")
         return values
 
     def reduce(self, ref: OpRef, op: Operation, columns: list[Any]) -> list[Value | Dots]:
@@ -211,14 +211,14 @@ class _Machine:
     def demand_whole(self, ref: OpRef, column: list[Value]) -> None:
         chunks = [value.chunk for value in column]
         if chunks != list(range(self.p.chunks)) or len({value.expr for value in column}) != 1:
-            raise self.fault(ref, "needs all chunks of one partial result.")
+            raise self.fault(ref, "must combine all chunks of one partial result.")
 
     def dot(self, ref: OpRef, columns: list[Any]) -> Dots:
         a, b = (self.data(ref, column) for column in columns)
         chunks = 0
         for x, y in zip(a, b, strict=True):
             if x.chunk != y.chunk or (chunks >> x.chunk) & 1:
-                raise self.fault(ref, "multiplies chunks with different indices.")
+                raise self.fault(ref, "multiplies different chunks, or a chunk twice.")
             chunks |= 1 << x.chunk
         if len({x.expr for x in a}) != 1 or len({y.expr for y in b}) != 1:
             raise self.fault(ref, "multiplies chunks at different stages of the reduction.")
@@ -226,7 +226,7 @@ class _Machine:
 
     def add_dots(self, ref: OpRef, a: Dots, b: Dots) -> Dots:
         if (a.a, a.b) != (b.a, b.b) or a.chunks & b.chunks:
-            raise self.fault(ref, "adds dot products of different vectors, or a part twice.")
+            raise self.fault(ref, "adds dot products of different vectors, or of a chunk twice.")
         return a._replace(chunks=a.chunks | b.chunks)
 
     def blend(self, ref: OpRef, op: Operation, columns: list[Any]) -> list[Value | Dots]:
@@ -237,7 +237,7 @@ class _Machine:
         if dots.chunks != (1 << self.p.chunks) - 1:
             raise self.fault(ref, "uses dot products that do not cover the whole tensor.")
         if any((x.expr, y.expr) != (dots.a, dots.b) for x, y in zip(a, b, strict=True)):
-            raise self.fault(ref, "uses the dot products of other vectors than those it blends.")
+            raise self.fault(ref, "uses dot products of other vectors than its sources.")
         return [self.merge(ref, op, x, y) for x, y in zip(a, b, strict=True)]
 
     def check_end(self, rank: int) -> None:

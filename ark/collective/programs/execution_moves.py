@@ -160,7 +160,7 @@ class Mover:
         if chunks.buffer_id is None or chunks.buffer_id >= len(ids):
             raise ModelError(
                 f"an operation of gpu {rank} names remote buffer {chunks.buffer_id}, but "
-                f"its thread block {number} has {len(ids)}"
+                f"its thread block {number} has only {len(ids)} remote buffers of that type"
             )
         if ids[chunks.buffer_id] >= len(gpu.remote_buffers):
             raise ModelError(f"gpu {rank} has no remote buffer {ids[chunks.buffer_id]}")
@@ -254,7 +254,10 @@ class Mover:
         because its flag cannot distinguish the two writes.
         """
         if span.buffer != "s":
-            raise ModelError(f"packets for gpu {rank} go to {span.buffer!r}; they need scratch")
+            raise ModelError(
+                f"packets are written to the buffer {span.buffer!r} of gpu {rank}; packets must be "
+                "written to scratch"
+            )
         for slot in range(span.start, span.start + span.count):
             if (rank, slot) in self.packets:
                 raise UnsupportedError(

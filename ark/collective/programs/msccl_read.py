@@ -90,7 +90,8 @@ class _Reader:
         name = root.get("coll", "")
         if name not in _COLLECTIVES:
             raise ModelError(
-                f"the algorithm's collective is {name[:40]!r}; there are {', '.join(_COLLECTIVES)}"
+                f"the algorithm's collective is {name[:40]!r}; expected one of "
+                f"{', '.join(_COLLECTIVES)}"
             )
         collective = _COLLECTIVES[name]
         self.collective = collective
@@ -131,7 +132,9 @@ class _Reader:
     def _step(self, step: ElementTree.Element) -> _Step:
         kind = step.get("type", "")
         if kind not in _KINDS:
-            raise ModelError(f"a step is of type {kind[:40]!r}; there are {', '.join(_KINDS)}")
+            raise ModelError(
+                f"a step is of type {kind[:40]!r}; expected one of {', '.join(_KINDS)}"
+            )
         sides = []
         for side in ("src", "dst"):
             buffer = step.get(f"{side}buf", "i")
@@ -153,7 +156,10 @@ class _Reader:
         """
         buffer, at = place
         if at < 0 or count < 1:
-            raise ModelError(f"a step of rank {rank} moves {count} chunks from or to chunk {at}")
+            raise ModelError(
+                f"a step of rank {rank} moves {count} chunks from or to chunk {at}; expected at "
+                "least 1 chunk, and a chunk number of at least 0"
+            )
         if buffer == "s":
             return Span("s", at, count)
         if not self.in_place or self.collective in (Collective.BROADCAST, Collective.ALL_TO_ALL):

@@ -55,7 +55,7 @@ def order(
     singles = [(c, e) for c, links in enumerate(routing.links) for e in links]
     best = scheduler.run([((c,), e) for c, e in singles])
     if best is None:
-        raise InternalError("A chunk's route does not begin where the chunk is.")
+        raise InternalError("A chunk's route does not begin at the rank that has the chunk.")
     if any(graph.edges[e].sender is not None for _, e in singles):
         plain = best
         for count in range(2, MAX_GROUPED_TRANSFERS + 1):

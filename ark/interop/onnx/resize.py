@@ -91,7 +91,10 @@ def _sizes(call: Call, axes: list[int]) -> tuple[list[int], list[float]]:
         for d, scale in zip(axes, call.array(2).tolist(), strict=True):
             sizes[d], scales[d] = math.floor(shape[d] * scale), scale
     if min(sizes, default=1) < 1:
-        raise ModelError(f"a tensor of shape {list(shape)} would be resized to {sizes}")
+        raise ModelError(
+            f"a tensor of shape {list(shape)} would be resized to {sizes}; every size must be at "
+            "least 1"
+        )
     return sizes, scales
 
 

@@ -82,7 +82,10 @@ def _dft(call: Call) -> Value:
     shape, tensor = call.shape(0), call.tensor(0)
     parts = shape[-1]
     if tensor.ir.dtype not in FLOATS or parts not in (1, 2):
-        raise ModelError(f"a Fourier transform of {tensor.ir.dtype.name} {list(shape)}")
+        raise ModelError(
+            f"a Fourier transform of {tensor.ir.dtype.name} {list(shape)} is not valid; expected "
+            "floats whose last dimension has 1 or 2 elements (real and imaginary part)"
+        )
     if call.version >= 20:
         axis = int(call.array(2).item()) if call.has(2) else -2
     else:

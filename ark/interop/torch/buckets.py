@@ -48,9 +48,7 @@ def multiple(size: Any, symbol: Any) -> int | None:
 
 
 class _Node:
-    """A node of the graph, as the rules of PERMITTED see it: its operands, by position and by name,
-    and the symbol (symbolic size) that is to be padded.
-    """
+    """A node as the rules of PERMITTED see it: its operands, and the symbolic size to pad."""
 
     def __init__(self, node: fx.Node, symbol: Any) -> None:
         self.node, self.symbol = node, symbol

@@ -128,7 +128,8 @@ def _whole_rows(node: Node) -> list[int] | None:
     *others, columns = node.hints.tile
     if columns < node.outputs[0].shape[-1]:
         raise PlanError(
-            f"op {node.name!r}: a tile {list(node.hints.tile)} holds a part of a row of "
-            f"{node.outputs[0].shape[-1]}, and a task of {node.type} computes whole rows"
+            f"op {node.name!r}: the tile {list(node.hints.tile)} has a part of a row of "
+            f"{node.outputs[0].shape[-1]} elements, but a task of {node.type} computes whole rows; "
+            f"set the last size to {node.outputs[0].shape[-1]}"
         )
     return [*others, 1]

@@ -1,12 +1,14 @@
-"""Divides the rows of a layer norm among processors if there are few and long rows, such as those
-of group norms over large images.
+"""Lets several processors compute one row of a layer norm, if there are few and long rows, such as
+those of group norms over large images.
 
-A norm's task has whole rows, so 32 rows keep 32 processors busy. Such a norm becomes a mean, a mean
-of squared differences and an elementwise op. Reductions of long rows are computed in parts
-(ark.lower.ops.reductions), and the elementwise op is fused with its readers.
+A task of a norm computes whole rows, so 32 rows keep only 32 processors busy. Such a norm is
+replaced by a mean, a mean of squared differences and an elementwise op. The two means are
+reductions of long rows, which are computed in parts (ark.lower.ops.reductions), and the elementwise
+op is fused with the ops that read it.
 
-Where each processor is one thread, a sum of squared differences from the mean becomes a mean and a
-sum of squares, whose loops are vectorised. Listed in ark.lower.passes before chains are fused.
+On machines with one thread per processor, a sum of squared differences from the mean becomes a mean
+and a sum of squares, whose loops can be vectorised. Listed in ark.lower.passes before chains are
+fused.
 """
 
 from __future__ import annotations

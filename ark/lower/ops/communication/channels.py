@@ -31,7 +31,8 @@ def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str
     far = lowering.far(*peers)
     if far and not target.dense:
         raise UnsupportedError(
-            f"a strided part of {target.name!r} on another host is not supported; take whole rows"
+            f"writing a strided part of {target.name!r} on another host is not supported; write "
+            "whole rows"
         )
     if far:
         source = dense(lowering, source, ".dense", fill=True)
@@ -70,7 +71,8 @@ def lower_channel_reduce(lowering: Lowering, node: Node) -> None:
     target = node.outputs[0]
     if not target.dense:
         raise UnsupportedError(
-            f"reduce into a strided part of {target.name!r} is not supported; take whole rows"
+            f"reduce into a strided part of {target.name!r} is not supported; reduce into whole "
+            "rows"
         )
     there = lowering.flat(target)
     if lowering.far(given.peer):

@@ -105,7 +105,7 @@ def test_out_of_range_operands_are_refused():
         ({"reduce": "median"}, "does not fit its kind"),
         ({"reduce": "max"}, "does not compute sum"),
         ({"divide": 0}, "divides"),
-        ({"divide": 3}, "combines a value that is already divided|must hold|divided"),
+        ({"divide": 3}, "combines a value that was already divided|must hold|divided"),
         ({"srcs": (Span("in", 0),)}, "does not fit"),
         ({"route": ("g0", "g1")}, "only puts have one"),
     ):
@@ -168,7 +168,7 @@ def test_whole_tensor_reductions_need_all_dot_products():
     dots = [i for i, op in enumerate(program.operations[0]) if op.srcs[0].buffer == "dots"]
     add = next(i for i in dots if program.operations[0][i].kind is Kind.REDUCE)
     op = program.operations[0][add]
-    refuse(with_ops(program, edit(0, add, srcs=(op.srcs[0], op.srcs[0]))), "a part twice")
+    refuse(with_ops(program, edit(0, add, srcs=(op.srcs[0], op.srcs[0]))), "of a chunk twice")
     blend = place(program, Kind.BLEND)
     first, second, total = program.operations[0][blend].srcs
     assert program.operations[0][add].dst == total
