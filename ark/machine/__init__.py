@@ -21,9 +21,9 @@ from ark.machine.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate,
 from ark.machine.tiles import BoxTiles, UnitTiles
 from ark.machine.variant import COMPUTE, MOVE, Variant, block
 
-# For machines on which one thread runs a task: the rows and columns of a tile are multiples of
-# TILE_STEP_ELEMENTS, and a dimension is divided into at most MAX_EXTRA_PARTS tiles more than
-# needed.
+# These bounds apply to machines on which one thread runs a task (CPUs). The rows and columns of a
+# tile are multiples of TILE_STEP_ELEMENTS. If n tiles of the default size cover a dimension, tile
+# sizes that divide it into n to n + MAX_EXTRA_PARTS tiles are tried.
 TILE_STEP_ELEMENTS = 32
 MAX_EXTRA_PARTS = 8
 
@@ -35,10 +35,12 @@ class Machine:
     name: the model's name, as `--machine` takes it.
     arch: the architecture for which the compiler compiles.
     processors: the number of SMs, CUs or cores; each runs one block.
-    lanes: threads of a warp (wavefront).
-    shared_bytes: shared memory (LDS) of a block for tasks and the ring, without the bytes that the
-        loop itself uses (ark.backend.codegen.layout.LOOP_BYTES).
-    variants: the kernel variants that the machine can run, the preferred one first.
+    lanes: the number of threads of a warp (wavefront).
+    shared_bytes: bytes of shared memory (LDS) that a block has for its tasks and for the ring (the
+        buffer of copied operands). The bytes that the loop kernel itself uses
+        (ark.backend.codegen.layout.LOOP_BYTES) are not included.
+    variants: the kernel variants that the machine can run, the preferred one first; each divides
+        the warps of a block differently between computing and copying (ark.machine.variant).
     bandwidth_gbps: memory bandwidth of all processors together.
     tflops: rate of the matrix units of all processors together.
     costs: all other times and rates (ark.machine.costs).
@@ -96,8 +98,9 @@ class Machine:
 
     @property
     def lists(self) -> int:
-        """The number of task lists of a phase: one for each processor. If the variant has moving
-        warps, a second list per processor follows for them.
+        """The number of task lists of a phase (an entry point of a plan). Each processor has one
+        list. If the variant has moving warps (warps that only run copies and sums between ranks),
+        each processor has a second list for them; these lists follow the first ones.
         """
         return self.processors * (2 if self.variant.role(MOVE) else 1)
 
@@ -155,11 +158,15 @@ class Machine:
         return dataclasses.replace(self, variants=variants)
 
     def under(self, place: int) -> Machine:
-        """A copy of the machine that has only the variant number `place` of `variants`."""
+        """A copy of the machine that has only one of its kernel variants. place: the index of the
+        variant in `variants`.
+        """
         return dataclasses.replace(self, variants=(self.variants[place],))
 
     def shaped(self, **changes: Any) -> Machine:
-        """A copy of the machine in which these fields of all variants are changed."""
+        """A copy of the machine in which the given fields have new values in all of its kernel
+        variants.
+        """
         variants = tuple(dataclasses.replace(v, **changes) for v in self.variants)
         return dataclasses.replace(self, variants=variants)
 
@@ -212,8 +219,9 @@ class Machine:
         return high, wide
 
     def _equal_tile(self, rows: int, columns: int, batch: int) -> tuple[int, int]:
-        """The tile (rows, columns), at most the field `tile`, for which the busiest processor
-        multiplies least, and among equals the one for which it reads least.
+        """The tile (rows, columns), at most as large as the field `tile`, for which the busiest
+        processor has the fewest multiplications. Of several such tiles, the one for which that
+        processor reads the fewest bytes.
         """
 
         def sizes(whole: int, most: int) -> list[int]:

@@ -17,13 +17,16 @@ class BoxTiles:
         predicted time.
     narrow: the sizes of `tiles` that are used only for products of few rows whose right operand is
         contiguous along k.
-    plain: those that are used only if sums are stored one by one and the right operand is
-        contiguous along k, or a tile's columns in it are whole lines of 128 bytes.
-    shallow: those that are not used for windows, because they leave too few stages.
-    parts: the numbers of parts of k to try.
-    normed_parts: the most parts of k if a norm adds them up.
-    attention_rows: queries of an attention tile.
-    codes: those of products of few rows whose weights are read as codes.
+    plain: the sizes of `tiles` that have two conditions. Each element of the result is stored by a
+        store of its own (not by box copies), and the right operand is contiguous along k or a
+        tile's columns fill whole 128-byte lines of it.
+    shallow: the sizes of `tiles` that are not used for convolutions, because their stages are so
+        large that too few fit into shared memory.
+    parts: the numbers of parts into which k may be cut (split-K).
+    normed_parts: the largest number of parts of k if a norm adds up their partial sums.
+    attention_rows: the number of queries of an attention tile.
+    codes: the tile sizes of products of few rows with quantised weights, which are loaded in
+        quantised form.
     """
 
     tiles: tuple[tuple[Count, Count], ...]

@@ -33,18 +33,21 @@ class Role:
 
 @dataclass(frozen=True)
 class Variant:
-    """A form of the loop kernel.
+    """A variant of the loop kernel, the persistent kernel that runs a plan. It differs from others
+    in how it divides the warps of a block.
 
     name: `block`, or another name that a backend defines.
     roles: the roles of its warps. The computing warps are first and have the lowest thread numbers.
-    stages: the number of stages of the ring in shared memory; 0 if there is no ring, so that tasks
-        read operands from global memory.
-    stage_bytes: the size of a stage, which is the largest fetch.
-    in_flight: the number of fetches of a processor that may be outstanding at once.
+    stages: the number of stages (equal slots) of the ring, the circular buffer in shared memory
+        into which operands are copied ahead of tasks; 0 if there is no ring, so that tasks read
+        operands from global memory.
+    stage_bytes: the size of a stage in bytes.
+    in_flight: the number of stages that may be in the process of being copied at once, per
+        processor.
     row_slice: the number of elements of an input row that a computing thread keeps in registers
         during a linear task of one row; 0 if it keeps none.
-    most_rows: the largest number of input rows of a linear layer for which a thread's registers
-        suffice; 0 if there is no limit.
+    most_rows: the largest number of input rows of a linear layer for which the registers of a
+        thread suffice; 0 if there is no limit.
     """
 
     name: Word

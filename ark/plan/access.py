@@ -2,10 +2,13 @@
 by the verifier, which checks the order.
 
 Two accesses are compared as boxes (rectangles of indices) if they refer to the same buffer with the
-same dimensions, otherwise as byte ranges. Both comparisons are exact. They have to be, because an
-access is dropped once later writes have covered it (ark.plan.frontier). The scheduler and the
-verifier share this module on purpose, so that there is one rule for conflicts; the order itself is
-decided by the one and checked independently by the other.
+same dimensions, otherwise as byte ranges. Both comparisons are exact. An approximation would not
+do: an access is dropped from the search once later writes cover it (ark.plan.frontier), which is
+only correct for bytes that the writes certainly cover.
+
+The scheduler and the verifier share this module on purpose, so that one rule defines conflicts. The
+scheduler then decides the order of conflicting tasks, and the verifier checks that order
+independently.
 """
 
 from __future__ import annotations
@@ -30,9 +33,10 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Pairs of tasks of two ops that access the same bytes, stored as groups: each task of mine[i]
-    (of one op) shares bytes with each task of theirs[i] (of the other). Both are in rising order. A
-    task that touches several boxes may be in several groups.
+    """The pairs of tasks of two ops that access the same bytes. They are stored as groups. In group
+    i, each task of mine[i] (tasks of one op) shares bytes with each task of theirs[i] (tasks of the
+    other op). The task numbers in mine[i] and theirs[i] are in rising order. A task that touches
+    several boxes may be in several groups.
     """
 
     theirs: list[np.ndarray]
@@ -55,7 +59,9 @@ class Groups:
 
     @cached_property
     def joined(self) -> tuple[Pairs, Pairs]:
-        """The other op's tasks and this op's tasks, each with the numbers of their groups."""
+        """Two lists of pairs: (task of the other op, number of its group) and (task of this op,
+        number of its group).
+        """
         return _joined(self.theirs), _joined(self.mine)
 
 
@@ -67,12 +73,11 @@ def _joined(lists: Sequence[np.ndarray]) -> Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """All reads, or all writes, of one operand by the tasks of one op.
-
-    space: the address space. Bytes are counted from its start, and its buffers may overlap. memory:
-    the buffer. Boxes of two operands in one buffer are compared by their indices if extents and
-    element sizes are equal. base: bytes from the space's start to the operand's first element.
-    offsets: the indices of this element in the buffer.
+    """All reads, or all writes, of one operand by the tasks of one op. space: the address space,
+    for example an arena in which buffers may overlap. memory: the buffer. If two operands in one
+    buffer have the same extents and element size, their boxes are compared by indices. base: bytes
+    from the start of the address space to the operand's first element. offsets: the indices of the
+    operand's first element in the buffer.
     """
 
     op: int
@@ -98,9 +103,10 @@ class Region:
         return self.base + self.boxes.last
 
     def meets(self, other: Region) -> bool:
-        """True where the two accesses can conflict, which requires that one of them writes. An
-        append does not conflict with a read of older rows, nor with an append of other rows by the
-        same op. Claimed tiles of one op do not conflict with each other.
+        """True where the two accesses can conflict. At least one of them must write. Three pairs
+        never conflict: an append to a cache and a read of the cache's older rows; two appends of
+        different rows by one op; two accesses of one op to tiles that processors claim at run time,
+        because each tile is claimed once.
         """
         mine, theirs = self.boxes, other.boxes
         if mine.claimed and theirs.claimed and self.op == other.op:
@@ -136,8 +142,8 @@ class Region:
         )
 
     def overlaps(self, other: Region) -> Pairs:
-        """The pairs (box of this region, box of the other) that share bytes, in no particular
-        order.
+        """The pairs (index of a box of this region, index of a box of the other region) that share
+        bytes, in no particular order.
         """
         a, b = self.boxes, other.boxes
         distance = other.base - self.base
@@ -159,8 +165,9 @@ class Region:
         return (self.extents, other.extents)
 
     def tasks_met(self, other: Region) -> list[tuple[int, np.ndarray, bytes]]:
-        """For each of this region's boxes that shares bytes with the other region: (box, the other
-        region's tasks that touch it, these tasks encoded as bytes).
+        """For each box of this region that shares bytes with the other region, a tuple: the number
+        of the box, the tasks of the other region that access the shared bytes, and the same tasks
+        encoded as bytes (as a key for dicts).
         """
         key = ("tasks", other.boxes, other.base - self.base, self._frame_shift(other))
         if key not in self.boxes.met:
@@ -168,8 +175,8 @@ class Region:
         return cast("list[tuple[int, np.ndarray, bytes]]", self.boxes.met[key])
 
     def tasks_after(self, other: Region) -> Groups:
-        """The tasks of this region, grouped by the other region's tasks with which they share
-        bytes.
+        """The tasks of this region, grouped by the set of tasks of the other region with which they
+        share bytes.
         """
         key = ("groups", other.boxes, other.base - self.base, self._frame_shift(other))
         if key not in self.boxes.met:
@@ -221,8 +228,8 @@ class Region:
         return np.concatenate([r for r, _ in kept]), np.concatenate([c for _, c in kept])
 
     def _meet(self, other: Region, rows: np.ndarray, columns: np.ndarray, distance: int) -> Pairs:
-        """The pairs of boxes, among (rows[i], columns[i]), that share bytes. distance: as in
-        `_share`.
+        """The pairs of boxes that share bytes, among the candidates (box rows[i] of this region,
+        box columns[i] of the other one). distance: as in `_share`.
         """
         a, b = self.boxes, other.boxes
         begin, end = b.begin[columns] + distance, b.end[columns] + distance
@@ -276,8 +283,8 @@ class Region:
     def _share(
         self, other: Region, rows: np.ndarray, columns: np.ndarray, distance: int
     ) -> np.ndarray:
-        """For each pair of boxes, True if they share a byte when the other region begins `distance`
-        bytes later.
+        """For each pair of boxes, (rows[i], columns[i]), True if the two boxes share a byte when
+        the other region begins `distance` bytes after this one.
         """
         *mine, simple1 = (v[rows] for v in self._combs)
         *theirs, simple2 = (v[columns] for v in other._combs)
@@ -287,8 +294,8 @@ class Region:
         shared[same_step] = _meet_combs(
             [v[same_step] for v in mine], [v[same_step] for v in theirs], gap[same_step]
         )
-        # If the steps of two boxes differ, each byte range of the box with fewer ranges is compared
-        # with the other box.
+        # If the steps of two boxes differ, the box with fewer byte ranges is divided: each of its
+        # ranges is compared with the whole other box.
         unlike = np.flatnonzero(~same_step)
         fewer = mine[0][unlike] <= theirs[0][unlike]
         few = [np.where(fewer, a[unlike], b[unlike]) for a, b in zip(mine, theirs, strict=True)]
@@ -320,10 +327,10 @@ class Region:
 
 
 def _meet_combs(a: list[np.ndarray], b: list[np.ndarray], gap: np.ndarray) -> np.ndarray:
-    """True where two boxes a and b, each `count` ranges of `length` bytes with `step` bytes between
-    their starts, share a byte. b begins `gap` bytes after a. Both have the same step, or one of
-    them is a single range. They share a byte if two ranges overlap when one is moved by a whole
-    number of steps.
+    """True where two boxes a and b share a byte. A box is `count` ranges of `length` bytes, with
+    `step` bytes from the start of one range to the start of the next. b begins `gap` bytes after a.
+    Both boxes have the same step, or one of them is a single range. The test looks for a whole
+    number of steps by which a range of a can be moved so that it overlaps a range of b.
     """
     step = np.where(a[0] > 1, a[1], b[1])
     least = np.maximum((gap - a[2]) // step + 1, 1 - b[0])

@@ -28,9 +28,10 @@ class Boxes:
     """All reads, or all writes, of one operand by an op's tasks.
 
     Task tasks[i] touches box number box[i]. Boxes are distinct; tasks are in rising order. lo, hi:
-    the first index of each box in each dimension and the index after its last, (boxes, dimensions),
-    in items. begin, end: the first byte of each box and the byte after its last, (boxes,). Indices
-    and bytes are relative to the operand's first item. append_only, appended, claimed: see
+    arrays of shape (boxes, dimensions) with the first index of each box in each dimension, and the
+    last index + 1. They count items (elements, or bytes of several elements for 4-bit types).
+    begin, end: arrays of shape (boxes,) with the first byte of each box, and the last byte + 1.
+    Indices and bytes are relative to the operand's first item. append_only, appended, claimed: see
     ark.plan.kind.Access.
     """
 
@@ -50,7 +51,9 @@ class Boxes:
 
     @property
     def dims(self) -> int:
-        """Dimensions of the boxes. Missing dimensions are added in front, with size 1."""
+        """The number of dimensions of the boxes. In a box with fewer dimensions, dimensions of size
+        1 are added in front.
+        """
         return int(self.lo.shape[1])
 
     @cached_property
@@ -67,7 +70,7 @@ class Boxes:
 
     @cached_property
     def solid(self) -> np.ndarray:
-        """True for each box that is one byte range."""
+        """True for each box whose elements are consecutive bytes in memory."""
         sizes = np.prod(self.hi - self.lo, axis=1) * self.itemsize
         return np.asarray(sizes == self.end - self.begin)
 
@@ -77,7 +80,9 @@ class Boxes:
 
     @cached_property
     def by_box(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tasks sorted by box, and the index at which each box's tasks begin."""
+        """Two arrays: all tasks, sorted by the box that they access; and for each box the index in
+        the first array at which its tasks begin.
+        """
         order = np.argsort(self.box, kind="stable")
         starts = np.searchsorted(self.box[order], np.arange(len(self.lo) + 1))
         return self.tasks[order], starts
@@ -94,7 +99,9 @@ class Boxes:
 
     @cached_property
     def fills_span(self) -> bool:
-        """True where the boxes cover all bytes from the first to the last, each exactly once."""
+        """True where the boxes cover every byte from the first byte of any box to the last one,
+        each byte exactly once.
+        """
         return self.volume * self.itemsize == self.last - self.first and self.disjoint
 
     @cached_property
@@ -105,7 +112,9 @@ class Boxes:
 
     @cached_property
     def sharpest(self) -> int:
-        """The dimension in which the boxes have the most different first indices."""
+        """The dimension in which the boxes have the most different first indices. Comparing boxes
+        in this dimension first excludes the most pairs.
+        """
         return int(np.argmax([len(np.unique(self.lo[:, d])) for d in range(self.dims)]))
 
     @cached_property
@@ -136,8 +145,9 @@ class Boxes:
         return [np.unique(np.concatenate((self.lo[:, d], self.hi[:, d]))) for d in range(self.dims)]
 
     def _depth(self, cuts: list[np.ndarray]) -> np.ndarray:
-        """For each cell of the grid into which all edges of boxes cut the operand: the number of
-        boxes that cover the cell.
+        """For each cell of a grid, the number of boxes that contain it. The grid has a line at
+        every index at which some box begins or ends, in each dimension, so a box contains whole
+        cells only.
         """
         shape = tuple(len(c) for c in cuts)
         depth = np.zeros(shape, np.int64)
@@ -157,10 +167,10 @@ class Boxes:
 def candidates(
     lo_a: np.ndarray, hi_a: np.ndarray, lo_b: np.ndarray, hi_b: np.ndarray, most: int = 1 << 20
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Candidates (i, j) for range i of a overlapping range j of b. They include all overlapping
-    pairs, and possibly others. Returned in pieces of about `most` pairs.
-
-    The ranges of b are sorted, so that those that may overlap a range of a are consecutive.
+    """Pairs (i, j) such that range i of a may overlap range j of b. The result has all overlapping
+    pairs, and possibly pairs that do not overlap. It is returned in pieces of about `most` pairs to
+    bound the memory. Internally the ranges of b are sorted, so that the candidates for a range of a
+    are consecutive.
     """
     order = np.argsort(lo_b, kind="stable")
     reach = np.maximum.accumulate(hi_b[order])
@@ -181,8 +191,8 @@ def candidates(
 
 
 def overlaps(lo: np.ndarray, hi: np.ndarray, axis: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The pairs (i, j), i < j, of boxes that share an element, in several arrays. axis: the
-    dimension that is compared first.
+    """The pairs (i, j), i < j, of boxes that share an element. They are returned in several arrays,
+    which bounds the memory. axis: the dimension that is compared first.
     """
     pairs = []
     for rows, columns in candidates(lo[:, axis], hi[:, axis], lo[:, axis], hi[:, axis]):

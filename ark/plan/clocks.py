@@ -1,11 +1,13 @@
 """Vector clocks (Mattern 1989), which state the tasks that are known to be complete when a task
 begins. Used by ark.plan.ordering, which adds a wait only if the clock does not imply the order.
 
-A clock is a row with one entry per processor: the number of its tasks that are complete. Tasks with
-equal clocks share a row. Only a wait for a counter updates a clock. A packet does not, because it
-publishes no other memory and its producer may still be running. The earlier tasks of a task's own
-processor follow from its position and are not stored. So processors that waited for the same tasks
-have the same row.
+A clock is a row with one entry per processor: how many tasks from the start of the processor's list
+are known to be complete. Tasks with equal clocks share a row.
+
+Only a wait for a counter updates a clock. Reading a packet (a value with its own ready flag) does
+not, because the task that wrote the packet may still be running and its other writes may not be
+visible. A task always comes after the earlier tasks of its own processor; this is not stored in its
+clock. So tasks of different processors that waited for the same tasks share a row.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ class Clocks:
         return self._numbers[key]
 
     def missing(self, row: int, processors: np.ndarray, ends: np.ndarray) -> frozenset[int]:
-        """The processors whose tasks are not known to be complete according to clock number `row`.
-        processors, ends: the processors of the tasks to check, and on each the position after the
-        last of them.
+        """The processors on which a task has not waited for enough. processors, ends: the tasks to
+        check are all those before position ends[i] on processors[i], for each i. row: the number of
+        the task's clock. A processor is returned if the clock does not imply that its tasks to
+        check are complete.
         """
         if len(processors) == 1:
             processor = processors.item()
@@ -49,9 +52,10 @@ class Clocks:
         return NO_PROCESSORS if covered.all() else frozenset(processors[~covered].tolist())
 
     def after(self, rows: Iterable[int], processors: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """The clock that follows from waiting for a set of tasks. rows: the numbers of the clocks
-        with which these tasks began. processors: their processors, each once. ends: on each of the
-        processors, the position after the last of the tasks.
+        """The clock of a task that has waited for a set of tasks. rows: the numbers of the clocks
+        with which the tasks of the set began. processors: the processors of these tasks, each
+        listed once. ends: for each of these processors, the position after the last task of the
+        set.
         """
         first, *others = rows
         clock: np.ndarray = self._rows[first].copy()
@@ -61,7 +65,7 @@ class Clocks:
         return clock
 
     def join(self, row: int, after: np.ndarray) -> int:
-        """The number of a task's clock after its waits. row: the number of its clock before its
-        waits. after: the clock of all that it waits for (the result of the method `after`).
+        """The number of a task's clock after its waits. row: the number of its clock before the
+        waits. after: the clock that follows from the waits (a result of the method `after`).
         """
         return self._number(np.maximum(self._rows[row], after))

@@ -2,12 +2,12 @@
 
 A task takes its start time plus the longer of its arithmetic time and its memory time, at the
 machine's rates (ark.machine.costs). Products of types that matrix units support run at the rate of
-matrix units, all else at that of scalar units. The first read of a byte by an op runs at the
-memory's rate, or at that of the last cache if the plan's buffers fit into it; further reads by
-tasks of the op run at the cache's rate. A dependency between two tasks adds the machine's signal
-time, by counter or by packets. `ark bench fidelity` measures the model's error. Called by `ark
-trace`, by ark.cli.measure.predicted, and by ark.interop, which asks how many processors a graph can
-keep busy. No decision of the planner depends on it.
+matrix units, all else at that of scalar units. The first read of a byte by an op runs at the rate
+of memory, or of the last-level cache if all buffers of the plan fit into that cache. Further reads
+of the same byte by tasks of the op run at the rate of the cache. A dependency between two tasks
+adds the machine's signal time, by counter or by packets. `ark bench fidelity` measures the model's
+error. Called by `ark trace`, by ark.cli.measure.predicted, and by ark.interop (for the number of
+processors that a graph can keep busy). No decision of the planner depends on it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Span:
 
 def predict(plan: Plan, phase: int) -> list[Span]:
     """The predicted timeline of one phase, sorted by processor and position. Waits for other ranks
-    are taken to take no time.
+    are assumed to take no time.
     """
     machine = machine_of(plan)
     takes = _takes(plan, machine)
@@ -95,9 +95,9 @@ def work(plan: Plan, phase: int) -> float:
 
 
 def busied(plan: Plan, machine: Machine) -> int:
-    """The number of processors that the plan's first phase can keep busy. It is less than all only
-    on machines whose processors are threads that each launch starts: idle ones would spin while
-    they wait.
+    """The number of processors that the plan's first phase can keep busy. On most machines this is
+    the number of all processors. It may be smaller if each launch starts threads as processors (as
+    on a CPU), because idle threads would spin while they wait.
     """
     if not machine.has(Capability.STARTS_PROCESSORS):
         return machine.processors
@@ -139,8 +139,8 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
         return touched[task.op]
 
     def rate(op: int, moves: float) -> tuple[float, float]:
-        """Operations and bytes per microsecond of one of the op's tasks. moves: bytes that one task
-        moves.
+        """The rates at which a task of the op runs: operations per microsecond, and bytes per
+        microsecond. moves: the number of bytes that one task moves.
         """
         active = min(machine.processors, counts[op])
         cache = _cache_rate(signatures[op], machine, active)
@@ -190,8 +190,9 @@ class _Product(PartialParams, frozen=True):
 
 
 def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
-    """Bytes per microsecond that one of `active` processors loads from the last cache. The rate is
-    higher for narrow tiles that box copies load, because a stage holds several of their steps.
+    """Bytes per microsecond that one processor loads from the last-level cache while `active`
+    processors load. The rate is higher for tiles of few rows or columns that are loaded by box
+    copies (CUDA: TMA), because a stage of the ring then holds several steps of the inner loop.
     """
     costs = machine.costs
     usual = min(costs.processor_rate, costs.cache_rate / active)
@@ -229,8 +230,9 @@ def operations(sig: Signature, machine: Machine) -> float:
 
 
 def _convolved(sig: Signature, machine: Machine, boxes: BoxCosts) -> float:
-    """Operations per microsecond of one processor in a convolution that no box copies load. Without
-    channels last, each of several outputs of a group reads the image element by element.
+    """Operations per microsecond of one processor in a convolution whose windows are not loaded by
+    box copies (CUDA: TMA im2col). Unless channels are the last dimension, a grouped convolution
+    with several outputs per group reads the image element by element, which is slower.
     """
     weight, source, out = sig.operands[:3]
     if sig.kind == "convolution":

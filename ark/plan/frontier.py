@@ -1,5 +1,6 @@
-"""Keeps the memory accesses with which later ops can still conflict, and drops those that a later
-write has covered. Used by the scheduler, which adds waits, and by the verifier, which checks them.
+"""Keeps the memory accesses of a program with which later ops can still conflict. Accesses that a
+later write has covered are dropped. Used by the scheduler, which adds waits, and by the verifier,
+which checks them.
 
 The bytes of an address space are divided into intervals, each with the accesses that touch it. A
 write that covers every byte of an interval removes all accesses of the interval; a write that
@@ -29,7 +30,7 @@ class _Space:
 
     def cut(self, at: int) -> int:
         """The number of the interval that begins at byte `at`. If the byte is inside an interval,
-        the interval is first divided there.
+        that interval is divided there first.
         """
         i = bisect_right(self.starts, at) - 1
         if self.starts[i] == at:
@@ -79,8 +80,8 @@ class Frontier:
         return [e for e in regions.values() if e.begin < end and begin < e.end and region.meets(e)]
 
     def add(self, mine: Sequence[Region]) -> None:
-        """Adds an op's accesses. The caller must have asked for all of the op's conflicts
-        before.
+        """Adds an op's accesses. All conflicts of the op must be requested (by `conflicts`) before
+        this call.
         """
         for region in mine:
             boxes = region.boxes

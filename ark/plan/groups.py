@@ -1,5 +1,6 @@
-"""The interface between lowering and scheduling: the tile tasks of each op, in program order, whose
-operands are tensors of the graph. Created by ark.lower, read by ark.plan.schedule.
+"""The interface between lowering and scheduling. For each op, in program order, a `Group` has its
+tile tasks, with operands that are tensors of the graph. Groups are created by ark.lower and read by
+ark.plan.schedule.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from ark.plan.params import Params
 
 @dataclass(frozen=True)
 class RemoteSemaphore:
-    """A counter of a rank, identified by its name, with which ranks synchronise. A task of this
-    rank signals it (after writing to the peer) or waits for it.
+    """A counter in the memory of a rank, identified by a name, with which ranks synchronise. A task
+    signals it after it has written to that rank's memory, or a task of that rank waits for it.
     """
 
     rank: int
@@ -22,10 +23,12 @@ class RemoteSemaphore:
 
 @dataclass
 class Group:
-    """The tasks of one lowered op. sends, awaits: for each task, the counters of ranks that it
-    signals and those that it waits for; empty if there are none. A wait with count 0 is for the
-    previous iteration. granularity, context: see ark.ir. received: ids of the buffers between ranks
-    that hold packets. placement: the processor of each task, if the lowering chose them.
+    """The tasks of one lowered op. sends: for each task, the counters between ranks that the task
+    signals. awaits: for each task, the counters between ranks for which it waits, with the number
+    of signals. A wait for 0 signals is a wait for all signals of the previous iteration. Both are
+    empty if the op needs no such counters. granularity, context: see ark.ir. received: the ids of
+    buffers into which peers write packets. placement: the processor of each task, if the lowering
+    chose the processors.
     """
 
     name: str

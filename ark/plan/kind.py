@@ -31,11 +31,13 @@ class Access:
     """A box (rectangle of indices, lo to hi - 1) of an operand that a task reads or writes.
 
     append_only: the buffer grows by rows, as a cache of keys and values does. An append-only write
-    appends rows at this iteration's position, and an append-only read reads rows that earlier
-    iterations appended, so the two do not conflict. appended: the first row that this write may
-    append and the row after the last, counted from the position; tasks of one op that append
-    different rows do not conflict. claimed: the task touches only the tiles of the box that it
-    claims while it runs, and no other task of the op touches these.
+        appends rows at this iteration's position, and an append-only read reads rows that earlier
+        iterations appended. So the two do not conflict.
+    appended: the range of rows that this write may append, as (first, last + 1), counted from the
+        iteration's position. Tasks of one op that append different rows do not conflict.
+    claimed: the op's tasks claim the tiles of the box at run time, each tile by one task. So the
+        task accesses only some tiles of the box, and no other task of the op accesses the same
+        ones.
     """
 
     operand: int
@@ -48,11 +50,12 @@ class Access:
 
 
 class TaskKind(ABC):
-    """One kind of task. `coord` is the tile's position, in units that the kind defines.
-
-    params: the schema of its static parameters. packet_types: the types that operands sent as
-    packets may have. streams: True if its tasks may take operands from the operand stream.
-    claimable: True if processors may claim an op's tiles while they run (ark.tasks.claimed).
+    """One kind of task. In its methods, `coord` is the position of a task's tile, in units that the
+    kind defines. params: the schema of the kind's static parameters. packet_types: the types that
+    operands may have if they are sent as packets (a value and an epoch in one word). streams: True
+    if tasks of the kind may read operands from the operand stream, which copies them to shared
+    memory ahead of the tasks. claimable: True if processors may claim an op's tiles at run time by
+    an atomic counter (ark.tasks.claimed).
     """
 
     name: str
@@ -62,8 +65,8 @@ class TaskKind(ABC):
     packet_types: tuple[str, ...] = ("fp32",)
 
     def check(self, sig: Signature) -> None:
-        """Raises PlanError unless the parameters and operands are valid. All other methods rely on
-        this check.
+        """Raises PlanError unless the op's parameters and operands are valid for this kind. All
+        other methods rely on this check.
         """
         read_params(self.name, self.params, sig.params)
         able = self.packets(sig)
@@ -80,20 +83,22 @@ class TaskKind(ABC):
         """The coordinates of all tasks of an op."""
 
     def claims(self, sig: Signature) -> int:
-        """The number of tiles that an op's tasks claim while they run; 0 if each task has a fixed
-        tile.
+        """The number of tiles that an op's tasks claim at run time by an atomic counter. 0 if each
+        task has a fixed tile.
         """
         return 0
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any] | None:
-        """The op's parameters with the tile size for tiles that processors claim while they run.
-        None if tasks with fixed tiles are faster or the kind does not support claiming.
+        """Parameters for an op whose tiles processors claim at run time: the op's parameters with
+        the best tile size for that. None if tasks with fixed tiles are faster, or if the kind does
+        not support claiming.
         """
         return sig.params if self.claimable else None
 
     def in_place(self, sig: Signature) -> frozenset[int]:
-        """The indices of the operands in place of which the output may be written, because each
-        element of the output depends only on the operand's element at the same position.
+        """The indices of the operands whose memory the output may share. For these operands, each
+        element of the output depends only on the operand's element at the same position, so the
+        output may overwrite them.
         """
         return frozenset()
 
@@ -110,9 +115,10 @@ class TaskKind(ABC):
         """
 
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
-        """The op's parameters on the rank that is `by` ranks after this one, for plans in which all
-        ranks do the same work (ark.plan.rotated). The parameters may name peers, but the memory
-        that tasks touch is the same on all ranks.
+        """For the rank that is `by` ranks after this one, the op's parameters. Called for plans in
+        which all ranks do the same work (ark.plan.rotated). The parameters may contain rank numbers
+        of peers, which differ between ranks. The memory that tasks access must be the same on all
+        ranks.
         """
         return params
 
