@@ -264,7 +264,7 @@ def get(name: str) -> TaskKind:
     if name not in _KINDS and name not in _KINDS.filled():
         raise PlanError(
             f"the plan has a task of kind {name!r}, but this ark knows only "
-            f"{', '.join(sorted(_KINDS))}; make the plan again with this version"
+            f"{', '.join(sorted(_KINDS))}; plan again with this version"
         )
     return _KINDS[name]
 

@@ -2,8 +2,10 @@
 must wait. Used by ark.plan.schedule.
 
 A task depends on the earlier tasks with which its memory accesses conflict. A vector clock (Mattern
-1989; ark.plan.clocks) states which tasks are known to be complete when a task starts. A set needs
-no wait if the clock covers it. Tasks of an op with equal sets and equal clocks share one decision.
+1989; ark.plan.clocks) states which tasks are known to be complete when a task starts. If a task's
+clock states that all tasks of a set are complete, the task needs no wait for this set. Tasks of an
+op that depend on the same sets and have equal clocks need the same waits, which are determined
+once.
 """
 
 from __future__ import annotations
@@ -19,16 +21,18 @@ from ark.plan.frontier import Frontier
 
 PACKETS, OTHERS = 0, 1  # PACKETS: dependency by reading packets. OTHERS: any other dependency
 NO_ENDS = np.zeros(0, np.int64)
-# A dependency is encoded as one number with these bit positions: its kind, the op of the needed set
-# (latest first) and the set's number. When sorted, sets of equal kind and op are adjacent.
+# A dependency is encoded as one integer. Its bits are, from the highest: the kind of the
+# dependency, the op of the tasks that must run first (later ops have lower values), and the number
+# of the set of these tasks. After sorting, sets of equal kind and op are adjacent.
 _KIND, _OP, _NUMBER = 56, 32, (1 << 32) - 1
 _LAST_OP = (1 << 24) - 1
 
 
 @dataclass(frozen=True, eq=False)
 class TaskSet:
-    """A set of tasks of one op on which tasks of a later op depend: the tasks' numbers, their
-    processors (each once), and on each processor the position after the last of the tasks.
+    """A set of tasks of one op on which tasks of a later op depend. It has the numbers of the
+    tasks, the processors on which they run (each listed once), and for each of these processors the
+    position after the last of the tasks in its task list.
     """
 
     op: int
@@ -39,8 +43,8 @@ class TaskSet:
 
 @dataclass
 class OpRun:
-    """The tasks of an op: the number of the first, and for each task its processor, the position
-    after it there and the clock with which it began.
+    """Where and when the tasks of an op run: the number of the first task, and for each task its
+    processor, its position there + 1, and the number of the vector clock with which it began.
     """
 
     first: int
@@ -51,9 +55,9 @@ class OpRun:
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """The sets of tasks on which a task depends. packets: sets that wrote packets which the task
-    reads; it needs no counter for these. others: all other sets, at most one per op, the latest op
-    first.
+    """The sets of earlier tasks on which a task depends. packets: the sets whose tasks write
+    packets that the task reads. Reading a packet waits for it, so these sets need no counter.
+    others: all other sets, at most one per op, the latest op first.
     """
 
     packets: tuple[int, ...]
@@ -66,10 +70,10 @@ class Needs:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What tasks with equal needs and clocks wait for. waits: the numbers of the sets of tasks that
-    they wait for. clock: the number of their clock after the waits. special: processors for which
-    the decision may differ, because some of the needed tasks run there earlier and are complete in
-    any case.
+    """The result for tasks of an op that have the same dependencies and equal vector clocks. waits:
+    the numbers of the sets of tasks for which they must wait. clock: the number of their clock
+    after the waits. special: the processors on which the result may be different, because some of
+    the tasks to wait for run earlier on the same processor.
     """
 
     waits: tuple[int, ...]
@@ -115,7 +119,7 @@ class Ordering:
         return listed
 
     def _merged(self, codes: tuple[int, ...], joined: dict[tuple[int, ...], int]) -> Needs:
-        """The needs that the numbers `codes` encode, with all sets of the same op and kind merged
+        """The `Needs` that the integers `codes` encode. All sets of the same op and kind are merged
         into one set.
         """
         by_head: dict[int, list[int]] = {}
@@ -142,8 +146,8 @@ class Ordering:
             run = self.runs[op]
             processors, ends = run.processors[tasks], run.ends[tasks]
             if len(tasks) > 1 and len(set(processors.tolist())) < len(tasks):
-                # Of each processor's tasks only the last one's position (+ 1) is kept, because a
-                # processor runs its tasks in order.
+                # A processor runs its tasks in order. So for each processor, only the position (+
+                # 1) of the last task of the set is kept.
                 order = np.lexsort((ends, processors))
                 processors, ends = processors[order], ends[order]
                 last = np.ones(len(tasks), bool)
@@ -153,8 +157,8 @@ class Ordering:
         return number
 
     def add_set(self, op: int, members: np.ndarray) -> int:
-        """Adds a set of tasks and returns its number. The set is only for a counter that its tasks
-        signal: `decide` does not see it.
+        """Adds a set of tasks for which tasks will wait by a counter, and returns the set's number.
+        The set does not take part in `decide`.
         """
         self.sets.append(TaskSet(op, members, NO_ENDS, NO_ENDS))
         return len(self.sets) - 1
@@ -176,8 +180,9 @@ class Ordering:
         self._joined.clear()
 
     def decide(self, clock: int, needs: Needs, processor: int) -> Decision:
-        """The waits of a task with these needs on a processor, if its clock before is `clock`.
-        processor: -1 stands for any processor that is not special (see Decision).
+        """The waits of a task that depends on the sets `needs` and runs on `processor`. clock: the
+        number of the task's vector clock before its waits. processor: -1 stands for every processor
+        that is not in the result's field `special`.
         """
         waits: list[int] = []
         special: set[int] = set()

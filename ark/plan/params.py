@@ -2,10 +2,10 @@
 PlanError.
 
 A kind declares its parameters as a `Params` struct with types and ranges, which refuses unknown
-names. It checks its operands with the functions of this module and states its tasks' coordinates as
-`Places`. A plan may come from an untrusted source, so the verifier runs all three checks before a
-signature is used for anything else. If they pass, source code can be written for the signature, and
-its tasks stay inside their operands.
+names. It checks its operands with the functions of this module. It states the coordinates that its
+tasks must have as `Places`. A plan may come from an untrusted source, so the verifier runs all
+three checks before a signature is used for anything else. If they pass, source code can be written
+for the signature, and its tasks stay inside their operands.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def need(condition: bool, message: str) -> None:
 
 
 def count(sig: Signature, *wanted: int) -> None:
-    """Raises PlanError unless the number of operands is one of these."""
+    """Raises PlanError unless the number of the signature's operands is one of `wanted`."""
     need(
         len(sig.operands) in wanted,
         f"got {len(sig.operands)} operands, expected {' or '.join(str(n) for n in wanted)}",
@@ -103,8 +103,8 @@ def count(sig: Signature, *wanted: int) -> None:
 
 
 def typed(sig: Signature, index: int, *names: str) -> OperandType:
-    """The operand. Raises PlanError unless its type is one of these (default: any floating-point
-    type).
+    """The operand number `index`. Raises PlanError unless its data type is one of the expected ones
+    (default: any floating-point type).
     """
     operand = sig.operands[index]
     expected = names or FLOAT_NAMES
@@ -118,8 +118,8 @@ def typed(sig: Signature, index: int, *names: str) -> OperandType:
 def shaped(
     sig: Signature, index: int, wanted: Sequence[int], *names: str, dense: bool = False
 ) -> OperandType:
-    """The operand. Raises PlanError unless its shape, its type and, if `dense` is set, its dense
-    layout are as given.
+    """The operand number `index`. Raises PlanError unless it has the shape `wanted` and an expected
+    data type and, if `dense` is True, its elements are consecutive in memory.
     """
     operand = typed(sig, index, *names)
     need(
@@ -161,9 +161,10 @@ def fits(tile: Sequence[int], shape: Sequence[int]) -> None:
 
 
 def covers(tile: Sequence[int], shape: Sequence[int]) -> None:
-    """Raises PlanError unless a tile of four sizes is inside a shape that may have more dimensions.
-    The first size counts elements of all leading dimensions, and must be a size into which these
-    can be divided (ark.ir.fold).
+    """Raises PlanError unless a tile of four sizes fits into a shape that may have more than four
+    dimensions. All dimensions of the shape before the last three are folded into one, and the
+    tile's first size counts elements of this folded dimension. It must be a size into which the
+    folded dimensions can be divided (ark.ir.fold).
     """
     fits(tile, fold(shape))
     need(
@@ -174,12 +175,13 @@ def covers(tile: Sequence[int], shape: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Places:
-    """The coordinates that an op's tasks must have: every combination of the ranges' values, each
-    once.
+    """The coordinates that an op's tasks must have. `ranges` has one range of numbers per
+    coordinate; every combination of their values must occur in exactly one task.
 
     span: True if a task covers an interval of the last range. Then its last two coordinates are the
     interval's first value and the value after its last; the intervals together cover the range.
-    first: if set, only this many combinations, in order, with the last range varying fastest.
+    first: if set, only the first `first` combinations must occur. Combinations are counted with the
+    last range varying fastest.
     """
 
     ranges: tuple[range, ...]
@@ -227,8 +229,8 @@ class Places:
 
 
 def box(shape: Sequence[int], tile: Sequence[int]) -> Places:
-    """The places of the tiles of a shape. A shape with more dimensions than the tile is folded to
-    four.
+    """The `Places` (coordinates that tasks must have) of the tiles of a shape. If the shape has
+    more dimensions than the tile, leading dimensions are folded into one so that four remain.
     """
     sizes = fold(shape) if len(shape) > len(tile) else shape
     return Places(tuple(range(0, n, t) for n, t in zip(sizes, tile, strict=True)))

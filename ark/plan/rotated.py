@@ -1,6 +1,7 @@
-"""The plans of ranks that all do the same work. Only rank 0's plan is stored; the plan of rank r is
-derived from it on demand, by adding r to all rank numbers (modulo the number of ranks). Created by
-ark.lower.ranks. The verifier checks one of the plans, which proves all (ark.plan.verify.symmetry).
+"""The plans of ranks that all do the same work. Only rank 0's plan is stored. The plan of rank r is
+derived from it on demand: r is added to every rank number in the plan (modulo the number of ranks).
+Created by ark.lower.ranks. The verifier checks one of the plans, which proves all
+(ark.plan.verify.symmetry).
 """
 
 from __future__ import annotations
@@ -13,24 +14,25 @@ from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanTensor
 
 Moved = Mapping[int, tuple[int, ...]]
-"""For tensors that begin at another offset on each rank, by tensor id: the number of elements per
-dimension between one rank and the next. Such tensors are parts of a parameter that every rank
-stores completely.
+"""Describes tensors that begin at a different offset on each rank. Keys are tensor ids. A value is
+the distance between the tensor's offsets on one rank and on the next rank, in elements for each
+dimension. Such tensors are parts of a parameter that every rank stores completely.
 """
 
 
 @dataclass(frozen=True)
 class Rotated(Sequence[Plan]):
-    """The plans of all ranks as a sequence. first: rank 0's plan. In rank r's plan, every rank
-    number is increased by r (modulo the number of ranks), and each tensor in `moved` begins r times
-    its step later.
+    """The plans of all ranks as a sequence. first: rank 0's plan. moved: the tensors whose offset
+    differs between ranks, each with a step. In rank r's plan, every rank number is increased by r
+    (modulo the number of ranks), and the offset of each tensor in `moved` is increased by r times
+    its step.
     """
 
     first: Plan
     moved: Moved = field(default_factory=dict)
 
     def everywhere(self, tensor: PlanTensor) -> list[PlanTensor]:
-        """For each rank, the tensor of its plan that corresponds to a tensor of rank 0's plan."""
+        """For one tensor of rank 0's plan, the corresponding tensor in the plan of each rank."""
         return [_moved(tensor, rank, self.moved) for rank in range(len(self))]
 
     def __len__(self) -> int:
@@ -51,8 +53,9 @@ class Rotated(Sequence[Plan]):
 
 
 def on_rank(plan: Plan, rank: int, moved: Moved | None = None) -> Plan:
-    """The plan of rank `rank`, derived from rank 0's plan. All ranks must do the same work, with
-    peers numbered relative to themselves. moved: see Moved.
+    """The plan of rank `rank`, derived from rank 0's plan. All ranks must do the same work. If rank
+    0's task accesses memory of rank p, the same task of rank r accesses memory of rank p + r.
+    moved: see Moved.
     """
     by, world = rank - plan.rank, plan.world_size
     if not by:

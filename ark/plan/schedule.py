@@ -49,10 +49,12 @@ class Schedule:
         ended: bool = False,
         phases: int = 1,
     ) -> None:
-        """machines: one for each phase. barrier_step: the number of ranks that signal the start of
-        an iteration, which is all of them or only this one. ended: True if each rank signals the
-        end of its iterations to its peers, and peers write to it for the next iteration only after
-        that. phases: the plan's number of phases.
+        """machines: one machine model for each phase. barrier_step: the number of signals that open
+        an iteration on this rank. It is the number of ranks if every rank signals the end of an
+        iteration to all, and 1 if each rank opens its own iterations. ended: True if ranks begin
+        iterations independently. Each rank then signals the end of an iteration to its peers, and a
+        peer writes to the rank's memory for the next iteration only after this signal. phases: the
+        number of phases of the plan.
         """
         self.machines = machines
         self.tensors = tensors
@@ -68,9 +70,9 @@ class Schedule:
             self.counter("iteration barrier", 0, (rank + step) % world_size, True)
             for step in range(1, barrier_step)
         ]
-        # For each phase: `ended` maps a peer to the counter of the iterations that the peer has
-        # ended. `told` lists the counters on peers to which this rank adds when it has ended an
-        # iteration.
+        # For each phase: `ended` maps a peer to the counter that the peer increments when it has
+        # ended an iteration. `told` lists the counters in peers' memory that this rank increments
+        # when it has ended an iteration.
         self.ended: list[dict[int, int]] = [{} for _ in range(phases)]
         self.told: list[list[int]] = [[] for _ in range(phases)]
         for number in range(phases):
@@ -92,7 +94,7 @@ class Schedule:
         return len(self.counter_list) - 1
 
     def claimed(self, op: PlanOp) -> PlanOp:
-        """The op, with a counter added if its tasks claim tiles."""
+        """The op. If its tasks claim tiles at run time, a counter for that is added to it."""
         tiles = kinds.get(op.kind).claims(self.signature(op))
         if not tiles:
             return op
@@ -101,7 +103,9 @@ class Schedule:
     def phase(
         self, number: int, members: Sequence[tuple[int, Group]], ops: Sequence[PlanOp]
     ) -> tuple[tuple[Task, ...], ...]:
-        """Schedules the groups of one phase; returns the task list of each processor."""
+        """Schedules one phase (an entry point of the plan) and returns the task list of each
+        processor. members: the tasks of each op.
+        """
         run = _PhaseRun(self, number)
         run.alone = self._one_processor(number, members, ops)
         for op, group in members:
@@ -138,8 +142,9 @@ class Schedule:
         return tuple(tasks)
 
     def semaphore(self, rank: int, name: str, step: int) -> int:
-        """The number of the counter `name` on `rank`, which is added if it does not exist. Its step
-        (signals per iteration) becomes at least `step`.
+        """The number of the counter with the given name on a rank. The counter is added if it does
+        not exist. step: the number of signals that the counter gets per iteration; an existing
+        counter keeps its step if that is larger.
         """
         key = (rank, name)
         if key not in self._semaphores:
@@ -219,9 +224,9 @@ class _PhaseRun:
         return tuple(sorted(pairs))
 
     def _follow(self, group: Group, needs: Sequence[Needs | None]) -> np.ndarray | None:
-        """For each task, the processor that has just run a task on which it depends, so that it
-        needs no wait there. A chain of small ops then needs no synchronisation. None if there is a
-        task without such a processor, or two tasks have the same one.
+        """For each task, the processor that has just run a task on which it depends. On this
+        processor the task needs no wait, so a chain of small ops runs without synchronisation. None
+        if some task does not have such a processor, or if two tasks have the same one.
         """
         asked = group.processors or group.granularity is not None or bool(group.placement)
         placed = asked or bool(group.sends) or bool(group.awaits)
@@ -236,8 +241,9 @@ class _PhaseRun:
         return np.array(processors, np.int64)
 
     def _behind(self, need: Needs) -> int | None:
-        """A processor on which a task with these needs would not have to wait: its last task is one
-        of the needed tasks, and its clock covers all others. None if there is none.
+        """A processor on which a task needs no wait, or None. The last task so far on this
+        processor must be one that the task depends on, and its vector clock must state that all
+        others are complete. need: the sets on which the task depends.
         """
         for number in reversed(need.sets):
             needed = self.order.sets[number]
@@ -251,9 +257,10 @@ class _PhaseRun:
         return None
 
     def _deal(self, group: Group, count: int) -> np.ndarray:
-        """The processor of each task. It is the placement that the lowering chose, if there is one.
-        Otherwise tasks are dealt round robin, `granularity` at a time if the group sets that; if
-        there are more tasks than processors, each processor gets consecutive tasks.
+        """The processor of each task. If the lowering chose the processors, these are used.
+        Otherwise tasks are distributed round robin. If the group sets `granularity`, a processor
+        gets that many consecutive tasks at a time. If there are more tasks than processors, each
+        processor gets one range of consecutive tasks.
         """
         if group.placement:
             return np.array(group.placement, np.int64)
@@ -270,7 +277,9 @@ class _PhaseRun:
         return processors
 
     def _pair(self, group: Group, first: int) -> None:
-        """Adds the waits and signals between ranks that the lowering set in the group."""
+        """Adds to the tasks the waits and signals between ranks that the lowering stored in the
+        group. first: the number of the group's first task.
+        """
         for i, awaited in enumerate(group.awaits):
             far = ((self.s.semaphore(a.rank, a.name, max(n, 1)), n) for a, n in awaited)
             self.waits[first + i] = tuple(sorted((*self.waits[first + i], *far)))
@@ -278,9 +287,10 @@ class _PhaseRun:
             self.signals[first + i] += (self.s.semaphore(a.rank, a.name, 0) for a in sent)
 
     def _hold_back(self, mine: Sequence[Region], run: OpRun) -> None:
-        """Adds waits for peers' previous iterations: on each processor, the first task that writes
-        to a peer waits until that peer has ended the previous iteration. Tasks that already wait
-        for the previous iteration get no further wait.
+        """Adds waits that keep this rank from overwriting data which a peer still uses in its
+        previous iteration. On each processor, the first task that writes to a peer waits until the
+        peer has ended its previous iteration. Tasks that already wait for the previous iteration
+        get no further wait.
         """
         for touched in (r for r in mine if r.write):
             peer = self.s.buffers[int(touched.memory)].rank  # type: ignore[call-overload]
@@ -308,7 +318,9 @@ class _PhaseRun:
         return regions
 
     def _counter(self, number: int) -> int:
-        """The number of the counter that all tasks of a set signal; it is added if missing."""
+        """The number of the counter that all tasks of a set signal when they end. The counter is
+        added if it does not exist. number: the number of the set.
+        """
         counter = self.set_counters.get(number)
         if counter is None:
             needed = self.order.sets[number]
@@ -336,9 +348,9 @@ class _PhaseRun:
         """Adds the signals that open the next iteration, after everything in this one.
 
         In a plan of one rank and one phase, several tasks open it: the last task of each processor,
-        except those that another processor's last task has waited for. Otherwise the last task
-        alone opens it, after it has waited for the last task of every processor, so that every rank
-        sends one signal in every phase.
+        except those that another processor's last task has waited for. Otherwise only the last task
+        opens it, after it has waited for the last task of every processor. Then every rank sends
+        exactly one signal in every phase.
         """
         if self.s.only:
             self._open_by_all_tails()

@@ -184,7 +184,7 @@ def read(data: Any) -> Plan:
         file = json_reader.read(data, PlanFile, "it")
     except json_reader.FormError as error:
         raise PlanError(
-            f"the plan is damaged: {error.message}; plan again with `ark plan`"
+            f"the plan is damaged: {error.message}; create it again with `ark plan`"
         ) from error
     return Plan(
         rank=file.rank,

@@ -22,8 +22,8 @@ from ark.plan.types import Fetch, Plan, PlanOp, Task
 def machine_of(plan: Plan, phase: int | None = None) -> Machine:
     """The machine model for which a plan was created. Raises PlanError if the entry is invalid.
 
-    phase: if given, the model contains only the variant under which this phase runs, otherwise all
-    variants that the plan uses.
+    phase: the number of a phase; the model then has only the kernel variant under which this phase
+        runs. By default it has all variants that the plan uses.
     """
     machine = schema.read_machine(plan.machine)
     return machine if phase is None else machine.under(plan.phases[phase].variant)
@@ -139,7 +139,8 @@ def from_dict(data: Mapping[str, Any]) -> Plan:
     """Reads a plan from JSON-compatible values. Raises PlanError with the first fault."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT_NUMBER:
         raise PlanError(
-            f"not a plan of format {FORMAT_NUMBER} (found {_found(data)}); make it with `ark plan`"
+            f"not a plan of format {FORMAT_NUMBER} (found {_found(data)}); "
+            "create it with `ark plan`"
         )
     plan = schema.read(data)
     machine_of(plan)

@@ -17,8 +17,8 @@ from ark.ir.dtype import by_name
 Form = TypeVar("Form", bound=msgspec.Struct)
 
 WIDEST_ACCESS_BYTES = 16  # bytes of the widest access
-# Arenas that begin in memory at a multiple of WIDEST_ACCESS_BYTES and whose buffers have fixed
-# offsets.
+# Arenas (allocations for one kind of memory) that begin at a multiple of WIDEST_ACCESS_BYTES and in
+# which the plan gives each buffer a fixed offset.
 ARRANGED = ("activation", "parameter", "state")
 SHORT_PACKET = 4
 

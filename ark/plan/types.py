@@ -1,9 +1,10 @@
 """The types of a plan: a frozen, deterministic value that can be written as JSON and that contains
 each processor's tasks.
 
-A plan belongs to one rank. The planner creates it (ark.lower.pipeline), the verifier checks the
-plans of all ranks (ark.plan.verify), the writer emits source for it (ark.backend.codegen.writer)
-and the runtime loads it (ark.runtime.tables). A plan contains no device addresses.
+A plan belongs to one rank. The planner creates the plan (ark.lower.pipeline), the verifier checks
+it together with those of all other ranks (ark.plan.verify), code generation writes the source of
+its kernel (ark.backend.codegen.writer), and the runtime loads it (ark.runtime.tables). A plan
+contains no device addresses.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ MAX_PIECE_PITCH_BYTES = 1 << 28  # between pieces of one stage
 BOX_ROW_BYTES = 128  # contiguous bytes of a row that a step of box copies loads
 BOX_ALIGNMENT_BYTES = 16  # of the starts and strides of rows that box copies load
 
-# The id of the iteration barrier's counter, which opens the next iteration. In a plan of several
-# ranks its step is the number of ranks that open an iteration: all of them, or 1 if each rank opens
-# its own. In a plan of one rank it is the number of tasks that open it.
+# The number of the counter that opens the next iteration (the iteration barrier). The barrier's
+# step is the number of signals that open an iteration. In a plan of several ranks it is the number
+# of ranks if all ranks open an iteration at once, or 1 if each rank opens its own. In a plan of one
+# rank it is the number of tasks that signal the barrier.
 ITERATION_BARRIER = 0
 
 
 @dataclass(frozen=True)
 class PlanBuffer:
-    """Contiguous memory. rank: the owner; a peer's buffer is looked up by its name when the plan is
-    loaded. offset: bytes from the arena's start (-1 for a peer's buffer, 0 for external buffers).
-    initial: True if it has valid contents before an iteration begins (weights, state, inputs).
+    """Contiguous memory. rank: the rank whose memory it is. A buffer of a peer is looked up by its
+    name when the plan is loaded. offset: bytes from the arena's start (-1 for a peer's buffer, 0
+    for external buffers). initial: True if it has valid contents before an iteration begins
+    (weights, state, inputs).
     """
 
     id: int
@@ -133,9 +136,9 @@ class PlanOp:
     """The computation of a group of tasks: a task kind, its static parameters and its operands.
 
     Ops are numbered in program order. The plan's results are defined as those of running the ops in
-    that order on one processor. after: tensors that must be complete although the op does not read
-    them. claims: for an op whose tasks claim tiles, the counter that gives the numbers of unclaimed
-    tiles.
+    that order on one processor. after: tensors that must be complete before the op runs although it
+    does not read them. claims: for an op whose tasks claim tiles, the counter from which a task
+    takes the number of the next tile by an atomic add.
     """
 
     id: int
@@ -164,22 +167,25 @@ class PlanCounter:
 
 
 MAX_STAGE_PAGES = 32
-"""The largest number of pages from which the rows of one stage may come, since each lane of the
-loading warp copies the rows of one page.
+"""The largest number of pages (blocks of rows of a paged KV cache) from which the rows of one stage
+of the ring may come. Each lane of the loading warp copies the rows of one page.
 """
 
 
 def pages_of_stage(step: int, rows: int) -> int:
-    """The largest number of pages, of `rows` rows each, that `step` consecutive rows may touch."""
+    """The largest number of pages that `step` consecutive rows may touch. rows: the number of rows
+    of a page.
+    """
     return (step + rows - 2) // rows + 1
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPages:
-    """Where a growing fetch finds its rows if they are stored in pages of `rows` rows. Row r is row
-    r % rows of a page; the page's number is element r // rows of the operand `table` (int32). There
-    are `count` pages, `pitch` bytes apart. A page number out of range is read as 0. The fetch's
-    offset is relative to the start of a page.
+    """Describes where a growing fetch (see Growth) finds its rows if the cache is stored in pages
+    of `rows` rows. Row r of the cache is row r % rows of a page. The number of this page is element
+    r // rows of the operand `table` (int32). There are `count` pages, whose starts are `pitch`
+    bytes apart. A page number out of range is read as 0. The offset of the fetch is relative to the
+    start of a page.
     """
 
     table: int
@@ -190,14 +196,16 @@ class FetchPages:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Describes a growing fetch: it copies rows of a cache to which each iteration appends one, so
-    their number is known only at run time.
+    """Describes a growing fetch. A fetch copies bytes to shared memory ahead of a task. A growing
+    fetch copies rows of a cache to which each iteration appends one row, so the number of rows is
+    known only at run time.
 
     length: the operand (one int32) with the number of rows that earlier iterations appended. row:
     bytes of a row. part, parts: the rows, including this iteration's, are divided into `parts`
     equal ranges, and the task reads range number `part`. beside: a second operand of the same
-    layout (the values, if the first has the keys), whose rows follow those of the first in each
-    stage. pages: set if the rows are stored in pages.
+    layout. For example, the fetch's operand has the keys of attention and `beside` the values. In
+    each stage its rows follow the rows of the first operand. pages: set if the rows are stored in
+    pages.
     """
 
     length: int
@@ -210,17 +218,19 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Consecutive bytes of an operand that are copied for a task ahead of time, in stages of
-    `stage` bytes. All fetches of a processor are its operand stream.
+    """Consecutive bytes of an operand that are copied to shared memory before a task needs them.
+    They are copied in stages: `stage` bytes at a time go to one slot of the ring. All fetches of a
+    processor are its operand stream.
 
     With `growth`, the bytes are the space for all rows of a cache. If it has n rows, the task takes
     rows n * part / parts to n * (part + 1) / parts, rounded down, in stages of whole rows. The
     newest row is not copied, since this iteration computes it. Such a copy waits until the
-    iteration may begin.
+    iteration barrier opens the iteration; other copies may run ahead across iterations.
 
-    With `parts`, the bytes are rows. They are copied in groups of `rows` rows (the last group may
-    have fewer), each group in `parts` stages. A stage contains one part of each row of the group,
-    row after row.
+    With `parts`, the bytes are rows of a matrix. They are copied in groups of `rows` rows (the last
+    group may have fewer), and each row is cut into `parts` equal parts. Stage i of a group contains
+    part i of each of its rows. For example, with rows = 8 and parts = 2, the first stage has the
+    first halves of 8 rows, the second stage their second halves.
     """
 
     operand: int
@@ -233,7 +243,7 @@ class Fetch:
 
     @property
     def reach(self) -> int:
-        """Bytes from `offset` to the end of the bytes that may be copied."""
+        """The number of bytes from `offset` to the end of the last byte that may be copied."""
         pages = self.growth.pages if self.growth is not None else None
         if self.growth is None or pages is None:
             return self.nbytes
@@ -241,7 +251,7 @@ class Fetch:
 
     @property
     def piece(self) -> int:
-        """Bytes of each row in one stage, if stages contain parts of rows."""
+        """Bytes of each row in one stage, if a stage contains only a part of each row."""
         return self.stage // self.rows
 
 
@@ -266,8 +276,8 @@ class Task:
 @dataclass(frozen=True)
 class Phase:
     """An entry point of a plan, such as `prompt` or `decode`: an ordered list of tasks for each
-    processor, which one iteration runs. variant: the index of its kernel variant in the machine's
-    variants.
+    processor, which one iteration runs. variant: the index, in the machine's list of kernel
+    variants, of the variant under which the phase runs.
     """
 
     name: str
@@ -312,7 +322,7 @@ class Plan:
 
     @property
     def variant(self) -> str:
-        """The name of the kernel variant of the last phase."""
+        """The name of the kernel variant under which the last phase runs."""
         return self.variant_of(len(self.phases) - 1)
 
     def variant_of(self, phase: int) -> str:

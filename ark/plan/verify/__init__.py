@@ -1,14 +1,21 @@
 """The verifier. Every plan must be accepted here before it runs, whether it was created in this
 process or read from a file.
 
-The plans of all ranks are checked against each other, one plan for all ranks that do the same
-(symmetry). The checks, by module: every name and box is in range (structure). Every op is valid for
-its kind and is computed completely (work), also if tiles are claimed at run time (claims). Counters
-match their signals, and waits cannot form a cycle (order). Accesses to the same memory have the
-order of the program (conflicts). Nothing is read before it is written (reads), including by bodies
-that read before they wait (early). Ranks that begin iterations independently do not conflict with
-other iterations of their peers (iterations). The order is derived from the finished plan alone; no
-intermediate result of the planner is used.
+The plans of all ranks are checked against each other. Of ranks that do the same work, only one is
+checked (module `symmetry`).
+
+The verifier derives the order of tasks from the finished plan only; it uses no intermediate result
+of the planner. It checks, each in the module in parentheses:
+
+- Every reference exists and every box is inside its operand (structure).
+- Every op is valid for its task kind and is computed completely (work), also if tiles are claimed
+  at run time (claims).
+- Each counter gets as many signals as the plan states, and waits cannot form a cycle (order).
+- Tasks that access the same memory run in program order (conflicts).
+- Nothing is read before it is written (reads), also by device functions that read before their
+  task's waits are complete (early).
+- Ranks that begin iterations independently do not conflict with other iterations of their peers
+  (iterations).
 """
 
 from __future__ import annotations
@@ -51,7 +58,7 @@ def _counted(plans: Sequence[Plan]) -> str:
 
 @paused()
 def check(rank_set: RankSet) -> None:
-    """Runs all checks on the plans of a rank set. Raises PlanError with the first fault."""
+    """Runs all checks on the plans of all ranks. Raises PlanError with the first fault."""
     check_structure(rank_set)
     check_work(rank_set)
     check_claims(rank_set)
@@ -69,8 +76,8 @@ def check(rank_set: RankSet) -> None:
 
 
 def _check_phase(rank_set: RankSet, number: int) -> Touches:
-    """Checks a phase. Returns the accesses of checked ranks to their own memory, and those of peers
-    to it.
+    """Checks one phase. Returns two groups of memory accesses: those of each checked rank to its
+    own memory, and those of peers to it.
     """
     local = {rank: LocalTouches(rank_set, rank, number) for rank in rank_set.checked}
     foreign = foreign_touches(rank_set, number)

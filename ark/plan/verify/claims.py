@@ -1,9 +1,10 @@
-"""Part of the verifier: ops whose tiles processors claim at run time. Each such op needs a counter
-that nothing else uses, and its operands must be in memory of its own rank.
+"""Part of the verifier: ops whose tiles are claimed. Each of their tasks takes the number of its
+next tile from a counter, by an atomic add at run time. Such an op needs a counter that nothing else
+uses, and its operands must be in memory of its own rank. The module ark.plan.verify.work checks
+that tiles do not overlap.
 
-That tiles do not overlap is checked in ark.plan.verify.work. Any task of the op may claim any tile,
-so all other checks treat each task as accessing all tiles. Therefore no conflicting op runs between
-the first and the last task of the op.
+Any task of the op may claim any tile. So all other checks treat each task as accessing all tiles,
+and no conflicting op can run between the first and the last task of the op.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def check_claims(rank_set: RankSet) -> None:
             if op.claims is None or not tiles:
                 raise refuse(
                     f"op {op.name!r} of kind {op.kind!r} claims {tiles} tiles, its counter is "
-                    f"{op.claims}; an op that claims tiles needs a counter, any other none"
+                    f"{op.claims}; only an op that claims tiles has a counter"
                 )
             _check_counter(plan, op.name, op.claims, tiles, used)
             used.add(op.claims)

@@ -1,9 +1,9 @@
-"""Part of the verifier: memory. Two accesses to the same bytes, of which at least one writes, must
-have the order of the program, and buffers that share memory must not be alive at the same time.
+"""Part of the verifier: memory. Two accesses to the same bytes, at least one of them a write, must
+run in program order. Buffers that share memory must not be alive at the same time.
 
-A rank's accesses to its own memory are searched once, in program order; accesses that later writes
-cover are dropped (ark.plan.frontier). Ranks whose plans differ only in names share the search.
-Accesses to a peer's memory are compared with all accesses there.
+The accesses of a rank to its own memory are searched in program order, once for all ranks whose
+plans differ only in names. Accesses that later writes cover are dropped from the search
+(ark.plan.frontier). An access to a peer's memory is compared with all accesses to that memory.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ Pairs = tuple[Region, Region, np.ndarray, np.ndarray]  # two accesses and their 
 
 @dataclass(frozen=True)
 class Touch:
-    """An op's access to memory of another rank. rank: the accessing rank. region: the access, in
-    the coordinates of the memory's owner. nodes: the op's tasks, numbered over all ranks.
+    """An op's access to memory of another rank. rank: the accessing rank. region: the accessed
+    boxes, with buffers and byte offsets as in the plan of the rank that owns the memory. nodes: the
+    op's tasks, in a numbering that covers the tasks of all ranks.
     """
 
     rank: int
@@ -41,8 +42,8 @@ class Touch:
 
 
 class LocalTouches:
-    """The accesses of a rank's tasks to its own memory in one phase, and the order that they
-    require. Tasks are numbered within the rank.
+    """The accesses of a rank's tasks to its own memory in one phase, and the pairs of tasks that
+    they require to run in program order. Task numbers are those within the rank.
     """
 
     def __init__(self, rank_set: RankSet, rank: int, number: int) -> None:
@@ -87,8 +88,9 @@ def _inside(mine: Sequence[Region], by_op: ByOp) -> list[Pairs]:
 def _meeting(
     a: Region, b: Region, of_a: np.ndarray, of_b: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of different nodes (tasks of a rank) that access the same bytes in two regions of
-    memory.
+    """Pairs of tasks that access the same bytes, one in region a and one in region b. A task is not
+    paired with itself. of_a, of_b: the nodes (task numbers within the rank) of the tasks of both
+    ops.
     """
     rows, columns = a.overlaps(b)
     (tasks_a, starts_a), (tasks_b, starts_b) = a.boxes.by_box, b.boxes.by_box
@@ -108,8 +110,8 @@ def check_conflicts(
     local: Mapping[int, LocalTouches],
     foreign: Mapping[int, Sequence[Touch]],
 ) -> None:
-    """Raises PlanError for the first pair of conflicting accesses to a checked rank's memory, in
-    one phase, that is not ordered.
+    """Raises PlanError if two tasks of a phase access the same bytes of a checked rank's memory,
+    one of them writes, and the plan does not order them. The error names the first such pair.
     """
     for rank, touches in local.items():
         base = int(order.bases[rank])
@@ -148,12 +150,12 @@ def _check_foreign(
     touches: LocalTouches,
     foreign: Sequence[Touch],
 ) -> None:
-    """Compares the accesses of peers to a rank's memory with all accesses there, and with each
-    other.
+    """Compares each access of a peer to this rank's memory with all other accesses to it, by the
+    rank itself or by peers.
 
-    Between ranks there is no program order, so either access may be the first, but an order must
-    exist. ark.plan.verify.reads checks separately that data is written before it is read. Data sent
-    as packets is written once.
+    There is no program order between ranks, so either of two conflicting accesses may come first,
+    but the plan must order them. ark.plan.verify.reads checks separately that data is written
+    before it is read. Data sent as packets is written once.
     """
     listed = rank_set.listing(owner, number)
     base = int(order.bases[owner])
@@ -208,8 +210,8 @@ def _check_either(
     seconds: np.ndarray,
     owner: int,
 ) -> None:
-    """Raises PlanError unless, in each pair of nodes, one is ordered before the other, in either
-    direction.
+    """Raises PlanError unless, in each pair of tasks (firsts[i], seconds[i]), one runs before the
+    other, in either order.
     """
     if not len(firsts):
         return
@@ -246,7 +248,9 @@ def _describe(
 
 
 def task_at(rank_set: RankSet, order: Order, number: int, node: int) -> tuple[int, Task]:
-    """The rank and the task of a node."""
+    """The rank to which a task belongs, and the task. node: the number of the task, counted over
+    all ranks.
+    """
     rank = int(np.searchsorted(order.bases, node, "right")) - 1
     return rank, rank_set.listing(rank, number).tasks[node - int(order.bases[rank])]
 
@@ -273,8 +277,8 @@ def _check_lifetimes(
 
 
 def _check_disjoint(entries: Sequence[tuple[PlanBuffer, float, float]]) -> None:
-    """Sweeps over time with the live buffers sorted by offset, and raises PlanError if neighbours
-    overlap.
+    """Raises PlanError if two buffers overlap in memory while both are alive. It goes through the
+    entries in the order of time, keeps the live buffers sorted by offset, and compares neighbours.
     """
     alive: list[tuple[int, int, int]] = []  # offset, end, number
     deaths = sorted((last, i) for i, (_, _, last) in enumerate(entries))

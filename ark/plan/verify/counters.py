@@ -14,10 +14,10 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 @dataclass(frozen=True, eq=False)
 class Counters:
-    """The signals and waits of the checked ranks' counters. Counters are numbered rank by rank;
-    those of rank r begin at offsets[r]. A row of `signals` is (counter, node, rank): the node is a
-    task of a checked rank, and the signal comes from the same task on `rank`. A row of `waits` is
-    (counter, node, threshold).
+    """The signals and waits of the counters in one phase. Counters are numbered rank by rank; those
+    of rank r begin at offsets[r]. A row of `signals` is (counter, node, rank): the task `rank` runs
+    that corresponds to `node`, a task of a checked rank, signals the counter. (Only one of several
+    ranks that do the same work is checked.) A row of `waits` is (counter, node, threshold).
     """
 
     offsets: dict[int, int]
@@ -25,8 +25,8 @@ class Counters:
     waits: np.ndarray
 
     def check(self, rank_set: RankSet) -> None:
-        """Raises PlanError unless the step of each counter is its number of signals in an
-        iteration, and no wait has a higher threshold.
+        """Raises PlanError unless the step of each counter is the number of signals that it gets in
+        an iteration, and no task waits for more signals.
         """
         total = sum(len(plan.counters) for plan in rank_set.checked_plans)
         many = np.bincount(self.signals[:, 0], minlength=total)
@@ -71,7 +71,9 @@ class Counters:
 
 
 def counters_of(rank_set: RankSet, number: int) -> Counters:
-    """The signals and waits of all counters in a phase. Only tasks of checked ranks are nodes."""
+    """The signals and waits of all counters in a phase. Of ranks that do the same work only one is
+    checked, and only its tasks are listed as nodes.
+    """
     offsets, first, total, nodes = {}, {}, 0, 0
     for plan in rank_set.checked_plans:
         offsets[plan.rank], first[plan.rank] = total, nodes

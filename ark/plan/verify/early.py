@@ -1,8 +1,8 @@
-"""Part of the verifier: checks reads that happen before a task's waits are complete.
-
-In kernel variants with communicating warps, computing warps begin a task before its waits are
-complete, and may already read the operands in `TaskKind.early`. No counter orders such a read. So
-it must read packets, or memory that no earlier op of the iteration writes.
+"""Part of the verifier: checks reads that happen before a task's waits are complete. Some kernel
+variants have a separate warp that waits for counters. The computing warps then begin a task before
+its waits are complete, and may already read the operands in `TaskKind.early`. No counter orders
+such a read. So it must read packets (whose load is a wait), or memory that no earlier op of the
+iteration writes.
 """
 
 from __future__ import annotations

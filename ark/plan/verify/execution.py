@@ -3,12 +3,15 @@ when each task starts. Used by ark.plan.verify.order, which explains why this is
 ark.plan.verify.iterations.
 
 A task can run when its predecessor on its processor has run and its waits are complete. All tasks
-that can run do so in one step, with array operations. Two vector clocks (Mattern 1989) of each task
-state the result: RAN for the tasks that have run, SEEN for those whose writes are visible. Tasks
-with equal clocks share a row, and a processor's own entry, which follows from the task's position,
-is not stored. So the number of rows grows with the number of distinct sets of waits, not with the
-number of tasks. A read of packets updates only RAN, and only for tasks after the reader, because
-each warp of the reading task may have read other packets.
+that can run do so in one step, with array operations. The result is two vector clocks (Mattern
+1989) for each task, rows with one number per processor. The clock RAN has how many tasks of the
+processor have certainly run, the clock SEEN how many of them have made their writes visible. Tasks
+with equal clocks share a row. The entry of the task's own processor is not stored, because it is
+the task's position. So the number of rows grows with the number of distinct sets of waits, not with
+the number of tasks.
+
+A read of packets updates only RAN, and only for tasks after the reading task, because each warp of
+the reading task may have read different packets.
 """
 
 from __future__ import annotations
@@ -27,9 +30,12 @@ MAX_KNOWN_EVENTS = 1 << 12  # events whose rows are cached before the cache is c
 
 @dataclass(frozen=True, eq=False)
 class Processors:
-    """The processors of all ranks, numbered rank by rank. starts: the first processor of each rank,
-    and one past the last. Rank r's twin is the rank that is executed in its place; moved[r, q] is
-    the number to add to a processor of rank q to get the processor that has its role for the twin.
+    """The processors of all ranks, numbered rank by rank. starts: the number of the first processor
+    of each rank, and one past the last processor.
+
+    Of ranks that do the same work, only one is executed: the twin of the others. moved: moved[r, q]
+    is added to the number of a processor of rank q when the twin of rank r stands for rank r. The
+    result is the processor with the same role from the point of view of the twin.
     """
 
     starts: np.ndarray
@@ -45,8 +51,8 @@ class Processors:
         return cls(starts, moved)
 
     def seen_by(self, rank: int) -> np.ndarray | None:
-        """For each processor, the one that has its role for the rank's twin (the rank executed in
-        its place). None if every processor is mapped to itself.
+        """For each processor, the processor with the same role from the point of view of the rank's
+        twin (the rank that is executed in its place). None if every processor is mapped to itself.
         """
         shift = np.repeat(self.moved[rank], np.diff(self.starts))
         return np.arange(len(shift)) + shift if shift.any() else None
@@ -54,9 +60,9 @@ class Processors:
 
 @dataclass(frozen=True, eq=False)
 class Awaited:
-    """Tasks that wait for packets, and the tasks that write these packets; each reader waits for
-    all writers. readers: nodes of the checked rank `rank`. makers: the writers as (rank, its
-    nodes).
+    """Tasks of one rank that wait for packets, and the tasks that write these packets. Each reader
+    waits for all writers. readers: the reading tasks, of the checked rank `rank`. makers: the
+    writing tasks, as pairs (rank, tasks of that rank).
     """
 
     rank: int
@@ -92,8 +98,8 @@ class Run:
         self._columns = [processors.seen_by(rank) for rank in range(len(processors.moved))]
 
     def add_counters(self, counters: Counters) -> None:
-        """Adds an event for each counter that is signalled. Waits for the previous iteration are
-        ignored.
+        """Adds an event for each counter that is signalled, and the waits for it. Waits for the
+        previous iteration (with threshold 0) are ignored.
         """
         used, event = np.unique(counters.signals[:, 0], return_inverse=True)
         event = event.reshape(-1)
@@ -116,8 +122,9 @@ class Run:
         awaited: Sequence[Awaited],
         executed: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ) -> None:
-        """Adds an event for each set of packets that tasks wait for. executed: a function
-        from arrays of ranks and of their tasks to the tasks of the checked ranks that run for them.
+        """Adds an event for each set of packets that tasks wait for. executed: a function that maps
+        tasks, given as two arrays (rank, task), to the tasks that are executed in their place. Of
+        ranks that do the same work only one is executed.
         """
         if not awaited:
             return
@@ -189,9 +196,9 @@ class Run:
         needed: np.ndarray,
         sets: Sequence[tuple[int, ...]],
     ) -> np.ndarray:
-        """For each of `nodes` (tasks), the number of its vector clock (a row of the table) after
-        its waits. rows: the numbers before. needed: for each node, the number of the set of events
-        that it waits for.
+        """For each task in `nodes`, the number of its vector clock after its waits (a row of the
+        table of clocks). rows: the numbers of the clocks before the waits. needed: for each task,
+        the number of the set of events for which it waits.
         """
         wait = np.flatnonzero(needed[nodes])
         if not len(wait):
@@ -219,9 +226,9 @@ class Run:
         event, node, rank = signalled.T
         at_home = self.processor[node]
         home = np.searchsorted(self.processors.starts, at_home, "right") - 1
-        # Ranks with equal work are verified once: `node` may be a task of the rank `home`, which is
-        # executed in place of the corresponding task of `rank`. That task runs on the processor
-        # with the same index among those of `rank`.
+        # Of ranks with equal work only one, `home`, is executed. So `node`, a task of `home`, may
+        # stand for the corresponding task of `rank`. That task runs on the processor of `rank` with
+        # the same index.
         start = self.processors.starts
         processor = at_home - start[home] + start[rank]
         end = self.position[node] + ~np.array(self._packet, bool)[event]
@@ -235,7 +242,9 @@ class Run:
         self._member_starts = np.searchsorted(event, np.arange(self._events + 1)).tolist()
 
     def _after(self, event: int, which: int) -> np.ndarray:
-        """The clock of a node that has waited for all signals of an event."""
+        """The vector clock of a task that has waited for all signals of an event. which: the clock
+        RAN (tasks that have run) or SEEN (tasks whose writes are visible).
+        """
         known = self._known_after.get((event, which))
         if known is not None:
             return known
@@ -256,8 +265,8 @@ class Run:
         return row
 
     def _join(self, which: int, row: int, events: Sequence[int]) -> int:
-        """The number of the vector clock (a row of the table) that a node has after it has waited
-        for all of the events. row: the number of the clock that it had before.
+        """The number of the vector clock (a row of the table) of a task after it has waited for all
+        of the events. row: the number of its clock before.
         """
         joined = self.rows[row].copy()
         for event in events:
@@ -274,7 +283,7 @@ class Run:
 
 
 class _Lists:
-    """Lists of numbers by key, built from rows of (key, number)."""
+    """Lists of numbers, one for each key. They are built from an array with rows (key, number)."""
 
     def __init__(self, rows: np.ndarray, keys: int) -> None:
         order = np.argsort(rows[:, 0], kind="stable")
@@ -287,8 +296,8 @@ class _Lists:
         return values
 
     def distinct(self) -> tuple[np.ndarray, list[tuple[int, ...]]]:
-        """Equal lists are stored once: returns the distinct lists, and for each key the index of
-        its list among them. The empty list has index 0.
+        """Stores equal lists once. Returns the distinct lists, and for each key the index of its
+        list among them. The empty list has index 0.
         """
         known: dict[tuple[int, ...], int] = {(): 0}
         numbers = np.zeros(len(self.starts) - 1, np.int64)

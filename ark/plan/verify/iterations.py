@@ -3,13 +3,16 @@ barrier over all ranks (for example, a pipeline of ranks with several micro-batc
 checks that different iterations of two ranks do not conflict.
 
 Two consecutive iterations are executed abstractly as if they were one (ark.plan.verify.order). On
-each rank the second iteration begins after that rank's own barrier. In the second iteration, a wait
-for 0 signals is a wait for all signals of the first. Accesses of different ranks to the same bytes,
-one in each iteration, must be ordered. If several ranks signal a counter, their signals must be
-ordered too, so that a signal of one rank's second iteration is not counted as another rank's signal
-of the first. By induction this holds for any two iterations: if access x of iteration i is ordered
-before y of iteration i + 1, it is ordered before y of iteration i + 2, which follows y of iteration
-i + 1 on its own rank.
+each rank the second iteration begins after that rank's own iteration barrier. In the second
+iteration, a wait with threshold 0 is a wait for all signals of the first. If two ranks access the
+same bytes, one of them in the first iteration and the other in the second, the accesses must be
+ordered. If several ranks signal a counter, their signals must be ordered too. Otherwise a fast
+rank's signal of the second iteration could be counted in place of a slow rank's signal of the
+first.
+
+By induction this holds for any two iterations: if access x of iteration i is ordered before y of
+iteration i + 1, it is ordered before y of iteration i + 2, which follows y of iteration i + 1 on
+its own rank.
 """
 
 from __future__ import annotations
@@ -34,9 +37,10 @@ MORE_THAN_ANY_SIGNALS = 1 << 40  # a threshold that no counter reaches
 
 @dataclass(frozen=True, eq=False)
 class _Two:
-    """The order of tasks in two consecutive iterations. twice[k][i]: the node that represents node
-    i of the phase in iteration k. home[r]: the number to add to a node of rank r to get the node of
-    its twin (the rank executed in its place), within one iteration.
+    """The order of tasks in two consecutive iterations. A node is the number of a task in one of
+    the two iterations. twice[k][i]: the node of task i of the phase in iteration k (0 or 1).
+    home[r]: the number to add to a node of rank r to get the same task of the rank that is executed
+    in its place, in the same iteration.
     """
 
     order: Order
@@ -53,8 +57,8 @@ def check_iterations(
     once: Order,
 ) -> None:
     """Raises PlanError if an iteration of one rank may conflict with another iteration of a peer.
-    local, foreign: the accesses of checked ranks to their own memory, and those of peers to it.
-    once: the order of one iteration.
+    local: the accesses of each checked rank to its own memory. foreign: the accesses of its peers
+    to it. once: the order of the tasks in one iteration.
     """
     barrier = rank_set.plan(0).counters[ITERATION_BARRIER]
     if rank_set.world == 1 or barrier.step == rank_set.world:
@@ -73,8 +77,8 @@ def _execute(
     packets: Sequence[Awaited],
     once: Order,
 ) -> _Two:
-    """Executes two iterations. Of ranks that do the same work only one is executed, as in
-    ark.plan.verify.order, which gives the reason.
+    """Executes two iterations abstractly. Of ranks that do the same work only one is executed, for
+    the reason given in ark.plan.verify.order.
     """
     lengths = np.concatenate([rank_set.listing(r, number).lengths for r in range(rank_set.world)])
     bases, home = 2 * once.bases, 2 * once.home
@@ -124,9 +128,10 @@ def _moved(
 def _unrolled(
     rank_set: RankSet, counters: Counters, executed: Sequence[np.ndarray], opened: np.ndarray
 ) -> Counters:
-    """The signals and waits of two iterations. The counters of the second are numbered after those
-    of the first. executed: for each iteration, the nodes that represent the phase's nodes in it.
-    opened: the second iteration's waits for the barriers of the first.
+    """The signals and waits of two iterations. The counters of the second iteration are separate
+    counters, numbered after those of the first. executed: for each iteration, the node that each
+    task of the phase has in it. opened: the waits of the second iteration for the iteration
+    barriers of the first.
     """
     total = sum(len(plan.counters) for plan in rank_set.checked_plans)
     signals: list[np.ndarray] = []
@@ -177,8 +182,9 @@ def _check_memory(
     foreign: Mapping[int, Sequence[Touch]],
     two: _Two,
 ) -> None:
-    """Raises PlanError unless accesses of different ranks to the owner's memory, one in each of two
-    consecutive iterations, are ordered. For each pair, both are tried as the earlier access.
+    """Raises PlanError if two ranks access the same bytes of the owner's memory without an order,
+    one of them in an iteration and the other in the next one. For each pair of accesses, both are
+    tried as the earlier one.
     """
     listed, base = rank_set.listing(owner, number), int(two.order.bases[owner]) // 2
     needs = Needs()

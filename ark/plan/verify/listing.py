@@ -17,11 +17,10 @@ from ark.plan.types import Phase, Task
 @dataclass(frozen=True, eq=False)
 class Listing:
     """The tasks of a phase as arrays with one entry per node: its task, op, processor and position.
-    lengths: the number of tasks of each processor.
-
-    A row of `waits` is (node, counter, threshold), a row of `signals` is (node, counter). by_op:
-    for each op, its nodes and their coordinates, sorted by coordinates, so that equal ops have
-    equal lists of coordinates whatever the processors of their tasks are.
+    A node is the number of a task in the phase. lengths: the number of tasks of each processor. A
+    row of `waits` is (node, counter, threshold), a row of `signals` is (node, counter). by_op: for
+    each op, its nodes and the coordinates of their tiles, both sorted by coordinates. So equal ops
+    have equal lists of coordinates, regardless of the processors on which their tasks run.
     """
 
     tasks: tuple[Task, ...]

@@ -1,9 +1,9 @@
-"""The order that a plan's tasks must have because of their memory accesses, as arrays, so that many
-requirements are checked at once. Collected and checked by ark.plan.verify.conflicts.
+"""The order in which a plan's tasks must run because of their memory accesses, as arrays, so that
+many requirements are checked at once. Collected and checked by ark.plan.verify.conflicts.
 
-A need is a set of earlier nodes (tasks). A later node has several needs and must come after all
-nodes in them. Of the nodes of a need on one processor only the last is kept, because a processor
-runs its tasks in order.
+A requirement is called a need here: a set of earlier tasks that must precede a later task. A later
+task may have several needs. A processor runs its tasks in order, so of the tasks of a need on one
+processor only the last is kept. Tasks are given by their numbers, called nodes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ CHUNK_ENTRIES = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Frozen:
-    """All needs as arrays. For each i, node later[i] has the need number need[i]. The nodes of need
-    n are earlier[starts[n] : starts[n + 1]]. which[n]: the required relation (RAN, SEEN or AWAITED,
-    see `must`).
+    """All required orders as arrays. A need is a set of earlier tasks (nodes). For each i, task
+    later[i] must come after all tasks of need number need[i]. The tasks of need n are
+    earlier[starts[n] : starts[n + 1]]. which[n]: the required relation (RAN, SEEN or AWAITED, see
+    `must`).
     """
 
     later: np.ndarray
@@ -52,8 +53,9 @@ class Needs:
         self._firsts: list[int] = []
 
     def add(self, first: Region, second: Region, firsts: np.ndarray, seconds: np.ndarray) -> None:
-        """Adds the required orders ("needs") of two regions of memory: where they overlap, the
-        second region's tasks must come after the first's. firsts, seconds: the nodes of their ops.
+        """Adds the orders that two accesses require. Where the regions `first` and `second`
+        overlap, the tasks of `second` must come after those of `first`. firsts, seconds: the tasks
+        of their ops, as node numbers.
         """
         if come_as_packets(first, second):
             return
@@ -72,20 +74,21 @@ class Needs:
         self._count += len(groups.mine)
 
     def pair(self, need: int) -> tuple[Region, Region]:
-        """The regions (first, second) from which a need was derived."""
+        """The two memory accesses (first, second) from which a required order was derived. need:
+        the number of the requirement.
+        """
         return self._pairs[bisect_right(self._firsts, need) - 1]
 
     def freeze(self, processors: np.ndarray) -> Frozen:
-        """The needs as arrays. processors: the processor of each node. A node that comes after
-        another also comes after the earlier nodes on the other's processor, so only the last node
-        of a need on each processor is kept.
+        """The collected requirements as arrays. processors: the processor of each task. A processor
+        runs its tasks in order, so of the earlier tasks on each processor only the last is kept.
         """
         if not self._count:
             none = np.zeros(0, np.int64)
             return Frozen(none, none, np.zeros(1, np.int64), none, none)
         entry, earlier = np.concatenate(self._entries), np.concatenate(self._earlier)
-        # Nodes are counted processor by processor, so the last node of each processor stands for
-        # those before it.
+        # Nodes (tasks) are numbered processor by processor. So the earlier nodes are sorted, and of
+        # those on one processor only the last one is kept.
         codes = entry * len(processors) + earlier
         codes.sort()
         entry, earlier = np.divmod(codes, len(processors))
@@ -115,17 +118,17 @@ def must(first: Region, second: Region) -> int:
 
 
 def come_as_packets(written: Region, read: Region) -> bool:
-    """True where the second access reads packets that the first writes, so that the execution lets
-    the reader wait for the writer (ark.plan.verify.packets).
+    """True where the second access reads packets that the first writes. The abstract execution
+    (ark.plan.verify.packets) then lets the reading task wait for the writing task.
     """
     here = written.packet and read.packet and written.memory == read.memory
     return here and written.write and not read.write and not (written.pretended or read.pretended)
 
 
 def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | None:
-    """One required order that the plan's order does not guarantee, as (earlier node, later node,
-    index of the need); None if all are guaranteed. base: added to the node numbers in `frozen` to
-    get node numbers over all ranks.
+    """Returns None if the plan's order guarantees all required orders. Otherwise returns one that
+    it does not guarantee, as (earlier task, later task, number of the requirement). base: the
+    number that is added to the task numbers in `frozen` to get numbers over all ranks.
     """
     if not len(frozen.later):
         return None
@@ -163,8 +166,8 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
 
 
 def _chunks(sizes: np.ndarray) -> list[slice]:
-    """Divides rows, whose numbers of entries are `sizes`, into slices of about CHUNK_ENTRIES
-    entries in total.
+    """Divides rows into slices (consecutive rows) with about CHUNK_ENTRIES entries in total, to
+    bound memory. sizes: the number of entries of each row.
     """
     ends = np.cumsum(sizes)
     cuts = [0]

@@ -1,15 +1,16 @@
 """Part of the verifier: determines which tasks are certainly complete when a task starts, and finds
 deadlocks.
 
-A phase is executed abstractly (ark.plan.verify.execution). Counters only grow. So if any execution
-completes, this one does, and if this one stops, every execution stops: the deadlocks reported are
-exactly the real ones. A wait for all signals of a counter orders the task after every task that
-signals it. A wait with a lower threshold may end after any subset of these signals, so it orders
-nothing.
+A phase is executed abstractly (ark.plan.verify.execution). Counters only grow, so a task that can
+run stays able to run. If any real execution completes, the abstract one completes too; if the
+abstract one stops, every real one stops. So exactly the real deadlocks are reported.
 
-Of ranks that do the same work only one is executed. A step runs all tasks that can run, so the
-corresponding tasks of the other ranks would run in the same step. Their clocks are equal except
-that ranks are renamed.
+A wait for all signals of a counter orders the waiting task after every task that signals the
+counter. A wait for fewer signals may end after any subset of these tasks, so it orders nothing.
+
+Of ranks that do the same work only one is executed. In each step all tasks run that can run, so the
+corresponding tasks of the other ranks would run in the same step. Their vector clocks are the same,
+with ranks renamed.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """The tasks that have run (RAN), and those whose writes are visible (SEEN), when a task starts.
-    A wait for a counter proves both. A packet publishes no other memory, and other warps of the
-    task that wrote it may still be running. So a packet proves only that all tasks before its
-    writer have run, and only to the tasks after its reader on the same processor.
+    """For each task, the tasks that have certainly run when it starts (relation RAN), and those
+    whose writes are visible to it (relation SEEN).
+
+    A wait for a counter proves both relations. A packet makes no other memory visible, and other
+    warps of the task that wrote it may still be running. So a packet proves only that all tasks
+    before the writer, on the writer's processor, have run. It proves this only to the tasks after
+    the reader, on the reader's processor.
 
     Nodes (tasks) and processors are counted over all ranks. bases: the first node of each rank, and
     one past the last. rows[clock[RAN, i], l]: the number of tasks of processor l that have
     certainly run before node i starts, if i is on another processor; with SEEN, the number whose
-    writes are visible to it. home[r]: the number to add to a node of rank r to get the node of its
-    twin, which is executed in its place.
+    writes are visible to it. home[r]: the number to add to a node of rank r to get the same task of
+    the rank that is executed in its place.
     """
 
     bases: np.ndarray
@@ -55,8 +59,8 @@ class Order:
         return np.asarray(self.clock[which, nodes + self.home[self.rank[nodes]]])
 
     def known(self, rows: np.ndarray, earlier: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        """For each i, True where the vector clock rows[i], which belongs to a node of rank[i],
-        states that node earlier[i] has run.
+        """For each i, True where the vector clock rows[i] states that the task earlier[i] has run.
+        rank[i]: the rank of the task to which the clock rows[i] belongs.
         """
         column = self.processor[earlier] + self.processors.moved[rank, self.rank[earlier]]
         return np.asarray(self.rows[rows, column] > self.position[earlier])

@@ -3,7 +3,7 @@ begin iterations without a barrier over all ranks. Called by ark.plan.verify.
 
 A rank may begin a phase while its peers still run the previous one, and no counter relates
 iterations of two phases. So two accesses in different phases are ordered only if the same rank
-makes both; its own barrier is then between them.
+makes both: the rank's own iteration barrier is then between them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def check_counters(rank_set: RankSet) -> None:
 
 def check_memory(rank_set: RankSet, touches: Sequence[Touches]) -> None:
     """Raises PlanError if two ranks access the same bytes in different phases and one of them
-    writes. touches: by phase, the accesses of checked ranks to their own memory and those of peers
-    to it.
+    writes. touches: for each phase, the accesses of each checked rank to its own memory, and the
+    accesses of its peers to it.
     """
     for (_, foreign), (local, others) in itertools.permutations(touches, 2):
         for owner in rank_set.checked:

@@ -28,8 +28,8 @@ def refuse(message: str) -> PlanError:
 class RankSet:
     """The plans of all ranks, in rank order.
 
-    Only the ranks in `checked` are checked; by symmetry the others do the same work. Each other
-    rank has a twin among the checked ranks. Its accesses are those of the twin with ranks renamed.
+    Only the ranks in `checked` are checked. Each other rank does the same work as one checked rank,
+    its twin. Its memory accesses are those of its twin with ranks renamed.
     """
 
     plans: Sequence[Plan]
@@ -61,14 +61,14 @@ class RankSet:
         return self._checked[rank]
 
     def plan(self, rank: int) -> Plan:
-        """A plan that has the buffers, counters and names of a rank. Rank numbers in it may be
-        those of rank 0's plan.
+        """A plan with the buffers, counters and names of a rank. If only rank 0's plan is stored,
+        rank numbers in the result are those of rank 0's plan.
         """
         return self.plans.first if isinstance(self.plans, Rotated) else self.plans[rank]
 
     def first_bytes(self, tensor: PlanTensor) -> list[int]:
-        """The byte in its buffer at which a checked rank's tensor begins, for each rank that this
-        rank stands for.
+        """For one tensor of a checked rank, the byte in its buffer at which it begins. The list has
+        one entry for each rank that does the same work as the checked rank.
         """
         if not isinstance(self.plans, Rotated):
             return [tensor.first_byte]
@@ -90,8 +90,8 @@ class RankSet:
         return kinds.get(op.kind).accesses(self.signatures(twin)[task.op], task.coord)
 
     def buffer_of(self, rank: int, buffer: int) -> Key:
-        """(rank, buffer id) of the memory to which a checked rank's buffer entry refers; id -1 if
-        it does not exist.
+        """The memory to which a buffer entry of a checked rank's plan refers, as (owning rank,
+        buffer id in the owner's plan). The id is -1 if the owner's plan does not have the buffer.
         """
         entry = self.plan_of(rank).buffers[buffer]
         if entry.rank == rank:
@@ -103,8 +103,8 @@ class RankSet:
         return entry.rank, self._named_buffers[entry.rank].get(entry.name, -1)
 
     def counter_of(self, rank: int, counter: int) -> Key:
-        """(rank, counter id) of the counter to which a checked rank's entry refers; id -1 if it
-        does not exist.
+        """The counter to which a counter entry of a checked rank's plan refers, as (owning rank,
+        counter id in the owner's plan). The id is -1 if the owner's plan does not have the counter.
         """
         entry = self.plan_of(rank).counters[counter]
         if entry.rank == rank:
@@ -116,19 +116,20 @@ class RankSet:
         return entry.rank, self._named_counters[entry.rank].get(entry.name, -1)
 
     def listing(self, rank: int, number: int) -> Listing:
-        """The tasks of a rank's phase as arrays, which are those of the rank's twin."""
+        """The tasks of a rank's phase as arrays. If the rank is not checked, these are the tasks of
+        its twin, the checked rank that does the same work.
+        """
         key = (self.symmetry.twin[rank], number)
         if key not in self._listings:
             self._listings[key] = listing(self.plan_of(key[0]).phases[number])
         return self._listings[key]
 
     def touches(self, rank: int, number: int) -> list[list[Region]]:
-        """The accesses of each op of a phase, in program order, with the names that the accessing
-        rank uses.
-
-        Tasks are numbered as in the op's list of nodes. If the memory is a peer's, `space` is None
-        and bytes count from the buffer's start. For a rank that is not checked, the accesses are
-        those of its twin.
+        """The memory accesses of each op of a phase, in program order. Buffers are identified as in
+        the plan of the accessing rank. Tasks are numbered from 0 within the op. If the memory
+        belongs to a peer, `space` is None and bytes are counted from the buffer's start. For a rank
+        that is not checked, the accesses are those of its twin, the checked rank that does the same
+        work.
         """
         key = (self.symmetry.twin[rank], number)
         if key not in self._touches:
@@ -170,13 +171,15 @@ class RankSet:
         return regions
 
     def owner_of(self, rank: int, region: Region) -> int:
-        """The peer whose memory a rank accesses in a region."""
+        """The rank that owns the memory in a region, where `rank` accesses memory of a peer."""
         twin = self.symmetry.twin[rank]
         owner, _ = self.buffer_of(twin, int(region.memory))  # type: ignore[call-overload]
         return self.symmetry.renaming[rank][owner]
 
     def seen_by_owner(self, owner: int, rank: int, region: Region) -> Region:
-        """The access `region` of a rank to a peer's memory, in the coordinates of the owner."""
+        """The access `region` of a rank to a peer's memory, with the buffer and byte offsets of the
+        peer's plan.
+        """
         twin = self.symmetry.twin[rank]
         _, number = self.buffer_of(twin, int(region.memory))  # type: ignore[call-overload]
         buffer = self.plan(owner).buffers[number]

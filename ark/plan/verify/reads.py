@@ -20,8 +20,8 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 Missing = tuple[Region, np.ndarray]  # a read, and those of its boxes that the rank has not written
 
-# A write that overlaps a read: the overlapping elements, the writing tasks, and the relation to
-# prove.
+# The part of a read that one write covers: the elements that both access, the tasks that write
+# them, and the relation that must be proved between writer and reader.
 _Part = tuple[list[tuple[slice, ...]], np.ndarray, int]
 
 
@@ -109,8 +109,9 @@ def check_delivered(
     missing: Sequence[Missing],
     foreign: Sequence[Touch],
 ) -> None:
-    """Raises PlanError unless writes of peers that are complete before a read starts cover the
-    boxes that the rank has not written.
+    """Raises PlanError unless peers deliver the data that a rank reads but does not write itself.
+    missing: the reads whose boxes the rank's own ops have not written. Writes of peers that are
+    complete before the read starts must cover these boxes.
     """
     writers: dict[object, list[Touch]] = defaultdict(list)
     for touch in foreign:
@@ -145,8 +146,8 @@ def check_fetched(
     touches: LocalTouches,
     foreign: Sequence[Touch],
 ) -> None:
-    """Raises PlanError unless everything that peers read from a rank's memory was written before by
-    the rank or its peers.
+    """Raises PlanError unless all data that peers read from a rank's memory was written before, by
+    the rank itself or by peers.
     """
     plan = rank_set.plan(rank)
     by_op, base = rank_set.listing(rank, number).by_op, int(order.bases[rank])
@@ -178,8 +179,8 @@ def check_fetched(
 def _in_parts(
     order: Order, region: Region, lacking: np.ndarray, nodes: np.ndarray, writers: Sequence[Touch]
 ) -> np.ndarray:
-    """The boxes among `lacking` for which a reader has no single earlier write of a peer that
-    covers the whole box. Several writes together may still cover it.
+    """The boxes among `lacking` that no single earlier write of a peer covers completely for some
+    reader. Several writes may still cover such a box together, which must be checked next.
     """
     tasks, starts = region.boxes.by_box
     low, high = _bounds(region)
@@ -226,8 +227,9 @@ def _undelivered(
 def _undelivered_runs(
     order: Order, region: Region, box: int, readers: np.ndarray, writers: Sequence[Touch]
 ) -> int | None:
-    """Like `_undelivered`, for writers that view the buffer with other dimensions (for example,
-    they write tiles of a matrix that is read as a row). It compares ranges of elements.
+    """Like `_undelivered`, but for writers that access the buffer with other dimensions than the
+    reader. For example, tiles of a matrix are written that is then read as one row. Ranges of
+    elements are compared instead of boxes.
     """
     size = region.boxes.itemsize
     first, last = (region.base + int(v[box]) for v in (region.boxes.begin, region.boxes.end))
@@ -256,8 +258,9 @@ def _undelivered_runs(
 def _first_uncovered(
     order: Order, readers: np.ndarray, wanted: np.ndarray, parts: Sequence[_Part]
 ) -> int | None:
-    """The first reader for which the writes in `parts` that are complete when it starts do not
-    cover the wanted elements; None if they cover them for all readers.
+    """The first reader that may start before all wanted elements are written. For each reader, only
+    the writes in `parts` count that are complete when the reader starts. None if they cover the
+    wanted elements for all readers.
     """
     if not parts:
         return int(readers[0])

@@ -1,6 +1,6 @@
-"""Part of the verifier: the operand stream, which copies operands to shared memory ahead of tasks.
-The copied bytes must exist, be those that the tasks read, and not be written by any task. Called by
-ark.plan.verify.structure.
+"""Part of the verifier: the operand stream, which copies operands of tasks to shared memory before
+the tasks start. The copied bytes must exist, must be the bytes that the tasks read, and must not be
+written by any task. Called by ark.plan.verify.structure.
 """
 
 from __future__ import annotations
@@ -30,10 +30,14 @@ BULK_COPY_BYTES = 16  # least size and alignment of a bulk copy
 def check_streams(
     rank_set: RankSet, plan: Plan, written: set[Key], rewritten: Sequence[set[Key]]
 ) -> None:
-    """Raises PlanError unless no task writes the streamed operands, and the stream copies the bytes
-    that tasks read. written: memory that any task writes. rewritten: for each phase, memory that
-    tasks write other than by appending. Growing fetches may read memory to which tasks append,
-    since an append never writes rows that they read.
+    """Raises PlanError if a task writes an operand of the operand stream, or if the stream copies
+    other bytes than tasks read. The operand stream copies operands to shared memory before tasks
+    start.
+
+    written: the memory that any task writes. rewritten: for each phase, the memory that tasks write
+        other than by appending rows to a cache. A growing fetch (a copy of the rows that a cache
+        has so far) may read memory to which tasks append, because an append never writes rows that
+        the fetch copies.
     """
     for number in range(len(plan.phases)):
         machine = machine_of(plan, number)
@@ -76,8 +80,8 @@ def _by_memory(touched: Sequence[Sequence[Region]]) -> dict[Hashable, list[Regio
 
 
 def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: set[Key]) -> None:
-    """Raises PlanError unless the copied bytes are inside memory that is not in `bad`, in pieces
-    that copies support.
+    """Raises PlanError unless the bytes that a fetch copies exist, are not in `bad` (memory that
+    tasks write), and are copied in pieces whose size and alignment the hardware supports.
     """
     growth = fetch.growth
     for operand in (fetch.operand,) if growth is None else (fetch.operand, growth.beside):
@@ -104,8 +108,8 @@ def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: s
 
 
 def check_pieces(name: str, fetch: Fetch) -> None:
-    """Raises PlanError unless each stage of a fetch contains equal parts of whole rows, of a size
-    and alignment that copies support.
+    """Raises PlanError unless the stages of a fetch consist of equal parts of whole rows, with a
+    size and alignment that hardware copies support.
     """
     whole = fetch.stage == fetch.piece * fetch.rows and fetch.piece % BULK_COPY_BYTES == 0
     row = fetch.piece * fetch.parts
@@ -160,9 +164,10 @@ def _check_growth(
     regions: Mapping[Hashable, Sequence[Region]],
     written: set[Key],
 ) -> None:
-    """Raises PlanError unless a growing fetch copies whole rows in whole stages, and its number of
-    rows is valid when the iteration begins and not changed by an earlier op. regions: the phase's
-    accesses by memory.
+    """Raises PlanError unless a growing fetch is valid. A growing fetch copies the rows that a
+    cache has so far. It must copy whole rows in whole stages. Its number of rows must be in memory
+    that has valid contents when the iteration begins and that no earlier op changes. regions: the
+    phase's accesses by memory.
     """
     op, growth = plan.ops[op_id], fetch.growth
     if growth is None:
@@ -171,7 +176,7 @@ def _check_growth(
     if machine.ring_bytes and not machine.variant.role(COMMUNICATE):
         raise refuse(
             f"op {op.name!r} has a growing fetch, but variant {machine.variant.name!r} has a ring "
-            f"and no warp of role {COMMUNICATE!r} that counts its stages"
+            f"and no warp of role {COMMUNICATE!r} to count the stages"
         )
     if tensor.dtype != "int32" or math.prod(tensor.shape) != 1:
         raise refuse(
@@ -204,8 +209,8 @@ def _check_growth(
 
 
 def written_memory(rank_set: RankSet, number: int, appended: bool = True) -> set[Key]:
-    """(rank, buffer) of all memory that tasks of a phase write, derived from the checked ranks.
-    appended: include memory that is written by appending only.
+    """All memory, as (rank, buffer), that tasks of a phase write, derived from the checked ranks.
+    appended: True to include memory that tasks write only by appending rows.
     """
     written = set()
     for plan in rank_set.checked_plans:

@@ -1,4 +1,6 @@
-"""Part of the verifier: all references exist, all sizes fit, and all parts are consistent."""
+"""Part of the verifier: checks that everything to which a plan refers exists, that all sizes fit,
+and that no two entries contradict each other.
+"""
 
 from __future__ import annotations
 
@@ -167,8 +169,9 @@ def _check_tensor(plan: Plan, t: PlanTensor) -> None:
 
 
 def _check_moved(plans: Rotated, written: set[Key]) -> None:
-    """Raises PlanError unless the tensors that begin at another offset on each rank are valid on
-    every rank, in parameters that no task writes. Then the ranks differ only in these addresses.
+    """Raises PlanError unless all tensors whose offset differs between ranks are valid: on every
+    rank they must be inside their buffer, which must be a parameter that no task writes. Then the
+    plans of the ranks differ only in these addresses.
     """
     first = plans.first
     changed = [first.buffers[b] for rank, b in written if rank == first.rank]
@@ -188,7 +191,8 @@ def _check_moved(plans: Rotated, written: set[Key]) -> None:
         ):
             raise refuse(
                 f"tensor {tensor.name!r} has an offset that differs between ranks, but is in arena "
-                f"{own.arena!r} of rank {own.rank}; expected local parameters that no task writes"
+                f"{own.arena!r} of rank {own.rank}; expected a parameter of this rank that no "
+                "task writes"
             )
         for there in plans.everywhere(tensor):
             _check_tensor(first, there)
@@ -200,8 +204,8 @@ def _check_moved(plans: Rotated, written: set[Key]) -> None:
 
 
 def _check_forms(rank_set: RankSet) -> None:
-    """Raises PlanError unless all tensors in a buffer that peers access agree on whether it
-    contains packets.
+    """Raises PlanError if a buffer that peers access is used both as packets (values with an epoch)
+    and as plain memory, by any rank.
     """
     forms: dict[Key, bool] = {}
     for plan in rank_set.checked_plans:

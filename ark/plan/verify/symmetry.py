@@ -1,10 +1,11 @@
 """Part of the verifier: finds ranks that do the same work, so that only one of them is checked.
 
-A renaming of ranks is a symmetry if it changes nothing in the plans except the rank numbers in
-them. Then a property proved for a rank also holds for the rank to which the renaming maps it, and
-one rank of each orbit is checked (ark.plan.verify.rank_set). The renaming itself is checked, down
-to every buffer, counter and task; no statement of the planner is trusted. A rank without a symmetry
-is checked itself.
+A renaming gives each rank a new number. It is a symmetry if the plan of each rank, with its rank
+numbers renamed, equals the plan of the rank with the new number. Then a property that is proved for
+a rank also holds for the rank to which the renaming maps it. So one rank of each set of ranks that
+symmetries map to each other is checked (ark.plan.verify.rank_set). The renaming is verified for
+every buffer, counter and task; no statement of the planner is trusted. A rank without a symmetry is
+checked itself.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Renaming = tuple[int, ...]
 @dataclass(frozen=True)
 class Symmetry:
     """The symmetries of the plans of all ranks. twin: for each rank, the rank that is checked in
-    its place. renaming[r]: a symmetry that maps the twin of r to r, given as the new number of each
-    rank.
+    its place because it does the same work. renaming[r]: a renaming of ranks that maps the twin of
+    r to r and turns the plans into each other; its element q is the new number of rank q.
     """
 
     twin: tuple[int, ...]
@@ -47,8 +48,9 @@ def alone(world: int) -> Symmetry:
 
 
 def symmetry_of(plans: Sequence[Plan]) -> Symmetry:
-    """The symmetries found among three kinds of renamings: rotations of all ranks, of blocks of
-    neighbouring ranks, and of the ranks within each block.
+    """The symmetries among three kinds of renamings: rotations of all ranks, rotations of blocks of
+    neighbouring ranks, and rotations of the ranks within each block. For example, of 8 ranks in
+    blocks of 4, the second kind maps rank 1 to rank 5, the third kind maps rank 3 to rank 0.
     """
     world = len(plans)
     if isinstance(plans, Rotated):  # the same numbering as on_rank
@@ -91,7 +93,9 @@ def _orbits(world: int, generators: Sequence[Renaming]) -> Symmetry:
 
 
 class _Forms:
-    """The contents of the plans without ranks and names, and the ranks to which they refer."""
+    """The plans of all ranks, split into the ranks to which they refer and all other contents
+    without names. Comparing the two parts shows whether a renaming of ranks is a symmetry.
+    """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self.form: list[int] = []  # by rank: the first rank whose plan has equal content
@@ -146,9 +150,9 @@ def _params(plan: Plan, op: PlanOp) -> Any:
 
 
 def _named(plans: Sequence[Plan]) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """For each rank, two arrays about the buffers and counters of its plan: the rank that owns
-    each, and its number in the owner's plan (-1 if the owner does not have that name). None if a
-    plan refers to a rank that does not exist.
+    """Two arrays for each rank, with one entry for each buffer and counter of its plan: the rank
+    that owns it, and its number in the owner's plan (-1 if the owner does not have that name). The
+    result is None if a plan refers to a rank that does not exist.
     """
     tables = []
     for plan in plans:

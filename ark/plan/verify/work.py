@@ -46,7 +46,7 @@ def check_work(rank_set: RankSet) -> None:
 
 def _check_aliases(plan: Plan, operands: tuple[int, ...], sig: Signature, coords: Coords) -> None:
     """Raises PlanError if a task writes an operand that shares memory with another operand, unless
-    its kind works in place.
+    the task kind supports that (works in place).
     """
     tensors = [plan.tensors[t] for t in operands]
     pairs = [
