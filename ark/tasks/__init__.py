@@ -1,6 +1,7 @@
-"""The task kinds. A kind is one sort of work that a processor does on a tile; it states the memory
-that a task accesses, the task's cost, and its C++ source (ark.plan.kind). Lowering emits tasks of
-these kinds, the verifier and the source writer call the kinds.
+"""The task kinds. A task computes one tile of an op on one processor. Its kind, such as `matmul` or
+`row_norm`, states the memory that the task accesses, its cost, and the C++ source of its device
+function (ark.plan.kind). Lowering emits tasks of these kinds, the verifier and the source writer
+call the kinds.
 
 There is one module per family. Its docstring lists each kind's static parameters (params), its
 operands with their shapes, and the meaning of a task's coordinates (coord). A vendor may replace a

@@ -1,5 +1,6 @@
-// Sampling with biases, penalties and filters, and log probabilities. adjusted.py describes the
-// operands. The steps are in the order of the transformers library.
+// Device functions for sampling a token from logits with biases, penalties and filters, and for
+// reporting log probabilities. adjusted.py describes the operands. Biases, penalties and filters
+// are applied in the same order as in the transformers library.
 
 constexpr ark_i32 ARK_IN_PROMPT = 1 << 30;
 constexpr int ARK_BINS = 16;
@@ -38,8 +39,8 @@ ARK_DEVICE float ark_block_max(float v, float* red) {
   return most;
 }
 
-// A logit after its bias and the penalties are applied. held: true as long as stop tokens must not
-// be sampled.
+// A logit after its bias and the penalties are applied. held: true while stop tokens must not be
+// sampled yet.
 template <int STOPS, class E>
 ARK_DEVICE float ark_adjusted(const ArkOptions& o, float logit, float bias, ark_i32 seen, int token,
                               bool held, int stops, E stop_tokens) {
@@ -119,11 +120,12 @@ ARK_DEVICE void ark_sum_bins(float (&bins)[ARK_BINS], float* red) {
   ark_sync();
 }
 
-// The largest key for which the elements with this key or a larger one have a total weight of at
-// least `target` or, if share > 0, of at least that share of the whole weight. key(i), weight(i):
-// of element i, from 0 to COUNT - 1. The key's digits are found from the highest on: each round
-// adds the weights of the elements that have the digits found so far, separately by their next
-// digit.
+// Finds a threshold for top-p and similar filters: the largest key such that the elements with this
+// key or a larger one have a total weight of at least `target`. If share > 0, the total weight must
+// instead be at least `share` times the weight of all elements. key(i), weight(i): key and weight
+// of element i, from 0 to COUNT - 1. This is a radix search from the key's highest digit on. Each
+// round adds up, for each value of the next digit, the weights of the elements whose higher digits
+// equal the digits found so far.
 template <int COUNT, class K, class W>
 ARK_DEVICE ark_u32 ark_key_of_weight(K key, W weight, float target, float share, float* red) {
   ark_u32 digits = 0u;
@@ -159,12 +161,13 @@ ARK_DEVICE ark_u32 ark_key_of_weight(K key, W weight, float target, float share,
   return digits;
 }
 
-// Finds the best token that passes the filters, by score / temperature plus noise. top: the highest
-// score.
+// Samples a token from those that pass the filters: the token with the largest score / temperature
+// + noise. top: the highest score.
 template <int VOCABULARY, class D>
 ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D scores, float top,
                                     float* red) {
-  // Its quotient is a normal number, so that the product with -infinity is not NaN.
+  // The temperature is bounded so that its reciprocal is a normal number. A reciprocal of 0 times a
+  // score of -infinity would be NaN.
   const float inverse = 1.0f / (sampler.temperature < 1e30f ? sampler.temperature : 1e30f);
   const auto scaled = [&](int i) { return (scores.p[i] - top) * inverse; };  // 0 at most
   const auto key = [&](int i) { return ark_ordered(scores.p[i]); };
@@ -183,8 +186,9 @@ ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D 
   };
   float entropy = 0.0f, total = 1.0f;
   ark_u32 furthest = 0xffffffffu;
-  // away(i): the distance of a token's information, -ln p, from the entropy. key(i): an integer
-  // that decreases as the distance grows.
+  // away(i): how far the information content of token i, -ln p, is from the entropy of the
+  // distribution (typical-p sampling keeps the nearest). key(i): an integer that decreases as the
+  // distance grows.
   const auto away = [&](int i) {
     const float difference = entropy + scaled(i) - ark_log(total);
     return difference < 0.0f ? -difference : difference;
@@ -204,8 +208,8 @@ ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D 
         nearness, [&](int i) { return kept(i) ? ark_exp(scaled(i)) : 0.0f; }, 0.0f, o.typical_p,
         red);
   }
-  // The compiler may round the same expression differently here than in the search for the limit,
-  // so a tolerance is added to the limit.
+  // The compiler may round this expression differently from the same expression in the search for
+  // the limit. So a tolerance is added to the limit.
   const float limit = ark_bits_float(~furthest);
   const float within = limit + 1e-6f * (1.0f + limit + entropy + ark_log(total));
   const auto typical = [&](int i) { return nearness(i) >= furthest || away(i) <= within; };
@@ -214,8 +218,8 @@ ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D 
   }
 }
 
-// Reports log probabilities under the logits to the host: that of the sampled token, then token ids
-// and log probabilities of the highest ones.
+// Reports log probabilities (under the logits before penalties) to the host: first that of the
+// sampled token, then token ids and log probabilities of the most probable tokens.
 template <int VOCABULARY, int TILES, int TOP, class L, class M, class H>
 ARK_DEVICE void ark_report_logprobs(int count, ark_u32 token, int place, L logits, M shares, H host,
                                     float* red) {

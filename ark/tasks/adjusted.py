@@ -76,7 +76,7 @@ class SampleAdjustedParams(Params, frozen=True):
 
 
 def _check_state(sig: Signature, tiles: int) -> int:
-    """Checks the six operands with which both task kinds of this module begin. Returns the
+    """Checks the first six operands, which both task kinds of this module share. Returns the
     vocabulary's size.
     """
     rows, vocabulary = matrix(sig, 0)

@@ -1,5 +1,6 @@
-"""Tasks that end an iteration of prompts: `advance` advances the position by a chunk of the prompt.
-operands: settings, position, and the word `leave` of ark.tasks.sequences or none.
+"""The task kind `advance`. Its task ends an iteration that processed a chunk of a prompt, by adding
+the number of the chunk's tokens to the sequence's position. operands: settings, position, and
+optionally the word `leave` (ark.tasks.sequences), by which the host ends the launch.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from ark.tasks.tokens import HEADERS, SETTINGS
 
 
 def leaving(name: str, sig: Signature, index: int, call: str) -> str:
-    """A function that runs a task and then ends the launch after this iteration if the host has set
-    the word of operand `index`. call: the task's C++ call. As for a stop token, the barrier after
-    the task makes the lowered limit visible to all processors.
+    """The text of a device function that runs a task and then, if the host has set the word of
+    operand `index`, ends the launch after this iteration. call: the C++ text of the task's call. To
+    end the launch it lowers the number of iterations; the iteration barrier makes the new number
+    visible to all processors.
     """
     word = f"reinterpret_cast<const ark_u32*>({text.pointer(sig, index)})"
     return text.function(

@@ -34,11 +34,11 @@ ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
 }
 
 // Scans a line of N elements (see ark_scan_line) by a team of TEAM warps. With ALONG, neighbouring
-// lanes have neighbouring packs of V elements of one line; otherwise each lane has a line of its
-// own, and V is 1. load(k, x) loads the pack at element k, and store(k, x) stores it. A thread
-// scans U packs while it loads the next U packs. The totals of preceding threads are exchanged by
-// shuffles and through `red` (shared memory for 2 * ARK_THREADS totals). The order of joins follows
-// from the shape alone. `start` must be neutral: joining it changes nothing.
+// lanes have neighbouring packs (vectors) of V elements of one line. Otherwise each lane has a line
+// of its own, and V is 1. load(k, x) loads the pack at element k, and store(k, x) stores it. A
+// thread scans U packs while it loads the next U packs. The totals of preceding threads are
+// exchanged by shuffles and through `red` (shared memory for 2 * ARK_THREADS totals). The order of
+// joins follows from the shape alone. `start` must be neutral: joining it changes nothing.
 template <int N, bool REVERSE, bool EXCLUSIVE, bool ALONG, int TEAM, int U, int V, typename T,
           class Load, class Join, class Store>
 ARK_DEVICE void ark_scan_pieces(T start, T first_total, bool inside, const Load& load,

@@ -23,8 +23,8 @@ def lines(shape: Sequence[int], axis: int) -> tuple[int, ...]:
 
 
 def indices(shape: Sequence[int]) -> list[str]:
-    """The source text of an element's index in each dimension of a shape, in terms of the device
-    loop's four indices.
+    """The source texts of an element's index in each dimension of a shape. They use the device
+    loop's four indices i0 to i3.
     """
     return text.indices(shape, NAMES)[-len(shape) :]
 

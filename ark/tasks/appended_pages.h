@@ -1,8 +1,11 @@
-// Keys or values of several sequences in pages of a pool, as the destination to which a projection
-// stores them. The heads from s * HEADS on belong to sequence s. Row s of the page table has the
-// numbers of its pages, at most MOST. Position p is row p % PAGE of the page at index p / PAGE of
-// that row. A number that is not in the pool is replaced by 0, which keeps the access in bounds;
-// the task of attention, which reads the same row of the table, ends the launch with an error.
+// The destination to which a projection stores keys or values of several sequences. They are stored
+// in pages (blocks of PAGE positions) of a pool. The heads from number s * HEADS on belong to
+// sequence s.
+//
+// Row s of the page table has the page numbers of sequence s, at most MOST. Position p of the
+// sequence is row p % PAGE of its page number p / PAGE. A page number outside of the pool is
+// replaced by 0, which keeps the access in bounds. The attention task reads the same row of the
+// table and ends the launch with an error in this case.
 template <int HEADS, int PAGE, int POOL, int MOST, class X, class T>
 struct ArkAppendedPages {
   X pool;

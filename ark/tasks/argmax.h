@@ -2,8 +2,8 @@
 
 // Finds the largest element of each row of COLUMNS elements, by a warp per row or by the block. A
 // thread processes U packs of V neighbouring elements while it loads the next ones. The first NaN
-// of a row counts as the largest. in(row, column): the address of an element. finish(row, column):
-// stores the result. red: 2 * ARK_WARPS words of shared memory.
+// of a row counts as the largest. in(row, column): the address of an element of the input.
+// finish(row, column): stores the result. red: 2 * ARK_WARPS words of shared memory.
 template <int COLUMNS, int V, bool WARP, class In, class Finish>
 ARK_DEVICE void ark_argmax_rows(int rows, float* red, const In& in, const Finish& finish) {
   constexpr int WIDTH = (WARP ? ARK_LANES : ARK_THREADS) * V, U = 4, piece = U * WIDTH;

@@ -3,8 +3,10 @@ Emitted by ark.lower.ops.communication.overlapped.
 
 operands: one tensor of one dense dimension.
 
-coord: the first element that peers write, and the element after the last. In the plan the task is
-the writer of these elements, so that their readers run after it and so after its waits. No params.
+coord: the first element that peers write, and the last element + 1. No params.
+
+The plan lists this task as the writer of the elements. So tasks that read them are ordered after
+this task, and thus after its waits for the peers' signals.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-// Causal grouped-query attention over a cache of keys and values, and the combination of its
-// splits. attention.py describes operands and tasks.
+// Causal grouped-query attention over a cache of keys and values. The positions of the cache are
+// divided into splits, whose results a second function combines. attention.py describes operands
+// and tasks.
 
 // Shared memory of a task, for G query heads of D elements each. CHUNK positions are processed at a
 // time.
@@ -14,8 +15,9 @@ struct ArkAttentionScratch {
   float keep[G];    // the factor by which a new maximum scales the earlier sums
 };
 
-// Computes the scores of `count` positions from `first` on. Positions below `cached` are in the
-// cache.
+// Computes the scores of `count` positions, beginning at position `first`. The keys of the first
+// `cached` of these positions are in the cache. The key after them is the newest one, in shared
+// memory (s.current).
 template <int G, int D, int CHUNK, class K>
 ARK_DEVICE void ark_attention_scores(ArkAttentionScratch<G, D, CHUNK>& s, K keys, int head,
                                      int first, int cached, int count) {
@@ -86,9 +88,10 @@ ARK_DEVICE void ark_attention_values(ArkAttentionScratch<G, D, CHUNK>& s, V valu
   }
 }
 
-// Computes the attention of the query heads that share a key/value head, over one split of the
-// positions. Task coordinates: row, key/value head, split. If there is one split, the output is the
-// result of each query head; otherwise its unnormalised sum, maximum and denominator.
+// Computes attention over one split (part) of the positions, for the query heads that share a
+// key/value head. Task coordinates: row, key/value head, split. With one split, the output is the
+// result of each query head. With several, it is the unnormalised sum, maximum and denominator of
+// each query head, for ark_attention_merge.
 template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int CHUNK, class Q, class K, class V,
           class P, class O, class F>
 ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys, V values,
@@ -148,8 +151,9 @@ ARK_DEVICE void ark_load_block(ArkCtx& c, const At& at, float* to, bool system) 
 }
 #endif
 
-// Combines the partial results of the splits, and the scores of sinks. Task coordinates: row, and
-// the first of GROUP heads.
+// Combines the partial results of all splits (parts of the positions) into the result of attention.
+// A sink is a further score of a head, without a value. Task coordinates: row, and the first of
+// GROUP heads.
 template <int D, int SPLITS, int GROUP, class P, class O, class S>
 ARK_DEVICE void ark_attention_merge(ArkCtx& c, const ArkTask& t, P partial, O output, S sinks) {
   const int row = t.coord[0], head = t.coord[1];

@@ -161,9 +161,10 @@ class Attention(SplitAttention):
         return frozenset({4, *(i for i in read if sig.operands[i].dtype == "fp32")})
 
     def early(self, sig: Signature) -> frozenset[int]:
-        # The key and value caches may be read before the task's waits are met only if the device
-        # function reads them itself (they are not streamed through the ring), and if no task of
-        # this iteration writes the rows that it reads (the operand `fresh` has the new row).
+        # Operands 1 and 2 are the key and value caches. The device function may read them before
+        # the task's waits are complete under two conditions: it reads them itself (they are not
+        # streamed through the ring), and no task of this iteration writes the rows that it reads
+        # (the new row is in the operand `fresh`).
         older = len(sig.operands) > NEW_ROWS_OPERAND and not sig.read(AttentionParams).streamed
         return frozenset({1, 2, 3} if older else {3})
 
@@ -202,7 +203,7 @@ def staged_bytes(group: int, width: int, warps: int) -> int:
 
 
 def merged(sig: Signature) -> tuple[str, ...]:
-    """The C++ texts of the operands with which `attention_merge` is called."""
+    """The C++ texts of the operands with which the function of `attention_merge` is called."""
     return tuple(text.given(sig, i, const=i != 1) for i in range(3))
 
 

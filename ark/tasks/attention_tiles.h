@@ -1,5 +1,5 @@
-// Attention of tiles of queries with a running softmax. attention_tiles.py describes operands and
-// tasks.
+// Attention of tiles of queries with a running softmax (FlashAttention). attention_tiles.py
+// describes operands and tasks.
 
 template <int BATCH, int HEADS, int KV_HEADS, int WIDTH, int LENGTH, int CONTEXT_, int TILE,
           bool CAUSAL_, int WINDOW_, bool CAPPED_, bool BY_ROWS_, int TASKS_, int GROUP,
@@ -12,13 +12,13 @@ struct ArkAttentionShape {
   static constexpr bool CAUSAL = CAUSAL_, CAPPED = CAPPED_, BY_ROWS = BY_ROWS_, STRICT = STRICT_;
 };
 
-// A tile of queries: its batch, head and first row, the position of that row, and the range of
-// keys, `begin` to `end`, that any of its rows sees.
+// A tile of queries. batch, head, row: its first query. place: the position of that query in the
+// sequence. begin, end: the range of keys that at least one query of the tile can see.
 struct ArkAttentionTile {
   int batch, head, row, place, begin, end;
 };
 
-// The part of a tile that begins `at` rows after the tile's first row.
+// A smaller tile: `rows` queries of the given tile, beginning `at` rows after its first row.
 template <class S>
 ARK_DEVICE ArkAttentionTile ark_attention_part(const ArkAttentionTile& of, int at, int rows) {
   ArkAttentionTile tile{of.batch, of.head, of.row + at, of.place + at, 0, S::CONTEXT};
@@ -34,9 +34,9 @@ ARK_DEVICE ArkAttentionTile ark_attention_tile(int batch, int head, int row, int
   return ark_attention_part<S>({batch, head, row, position + row, 0, 0}, 0, rows);
 }
 
-// The tile with a given number. The heads of all batches are divided into sections. Within a
-// section, tiles are numbered along the heads first, then along the rows; the order of rows
-// alternates between sections.
+// The tile with a given number. The heads of all batches are divided into sections of consecutive
+// heads. The tiles of a section are numbered so that the head varies fastest, then the rows. The
+// rows are in rising order in every second section and in falling order in the others.
 template <class S>
 ARK_DEVICE ArkAttentionTile ark_attention_numbered(int number, int position) {
   constexpr int SECTIONS = (S::ALL + S::SECTION - 1) / S::SECTION;
@@ -49,8 +49,9 @@ ARK_DEVICE ArkAttentionTile ark_attention_numbered(int number, int position) {
   return ark_attention_tile<S>(head / S::HEADS_OF, head % S::HEADS_OF, row, position);
 }
 
-// The position of the first row of queries. A position outside of all caches is replaced by one at
-// which rows see no key, or all keys, so that no access is out of bounds.
+// The position of the first query row, read from the operand `position`. If it is outside of the
+// cache, it is replaced by a position at which rows see no keys or all keys, so that no access is
+// out of bounds.
 template <class S, class P>
 ARK_DEVICE int ark_attention_place(P position) {
   if constexpr (P::given) {
@@ -86,7 +87,7 @@ ARK_DEVICE auto ark_attention_row(K keys, int batch, int kv, int key) {
   }
 }
 
-// The range of keys, from first to end, that the row at `place` sees.
+// The range of keys, first to end - 1, that the query row at position `place` may attend to.
 template <class S>
 ARK_DEVICE int ark_attention_first(int place) {
   return S::WINDOW > 0 && place - S::WINDOW >= 0 ? place - S::WINDOW + 1 : 0;
@@ -133,15 +134,15 @@ ARK_DEVICE float ark_attention_masked(const M& mask, const ArkAttentionTile& til
   return score;
 }
 
-// The factor by which a row's weighted sum of values is multiplied to normalise it. weight: the sum
-// of the row's exponentials.
+// The factor that normalises a row's weighted sum of values. weight: the sum of the row's
+// exponentials.
 template <class S>
 ARK_DEVICE float ark_attention_share(float weight) {
   return S::STRICT || weight != 0.0f ? 1.0f / weight : 0.0f;
 }
 
-// Shared memory of the body that works on every backend: R rows of queries, their scores of C keys,
-// and their sums. If a block has one thread, also C keys, transposed.
+// The shared memory of the device function that every backend can use: R rows of queries, their
+// scores of C keys, and their sums. If a block has one thread, it also has C keys, transposed.
 template <class S, int C, int R>
 struct ArkAttentionTileScratch {
   float query[R * S::D];

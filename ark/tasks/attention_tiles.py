@@ -259,7 +259,9 @@ def shape(sig: Signature) -> str:
 
 
 def given(sig: Signature) -> tuple[str, ...]:
-    """The texts of the arguments of an attention call: scale, soft cap, operands and mask."""
+    """The texts of the arguments with which the attention function is called: scale, soft cap,
+    operands and mask.
+    """
     p = sig.read(AttentionTilesParams)
     placed, paged, sinks = bool(p.placed), bool(p.paged), bool(p.sinks)
     caches = [text.given(sig, i) for i in (1, 2)]
@@ -304,7 +306,9 @@ def where_aligned(name: str, sig: Signature, machine: Machine, call: str) -> str
 
 
 def context_of(sig: Signature) -> int:
-    """The number of keys, or of positions that the cache has room for."""
+    """The number of keys that a query can see. For a cache, the number of positions that it has
+    room for.
+    """
     rows: int = sig.operands[1].shape[-2]
     return rows * sig.operands[5].shape[-1] if sig.read(AttentionTilesParams).paged else rows
 
@@ -324,7 +328,8 @@ def number_of_tiles(sig: Signature) -> int:
 
 def _head_and_block(number: T, heads: int, blocks: int, group: int) -> tuple[T, T]:
     """The head and the block of rows of tile number `number`. Heads are counted over the whole
-    batch, blocks of rows from the first row on.
+    batch; block 0 has the first rows. heads, blocks: how many there are. group: see
+    `balanced_group`.
     """
     section, within = number // (group * blocks), number % (group * blocks)
     high = np.minimum(group, heads - section * group)
@@ -339,10 +344,11 @@ TILE_OVERHEAD_KEY_BLOCKS = 1.5  # cost of a tile besides its key blocks, in key 
 
 def balanced_group(heads: int, blocks: int, tasks: int, seen: int, most: int) -> int:
     """The number of heads per section for which the busiest task has the least work. A section is a
-    run of heads whose tiles are numbered together, so that their keys share the L2 cache.
+    number of consecutive heads whose tiles are executed at about the same time, so that their keys
+    share the L2 cache.
 
-    heads: the number of heads of the whole batch. Each has `blocks` tiles; tile n sees n + 1 blocks
-    of keys, but at most `seen`. most: the largest result.
+    heads: the number of heads of the whole batch. Each head has `blocks` tiles; the queries of tile
+        n see n + 1 blocks of keys, but at most `seen`. most: an upper bound of the result.
     """
     numbers = np.arange(heads * blocks)
     step, at = numbers // tasks, numbers % tasks

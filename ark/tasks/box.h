@@ -1,5 +1,5 @@
-// Loops over the indices of a task's tile. The work at an index is a function that the caller
-// passes.
+// Loops over the indices of a task's tile (a box of up to four dimensions). The caller passes the
+// work at an index as a function.
 
 // A tile with T0 to T3 indices in four dimensions, of a result with sizes N0 to N3.
 template <int T0, int T1, int T2, int T3, int N0, int N1, int N2, int N3>
@@ -20,10 +20,11 @@ ARK_DEVICE int ark_tile_end(const ark_i32* coord) {
   return coord[D] + tile < size ? coord[D] + tile : size;
 }
 
-// Computes the index in dimension D for place r of a tile; a place is a pack of PACK elements of
-// the last dimension. Divides r by this dimension's number of places, for the next outer dimension.
-// OUTER: the number of places in the outer dimensions. Returns false if the index is outside of the
-// result.
+// Computes the index in dimension D of number r, where the packs of a tile are numbered with the
+// last dimension fastest. A pack is a vector of PACK elements of the last dimension. r is divided
+// by the number of packs or indices in this dimension, for the call for the next outer dimension.
+// OUTER: the number of indices in the outer dimensions. Returns false if the index is outside of
+// the result.
 template <class TILE, int D, int PACK, int OUTER>
 ARK_DEVICE bool ark_tile_index(const ark_i32* coord, int& r, int& index) {
   constexpr int size = TILE::size[D], tile = TILE::tile[D];
@@ -41,7 +42,8 @@ ARK_DEVICE bool ark_tile_place(const ark_i32* coord, int r, int& i0, int& i1, in
   return ark_tile_index<TILE, 0, PACK, 1>(coord, r, i0) && ok;
 }
 
-// A round: ROUNDS packs that one thread has in flight at once, from place `first` on.
+// A round: ROUNDS packs (vectors of neighbouring elements) that one thread loads before it uses any
+// of them. first: the number of the round's first pack in the tile.
 template <class TILE, int PACK, int ROUNDS>
 struct ArkRound {
   const ark_i32* coord;
@@ -73,8 +75,8 @@ ARK_DEVICE void ark_each_round(const ark_i32* coord, const Body& body) {
     }
   }
 }
-// Like ark_each_round, if registers hold two rounds: load(held, first) loads the round that begins
-// at place `first`, while finish(held) computes the preceding round.
+// Like ark_each_round, if the registers of a thread hold two rounds. load(held, first) loads the
+// round that begins with pack number `first`, while finish(held) computes the preceding round.
 template <class HELD, class TILE, int PACK, int ROUNDS, class Load, class Finish>
 ARK_DEVICE void ark_each_round_ahead(const Load& load, const Finish& finish) {
   constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / PACK);
@@ -90,8 +92,9 @@ ARK_DEVICE void ark_each_round_ahead(const Load& load, const Finish& finish) {
     if (first + STEP < total) finish(ahead);
   }
 }
-// If the result is a single row whose size is not a multiple of a pack, the last tile ends with
-// elements that fill no pack: calls body(i3) for each of them.
+// Handles the remainder of a result that is a single row. If the row's size is not a multiple of a
+// pack (vector), the last tile ends with elements that do not fill a pack: calls body(i3) for each
+// of these.
 template <class TILE, int PACK, class Body>
 ARK_DEVICE void ark_each_left(const ark_i32* coord, const Body& body) {
   constexpr int size = TILE::size[3], rest = size % PACK;
@@ -107,8 +110,8 @@ ARK_DEVICE void ark_store_made(bool inside, T* to, const Make& make) {
   if (inside) ark_store_pack<N>(to, pack);
 }
 
-// Like ark_store_made, for a function make(to, j, later) that passes `later` to ark_rare
-// (math16.h).
+// Like ark_store_made, but calls make(to, j, later). The function passes `later` on to ark_rare
+// (math16.h), which postpones rare slow cases.
 template <int N, typename T, class Make>
 ARK_DEVICE void ark_store_rare(bool inside, T* to, const Make& make) {
   ArkRareLater later{false};

@@ -15,10 +15,10 @@ class Packs:
     """How a device function accesses its operands: by packs (vectors of `size` neighbouring
     elements) or by single elements.
 
-    size: 1 if no operand is accessed by packs. whole: the numbers of operands whose packs begin at
-    multiples of a pack's bytes. loose: the numbers of inputs whose packs may begin at any element;
-    each is loaded as the two aligned vectors that it overlaps. All other operands are accessed by
-    single elements.
+    size: 1 if no operand is accessed by packs. whole: the numbers of operands whose packs are
+    aligned to the pack's size in bytes. loose: the numbers of inputs whose packs may begin at any
+    element; such a pack is loaded as the two aligned vectors that it overlaps. All other operands
+    are accessed by single elements.
     """
 
     size: int = 1

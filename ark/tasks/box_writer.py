@@ -30,7 +30,8 @@ from ark.tasks.box_text import (
 THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
 MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one pack
 PACKS, SINGLES = 4, 8  # the most packs that a thread has in flight, and the most single elements
-# A task's record has one bit for each operand that the previous task computed.
+# The record of a task (the struct that the device reads) has one bit for each operand that the
+# previous task of the processor computed, so that it may still be in registers.
 MAX_KEPT_OPERANDS = 16
 
 
@@ -62,7 +63,8 @@ def write_box(
     choices = writer.choices()
     if not choices:
         return declare + writer.flat(Packs(), machine)
-    # With several ways of access, two rounds in registers would spill.
+    # Two rounds of packs are held in registers only if there is one way to access packs. The code
+    # for several ways would spill registers.
     branches = [
         f"if (ark_aligned({text.addresses(sig, sorted(packs.whole))})) {{\n"
         f"{writer.flat(packs, machine, len(choices) == 1)}  }}"
@@ -98,8 +100,9 @@ class BoxWriter:
         return text.offset(self.sig, index, self.places.get(index, self.indices))
 
     def choices(self) -> list[Packs]:
-        """The ways in which packs can be accessed, the fastest first. Each requires that its whole
-        packs are aligned, which is checked at run time unless it is known.
+        """The ways in which packs can be accessed, the fastest first. Each way requires that the
+        operands in `Packs.whole` are aligned, which the device function checks unless it is known
+        in advance.
         """
         packs = self.packs()
         if packs.size == 1:
@@ -115,9 +118,10 @@ class BoxWriter:
     def packs(self) -> Packs:
         """The packs that the operands' shapes and strides allow.
 
-        Each row of the innermost dimension must consist of whole packs, except that a single row
-        may end with a partial pack. If the strides of an input's other dimensions are not multiples
-        of a pack, its packs are loose.
+        A pack is a vector of neighbouring elements. Each row of the innermost dimension must
+        consist of whole packs, except that a single row may end with a partial pack. If the strides
+        of an input's other dimensions are not multiples of a pack, its packs may be unaligned
+        (`Packs.loose`).
         """
         sizes = [o.itemsize for o in self.sig.operands]
         pack = min(16 if max(sizes) == 1 else 8, text.VECTOR_BYTES // min(sizes))
@@ -160,8 +164,8 @@ class BoxWriter:
         return value if index or not self.guard[0] else self._or_fill(self.guard[0], value)
 
     def _or_fill(self, condition: str, value: str) -> str:
-        """The text of a value of operand 0 if the condition holds, otherwise of the guard's other
-        value.
+        """The text of an expression: `value`, which is an element of operand 0, if the condition
+        holds, otherwise the value that the guard specifies.
         """
         kind = text.loaded(self.sig, 0)
         return (
@@ -182,7 +186,7 @@ class BoxWriter:
         return "".join(f"    {line}\n" for line in lines)
 
     def _once(self, index: int) -> bool:
-        """True if no element of this operand is read for more than one element of the result."""
+        """True if each element of this operand is read for at most one element of the result."""
         if index in self.places:
             return index == 0 and self.once
         shape, strides = self.sig.operands[index].shape, self.sig.operands[index].strides
@@ -199,7 +203,9 @@ class BoxWriter:
         return in_order(self.tile, self.shape, self._element())
 
     def rounds(self, packs: Packs, machine: Machine, whole: bool = False) -> int:
-        """Packs that a thread has in flight. whole: 0 unless these are all packs of the thread."""
+        """The number of packs (vectors) that a thread loads before it uses any of them. whole: True
+        to return 0 unless all packs of the thread are in one round.
+        """
         pack = packs.size
         total, threads = math.prod(self.tile) // pack, machine.lanes * machine.warps
         # A pack that is not aligned (loose) is loaded as the two aligned packs that it overlaps, so
@@ -217,13 +223,13 @@ class BoxWriter:
         return self.apart and any(NAMES[3] in place for place in self.places[0])
 
     def _as_made(self, index: int) -> bool:
-        """True if the operand has the same type and number of elements as the result."""
+        """True if the operand has the same type and the same number of elements as the result."""
         a, b = self.sig.operands[index], self.sig.operands[self.out]
         return a.dtype == b.dtype and math.prod(a.shape) == math.prod(b.shape)
 
     def flat(self, packs: Packs, machine: Machine, ahead: bool = True) -> str:
-        """The loop of all threads, each with several packs in flight. ahead: if possible, load the
-        next round while one is computed.
+        """The loop of a tile by all threads, each of which has several packs (vectors) in flight.
+        ahead: True to load the next packs while the current ones are computed, if possible.
         """
         if ahead and self.several(packs, machine):
             return self._deep(packs, machine)
@@ -235,10 +241,9 @@ class BoxWriter:
     def _round(
         self, packs: Packs, machine: Machine, place: str, held: str = ""
     ) -> tuple[str, str, str]:
-        """The texts for a round: declarations of the loaded operands, statements that load them,
-        and statements that compute and store the results.
-
-        place: the text of the round. held: what precedes the names of the loaded operands.
+        """The source texts for a round, in which a thread processes several packs (vectors):
+        declarations of the loaded operands, statements that load them, and statements that compute
+        and store the results.
         """
         pack, rounds = packs.size, self.rounds(packs, machine)
         declare, fetch, unpack, values = "", "", "", []
@@ -306,10 +311,10 @@ class BoxWriter:
         return f"    const int i0 = 0, i1 = 0, i2 = 0; {unused_names(NAMES)}\n{self._element()}"
 
     def several(self, packs: Packs, machine: Machine) -> bool:
-        """True if a thread has several rounds of packs, of which the next one is loaded while one
-        is computed: if one round has less than half of the bytes that a thread should have in
-        flight. Rounds of more bytes keep memory busy alone, so a second one only takes registers.
-        Not all machines have registers for two rounds (Capability.ROUNDS_AHEAD).
+        """True if a thread loads its next round of packs (vectors) while it computes the current
+        one. This is done if one round has less than half of the bytes that a thread should have in
+        flight. A larger round keeps memory busy without a second one, which would only take
+        registers. Not all machines have registers for two rounds (Capability.ROUNDS_AHEAD).
         """
         able = machine.variant.name == "block" and machine.has(Capability.ROUNDS_AHEAD)
         if self.places or self.keeps or not self.out or not able:
@@ -347,7 +352,9 @@ class BoxWriter:
         return loop("ark_each_left", f"{self.box}, {packs.size}", "int i3", (), self._single())
 
     def _deep(self, packs: Packs, machine: Machine) -> str:
-        """The loop of all threads in which the next round is loaded while one is computed."""
+        """The loop of a tile by all threads, in which a thread loads its next round of packs while
+        it computes the current one.
+        """
         held, load, finish = self.ahead(packs, machine)
         constants = f"Held, {self.box}, {packs.size}, {self.rounds(packs, machine)}"
         return (
@@ -357,7 +364,9 @@ class BoxWriter:
         )
 
     def shared(self) -> str:
-        """The loop of all threads for an output whose elements share bytes, one byte at a time."""
+        """The loop of all threads for an output of a type with several elements in a byte. A thread
+        computes a whole byte at a time.
+        """
         operand = self.sig.operands[self.out]
         values = [self._value(i) for i in range(self.out)]
         start = self._at(self.out).replace(NAMES[3], "first")

@@ -1,5 +1,6 @@
-// Quantised caches: the elements of a head at a position are a row of codes with one scale
-// (ArkRow). A warp writes a whole row. cache_rows.py lists the types of caches.
+// Quantised key/value caches. The D elements of one head at one position are a row, stored as D
+// codes and one scale (ArkRow). A warp writes a whole row at a time. cache_rows.py lists the types
+// of caches.
 
 template <class C>
 constexpr float ARK_LARGEST_CODE = 127.0f;

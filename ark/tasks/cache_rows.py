@@ -25,8 +25,8 @@ def cache_row(dtype: str) -> RowType | None:
 
 
 def cache_operand(sig: Signature, index: int) -> OperandType:
-    """The operand; raises PlanError unless its type is floating point or a row type that caches may
-    have.
+    """The operand number `index`, which is a cache. Raises PlanError unless its type is floating
+    point or a row type that caches may have.
     """
     operand = sig.operands[index]
     row = cache_row(operand.dtype)
@@ -45,7 +45,7 @@ def cache_operand(sig: Signature, index: int) -> OperandType:
 
 
 def element_bytes(operand: OperandType) -> float:
-    """Bytes per element of a cache, including its share of the scale."""
+    """Bytes per element of a cache, including the element's share of its row's scale."""
     return operand.itemsize / operand.per_item
 
 

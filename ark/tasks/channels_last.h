@@ -1,12 +1,12 @@
-// Convolutions of images whose channels are the last dimension: the columns of the image that a
-// thread reads to compute W neighbouring results of one row.
+// Convolutions of images whose channels are the last dimension (NHWC). ARK_WINDOW_SPAN: the number
+// of image columns that a thread reads to compute W neighbouring results of one row.
 
 template <class WINDOW, int W>
 constexpr int ARK_WINDOW_SPAN =
     (W - 1) * WINDOW::step_across + (WINDOW::across - 1) * WINDOW::apart_across + 1;
 
-// True if a result of the thread reads the column `at`, counted from the first column of the first
-// result's window.
+// True if one of the W results of a thread reads image column number `at`, counted from the first
+// column of the first result's window.
 template <class WINDOW, int W>
 constexpr bool ark_window_reads(int at) {
   for (int x = 0; x < W; ++x) {

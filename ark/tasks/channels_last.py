@@ -1,6 +1,6 @@
-"""What the task kinds of convolutions with channels last have in common (ark.tasks.depthwise and
-ark.tasks.grouped): their checks, accesses and costs, and the texts of the functions that their
-bodies call.
+"""Code that the task kinds of convolutions with channels last (NHWC) share: checks, accesses and
+costs, and the texts of the functions that their device functions call. Used by ark.tasks.depthwise
+and ark.tasks.grouped.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class GroupedParams(ConvolutionParams, frozen=True):
 
 
 class ChannelsLastKind(TaskKind):
-    """The base class of these kinds. Operands: weight (depth, outputs), input (n, height, width,
-    channels), output (n, height, width, outputs), and the further inputs of the expression. The
-    input is (n, channels, height, width) if the params are GroupedParams and say so.
+    """The base class of the task kinds of convolutions with channels last (NHWC). Operands: weight
+    (depth, outputs), input (n, height, width, channels), output (n, height, width, outputs), and
+    the further inputs of the expression. GroupedParams may instead state that the input is (n,
+    channels, height, width).
     """
 
     params: type[ConvolutionParams] = ConvolutionParams
@@ -77,7 +78,9 @@ class ChannelsLastKind(TaskKind):
 
 
 def order_of(p: ConvolutionParams) -> tuple[int, int, int, int]:
-    """For each dimension of the input: its number in the order (n, height, width, channels)."""
+    """Where each dimension of the input is in the order (n, height, width, channels): element d is
+    the number of input dimension d in that order.
+    """
     return (0, 3, 1, 2) if isinstance(p, GroupedParams) and p.channels_first else (0, 1, 2, 3)
 
 
@@ -105,8 +108,9 @@ def by_vectors(sig: Signature) -> list[int]:
 
 
 def strides_of_vectors(sig: Signature, operands: Sequence[int]) -> list[int] | None:
-    """The strides of these operands, which must be multiples of a vector's elements; None if
-    channels are not neighbours in one of them.
+    """The strides of the given operands in elements, except those of the channels. Access in
+    vectors requires that they are multiples of a vector's elements. None if the channels of one of
+    the operands are not contiguous.
     """
     chosen = [sig.operands[i] for i in operands]
     if any(o.strides[-1] != 1 for o in chosen):
@@ -115,8 +119,8 @@ def strides_of_vectors(sig: Signature, operands: Sequence[int]) -> list[int] | N
 
 
 def where_aligned(sig: Signature, body: str, single: str) -> str:
-    """Statements that run `body`, which accesses vectors, if all addresses are aligned, and
-    otherwise `single`, which accesses single elements.
+    """Statements of a device function that run `body`, which accesses vectors, if all addresses are
+    aligned, and otherwise `single`, which accesses single elements.
     """
     asked = text.addresses(sig, by_vectors(sig))
     if asked == "0u":
@@ -137,7 +141,9 @@ def types(sig: Signature, p: ConvolutionParams) -> tuple[str, str]:
 
 
 def addresses(sig: Signature, p: ConvolutionParams) -> tuple[str, str]:
-    """C++ functions that return the addresses of weights and of channels of the image."""
+    """The texts of two C++ functions: one returns the address of weights, the other the address of
+    channels of an image's pixel.
+    """
     names = [NAMES[d] for d in order_of(p)]
     return (
         f"[&](int k, int i3) {{ return p0 + ({text.offset(sig, 0, ['k', 'i3'])}); }}",

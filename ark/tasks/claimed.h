@@ -1,12 +1,13 @@
-// Tiles that processors claim at run time.
+// Tiles that tasks claim at run time from an atomic counter (dynamic scheduling), instead of having
+// fixed tiles.
 
 // The coordinates of tiles: N0 to N3 tiles in four dimensions, at distances of S0 to S3 indices.
 // Tiles are numbered with the last dimension fastest.
 template <int N0, int N1, int N2, int N3, int S0, int S1, int S2, int S3>
 struct ArkPlaces {
   static constexpr ark_u32 TILES = static_cast<ark_u32>(N0 * N1 * N2 * N3);
-  // Called by one thread: changes a task's record to that of tile `number`; after the last tile,
-  // marks it as no task.
+  // Called by one thread: writes the coordinates of tile `number` into a task's record. If there is
+  // no such tile, it marks the record as the end.
   ARK_DEVICE void put(ArkTask& record, ark_u32 number) {
     if (number >= TILES) record.kind = ARK_NO_TASK;
     const int n = static_cast<int>(number);
@@ -17,11 +18,11 @@ struct ArkPlaces {
   }
 };
 
-// Claims tiles for a task, by all its threads. The counter's address follows the operands in the
-// record. In an iteration, each of the TASKS tasks begins with one tile of its own. Together they
-// claim the other TILES - TASKS tiles, and each task also claims one number after the last tile,
-// which ends it. So the counter grows by TILES per iteration. RECORDS: the offset in shared memory
-// of the memory for two records.
+// Claims tiles for a task, by all its threads. The address of the atomic counter follows the
+// operands in the task's record. In an iteration, each of the TASKS tasks begins with one fixed
+// tile. Together the tasks claim the other TILES - TASKS tiles. Each task also claims one number
+// after the last tile, which ends the task. So the counter grows by TILES per iteration. RECORDS:
+// the offset in shared memory of the memory for two records.
 template <class PLACES, int TASKS, int OPERANDS, int RECORDS>
 struct ArkClaims {
   ArkTask* records;
@@ -37,11 +38,11 @@ struct ArkClaims {
     return {own, ark_words(t.operand[OPERANDS]),
             PLACES::TILES * c.phase_iteration - static_cast<ark_u32>(TASKS)};
   }
-  // Thread 0 gets the number of the next tile.
+  // Claims the next tile: thread 0 gets its number, all other threads get 0.
   ARK_DEVICE ark_u32 ask(const ArkClaims& s) {
     return ark_tid() == 0 ? ark_claim(s.counter) - s.before : 0u;
   }
-  // All threads get record `turn` with the tile of this number.
+  // Writes record number `turn` for the tile with this number, and returns it to all threads.
   ARK_DEVICE const ArkTask& tell(const ArkClaims& s, ark_u32 turn, ark_u32 number) {
     if (ark_tid() == 0) PLACES::put(s.records[turn], number);
     ark_sync();
@@ -64,8 +65,8 @@ ARK_DEVICE void ark_claimed(ArkCtx& c, const ArkTask& t, const Body& body) {
   }
 }
 
-// Like ark_claimed, if registers hold the operands of two tiles: load(held, record) loads a tile
-// while finish(held) computes the preceding tile and the next tile is claimed.
+// Like ark_claimed, if the registers of a thread hold the operands of two tiles. load(held, record)
+// loads a tile while finish(held) computes the preceding one and the next tile is claimed.
 template <class HELD, class PLACES, int TASKS, int OPERANDS, int RECORDS, class Load, class Finish>
 ARK_DEVICE void ark_claimed_ahead(ArkCtx& c, const ArkTask& t, const Load& load,
                                   const Finish& finish) {
@@ -73,7 +74,8 @@ ARK_DEVICE void ark_claimed_ahead(ArkCtx& c, const ArkTask& t, const Load& load,
   HELD first = {}, second = {};
   load(first, t);
   const Claims claims = Claims::begin(c, t);
-  // One tile is computed; true if `ahead` has the next one.
+  // Computes the tile in `now` while the next tile is loaded into `ahead`. Returns true if there is
+  // a next tile.
   const auto turned = [&](HELD& now, HELD& ahead, ark_u32 turn) {
     const ArkTask& tile = claims.records[turn];
     const bool more = tile.kind != ARK_NO_TASK;

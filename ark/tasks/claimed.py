@@ -8,8 +8,8 @@ tiles).
 operands: those of the op.
 
 coord: the tile with which a task begins. Each further tile goes to the task that claims it first.
-So each task may access all of the op's memory, and no tile belongs to two tasks. The results have
-the same bits whichever processor computes a tile, because they depend on the tile's index only.
+So each task may access all of the op's memory, and no tile belongs to two tasks. A tile's result
+depends only on the tile's index, so it has the same bits on every processor.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class Claimed(TaskKind):
 
 
 def _before(sig: Signature, machine: Machine) -> int:
-    """The offset in shared memory of the records of claimed tasks, which follow the bytes that the
-    tiles' device function needs.
+    """The offset in shared memory at which the records of claimed tasks are stored. They follow the
+    bytes that the device function of the tiles needs.
     """
     kind, inner = tiles_of(sig)
     return -(-kind.scratch(inner, machine) // 8) * 8
@@ -142,7 +142,7 @@ def _before(sig: Signature, machine: Machine) -> int:
 
 def _all(places: Places) -> list[tuple[int, ...]]:
     plain = not places.span and len(places.ranges) == 4
-    need(plain, "claimed tiles must have four dimensions, without an additional span")
+    need(plain, "claimed tiles must have four coordinates, without an interval")
     return list(itertools.product(*places.ranges))
 
 

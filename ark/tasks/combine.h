@@ -1,6 +1,6 @@
-// Combines the shares of several ranks element by element, 16 bytes at a time. A share, and the
-// result, is in plain memory or in packets {word, epoch}. Four packets hold 16 bytes of elements;
-// loading packets waits for them.
+// Combines the shares (partial results) of several ranks element by element, 16 bytes at a time.
+// Each share, and the result, is in plain memory or in packets {word, epoch}. Four packets hold 16
+// bytes of elements. A thread that loads packets waits until they have arrived.
 
 // The type in which elements are combined: floating-point types up to 32 bits as float, doubles and
 // integers unchanged.
@@ -57,8 +57,8 @@ union ArkChunk {
   T v[16 / sizeof(T)];
 };
 
-// The chunks of 16 bytes that a thread loads at the same time: number `first` and every
-// ARK_THREADS-th after it, below `end`. bytes: the size of all elements.
+// The chunks of 16 bytes that a thread loads before it uses any of them: chunk number `first`, then
+// every ARK_THREADS-th chunk, below `end`. bytes: the size of all elements.
 struct ArkChunks {
   ark_i64 first;
   ark_i64 end;
@@ -97,7 +97,8 @@ ARK_DEVICE void ark_load_chunks(ArkCtx&, ArkPiecemeal, const T* p, const ArkChun
   }
 }
 
-// The first packet of a chunk that is not of the current iteration; null if there is none.
+// The address of the first packet of a chunk that has not arrived in the current iteration; null if
+// all have arrived.
 ARK_DEVICE const ark_u64* ark_late(const ArkCtx& c, const ark_u64* p, const ark_u64 (&seen)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -106,9 +107,9 @@ ARK_DEVICE const ark_u64* ark_late(const ArkCtx& c, const ark_u64* p, const ark_
   return nullptr;
 }
 
-// Loads chunks from packets. All packets are loaded together, and those that have not arrived are
-// loaded again. After ARK_PACKET_ROUNDS rounds the thread waits for one of them in each round, with
-// a time limit.
+// Loads chunks from packets. All packets are loaded at once, and those that have not arrived are
+// loaded again. After ARK_PACKET_ROUNDS rounds without success, each further round waits for one
+// missing packet, with a time limit.
 constexpr int ARK_PACKET_ROUNDS = 24;
 template <int BATCH, typename T, typename HOW>
 ARK_DEVICE void ark_load_chunks(ArkCtx& c, HOW, const ark_u64* p, const ArkChunks& at, bool system,
@@ -197,8 +198,8 @@ ARK_DEVICE void ark_give_chunk(ArkCtx& c, HOW how, const ArkEach<T, N>& out, ark
   for (int i = 0; i < N; ++i) ark_store_chunk(c, how, out.p[i], chunk, at, true, v);
 }
 
-// Loads chunks of the shares that are in plain memory or, with PACKETS, of the shares that arrive
-// in packets. AT: the number of the first share.
+// Loads the 16-byte chunks of some shares. With PACKETS, these are the shares that arrive in
+// packets, otherwise the shares in plain memory. AT: the number of the first share.
 template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES>
 ARK_DEVICE void ark_load_shares(ArkCtx&, HOW, const ArkChunks&, ArkChunk<T> (&)[SHARES][BATCH]) {}
 template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES, typename P,

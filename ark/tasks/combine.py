@@ -67,8 +67,8 @@ class CombineParams(Params, frozen=True):
 
 
 def moved(dtype: DataType) -> str:
-    """The name of the entry of ELEMENTS with which values of this type are copied. It has the same
-    number of bytes.
+    """The name of the entry of ELEMENTS by which values of this type are copied. The entry's type
+    has the same number of bytes.
     """
     return {1: "uint8", 2: "fp16", 4: "uint32", 8: "int64"}[dtype.itemsize]
 
@@ -135,8 +135,8 @@ class Combine(TaskKind):
         return replace(given, order=turned(given.order, by)).to_plan()
 
     def _first(self, sig: Signature) -> OperandType:
-        """The operand in whose elements a task's coordinates count: the first one in plain memory
-        or, if all hold packets, operand 0.
+        """The operand in whose elements the coordinates of a task count: the first operand in plain
+        memory or, if all operands hold packets, operand 0.
         """
         return next((o for o in sig.operands if not o.packet), sig.operands[0])
 
@@ -208,23 +208,23 @@ class Combine(TaskKind):
 
 
 def unit(sig: Signature) -> int:
-    """Bytes of the unit in which a task's coordinates count: an element of the first operand in
-    plain memory or, if all hold packets, of operand 0.
+    """The size in bytes of the unit in which the coordinates of a task count: an element of the
+    first operand in plain memory or, if all operands hold packets, of operand 0.
     """
     first = next((o for o in sig.operands if not o.packet), sig.operands[0])
     return by_name(first.dtype).itemsize
 
 
 def turned(order: Sequence[int], by: int) -> tuple[int, ...]:
-    """The order of shares for the rank that is `by` ranks after this one."""
+    """The order in which the rank that is `by` ranks after this one combines the shares."""
     return tuple((place - by) % len(order) for place in order)
 
 
 def ordered(order: Sequence[int], op: str = "sum") -> list[int]:
-    """The order in which the generated code combines the first shares. The sum or product of two
-    numbers has the same bits in either order, so two shares are sorted; ranks whose plans differ
-    only in that order then share a kernel. Shares of max and min are not sorted, because they are
-    not symmetric for 0 and -0.
+    """The order in which the generated code combines the first shares. If there are two shares,
+    they are sorted: a sum or product of two numbers has the same bits in either order, and ranks
+    whose plans differ only in this order can then share a kernel. Shares of max and min are not
+    sorted, because they are not symmetric for 0 and -0.
     """
     return sorted(order) if len(order) == 2 and op in ("sum", "product") else list(order)
 

@@ -1,6 +1,7 @@
 // Combines the shares of rows, and normalises the rows by their root mean square.
 
-// The values of a chunk that are normalised. They are rounded to the type in which they are stored.
+// Converts the values of a 16-byte chunk to the floats that are normalised. The values have been
+// rounded to the type in which they are stored.
 template <typename T, int MANY>
 ARK_DEVICE void ark_chunk_terms(const ArkChunk<T>& from, float (&to)[MANY]) {
 #pragma unroll
@@ -111,8 +112,9 @@ ARK_DEVICE void ark_combine_norm_row_group(int row, const T* const (&from)[SHARE
   const auto place = [&](int r, int h) {
     return (static_cast<ark_i64>(row + r) * CHUNKS + h * ARK_THREADS + ark_tid()) * MANY;
   };
-  // The arrays are initialised with zeros. Otherwise a compiler, to which they seem to be read
-  // before they are written, would keep their registers live in all other bodies of the loop.
+  // The arrays are initialised with zeros. Otherwise the compiler may assume that they are read
+  // before they are written. It would then keep their registers live in all other task bodies of
+  // the loop kernel.
   ArkPack<T, MANY> v[ROWS][HELD][SHARES] = {};
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
@@ -131,8 +133,8 @@ ARK_DEVICE void ark_combine_norm_row_group(int row, const T* const (&from)[SHARE
   for (int h = 0; h < HELD; ++h) {
     if (there(h)) ark_hold(scale[h], weight + (h * ARK_THREADS + ark_tid()) * MANY);
   }
-  // Without this barrier a compiler that saves registers would add the shares that have arrived
-  // before it issues the remaining loads.
+  // This barrier keeps all loads in flight. Without it, a compiler that saves registers would add
+  // the shares that have arrived before it issues the remaining loads.
   ark_sync();
   float kept[ROWS][HELD][MANY] = {}, total[ROWS] = {};
 #pragma unroll

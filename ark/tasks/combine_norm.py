@@ -148,7 +148,7 @@ class CombineNorm(TaskKind):
 
     def _rows(self, sig: Signature, machine: Machine) -> int:
         """The number of rows whose loads are in flight at the same time. 0 unless all shares are in
-        plain memory of this rank that caches may hold.
+        plain, cacheable memory of this rank.
         """
         shares, held = sig.operands[:-3], self._held(sig, machine)
         apart = any(o.packet or o.system for o in shares)

@@ -1,6 +1,10 @@
-// Convolutions that read the windows from the image. The caller passes functions: weight(g, m,
-// channel, tap) is the address of a weight; begin(g, tap, n) is the address of a group's first
-// channel at a tap of window n, or null outside of the image; finish(g, m, n, sum) stores a result.
+// Convolutions that read their windows directly from the image, without an im2col matrix. A tap is
+// an element of the window. The caller passes three functions:
+//
+// - weight(g, m, channel, tap) returns the address of a weight of group g and output channel m.
+// - begin(g, tap, n) returns the address of the first channel of group g at a tap of window n, or
+//   null if the tap is outside of the image.
+// - finish(g, m, n, sum) stores a result.
 
 // The number of lanes that share each sum if a tile has fewer results than threads.
 constexpr int ark_convolution_lanes(int results, int parts) {

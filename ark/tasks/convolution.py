@@ -134,8 +134,8 @@ class Convolution(TaskKind):
 
 
 def check_expression(sig: Signature, expr: list[Any] | None) -> None:
-    """Raises PlanError unless the expression of a convolution reads the operands from number 3 on,
-    which broadcast to the output, operand 2.
+    """Raises PlanError unless the expression of a convolution is valid. It may read the operands
+    from number 3 on, which must broadcast to the output (operand 2).
     """
     others = sig.operands[3:]
     need(len(sig.operands) >= 3, "the output operand is missing")
@@ -151,8 +151,9 @@ def check_expression(sig: Signature, expr: list[Any] | None) -> None:
 
 
 def column_rows(sig: Signature, machine: Machine) -> int:
-    """The number of results in one column of the image that a thread computes in a depthwise
-    convolution (one output per group) whose tiles are whole image rows; 0 for other convolutions.
+    """The number of neighbouring results in one column of the image that a thread computes. It is
+    not 0 only for depthwise convolutions (one output channel per group) whose tiles are whole image
+    rows.
     """
     p, out = sig.read(ConvolutionParams), sig.operands[2].shape
     groups, _, places = p.tile[1:]

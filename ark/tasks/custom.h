@@ -12,8 +12,8 @@ ARK_DEVICE ArkAxis<TILE, SIZE> ark_axis(int begin) {
   return {begin, SIZE - begin < TILE ? SIZE : begin + TILE};
 }
 
-// The address of an element of an operand with fewer than four dimensions, by as many indices as it
-// has dimensions.
+// The address of an element of an operand that has fewer than four dimensions. i: one index for
+// each dimension of the operand.
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM, class... I>
 ARK_DEVICE T* ark_address(const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, I... i) {
   static_assert(sizeof...(I) >= 1 && sizeof...(I) <= 4, "an operand has one to four indices");

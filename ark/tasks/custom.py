@@ -26,8 +26,8 @@ from ark.tasks.custom_form import Dim, Form
 from ark.tasks.custom_text import macros
 
 CUSTOM = "custom"
-# The `#line` directives give the call of the user's function a file name of its own in compiler
-# messages, so that an error about its arguments does not point to a line of ark.
+# The call of the user's function gets a file name of its own (by `#line`) in compiler messages.
+# Otherwise an error in its arguments would point to a line of ark's source.
 _CALL = '#line 1 "{name}.call"\n{call}#line 1 "loop"\n'
 Value = bool | Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)] | float
 _CTYPES = {"bool": "bool", "int": "int", "float": "float"}
@@ -151,8 +151,8 @@ def _space(form: Form) -> str:
 
 
 def _span(sig: Signature, dim: Dim, n: int, begin: dict[str, int]) -> tuple[int, int]:
-    """The range of indices of a dimension that a task may access: the first index and the index
-    after the last.
+    """The range of indices of one dimension of an operand that a task may access: first and last +
+    1. begin: the first index of the task's tile.
     """
     if dim.whole or dim.axis not in begin:
         return 0, n

@@ -1,12 +1,13 @@
 """The form of a custom op, which is the user's declaration of it: operands with named axes, tiling
 and device source. Created by ark.custom_op, read by ark.tasks.custom.
 
-`x[m, k], w[k] -> y[m, k]` names every operand's dimensions. If tasks are tiles along an axis, a
-dimension with that axis is the task's tile of it; `all m` is the whole dimension; `m+-2` is the
-tile with two more indices at either side; a number is a dimension of that size. An operand on both
-sides is updated in place. A form's digest is a hash of everything that the planner, the verifier
-and the source writer use. A plan names a form by its digest and contains no source text: plans are
-data, and only the process itself supplies code that runs.
+`x[m, k], w[k] -> y[m, k]` names every operand's dimensions. If an axis m is cut into tiles, `m` in
+a signature means that a task accesses its tile of the dimension, `all m` that it accesses the whole
+dimension, and `m+-2` that it accesses its tile and two more indices on either side. A number is a
+dimension of that size. An operand on both sides is updated in place. A form's digest is a hash of
+everything that the planner, the verifier and the source writer use. A plan names a form by its
+digest and contains no source text: plans are data, and only the process itself supplies code that
+runs.
 """
 
 from __future__ import annotations
@@ -296,10 +297,10 @@ def _check_written(form: Form) -> None:
 
 
 def complaints(fault: str, names: Iterable[tuple[str, str]]) -> str:
-    """The compiler messages in `fault` that are about the source texts of these custom ops, given
-    by name and digest, with the source lines that the compiler shows; "" if there are none. If a
-    text calls one of ark's templates wrongly, the message about the template is included without
-    its file and line.
+    """Selects from the compiler messages in `fault` those that are about the source texts of these
+    custom ops, with the source lines that the compiler shows. names: the name and digest of each
+    op. Returns "" if there are no such messages. If a text calls one of ark's templates wrongly,
+    the message about the template is included without its file and line.
     """
     forms = [get(*name) for name in names]
     files = {name for form in forms for name in (form.file, f"{form.name}.call")}

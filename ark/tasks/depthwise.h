@@ -14,8 +14,8 @@ ARK_DEVICE void ark_depthwise(ArkCtx&, const ArkTask& t, const Weight& weight, c
   constexpr int LOADS = WINDOW::down * (SPAN + WINDOW::across);
   constexpr int TOGETHER = LOADS <= 32 ? WINDOW::down : 1;  // rows of a window, loaded together
   const int last = t.coord[2] + COLUMNS < TILE::size[2] ? t.coord[2] + COLUMNS : TILE::size[2];
-  // The last image column that the tile's results read. Results past the tile's end, which are not
-  // stored, read no column after it.
+  // The last image column that a stored result of the tile reads. Results past the tile's end are
+  // computed but not stored; their loads are limited to this column.
   const int end = (last - 1) * WINDOW::step_across - WINDOW::before_across +
                   (WINDOW::across - 1) * WINDOW::apart_across;
   for (int unit = ark_tid(); unit < IMAGES * ROWS * BANDS * PACKS; unit += ARK_THREADS) {

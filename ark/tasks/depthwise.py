@@ -59,8 +59,8 @@ class Depthwise(ChannelsLastKind):
         shaped(sig, 2, (source[0], *p.sizes, source[3]))
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        """With a patch, each instruction of a thread counts as much as a multiplication with an
-        addition.
+        """With a patch (results computed from shared memory), the cost counts a thread's
+        instructions, each as one multiplication with an addition.
         """
         p, (operations, moved) = sig.read(DepthwiseParams), super().cost(sig, coord)
         if p.patch is None or _pack(sig) == 1:
@@ -119,7 +119,9 @@ def _columns(sig: Signature, pack: int, machine: Machine) -> int:
 
 
 def _walk(sig: Signature, pack: int, machine: Machine) -> str:
-    """Statements that compute the task's tile, `pack` channels at a time."""
+    """Statements in which all threads compute the task's tile, `pack` neighbouring channels at a
+    time.
+    """
     p, loaded = sig.read(DepthwiseParams), {i: f"e{i}" for i in _held_operands(sig)}
     constants = (*types(sig, p), pack, _columns(sig, pack, machine))
     arguments = (
@@ -163,8 +165,8 @@ def _held_operands(sig: Signature) -> list[int]:
 
 
 def _held(sig: Signature, pack: int, name: str) -> str:
-    """C++ statements that load the elements of `_held_operands` for `pack` channels. name: the text
-    before the name of each.
+    """C++ statements that load, for `pack` channels, the elements of the operands that are equal
+    for all pixels (`_held_operands`). name: the text before the name of each variable.
     """
     loads = (
         f"{name}e{i} = ark_load_pack<{pack}>(p{i} + ({text.offset(sig, i, NAMES)}));"

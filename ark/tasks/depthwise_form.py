@@ -1,7 +1,8 @@
-"""How a depthwise convolution with channels last is computed from shared memory: the patch of
-results that a thread computes, the tile of a task, and what both need.
+"""Sizes for depthwise convolutions with channels last that read the image from shared memory. A
+patch is the rows and columns of results that a thread computes, for two channels. This module
+computes the possible patches of a tile, and the shared memory and instructions that they need.
 
-Called by ark.tasks.depthwise, and by the lowering, which chooses both.
+Called by ark.tasks.depthwise, and by the lowering, which chooses the patch and the tile.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def units(tile: Sequence[int], patch: Patch) -> int:
 
 
 def copied(p: Windows, tile: Sequence[int], patch: Patch) -> int:
-    """The elements of the image that a task copies to shared memory."""
+    """The number of elements of the image that a task copies to shared memory."""
     whole = (-(-n // side) * side for n, side in zip(tile[1:3], patch, strict=True))
     return tile[0] * math.prod(spans(p, *whole)) * tile[3]
 
@@ -50,7 +51,9 @@ def shared_bytes(p: Windows, tile: Sequence[int], patch: Patch, itemsize: int) -
 
 
 def instructions(p: Windows, patch: Patch, itemsize: int) -> int:
-    """The instructions of a thread for a patch."""
+    """The number of instructions that a thread executes for a patch (the results that it computes
+    at a time).
+    """
     (rows, columns), (down, across) = patch, p.size
     converted = PATCH_CHANNELS if itemsize == CONVERTED_BYTES else 0
     lines, read = (
@@ -64,7 +67,9 @@ def instructions(p: Windows, patch: Patch, itemsize: int) -> int:
 
 
 def patches(p: Windows, tile: Sequence[int]) -> Iterator[Patch]:
-    """The patches that divide a tile into parts as equal as possible and fit into registers."""
+    """The candidates for the patch (rows and columns of results that a thread computes at a time).
+    They divide the tile into parts as equal as possible and fit into registers.
+    """
     sides = [sorted({-(-n // parts) for parts in range(1, n + 1)}) for n in tile[1:3]]
     for columns in sides[1]:
         most = MAX_HELD // PATCH_CHANNELS - spans(p, 1, columns)[1]

@@ -1,9 +1,8 @@
 // Depthwise convolutions of images whose channels are the last dimension, with the image in shared
-// memory. The part of the image that the tile reads is first copied there, with zeros outside of
-// the image, and so are the weights, in fp32. A thread computes a patch of DOWN rows and ACROSS
-// columns of results for two neighbouring channels. It walks over the rows of the image that the
-// patch reads: each row is loaded and converted once and added to the sums of all rows of the patch
-// whose windows have it.
+// memory. First, the part of the image that the tile reads is copied to shared memory, with zeros
+// for elements outside of the image. The weights are copied in fp32. Then a thread computes a patch
+// of DOWN rows and ACROSS columns of results for two neighbouring channels. It loads and converts
+// each image row once, and adds it to the sums of all result rows whose windows contain it.
 
 template <class WINDOW, class TILE, int DOWN, int ACROSS, typename T>
 struct ArkPatches {
@@ -23,7 +22,8 @@ struct ArkPatches {
   static constexpr int columns = (groups * ACROSS - 1) * WINDOW::step_across + reach_across;
   static constexpr int line = columns * channels;  // elements
   static constexpr int lines = images * rows;
-  // The number of lines up to the last one that band number `band` of all images reads.
+  // The number of image rows, counted over all images of the tile, up to the last row that band
+  // number `band` reads. A band is DOWN rows of results, the height of a patch.
   static constexpr int lines_of(int band) {
     return band / bands * rows + band % bands * DOWN * WINDOW::step_down + high;
   }
@@ -47,9 +47,9 @@ ARK_DEVICE void ark_copy_pack(T* to, const T* from, bool here) {
 #endif
 
 // Copies rows of the part of the image that the tile reads to shared memory: the rows of all images
-// from number `begin` on and before number `end_line`. Rows are divided among warps, so that a
-// row's place is computed once for all lanes. Results past the tile's end, which are not stored,
-// read zeros.
+// from number `begin` on and before number `end_line`. Each warp copies whole rows, so the address
+// of a row is computed once for all lanes. For results past the tile's end, which are not stored,
+// zeros are copied.
 template <class WINDOW, class TILE, class PATCHES, typename T, class Source>
 ARK_DEVICE void ark_depthwise_copy(const ArkTask& t, T* image, int begin, int end_line,
                                    const Source& source) {
@@ -105,7 +105,8 @@ ARK_DEVICE void ark_depthwise_patches(ArkCtx&, const ArkTask& t, char* scratch,
   T* image = reinterpret_cast<T*>(scratch);
   float* factors = reinterpret_cast<float*>(scratch + P::bytes);
   const int c0 = t.coord[3], end = ark_tile_end<TILE, 3>(t.coord);
-  // Units of the first half, and the rows that they read.
+  // FIRST: the number of patches that the block computes in the first half of its rounds. LINES:
+  // the number of image rows that these patches read.
   constexpr int FIRST = (P::units + 2 * ARK_THREADS - 1) / (2 * ARK_THREADS) * ARK_THREADS;
   constexpr int LINES = P::units <= FIRST ? P::lines : P::lines_of((FIRST - 1) / P::in_band);
   ark_depthwise_copy<WINDOW, TILE, P>(t, image, 0, LINES, source);

@@ -35,7 +35,7 @@ def copy_params(tile: Sequence[int]) -> ElementwiseParams:
 def broadcast_access(
     sig: Signature, index: int, lo: Sequence[int], hi: Sequence[int], write: bool = False
 ) -> Access:
-    """The access to the elements of a broadcast operand that the box lo..hi of the output needs."""
+    """The access to a broadcast operand by a task that computes the box lo..hi of the output."""
     shape = sig.operands[index].shape
     cut = len(lo) - len(shape)
     tail_lo, tail_hi = tuple(lo)[cut:], tuple(hi)[cut:]
@@ -116,7 +116,8 @@ class Elementwise(TaskKind):
         if not machine.cooperative or any(o.per_item > 1 for o in sig.operands):
             return 0
         packs = BoxWriter(sig, params.expr, params.tile, {}).packs()
-        # If alignment is checked at run time, consecutive tasks may use different vector sizes.
+        # A thread computes the same elements in consecutive tasks only if both tasks use the same
+        # vector size. If alignment is checked at run time, they may use different sizes.
         return packs.size if all(sig.operands[i].aligned for i in packs.whole) else 0
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
@@ -164,8 +165,8 @@ class Elementwise(TaskKind):
 
 
 def claim_tile(sig: Signature, times: int = 1) -> Mapping[str, Any]:
-    """The parameters with tiles of about `times` CLAIM_BYTES, at most as large as the present
-    tiles.
+    """The op's parameters with larger or smaller tiles: about `times` CLAIM_BYTES, but at most as
+    large as the present ones.
     """
     out, before = sig.operands[-1], sig.read(TiledParams).tile
     tile = tile_of(out.shape, times * CLAIM_BYTES // out.itemsize)

@@ -1,11 +1,12 @@
-"""The epilogue of the task kind `expert_linear`, which processes the sums of its products: its
-operands, and its C++ text.
+"""The epilogue of the task kind `expert_linear` (a linear layer with the weights of chosen
+experts): the operations on the sums of its products before they are stored. This module has its
+operands and its C++ text.
 
-The epilogue's value is `expr`, an expression (ark.tasks.expression) of a sum for each weight, then
-of an element of each table and of each score. A row has one slot for each of its chosen experts.
-With `total` the values of a row's slots are added up, in order, and then a residual. The operands
-follow the output: the second weight, tables (experts, n), scores (rows, slots, 1), the residual
-(rows, n).
+The value is an expression, `expr` (ark.tasks.expression). Its inputs are the sum for each weight,
+then an element of each table (such as a bias per expert) and of each score. A row has one slot for
+each of its chosen experts. With `total`, the values of a row's slots are added up in order, and
+then a residual is added. The epilogue's operands follow the output: the second weight, tables
+(experts, n), scores (rows, slots, 1), the residual (rows, n).
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ def check_epilogue(sig: Signature, rows: int, slots: int) -> None:
 
 
 def epilogue_accesses(sig: Signature, row: int, slots: range, n0: int, n1: int) -> list[Access]:
-    """The accesses to the output and to the epilogue's operands."""
+    """The accesses of a task to the output and to the epilogue's operands. slots: the slots (chosen
+    experts of the row) that the task computes. n0, n1: its first output, and its last output + 1.
+    """
     total = sig.read(ExpertLinearParams).total
     experts, _, k = sig.operands[1].shape
     place, ends = ((row,), (row + 1,)) if total else ((row, slots[0]), (row + 1, slots[-1] + 1))
@@ -117,7 +120,9 @@ def epilogue_accesses(sig: Signature, row: int, slots: range, n0: int, n1: int) 
 
 
 def declared(sig: Signature) -> str:
-    """C++ statements that declare `finish`, an ArkExpertFinish (experts.h)."""
+    """C++ statements that declare `finish`, the epilogue's functions (ArkExpertFinish of
+    experts.h).
+    """
     params = sig.read(ExpertLinearParams)
     tables, scores = table_operands(sig), score_operands(sig)
     loads = [f"ark_load(c, {text.given(sig, i)}, 0, 0, expert, n)" for i in tables]
@@ -147,7 +152,9 @@ def declared(sig: Signature) -> str:
 
 
 def _value(params: ExpertLinearParams, loads: int) -> tuple[Sequence[str], str]:
-    """C++ statements and the text of the value that they compute from `sum` and `with`."""
+    """C++ statements, and the text of the epilogue's value. The statements may use the variables
+    `sum` (the sums) and `with` (the loaded numbers).
+    """
     if params.expr is None:
         return (), "sum[0]"
     leaves = [(f"sum[{w}]", "float") for w in range(params.weights)]
@@ -158,6 +165,8 @@ def _value(params: ExpertLinearParams, loads: int) -> tuple[Sequence[str], str]:
 
 
 def constants(sig: Signature) -> tuple[int, int]:
-    """The template constants WEIGHTS and TOTAL: the number of slots that are added up, or 0."""
+    """The template constants WEIGHTS (the number of weights) and TOTAL (the number of slots of a
+    row that a task adds up, or 0).
+    """
     params = sig.read(ExpertLinearParams)
     return params.weights, sig.operands[2].shape[1] if params.total else 0

@@ -1,4 +1,5 @@
-// A mixture of experts. experts.py describes operands and tasks.
+// Device functions for a mixture of experts: top-k of a row, and linear layers of the chosen
+// experts. experts.py describes operands and tasks.
 
 // The order of topk: true if a comes before b in its result. By default, larger elements come
 // first, and NaN before all numbers. With LEAST, smaller elements come first, and NaN after all
@@ -159,8 +160,8 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
       mine = own / ark_warp_sum(own);
     }
     if (ark_ballot(odd) != 0u) {
-      // NaN is the largest key, so that a NaN of the row is among the chosen elements and the
-      // softmax over them is NaN.
+      // If the result is a softmax, NaN sorts as the largest key. A NaN in the row is then among
+      // the K chosen elements and makes the softmax NaN.
       const auto number = [&](int row, int j, float v, ark_u32 at) {
         finish(row, j, SOFTMAX ? none : v, at);
       };

@@ -125,8 +125,8 @@ class TopK(TaskKind):
         return max(8 * machine.warps, KEY_BYTES * self._sorted(sig, machine)[0])
 
     def _each(self, sig: Signature, machine: Machine) -> bool:
-        """True if each warp of a block processes different rows; False if the block
-        shares a row.
+        """True if each warp of a block finds the top k of other rows; False if all warps process
+        the same row.
         """
         params = sig.read(TopKParams)
         few = params.rows >= machine.warps or sig.operands[0].shape[1] <= MIN_BLOCK_ROW_ELEMENTS

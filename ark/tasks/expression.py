@@ -134,7 +134,8 @@ def _number_type(value: float) -> str:
 
 def _check(tree: Any, dtypes: Sequence[str], rank: int, left: list[int]) -> str:
     """Checks a part of a tree and returns the C type of its value. Raises PlanError if it is not
-    valid. left: a list with the number of nodes that may still follow.
+    valid. left: a list with one number, the number of nodes that the rest of the tree may still
+    have.
     """
     left[0] -= 1
     if left[0] < 0:

@@ -1,5 +1,6 @@
-// Joins elements (sum, product, maximum, minimum) over the threads of a block. The order of joins
-// is a tree whose form follows from the shapes alone, so results have the same bits in every run.
+// Combines values (sum, product, maximum, minimum) over the threads of a block. The order in which
+// values are combined is a tree that depends only on the shapes, so results have the same bits in
+// every run.
 
 struct ArkAddFold {
   template <typename T>
@@ -48,8 +49,8 @@ struct ArkMinFold {
 };
 
 // Running moments of a set of elements: their number, their mean, and the sum of their squared
-// differences from the mean. If the number is known to be PART, moments can be stored in a 64-bit
-// word, which holds the mean and the sum.
+// differences from the mean. PART: the number of elements of a complete part; only the mean and the
+// sum of a complete part are stored, in a 64-bit word.
 template <int PART>
 struct ArkMoments {
   float count, mean, squares;
@@ -106,7 +107,8 @@ ARK_DEVICE ArkMoments<PART> ark_shfl_bits(const ArkMoments<PART>& v, int mask) {
   return {ark_shfl_xor(v.count, mask), ark_shfl_xor(v.mean, mask), ark_shfl_xor(v.squares, mask)};
 }
 
-// The total of all lanes of a warp, in every lane; or the totals of each group of PART lanes.
+// The sum (or product, maximum, minimum) over all lanes of a warp, returned in every lane. With
+// PART, one result for each group of PART lanes.
 template <class F, int PART = ARK_LANES, typename T>
 ARK_DEVICE T ark_warp_fold(T v) {
 #pragma unroll
@@ -114,10 +116,11 @@ ARK_DEVICE T ark_warp_fold(T v) {
   return v;
 }
 
-// R totals over a team of TEAM warps, in each of its threads. `red` holds 2 R values for each warp
-// of the block; its two halves are used alternately, so that one barrier per fold suffices. A team
-// that is neither a warp nor the block requires a backend that defines ARK_HAS_TEAMS. PART: for
-// teams of one warp, the number of lanes that have a separate total.
+// Combines R values of each thread over a team of TEAM warps, and returns the R totals in each
+// thread of the team. red: shared memory for 2 R values of each warp of the block. Successive calls
+// use its two halves alternately, so one barrier per call suffices. A team that is neither a single
+// warp nor the whole block requires a backend that defines ARK_HAS_TEAMS. PART: for teams of one
+// warp, the number of lanes that share a total.
 #if !defined(ARK_HAS_TEAMS)
 template <int TEAM>
 ARK_DEVICE void ark_team_sync() {

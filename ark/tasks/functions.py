@@ -23,12 +23,14 @@ MAX_INT32 = 2**31 - 1
 
 @dataclass(frozen=True)
 class Public:
-    """The data from which a users' op is generated, for a function of one floating-point tensor.
+    """A function of one floating-point tensor that users call as an op. The op, its derivative,
+    documentation and tests are generated from these data.
 
-    meaning: the first words of its docstring. example: elements of a tensor, and of the result.
-    slope: its derivative, a tree of functions over X. torch, onnx: names of operators that compute
-    the same. between: the range in which tests compare values and derivatives with those of the
-    torch function named `torch`.
+    meaning: the first words of the op's docstring. example: elements of a tensor, and of the
+        result.
+    slope: the derivative, a tree of functions over X. torch, onnx: names of operators that compute
+        the same. between: the range in which tests compare values and derivatives with those of the
+        torch function named `torch`.
     """
 
     meaning: str
@@ -41,12 +43,13 @@ class Public:
 
 @dataclass(frozen=True)
 class Gated:
-    """The data from which a users' op is generated, for a gated function: `a` is the gate, and `b`
-    the value that it scales.
+    """A gated function that users call as an op, such as swiglu: `a` is the gate, and `b` the value
+    that it scales. The op, its derivatives, documentation and tests are generated from these data.
 
-    meaning: the first words of its docstring. example: elements of both tensors, and of the result.
-    slopes: its derivatives with respect to both, trees of functions over X and UP. torch: the name
-    of the gate's activation in torch.nn.functional, with which tests compare.
+    meaning: the first words of the op's docstring. example: elements of both tensors, and of the
+        result.
+    slopes: the derivatives with respect to a and b, trees of functions over X (a) and UP (b).
+        torch: the name of the gate's activation in torch.nn.functional, with which tests compare.
     """
 
     meaning: str
@@ -55,7 +58,7 @@ class Gated:
     torch: str
 
 
-# Building blocks of derivatives (`slope`, `slopes`), as trees of ark.tasks.expression.
+# The inputs of a function in the trees of its derivatives (`slope`, `slopes`).
 X: Sequence[Any] = ["input", 0]
 UP: Sequence[Any] = ["input", 1]
 ONE: Sequence[Any] = ["number", 1.0]
@@ -73,11 +76,11 @@ class Function:
     the unsigned type of the same size; results wrap, and no value causes a trap. None for functions
     of floating point only. floating: False for functions of integers only. predicate: True if the
     result is a bool. ordinal: True if the result is an integer of 32 bits whatever the arguments
-    are. logical: True if the arguments are bools. The first argument of the function
-    `where` is a bool. public, gated: one of them is set if the entry defines a whole op.
+    are. logical: True if the arguments are bools. The first argument of the function `where` is a
+    bool. public, gated: one of them is set if the entry defines a whole op.
 
     rounded: a shorter expression for results that are rounded to 16 bits (math16.h); "" if there is
-    none. steady: True if a relative error of an argument does not grow in the result.
+    none. steady: True if the relative error of the result is at most that of the argument.
     """
 
     name: str
@@ -122,8 +125,7 @@ def _bits(name: str, expr: str, reference: Callable[..., np.ndarray]) -> Functio
 
 
 def _gelu(a: np.ndarray) -> np.ndarray:
-    # GELU's a / 2 * (1 + tanh(b)) is computed as a / (1 + exp(-2 b)), which does not lose the
-    # digits of small results for negative a.
+    # GELU is a / 2 * (1 + tanh(b)). The equal a / (1 + exp(-2 b)) stays accurate for negative a.
     with np.errstate(over="ignore"):
         return a / (1.0 + np.exp(-2.0 * SQRT_2_OVER_PI * (a + 0.044715 * a**3)))
 
@@ -146,7 +148,7 @@ def _softplus(a: np.ndarray) -> np.ndarray:
 
 
 def _order(a: np.ndarray) -> np.ndarray:
-    """The NumPy reference of the device function ark_order, which maps floats to integers in the
+    """The NumPy reference of the device function ark_order, which maps floats to integers of the
     same order.
     """
     bits = np.asarray(a, np.float32).view(np.int32).astype(np.int64)
@@ -154,7 +156,7 @@ def _order(a: np.ndarray) -> np.ndarray:
 
 
 def _philox(at: np.ndarray, key: np.ndarray, stream: np.ndarray) -> np.ndarray:
-    """Philox4x32-10 in NumPy, the same as ark_philox."""
+    """Philox4x32-10, a random number generator, in NumPy, with the numbers of ark_philox."""
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     place, keys, more = (v.astype(np.int64).astype(np.uint64) for v in (at, key, stream))
     block = place >> np.uint64(2)

@@ -51,7 +51,7 @@ class FusionParams(Params, frozen=True):
     stores: Numbers
 
     def trees(self, stage: str) -> list[Any]:
-        """The expressions of a stage, one of STAGES."""
+        """The expressions of one of the four lists in STAGES (first, each, sums, last)."""
         of_stage: list[Any] = getattr(self, stage)
         return of_stage
 
@@ -221,8 +221,8 @@ class _Body:
         return lines
 
     def _taken(self, lines: Iterable[str]) -> str:
-        """The statements that were written since the last call of this method, followed by the
-        given lines, as text.
+        """The text of the statements that the writer has added since the last call of this method,
+        followed by the given lines.
         """
         start, self.begun = getattr(self, "begun", 0), len(self.writer.statements)
         return "".join(f"        {s}\n" for s in (*self.writer.statements[start:], *lines))

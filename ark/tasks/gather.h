@@ -1,10 +1,12 @@
 // Copies of elements that an index tensor selects.
 
-// Copies the packs of a tile from the places that their indices select. index(i0, i1, i2, i3): the
-// index of a pack of the result; from(k, i0, i1, i2, i3): the address of its source, where k is the
-// checked index, of SIZE; to(i0, i1, i2, i3): the address of the result's pack. All indices of a
-// round are loaded before the first one is checked, and all checked before the first pack is
-// loaded, so that no load waits for another pack's index.
+// Copies the packs (vectors of PACK neighbouring elements) of a tile from places that an index
+// tensor selects. index(i0, i1, i2, i3): the index for a pack of the result. from(k, i0, i1, i2,
+// i3): the address of the pack's source, where k is the index after a check against SIZE. to(i0,
+// i1, i2, i3): the address of the result's pack.
+//
+// A thread copies several packs per round. It first loads all their indices, then checks all of
+// them, then loads all packs, so that all loads are in flight at once.
 template <class TILE, int PACK, int ROUNDS, bool FROM_END, int SIZE, class Index, class From,
           class To>
 ARK_DEVICE void ark_gather_tile(ArkCtx& c, const ark_i32* coord, const Index& index,

@@ -17,11 +17,12 @@ ARK_DEVICE void ark_grouped(ArkCtx&, const ArkTask& t, const Weight& weight, con
   constexpr int PACKS = TILE::tile[3] / PACK, BANDS = (COLUMNS + W - 1) / W;
   constexpr int SPAN = ARK_WINDOW_SPAN<WINDOW, W>;
   constexpr int VECTORS = EACH / VECTOR;
-  // Few single channels, as those of a network's input: their loads begin together.
+  // If pixels have at most four channels that are loaded one by one, as at a network's input, the
+  // loads of all channels are issued before the first one is used.
   constexpr int TOGETHER = VECTOR == 1 && VECTORS <= 4 ? VECTORS : 1;
   const int last = t.coord[2] + COLUMNS < TILE::size[2] ? t.coord[2] + COLUMNS : TILE::size[2];
-  // The last image column that the tile's results read. Results past the tile's end, which are not
-  // stored, read no column after it.
+  // The last image column that a stored result of the tile reads. Results past the tile's end are
+  // computed but not stored; their loads are limited to this column.
   const int end = (last - 1) * WINDOW::step_across - WINDOW::before_across +
                   (WINDOW::across - 1) * WINDOW::apart_across;
   for (int unit = ark_tid(); unit < IMAGES * ROWS * BANDS * PACKS; unit += ARK_THREADS) {

@@ -71,8 +71,9 @@ class GroupedConvolution(ChannelsLastKind):
 
 
 def write(name: str, sig: Signature, machine: Machine, body: str) -> str:
-    """The function of a task with the statements `body`, which access elements as `vectors`
-    returns. If an address is not aligned for that, the tile is computed element by element.
+    """The text of a task's device function. body: statements that compute the tile with vector
+    accesses (see `vectors`). If an address is not aligned for vectors, the function computes the
+    tile element by element instead.
     """
     if vectors(sig) != (1, 1):
         body = where_aligned(sig, body, _walk(sig, (1, 1), machine))
@@ -80,7 +81,9 @@ def write(name: str, sig: Signature, machine: Machine, body: str) -> str:
 
 
 def staged(tile: Sequence[int], p: Windows, widths_of_a_group: tuple[int, int]) -> tuple[int, int]:
-    """The pixels that a tile's results read, and the channels that they read of each."""
+    """The number of pixels of the image that a tile's results read, and the number of channels that
+    they read of each pixel.
+    """
     images, down, across, channels = tile
     each, rows = widths_of_a_group
     return images * math.prod(spans(p, down, across)), -(-channels // rows) * each
@@ -98,7 +101,9 @@ def vectors(sig: Signature) -> tuple[int, int]:
 
 
 def _pack(sig: Signature, operands: Sequence[int], counts: Sequence[int]) -> int:
-    """The elements of a vector, as many as divide `counts` and the strides of these operands."""
+    """The number of elements of a vector: the largest one that divides all `counts` and all strides
+    of these operands.
+    """
     strides = strides_of_vectors(sig, operands)
     if strides is None:
         return 1
@@ -108,9 +113,10 @@ def _pack(sig: Signature, operands: Sequence[int], counts: Sequence[int]) -> int
 def columns_per_thread(
     tile: Sequence[int], window: tuple[int, int, int], pack: int, machine: Machine
 ) -> int:
-    """The number of neighbouring results of a row that a thread computes, of those that need few
-    registers: the one with which the last thread ends earliest. window: the kernel's size, stride
-    and dilation across. pack: the neighbouring outputs that a thread computes.
+    """The number of neighbouring results of a row that a thread computes. Of the numbers that need
+    few registers, it is the one with which the slowest thread has the least work. window: the
+    kernel's size, stride and dilation across. pack: the neighbouring outputs that a thread
+    computes.
     """
     size, stride, dilation = window
 
@@ -131,7 +137,7 @@ def thread_rounds(tile: Sequence[int], wide: int, pack: int, machine: Machine) -
 
 
 def _walk(sig: Signature, packs: tuple[int, int], machine: Machine) -> str:
-    """Statements that compute the task's tile. packs: as by `vectors`."""
+    """Statements in which all threads compute the task's tile. packs: the result of `vectors`."""
     p = sig.read(GroupedParams)
     across = p.size[1], p.stride[1], p.dilation[1]
     columns = columns_per_thread(p.tile, across, packs[0], machine)
@@ -141,8 +147,9 @@ def _walk(sig: Signature, packs: tuple[int, int], machine: Machine) -> str:
 
 
 def functions(sig: Signature, pack: int) -> tuple[str, ...]:
-    """The texts of the functions that a body calls: the address of weights, the address of
-    channels, and the one that applies the expression to `pack` sums and stores the results.
+    """The texts of three functions that a device function calls: the address of weights, the
+    address of channels, and a function that applies the expression to `pack` sums and stores the
+    results.
     """
     p = sig.read(GroupedParams)
     statements = finish(sig, p, pack, {})

@@ -1,8 +1,9 @@
 """The task kind `iteration_end`: the last task of an iteration, which computes nothing, waits for
 all other tasks and opens the next iteration. Emitted by ark.lower.pipeline.
 
-It exists if the last op has several tiles. Otherwise one of these tiles would have to wait for all
-the others, and a short op would take twice as long. It has no operands and no params.
+A plan has this task if its last op has several tiles. Without the task, one of these tiles would
+have to wait for all the others before it opens the next iteration, and a short op would take twice
+as long. The task has no operands and no params.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-// Linear layers whose weights arrive by the operand stream, for backends without a specialised
-// body. linear.py describes operands and tasks.
+// Linear layers whose weights arrive by the operand stream (copies to shared memory ahead of the
+// task), for backends without a specialised device function. linear.py describes operands and
+// tasks.
 
-// Loads the M input rows of K elements into shared memory. With a norm, computes the scale of each
-// row.
+// Loads the M input rows of K elements into shared memory. If the layer begins with a norm, it also
+// computes the scale of each row.
 template <int M, int K, class X, class P>
 ARK_DEVICE void ark_linear_input(ArkCtx& c, X x, const P& prologue, float* xs, float (&scale)[M]) {
   if constexpr (P::norm) {

@@ -10,8 +10,9 @@ A row wider than a stage is split along k (split-k), if a backend's device funct
 the parts; for matrix units several rows are split together.
 
 params: rows (of w per stage), split_k (stages of these rows), prologue (none, rmsnorm), eps, bias,
-epilogue (ark.ir.epilogues); for rope_kv heads, kv_heads, head_dim; for sample
-tiles (tasks), and the logits are share number `share` of `shares`.
+epilogue (ark.ir.epilogues); for rope_kv heads, kv_heads, head_dim; for sample: tiles (the number of
+tasks), and share, shares: the layer computes part number `share` of the logits, which are divided
+among `shares` ranks.
 
 operands: x (m, k), w (n, k), output, [norm weight], [bias (n,)], then for add: residual; for
 sample: settings, position, candidates (tasks, 2), as in ark.tasks.tokens, then for each peer a
@@ -25,8 +26,9 @@ coord: the task's first row of w and the row after its last.
 Between ranks (ark.lower.rewrite.inline_all_reduce) x, and the residual, may be given as shares that
 readers add: they have m rows per share, the rows of one share after those of another. With `store`
 and `add` a further output for each peer may follow all other operands. params for shares: ranks,
-and first: the index of rank 0's share. It is added first, then the following ones, cyclically. Only
-rank 0 (where first is 0) adds the residual to its share; the other ranks only wait for it.
+and first: the index of rank 0's share in the operand. Shares are added in the order of ranks, so
+this share is added first, then the following ones, cyclically. Only rank 0 (where first is 0) adds
+the residual to its share; the other ranks only wait for it.
 """
 
 from __future__ import annotations
@@ -287,19 +289,21 @@ class Linear(TaskKind):
 
 
 def check_batch(name: str, sig: Signature, machine: Machine) -> None:
-    """Raises PlanError for a task that only device functions of vendors support, if the vendor has
-    none for it (the vendor-independent one does not support it).
+    """Raises PlanError for a task that only some vendors' device functions support, if this vendor
+    has none for it.
     """
     m = sig.operands[2].shape[0]
     if m > 1 and sig.read(LinearParams).epilogue == "sample":
         raise PlanError(
-            f"{name} draws tokens of {m} sequences, but the code generator of {machine.arch} "
+            f"{name} samples tokens of {m} sequences, but the code generator of {machine.arch} "
             "has no body for that; plan again for this machine"
         )
 
 
 def prologue(sig: Signature) -> str:
-    """The C++ text of the layer's prologue, the operation on its input (linear_epilogue.h)."""
+    """The C++ text of the layer's prologue, the operation that is applied to its input (see
+    linear_epilogue.h).
+    """
     params = sig.read(LinearParams)
     if params.prologue == "none":
         return "ArkPlain{}"
@@ -307,14 +311,18 @@ def prologue(sig: Signature) -> str:
 
 
 def epilogue(sig: Signature) -> str:
-    """The C++ text of the layer's epilogue, the operation on its sums (linear_epilogue.h)."""
+    """The C++ text of the layer's epilogue, the operation that is applied to its sums (see
+    linear_epilogue.h).
+    """
     bias = bias_operand(sig)
     end = _epilogue(sig)
     return end if bias is None else f"ark_biased_sums({end}, {text.given(sig, bias)})"
 
 
 def _epilogue(sig: Signature) -> str:
-    """The C++ text of the operation on the sums with their biases."""
+    """The C++ text of the epilogue object, the operation on the layer's sums. The sums already
+    include the biases.
+    """
     params = sig.read(LinearParams)
     kind, first, out = params.epilogue, first_extra(sig), text.given(sig, 2, const=False)
     for peer in outputs(sig)[1:]:  # peers first: their stores take longer
@@ -344,8 +352,8 @@ def _epilogue(sig: Signature) -> str:
 
 
 def _shares(sig: Signature, index: int, lo: int, hi: int) -> list[Access]:
-    """The accesses to columns lo to hi of an operand that consists of the shares of all ranks.
-    There is one access per share, because each rank writes its own.
+    """The accesses to columns lo to hi of an operand that has one share (partial result) of each
+    rank. There is one access per share, because each share is written by another rank.
     """
     m = sig.operands[2].shape[0]
     rows = range(0, sig.operands[index].shape[0], m)
@@ -353,8 +361,9 @@ def _shares(sig: Signature, index: int, lo: int, hi: int) -> list[Access]:
 
 
 def summed(sig: Signature, index: int) -> str:
-    """The C++ text of operand `index` as an argument. If it is given as shares of ranks, the text
-    of an object that adds them when it is read.
+    """The C++ text of operand `index` as an argument of the device function. If the operand
+    consists of ranks' shares (partial results), it is the text of an object that adds the shares
+    when it is read.
     """
     rows, given = sig.operands[2].shape[0], text.given(sig, index)
     if index >= len(sig.operands) or sig.operands[index].shape[0] == rows:

@@ -2,8 +2,9 @@
 // for the bodies of all backends. linear.py describes operands and tasks. Epilogues that few layers
 // have are in gates.h, linear_rope.h and linear_sample.h.
 
-// An operand that is the sum of S shares of M rows each. Share `first` is added first, followed by
-// the next ones in cyclic order. Row m of share s is row s M + m of `shares`.
+// An operand that is the sum of S shares (partial results of ranks), of M rows each. Share number
+// `first` is added first, then the next ones in cyclic order. Row m of share s is row s M + m of
+// `shares`.
 template <int S, int M, class A>
 struct ArkSummed {
   static constexpr bool packets = A::packets;
@@ -32,8 +33,8 @@ ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, M, A>& x, int i2, in
   return squares;
 }
 
-// An operand that must be waited for even if it is not used: its value is replaced by zero unless
-// `counts` is true.
+// An operand that must be waited for even if its value is not used. Reading it waits, and returns
+// zero unless `counts` is true.
 template <class A>
 struct ArkAwaited {
   static constexpr bool packets = A::packets;
@@ -66,11 +67,14 @@ ARK_DEVICE ArkRmsNormed<W> ark_rms_normed(W weight, float eps) {
   return {weight, eps};
 }
 
-// The epilogues. Each processes the sums of WIDTH neighbouring rows of the weights at a time. A
-// thread loads the values that the epilogue needs (`ahead`) while its weights are being loaded: for
-// M rows of the input from row `first` on, and R rows of the weights from row n on, of which `rows`
-// exist. WAITS: true if `ahead` must follow the task's waits. Otherwise it reads packets, or data
-// older than the iteration, and may precede them (TaskKind.early names these operands).
+// The epilogues: operations on the sums of a linear layer before they are stored. Each processes
+// the sums of WIDTH neighbouring rows of the weights at a time.
+//
+// The function ark_sums_ahead loads the values that an epilogue needs while the weights are still
+// being loaded. It loads them for M rows of the input, from row `first` on, and R rows of the
+// weights, from row n on, of which `rows` exist. WAITS: true if these loads must come after the
+// task's waits. Otherwise they read packets, or data from before the iteration, and may come before
+// the waits (TaskKind.early lists these operands).
 template <class O>
 struct ArkStoreSums {
   static constexpr int WIDTH = 1;
@@ -84,7 +88,7 @@ struct ArkAddSums {
   O output;
   A residual;
 };
-// The epilogue E, applied to sums to which a bias was added.
+// The epilogue E with a bias that is added to the sums before E is applied.
 template <class E, class B>
 struct ArkBiasedSums {
   static constexpr int WIDTH = E::WIDTH;
@@ -132,9 +136,9 @@ ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkAddSums<O, A>& e, int m, int 
   }
 }
 
-// Stores the epilogue's result over all rows, if it has one (the task's best candidate). Called by
-// all threads after all rows were stored. red: 2 * ARK_WARPS words of shared memory that nothing
-// else uses.
+// Stores the result that an epilogue computes over all rows, if it has one (the best candidate for
+// the next token). Called by all threads after all rows were stored. red: 2 * ARK_WARPS words of
+// shared memory that nothing else uses.
 template <class E>
 ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask&, E&, float*) {}
 

@@ -32,12 +32,15 @@ def dealt(rows: int, weights: int, row_bytes: int, machine: Machine) -> int:
     """The number of processors that share a linear layer. rows: input rows. weights: rows of the
     weight.
 
-    Usually all processors share it. With the capability ASKS_AHEAD, waiting blocks prefetch the
-    weights of their next tasks. Then a layer of one input row gets only as many processors as are
-    needed to have all of its weights in flight before the input arrives, so that the others can
-    prefetch for the next layer; but at least one in MAX_PROCESSORS_PER_TASK. A layer with fewer
-    rows of weights than processors, such as a router of experts, is shared by half as many as it
-    has rows, so that it can run on processors that had no task of the layer before.
+    Usually all processors share the layer. With the capability ASKS_AHEAD, waiting blocks prefetch
+    the weights of their next tasks. A layer of one input row is then given only as many processors
+    as can have all of its weights in flight before the input arrives. The other processors can
+    prefetch for the next layer. At least one of every MAX_PROCESSORS_PER_TASK processors takes
+    part.
+
+    A layer with fewer rows of weights than processors, such as a router of experts, is given half
+    as many processors as it has rows. So it can run on processors that had no task of the preceding
+    layer.
     """
     asks = rows == 1 and machine.has(Capability.ASKS_AHEAD)
     if asks and weights < machine.processors:
@@ -75,9 +78,9 @@ def candidates(sig: Signature) -> tuple[int, ...]:
 
 
 def narrows(sig: Signature, machine: Machine) -> bool:
-    """True if the input is kept in the weights' type. This applies to kernel variants with
-    communicating warps, for a single input row, or for a few rows that are not given as shares of
-    ranks.
+    """True if shared memory keeps the layer's input in the type of the weights (for example rounded
+    to bf16) instead of fp32. This applies only to kernel variants with communicating warps. The
+    layer must have a single input row, or a few rows that are not given as shares of ranks.
     """
     params = sig.read(LinearParams)
     shares, rows = sig.operands[0].shape[0], sig.operands[2].shape[0]
@@ -91,8 +94,9 @@ def narrows(sig: Signature, machine: Machine) -> bool:
 
 
 def reads_from_memory(sig: Signature) -> bool:
-    """True if each warp reads its part of the input directly from memory, in the layout of the
-    matrix units. The input then needs no shared memory. See `narrows` for the other conditions.
+    """True if each warp loads its part of the input directly from global memory to registers, in
+    the layout of the matrix units. The input then needs no shared memory. The layer must also
+    satisfy `narrows`.
     """
     params = sig.read(LinearParams)
     x, weight = sig.operands[:2]
@@ -109,8 +113,8 @@ def reads_from_memory(sig: Signature) -> bool:
 
 
 def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
-    """True if shared memory can hold `rows` input rows for weights split into `splits` parts along
-    k.
+    """True if the layout of shared memory for input in the weights' type (`narrows`) supports
+    `rows` input rows, for weights that are split into `splits` parts along k.
     """
     kind = weight.dtype if isinstance(weight, OperandType) else weight.dtype.name
     if isinstance(by_name(kind), RowType):
@@ -122,8 +126,8 @@ def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
 
 
 def on_units(rows: int, weight: OperandType | Tensor, machine: Machine) -> bool:
-    """True if matrix units can multiply `rows` input rows, which they read from memory, by these
-    weights.
+    """True if matrix units can multiply `rows` input rows by these weights. The units then load the
+    input rows from global memory.
     """
     kind = weight.dtype if isinstance(weight, OperandType) else weight.dtype.name
     dense = kind == "bf16" and weight.shape[1] % UNIT_DEPTH_ELEMENTS == 0
@@ -152,8 +156,8 @@ def most_of_codes(machine: Machine) -> int:
 
 
 def runs_on_units(sig: Signature, machine: Machine) -> bool:
-    """True if the layer's tasks use matrix units that read input rows from memory (on_units), so
-    that no input rows are in shared memory.
+    """True if the layer's tasks use matrix units that load input rows from global memory (see
+    `on_units`). Then no input rows are in shared memory.
     """
     params, rows = sig.read(LinearParams), sig.operands[2].shape[0]
     plain = params.split_k == 1 and params.epilogue != "sample"
@@ -180,8 +184,8 @@ def row_nbytes(weight: OperandType) -> int:
 
 def takes_whole(rows: int, held: int, weight: Tensor) -> bool:
     """True if matrix units multiply `rows` input rows by `held` whole rows of 16-bit weights at
-    once. The 16 rows of the unit's tile are the four parts of four weight rows, and its 8 columns
-    are the input's.
+    once. Each weight row is cut into four parts along k: the 16 rows of the matrix unit's tile are
+    the four parts of four weight rows, and its 8 columns are for input rows.
     """
     fits = weight.dtype.itemsize == 2 and weight.shape[1] % (64 * 4) == 0
     return fits and (rows, held) == (2, 4)
@@ -195,12 +199,13 @@ def narrow_bytes(rows: int, k: int, itemsize: int) -> int:
 
 
 def kept_stages(warps: int, splits: int) -> int:
-    """The number of stages whose sums must be kept until a row's last part is processed. splits:
-    the number of parts of a row.
+    """The number of stages whose sums must be kept in shared memory. Each weight row is cut along k
+    into `splits` parts, one per stage, and the sums of all parts of a row are added when its last
+    part is done.
 
-    The sums of a part may overwrite those of the part this many stages earlier. The warp of that
-    part has taken another stage from the ring since then, which it does only after it has added up
-    the row.
+    The sums of stage s overwrite those of stage s - n, where n is the returned number. This is
+    safe: the warp that processed stage s - n has since taken another stage from the ring, which it
+    does only after the row of stage s - n was added up.
     """
     return -(-(2 * warps + splits) // splits) * splits
 

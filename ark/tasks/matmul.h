@@ -1,6 +1,7 @@
-// Matrix products by ordinary instructions, for machines or signatures without a body for matrix
-// units. A task computes the tile of ROWS by COLUMNS elements at m0, n0. a(m, k) and b(k, n) are
-// addresses of elements, finish(m, n, sum) stores a result. Sums are over k0 to k1.
+// Matrix products by ordinary multiply-add instructions, for machines without matrix units and for
+// operand types that they do not support. A task computes the tile of ROWS by COLUMNS elements that
+// begins at row m0 and column n0. a(m, k) and b(k, n) are addresses of elements, finish(m, n, sum)
+// stores a result. Sums are over k0 to k1.
 
 // ark_factor: an element converted to the type in which it is multiplied and summed: floating-point
 // types as float, int8 as 32-bit integers that wrap around.
@@ -84,17 +85,17 @@ ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int 
 // The number of elements along k of both matrices that shared memory holds at a time.
 constexpr int ark_matmul_depth(int k) { return k < 64 ? k : 64; }
 
-// The number of lanes that divide k among them, given the number of results in units of one
-// thread's work, so that a tile with few results uses many threads.
+// The number of lanes among which k is divided, so that a tile with few results uses many threads.
+// units: the number of threads needed if k is not divided.
 constexpr int ark_matmul_shares(int units) {
   int lanes = 1;
   while (2 * lanes * units <= ARK_THREADS && lanes < 8) lanes *= 2;
   return lanes;
 }
 
-// Like ark_matmul, for 8-bit and 4-bit floats: both matrices are copied to shared memory, in the
-// order in which they are in memory, and a thread computes R rows of a column. A_ALONG, B_ALONG:
-// true if elements of a (of b) that are neighbours in memory are neighbours along k.
+// Like ark_matmul, for 8-bit and 4-bit floats. Both matrices are first copied to shared memory, in
+// the order of their elements in global memory. A thread computes R rows of a column. A_ALONG,
+// B_ALONG: true if a (or b) is contiguous along k in memory.
 template <int ROWS, int COLUMNS, int M, int N, int K, int R, bool A_ALONG, bool B_ALONG, class A,
           class B, class Finish>
 ARK_DEVICE void ark_matmul_staged(ArkCtx& c, const ArkTask&, int m0, int n0, const A& a, const B& b,
@@ -154,8 +155,8 @@ ARK_DEVICE void ark_matmul_staged(ArkCtx& c, const ArkTask&, int m0, int n0, con
   }
 }
 
-// ark_matmul for blocks of one thread. The thread adds the rows of b one by one, because these are
-// contiguous.
+// ark_matmul for blocks of one thread. The thread adds up rows of b, each multiplied by one element
+// of a, because rows of b are contiguous.
 template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int k0, int k1,
                                  const A& a, const B& b, const Finish& finish) {
@@ -172,8 +173,8 @@ ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int 
   }
 }
 
-// Like ark_matmul_alone, for pairs of columns: finish(m, n, sum, next) gets the sums of columns n
-// and n + DISTANCE.
+// Like ark_matmul_alone, for epilogues that need two columns of the product at once: finish(m, n,
+// sum, next) gets the sums of columns n and n + DISTANCE.
 template <int ROWS, int COLUMNS, int M, int N, int DISTANCE, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_pairs(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1,
                                  const A& a, const B& b, const Finish& finish) {

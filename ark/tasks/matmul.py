@@ -23,14 +23,14 @@ tasks, group: a task has several tiles. Tiles are numbered down `group` rows of 
 the columns, then through the next rows and the next matrix; the task with coord (r,) has the tiles
 r, r + tasks and so on, so that tasks which run at the same time read the same data.
 
-splits: k is split into this many parts, each of which gives a matrix of fp32 sums, along the
-output's last dimension but two; a later op adds them up. Parts begin at multiples of
-K_PART_ALIGNMENT_BYTES.
+splits: k is split into this many parts (split-K). Each part gives a matrix of fp32 sums; the
+third-last dimension of the output counts the parts. A later op adds the matrices up. Parts begin at
+multiples of K_PART_ALIGNMENT_BYTES.
 
 windows: one operand is the matrix of an input's windows (ark.tasks.matmul_windows).
 
-The kind writes the common device function. Vendors replace it by their own if their matrix units
-support the signature.
+This kind writes a device function that works on every machine. A vendor replaces it by a function
+of its own if its matrix units support the signature.
 """
 
 from __future__ import annotations
@@ -266,8 +266,8 @@ def _check_types(sig: Signature) -> None:
 
 
 def _check_halves(sig: Signature, columns: int) -> None:
-    """Raises PlanError unless the product's columns are heads that can be rotated by halves, each
-    in one tile.
+    """Raises PlanError unless the columns of the product are whole heads that can be rotated by
+    halves, and each head is in one tile.
     """
     params = sig.read(MatmulParams)
     width, tables = params.rotary, range(ends(sig).stop, len(sig.operands))
@@ -294,8 +294,9 @@ def _check_halves(sig: Signature, columns: int) -> None:
 
 
 def _repeated_rows(sig: Signature, index: int, m0: int, m1: int) -> list[Access]:
-    """The accesses to an operand whose rows are repeated along the product's rows, for its rows m0
-    to m1.
+    """The accesses to an operand whose rows are repeated along the product's rows: row m of the
+    product reads row m modulo the operand's number of rows. m0, m1: the range of the product's
+    rows.
     """
     rows, columns = sig.operands[index].shape
     lo, hi = m0 % rows, (m1 - 1) % rows + 1

@@ -1,5 +1,6 @@
-"""Properties of products whose right operand is a quantised matrix (a RowType), and which matrix
-units multiply without its values in memory. Used by lowering and by the backends' device functions.
+"""Properties of products whose right operand is a quantised matrix (a RowType, whose rows have
+codes, scales and zero points). Matrix units multiply by it directly; its dequantised values are
+never stored in memory. Used by lowering and by the backends' device functions.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ def row_type(operand: OperandType) -> RowType | None:
 
 
 def served(dtype: RowType) -> bool:
-    """True if all codes that a lane multiplies at once share a scale, and input rows consist of
-    whole rows of a box copy (LINE_DEPTH elements).
+    """True if device functions for matrix units can multiply by a quantised matrix of this type.
+    All codes that a lane multiplies at once must share a scale. An input row must be a multiple of
+    LINE_DEPTH elements, which a box copy (CUDA: TMA) loads at a time.
     """
     return dtype.columns % LINE_DEPTH == 0 and (whole(dtype) or dtype.group % LANE_DEPTH == 0)
 
 
 def whole(dtype: RowType) -> bool:
-    """True if a row has one scale and no zero point: sums are scaled once they are complete."""
+    """True if a row has one scale and no zero point. Then the complete sum is multiplied by the
+    scale, instead of each element.
+    """
     return dtype.groups == 1 and not dtype.zeros
 
 
@@ -40,8 +44,9 @@ def codes_bytes(dtype: RowType) -> int:
 
 
 def scales_bytes(dtype: RowType) -> int:
-    """Bytes of the box of a stage that has a row's scales, or of the one that has its zero points.
-    They are 0 if a stage has none. Boxes begin and end at multiples of BOX_BYTES in a row.
+    """The size in bytes of the box (CUDA: TMA box) that loads the scales of a row for one stage,
+    and of the box that loads its zero points. 0 if the complete row has one scale and no zero
+    point. In memory, boxes begin and end at multiples of BOX_BYTES from the row's start.
     """
     if whole(dtype):
         return 0
@@ -56,13 +61,17 @@ def scales_bytes(dtype: RowType) -> int:
 
 
 def part_fits(k: int, parts: int) -> bool:
-    """True if all parts of k begin at multiples of a stage's depth."""
+    """True if every part of k (split-K) begins at a multiple of STAGE_DEPTH, the elements of k in
+    one stage of the ring.
+    """
     lines = -(-k // LINE_DEPTH)
     return parts == 1 or -(-lines // parts) % (STAGE_DEPTH // LINE_DEPTH) == 0
 
 
 def stage_bytes(dtype: RowType, rows: int, columns: int) -> int:
-    """Bytes of a stage, of this many rows of the input and rows of the quantised matrix."""
+    """Bytes of one stage of the ring. rows: the rows of the input in it. columns: the rows of the
+    quantised matrix in it.
+    """
     high = -(-rows // 8) * 8
     each = codes_bytes(dtype) + (2 if dtype.zeros else 1) * scales_bytes(dtype)
     return high * STAGE_DEPTH * dtype.values.itemsize + columns * each

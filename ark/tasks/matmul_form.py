@@ -32,15 +32,15 @@ def rotates(sig: Signature) -> bool:
 
 
 def by_halves(sig: Signature) -> bool:
-    """True if the product's columns are heads, and the epilogue rotates the pairs of corresponding
-    columns of a head's halves.
+    """True if the product's columns are heads whose epilogue rotates column i and column i + width
+    / 2 of each head as a pair.
     """
     return sig.read(FinishParams).rotary > 0
 
 
 def pair_distance(sig: Signature) -> int:
-    """The distance between the two columns on which each stored element depends; 0 if it depends
-    on one column.
+    """The distance between the two columns from which the epilogue computes each stored element. 0
+    if each stored element depends on one column.
     """
     params = sig.read(MatmulParams)
     return params.rotary // 2 if params.rotary else int(params.gated or rotates(sig))
@@ -70,8 +70,8 @@ def part_of_k(sig: Signature) -> int:
 
 
 def k_range(sig: Signature) -> tuple[str, str]:
-    """C++ texts of the range of k in part number i1 (a variable of the device function): its first
-    element and the element after its last.
+    """C++ texts of the range of k that part number i1 (a variable of the device function) covers:
+    its first element, and its last element + 1.
     """
     _, _, k = dims(sig)
     part = part_of_k(sig)
@@ -82,8 +82,8 @@ def k_range(sig: Signature) -> tuple[str, str]:
 
 
 def place_names(sig: Signature, row: str, column: str) -> list[str]:
-    """C++ texts of the output's indices for a row and a column of the batch's matrix i0, i1
-    (variables of the device function).
+    """C++ texts of the output's indices for an element at a row and a column. The variables i0, i1
+    of the device function are the indices of the matrix in the batch.
     """
     return text.indices(sig.operands[2].shape, ["i0", "i1", row, column])
 
@@ -116,7 +116,7 @@ def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def deal(sig: Signature) -> str:
-    """The text of the C++ type that describes which tiles each task has (tiles.h)."""
+    """The text of the C++ type that computes the tiles of each task (tiles.h)."""
     params = sig.read(MatmulParams)
     _, inner, down, across = grid(sig)
     tasks, count = params.tasks, math.prod(grid(sig)) // (down * across)
@@ -126,8 +126,9 @@ def deal(sig: Signature) -> str:
 
 
 def side_strides(sig: Signature, index: int) -> tuple[int, int]:
-    """Two strides of operand 0 (or 1), in elements: to the next row (or column) of the product, and
-    to the next element of k.
+    """Two strides in elements. For index 0 (the left operand): from one row to the next, and from
+    one element of k to the next. For index 1 (the right operand): from one column to the next, and
+    from one element of k to the next.
     """
     params = sig.read(MatmulParams)
     down, across = sig.operands[index].strides[-2:]
@@ -144,7 +145,9 @@ def along_k(sig: Signature, index: int) -> bool:
 
 
 def filled(size: int, high: int) -> bool:
-    """True if `size` rows or columns fill tiles of height `high` to at least three quarters."""
+    """True if at least three quarters of the rows (or columns) of the tiles are used when tiles of
+    height `high` cover `size` rows (or columns).
+    """
     return 3 * high <= 4 * size <= 4 * high
 
 

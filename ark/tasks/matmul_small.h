@@ -26,8 +26,9 @@ ARK_DEVICE void ark_matmul_small_side(float* to, const At& at) {
 }
 
 // The layout of an M by K and a K by N matrix in a warp's part of shared memory: a by rows, b by k.
-// k is padded with zeros to a multiple of four. Lanes are BANDS by WIDE; a lane has every BANDS-th
-// row and every WIDE-th column, so that lanes read neighbouring elements.
+// k is padded with zeros to a multiple of four. The lanes of a warp form a grid of BANDS by WIDE. A
+// lane computes every BANDS-th row and every WIDE-th column of the result, so that neighbouring
+// lanes read neighbouring elements.
 template <int M, int N, int K, bool B_DEEP>
 struct ArkSmall {
   static constexpr int across() {

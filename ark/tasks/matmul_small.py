@@ -22,7 +22,7 @@ MIN_MATRICES_PER_PROCESSOR = 2  # the fewest matrices per processor
 
 
 def small(sig: Signature, machine: Machine) -> bool:
-    """True for a batch of products of small matrices, with any tile."""
+    """True for a batch of products of small matrices, whatever tile is chosen."""
     params = sig.read(MatmulParams)
     m, n, k = dims(sig)
     shape = fold(sig.operands[2].shape)

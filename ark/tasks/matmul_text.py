@@ -1,4 +1,4 @@
-"""Writes the C++ text of matrix products: the common device function for a signature, and parts
+"""Writes the C++ text of matrix products: a device function that works on every machine, and parts
 that backends use in their own functions. Called by the task kind (ark.tasks.matmul) and by
 backends.
 """
@@ -68,7 +68,7 @@ def staged(sig: Signature, machine: Machine) -> int:
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
-    """The C++ text of the common device function for a signature."""
+    """The C++ text of the device function for a signature, which works on every machine."""
     params = sig.read(MatmulParams)
     if params.windows:
         body = tile_text(sig, dims(sig), lambda row, column: finish(sig, "sum", row, column))
@@ -121,19 +121,23 @@ def _in_shared_memory(name: str, sig: Signature) -> str:
 
 
 def finish_text(sig: Signature) -> str:
-    """The text of a lambda that stores the result of one sum of the product or, if each result
-    depends on two columns, of two sums.
+    """The text of a lambda that applies the epilogue and stores the result. Its argument is one sum
+    of the product or, if each result depends on two columns, two sums.
     """
     return _finish_pair(sig) if paired(sig) else _finish_one(sig)
 
 
 def _finish_one(sig: Signature) -> str:
-    """The text of a lambda that stores the result of one sum of the product."""
+    """The text of a lambda that applies the epilogue to one sum of the product and stores the
+    result.
+    """
     return f"[&](int m, int n, {_sum_type(sig)} sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}"
 
 
 def _finish_pair(sig: Signature) -> str:
-    """The text of a lambda that stores the results of columns n and n + pair_distance."""
+    """The text of a lambda that applies the epilogue to the sums of column n and column n +
+    pair_distance, and stores the results.
+    """
     if by_halves(sig):
         body = _finish_halves(sig)
     elif rotates(sig):
@@ -144,7 +148,9 @@ def _finish_pair(sig: Signature) -> str:
 
 
 def _finish_halves(sig: Signature) -> str:
-    """Statements that rotate the pair at row m, columns n and `far`, and store both results."""
+    """C++ statements that rotate the pair of values at row m, column n and column `far`, and store
+    both results.
+    """
     distance, cosines = pair_distance(sig), ends(sig).stop
     lines = [f"const int far = n + {distance};"]
     for name, total, column in (("a", "sum", "n"), ("b", "next", "far")):
@@ -174,8 +180,8 @@ def outputs(sig: Signature) -> str:
 
 
 def finish(sig: Signature, total: str, row: str, column: str) -> str:
-    """C++ statements that apply the epilogue to the sum `total` and store the result at a row and
-    column of the batch's matrix i0, i1.
+    """C++ statements that apply the epilogue to the sum `total` and store the result at a row and a
+    column of the output. The variables i0, i1 are the indices of the matrix in the batch.
     """
     lines, value = ended(sig, total, row, column)
     at = text.offset(sig, 2, place_names(sig, row, column))
@@ -184,8 +190,9 @@ def finish(sig: Signature, total: str, row: str, column: str) -> str:
 
 
 def ended(sig: Signature, total: str, row: str, column: str) -> tuple[list[str], str]:
-    """C++ statements that compute the epilogue expression of the sum `total` at a row and column of
-    the batch's matrix i0, i1, and the text of its value; the sum if there is no expression.
+    """C++ statements that compute the epilogue expression of the sum `total` at a row and a column
+    of the output, and the text of its value. The text is `total` itself if there is no expression.
+    The variables i0, i1 are the indices of the matrix in the batch.
     """
     expr = sig.read(FinishParams).expr
     if expr is None:

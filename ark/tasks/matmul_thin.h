@@ -1,11 +1,12 @@
-// Products in which one matrix, `few`, has only FEW rows (or columns). The other one, `many`, has
-// MANY. Their speed is that of memory, so each element of `many` is read once, in packs of V.
-// many(i, k) and few(j, k) are addresses of elements; finish(i, j, sum) stores a result. A task
-// computes TILE of the MANY rows from `first` on. Sums are over k0 to k1, in the same order in
-// every run.
+// Products in which one matrix, `few`, has only FEW rows (or columns), such as matrix times vector.
+// The other matrix, `many`, has MANY. Such products are limited by memory bandwidth, so each
+// element of `many` is read once, in packs (vectors) of V elements. many(i, k) and few(j, k) are
+// addresses of elements; finish(i, j, sum) stores a result. A task computes TILE of the MANY rows
+// from `first` on. Sums are over k0 to k1, in the same order in every run.
 
-// Adds the partial sums of the warps of each of TEAMS teams of TEAM warps. `parts` has EACH sums of
-// each warp, warp after warp. Calls total(e, sum) for each element e of all teams.
+// Adds up partial sums over the warps of each team. There are TEAMS teams of TEAM warps. `parts`
+// has EACH sums of each warp, warp after warp. Calls total(e, sum) with each total; e counts the
+// totals of all teams.
 template <int TEAMS, int TEAM, int EACH, typename Sum, class Total>
 ARK_DEVICE void ark_matmul_thin_totals(const Sum* parts, const Total& total) {
   for (int e = ark_tid(); e < TEAMS * EACH; e += ARK_THREADS) {
@@ -36,8 +37,8 @@ ARK_DEVICE Sum ark_matmul_thin_lanes(Sum* sums) {
   }
 }
 
-// A thread has `count` sums, which are added over all lanes. Returns how many of them one call of
-// ark_matmul_thin_lanes adds. A larger number would need too many registers.
+// The number of sums that one call of ark_matmul_thin_lanes adds over the lanes of a warp. A thread
+// has `count` sums in total; a larger number per call would need too many registers.
 ARK_DEVICE constexpr int ark_matmul_thin_group(int count) {
   return count > 8 ? 1 : count > 4 ? 8 : count > 2 ? 4 : count;
 }

@@ -28,9 +28,9 @@ SHORT, MOST_SUMS = 2, 8  # the most steps of k of a short product; the most sums
 
 @dataclass(frozen=True)
 class Thin:
-    """The form of a product with few rows or columns. few: the index of the operand with few rows
-    or columns. along: True if k is contiguous in both operands. pack: the elements of the other
-    operand that one load reads.
+    """How a product with few rows or columns is computed. few: 0 if the left operand has few rows,
+    1 if the right operand has few columns. along: True if k is contiguous in memory in both
+    operands. pack: the number of elements of the other operand that one load reads.
     """
 
     few: int
@@ -71,8 +71,8 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
 
 
 def _most_rows(sig: Signature) -> int:
-    """The most rows of a narrow left operand. For fp32 it is the same number as the most columns of
-    a narrow right operand.
+    """The largest number of rows for which a left operand counts as narrow. For fp32 it equals the
+    largest number of columns of a narrow right operand.
     """
     fp32 = all(sig.operands[i].dtype == "fp32" for i in (0, 1))
     return MOST_COLUMNS if fp32 and not sig.read(MatmulParams).tf32 else MOST_ROWS
@@ -86,7 +86,7 @@ def _packs(sig: Signature, index: int, rows: int, pack: int) -> bool:
 
 
 def _batches(sig: Signature, index: int) -> tuple[int, ...]:
-    """The strides, in elements, between matrices of an operand."""
+    """The strides, in elements, from one matrix of a batched operand to the next."""
     operand = sig.operands[index]
     pairs = zip(operand.shape[:-2], operand.strides[:-2], strict=True)
     return tuple(s for n, s in pairs if n > 1)
@@ -116,11 +116,11 @@ def scratch(sig: Signature, form: Thin, machine: Machine) -> int:
 
 
 def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
-    """The number of rows of the larger operand that a warp processes together, with one read of the
-    narrow operand for all of them.
+    """The number of rows of the larger operand that a warp multiplies at the same time, so that it
+    reads the narrow operand once for all of them.
 
-    If k is so short that it takes one or two steps, a warp processes more rows, so that it waits
-    once for several loads.
+    If k is so short that the loop over k has one or two steps, a warp processes more rows, so that
+    more loads are in flight.
     """
     few, tile = dims(sig)[form.few], sig.read(MatmulParams).tile[1 - form.few]
     rows = ROWS_PER_WARP[int(few >= MIN_WIDE_ROWS)]

@@ -46,8 +46,8 @@ def residual(sig: Signature) -> int | None:
 
 
 def ahead(sig: Signature, index: int, row: str, column: str) -> str:
-    """The text of a C++ lambda that loads VECTOR_ELEMENTS neighbours of an operand before the sums
-    are complete. The lambda of `several` uses the loaded elements.
+    """The text of a C++ lambda that loads VECTOR_ELEMENTS neighbouring elements of an epilogue
+    operand before the sums are complete. The lambda of `several` then uses the loaded elements.
     """
     at = text.offset(sig, index, place_names(sig, "row", "column"))
     return (

@@ -1,12 +1,14 @@
-"""Products in which one operand is the matrix of an image's windows, which is not stored: matrix
-units compute a convolution while box copies load windows from the image (capability
-"window_boxes"). Used by the task kind ark.tasks.matmul and by lowering.
+"""Convolutions as matrix products (implicit GEMM). One operand is the matrix of an image's windows
+(the im2col matrix). It is not stored: box copies (CUDA: TMA im2col) load windows directly from the
+image for the matrix units (capability "window_boxes"). Used by the task kind ark.tasks.matmul and
+by lowering.
 
 The param `windows` of a matmul describes them: side, the index of the operand that is the input (n,
 spatial..., channels); size, stride, dilation, before and sizes as in ark.tasks.convolution. A row
-of the matrix is the window of one result; its k runs over the elements of the window and, for each,
-over the channels. Elements outside of the input are zero. As left operand (0) the windows of all n
-form one matrix; as right operand (1), which is transposed, each n has its own matrix.
+of the matrix is the window of one result. The dimension k counts the elements of the window and,
+within each, the channels. Elements outside of the input are zero. As left operand (side 0), the
+windows of all n images form one matrix. As right operand (side 1), which is transposed, each image
+has its own matrix.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ MOST_STEP, MOST_MARGIN = 8, 127  # largest stride, and padding, of windows that 
 
 
 def side_shape(sig: Signature, index: int) -> tuple[int, ...]:
-    """The shape of operand 0 or 1 as matrices. For an image it is the shape of its
-    window matrix.
+    """The shape of operand 0 or 1 as a batch of matrices. If the operand is an image, it is the
+    shape of the matrix of its windows.
     """
     shape, p = sig.operands[index].shape, sig.read(MatmulParams).windows
     return shape if p is None or p.side != index else matrix_shape(shape, p)
@@ -129,7 +131,7 @@ def check(sig: Signature) -> None:
 def touched(
     sig: Signature, coord: Sequence[int], first: int, end: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The box of the input that a tile's results from `first` to `end` - 1 read."""
+    """The box of the input image that a tile reads for its results number `first` to `end` - 1."""
     p = _windows(sig)
     n, *sizes, channels = sig.operands[p.side].shape
     if p.side:
@@ -145,7 +147,8 @@ def begins(
 ) -> str:
     """C++ statements that return the address of element `tap` of a convolution window, or null if
     it is outside of the image. The address is p1 (the operand's pointer) + where(indices). sizes:
-    the image's spatial sizes. place: the text of the window's number.
+    the image's spatial sizes. place: the text of the number of the window, counted over the results
+    of an image.
     """
     lines, guards = [], []
     for d, n in enumerate(sizes):
@@ -171,8 +174,9 @@ def tile_text(sig: Signature, dims: Sequence[int], finish: Callable[[str, str], 
     side, tile = p.side, params.tile
     source, weights = sig.operands[side], sig.operands[1 - side]
     channels, taps = source.shape[-1], math.prod(p.size)
-    # The C++ function ark_convolution has weights as rows and windows as columns, so the product is
-    # transposed if the windows are its left operand.
+    # The C++ function ark_convolution expects weights as rows of the product and windows as
+    # columns. So if the windows are the left operand of the product, the transposed product is
+    # computed.
     order, names = ((0, 1), ("m", "n")) if side else ((1, 0), ("n", "m"))
     many, sizes = [dims[i] for i in order], [tile[i] for i in order]
     image = "i0" if side else f"n / {math.prod(p.sizes)}"

@@ -1,9 +1,9 @@
 // Attention over caches of keys and values in pages of a pool that sequences share. paged.py
 // describes operands and tasks.
 
-// Like ark_attention (attention.h), for caches in pages, with the same task coordinates: row,
-// key/value head, split. MOST: pages of a sequence. The positions that the row sees must be in
-// pages of the pool.
+// Like ark_attention (attention.h), for caches in pages. Task coordinates: row, key/value head,
+// split (part of the positions). MOST: the largest number of pages of a sequence. All positions
+// that the row can see must be in pages of the pool.
 template <int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS, int CHUNK, class Q,
           class K, class V, class T, class P, class O, class F>
 ARK_DEVICE void ark_paged_attention(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,

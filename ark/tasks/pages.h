@@ -10,16 +10,17 @@ ARK_DEVICE ArkPaged<PAGE, POOL, X, T> ark_paged(X pool, T pages) {
   return {pool, pages};
 }
 // The address of an element of a cache in pages. A page number outside of the pool is replaced by
-// 0, so that no table leads to an access outside of the pool; another check (ark_check_pages) ends
-// the launch.
+// 0, so that the access stays inside the pool. The separate check ark_check_pages then ends the
+// launch with an error.
 template <int PAGE, int POOL, class X, class T>
 ARK_DEVICE auto ark_address(const ArkPaged<PAGE, POOL, X, T>& x, int, int head, int place, int d) {
   const int page = x.pages.p[place / PAGE];
   return ark_address(x.pool, page >= 0 && page < POOL ? page : 0, head, place % PAGE, d);
 }
 
-// Called by all threads: ends the launch with an error unless the table, which has room for ROOM
-// positions, contains the position, and positions begin to end - 1 are in pages of the pool.
+// Called by all threads. Ends the launch with an error in two cases: the position is beyond the
+// ROOM positions that the page table has room for, or one of the positions begin to end - 1 is in a
+// page outside of the pool.
 template <int ROOM, int PAGE, int POOL, class X, class T, class P>
 ARK_DEVICE void ark_check_pages(ArkCtx& c, const ArkPaged<PAGE, POOL, X, T>& x, P position,
                                 int begin, int end) {

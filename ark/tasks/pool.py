@@ -99,8 +99,9 @@ class Pool(TaskKind):
         p = sig.read(PoolParams)
         alone = not machine.cooperative
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
-        # For elements of a window outside of the input, many threads load the nearest element
-        # inside and do not use it. Without branches, many loads are in flight at the same time.
+        # If a window reaches outside of the input, many threads load the nearest element inside
+        # instead and ignore it. The code then has no branches, so many loads are in flight at the
+        # same time.
         if alone or math.prod(p.size) > MAX_WINDOW_LOADS:
             each = in_order if alone else each_index
             return text.function(
@@ -126,7 +127,9 @@ def _start(p: PoolParams) -> str:
 
 
 def _join(p: PoolParams, total: str) -> str:
-    """A C++ statement that adds the value v to a total, or takes the larger of the two."""
+    """A C++ statement that adds the value v to a running total or, for max pooling, keeps the
+    larger of the two.
+    """
     return (
         f"{total} = v > {total} || v != v ? v : {total};"
         if p.function == "max"
@@ -143,7 +146,9 @@ def _result(p: PoolParams, total: str) -> str:
 
 
 def _over_window(sig: Signature, body: str, predicated: bool) -> str:
-    """Statements that run a body for each element of a window."""
+    """Statements that run `body` for each element of a window. predicated: True to load also for
+    elements outside of the input, and ignore these.
+    """
     source, p = sig.operands[0].shape, sig.read(PoolParams)
     names, _ = _names(sig)
     there = _there(sig) if predicated else "true"

@@ -11,8 +11,8 @@ ARK_DEVICE float ark_zero_point(const Z& zeros, int row, int group) {
   }
 }
 
-// ark_load_few loads eight elements of few bits from `p` on, without converting them. ark_few_bits
-// converts element j of these to float.
+// ark_load_few loads eight neighbouring elements of 4 or 8 bits, from `p` on, without converting
+// them. ark_few_bits converts the loaded element j to float.
 template <int ITEMS, typename T>
 ARK_DEVICE ArkPack<T, ITEMS> ark_load_few(const T* p) {
   return ark_load_pack<ITEMS>(p);
@@ -21,9 +21,10 @@ template <typename T, int ITEMS>
 ARK_DEVICE float ark_few_bits(const ArkPack<T, ITEMS>& pack, int j) {
   return static_cast<float>(ark_element(pack.v, j));
 }
-// Eight elements of 4 bits are a 32-bit word. A code is put into the mantissa of the float 2^23,
-// and 2^23 is subtracted, which takes fewer instructions than a conversion. For signed codes the
-// sign bit is flipped, which adds 8, and 8 is subtracted again.
+// Eight elements of 4 bits are loaded as a 32-bit word. To convert a code to float, the code is put
+// into the low mantissa bits of the float 2^23, and 2^23 is subtracted, which takes fewer
+// instructions than a conversion. For signed codes the sign bit is flipped, which adds 8, and 8 is
+// subtracted again.
 template <int SIGN>
 struct ArkFourBits {
   ark_u32 word;
@@ -40,8 +41,8 @@ template <int SIGN>
 ARK_DEVICE float ark_few_bits(const ArkFourBits<SIGN>& few, int j) {
   const ark_u32 code = (few.word ^ SIGN * 0x11111111u) >> 4 * j & 15u;
 #if defined(ARK_VECTOR_BYTES)
-  // With -fassociative-math or a similar option the compiler would add the zero point to 2^23
-  // first, which loses the fraction. So the code is converted as an integer.
+  // With options such as -fassociative-math the compiler would add the zero point to 2^23 first and
+  // lose its fractional part. So here the code is converted as an integer.
   return static_cast<float>(static_cast<int>(code) - SIGN);
 #else
   return ark_bits_float(code | 0x4b000000u) - (8388608.0f + SIGN);
@@ -50,10 +51,10 @@ ARK_DEVICE float ark_few_bits(const ArkFourBits<SIGN>& few, int j) {
 
 constexpr int ark_quantized_step = 8;  // ELEMENTS_PER_LANE of quantized_linear.py
 
-// The index in shared memory of element k of row m of the input. The elements k of V rows are
-// neighbours. They are followed by the elements that other lanes read at the same time, so that a
-// warp reads contiguous memory. TURNED: true if the even ones of eight elements are stored before
-// the odd ones, as in rows of a quantised matrix.
+// The index in shared memory of element k of row m of the input. Element k of V rows is stored as V
+// neighbours. These are followed by the elements that other lanes read at the same time, so that a
+// warp reads contiguous memory. TURNED: true if each group of eight elements is stored with the
+// even ones before the odd ones, as in rows of a quantised matrix.
 template <int V, int GROUPS, bool TURNED>
 ARK_DEVICE int ark_quantized_place(int m, int k) {
   constexpr int STEP = ark_quantized_step, WIDE = ARK_LANES * STEP;
@@ -137,8 +138,8 @@ ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights
   };
   for (int first = t.coord[0]; first < t.coord[1]; first += ARK_WARPS * R) {
     const int mine = first + ark_warp() * R;
-    // If fewer than R rows are left, the last R rows of the task are computed; those computed
-    // before are not stored again.
+    // If fewer than R rows are left, the last R rows of the task are computed. Some of them have
+    // been computed before and are not stored again.
     const int row = mine + R > t.coord[1] ? t.coord[1] - R : mine;
     const auto* bits = weights.p + static_cast<ark_i64>(row) * PITCH;
     Pack ahead[R] = {};

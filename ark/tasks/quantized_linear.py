@@ -29,15 +29,16 @@ MAX_HELD_ELEMENTS = 4  # elements of the next chunk that a thread holds in regis
 
 
 def _padded(rows: int) -> int:
-    """The number of rows for which shared memory is reserved. Three or more rows are rounded up to
-    a multiple of four.
+    """The number of input rows for which shared memory is reserved. Three or more rows are rounded
+    up to a multiple of four.
     """
     return rows if rows < 3 else -(-rows // 4) * 4
 
 
 def _chunk(rows: int, k: int, machine: Machine) -> int:
-    """The number of elements of each row that are in shared memory at a time: a whole row if it
-    fits, otherwise a chunk so small that two chunks fit; 0 if there is too little shared memory.
+    """The number of elements of each input row that are in shared memory at a time: all elements if
+    they fit, otherwise a chunk so small that two chunks fit (one is loaded while the other is
+    used). 0 if there is too little shared memory.
     """
     room = (machine.shared_bytes - machine.ring_bytes) // (4 * _padded(rows))
     wide = ELEMENTS_PER_LANE * machine.lanes

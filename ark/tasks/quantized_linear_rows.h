@@ -37,8 +37,8 @@ ARK_DEVICE float ark_row_zero(const ArkRow<C, K, GROUP, S, ZEROS>& row, int grou
   return ark_get(reinterpret_cast<const S*>(row.bytes + Row::ZEROS_AT), group);
 }
 
-// Code j of a 32-bit word, as a float. Of eight 4-bit codes, the even ones are in the word's low
-// half.
+// Code j of the codes in a 32-bit word, as a float. Of eight 4-bit codes, the even ones are in the
+// low half of the word, the odd ones in the high half.
 template <class C>
 constexpr int ARK_CODES_OF_WORD = 32 / ARK_CODE_BITS<C>;
 ARK_DEVICE ark_u32 ark_code_of_four(ark_u32 word, int j) {
@@ -51,7 +51,8 @@ ARK_DEVICE float ark_code(const ark_int4*, ark_u32 word, int j) {
 ARK_DEVICE float ark_code(const ark_uint4*, ark_u32 word, int j) {
   return static_cast<float>(static_cast<ark_i32>(ark_code_of_four(word, j)));
 }
-// Converts a 4-bit float code: its exponent and mantissa (3 bits) are moved to those of a float.
+// Converts a 4-bit float code to float. Its exponent and mantissa (3 bits) are shifted to the
+// exponent and mantissa bits of a float.
 ARK_DEVICE float ark_code(const ark_fp4*, ark_u32 word, int j) {
   const ark_u32 code = ark_code_of_four(word, j);
   const float size = ark_bits_float((code & 7u) << 22) * ark_bits_float(253u << 23);
@@ -70,8 +71,8 @@ ARK_DEVICE float ark_code(const ark_e5m2*, ark_u32 word, int j) {
   return ark_small_float<2, 15>(ark_code_of_eight(word, j));
 }
 
-// Computes eight values of a row, from column k (a multiple of eight) on: code times scale, less
-// the zero point.
+// Computes eight values of a quantised row, from column k (a multiple of eight) on. A value is
+// (code - zero point) * scale.
 template <class C, int K, int GROUP, class S, bool ZEROS>
 ARK_DEVICE void ark_eight_values(const ArkRow<C, K, GROUP, S, ZEROS>& row, int k,
                                  float (&v)[ARK_CODES]) {

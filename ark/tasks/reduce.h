@@ -1,10 +1,11 @@
-// Reductions over one dimension. If it is the last, rows are reduced; otherwise columns.
+// Reductions over one dimension. A reduction over the last dimension reduces rows, whose elements
+// are contiguous. A reduction over another dimension reduces columns.
 
-// The terms of a reduction, if they are a function of the elements of one or two tensors, and of M
-// numbers that all elements of a row or column share. It is used like a pointer to the first term.
-// a, b: addresses of the elements. m: the numbers of a row, or of W neighbouring columns. fill(m,
-// column) loads the numbers of a column; make(a, b, m, at) computes a term of type R. at: the
-// element's index in its row or column.
+// The terms (the values to reduce) of a reduction that computes them from the elements of one or
+// two tensors, and from M numbers that all elements of a row or column share. An object of this
+// type is used like a pointer to the first term. a, b: addresses of the elements. m: the numbers of
+// a row, or of W neighbouring columns. fill(m, column) loads the numbers of a column; make(a, b, m,
+// at) computes a term of type R. at: the element's index in its row or column.
 template <typename R, bool TWO, int M, int W, typename A, typename B, class Fill, class Make>
 struct ArkTerms {
   const A* a;
@@ -32,7 +33,8 @@ template <typename R, bool TWO, int M, int W, typename A, typename B, class Fill
 ARK_DEVICE R ark_term(const ArkTerms<R, TWO, M, W, A, B, Fill, Make>& s, ark_i64 k) {
   return s.make(ark_plain(s.a[k]), ark_plain(s.b[TWO ? k : 0]), s.m[0], s.at + k);
 }
-// The elements from which N terms are computed. Their loads may still be in flight.
+// The loaded elements from which N terms (values to reduce) are computed. Their loads may still be
+// in flight.
 template <int N, bool TWO, typename A, typename B>
 struct ArkHeldTerms {
   ArkHeld<const A, N> a;
@@ -100,8 +102,8 @@ ARK_DEVICE ArkPack<R, N> ark_load_pack(const ArkTerms<R, TWO, M, W, A, B, Fill, 
 template <class F, typename T, int K, int V, int U, int TEAM, class In, class Finish>
 ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish& finish) {
   constexpr int WIDTH = TEAM * ARK_LANES, AT_ONCE = U * WIDTH * V, step = ARK_WARPS / TEAM;
-  // The compiler has to know that 0 <= me < WIDTH: then it unrolls loops of few rounds, and omits
-  // the loop over single elements if there are none.
+  // Casts to unsigned show the compiler that 0 <= me < WIDTH. It then unrolls loops of few rounds,
+  // and omits the loop over single elements if there are none.
   const int team = step == 1 ? 0 : ark_warp() / TEAM;
   const int me = static_cast<int>(static_cast<ark_u32>(ark_tid()) % WIDTH);
   constexpr int bulk = K / V * V;
@@ -213,8 +215,8 @@ ARK_DEVICE void ark_reduce_rows_alone(int rows, const In& in, const Finish& fini
 }
 
 // Reduces each of `columns` neighbouring columns to one number. A column has K elements, which are
-// `stride` elements apart. ACROSS threads side by side have V neighbouring columns each. The other
-// threads have the same columns, and each group of ACROSS threads reduces a part of the K elements.
+// `stride` elements apart. A group of ACROSS threads covers all columns, V neighbouring columns per
+// thread. The block has several such groups, and each group reduces another part of the K elements.
 template <class F, typename T, int V, int U, int ACROSS, class In, class Finish>
 ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, int K, char* red,
                                    const Finish& finish) {
@@ -236,7 +238,8 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
     };
     load(deep);
     for (int k = deep; k < K; k += U * DEEP) {
-      // Elements wait as they were loaded, which takes fewer registers than the terms.
+      // The elements are kept as they were loaded and converted later, because they take fewer
+      // registers than the converted terms.
       decltype(ark_held<V>(source)) held[U];
 #pragma unroll
       for (int u = 0; u < U; ++u) held[u] = ahead[u];

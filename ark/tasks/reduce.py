@@ -96,7 +96,7 @@ def _total_bytes(sig: Signature) -> int:
 
 
 def team_of(rows: int, machine: Machine) -> int:
-    """The number of warps that process a row together, for a task with this many rows."""
+    """The number of warps that reduce a row together. rows: the number of rows of the task."""
     if rows >= machine.warps or not machine.cooperative:
         return 1
     teams = [1, machine.warps]
@@ -108,7 +108,7 @@ def team_of(rows: int, machine: Machine) -> int:
 
 
 def _deep(sig: Signature) -> range:
-    """The indices of the inputs that have all elements along the axis."""
+    """The indices of the inputs that vary along the reduced axis."""
     deep = [o.shape for o in sig.operands[:-1]].count(sig.operands[0].shape)
     return range(deep)
 
@@ -223,7 +223,7 @@ class Reduce(TaskKind):
 
     def _across(self, sig: Signature, machine: Machine) -> tuple[int, int]:
         """How a block reads the columns of a tile: the number of elements of a vector load, and the
-        number of such loads side by side.
+        number of such loads side by side in a row of the input.
         """
         params = sig.read(ReduceParams)
         pack = self._vector(sig)
@@ -373,7 +373,8 @@ class Reduce(TaskKind):
         tile = params.tile
         packs, threads = math.prod(tile) // pack, machine.lanes * machine.warps
         rounds, blocks = -(-packs // threads), math.prod(tile[:3]) * -(-tile[3] // (across * pack))
-        # If threads do not work alone, a block reduces some columns at a time, with two barriers.
+        # alone: each thread reduces columns by itself. Otherwise a block needs two barriers for
+        # each group of columns.
         alone = machine.cooperative and blocks * LOADS_PER_BARRIER_PAIR > rounds * count
         in_flight = self._in_flight(sig, pack)
         constants = (

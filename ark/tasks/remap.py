@@ -56,8 +56,9 @@ Shift = Annotated[int, msgspec.Meta(ge=-(1 << 30), le=1 << 30)]
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """How the input's index in one dimension follows from the output's indices: (sum of terms +
-    add) / divide, rounded down. edge: which element is used if the index is out of bounds.
+    """How the index into one dimension of the input is computed from the output's indices: (sum of
+    terms + add) / divide, rounded down. edge: the element that is used if the index is out of
+    bounds.
     """
 
     terms: tuple[tuple[Dim, Factor], ...]
@@ -131,8 +132,9 @@ class Remap(TaskKind):
         return [Access(0, tuple(low), tuple(high)), Access(1, lo, hi, write=True)]
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        """The operations and bytes of a task. Of the source, at most one element per element of the
-        output is counted: indices that wrap around reach all of a dimension.
+        """The floating-point operations and bytes of a task. At most one source element is counted
+        per output element. The box that the task accesses may be larger, because indices that wrap
+        around can reach a whole dimension.
         """
         out = sig.operands[1]
         lo, hi = tile_box(out.shape, coord, sig.read(RemapParams).tile)
@@ -262,8 +264,8 @@ class Gather(TaskKind):
         ]
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any]:
-        # A task of a gather waits for its indices to be loaded before it copies. Its tiles are
-        # twice as large as those of other copies, so that there are fewer such waits.
+        # A task of a gather must wait until its indices are loaded before it can copy. So its tiles
+        # are twice as large as those of other copies, which halves the number of these waits.
         return claim_tile(sig, 2)
 
     def headers(self) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 // Rotary embedding of a projection's columns. rotary.py describes operands and tasks.
 
-// The destinations of the columns of a query-key-value projection: queries are stored in the
-// output; keys and values are stored in the caches and, if it is given, also in `fresh`, for
-// readers in the same iteration. SEQUENCES: 1, or the number of rows if each row has its own
-// position and its own heads of the caches.
+// The destinations of the columns of a query-key-value projection. Queries are stored in the
+// output. Keys and values are stored in the caches and, if the operand `fresh` is given, also
+// there, for tasks that read them in the same iteration. SEQUENCES: 1, or the number of rows if
+// each row has its own position and its own heads of the caches.
 template <int HEADS, int KV_HEADS, int WIDTH, int LENGTH, int SEQUENCES, class O, class P, class F,
           class K, class V, class N>
 struct ArkRope {
@@ -43,8 +43,8 @@ ARK_DEVICE float ark_rope_angle(const R& rope, int m, int column) {
   return static_cast<float>(ark_rope_place(rope, m)) * rope.frequencies.p[column % R::D / 2];
 }
 
-// Stores the pair that begins at this column of row m at its destination. Rows outside of the cache
-// are dropped.
+// Stores a pair of values (columns `column` and `column` + 1 of row m) in the output or a cache,
+// depending on the column. Rows outside of the cache are not stored.
 template <class R>
 ARK_DEVICE void ark_rope_store(ArkCtx& c, const R& rope, int m, int column, float a, float b) {
   if (column < R::QUERIES) {
@@ -67,7 +67,8 @@ ARK_DEVICE void ark_rope_store(ArkCtx& c, const R& rope, int m, int column, floa
   ark_put(to, 1, b);
 }
 
-// Rotates the pair at this column of row m if it belongs to a query or key, and stores it.
+// Rotates a pair of values (columns `column` and `column` + 1 of row m) if it belongs to a query or
+// key, and stores it in the output or a cache.
 template <class R>
 ARK_DEVICE void ark_rope_pair(ArkCtx& c, const R& rope, int m, int column, float a, float b) {
   if (column < R::ROTATED) {

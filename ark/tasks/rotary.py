@@ -2,8 +2,8 @@
 and keys and stores keys and values in caches, and `swiglu_pairs` computes silu(gate) * up. Emitted
 by ark.lower.ops.decoder.
 
-They are separate tasks only if the product before them is not of the kind `linear`, which computes
-the same as its epilogue (rotary.h).
+If the matrix product before them is of the kind `linear`, its epilogue does the same (rotary.h),
+and these tasks do not exist.
 
 `rope_kv` params: heads, kv_heads, head_dim.
 
@@ -12,9 +12,10 @@ frequencies, key cache and value cache (kv_heads, context, head_dim), [fresh (m,
 head_dim): a copy of the new keys and values, for readers in the same iteration].
 
 coord: first and last+1 column of x, for all rows, because rows share the cache. With m positions
-each row belongs to a sequence of its own, and the caches are (m * kv_heads, context, head_dim).
-Caches in pages (ark.tasks.paged) are (pool, kv_heads, page, head_dim); the table (sequences, most)
-follows them. After it comes fresh, if no row reads what another row appends.
+    each row belongs to a sequence of its own, and the caches are (m * kv_heads, context, head_dim).
+    Caches in pages (ark.tasks.paged) are (pool, kv_heads, page, head_dim). The page table
+    (sequences, most) follows them as an operand, then `fresh`, which is allowed if no row reads
+    keys that another row appends.
 
 `rotary_embedding` params: head_dim, interleaved (True if a pair is two neighbours, otherwise an
 element of a head's first half and the corresponding one of the second half).
@@ -71,8 +72,8 @@ def fresh_operand(sig: Signature, first: int) -> int:
 
 
 def in_pages(sig: Signature, first: int) -> bool:
-    """True if the caches are in pages; the table then follows them. False if there are too few
-    operands.
+    """True if the caches are in pages; the page table is then the operand after them. False if
+    there are too few operands.
     """
     return len(sig.operands) > first + 2 and len(sig.operands[first + 2].shape) == 4
 
@@ -88,10 +89,11 @@ def sequences_of(sig: Signature, first: int) -> int:
 
 
 def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -> None:
-    """Raises PlanError unless a projection of this shape can be rotated and stored.
+    """Raises PlanError unless a query-key-value projection of this shape can be rotated and stored.
 
-    out: the index of the queries' operand. first: the index of the position; frequencies, caches,
-    the table of paged caches and `fresh`, if given, follow it.
+    out: the index of the queries' operand. first: the index of the position operand. The
+        frequencies, the two caches, the page table (of paged caches) and `fresh` (if given) follow
+        it.
     """
     p, (rows, columns) = sig.read(HeadCounts), shape
     need(min(p.heads, p.kv_heads, p.head_dim) > 0, "heads, kv_heads and head_dim must be positive")
@@ -135,7 +137,7 @@ def rotary_accesses(
     sig: Signature, out: int, first: int, n0: int, n1: int, m0: int = 0, m1: int = 0
 ) -> list[Access]:
     """The accesses for columns n0 to n1 of a projection, for rows m0 to m1 (all rows if m1 is 0).
-    first: the index of the position.
+    first: the index of the position operand.
     """
     p = sig.read(HeadCounts)
     rows = m1 or sig.operands[out].shape[0]

@@ -1,10 +1,11 @@
 // Softmax and norms of rows.
 
-// The ops on rows. Each consists of a first statistic (the row's maximum or mean), a term for every
-// element (the terms are summed, and a term may replace its element), and a factor and a result
-// computed from these.
+// The operations on rows: softmax and norms. Each has three steps. First, a statistic of the row is
+// computed (its maximum or mean). Second, a term is computed from each element and added up; a term
+// may replace its element. Third, a factor is computed from the sum, and the result from the
+// elements and the factor.
 struct ArkSoftmax {
-  // The maximum may ignore NaN, because the term of a NaN makes the sum NaN.
+  // The maximum may ignore NaN: the term of a NaN element is NaN, which makes the sum NaN.
   struct First : ArkMaxFold {
     ARK_DEVICE float join(float a, float b) { return b > a ? b : a; }
   };
@@ -104,9 +105,9 @@ ARK_DEVICE float ark_biased(float v, const ArkAffine<W, B>&, float bias) {
   return v + bias;
 }
 
-// The weights and biases of a thread's E packs. If they take at most MOST_SCALE_BYTES of registers,
-// they are loaded together with the first rows, so that no store waits for them; otherwise when
-// they are used.
+// The weights and biases for a thread's E packs of elements. If they take at most MOST_SCALE_BYTES
+// of registers, they are loaded together with the first rows, so that no store waits for them.
+// Otherwise they are loaded when they are used.
 constexpr int MOST_SCALE_BYTES = 128;
 template <class Weight>
 constexpr int ark_scale_bytes = 0;
@@ -155,11 +156,13 @@ struct ArkScales<V, E, ArkAffine<W, B>, true> {
   }
 };
 
-// The rounds in which a team of warps processes its rows, in a fixed order; row_norm_claimed.h has
-// rounds that are claimed at run time. A round is identified by the number of its first row. All
-// threads call `ask` at the beginning of a round and `tell` after its first sums; a claiming
-// subclass requests a later round with the first call and shares its number with the second. At the
-// end of a round, told() returns the round that follows the round `next`.
+// Determines which rows a team of warps processes in each round. Here the order is fixed;
+// row_norm_claimed.h has a type with the same functions that claims rounds at run time by an atomic
+// counter. A round is identified by the number of its first row.
+//
+// All threads call `ask` at the beginning of a round and `tell` after its first sums. In the
+// claiming type, `ask` claims a later round and `tell` shares its number with the other threads. At
+// the end of a round, told() returns the round that follows the round `next`.
 struct ArkRounds {
   int first, step;
   ARK_DEVICE void ask(ArkRounds&) {}

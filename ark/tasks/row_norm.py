@@ -2,7 +2,7 @@
 over the last dimension. Emitted by ark.lower.ops.norms.
 
 params: function, eps, rows (rows of dimension 2 per task), dealt (a task has all rows of dimension
-1 at one index of dimension 2; they are not neighbours).
+    1 at one index of dimension 2; these rows are not contiguous in memory).
 
 operands: input, [weight, [bias]], output; only layernorm has a bias. A rounded_rmsnorm rounds to
 the output's type before it multiplies by the weight.
@@ -48,17 +48,18 @@ ROW_OPS = {
     "rmsnorm": "ArkRmsNorm",
     "rounded_rmsnorm": "ArkRmsNorm",
 }
-# The most elements of a row that a thread keeps in registers, and the most bytes of its loads that
-# are in flight.
+# Two bounds per thread: the most elements of a row that it keeps in registers, and the most bytes
+# of loads that it has in flight.
 MAX_REGISTER_ELEMENTS = 32
 MAX_WAITING_REGISTER_BYTES = 64
 # Bounds for short rows without vector accesses: fewer lanes with several elements each need fewer
 # exchanges between lanes.
 MAX_ODD_LANES, MAX_ODD_ELEMENTS = 8, 8
 BATCH_ELEMENTS = 16  # elements of several rows at once
-# If threads have at least MANY_REGISTERS registers, a warp holds all of its rows of a task at once.
-# A thread then holds up to MOST_TOGETHER elements of at most MOST_ROWS rows; the addresses and sums
-# of more rows do not fit in registers beside a model's other bodies.
+# If threads have at least MANY_REGISTERS registers, a warp holds all of its rows of a task in
+# registers at once. A thread then holds up to MOST_TOGETHER elements of at most MOST_ROWS rows.
+# More rows would need registers for their addresses and sums that a model's other device functions
+# take.
 MANY_REGISTERS, MOST_TOGETHER, MOST_ROWS = 200, 64, 4
 # Rows are claimed at run time only if elements have at most this many bytes, because some backends
 # load rows of wider elements by hardware copies.
@@ -79,7 +80,9 @@ def vector_elements(operands: Sequence[OperandType], columns: int) -> int:
 
 
 def no_packets(name: str, sig: Signature, machine: Machine) -> None:
-    """Raises PlanError if the input is packets, which only bodies of backends read."""
+    """Raises PlanError if the input is packets, because only some vendors' device functions read
+    them.
+    """
     if sig.operands[0].packet:
         raise PlanError(
             f"{name} reads packets, but a processor of {machine.arch} has no function for that; "
@@ -114,8 +117,8 @@ def folds(machine: Machine) -> int:
 
 
 def row_constants(sig: Signature) -> tuple[int, int, int]:
-    """Three compile-time constants of the device function: the rows of a task, the size of the
-    dimension along which a task has rows, and the elements of a row.
+    """Three compile-time constants of the device function: the number of rows of a task, the size
+    of the dimension along which a task has rows, and the number of elements of a row.
     """
     params = sig.read(RowNormParams)
     shape = fold(sig.operands[-1].shape)
@@ -125,7 +128,7 @@ def row_constants(sig: Signature) -> tuple[int, int, int]:
 def row_op(name: str, sig: Signature) -> tuple[str, str]:
     """The name of the C++ type that computes the row operation, and its definition if no header
     defines it ("" otherwise). A definition is needed for rounded_rmsnorm, which rounds to the
-    result's type before it multiplies. name: the device function.
+    result's type before it multiplies by the weight. name: the name of the device function.
     """
     function = sig.read(RowNormParams).function
     op, ctype = ROW_OPS[function], sig.operands[-1].ctype
@@ -175,8 +178,9 @@ def _at_once(held: tuple[int, int, int, int, int], machine: Machine) -> int:
 def _together(
     held: tuple[int, int, int, int, int], rows: int, machine: Machine
 ) -> tuple[int, int, int, int, int]:
-    """The layout of rows in registers (see `_held`), changed for a task of `rows` rows: few rows
-    are divided among all teams. On machines with many registers, a warp holds more rows at once.
+    """The layout of rows in registers (see `_held`), changed for a task of `rows` rows. If there
+    are few rows, fewer are held at once, so that all teams of warps have rows. On machines with
+    many registers, more rows are held at once.
     """
     pack, each, at_once, team, part = held
     each_team = math.ceil(rows / (machine.warps // team * (machine.lanes // part)))
@@ -286,9 +290,9 @@ class RowNorm(TaskKind):
         return self._held(sig, machine) is None and 4 * columns <= room
 
     def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int, int] | None:
-        """The layout of rows in registers: (elements of a pack, packs per thread, rows at once,
-        warps of a team, lanes per row, if a row needs only a part of a warp). None if registers
-        cannot hold a row.
+        """The layout of rows in registers, as a tuple: elements of a pack (vector), packs of a row
+        per thread, rows that a thread holds at once, warps that share a row, and lanes that share a
+        row if a row needs only a part of a warp. None if registers cannot hold a row.
         """
         columns = sig.operands[-1].shape[-1]
         pack = vector_elements((sig.operands[0], sig.operands[-1]), columns)

@@ -1,7 +1,7 @@
-// Softmax and norms of rows that processors claim at run time.
+// Softmax and norms of rows that are claimed at run time by an atomic counter (dynamic scheduling).
 
-// A team's rounds (as ArkRounds of row_norm.h). Each round is claimed two rounds before it is
-// computed, and its rows are loaded during the round before.
+// The rounds of a team of warps, with the functions of ArkRounds (row_norm.h). A round is claimed
+// two rounds before it is computed. Its rows are loaded one round before.
 template <int R, int TEAM>
 struct ArkClaimedRounds {
   int first, step;
@@ -23,10 +23,10 @@ struct ArkClaimedRounds {
   }
 };
 
-// Processes rows that are claimed at run time, by each team of warps separately, in units of as
-// many rows as a team processes at a time. in(row), out(row): addresses of rows, numbered over all
-// COUNT. If rows are not aligned for packs, the block claims them instead. Other constants: as for
-// ark_row_norm and for ark_claimed (claimed.h).
+// Processes rows that are claimed at run time. Each team of warps claims as many rows as it
+// processes at a time. in(row), out(row): addresses of rows, numbered over all COUNT rows. If rows
+// are not aligned for packs (vectors), the whole block claims rows instead of each team. Other
+// constants: as for ark_row_norm and for ark_claimed (claimed.h).
 template <class OP, int COUNT, int K, int SIDE, bool KEEP, int FOLDS, int V, int E, int EACH,
           int TEAM, int PART, int TASKS, int OPERANDS, int RECORDS, class In, class Out,
           class Weight>

@@ -1,8 +1,8 @@
 // Converts rows of a quantised matrix to 16-bit numbers. row_values.py describes operands and
 // tasks.
 
-// Task coordinates: first row, and last row + 1. A warp processes a row; a lane computes eight of
-// its values at a time.
+// Dequantises the rows of a task. Task coordinates: first row, and last row + 1. A warp processes a
+// row; a lane computes eight of its values at a time.
 template <class ROW, ark_i64 PITCH, typename T>
 ARK_DEVICE void ark_row_values(ArkCtx&, const ArkTask& t, const unsigned char* bytes, T* values) {
   const ROW* rows = reinterpret_cast<const ROW*>(bytes);

@@ -3,9 +3,9 @@
 // that every backend samples the same tokens.
 
 #if !defined(ARK_HAS_LATER)
-// Stores a word in host memory that the host polls. A backend whose stores to host memory delay the
-// operations after them may store it when the iteration's tasks have ended; each address can then
-// receive one word per iteration.
+// Stores a word in host memory that the host polls. On some backends a store to host memory delays
+// the operations after it. Such a backend may postpone the store until the iteration's tasks have
+// ended. Then only one word per iteration can be stored at each address.
 constexpr int ARK_LATER = 1;
 ARK_DEVICE void ark_post_later(ArkCtx&, int, ark_u32* p, ark_u32 v) { ark_post_host(p, v); }
 #endif
@@ -24,7 +24,7 @@ ARK_DEVICE float ark_score(float logit, float temperature, ark_u64 key, ark_u32 
   if (temperature <= 0.0f) return logit;
   const ark_u64 place = (static_cast<ark_u64>(position) << 32) | token;
   const ark_u64 bits = ark_mix(key ^ place);
-  // u is a number of 23 bits plus one half, which is exact in fp32. So u never rounds to 1, for
+  // u is (a 23-bit integer + 1/2) / 2^23, which is exact in fp32. So u is never rounded to 1, for
   // which the noise would be infinite.
   const float u = (static_cast<float>(static_cast<ark_u32>(bits >> 41)) + 0.5f) * 1.1920929e-7f;
   return logit / temperature - ark_log(-ark_log(u));
@@ -42,9 +42,9 @@ ARK_DEVICE bool ark_better(float score, ark_u32 token, float than, ark_u32 its) 
 }
 // True if a is above b. NaN is above all numbers.
 ARK_DEVICE bool ark_above(float a, float b) { return a > b || (a != a && b == b); }
-// Encodes a score and an index below 2^31 such that ark_better puts the better of two first, with
-// NaN above infinity. NaN becomes the score of infinity with its own index; all other scores get a
-// larger index.
+// Encodes a score and an index below 2^31 such that ark_better also orders NaN, above infinity. For
+// a row with a NaN, the score becomes infinity and the index stays the NaN's index. All other
+// scores get an index of 2^31 or more, so they lose against it.
 constexpr ark_u32 ARK_PLACE = 0x7fffffffu;
 ARK_DEVICE void ark_ranked(float& score, ark_u32& place, ark_u32 odd) {
   const bool found = odd != 0xffffffffu;  // place of a NaN
@@ -94,7 +94,8 @@ template <class S, class P>
 ARK_DEVICE ArkSampler ark_sampler(S settings, P position, int first) {
   const ark_u64 low = static_cast<ark_u32>(settings.p[2]);
   const ark_u64 high = static_cast<ark_u32>(settings.p[6]);
-  // Logits divided by a smaller temperature may be infinite; the best token is nearly certain.
+  // Logits divided by a temperature below 1e-5 may be infinite. At such a temperature the best
+  // token is nearly certain, so 0 is used.
   const float given = ark_bits_float(static_cast<ark_u32>(settings.p[0]));
   const float temperature = given >= 1e-5f ? given : 0.0f;
   return {temperature, high << 32 | low, static_cast<ark_u32>(position.p[0]), -ark_inf(),

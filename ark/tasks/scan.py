@@ -197,9 +197,9 @@ def _pack(sig: Signature) -> int:
 
 
 def _pieces(sig: Signature, machine: Machine) -> tuple[bool, int] | None:
-    """How the threads of a block divide lines (all elements along the axis) among themselves: True
-    if the lanes of a warp are along a line, and the number of warps per line. None if each line
-    belongs to one thread.
+    """How the threads of a block share lines (all elements along the axis), as a pair: True if
+    neighbouring lanes have neighbouring elements of one line (False: a line each), and the number
+    of warps per line. None if each line is computed by one thread.
     """
     params = sig.read(ScanParams)
     shape, axis, tile = sig.operands[-1].shape, params.axis, params.tile

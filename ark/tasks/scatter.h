@@ -17,8 +17,9 @@ ARK_DEVICE void ark_each_update(ArkCtx& c, int first, int last, const Id& id, co
   }
 }
 
-// A round in which all threads look at ark_round_updates of the N updates, ark_looks per thread,
-// and the updates that it finds: at[i] is the number of an update, to[i] its index.
+// A round of a search: all threads together examine the indices of ark_round_updates of the N
+// updates, ark_looks per thread. This struct has the updates that apply: at[i] is the number of an
+// update, to[i] the index that it updates.
 constexpr int ark_looks = 4, ark_round_updates = ark_looks * ARK_THREADS;
 struct ArkUpdates {
   const int* at;
@@ -26,8 +27,9 @@ struct ArkUpdates {
   int count;
 };
 
-// ark_each_update by all threads: calls each(updates) with the updates that each round has found,
-// in order. found: shared memory for 2 ark_round_updates + ark_looks ARK_WARPS integers.
+// Like ark_each_update, by all threads of the block. Calls each(updates) with the updates that each
+// round has found, in order. found: shared memory for 2 ark_round_updates + ark_looks ARK_WARPS
+// integers.
 template <int N, int SIZE, class Id, class Each>
 ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& id, char* found,
                                       const Each& each) {
@@ -75,8 +77,9 @@ ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& 
 }
 
 // Applies U updates of one line, in order; all their loads are in flight at once. Update n[u] is
-// joined with the element at index k[u], unless k[u] is negative; k[0] is not. more(n): the value
-// of update n. now(k): the element at index k. store(k, v): stores join(now(k), more(n)).
+// joined with the element at index k[u]. If k[u] is negative, it is skipped; k[0] is never
+// negative. more(n): the value of update n. now(k): the element at index k. store(k, v): stores
+// join(now(k), more(n)).
 template <typename T, int U, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_few(const int (&k)[U], const int (&n)[U], const More& more,
                               const Now& now, const Join& join, const Store& store) {
@@ -141,10 +144,10 @@ ARK_DEVICE void ark_apply_line(ArkCtx& c, const Id& id, const More& more, const 
   }
 }
 
-// Applies the updates that a round has found to neighbouring lines, which form the tile TILE. A
-// warp applies the updates of those indices k for which k % ARK_WARPS is its number, to all
-// elements of the tile at once. more(n, i), now(k, i) and store(k, v, i) also have the four indices
-// in the tile. listed: shared memory for ark_round_updates + ARK_WARPS integers.
+// Applies the updates that a round has found to all lines of a tile. Updates are divided among
+// warps by their index k: warp k % ARK_WARPS applies them, to all lines of the tile. more(n, i),
+// now(k, i) and store(k, v, i) also have the four indices in the tile. listed: shared memory for
+// ark_round_updates + ARK_WARPS integers.
 template <typename T, class TILE, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_updates_by_place(const ark_i32* coord, const ArkUpdates& updates,
                                            char* listed, const More& more, const Now& now,

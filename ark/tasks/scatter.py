@@ -145,8 +145,8 @@ class Scatter(TaskKind):
         return 4 * (looks + listed * self._by_place(sig, machine))
 
     def _together(self, sig: Signature, machine: Machine) -> bool:
-        """True if all threads of a block together search for the updates that apply to the block's
-        elements.
+        """True if all threads of a block together examine the indices, to find the updates that
+        apply to the block's tile.
         """
         same = same_places(sig.operands[0].shape, sig.read(ScatterParams).axis)
         return same and machine.cooperative
@@ -165,8 +165,8 @@ class Scatter(TaskKind):
         return rooms if rooms >= MIN_SHARED_MEMORY_LINES else 0
 
     def _round(self, sig: Signature, machine: Machine) -> int:
-        """The number of updates per line that a block passes on in shared memory at once, so that
-        each line is updated by one warp; 0 if each line is updated by one thread.
+        """The number of updates per line that a block loads into shared memory at once. Each line
+        is then updated by one warp. 0 if each line is updated by one thread.
         """
         params = sig.read(ScatterParams)
         many, count = sig.operands[0].shape[params.axis], math.prod(params.tile)
@@ -260,7 +260,9 @@ class Scatter(TaskKind):
         return text.function(name, declare + body)
 
     def _rows(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The body in which each line belongs to one warp, or to a thread that runs alone."""
+        """The body of the device function in which each line is updated by one warp (or by the only
+        thread of a block).
+        """
         params = sig.read(ScatterParams)
         ids, updates, out = *sig.operands[:2], sig.operands[-1]
         last, size, frame = (

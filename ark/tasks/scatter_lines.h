@@ -16,12 +16,12 @@ ARK_DEVICE int ark_same_before(ark_u32 place) {
 #endif
 constexpr int ark_bits(int n) { return n <= 1 ? 0 : 1 + ark_bits(n / 2); }
 
-// Applies N updates to each line of a tile, by all threads. The threads load ROUND updates of every
-// line together, in the order of memory, and pass them on in shared memory. A warp then applies the
-// updates of its own lines, with one update per lane. Updates of the same index are applied in
-// order. id(n, i), more(n, i): the index and value of update n of the line whose four indices are
-// i. now(k, i), store(k, v, i): read and write the element at index k. staged: shared memory for
-// (ROUND + 1) integers and values per line.
+// Applies N updates to each line of a tile, by all threads. In each round, all threads load ROUND
+// updates of every line, in memory order, into shared memory. A warp then applies the updates of
+// its own lines, with one update per lane. Updates of the same index are applied in order. id(n,
+// i), more(n, i): the index and value of update n of the line whose four indices are i. now(k, i),
+// store(k, v, i): read and write the element at index k. staged: shared memory for (ROUND + 1)
+// integers and values per line.
 template <typename T, class TILE, int N, int SIZE, int ROUND, class Id, class More, class Now,
           class Join, class Store>
 ARK_DEVICE void ark_apply_lines(ArkCtx& c, const ark_i32* coord, char* staged, const Id& id,
@@ -35,7 +35,9 @@ ARK_DEVICE void ark_apply_lines(ArkCtx& c, const ark_i32* coord, char* staged, c
   int* places = reinterpret_cast<int*>(staged + (lines * LINE * sizeof(T) + 3) / 4 * 4);
   decltype(id(0, 0, 0, 0, 0)) ids[E] = {};
   T news[E] = {};
-  // Calls body(e, n, line, i) for the updates that this thread loads, from update `first` on.
+  // Calls body(e, n, line, i) for each update that this thread loads in the round that begins with
+  // update `first`: its number e among the thread's loads, number n in the line, the line, and the
+  // line's indices i.
   const auto each_loaded = [&](int first, const auto& body) {
 #pragma unroll
     for (int e = 0; e < E; ++e) {
@@ -107,8 +109,8 @@ ARK_DEVICE void ark_apply_lines(ArkCtx& c, const ark_i32* coord, char* staged, c
   }
 }
 
-// Copies a line of SIZE contiguous elements by one warp, in packs of V. PAST: true if the source is
-// device memory that no other task reads.
+// Copies a line of SIZE contiguous elements by one warp, in packs of V. PAST: true if no other task
+// reads the source, so that it need not be cached.
 template <int SIZE, int V, bool PAST, typename T, typename F>
 ARK_DEVICE void ark_move_line(T* to, const F* from) {
   constexpr int U = 8, step = ARK_LANES * V;

@@ -111,7 +111,8 @@ template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, int BATCH, int SETT
 ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S settings, P position,
                                 C candidates, T tokens, H host, E stop_tokens) {
   ark_u32* limit = &ark_control(ARK_PARAMS(c))->limit;
-  // Other processors read the limit at the same time, so it must not come from a cached copy.
+  // Other processors read the launch's iteration limit at the same time, so it must not be read
+  // from a cached copy.
   const ark_u32 before = ark_peek_host(limit);
   // With many sequences of few candidates each, the loads of all sequences are in flight together.
   constexpr bool BY_LANE = BATCH > ARK_WARPS && TILES <= 16 && ARK_THREADS >= BATCH;
@@ -142,7 +143,7 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
       ArkCandidates<TILES> own = {};
       if (!ranks) ark_candidates<TILES>(candidates, own);
       const bool ended = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens);
-      // Besides the vote, this warp sum ensures that all lanes have read the position before the
+      // This sum over the warp synchronises its lanes: all lanes have read the position before the
       // first lane writes it.
       const bool reads = ark_warp_sum(position.p[0] < settings.p[3] ? 1.0f : 0.0f) > 0.0f;
       const bool first = ranks ? ark_tid() == 0 : ark_lane() == 0;

@@ -27,8 +27,9 @@ def pad4(values: Sequence[int], fill: int) -> tuple[int, ...]:
 
 
 def address(sig: Signature, index: int) -> str:
-    """The C++ text of the address of operand `index`. It is an entry of the task's record or, if
-    there are too many operands, of a list whose address is the record's last entry.
+    """The C++ text of the address of operand `index`. The address is read from the task's record
+    (the struct that the device reads). If there are too many operands, the record's last entry is
+    the address of a list of operand addresses.
     """
     last = RECORD_OPERANDS - 1
     if len(sig.operands) <= RECORD_OPERANDS or index < last:
@@ -45,20 +46,20 @@ def addresses(sig: Signature, indices: Iterable[int]) -> str:
 
 
 def pointer(sig: Signature, index: int, const: bool = True) -> str:
-    """The text of a typed pointer to operand `index`."""
+    """The C++ text of a pointer to operand `index`, with the type of its elements."""
     pointed = f"{'const ' if const else ''}{sig.operands[index].ctype}"
     return f"ARK_POINTER({pointed}, {address(sig, index)})"
 
 
 def operand(sig: Signature, index: int, name: str, const: bool = True) -> str:
-    """A declaration of a typed pointer to operand `index`."""
+    """A C++ declaration of the variable `name`, a typed pointer to operand `index`."""
     pointed = f"{'const ' if const else ''}{sig.operands[index].ctype}"
     return f"  {pointed}* {name} = {pointer(sig, index, const)};\n"
 
 
 def given(sig: Signature, index: int, const: bool = True) -> str:
-    """Operand `index` as an argument of bodies in .h files: an ArkOperand, or ArkNoOperand if the
-    signature has no such operand.
+    """The C++ text of operand `index` as an argument of device functions in .h files: an
+    ArkOperand, or ArkNoOperand if the signature has no such operand.
     """
     if index >= len(sig.operands):
         return "ArkNoOperand{}"

@@ -1,17 +1,16 @@
 // How a matrix product's tiles are assigned to tasks, and the types that the device functions of
 // all backends use for a tile.
 
-// Tiles of ROWS by COLUMNS, which are divided among TASKS tasks (0: each task has the tile at its
-// coordinates). A matrix has DOWN rows of ACROSS tiles. Tiles are numbered down a band of GROUP
-// rows of tiles, then along the columns, then band by band and matrix by matrix. There are COUNT
-// matrices in two batch dimensions, of which the inner one has INNER. A task has every TASKS-th
-// tile.
+// Divides tiles of ROWS by COLUMNS elements among TASKS tasks (0: each task has the one tile at its
+// coordinates). A matrix has DOWN by ACROSS tiles. Tiles are numbered down a band of GROUP rows of
+// tiles, then along the columns, then band by band and matrix by matrix. There are COUNT matrices
+// in two batch dimensions; INNER is the size of the inner one. A task has every TASKS-th tile.
 template <int TASKS, int COUNT, int INNER, int DOWN, int ACROSS, int GROUP, int ROWS, int COLUMNS>
 struct ArkDeal {
   static constexpr bool several = TASKS > 0;
   static constexpr int tasks = TASKS, tiles = COUNT * DOWN * ACROSS;
-  // True if all tiles of a column of tiles are computed at about the same time, so that the columns
-  // of b that they share are read from memory only once.
+  // True if a band contains all rows of tiles of all matrices. Then all tiles that share columns of
+  // b are computed at about the same time, and these columns are read from memory only once.
   static constexpr bool once = COUNT * DOWN <= GROUP;
   static constexpr bool single = DOWN == 1;  // true if a column of tiles is one tile
   // Returns the batch indices of the matrix that contains tile number `tile`, and the tile's first
@@ -53,7 +52,8 @@ struct ArkSide {
 };
 
 // The part of an input with ROWS rows that begins at row `first`, for a tile of TILE rows. EVEN:
-// true if, whenever the first element is aligned to 16 bytes, every eighth element of a row is too.
+// true if every eighth element of a row is aligned to 16 bytes whenever the first element of the
+// matrix is.
 template <int TILE, int ROWS, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool EVEN,
           typename T>
 ARK_DEVICE ArkSide<T> ark_side(const T* matrix, int first) {
@@ -63,8 +63,8 @@ ARK_DEVICE ArkSide<T> ark_side(const T* matrix, int first) {
           rows, DEPTH,      EVEN && ark_aligned(reinterpret_cast<ark_u64>(at))};
 }
 
-// The part of an input from index `begin` to `end` along k, for a share of the product's inner
-// dimension. `begin` is a multiple of 128 bytes.
+// The part of an input between indices `begin` and `end` along k, for split-K products. `begin` is
+// a multiple of 128 bytes.
 template <typename T>
 ARK_DEVICE ArkSide<T> ark_part_of_k(ArkSide<T> side, int begin, int end) {
   side.at += begin * side.k_stride;

@@ -1,9 +1,9 @@
 // Device functions of a decoder's token loop: embed the current token, sample the next one, advance
 // the position. tokens.py describes operands and tasks.
 
-// Copies the rows of the table that the ids name. Task coordinates: first row and first column of a
-// tile of ROWS by COLUMNS of the result. from: the position that is added to row numbers, if it is
-// given. An id out of range ends the launch with an error.
+// Copies the rows of the embedding table whose numbers are in `ids`. Task coordinates: first row
+// and first column of a tile of ROWS by COLUMNS of the result. from: the position that is added to
+// row numbers, if it is given. An id out of range ends the launch with an error.
 template <int ROWS, int COLUMNS, int OUT_ROWS, int WIDTH, int VOCABULARY, int IDS, class I, class T,
           class O, class P>
 ARK_DEVICE void ark_embedding(ArkCtx& c, const ArkTask& t, I ids, T table, O output, P from) {
@@ -148,8 +148,8 @@ ARK_DEVICE void ark_sample_top_k(const ArkTask& t, ArkSampler& sampler, L logits
   }
 }
 
-// The inputs of the choice of a token that do not depend on the logits. They are loaded early and
-// together, because the next iteration waits for the choice.
+// The inputs of the choice of a token that do not depend on the logits, such as the temperature.
+// They are loaded before the logits arrive, because the next iteration waits for the choice.
 struct ArkChoice {
   ArkSampler sampler;
   int top_k, limit, position, stops;
@@ -174,8 +174,8 @@ ARK_DEVICE bool ark_ranks(S settings) {
          ark_bits_float(static_cast<ark_u32>(settings.p[0])) > 0.0f;
 }
 
-// Called by one thread: appends the token, informs the host, advances the position, and ends the
-// run at a stop token.
+// Called by one thread after a token was chosen: appends it to the sequence, passes it to the host,
+// advances the position, and ends the launch at a stop token.
 template <int CONTEXT, class P, class T, class H>
 ARK_DEVICE void ark_choice_ends(ArkCtx& c, const ArkChoice& x, bool stopped, P position_at,
                                 T tokens, H host) {
@@ -184,7 +184,8 @@ ARK_DEVICE void ark_choice_ends(ArkCtx& c, const ArkChoice& x, bool stopped, P p
   const int next = x.position + 1;
   position_at.p[0] = next;
   const bool full = next + 1 >= x.limit || next + 1 >= CONTEXT;
-  // Ends the launch after this iteration. Other processors read the limit at the same time.
+  // Ends the launch after this iteration, by an atomic operation, because other processors read the
+  // limit at the same time.
   if (stopped || full) ark_lower_limit(c, c.iteration + 1u);
   if (next >= CONTEXT) return;
   tokens.p[next] = static_cast<ark_i32>(x.sampler.token);
@@ -225,8 +226,8 @@ ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask& t, L logits, S settings, P 
 }
 
 #if defined(ARK_BODIES_ENTER)
-// Waits for TILES candidates, which are packets, and finds the warp's best. Lane l has candidates
-// l, l + ARK_LANES and so on.
+// Waits for the TILES candidates, which arrive as packets, and finds the best of them within a
+// warp. Lane l loads the candidates l, l + ARK_LANES and so on.
 template <int TILES>
 ARK_DEVICE void ark_take_packets(ArkCtx& c, const ark_u64* candidates, ArkSampler& sampler) {
   constexpr int EACH = (TILES + ARK_LANES - 1) / ARK_LANES;
@@ -268,7 +269,7 @@ ARK_DEVICE bool ark_choose_early(ArkCtx& c, const ArkTask& t, L logits, S settin
                                  C candidates, T tokens, H host, E stop_tokens) {
   static_assert(STOPS <= ARK_LANES, "a lane has one");
   float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  // Only the warps that choose read the settings and the position, because the position changes as
+  // Warps that do not choose must not read the settings and the position: the position changes as
   // soon as one warp has chosen.
   const bool ranks = ark_ranks<VOCABULARY>(settings);
   ArkChoice x = {};

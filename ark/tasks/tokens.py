@@ -6,9 +6,10 @@ type. coord: first row, first column.
 
 `sample` params: tiles, shares, first: the logits are this many equal shares of ranks; share number
 `first` comes first and the others follow cyclically. operands: logits (1, vocab), settings,
-position, candidates. coord: tile. Each tile finds its best logit; with a temperature, its best of
-logit / temperature + Gumbel noise, whose maximum over all tokens is a sample of the softmax (Gumbel
-1954). The noise is a hash of key, position and token, so every backend draws the same token.
+position, candidates. coord: tile. Each tile finds its largest logit. With a temperature, it finds
+its largest logit / temperature + Gumbel noise instead; the token with the maximum over all tiles is
+a sample of the softmax (Gumbel 1954). The noise is a hash of key, position and token, so every
+backend draws the same token.
 
 `choose` takes the best candidate of all tiles (for top-k it finds the k-th largest logit by
 bisection over the ordered bits, and searches again), appends the token, passes it to the host,
@@ -80,8 +81,9 @@ def key_halves(key: int) -> tuple[int, int]:
 
 
 class SampledParams(PartialParams, frozen=True):
-    """Parameters of a linear layer that finds sampling candidates (epilogue `sample`): weight rows
-    of a stage, and the number of tasks that each find a candidate.
+    """Parameters of a linear layer that computes logits and finds candidates for the next token
+    (epilogue `sample`). rows: the number of weight rows in a stage of the ring. tiles: the number
+    of tasks, each of which finds one candidate.
     """
 
     rows: Rows = 1
@@ -89,8 +91,9 @@ class SampledParams(PartialParams, frozen=True):
 
 
 def sample_check(sig: Signature, first: int, candidates: int, rows: int, stages: int) -> None:
-    """Checks the operands that the epilogue `sample` adds to a product: settings, position (index
-    `first` on), and `candidates`.
+    """Checks the operands that the epilogue `sample` adds to a product. first: the index of
+    `settings`, which the position follows. candidates: the index of the candidates. stages: the
+    number of stages of the weights.
     """
     tiles = sig.read(SampledParams).tiles
     need(0 < tiles <= stages, f"{tiles} tasks share {stages} stages; expected 1 to {stages} tasks")
@@ -213,7 +216,9 @@ class SampleParams(Params, frozen=True):
 
 
 def _turned(params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
-    """The parameters of the same op on the rank that is `by` ranks after this one."""
+    """The op's parameters on the rank that is `by` ranks after this one. They differ in the share
+    of the logits that comes first.
+    """
     given = SampleParams.from_plan(params)
     return replace(given, first=(given.first + by) % given.shares).to_plan()
 

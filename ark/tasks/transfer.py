@@ -4,8 +4,8 @@ itself (device/transfer.h). Emitted by lowerings for the engines that the proxy 
 
 operands: source, target, both of one dense dimension and one type.
 
-coord: the first element and the element after the last. The task ends when the bytes have arrived,
-so its accesses are the same as if it copied them itself.
+coord: the first element and the element after the last. The task ends when the bytes have arrived.
+    So its memory accesses are those of a task that copies the bytes itself.
 """
 
 from __future__ import annotations

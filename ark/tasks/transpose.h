@@ -1,6 +1,6 @@
-// Transposes squares of SIDE by SIDE elements through shared memory. Packs are read along the
-// source's rows and written along the target's rows. The next squares are loaded while the present
-// ones are written.
+// Transposes squares of SIDE by SIDE elements through shared memory. Packs (vectors) are read along
+// the source's rows and written along the target's rows. The next squares are loaded while the
+// current ones are written.
 
 template <typename T>
 struct ArkSquare {
@@ -66,10 +66,11 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
   }
 }
 
-// Transposes squares by one thread: strips of a square, as wide as a cache line, are copied through
-// a separate buffer. The distance between the source's rows is often a power of two, so that all of
-// them map to the same sets of the cache; through the buffer each cache line is read once. A
-// backend that transposes blocks of 16 bytes by as many rows in registers defines ARK_HAS_BLOCKS.
+// Transposes squares by one thread. It copies a strip of a square, as wide as a cache line, to a
+// separate buffer and from there to the target. The distance between the source's rows is often a
+// power of two, so that all of them map to the same sets of the cache; through the buffer each
+// cache line is read once. A backend that transposes blocks of 16 bytes by as many rows in
+// registers defines ARK_HAS_BLOCKS.
 template <int SIDE, typename T, class Place>
 ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_row,
                                     const Place& place) {
@@ -111,8 +112,9 @@ ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_ro
   }
 }
 
-// For a tile that contains the source's whole rows, of ROW elements, which are contiguous in
-// memory: a thread loads V rows as ROW packs, and stores ROW packs of V elements.
+// Transposes a tile that contains whole rows of the source, of ROW elements each, which are
+// contiguous in memory. A thread loads V rows as ROW packs (vectors of V elements), and stores them
+// transposed as ROW packs of V elements.
 template <class TILE, int ROW, int V, typename T, class From, class To>
 ARK_DEVICE void ark_transpose_rows(const ArkTask& t, ark_i64 to_row, const From& from,
                                    const To& to) {
@@ -134,9 +136,9 @@ ARK_DEVICE void ark_transpose_rows(const ArkTask& t, ark_i64 to_row, const From&
     }
   }
 }
-// The reverse of ark_transpose_rows: the result's rows of ROW elements are contiguous, and their
-// elements come from ROW rows of the source. A thread loads ROW packs of V elements, and stores V
-// rows as ROW packs.
+// The reverse of ark_transpose_rows: whole rows of the result, of ROW elements each, are contiguous
+// in memory. Their elements come from ROW rows of the source. A thread loads ROW packs of V
+// elements, and stores V rows as ROW packs.
 template <class TILE, int ROW, int V, typename T, class From, class To>
 ARK_DEVICE void ark_transpose_columns(const ArkTask& t, ark_i64 from_row, const From& from,
                                       const To& to) {

@@ -99,8 +99,8 @@ class Transpose(TaskKind):
         if perm[-1] == last:
             body = write_box(sig, COPY, tile, machine, places={0: places}, once=True)
             return text.function(name, body)
-        # Threads transpose squares. One dimension of a square is the last dimension of the result,
-        # the other the last dimension of the source.
+        # Threads transpose squares: one side of a square is along the last dimension of the result,
+        # the other along the last dimension of the source.
         across = perm.index(last) - (last - 3)
         shape = fold(sig.operands[1].shape)
         pack = min(8, 16 // sig.operands[1].itemsize)

@@ -20,8 +20,8 @@ Sizes = Annotated[tuple[Size, ...], msgspec.Meta(min_length=1, max_length=3)]
 
 
 class Windows(Protocol):
-    """Windows of an input: their sizes, strides and dilations and the padding before the input, one
-    number per dimension.
+    """Windows of an input, as of a convolution or pooling: their sizes, strides and dilations and
+    the padding before the input. Each field has one number per spatial dimension.
     """
 
     @property
@@ -35,7 +35,7 @@ class Windows(Protocol):
 
 
 class PlacedWindows(Windows, Protocol):
-    """Windows with the number of windows per dimension, which is the result's size."""
+    """Windows, and the number of windows in each dimension, which is the size of the result."""
 
     @property
     def sizes(self) -> tuple[int, ...]: ...
@@ -79,7 +79,9 @@ def reached(
 
 
 def spans(p: Windows, rows: int, columns: int) -> tuple[int, int]:
-    """The rows and columns of the image that a box of results reads."""
+    """The numbers of rows and of columns of the image that a box of `rows` by `columns` results
+    reads.
+    """
     return (
         (rows - 1) * p.stride[0] + (p.size[0] - 1) * p.dilation[0] + 1,
         (columns - 1) * p.stride[1] + (p.size[1] - 1) * p.dilation[1] + 1,
