@@ -1,7 +1,7 @@
 """The op `sample_adjusted`, which samples with all options of ark.SamplingParams.
 
-This module has its NumPy reference. `ark.sample` adds the op if the TokenState has a
-`sampling` state; ark.tasks.adjusted describes that.
+This module has the op's NumPy reference. `ark.sample` adds the op if the TokenState has a
+`sampling` state. ark.tasks.adjusted describes this state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ark.tasks.tokens import SETTINGS
 
 
 def option_values(row: np.ndarray) -> dict[str, float]:
-    """The sampling options of one sequence by name. row: its words in the tensor `options`."""
+    """The sampling options of one sequence, by name. row: the words that store them in the tensor
+    `options`.
+    """
     words = np.asarray(row, np.int64).astype(np.int32)
     whole = ("top_k", "min_tokens", "logprobs", "masked")
     return {

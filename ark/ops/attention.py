@@ -129,8 +129,9 @@ def check_mask(op: str, window: int, softcap: float, causal: bool = True) -> Non
 
 
 def _mask(given: Tensor, sizes: Sequence[int], sequences: int) -> Tensor:
-    """The mask, viewed with four dimensions. Raises ModelError unless it broadcasts to `sizes`:
-    (batch, heads, rows, context), or has a divisor of the batch.
+    """The mask of attention, viewed with four dimensions (batch, heads, rows, context). Raises
+    ModelError unless it broadcasts to `sizes`, or its batch size divides that of `sizes`, so that
+    it repeats.
     """
     aligned = (1,) * (4 - len(given.ir.shape)) + given.ir.shape
     fits = len(aligned) == 4 and all(
@@ -151,7 +152,7 @@ def check_sinks(op: str, sinks: Any, heads: int) -> Tensor:
     if given.ir.shape != (heads,) or given.ir.dtype != fp32:
         raise ModelError(
             f"{op}: the sinks are {given.ir.dtype.name} {list(given.ir.shape)}; expected "
-            f"fp32 ({heads},), one a head"
+            f"fp32 ({heads},), one per head"
         )
     return given
 

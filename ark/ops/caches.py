@@ -54,9 +54,9 @@ def codes_of(dtype: DataType) -> str:
 
 
 def as_stored(rows: np.ndarray, codes: str) -> np.ndarray:
-    """The values that attention reads from a cache in which rows (..., width) were stored. codes:
-    the name of the type to which the cache quantises; "" for a floating-point cache, which stores
-    rows unchanged.
+    """The values that attention reads from a cache after rows (..., width) were stored in it. They
+    differ from the rows if the cache quantises them. codes: the name of the type to which the cache
+    quantises; "" for a floating-point cache, which stores rows unchanged.
     """
     if not codes:
         return rows
@@ -77,12 +77,7 @@ def row_codes(rows: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_cache(op: str, cache: Tensor, position: Tensor, rows: int = 1) -> tuple[int, int, int]:
-    """The sizes (heads, context, width) of one sequence's part of a cache.
-
-    rows: the number of rows that an op appends or that attend. `position` has one element, or one
-    for each row if each row belongs to another sequence. Raises ModelError for a cache or position
-    of another type or shape.
-    """
+    """The sizes (heads, context, width) of the part of a cache that belongs to one sequence."""
     cache_dtype(op, cache)
     shape = cache.ir.shape
     if len(shape) != 3 or not cache.ir.dense:

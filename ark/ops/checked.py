@@ -32,7 +32,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are(value: Any, fits: Callable[[Any], bool] = lambda entry: True) -> bool:
-    """True if the value is a sequence and `fits` is true for all its entries."""
+    """True if the value is a sequence and `fits` returns True for each of its entries."""
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, dict)):
         return False
     return all(fits(entry) for entry in value)
@@ -50,8 +50,9 @@ def _is_pair(value: Any) -> bool:
     return _are(value, _is_whole) and len(list(value)) == 2
 
 
-# For each annotation: a test of an argument's value, and the expected values in words for errors.
-# Ops check parameters with other annotations themselves.
+# For each annotation of a parameter: a function that tests an argument's value, and the expected
+# values in words for error messages. Parameters with other annotations are not checked here; the
+# ops check them.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "str": (lambda v: isinstance(v, str), "a word"),
     "bool": (
@@ -97,7 +98,9 @@ def checked(op: _F) -> _F:
 
 
 class _Parameter(NamedTuple):
-    """A parameter whose type is checked. expected: the values that fit, in words."""
+    """An op's parameter whose arguments are checked. fits: tests a value. expected: the values that
+    pass the test, in words.
+    """
 
     fits: Callable[[Any], bool]
     expected: str
@@ -106,7 +109,7 @@ class _Parameter(NamedTuple):
 
 
 def _parameters(op: Callable[..., Any]) -> dict[str, _Parameter | None]:
-    """All parameters of an op by name; None for those that are not checked."""
+    """All parameters of an op by name. The value is None for a parameter that is not checked here."""
     parameters: dict[str, _Parameter | None] = {}
     for name, parameter in inspect.signature(op).parameters.items():
         annotation = str(parameter.annotation)

@@ -53,9 +53,10 @@ class CustomOp:
 
     Inputs are positional arguments, in the signature's order. Keyword arguments are constants,
     sizes of axes that no input has, and for a result the tensor to write it to. A call returns the
-    result, or a tuple if there are several. waits, signals: channels. Task number i waits until
-    task number i of the peer's next signalling op has signalled, and signals when it ends. Raises
-    ModelError if shapes or types do not fit the signature.
+    result, or a tuple if there are several. waits, signals: channels to other ranks on which each
+    task of the op waits at its start and signals at its end. Task number i waits for task number i
+    of the peer's next op that signals on the channel. Raises ModelError if shapes or types do not
+    fit the signature.
     """
 
     def __init__(
@@ -130,9 +131,7 @@ class CustomOp:
         return results if len(results) > 1 else results[0]
 
     def constants_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of `given`, the constants of another op, whose names are constants of this
-        op.
-        """
+        """The constants in `given` (those of another op) whose names are also constants of this op."""
         return {name: value for name, value in given.items() if name in self._form.constants}
 
     def _sorted(
@@ -163,8 +162,9 @@ class CustomOp:
     def _completed(
         self, known: dict[str, int], named: Mapping[str, int], constants: Mapping[str, Any]
     ) -> dict[str, int]:
-        """The size of each axis of the signature. `known` are those of the inputs; others come
-        from keyword arguments (`named`) or from the op's function `sizes`.
+        """The size of each axis of the signature. known: the sizes that follow from the shapes of
+        the inputs. Other sizes come from the keyword arguments of the call (`named`) or from the
+        op's function `sizes`.
         """
         for axis, n in named.items():
             if known[axis] != n:
@@ -195,8 +195,8 @@ class CustomOp:
         sizes: Mapping[str, int],
         name: str,
     ) -> ir.Tensor:
-        """The tensor for a result: a new one, or a view of the tensor that the call gives to write
-        it to.
+        """The result tensor for `operand`: a new tensor or, if the call was given a tensor to write
+        the result to, a view of that tensor.
         """
         if target := tensors.get(operand.name) or given.get(operand.name):
             return model.graph.rewrite(target.ir, name)
@@ -214,13 +214,13 @@ class CustomOp:
 
 
 _OPS: dict[int, CustomOp] = {}  # by number
-# For each definition of a custom op, its number. Equal definitions get the same number on all
-# ranks, because the numbers are in the graphs, and the graphs of ranks must be equal.
+# The number of each definition of a custom op. The number is stored in graphs, which must be equal
+# on all ranks. So equal definitions get the same number on all ranks.
 _NUMBERS: dict[tuple[object, ...], int] = {}
 
 
 def of_attributes(given: CustomAttributes) -> CustomOp:
-    """The custom op of a node with these attributes, as this process defined it."""
+    """The custom op to which a node with these attributes belongs, as defined in this process."""
     return _OPS[given.op]
 
 

@@ -59,7 +59,9 @@ def _constant(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np
 
 
 def composed(name: str) -> None:
-    """Registers an elementwise op whose nodes contain their expression."""
+    """Registers an elementwise op that has no function of its own: each of its nodes contains an
+    expression of several functions.
+    """
     register(
         name,
         _composed,
@@ -97,10 +99,8 @@ def _unary(name: str, input: Any, output: Any, label: str) -> Tensor:
 
 
 def scalar(op: str, value: float, dtype: DataType) -> float:
-    """Converts the number `value` to an operand for tensors of type `dtype`: a float, or an int if
-    `dtype` is an integer type.
-
-    Raises ModelError if `dtype` cannot represent the number.
+    """Converts the number `value` to a scalar operand for a tensor of type `dtype`: a float, or an
+    int if `dtype` is an integer type.
     """
     try:
         float(value)

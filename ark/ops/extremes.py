@@ -52,8 +52,9 @@ def _first_index(
 def _first_key(
     function: str, tensor: Tensor, axis: int, dtype: DataType, last: bool, output: Any, name: str
 ) -> Tensor:
-    """_first_index by one reduction, which reads the elements once: the largest of keys whose high
-    word is the element's order and whose low word is its index.
+    """Like `_first_index`, by a single reduction that reads the elements once. Each element is
+    replaced by a 64-bit key. Its high word is an integer with the same order as the element, its
+    low word depends on the index. The largest key gives the index.
     """
     shape = tensor.ir.shape
     value: Tree = leaf(0)

@@ -27,7 +27,9 @@ MODES = {"constant": "fill", "edge": "edge", "reflect": "reflect", "wrap": "wrap
 
 
 def same(dimension: int, edge: str = "fill") -> Rule:
-    """The rule of ark.tasks.remap for a dimension in which source and result have equal indices."""
+    """The rule (see ark.tasks.remap) for a dimension in which the source index equals the result
+    index.
+    """
     return [[[dimension, 1]], 0, 1, edge]
 
 

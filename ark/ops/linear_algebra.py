@@ -193,8 +193,9 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
 def _rotated_halves(
     rows: np.ndarray, width: int, cosines: np.ndarray, sines: np.ndarray
 ) -> np.ndarray:
-    """The rows (rows, heads * width) with the pairs of corresponding elements of a head's halves
-    rotated. cosines, sines: (positions, width / 2), repeated along the rows.
+    """Rows (rows, heads * width) in which pairs of elements are rotated. A pair is element i and
+    element i + width / 2 of a head. cosines, sines: (positions, width / 2), repeated along the
+    rows.
     """
     low, high = np.moveaxis(
         rows.reshape(-1, len(cosines), rows.shape[1] // width, 2, width // 2), 3, 0

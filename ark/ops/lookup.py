@@ -106,10 +106,10 @@ def _gather_elements(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
 
 
 def _linear(ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """Converts index tuples to flat indices into a tensor of shape `shape`.
+    """Converts index tuples to flat (row-major) indices into a tensor of shape `shape`.
 
     ids: (..., len(shape)), a tuple along the last dimension. Returns int64 of shape (tuples,). If
-    an index of a tuple is out of range, so is its flat index.
+        an index of a tuple is out of range, the flat index is out of range, too.
     """
     total: Any = None
     outside: Any = None

@@ -1,7 +1,7 @@
 """Elementwise functions: roots, logarithms, rounding, trigonometry, activations, gated activations.
 
-ark.tasks.functions defines the functions. This module composes an activation of several functions
-into one expression and adds it as one node, so that it reads and writes memory once.
+ark.tasks.functions defines the functions. An activation that consists of several functions is added
+as one node with one expression, so that it reads and writes memory once.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _op(
 ) -> Callable[..., Tensor]:
     """Creates the users' function for an entry of ark.tasks.functions.
 
-    example: elements of a tensor and of the result, for the docstring. called: the function's name,
-    if it differs from the entry's.
+    example: elements of a tensor and of the result, for the docstring. called: the name of the
+        users' function, if it differs from the entry's.
     """
 
     def apply(input: Any, output: Any = NullTensor, label: str = "") -> Tensor:
@@ -147,7 +147,8 @@ ENTRIES: dict[str, Any] = {
     },
     **GATED,
 }
-"""The users' functions that follow completely from entries of ark.tasks.functions, by name."""
+"""The users' functions that are generated completely from entries of ark.tasks.functions, by name.
+"""
 
 
 def activation(name: str, input: Any, output: Any, label: str, tree: Tree) -> Tensor:

@@ -70,8 +70,8 @@ def paged_append(
     whose page number is not a page of the cache, are dropped. Sequences must not share a page that
     is written.
 
-    apart: True if in one iteration no row attends to a key or value that another row appends;
-    attention then does not wait for the other rows.
+    apart: True if no row attends to a key or value that another row appends in the same iteration.
+        Attention of a row then does not wait for the other rows.
 
     Raises ModelError for shapes or types that do not fit.
 

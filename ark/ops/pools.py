@@ -42,8 +42,8 @@ def _pool(
     for n, k, s, d, (a, b) in zip(tensor.ir.shape[2:], size, steps, spread, pads, strict=True):
         room = n + a + b - (k - 1) * d - 1
         places = (-(-room // s) if ceil else room // s) + 1
-        # The last window must begin inside of the input or in the padding before the input. So with
-        # `ceil` a window that would begin later is omitted.
+        # The last window must begin inside of the input or in the padding before it. So with
+        # `ceil`, a last window that would begin after the input is omitted.
         sizes.append(places - 1 if ceil and (places - 1) * s >= n + a else places)
         if room < 0 or a >= k * d:
             raise ModelError(
@@ -55,9 +55,9 @@ def _pool(
     if counted and any(
         (m - 1) * s + (k - 1) * d + 1 > n + a + b for n, m, k, s, d, (a, b) in room_of
     ):
-        # torch's mean counts the elements of the padding, but not those of a window beyond the
-        # padding. So the input is padded first, and the mean counts the elements of the padded
-        # input.
+        # torch's mean counts the elements of the padding, but not elements of a window beyond the
+        # padding (with ceil=True). So the input is padded first, and the mean counts the elements
+        # of the padded input.
         tensor = pad(tensor, [(0, 0), (0, 0), *pads])
         pads, counted = [(0, 0)] * count, False
     attrs = {

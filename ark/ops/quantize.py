@@ -1,4 +1,4 @@
-"""Quantisation by groups: neighbouring elements of a row share a scale and optionally a zero.
+"""Quantisation by groups: neighbouring elements of a row share a scale and optionally a zero point.
 
 value = scale * (element - zero). Groups are along the last dimension of a weight (outputs, inputs),
 as in GPTQ's and AWQ's checkpoints.

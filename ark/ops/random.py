@@ -47,20 +47,24 @@ class _Numbers:
         return leaf(len(self.inputs) - 1)
 
     def word(self, words: int = 1, which: int = 0) -> Tree:
-        """The expression of word `which` of the `words` random 32-bit words of an element."""
+        """The expression of one of the random 32-bit words of an element. words: the number of
+        words per element. which: the index of the word.
+        """
         at: Tree = ["cast", "int64", index(-1)]
         if words > 1:
             at = ["add", ["mul", at, number(words)], number(which)]
         return ["philox", at, *(["cast", "int64", t] for t in (self._key, self._stream))]
 
     def uniform(self, words: int = 1, which: int = 0) -> Tree:
-        """The expression of a random number in [0, 1) from 24 bits of word `which`."""
+        """The expression of a random number in [0, 1), from 24 bits of the random word number
+        `which` of an element. words: the number of words per element.
+        """
         bits: Tree = ["shift_right", self.word(words, which), number(8)]
         return ["mul", ["cast", "fp32", bits], number(2.0**-24)]
 
     def flat(self, op: str, tree: Tree, dtype: DataType, name: str) -> Tensor:
-        """Adds the node with a one-dimensional result, because the random numbers of an element
-        depend on its index in it.
+        """Adds the node with a one-dimensional result, because an element's random numbers depend
+        on its index in the flattened tensor.
         """
         dims = check_dims(op, [math.prod(self.shape)])
         attrs = {"expr": tree, "shape": dims}

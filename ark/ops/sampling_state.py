@@ -49,8 +49,8 @@ class SamplingState:
         )
 
     def rows(self, part: Callable[[Tensor], Tensor]) -> SamplingState:
-        """The state of some of the sequences. part: a function that returns their part of a
-        tensor.
+        """The state of some of the sequences. part: a function that returns the part of a tensor
+        that belongs to these sequences.
         """
         every = (self.options, self.bias, self.allowed, self.counts, self.logprobs)
         return SamplingState(*(part(tensor) for tensor in every))

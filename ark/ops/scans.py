@@ -56,8 +56,8 @@ def cumprod(
 
 
 def sums_from(tensor: Tensor, axis: int, start: Tensor) -> Tensor:
-    """Running sums along `axis` that begin with `start`, which has size 1 there. It is fp32 for
-    tensors of floating point and otherwise has the tensor's type.
+    """Running sums along `axis` that begin with the value `start` instead of 0. `start` has size 1
+    along the axis. Its type is fp32 if the tensor is floating point, otherwise the tensor's type.
     """
     attrs = ScanAttributes(axis=axis, function="add", exclusive=False, reverse=False).to_node()
     return result("scan", [tensor, start], tensor.ir.shape, tensor.ir.dtype, NullTensor, attrs)

@@ -1,9 +1,9 @@
 """The ops with which a decoder generates tokens on the device: embed, advance and sample, and their
 state.
 
-A decoder's phases (docs/models.md) begin with `embed`, which reads the rows of the current tokens,
-and end with `sample`, which appends the next token, or `advance`, which moves on by a chunk of the
-prompt. The host therefore does nothing between the first token and the last.
+A decoder's phases (docs/models.md) begin with `embed`, which looks up the embeddings of the current
+tokens. They end with `sample`, which appends the next token, or with `advance`, which adds a chunk
+of the prompt to the position. So the host does nothing between the first token and the last.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class TokenState:
 
     @property
     def batch(self) -> int:
-        """The number of sequences."""
+        """The number of sequences of the state."""
         return self.position.ir.shape[0]
 
     def of(self, sequence: int) -> TokenState:
@@ -116,8 +116,8 @@ class TokenState:
         return self if sequences == self.batch else self._rows(part)
 
     def _rows(self, part: Callable[[Tensor], Tensor]) -> TokenState:
-        """The state of some of the sequences. part: a function that returns their part of a
-        tensor.
+        """The state of some of the sequences. part: a function that returns the part of a tensor
+        that belongs to these sequences.
         """
         return TokenState(
             part(self.tokens),
@@ -161,8 +161,9 @@ def check_position(op: str, position: Tensor, rows: int = 1) -> int:
 def by_sequence(
     inputs: Sequence[np.ndarray], count: int, shared: Sequence[int]
 ) -> list[list[np.ndarray]]:
-    """The inputs of an op for each of `count` sequences. Each input is divided equally among the
-    sequences, except for those whose index is in `shared`, which all sequences get whole.
+    """The inputs of an op, separately for each of `count` sequences. Each input is divided equally
+    among the sequences. Inputs whose index is in `shared` are not divided; every sequence gets the
+    whole tensor.
     """
     parts = [[x] * count if i in shared else np.split(x, count) for i, x in enumerate(inputs)]
     return [list(each) for each in zip(*parts, strict=True)]

@@ -137,7 +137,9 @@ def placeholder(
 
 
 def refer(base: Tensor, shape: Sequence[int], offsets: Sequence[int], name: str = "") -> Tensor:
-    """A view of the box of `shape` elements that starts at index `offsets` of a tensor."""
+    """A view of a box of a tensor. shape: the sizes of the box. offsets: the index of its first
+    element in the tensor.
+    """
     source = base.ir
     graph = base.model.graph
     view = graph.tensor(

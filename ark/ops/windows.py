@@ -103,8 +103,8 @@ def _multiplied(
     name: str,
     tf32: bool,
 ) -> Tensor:
-    """Adds the matmul of weights and windows, a view of it in the shape of the convolution's result
-    (n, outputs, *sizes), and the sum with the bias.
+    """Adds the matmul of weights and windows and, if there is a bias, its addition. Returns the
+    result in the shape (n, outputs, *sizes).
     """
     n = windows.ir.shape[0]
     outputs = weight.ir.shape[0]
@@ -262,7 +262,8 @@ def conv_transpose(
             x.ir.shape[2:], pads, kernel, steps, spread, more, strict=True
         )
     ]
-    # Input element i contributes to output element i * stride + k * dilation - padding before.
+    # Input element i contributes, by element k of the kernel, to output element i * stride + k *
+    # dilation - padding before.
     lead = 3 if 3 + 2 * count <= 8 else 2
     rules: list[Rule] = [
         [[[lead + d, -spread[d]], [lead + count + d, 1]], pads[d][0], steps[d], "exact"]
@@ -306,9 +307,9 @@ register("convolution", _convolution, lower_convolution, aliasing="none")
 
 
 def _channels_last(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The NumPy reference of a convolution in groups, of an image with channels last. The weights
-    are (taps times channels of a group, outputs). Those with channels first are described in
-    ark.tasks.grouped.
+    """The NumPy reference of a grouped convolution of an image with channels last. The weights have
+    the shape (elements of the window * channels of a group, outputs). ark.tasks.grouped describes
+    the variant for an image with channels first.
     """
     weight, source, *others = inputs
     given = GroupedAttributes.from_node(attrs)

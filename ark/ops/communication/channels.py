@@ -202,8 +202,8 @@ class Channel:
         self._arrived = (*self._arrived, *tensors)
 
     def _take_moved(self) -> tuple[IrTensor, ...]:
-        """Returns the tensors that this channel or custom ops transferred since the last signal or
-        flush, and clears the record of them.
+        """Returns the tensors that operations of this channel have transferred since the last
+        signal or flush, and forgets them, so that the next call returns only later ones.
         """
         nodes = self._model.graph.nodes
         by_ops = [
@@ -247,8 +247,8 @@ class Channel:
         return tensor
 
     def _at_peer(self, place: Tensor) -> IrTensor:
-        """The peer's copy of the symmetric tensor `place`. Ops that use it are ordered after the
-        same tensors as ops that use `place`.
+        """The peer's copy of a symmetric tensor. place: this rank's copy. Ops that use the result
+        run after the same tensors are written as ops that use `place`.
         """
         graph, own = self._model.graph, place.ir
         buffer = _buffer_at(self._model, own.buffer, self.peer)

@@ -117,7 +117,7 @@ def summable(op: str, tensor: Tensor) -> DataType:
 
 def _dealt(op: str, tensor: Tensor, world: int) -> tuple[int, ...]:
     """The shape of one rank's part of a tensor whose first dimension is divided equally among the
-    ranks. Raises ModelError if it is not divisible.
+    ranks. Raises ModelError if the number of ranks does not divide the first dimension.
     """
     first, *others = tensor.ir.shape
     if first % world:

@@ -1,8 +1,10 @@
-"""Messages between two ranks: send and recv. Those of one tag are paired in program order.
+"""Messages between two ranks: send and recv. Sends and receives of the same tag are paired in
+program order.
 
 The sender puts the data into a receive buffer on the receiver, which copies them from there. Before
-the put, the receiver must have read the previous iteration's message. The barrier between
-iterations ensures this; if ranks begin iterations independently, the put waits for it.
+the sender overwrites the buffer, the receiver must have read the previous iteration's message. The
+barrier between iterations ensures this. If ranks begin iterations independently, the put waits
+until the receiver has read the message.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from ark.lower.registry import register
 from ark.ops.base import result
 from ark.ops.views import as_bytes, identity
 
-# The annotation of ranks, tags and numbers of bytes. ark.ops.checked does not check it; send and
-# recv do.
+# The type of arguments that are ranks, tags or numbers of bytes. ark.ops.checked does not check
+# this type, because send and recv check these arguments themselves.
 Number: TypeAlias = "int | None"
 
 
@@ -167,8 +169,8 @@ def _older(
 
 
 def _message_of(op: str, tensor: Tensor, rank: int, tag: int, nbytes: int) -> Tensor:
-    """Sends or receives the first `nbytes` bytes of a tensor (0: all) as a message. Returns the
-    tensor; ops that use it run after the message.
+    """Adds a message that sends or receives the first `nbytes` bytes of a tensor (0: all). Returns
+    the tensor; ops that use the result run after the message.
     """
     own = tensor.ir
     if not own.dense:

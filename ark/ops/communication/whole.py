@@ -32,7 +32,7 @@ def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _removed(x: Tensor, other: Tensor, share: float) -> Tensor:
-    """x - share * (projection of `other` on x), or x if x is zero."""
+    """x - share * (projection of `other` onto x). If x is zero, the result is x."""
     (_, unit), (largest, direction) = _scaled(x), _scaled(other)
     norm = reduce_sum(mul(unit, unit), 0)
     along = mul(reduce_sum(mul(unit, direction), 0), share)

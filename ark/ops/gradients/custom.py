@@ -1,4 +1,6 @@
-"""Gradients of custom ops: another custom op that the user defines."""
+"""Gradients of custom ops. The gradient is computed by another custom op, which the user passes as
+`backward`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Differentiates expression trees (ark.tasks.expression). The derivative with respect to an operand
 is again a tree.
 
-A line of DERIVATIVES holds a function's partial derivatives, as trees of its own arguments
-(operands 0, 1, 2). Called by the rule of elementwise ops; checked against torch in
+For each function, the table DERIVATIVES has its partial derivatives, as trees of the function's
+arguments (operands 0, 1, 2). Called by the rule of elementwise ops; checked against torch in
 tests/backend/test_gradients.py.
 """
 
@@ -19,14 +19,14 @@ ZERO, ONE = number(0.0), number(1.0)
 
 
 def add(x: Tree, y: Tree) -> Tree:
-    """The tree for x + y, without additions of 0."""
+    """The tree for x + y. If x or y is the constant 0, the other one is returned."""
     if x == ZERO:
         return y
     return x if y == ZERO else ["add", x, y]
 
 
 def mul(x: Tree, y: Tree) -> Tree:
-    """The tree for x * y, without multiplications by 0 or 1."""
+    """The tree for x * y, simplified if x or y is the constant 0 or 1."""
     if ZERO in (x, y):
         return ZERO
     if x == ONE:
@@ -43,8 +43,9 @@ def _square(x: Tree) -> Tree:
 
 
 def _share(chosen: str) -> tuple[Tree, Tree]:
-    """The derivatives of maximum or minimum with respect to both arguments: 1 for the chosen
-    argument and 0 for the other one, or 1/2 for each if the arguments are equal.
+    """The derivatives of maximum or minimum with respect to both arguments. The derivative is 1 for
+    the argument that is the result and 0 for the other one; if the arguments are equal, it is 1/2
+    for each. chosen: the comparison that is true if the first argument is the result.
     """
     half: Tree = ["where", ["equal", A, B], number(0.5), ZERO]
     return (
@@ -197,8 +198,8 @@ def derivative(tree: Tree, operand: int) -> Tree:
 def _through(slope: Tree, inner: Tree) -> Tree:
     """The tree for slope * inner (chain rule).
 
-    If the slope is 1 or 0 depending on a condition, the tree is a selection instead of a product,
-    because 0 * inf would be NaN.
+    If the slope is 1 or 0 depending on a condition, the tree selects `inner` or 0 instead of
+    multiplying, because the product 0 * inf would be NaN.
     """
     if slope[0] == "where" and slope[2:] == [ONE, ZERO] and inner != ZERO:
         return ["where", slope[1], inner, ZERO]

@@ -19,8 +19,9 @@ from ark.tasks.expression import MAX_NODES, Tree, check, leaf, size, substitute
 
 
 def unbroadcast(gradient: Tensor, shape: Sequence[int], dtype: DataType) -> Tensor:
-    """The gradient of a tensor of shape `shape` that was broadcast: the given gradient, summed over
-    the broadcast dimensions and cast to `dtype`.
+    """The gradient of a tensor that an op broadcast: the gradient of the broadcast tensor, summed
+    over the broadcast dimensions and cast to `dtype`. shape: the tensor's shape before it was
+    broadcast.
     """
     wide = gradient.ir.shape
     lead = len(wide) - len(shape)

@@ -126,11 +126,13 @@ def _scatter_elements(call: Call) -> Gradients:
 def _scan(call: Call) -> Gradients:
     """The gradient of a running sum or product.
 
-    The gradient of a running sum is the running sum of the gradients from the other end. The
-    gradient of a running product depends on the first 0 of a line. For elements before that 0 it is
-    the running sum of gradient times result, divided by the element. For the 0 itself it is the sum
-    of each gradient times the product of all other elements (the running product of the line, with
-    1 in place of the 0). For elements after the 0 it is 0.
+    The gradient of a running sum is the running sum of the result's gradients, from the last
+    element to the first.
+
+    The gradient of a running product depends on the first 0 along the axis. For an element before
+    this 0, it is the running sum (from the last element) of gradient times result, divided by the
+    element. For the 0 itself, it is the sum over all results of the gradient times the running
+    product in which the 0 is replaced by 1. For an element after the 0, it is 0.
     """
     how, given = call.node.read(ScanAttributes), call.gradient()
     axis, exclusive, backward = how.axis, how.exclusive, how.reverse
@@ -196,8 +198,8 @@ def places_of(count: int, start: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 
 @rule("embed")
 def _embed(call: Call) -> Gradients:
-    """The gradient of an embedding's table. Result rows beyond the end of the text are copies of
-    row 0 of the table, so their gradients are added to that row.
+    """The gradient of an embedding's table. The op copies row 0 of the table to result rows beyond
+    the end of the text. So the gradients of these rows are added to the gradient of row 0.
     """
     table, rows, text = call.node.inputs[1], call.node.read(RowsAttributes).rows, call.input(0)
     at, within = places_of(rows, call.input(2), text.ir.shape[0])

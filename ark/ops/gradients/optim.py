@@ -3,8 +3,8 @@
 `step` adds the nodes that update parameters in place, so that forward, gradients and update are one
 iteration of one kernel.
 
-State stays on the device between iterations; it starts as zeros. The formulas are those of
-torch.optim.
+The optimizer's state, such as momentum, stays on the device between iterations. It is initially
+zero. The formulas are those of torch.optim.
 """
 
 from __future__ import annotations
@@ -172,7 +172,9 @@ class Adam(Optimizer):
         self._corrections = first, second
 
     def _direction(self, place: int, gradient: Tensor) -> Tensor:
-        """The mean gradient over the root of the mean square, both bias-corrected."""
+        """The direction of Adam's step for parameter number `place`: the running mean of gradients,
+        divided by the root of the running mean of squared gradients. Both means are bias-corrected.
+        """
         assert self._corrections is not None
         first, second = self._corrections
         mean, square = as_tensor(self.means[place]), as_tensor(self.squares[place])
@@ -214,10 +216,10 @@ class AdamW(Adam):
 
 
 class LAMB(AdamW):
-    """LAMB: Adam's step, scaled to the parameter's own 2-norm times the rate.
+    """LAMB: Adam's step, scaled to the 2-norm of the parameter times the learning rate.
 
-    You et al. 2020, algorithm 2, phi(x) = x, with decoupled weight decay; unscaled if one of the
-    two norms is 0.
+    You et al. 2020, algorithm 2, phi(x) = x, with decoupled weight decay. The step is not scaled if
+    its norm or that of the parameter is 0.
 
     Examples:
         >>> w = ark.parameter([4], ark.fp32)
@@ -238,8 +240,8 @@ class LAMB(AdamW):
 def clip_grad_norm(gradients: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor]:
     """The gradients scaled so that their common 2-norm is at most `max_norm`, and that norm.
 
-    The norm is that before scaling, of shape (1,), as in torch.nn.utils.clip_grad_norm_ (Pascanu et
-    al. 2013).
+    Returns the scaled gradients, and the 2-norm before scaling as a tensor of shape (1,), as
+    torch.nn.utils.clip_grad_norm_ does (Pascanu et al. 2013).
 
     Examples:
         >>> scaled, norm = ark.optim.clip_grad_norm([ark.tensor([4])], max_norm=1.0)
@@ -256,7 +258,7 @@ def clip_grad_norm(gradients: Sequence[Tensor], max_norm: float) -> tuple[list[T
 
 
 def _squares(value: Tensor) -> Tensor:
-    """The sum of squares, (1,)."""
+    """The sum of the squares of all elements, of shape (1,)."""
     flat = reshape(value, [value.ir.elements])
     return reduce_sum(mul(flat, flat), 0)
 

@@ -1,7 +1,7 @@
 """The gradient rules of collectives, as in torch.distributed.nn.
 
-The gradient is that of the sum of the outputs of all ranks. Every rank must request the same
-gradients in the same order.
+The gradients of a tensor are those of the sum of the outputs of all ranks, not only of this rank's
+outputs. Every rank must request the same gradients in the same order.
 """
 
 from __future__ import annotations

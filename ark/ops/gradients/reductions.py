@@ -30,8 +30,8 @@ def _kept(call: Call, tensor: Tensor) -> Tensor:
 
 
 def _as(tensor: Tensor, other: Tensor) -> Tensor:
-    """The tensor, cast to the type of `other`. Needed because a reduction's result may have a wider
-    type than its input.
+    """The tensor, cast to the type of `other`. This is needed because a reduction's result may have
+    a wider type than its input.
     """
     return tensor if tensor.ir.dtype == other.ir.dtype else cast(tensor, other.ir.dtype)
 
@@ -49,8 +49,8 @@ def _mean(call: Call) -> Gradients:
 
 @rule("reduce_max", "reduce_min")
 def _extreme(call: Call) -> Gradients:
-    """The gradient of a maximum or minimum. If several elements are equal to it, they divide its
-    gradient equally, as in torch.amax.
+    """The gradient of a reduction by maximum or minimum. If several elements equal the result, the
+    result's gradient is divided equally among them, as in torch.amax.
     """
     extreme = call.output()
     source = _as(call.input(0), extreme)
@@ -61,8 +61,9 @@ def _extreme(call: Call) -> Gradients:
 
 @rule("reduce_prod")
 def _product(call: Call) -> Gradients:
-    """The gradient of a product over an axis. The slope of each element is the product of all
-    elements before it times the product of all elements after it.
+    """The gradient of a product over an axis. The gradient of an element is that of the result
+    times the product of all other elements, which is computed as the product of the elements before
+    it times the product of the elements after it.
     """
     source, axis = _as(call.input(0), call.output()), _axis(call)
     before = cumprod(source, axis, exclusive=True)
@@ -72,7 +73,9 @@ def _product(call: Call) -> Gradients:
 
 @rule("reduce_squares")
 def _squares(call: Call) -> Gradients:
-    """The gradient of a sum of squared differences from the mean; the mean's own part is zero."""
+    """The gradient of a sum of squared differences from the mean. The derivative through the mean
+    is zero, so it is not added.
+    """
     source = _as(call.input(0), call.output())
     centred = sub(source, reduce_mean(source, _axis(call)))
     return [call.fitted(mul(mul(centred, 2.0), _kept(call, call.gradient())), 0)]

@@ -1,9 +1,9 @@
 """Keeps the gradients of memory regions while a graph's ops are processed in reverse.
 
 A tensor is a box (rectangular part) of a buffer, and views are not nodes of the graph. So a
-gradient belongs to a box. When the op that wrote a box is processed, the box's gradient is put
-together from the gradients of all boxes that overlap it; their parts outside of the box are kept.
-Called by ark.ops.gradients.reverse.
+gradient is stored for a box, not for a tensor. When the op that wrote a box is processed, the
+gradient of this box is assembled from the stored gradients of all boxes that overlap it. The parts
+of these gradients that lie outside of the box stay stored. Called by ark.ops.gradients.reverse.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _meet(a: Box, b: Box) -> Box | None:
 
 
 def _cut(part: _Part, box: Box) -> _Part:
-    """The part of `part` inside of a box."""
+    """The part of the gradient `part` that lies inside of a box."""
     if box == part.box:
         return part
     inner = tuple(
@@ -52,7 +52,9 @@ def _cut(part: _Part, box: Box) -> _Part:
 
 
 def _beside(part: _Part, box: Box) -> list[_Part]:
-    """The elements of `part` outside of a box, divided into several parts."""
+    """The rest of the gradient `part`, without the elements inside of a box, as several parts that
+    are boxes.
+    """
     left, rest = part.box, []
     for d, (low, high) in enumerate(box):
         for begin, end in ((left[d][0], low), (high, left[d][1])):
@@ -63,13 +65,15 @@ def _beside(part: _Part, box: Box) -> list[_Part]:
 
 
 def _filled(part: _Part, box: Box) -> Tensor:
-    """The gradient of a box that contains the part: the part's gradient, padded with zeros."""
+    """The gradient of a box that contains `part`: the part's gradient, padded with zeros outside of
+    the part.
+    """
     pads = [(x[0] - y[0], y[1] - x[1]) for x, y in zip(part.box, box, strict=True)]
     return pad(part.gradient, pads) if any(p != (0, 0) for p in pads) else part.gradient
 
 
 def _seen(part: _Part, tensor: ir.Tensor) -> _Part:
-    """The part of the buffer, expressed as a box in the buffer dimensions that `tensor` uses."""
+    """A gradient of a buffer's box, converted to the dimensions in which `tensor` views the buffer."""
     if part.extents == tensor.extents:
         return part
     shape = tuple(high - low for low, high in part.box)
@@ -95,7 +99,7 @@ def _seen(part: _Part, tensor: ir.Tensor) -> _Part:
 
 
 class Regions:
-    """The gradients that are known so far for boxes of one model's buffers."""
+    """The gradients computed so far, stored for boxes of the buffers of one model."""
 
     def __init__(self) -> None:
         self._parts: dict[int, list[_Part]] = {}
@@ -110,7 +114,7 @@ class Regions:
         return self._find(tensor)[0]
 
     def take(self, tensor: ir.Tensor) -> Tensor | None:
-        """A tensor's gradient, as from `look`. Removes the gradient of the tensor's box."""
+        """Returns a tensor's gradient, as `look` does, and removes it from the stored gradients."""
         gradient, rest = self._find(tensor)
         self._parts[tensor.buffer.id] = rest
         return gradient
@@ -121,7 +125,7 @@ class Regions:
             self._parts[tensor.buffer.id] = self._split(tensor)[1]
 
     def _find(self, tensor: ir.Tensor) -> tuple[Tensor | None, list[_Part]]:
-        """The gradient of a tensor's box, and the parts outside of it."""
+        """The gradient of a tensor's box, and the stored parts outside of this box."""
         inside, rest = self._split(tensor)
         return _sum(inside, _box(tensor)), rest
 
@@ -144,9 +148,11 @@ class Regions:
 
 
 def _sum(parts: Sequence[_Part], box: Box) -> Tensor | None:
-    """The gradient of a box from the parts inside of it.
+    """The gradient of a box, computed from the stored parts inside of it. None if there are no
+    parts.
 
-    Parts with equal boxes are added. The sums are then concatenated or padded with zeros.
+    Parts with equal boxes are added. The sums are then concatenated or padded with zeros to form
+    the box.
     """
     groups: dict[Box, Tensor] = {}
     for part in parts:

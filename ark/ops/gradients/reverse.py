@@ -102,7 +102,9 @@ def _floating(role: str, tensor: Tensor) -> None:
 
 
 def _start(end: Tensor, given: Any) -> Tensor:
-    """The gradient with which the walk begins at an output: the one that the caller gives, or 1."""
+    """The gradient of an output with which reverse differentiation begins: the one that the caller
+    gives, or 1.
+    """
     _floating("the output", end)
     if given is None:
         if end.ir.elements != 1:
@@ -138,9 +140,8 @@ class _Reverse:
         self.births = [self._birth(t) for t in wanted]
 
     def _birth(self, tensor: ir.Tensor) -> int:
-        """The index of the node that last wrote a tensor's memory before the tensor was created.
-
-        -1 if none did.
+        """The index of the last node that wrote the tensor's memory before the tensor was created.
+        -1 if there is none.
         """
         places = [
             place
@@ -171,8 +172,8 @@ class _Reverse:
         return gradients
 
     def _active(self) -> dict[int, list[bool]]:
-        """The nodes through which gradients flow. For each node that depends on a requested tensor,
-        by index, True for the inputs that depend on one.
+        """The nodes through which gradients flow, by index. Each has a list with one entry per
+        input: True if the input depends on a tensor for which the caller requests a gradient.
         """
         moved: dict[int, list[ir.Tensor]] = {}
         births: dict[int, list[ir.Tensor]] = {}
@@ -215,7 +216,9 @@ class _Reverse:
                 self.graph.undone[out.buffer.id] = node.outputs[0].buffer.id
 
     def _value(self, tensor: ir.Tensor, place: int) -> Tensor:
-        """The handle of a node's input or output; raises ModelError if it was overwritten since."""
+        """The handle of a node's input or output. Raises ModelError if a later node has overwritten
+        it. place: the index of the node.
+        """
         for later, out in self.writers.get(tensor.buffer.id, []):
             written = later > place or (later == place and out.id != tensor.id)
             if written and ir.overlap(out, tensor):

@@ -1,8 +1,9 @@
 """The table of gradient rules: for each op the computation of its inputs' gradients.
 
-A rule takes a `Call` (one node and the gradients of its results) and returns a gradient for every
-input, None for inputs without one or for which none is wanted. Rules use public ops. The modules of
-op families in this package fill the table; ark.ops.gradients.reverse uses it.
+A rule is a function. Its argument is a `Call`, which has one node and the gradients of the node's
+results. It returns a list with the gradient of every input. The entry is None if the input has no
+gradient or if its gradient is not needed. Rules use public ops. The modules of op families in this
+package fill the table; ark.ops.gradients.reverse uses it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ Rule = Callable[["Call"], Gradients]
 class Call:
     """A node whose gradients are computed.
 
-    given: gradients of its outputs, None if nothing depends on one. wanted: for each input, whether
-    its gradient is needed. value: returns the tensor of an input or output as it was when the node
-    ran; raises if the memory was overwritten since.
+    given: the gradient of each output, None if the result does not depend on the output. wanted:
+        for each input, True if its gradient is needed. value: a function that returns the tensor of
+        an input or output with its value at the time of the node. It raises ModelError if a later
+        node overwrites the value.
     """
 
     node: Node
@@ -53,7 +55,9 @@ class Call:
         return self.node.inputs[place].shape
 
     def gradient(self, place: int = 0) -> Tensor:
-        """The gradient of an output; zeros if nothing depends on it."""
+        """The gradient of output number `place`; zeros if the differentiated result does not depend
+        on this output.
+        """
         gradient = self.given[place]
         if gradient is not None:
             return gradient
@@ -61,7 +65,7 @@ class Call:
         return zeros(out.shape, out.dtype)
 
     def fitted(self, gradient: Tensor, place: int) -> Tensor:
-        """A gradient in the type of an input."""
+        """A gradient, cast to the type of input number `place`."""
         dtype = self.node.inputs[place].dtype
         return gradient if gradient.ir.dtype == dtype else cast(gradient, dtype)
 

@@ -1,8 +1,9 @@
 """The gradient rules of index arithmetic (pads, steps, windows of convolutions) and of pooling.
 
-A remap copies the element at source index f(i) to result index i. Its gradient is another remap,
-which inverts f, followed by a sum over the dimensions on which f does not depend. If an edge mode
-repeats elements, gradients are added along the axis by a scatter instead.
+A remap copies the element at source index f(i) to result index i. The gradient of a remap is
+another remap, which inverts f, followed by a sum over the result dimensions on which f does not
+depend. If an edge mode repeats elements of the source, f has no inverse. Gradients are then added
+along the axis by a scatter.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def undone(
     """The gradient of a remap's input, of shape `shape`, from the gradient `given` of its output.
     Only for remaps without an edge mode that repeats elements.
 
-    spread: the output's shape; `given` may have size 1 where it does not depend on a dimension.
+    spread: the shape of the remap's output. In a dimension along which the gradient is constant,
+        `given` may have size 1.
     """
     rank = len(shape)
     inverse: dict[int, Rule] = {}
@@ -103,8 +105,9 @@ def undone(
 def _radix(
     terms: Sequence[Any], shift: int, divide: int, spread: Sequence[int], size: int
 ) -> tuple[int, int, int] | None:
-    """For an index that combines two dimensions like the digits of a number: the higher dimension,
-    the lower dimension, and the lower dimension's size. None for other indices.
+    """Recognises a source index of the form high * n + low, where high and low are indices in two
+    result dimensions and n is the size of the second. Returns the dimension of `high`, the
+    dimension of `low`, and n. None for other indices.
     """
     if len(terms) != 2 or shift or divide != 1:
         return None
@@ -114,7 +117,9 @@ def _radix(
 
 
 def _window_rules(given: WindowAttributes, count: int) -> list[Rule]:
-    """The index rules for the windows of a pool: (n, channels, window..., positions...)."""
+    """The rules of the remap that arranges the windows of a pool in a tensor (n, channels,
+    window..., positions...).
+    """
     return [
         same(0),
         same(1),
