@@ -1,9 +1,9 @@
-"""Adds low-rank adapters to a decoder's graph (LoRA, Hu et al. 2021). The two low-rank matmuls of a
-row's adapter are added to the result of a linear layer. Called by ark.models.build; decoders do not
-depend on this module.
+"""Adds low-rank adapters to a decoder's graph (LoRA, Hu et al. 2021). Each row of a batch may use
+another adapter. The result of the two low-rank matmuls of the row's adapter is added to the result
+of a linear layer. Called by ark.models.build; decoders do not depend on this module.
 
-The matmuls are those of experts (ark.expert_linear), with one expert for each adapter. Adapter 0
-has zeros only; rows without an adapter use it.
+The matmuls use the op for a mixture of experts (ark.expert_linear), in which each adapter is an
+expert. The matrices of adapter 0 are zeros; rows without an adapter use it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ DOWN, UP = ".adapters_down", ".adapters_up"
 
 @dataclass(frozen=True)
 class Adapters:
-    """The adapters of a graph. count: the number of adapters, adapter 0 included. rank: the highest
-    rank of any adapter. targets: the names of the parameters that adapters change.
+    """The LoRA adapters of a graph. count: the number of adapters, including adapter 0, which has
+    no effect. rank: the highest rank of any adapter. targets: the names of the parameters that
+    adapters change.
     """
 
     count: int
@@ -33,8 +34,8 @@ class Adapters:
 
 
 class AdaptedWeight:
-    """The weight of a linear layer that adapters change. chosen: the adapter of each row, (rows, 1)
-    int32, in the entry point that is being traced.
+    """The weight of a linear layer to which adapters apply. chosen: the number of the adapter of
+    each row, (rows, 1) int32, for the entry point that is being traced.
     """
 
     chosen: ark.Tensor
@@ -50,7 +51,7 @@ class AdaptedWeight:
         self.up.rename(name + UP)
 
     def linear(self, input: Any, output: Any = None, name: str = "") -> ark.Tensor:
-        """Computes ark.linear, and adds the adapters' matmuls."""
+        """The result of ark.linear, plus the result of each row's adapter."""
         rows = input.shape()[0]
         thin = ark.expert_linear(input, self.down, self.chosen)
         thin = ark.reshape(thin, (rows, self.rank))
@@ -80,27 +81,31 @@ def adapt(model: ark.Module, adapters: Adapters | None, dtype: ark.DataType) -> 
 
 
 def choose(weights: list[AdaptedWeight], chosen: ark.Tensor) -> None:
-    """Sets the tensor with each row's adapter for the entry point that is traced next."""
+    """Sets the tensor that has the number of each row's adapter, for the entry point that is traced
+    next.
+    """
     for weight in weights:
         weight.chosen = chosen
 
 
 def chosen_state(rows: int, name: str) -> ark.Tensor:
-    """The state tensor with the adapter of each row."""
+    """The state tensor that has the number of each row's adapter."""
     tensor = new_tensor("adapters", "state", (rows, 1), ark.int32, (), (), (), name)
     tensor.rename(name)
     return tensor
 
 
 def first(chosen: ark.Tensor, rows: int) -> ark.Tensor:
-    """Selects, of the adapters chosen for all rows, those of the first `rows` rows."""
+    """The adapter numbers of the first `rows` rows. chosen: the adapter numbers of all rows."""
     if rows == chosen.shape()[0]:
         return chosen
     return refer(chosen, (rows, 1), (0, 0), f"{chosen.ir.name}.first{rows}")
 
 
 def _joined(path: list[str]) -> list[str]:
-    """The names of the modules on a path. A layer's number belongs to its name: `layers.3`."""
+    """The names of the modules on a path, for example ["layers.3", "attention"] for a module of
+    layer 3. A layer's number belongs to its name.
+    """
     joined: list[str] = []
     for part in path:
         if part.isdigit():

@@ -41,8 +41,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
     "layers_pattern": ([], "layers", ["layers"]),
 }
-"""For fields that could change what an adapter computes, the values that ark supports. null is
-supported as well.
+"""The fields of an adapter's config that could change its results. For each, the values that ark
+supports. null is supported as well.
 """
 READ = {
     "peft_type",
@@ -72,8 +72,8 @@ WITHOUT_EFFECT = {
     "task_type",
     "velora_config",
 }
-"""Fields that concern training, or act only beside a field of NEUTRAL. Any other field that has a
-value is refused.
+"""Fields of an adapter's config that concern only training, or that have an effect only if a field
+of NEUTRAL is set. Any other field that is set is refused.
 """
 
 
@@ -91,7 +91,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class AdapterSet:
-    """The adapters of a loaded model. They have the numbers from 1 on."""
+    """The adapters of a loaded model. They are numbered from 1 on."""
 
     adapters: tuple[Adapter, ...]
 
@@ -123,8 +123,8 @@ class AdapterSet:
 
     @property
     def shape(self) -> Adapters | None:
-        """The adapters' description, from which the graph is built; None if there are no
-        adapters.
+        """The number, rank and targets of the adapters, from which the graph is built. None if
+        there are no adapters.
         """
         if not self.adapters:
             return None
@@ -152,8 +152,8 @@ class AdapterSet:
         return readers
 
     def _read(self, target: str, place: int, shape: Adapters, dtype: npt.DTypeLike) -> np.ndarray:
-        """The matrices of all adapters for one weight. An adapter that does not change this weight
-        has zeros.
+        """The matrices of all adapters for one weight, in one array. They are zero for an adapter
+        that does not change this weight.
         """
         pairs = [a.tensors.get(target) for a in self.adapters]
         known = next(pair for pair in pairs if pair is not None)[place].shape
@@ -210,9 +210,9 @@ def read_adapter(name: str, directory: Path, checkpoint: Checkpoint) -> Adapter:
 
 
 def _check_modules(fields: Fields, modules: Sequence[str]) -> None:
-    """Raises ModelError if there are matrices for a module that the config does not name, because
-    PEFT would not apply them. A name in the config is the end of a module's path; a single string
-    is a pattern.
+    """Raises ModelError if the files have matrices for a module that the config does not list,
+    because PEFT would not apply them. The config has a list of names, each of which is the end of a
+    module's path, or a single string, which is a pattern.
     """
     layers = fields.get("layers_to_transform")
     excluded = fields.get("exclude_modules")
@@ -235,7 +235,7 @@ def _check_modules(fields: Fields, modules: Sequence[str]) -> None:
 
 
 def _named(field: str, module: str, fields: Fields) -> bool:
-    """True if the field, a list of names or a pattern, names the module."""
+    """True if the module is listed in the field, which is a list of names or a pattern."""
     value = fields.get(field)
     if isinstance(value, list):
         return any(module == end or module.endswith(f".{end}") for end in value)

@@ -27,8 +27,8 @@ from ark.ops.tokens import TokenState
 from ark.tasks.adjusted import MAX_TOP
 from ark.tasks.sequences import MAX_BATCH
 
-# If a chunk of the prompt has at least this number of tokens, the phase of the prompt's last chunk
-# also samples the first token.
+# If chunks have at least this number of tokens, there is a separate phase for the prompt's last
+# chunk, which also samples the first token.
 MIN_BEGIN_CHUNK_TOKENS = 128
 FULL = "full"  # value of Shape.sampling for all parameters
 LASTING = ("parameter", "state", "host")  # arenas that outlive a launch
@@ -36,10 +36,10 @@ LASTING = ("parameter", "state", "host")  # arenas that outlive a launch
 
 @dataclass(frozen=True)
 class Pages:
-    """The pages of keys and values of a model that serves many requests (ark.serving). pool: the
-    total number of pages. size: the positions of a page. forms: the numbers of rows for which there
-    is a decoding phase, ascending; the last one is the batch. apart: True if no two rows of a phase
-    read the same text.
+    """The pages of the KV cache of a model that serves many requests (ark.serving). pool: the total
+    number of pages. size: the number of positions in a page. forms: the batch sizes for which there
+    is a decoding phase, ascending; the last one is the largest batch. apart: True if no two rows of
+    a phase belong to the same sequence.
     """
 
     pool: int
@@ -57,17 +57,17 @@ class Shape:
     """The parameters from which one rank's graph of a model is built. context: positions in the
     cache. chunk: prompt tokens per iteration, 0 for a model that only decodes. batch: sequences
     that are decoded together. The decoding phase also reads their prompts, one token per iteration,
-    so chunk is 0. split: how ranks share the model: empty for ark.models.shard, or a name of
-    ark.parallel.plans.PLANS. pages: if given, keys and values are stored in pages; a phase `chunk`
-    reads chunks of one prompt, and each further phase decodes a number of sequences. sampling: FULL
-    for a plan that supports all of ark.SamplingParams and reports up to `logprobs` of the highest
-    log probabilities; empty for greedy and top-k sampling only. embeds: a launch computes the
-    embedding of one text instead of next tokens. scores: an iteration computes the logits of all
-    tokens of a chunk instead. adapters: the adapters that rows may use, in paged plans on one rank.
+    so chunk is 0. split: how ranks divide the model: empty for tensor parallelism by
+    ark.models.shard, or a name of ark.parallel.plans.PLANS. pages: if given, keys and values are
+    stored in pages; a phase `chunk` reads chunks of one prompt, and each further phase decodes a
+    number of sequences. sampling: FULL for a plan that supports all of ark.SamplingParams and
+    reports up to `logprobs` of the highest log probabilities; empty for greedy and top-k sampling
+    only. embeds: a launch computes the embedding of one text instead of next tokens. scores: an
+    iteration computes the logits of all tokens of a chunk instead. adapters: the adapters that rows
+    may use, in paged plans on one rank.
 
-    If a chunk has at least MIN_BEGIN_CHUNK_TOKENS, computing it takes less time than two single
-    tokens. The prompt's last chunk is then a separate entry point, which also samples the first
-    token.
+    If a chunk has at least MIN_BEGIN_CHUNK_TOKENS tokens, there is a separate entry point for the
+    prompt's last chunk, which also samples the first token.
     """
 
     config: LlamaConfig
@@ -148,9 +148,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Built:
-    """A traced decoder. lasting: its parameters and state by name. shares: for each parameter that
-    the rank holds only a part of, that part. constants: functions that compute parameters from the
-    config. layouts: the layouts of the rank's quantised weights, by parameter.
+    """A traced decoder. lasting: its parameters and state by name. shares: the parameters of which
+    the rank holds only a part, each with the slices of this part. constants: functions that compute
+    parameters from the config instead of reading them. layouts: the layouts of the rank's quantised
+    weights, by parameter.
     """
 
     graph: Graph
@@ -161,8 +162,8 @@ class Built:
 
 
 def build(shape: Shape) -> Built:
-    """Builds the graph of one rank, with entry points for decoding and, if the shape has one, for
-    the prompt.
+    """Builds the graph of one rank. It has entry points for decoding and, if the shape has a chunk
+    size, for the prompt.
     """
     if shape.split and shape.world_size > 1:
         return _by_plan(shape)
@@ -227,8 +228,9 @@ def _trace_scores(model: Model, decoder: Llama, shape: Shape) -> None:
 
 
 def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> None:
-    """Traces the entry points of a decoder whose sequences share pages. One reads chunks of a
-    prompt and has its own state; the others decode, each for one number of rows.
+    """Traces the entry points of a decoder whose sequences share the pages of a KV cache. One entry
+    point reads chunks of a prompt and has a state of its own. Each of the others decodes a batch of
+    one size.
     """
     decoder.setup_pages(shape.context, pages.pool, pages.size, pages.apart)
     decoder.name_tensors()
@@ -269,7 +271,9 @@ def _check_split(name: str) -> None:
 
 
 def _by_plan(shape: Shape) -> Built:
-    """A rank's graph of the one-device model, which a named plan (ark.parallel) splits."""
+    """The graph of one rank. The one-device model is traced and then divided among ranks by a named
+    plan (ark.parallel).
+    """
     from ark.parallel import parallelize
 
     one = build(replace(shape, rank=0, world_size=1, split=""))
@@ -285,8 +289,8 @@ def _by_plan(shape: Shape) -> Built:
 
 
 def whole_pass(config: LlamaConfig, dtype: DataType, rows: int) -> Graph:
-    """The graph of one pass over a sequence of `rows` tokens, which computes the logits of all
-    tokens. It is the forward pass of training, from which plans for many ranks are made.
+    """The graph of one forward pass over a sequence of `rows` tokens, as in training: it computes
+    the logits of all tokens. Plans for many ranks are made from it.
     """
     model = Model(0, 1)
     with use_model(model):

@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 FILE, FOLDER, SETTINGS = "chat_template.jinja", "additional_chat_templates", "tokenizer_config.json"
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""The names of the field of a message that has its reasoning. Templates read one of the first
-two.
-"""
+"""The names under which a message may have its reasoning. Templates read one of the first two."""
 END_MARK = "ARK_END_OF_THE_FINAL_MESSAGE "
-"""A mark for the end of a message that is to be continued. The space in it shows whether the
-template strips messages.
+"""Appended to a message that is to be continued, to find its end in the rendered text. The space at
+the end of the mark shows whether the template strips messages.
 """
 Message = Mapping[str, Any]
 
@@ -160,8 +158,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
     from jinja2.utils import Namespace
 
     class Generation(Extension):
-        """The tag {% generation %}, which marks an assistant's text for training. It has no effect
-        here.
+        """The template tag {% generation %}, which marks an assistant's text for training. It has
+        no effect in ark.
         """
 
         tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
@@ -171,7 +169,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     class PublicNamespace(Namespace):
-        """jinja2's namespace, but it refuses names that begin with an underscore."""
+        """jinja2's namespace object, but attributes whose names begin with an underscore are
+        refused.
+        """
 
         def __setitem__(self, name: str, value: Any) -> None:
             if name.startswith("_"):

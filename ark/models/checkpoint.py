@@ -1,8 +1,8 @@
 """Opens and validates a checkpoint directory on disk, and reads its tensors.
 
-`ark generate` opens one before it plans; the graph builder reads tensors by ark's own names
-(`layers.3.attention.query`), whole or by slices for a tensor-parallel shard. Bytes are read on
-demand, one weight at a time, so opening and validating a checkpoint is quick.
+`ark generate` opens the checkpoint before it plans. Weights are read by ark's own names
+(`layers.3.attention.query`), completely or by slices for a tensor-parallel rank. Opening and
+validating reads only headers; weights are read on demand, one at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ark.models.stored import Stored
 from ark.models.tied import untied
 
 FREQUENCIES = ".rotary_emb.inv_freq"
-"""Suffixes of stored rotary frequencies. The config has them too; older checkpoints store them."""
+"""The suffix of rotary frequencies, which older checkpoints store although the config has them."""
 FLOAT_TYPES = {dtype.name: dtype for dtype in DTYPES.values()}
 
 
@@ -42,7 +42,7 @@ class Weight:
     """One weight of a model: ark's name, the stored tensor's name, and the shape (rows are
     outputs).
 
-    stored: which rows of the stored tensor it has; None if it has the whole tensor.
+    stored: the rows of the stored tensor that it consists of; None for the whole tensor.
     """
 
     name: str
@@ -146,7 +146,7 @@ class Checkpoint:
         return checkpoint
 
     def hold(self, quantize: str | None) -> None:
-        """Sets the config's `layouts`: how quantised weights store codes. quantize: see `open`."""
+        """Sets the config's `layouts`: how ark stores quantised weights. quantize: see `open`."""
         shapes = {name: weight.shape for name, weight in self.weights.items()}
         where = str(self.directory)
         if quantize is not None:
@@ -159,9 +159,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the weights that are held as floats: float32, float16, or ml_dtypes'
-        bfloat16.
-        """
+        """The type of weights that are not quantised: float32, float16 or ml_dtypes.bfloat16."""
         if self.config.format is not None and self.config.dtype is not None:
             return FLOAT_TYPES[self.config.dtype]
         if "embedding" in self.quantized:
@@ -317,8 +315,8 @@ class Checkpoint:
         return decoded[rows] if isinstance(decoded, np.ndarray) else decoded.rows(rows)
 
     def _decode(self, name: str) -> Codes | npt.NDArray[np.float32]:
-        """Decodes the stored tensor of a quantised parameter. The last one is kept, since codes,
-        scales and parameters that share the tensor are read one after another.
+        """Decodes the stored tensor of a quantised parameter. The last result is kept, because
+        callers read codes, scales and other parameters of one tensor one after another.
         """
         tensor = self.quantized[name]
         if self._decoded is None or self._decoded[0] != tensor.name:
@@ -356,7 +354,7 @@ class Checkpoint:
             yield from ((f"{name}:{end}", tensor) for end, tensor in others)
 
     def _implied(self, stored_name: str) -> bool:
-        """True if a stored tensor that has no parameter is not needed: one that the decoder does
+        """True if a stored tensor that is not a parameter may be ignored: one that the decoder does
         not use, a head equal to the embedding (`untied`), or rotary frequencies (those of the
         config are used, as in transformers).
         """
@@ -395,6 +393,6 @@ def with_prefix(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def describe(names: list[str]) -> str:
-    """A text for messages: the first three names, and the number of the others."""
+    """Names as text for messages: the first three, and the number of the others."""
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more tensors"

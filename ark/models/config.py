@@ -26,8 +26,8 @@ from ark.models.rope import Rope, inverse_frequencies, read_rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 KV_CACHE_DTYPES = {"auto": "", "fp8": FLOAT_CODES.name, "int8": int8.name}
-"""For each value of the option, the type of the codes of keys and values. Empty: keys and values
-are floats of the weights' type.
+"""The values of the option --kv-cache-dtype. For each, the type to which keys and values are
+quantised; empty if they are stored as floats of the weights' type.
 """
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -115,7 +115,7 @@ class LlamaConfig:
 
     @property
     def split_heads(self) -> int:
-        """The number of heads that are divided among ranks."""
+        """The number of heads that can be divided among ranks."""
         return self.num_key_value_heads
 
     @property
@@ -169,8 +169,8 @@ ConfigT = TypeVar("ConfigT", bound=LlamaConfig)
 
 
 def with_cache(config: ConfigT, kv_cache_dtype: str, dtype: DataType) -> ConfigT:
-    """The config with the type of keys and values that kv_cache_dtype (a key of KV_CACHE_DTYPES)
-    names. dtype: the type of the weights.
+    """The config with the KV cache type that the option kv_cache_dtype selects (a key of
+    KV_CACHE_DTYPES). dtype: the type of the weights.
     """
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise InvalidUsageError(
@@ -253,8 +253,9 @@ def one_window(config: ConfigT, fields: Fields) -> ConfigT:
 
 
 def sliding_layers(config: ConfigT, fields: Fields, window: int, usual: Sequence[bool]) -> ConfigT:
-    """The config with `window` for the layers that `layer_types` marks as sliding. If this field is
-    absent or null, `usual` states which layers slide. window: 0 for no window.
+    """The config with attention windows of size `window` for the layers that the field
+    `layer_types` marks as sliding. If this field is absent or null, `usual` lists the layers with a
+    window. window: 0 for no window.
     """
     slide = list(usual)
     if (kinds := fields.get("layer_types")) is not None:
@@ -270,7 +271,7 @@ def sliding_layers(config: ConfigT, fields: Fields, window: int, usual: Sequence
 
 
 def asked_window(fields: Fields) -> int:
-    """`sliding_window` if `use_sliding_window` is true; otherwise 0."""
+    """The field `sliding_window` if `use_sliding_window` is true; otherwise 0."""
     slides = fields.flag("use_sliding_window") and fields.get("sliding_window") is not None
     return fields.size("sliding_window") if slides else 0
 
@@ -307,8 +308,8 @@ def read_dtype(fields: Fields) -> str | None:
 
 
 def rope_inverse_frequencies(config: LlamaConfig) -> npt.NDArray[np.float32]:
-    """The rotation per token, in radians, for each pair of elements of a head: float32, [head_dim /
-    2].
+    """The rotation per position, in radians, for each pair of elements of a head: float32,
+    [head_dim / 2].
     """
     return inverse_frequencies(config.rope, config.head_dim)
 

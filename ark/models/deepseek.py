@@ -2,9 +2,9 @@
 heads share. Experts are chosen from the best groups of experts, and shared experts are added. The
 first layers are dense.
 
-A head's key projection is applied to its query, and its value projection to the result of
-attention. So the cache needs only latent rows: the latent values, followed by the rotated part of
-keys.
+Keys and values are never computed from the latent rows. Instead, a head's key projection is applied
+to its query, and its value projection to the result of attention. So the cache stores only latent
+rows: the latent values, followed by the rotated part of keys.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ LATENT_NORM_EPS = 1e-6  # eps of norms of latent rows and queries, instead of rm
 
 @dataclass(frozen=True)
 class DeepseekConfig(MixtureConfig):
-    """query_rank: the rank of the queries' projection, 0 if it is a single matrix. latent_rank: the
-    elements of a latent row that are not rotated. plain_dim, value_dim: for each head, the elements
-    of queries that are not rotated, and the elements of values; head_dim: the elements of queries
-    that are rotated. score_factor: multiplies all attention scores. interleaved: True if rotated
-    pairs are neighbours. dense_layers: the number of first layers without experts. shared_size:
-    rows of the shared experts' gates. groups: the number of groups of experts. best_groups: the
-    number of groups from which experts are chosen. score_scale: multiplies the experts' scores.
+    """The additional fields of DeepSeek's config. query_rank: the rank of the low-rank query
+    projection, 0 if it is a single matrix. latent_rank: the elements of a latent row that are not
+    rotated. plain_dim, value_dim: for each head, the elements of queries that are not rotated, and
+    the elements of values; head_dim: the elements of queries that are rotated. score_factor:
+    multiplies all attention scores. interleaved: True if rotated pairs are neighbours.
+    dense_layers: the number of first layers without experts. shared_size: rows of the shared
+    experts' gates. groups: the number of groups of experts. best_groups: the number of groups from
+    which experts are chosen. score_scale: multiplies the experts' scores.
     """
 
     query_rank: int = 0
@@ -133,8 +134,8 @@ class LatentAttention(Attention):
         return ark.rotary_embedding(x, position, frequencies, interleaved=self.interleaved)
 
     def numbers(self, rows: int) -> ark.Tensor:
-        """The numbers of the heads for each row, as expert_linear needs them. Each head is treated
-        as an expert with its own matrix.
+        """The number of each head, repeated for each row, as ark.expert_linear expects the numbers
+        of experts. Each head is treated as an expert with its own matrix.
         """
         return ark.iota((rows, self.heads), 1, ark.int32)
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from ark.errors import ModelError
 
-# For each Python type that a JSON value other than an object is parsed to, the name in error
-# messages.
+# The names of JSON types in error messages, by the Python type to which the JSON value is parsed.
 _KINDS = {
     "NoneType": "null",
     "bool": "true or false",
@@ -30,7 +29,7 @@ _KINDS = {
 
 
 def check_directory(directory: Path) -> None:
-    """Raises ModelError unless `directory` is a directory."""
+    """Raises ModelError unless `directory` exists and is a directory."""
     if not directory.is_dir():
         state = "is a file" if directory.exists() else "does not exist"
         raise ModelError(
@@ -60,7 +59,9 @@ def check_file(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of one JSON object. source: the file's name, for error messages."""
+    """The fields of one JSON object, with checks. source: the name of the file, for error
+    messages.
+    """
 
     source: str
     values: dict[str, Any]

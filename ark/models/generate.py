@@ -54,7 +54,7 @@ from ark.runtime.runner import load
 
 
 def _short(tokens: Sequence[int]) -> str:
-    """Tokens in a short form for messages: the tokens if they are few, otherwise their number and
+    """Token ids as short text for messages: the ids if they are few, otherwise their number and a
     hash.
     """
     if len(tokens) <= 16:
@@ -164,8 +164,8 @@ class Generator:
             raise
 
     def _plan(self, machine: Machine, backend: Backend, arch: str) -> Plan:
-        """This rank's plan. The ranks check that all have the same plan. Its kernels are compiled
-        while it is scheduled and verified.
+        """The plan of this rank. All ranks check that their plans are equal. The kernels are
+        compiled while the plan is scheduled and verified.
         """
         rank = self.shape.rank
 

@@ -23,7 +23,9 @@ RENAMED = {
     "stop_strings": "stop",
     "suppress_tokens": "suppress_tokens",
 }
-"""For fields of SamplingParams that have another name in the file, the name in the file."""
+"""The fields of SamplingParams that have another name in the file. Maps a field to its name in the
+file.
+"""
 SAMPLED_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 """The values that transformers uses for fields that the file omits, if `do_sample` is true."""
 READ = ("eos_token_id", "do_sample", *RENAMED, *SAMPLED_DEFAULTS)

@@ -54,7 +54,7 @@ FIELDS = {
 }
 NEEDED = tuple(FIELDS)[:5]
 FACTORS = "rope_freqs.weight"
-"""The tensor with divisors of the rotary frequencies (Llama 3)."""
+"""The name of the tensor whose elements divide the rotary frequencies (Llama 3)."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -213,8 +213,8 @@ def _renamed(name: str) -> str:
 
 
 def reordered(file: GgufFile, config: LlamaConfig) -> dict[str, Stored]:
-    """The order of the rows of queries and keys, by ark's parameters, for the architecture llama.
-    In the file, the two elements of a rotated pair are next to each other.
+    """The row order of query and key weights, by ark's parameters, for the architecture llama. In
+    the file, the rows of the two elements of a rotated pair are next to each other.
     """
     if file.metadata.get("general.architecture") != "llama":
         return {}

@@ -30,8 +30,9 @@ YARN = {
 
 @dataclass(frozen=True)
 class GptOssConfig(MixtureConfig):
-    """limit: the largest value of gates, and the largest magnitude of up projections. alpha: the
-    factor within the sigmoid.
+    """The additional fields of gpt-oss's config. limit: the largest value of gates, and the largest
+    magnitude of up projections; larger ones are clamped. alpha: the factor of the gate inside the
+    sigmoid.
     """
 
     limit: float = 7.0
@@ -87,7 +88,9 @@ class GptOssExperts(Experts):
 
 
 def part(bias: ark.Tensor, of_all: float) -> ark.Tensor:
-    """The part of a bias that one rank adds before a sum over ranks."""
+    """The part of a bias that one rank adds before a sum over ranks. The sum of all ranks' parts is
+    the bias.
+    """
     return bias if of_all == 1 else bias * of_all
 
 

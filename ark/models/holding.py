@@ -1,5 +1,5 @@
-"""Decides which weights of a checkpoint ark holds as quantised codes and which as floats. Called by
-ark.models.checkpoint.
+"""Decides which weights of a checkpoint stay quantised in memory, and which are dequantised when
+they are loaded. Called by ark.models.checkpoint.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def layouts_on_load(
     name: str,
     where: str,
 ) -> tuple[OnLoad, dict[str, Layout]]:
-    """The format of that name, and the layouts of the parameters that are quantised to it. These
-    are the weights of linear layers, except the head and routers.
+    """The format with the given name, and the layouts of the parameters that are quantised to it
+    when they are loaded. These are the weights of linear layers, except the head and the routers of
+    experts.
     """
     chosen = on_load(name)
     if quantized:
@@ -92,9 +93,10 @@ def stacked_name(weight: str) -> str:
 def _stacked(
     shapes: Shapes, own: Mapping[str, Layout | None]
 ) -> tuple[dict[str, Layout], list[str]]:
-    """Returns the layouts of parameters, from those of their weights, and the quantised weights
-    that are held as floats. A parameter of several experts is held as codes if all its weights have
-    the same layout and their inputs are not reordered.
+    """Combines the weights of experts into parameters. Returns the layouts of the parameters, and
+    the names of quantised weights that must be dequantised. A parameter with the weights of several
+    experts stays quantised only if all of these have the same layout and their inputs are not
+    reordered.
     """
     experts: dict[str, list[str]] = {}
     for name in shapes:

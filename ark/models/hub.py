@@ -18,8 +18,8 @@ FILES = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*")
 
 
 def hub_name(model: str | os.PathLike[str]) -> str | None:
-    """Returns `model` if it can be a name on the hub: it has the form of one, and is not an
-    existing path. Otherwise returns None.
+    """Returns `model` if it can be a name on the Hugging Face hub: it has the form of a name
+    (owner/name) and is not an existing path. Otherwise returns None.
     """
     name = str(model)
     return name if NAME.fullmatch(name) and not Path(name).exists() else None

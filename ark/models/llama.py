@@ -1,6 +1,7 @@
 """The Llama decoder (Touvron et al. 2023).
 
-It is written for one rank, op by op. docs/models.md lists the passes that fuse and split it.
+The decoder is written for one rank, op by op. docs/models.md lists the passes that fuse its ops.
+ark.models.shard divides it among ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Attention(ark.Module):
     """Causal grouped-query attention of layer `number`. `setup` creates its caches. With a window,
     each token attends to that number of latest positions.
 
-    SPLIT: see FeedForward.
+    SPLIT: the dimension along which each parameter is divided among ranks (see FeedForward).
     """
 
     SPLIT: ClassVar[dict[str, int]] = {"query": -2, "key": -2, "value": -2, "output": -1}
@@ -45,7 +46,7 @@ class Attention(ark.Module):
         self.kv_heads //= ranks
 
     def setup(self, context: int, batch: int = 1) -> None:
-        """Creates the caches, for `context` positions of each of `batch` sequences."""
+        """Creates the KV caches, for `context` positions of each of `batch` sequences."""
         shape = (batch * self.kv_heads, context, self.head_dim)
         self.keys = ark.tensor(shape, self.cache_type)
         self.values = ark.tensor(shape, self.cache_type)
@@ -53,8 +54,8 @@ class Attention(ark.Module):
             self.window = 0
 
     def setup_pages(self, context: int, pool: int, page: int, apart: bool) -> None:
-        """Creates the caches as `pool` pages of `page` positions, which sequences of at most
-        `context` positions share. apart: no two rows of a decoding phase belong to the same
+        """Creates the KV caches as `pool` pages of `page` positions, which sequences of at most
+        `context` positions share. apart: True if no two rows of a decoding phase belong to the same
         sequence.
         """
         self.apart = apart
@@ -93,7 +94,7 @@ class Attention(ark.Module):
         return ark.linear(a, self.output)
 
     def rotated(self, x: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
-        """Queries or keys, rotated according to their positions."""
+        """Queries or keys with rotary position embedding, for the given positions."""
         return ark.rotary_embedding(x, position, frequencies)
 
     def projections(self, x: ark.Tensor) -> tuple[ark.Tensor, ark.Tensor, ark.Tensor]:
@@ -131,7 +132,9 @@ class FeedForward(Gated):
 
 
 class Layer(ark.Module):
-    """Attention and the feed-forward part, each after a norm and added to its input."""
+    """One layer: attention and the feed-forward part. The input of each is normalised, and its
+    output is added to its input.
+    """
 
     def __init__(
         self, c: LlamaConfig, dtype: ark.DataType, attention: Attention, mlp: ark.Module
@@ -252,7 +255,7 @@ class Llama(ark.Module):
 
     @classmethod
     def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:
-        """The place, within its stored tensor, of the parameter that has this name in WEIGHTS. None
+        """Describes which part of a stored tensor is the parameter with this name in WEIGHTS. None
         if the parameter is the whole tensor.
         """
         return None

@@ -25,8 +25,8 @@ def weights(
     plan: Plan,
     adapters: Mapping[str, Callable[[], np.ndarray]] | None = None,
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields each parameter of the plan: its name, and this rank's part of its values. adapters:
-    functions that read the parameters of adapters, by name.
+    """Yields the name of each parameter of the plan, and this rank's part of its values. adapters:
+    functions that read the parameters of LoRA adapters, by name.
     """
     built, packings = build(shape), from_meta(plan.meta)
 

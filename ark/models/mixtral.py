@@ -1,5 +1,5 @@
-"""The Mixtral decoder (Jiang et al. 2024). It is Llama with a mixture of experts, of which a few
-process each row.
+"""The Mixtral decoder (Jiang et al. 2024). It is Llama with a mixture of experts as feed-forward
+part. A few of the experts process each row.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def read_mixture(
 
 
 class Experts(Gated):
-    """The gated perceptrons of the experts with the highest router scores, added up with the scores
-    as weights.
+    """The gated perceptrons of the experts with the highest router scores. Their results are added
+    up, with the scores as weights.
     """
 
     SPLIT: ClassVar[dict[str, int]] = FeedForward.SPLIT

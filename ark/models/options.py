@@ -15,8 +15,8 @@ from ark.tasks.adjusted import IN_PROMPT, OPTIONS
 
 def check_tokens(sampling: SamplingParams, vocabulary: int, stops: Collection[int] = ()) -> None:
     """Raises InvalidUsageError if a token of logit_bias or suppress_tokens is not in the
-    vocabulary, or if no token can be sampled. stops: further stop tokens, which min_tokens forbids
-    too.
+    vocabulary, or if no token can be sampled. stops: further stop tokens, which cannot be sampled
+    either before min_tokens is reached.
     """
     for token in (*sampling.logit_bias, *sampling.suppress_tokens):
         if token >= vocabulary:
@@ -52,8 +52,8 @@ def option_words(sampling: SamplingParams, masked: bool = False) -> np.ndarray:
 def bias_of(
     sampling: SamplingParams, vocabulary: int, never: Collection[int] = ()
 ) -> np.ndarray | None:
-    """The numbers that are added to the logits, fp32 (vocabulary,). None if all are 0. never:
-    further tokens that must not be sampled.
+    """The numbers that are added to the logits before sampling, fp32 (vocabulary,). None if all are
+    0. never: further tokens that must not be sampled.
     """
     suppressed = (*sampling.suppress_tokens, *(t for t in never if t < vocabulary))
     if not sampling.logit_bias and not suppressed:

@@ -1,10 +1,10 @@
-"""Refuses modules of a decoder whose results cannot be summed over ranks. Called by
-ark.models.shard.
+"""Checks for tensor parallelism that the results of a module can be summed over ranks, and refuses
+other modules. Called by ark.models.shard.
 
 Attention and the feed-forward part end with a matmul whose weight is divided along its inner
-dimension, and the ranks' results are summed. So the operations of the module after this matmul must
-be linear, and a tensor that they add must be divided too. Otherwise it would be added once for each
-rank.
+dimension, and the ranks' results are summed. So all operations of the module after this matmul must
+be linear. If they add a tensor, such as a bias, each rank must hold only a part of it; otherwise
+the tensor would be added once for each rank.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ SUMS = ("add", "sub")
 
 
 def check_sum(module: Any, output: ark.Tensor, shared: Set[int], world_size: int) -> None:
-    """Raises InvalidUsageError unless the sum of the ranks' outputs is the module's output.
-
-    shared: the ids of the buffers whose parameters are divided among ranks.
+    """Raises InvalidUsageError unless the sum of the outputs of all ranks is the output of the
+    undivided module.
     """
     nodes = output.model.graph.nodes
 
     def faulty(tensor: Tensor) -> str:
-        """The op or parameter that prevents summing the ranks' tensors; empty if they can be
-        summed.
+        """The op or parameter because of which the ranks' tensors cannot be summed; empty if they
+        can be.
         """
         place = tensor.buffer.id
         writers = (n for n in reversed(nodes) if any(t.buffer.id == place for t in n.outputs))

@@ -43,8 +43,9 @@ def plans(
     drafted: Drafted | None = None,
 ) -> Sequence[Plan]:
     """Verified plans of all ranks of a model; `shape.rank` is ignored. drafted: see
-    ark.lower.ranks.plan_ranks; it is not called for cached plans. Without the option `engines`,
-    this machine's measurements are used, on which the ranks must have agreed before.
+    ark.lower.ranks.plan_ranks; it is not called for cached plans. Without the option `engines`, the
+    collectives use the engines that were measured as fastest on this machine. All ranks must have
+    agreed on these measurements before.
 
     Verified plans are cached. The key is a hash of the traced graphs, the machine, the options and
     all planning source (`_key`). If ARK_DEBUG requests planning decisions, plans are made again,
@@ -66,8 +67,8 @@ def plans(
             mark_verified(cached)
             log.debug(f"the plans for {machine.name} are in the cache")
             return cached
-        # The cache entry cannot be read as `_texts` writes it. It is removed, and the plans are
-        # made again.
+        # The cache entry does not have the format that `_texts` writes. It is removed, and the
+        # plans are made again.
         except (PlanError, ValueError, TypeError, IndexError):
             cache.drop(cache.PLANS, name)
     new_plans = make_plans(shape, machine, options, drafted, graphs)
@@ -87,7 +88,8 @@ def make_plans(
     """
     if graphs is None or shape.split:
         graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
-    # A decoder's ranks synchronise in every layer; one barrier is faster than a wait per peer.
+    # lockstep: all ranks begin an iteration at the same time. The ranks of a decoder synchronise in
+    # every layer anyway, and one barrier is faster than a separate wait for each peer.
     chosen = {"lockstep": True, **(options or {})}
     with log.timed(f"planned {len(graphs)} rank(s) for {machine.name}"):
         rank_plans = plan_ranks(graphs, machine, chosen, _meta(shape), drafted)
@@ -116,7 +118,9 @@ def _key(
 
 
 def _outside() -> list[str]:
-    """The source files of the lowerings of registered ops, and of task kinds."""
+    """The source files on which plans depend besides ark's own: those of the lowerings of
+    registered ops, and of registered task kinds.
+    """
     makers: list[Any] = [ops.get(name).lower for name in ops.names()]
     makers += [type(kinds.get(name)) for name in kinds.names()]
     modules = {sys.modules.get(maker.__module__) for maker in makers}
@@ -136,8 +140,8 @@ def _meta(shape: Shape) -> dict[str, Any]:
 
 
 def _texts(rank_plans: Sequence[Plan]) -> list[str]:
-    """The plans as JSON. If the ranks' plans differ only by a rotation of tensors, only the first
-    plan and the distances by which tensors move are stored.
+    """The plans as JSON. If the plans of all ranks differ only in rank numbers and in the offsets
+    of some tensors, only the first plan is stored, and the distances between the offsets.
     """
     if isinstance(rank_plans, Rotated):
         return [to_json(rank_plans.first), json.dumps(sorted(rank_plans.moved.items()))]
@@ -175,9 +179,9 @@ def usual_chunk(machine: Machine, dtype: DataType) -> int:
     """The default number of prompt tokens per iteration. It is larger on machines with matrix
     units.
 
-    dtype: the type of the weights. Warpgroups compute tiles of 128 rows, and four of these fill a
-    GPU. One tile would be enough if k is split, but attention on matrix units benefits from more
-    rows.
+    dtype: the type of the weights. With warpgroups, a tile of a matmul has 128 rows, and four rows
+        of tiles give all processors of a GPU work. One row of tiles would suffice with split-K, but
+        attention on matrix units is faster with more rows.
     """
     if dtype.name in ("bf16", "fp16"):
         if machine.has(Capability.WGMMA):
@@ -206,7 +210,7 @@ def choose_chunk(wanted: int | None, context: int, usual: int) -> int:
 
 
 def plan_context(plan: Plan) -> int:
-    """The number of positions in a decoder's plan."""
+    """The largest number of positions of a sequence in a decoder's plan."""
     tokens = next((t.shape[0] for t in plan.tensors if t.name == "tokens"), 0)
     return tokens // plan_batch(plan)
 

@@ -1,6 +1,5 @@
 """Replaces the weights of a decoder's linear layers by quantised weights. Called by
-ark.models.build, after ranks have been given their parts of the weights; decoders do not depend on
-this module.
+ark.models.build, after the weights are divided among ranks; decoders do not depend on this module.
 """
 
 from __future__ import annotations
@@ -46,9 +45,10 @@ def quantise(
     layouts: Mapping[str, Layout],
     shares: dict[ark.Parameter, Share],
 ) -> dict[str, Layout]:
-    """Replaces the parameters that `layouts` names. Returns this rank's layouts. Their groups are
-    smaller if the rank's inputs are not a multiple of the group. shares: receives the parts of the
-    new parameters.
+    """Replaces the parameters listed in `layouts` by quantised ones, and returns the layouts of
+    this rank's parameters. A layout has smaller groups if the rank's number of inputs is not a
+    multiple of the group. shares: a dict to which the new parameters are added, each with the part
+    that the rank holds.
     """
     own = {}
     for name, module, attribute in list(_parameters(model)):

@@ -34,8 +34,8 @@ BIASES = {
 
 
 def late_layers_slide(config: ConfigT, fields: Fields) -> ConfigT:
-    """The config with the window for the layers that `layer_types` marks as sliding. Without this
-    field, the layers from `max_window_layers` on have the window.
+    """The config with the sliding window for the layers that `layer_types` marks as sliding. If the
+    field is absent, the layers from number `max_window_layers` on have the window.
     """
     window, first = asked_window(fields), 0
     if window and fields.get("layer_types") is None:

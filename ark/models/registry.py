@@ -56,7 +56,9 @@ MODEL_TYPES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
 }
-"""For each model_type, the architecture that is used if a config does not name one."""
+"""The architecture for each model_type of config.json. It is used if the config has no field
+`architectures`.
+"""
 
 
 GROUP = "ark.models"

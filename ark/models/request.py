@@ -80,7 +80,8 @@ def check_arguments(
     return numbers
 
 
-# For each argument of a Generator: a function that tests the value, and the expectation in words.
+# For each argument of a Generator: a function that tests the value, and the expected values in
+# words for the error message.
 _OTHERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "checkpoint": (lambda v: isinstance(v, Checkpoint), "one that Checkpoint.open(directory) made"),
     "backend": (lambda v: hasattr(v, "probe"), "one that ark.backend.registry.get(name) gives"),

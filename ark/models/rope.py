@@ -23,10 +23,11 @@ class Rope:
     `kind` is one of KINDS. `factor`: the factor by which "linear", "llama3" and "yarn" extend
     positions. `low_freq_factor` and `high_freq_factor` are used by llama3, `original_context`
     (tokens) by llama3, yarn and longrope. `partial`: the fraction of a head's elements that is
-    rotated; the first elements are. `attention_factor`: multiplies cosine and sine (yarn,
-    longrope). `beta_fast`, `beta_slow`, `truncate`: the range of rotations in which yarn blends,
-    and whether it is rounded to whole elements. `short` and `long`: longrope's factors of each
-    frequency, for contexts up to the original one and for longer ones.
+    rotated, from the first element on. `attention_factor`: multiplies cosine and sine (yarn,
+    longrope). `beta_fast`, `beta_slow`: pairs that make between beta_slow and beta_fast rotations
+    over the original context get a blend of scaled and unscaled frequencies (yarn). `truncate`:
+    True if the bounds of these pairs are rounded to whole pairs. `short` and `long`: longrope's
+    factors of each frequency, for contexts up to the original one and for longer ones.
     """
 
     theta: float = 10000.0
@@ -190,8 +191,8 @@ def _stretched(
 
 
 def _ramp(rope: Rope, pairs: int) -> npt.NDArray[np.float32]:
-    """How strongly yarn scales each pair: from 0 for pairs that rotate often to 1 for pairs that
-    rotate rarely.
+    """How strongly yarn scales the frequency of each pair: from 0 for pairs that rotate often to 1
+    for pairs that rotate rarely.
     """
 
     def pair(rotations: float) -> float:

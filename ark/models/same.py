@@ -1,4 +1,5 @@
-"""Checks that all ranks have opened the same model: the config and every byte of every weight.
+"""Checks that all ranks have opened the same model, which means equal configs and equal bytes of
+all weights.
 
 If ranks read the same files, only the files' identity is compared. If they read different files (on
 another host, or a copy), each rank hashes all bytes. Called by ark.models.generate.
@@ -39,10 +40,10 @@ def digest(checkpoint: Checkpoint) -> str:
     """A hash of all bytes of all weights, in the order of their names, computed by several threads
     in pieces of 32 MiB.
 
-    Each 64 KiB are reduced to one word: the sum, modulo 2^64, of their words times fixed random odd
-    numbers. It changes whenever a single word changes. The hash is SHA-256 of these words. It
-    detects different weights, but is not secure against deliberate changes. It is about six times
-    as fast as SHA-256 of all bytes.
+    Each piece of 64 KiB is reduced to one word: the sum, modulo 2^64, of the piece's words times
+    fixed random odd numbers. This sum changes if any single word changes. The hash is the SHA-256
+    of all these sums. It detects different weights, but is not secure against deliberate changes.
+    It is about six times as fast as the SHA-256 of all bytes.
     """
     factors = _factors()
 
@@ -71,7 +72,9 @@ def _pieces(checkpoint: Checkpoint) -> Iterator[tuple[StoredTensor, int]]:
 
 
 def _described(checkpoint: Checkpoint) -> str:
-    """A hash of the model's description in the files, without the bytes of weights."""
+    """A hash of the model's description in the files (names, types and shapes), without the bytes
+    of weights.
+    """
     hashed = hashlib.sha256(repr(checkpoint.config).encode())
     for name, tensor in sorted(checkpoint.distinct()):
         hashed.update(f"{name} {tensor.dtype_code} {tensor.shape}".encode())

@@ -87,8 +87,8 @@ class SamplingParams:
         return self.temperature == 0
 
     def beyond(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The names of the fields that do not have their default values. The fields `names` are not
-        checked.
+        """The names of the fields that do not have their default values, except the fields in
+        `names`.
         """
         return tuple(
             name
@@ -97,7 +97,9 @@ class SamplingParams:
         )
 
     def seeded(self, seed: int | None = None) -> SamplingParams:
-        """A copy with a seed: the object's own, otherwise the given one, otherwise a random one."""
+        """A copy that has a seed: the seed of this object if it has one, otherwise the argument,
+        otherwise a random one.
+        """
         if self.seed is not None:
             return self
         return replace(self, seed=secrets.randbits(63) if seed is None else seed)
@@ -113,8 +115,8 @@ class SamplingParams:
 
 
 BASIC = ("temperature", "top_k")
-"""The fields of SAMPLING_FIELDS that every plan supports. Other fields need a plan whose `sampling`
-(ark.models.build.Shape) is FULL.
+"""The fields of SAMPLING_FIELDS that every plan supports. The other fields require a plan that was
+made with sampling=FULL (ark.models.build.Shape).
 """
 SAMPLING_FIELDS = (
     "temperature",

@@ -31,10 +31,11 @@ def write_sequences(
 ) -> None:
     """Sets the state of a launch, for up to as many sequences as the shape's batch.
 
-    totals: the final number of tokens of each sequence, its prompt included. The seed of the noise
-    of sequence b is a hash of the seed and b. stops: stop tokens, of which the device receives the
-    first MAX_STOPS. position: the position of the first token that is read; the caches already have
-    the earlier ones. A sequence without a prompt has the limit 0, so it is complete from the start.
+    totals: the final number of tokens of each sequence, its prompt included. The noise of sequence
+    b is derived from a hash of the seed and b. stops: stop tokens, of which the device receives the
+    first MAX_STOPS. position: the position of the first token that is read; the keys and values of
+    earlier tokens are already in the caches. A sequence without a prompt has the limit 0, so it is
+    complete from the start.
     """
     tokens = np.zeros((shape.batch, shape.context), np.int32)
     settings = np.zeros((shape.batch, len(SETTINGS)), np.int32)
@@ -77,8 +78,8 @@ def write_options(
 
 def read_logprobs(words: np.ndarray, asked: int) -> tuple[float, dict[int, float]]:
     """The log probability of a sampled token, and the `asked` highest log probabilities by token
-    id. words: memory into which the device (ark.tasks.adjusted) writes these. They may arrive
-    shortly after the token, so this waits for them.
+    id. words: the memory into which the device (ark.tasks.adjusted) writes the log probabilities.
+    They may arrive shortly after the token, so this function waits for them.
     """
     end = time.monotonic() + 10
     while (words[: 1 + 2 * asked] == -1).any():

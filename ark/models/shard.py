@@ -17,7 +17,7 @@ from ark.models.llama import Llama
 from ark.models.partial import check_sum
 
 Share = tuple[slice, ...]
-"""The part of a parameter that a rank holds, as an index of the whole array."""
+"""The part of a parameter that a rank holds, as slices of the whole array."""
 
 
 def check_ranks(config: LlamaConfig, world_size: int) -> None:

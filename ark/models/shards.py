@@ -217,7 +217,9 @@ def read_entry(path: Path, name: str, entry: Any, base: int) -> StoredTensor:
 
 
 def check_layout(path: Path, tensors: dict[str, StoredTensor], base: int, size: int) -> None:
-    """Raises ModelError unless the tensors' bytes fill the file from `base` on, without gaps."""
+    """Raises ModelError unless the bytes of the tensors fill the file from offset `base` to its
+    end, without gaps.
+    """
     at = base
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
         if tensor.offset != at:

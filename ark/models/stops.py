@@ -11,8 +11,9 @@ from ark.models.tokenizer import TextStream
 
 
 class StoppedText:
-    """Decodes tokens one at a time, up to a stop string. The text ends before the stop string that
-    is complete first, so the result does not depend on how the text is divided into tokens.
+    """Decodes tokens one at a time, up to a stop string. The text ends before the stop string whose
+    last character comes first. So the result does not depend on how the text is divided into
+    tokens.
 
     A stop string may extend over several tokens. If the text's end may be the beginning of a stop
     string, it is held back until this is decided. min_tokens: the number of first tokens in which

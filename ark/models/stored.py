@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Stored:
-    """rows: the rows of the stored tensor that the parameter has, in the parameter's order.
-    rows_in_all: the number of all rows of the stored tensor. added: a constant that is added to
-    every element; the parameter is then fp32. axis: the dimension of the rows; 1 if the first
-    dimension is that of experts or heads. transposed: True if the stored tensor's last two
-    dimensions are swapped. folded: True if its first two dimensions are merged into one.
+    """Describes how a parameter is stored in a checkpoint. rows: the rows of the stored tensor of
+    which the parameter consists, in the parameter's order. rows_in_all: the number of all rows of
+    the stored tensor. added: a constant that is added to every element; the parameter is then fp32.
+    axis: the dimension of the rows; 1 if the first dimension is that of experts or heads.
+    transposed: True if the stored tensor's last two dimensions are swapped. folded: True if its
+    first two dimensions are merged into one.
     """
 
     rows: Sequence[int]
@@ -44,7 +45,7 @@ class Stored:
         return (*own[: self.axis], self.rows_in_all, *own[self.axis + 1 :])
 
     def of_experts(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The parameter's elements for some experts, taken from the stored elements of these
+        """The elements of a parameter for some experts. values: the stored elements of these
         experts.
         """
         if self.folded:
@@ -74,7 +75,7 @@ def parts(sizes: Sequence[int]) -> list[Stored]:
 
 
 def plus_one(rows: int) -> Stored:
-    """The description of a norm whose weights are stored with 1 subtracted."""
+    """The description of a norm's weights, for checkpoints that store the weights minus 1."""
     return Stored(range(rows), rows, 1.0)
 
 

@@ -1,5 +1,5 @@
-"""Handles checkpoints whose files contain both a head and an embedding although the two are tied.
-Called by ark.models.checkpoint.
+"""Handles checkpoints whose config ties the output head to the embedding (the same weights)
+although the files contain both. Called by ark.models.checkpoint.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ark.models.shards import StoredTensor, same_bytes
 
 
 def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:
-    """Returns the config. If the files have a head that differs from the embedding, the returned
-    config does not tie them, so that the head is used as in transformers.
+    """Returns the config, changed if the files have a head that differs from the embedding. Then
+    the returned config does not tie the two, so that the stored head is used, as in transformers.
     """
     table = decoder(config.architecture).WEIGHTS
     head, embedding = (stored.get(table[name]) for name in ("head.weight", "embedding"))

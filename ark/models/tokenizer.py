@@ -28,8 +28,9 @@ UNFINISHED = "\ufffd"
 
 @contextlib.contextmanager
 def _without_panics(file: str) -> Iterator[None]:
-    """Converts a panic of the tokenizers package, which is not an Exception in Python, to a
-    ModelError. Rust has then already printed the place of the panic on standard error.
+    """Converts a panic of the tokenizers package (an abort in its Rust code, which Python does not
+    report as an Exception) to a ModelError. The Rust code has then already printed the place of the
+    panic on standard error.
     """
     try:
         yield

@@ -1,10 +1,9 @@
 """Selects the tokenizer that transformers builds for a directory with a tokenizer.json.
 
 Most classes use the file unchanged. A few build the normaliser, the splitting and the decoder
-themselves, and take only the vocabulary, merges and post-processor from the file. `CLASSES` has the
-classes of the latter kind that models in ark.models.registry use. The rules are those of
-transformers 5 (AutoTokenizer.from_pretrained and TokenizersBackend). Called by
-ark.models.tokenizer.
+themselves, and take only the vocabulary, merges and post-processor from the file. `CLASSES` has
+those of the few classes that models in ark.models.registry use. The rules are those of transformers
+5 (AutoTokenizer.from_pretrained and TokenizersBackend). Called by ark.models.tokenizer.
 """
 
 from __future__ import annotations
@@ -131,8 +130,8 @@ REGISTERED = {
 }
 """For each model_type, the default class, which is used if no file names a class."""
 CORRECTED = ("qwen2",)
-"""Model types for which the registered class is always used, even if the files name another
-class.
+"""Model types for which transformers always uses the registered class, even if the files name
+another class.
 """
 
 

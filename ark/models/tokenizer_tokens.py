@@ -22,8 +22,9 @@ Token = str | AddedToken
 
 @dataclass
 class Declared:
-    """The tokens that a directory's files declare. numbered: tokens with their ids. named: special
-    tokens by purpose, in the order in which they are added. extra: further special tokens.
+    """The tokens that a directory's files declare. numbered: tokens with fixed ids. named: special
+    tokens by purpose (bos_token, ...), in the order in which they are added. extra: further special
+    tokens.
     """
 
     numbered: dict[int, AddedToken] = field(default_factory=dict)

@@ -109,7 +109,9 @@ class _Parameter(NamedTuple):
 
 
 def _parameters(op: Callable[..., Any]) -> dict[str, _Parameter | None]:
-    """All parameters of an op by name. The value is None for a parameter that is not checked here."""
+    """All parameters of an op by name. The value is None for a parameter that is not checked
+    here.
+    """
     parameters: dict[str, _Parameter | None] = {}
     for name, parameter in inspect.signature(op).parameters.items():
         annotation = str(parameter.annotation)

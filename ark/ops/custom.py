@@ -131,7 +131,9 @@ class CustomOp:
         return results if len(results) > 1 else results[0]
 
     def constants_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The constants in `given` (those of another op) whose names are also constants of this op."""
+        """The constants in `given` (those of another op) whose names are also constants of this
+        op.
+        """
         return {name: value for name, value in given.items() if name in self._form.constants}
 
     def _sorted(

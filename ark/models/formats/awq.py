@@ -1,5 +1,5 @@
-"""AWQ's weights of 4 bits, in the format of its `gemm` kernels. A word has the codes of eight
-outputs; each group of inputs has a scale and a zero.
+"""AWQ's weights of 4 bits, in the format of its `gemm` kernels. A 32-bit word has the codes of
+eight outputs. Each group of inputs has a scale and a zero point.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from ark.models.formats.base import (
 from ark.models.formats.layout import Array, Codes, Layout, group_for
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""For each four bits of a word, lowest bits first, the output (of eight) to which they belong."""
+"""For each 4-bit field of a word, from the lowest bits on, the number of the output (0 to 7) to
+which it belongs.
+"""
 
 
 @dataclass(frozen=True)

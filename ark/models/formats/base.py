@@ -56,7 +56,7 @@ class QuantizedTensor:
         return self.format.decode(self)
 
     def layout(self) -> Layout | None:
-        """The weight's layout in ark's memory; None if it is held as floats."""
+        """The layout in which ark stores the weight; None if it is stored as floats."""
         return self.format.layout(self)
 
     def wrong(self, fault: str) -> ModelError:
@@ -150,8 +150,8 @@ def unpacked(words: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 
 def by_blocks(codes: Array, scales: Array, zeros: Array | None, block: tuple[int, int]) -> Codes:
-    """Codes whose scales and zeros belong to blocks. block: rows and columns of a block (0 for
-    all). The last blocks may be smaller.
+    """Codes whose scales and zero points belong to blocks. block: the numbers of rows and columns
+    of a block (0 for all). Blocks at the end may be smaller.
     """
     outputs, inputs = codes.shape
     rows, columns = block[0] or outputs, block[1] or inputs

@@ -1,7 +1,8 @@
-"""Weights in the format of bitsandbytes. One kind is 4 bits (nf4 or fp4), which select one of 16
-numbers in a table; they are scaled by the largest magnitude of a block, which may itself be
-quantised. The other kind is int8 with a scale for each row. The numbers of such a table are not
-multiples of a scale, so ark dequantises weights of 4 bits.
+"""Weights in the format of bitsandbytes. There are two kinds. In the kinds nf4 and fp4, a 4-bit
+code selects one of 16 numbers in a table, which is multiplied by the largest magnitude of the
+code's block. This magnitude may itself be quantised. The kind int8 has a scale for each row. The
+numbers in the tables are not evenly spaced, so ark cannot multiply by 4-bit codes and dequantises
+them when it loads the weights.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class Scheme:
 
 @dataclass(frozen=True)
 class CompressedTensors:
-    """The schemes of a checkpoint. A module has the first scheme that names it; if none does, it
-    has the first scheme.
+    """The quantisation schemes of a checkpoint. A module uses the first scheme whose targets match
+    its name. If no targets match, it uses the first scheme.
     """
 
     schemes: tuple[Scheme, ...]
@@ -139,7 +139,9 @@ class CompressedTensors:
 
 
 def _signed(words: Array, bits: int) -> Array:
-    """The signed codes in words. In the words, half of the codes' range is added to each code."""
+    """The signed codes in 32-bit words. The words store each code plus half of the codes' range, so
+    that it is not negative.
+    """
     return (unpacked(words, bits).astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
 
 

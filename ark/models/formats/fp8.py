@@ -15,8 +15,8 @@ from ark.models.formats.compressed import read_block
 from ark.models.formats.layout import Codes, Layout, group_for
 
 SCALES = ("weight_scale_inv", "weight_scale")
-"""The suffixes of the names of scales. Values are multiplied by the scale with both suffixes, also
-with `_inv`.
+"""The suffixes of the names of scales. Codes are multiplied by the scale in both cases, although
+one suffix is `_inv`.
 """
 
 

@@ -1,6 +1,6 @@
-"""The block formats of GGUF files, as llama.cpp defines them (ggml-quants). Q8_0, Q4_0, Q4_1, Q5_0,
-Q5_1, Q4_K, Q5_K, Q6_K and MXFP4 are held as codes. All other formats that the gguf package knows
-are held as floats.
+"""The block formats of GGUF files, as llama.cpp defines them (ggml-quants). Weights in Q8_0, Q4_0,
+Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K and MXFP4 stay quantised in memory. Weights in all other formats
+that the gguf package supports are dequantised when they are loaded.
 
 A row of a tensor is a row of blocks. A value is scale * code, or scale * code - offset.
 """
@@ -160,8 +160,8 @@ class Gguf:
 
 
 def with_offsets(codes: Array, scales: Array, offsets: Array) -> Codes:
-    """The codes for values scale * code - offset. The zeros are offset / scale. If the scale of a
-    group is 0, its codes become 0 and its scale 1.
+    """Codes for values of the form scale * code - offset. They have zero points, which are offset /
+    scale. If the scale of a group is 0, its codes become 0 and its scale 1.
     """
     flat = scales == 0
     if flat.any():

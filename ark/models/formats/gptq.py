@@ -1,6 +1,7 @@
-"""GPTQ's weights of 2, 4 and 8 bits. A word has the codes of consecutive inputs; each group of
-inputs has a scale and a zero. With act-order, `g_idx` has the group of each input. ark stores the
-inputs of a group next to each other, and reorders activations in the same way.
+"""GPTQ's weights of 2, 4 and 8 bits. A 32-bit word has the codes of consecutive inputs. Each group
+of inputs has a scale and a zero point. With act-order, the tensor `g_idx` has the group number of
+each input, and groups are not contiguous. ark then reorders the inputs so that those of a group are
+next to each other, and reorders activations in the same way.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class Gptq:
         return Codes((codes.astype(np.int16) - half).astype(np.int8), scales, None, order)
 
     def _order(self, tensor: QuantizedTensor) -> Array | None:
-        """The inputs, ordered by group. None if they are already in this order; empty if groups
-        have different sizes.
+        """The indices of the inputs, ordered by group. None if they are already in this order. An
+        empty array if groups have different sizes.
         """
         if "g_idx" not in tensor.pieces:
             return None

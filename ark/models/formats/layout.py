@@ -1,9 +1,9 @@
 """The layout of a quantised weight in ark's memory, and the weight's values in NumPy.
 
-A weight (outputs, inputs) consists of codes, and of a scale and possibly a zero for each group of
-neighbouring inputs: value = scale * (code - zero). Formats (ark.models.formats) decode a
-checkpoint's tensors to `Codes`. In memory they are rows of a RowType, with which linear layers
-multiply.
+A weight (outputs, inputs) consists of codes, and of a scale and possibly a zero point for each
+group of neighbouring inputs: value = scale * (code - zero point). Formats (ark.models.formats)
+decode a checkpoint's tensors to `Codes`. On the device, codes are stored as rows of a RowType
+(codes followed by scales and zero points), by which linear layers multiply.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def group_for(group: int, inputs: int) -> int:
 @dataclass(frozen=True)
 class Codes:
     """A quantised weight. codes: (outputs, inputs) of a NumPy or ml_dtypes type. scales, zeros:
-    (outputs, groups). order: the input of each column; None if columns are in the order of the
-    inputs.
+    (outputs, groups). order: the index of the input to which each column belongs; None if columns
+    are in the order of inputs.
     """
 
     codes: Array
@@ -88,7 +88,7 @@ class Codes:
         return result
 
     def rows(self, places: Any) -> Codes:
-        """The codes of some of the outputs. places: their indices."""
+        """The codes of some of the outputs. places: the indices of these outputs."""
         zeros = None if self.zeros is None else self.zeros[places]
         return Codes(self.codes[places], self.scales[places], zeros, self.order)
 
@@ -105,6 +105,6 @@ class Codes:
         return row_bytes(dtype, codes, wide[0], wide[1])
 
     def places(self) -> Array:
-        """For each column of the codes, the index of the input that it belongs to."""
+        """For each column of the codes, the index of the input to which it belongs."""
         known = np.arange(self.codes.shape[1]) if self.order is None else self.order
         return known.astype(np.int32)

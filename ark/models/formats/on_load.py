@@ -40,7 +40,7 @@ class OnLoad:
         return Layout(self.codes, group, self.scales) if len(shape) > 1 and group else None
 
     def encode(self, values: Array, group: int) -> Codes:
-        """Quantises a weight (outputs, inputs)."""
+        """Quantises a weight (outputs, inputs). group: the number of inputs that share a scale."""
         outputs, inputs = values.shape
         wide = values.astype(np.float32).reshape(outputs, inputs // group, group)
         most = np.abs(wide).max(-1)

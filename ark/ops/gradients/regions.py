@@ -73,7 +73,9 @@ def _filled(part: _Part, box: Box) -> Tensor:
 
 
 def _seen(part: _Part, tensor: ir.Tensor) -> _Part:
-    """A gradient of a buffer's box, converted to the dimensions in which `tensor` views the buffer."""
+    """A gradient of a buffer's box, converted to the dimensions in which `tensor` views the
+    buffer.
+    """
     if part.extents == tensor.extents:
         return part
     shape = tuple(high - low for low, high in part.box)

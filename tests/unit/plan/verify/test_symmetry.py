@@ -109,7 +109,9 @@ def test_written_tensors_do_not_move_between_ranks() -> None:
     for arena in ("activation", "state"):
         other = next(t for t, b in memory.items() if b.arena == arena)
         steps = (0,) * len(plans.first.tensors[other].shape)
-        with pytest.raises(PlanError, match="expected a parameter of this rank that no task writes"):
+        with pytest.raises(
+            PlanError, match="expected a parameter of this rank that no task writes"
+        ):
             verify(Rotated(plans.first, {**plans.moved, other: steps}))
     # Adds a second buffer for the tensor's memory, which a task writes.
     (tensor,) = plans.moved
