@@ -25,6 +25,8 @@ SUMS = ("add", "sub")
 def check_sum(module: Any, output: ark.Tensor, shared: Set[int], world_size: int) -> None:
     """Raises InvalidUsageError unless the sum of the outputs of all ranks is the output of the
     undivided module.
+
+    shared: the ids of the buffers whose parameters are divided among ranks.
     """
     nodes = output.model.graph.nodes
 

@@ -77,7 +77,12 @@ def row_codes(rows: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_cache(op: str, cache: Tensor, position: Tensor, rows: int = 1) -> tuple[int, int, int]:
-    """The sizes (heads, context, width) of the part of a cache that belongs to one sequence."""
+    """The sizes (heads, context, width) of the part of a cache that belongs to one sequence.
+
+    rows: the number of rows that an op appends or that attend. `position` has one element, or one
+        for each row if each row belongs to another sequence. Raises ModelError for a cache or
+        position of another type or shape.
+    """
     cache_dtype(op, cache)
     shape = cache.ir.shape
     if len(shape) != 3 or not cache.ir.dense:

@@ -101,6 +101,8 @@ def _unary(name: str, input: Any, output: Any, label: str) -> Tensor:
 def scalar(op: str, value: float, dtype: DataType) -> float:
     """Converts the number `value` to a scalar operand for a tensor of type `dtype`: a float, or an
     int if `dtype` is an integer type.
+
+    Raises ModelError if `dtype` cannot represent the number.
     """
     try:
         float(value)

@@ -50,12 +50,16 @@ class Access:
 
 
 class TaskKind(ABC):
-    """One kind of task. In its methods, `coord` is the position of a task's tile, in units that the
-    kind defines. params: the schema of the kind's static parameters. packet_types: the types that
-    operands may have if they are sent as packets (a value and an epoch in one word). streams: True
-    if tasks of the kind may read operands from the operand stream, which copies them to shared
-    memory ahead of the tasks. claimable: True if processors may claim an op's tiles at run time by
-    an atomic counter (ark.tasks.claimed).
+    """One kind of task. In the methods, `coord` is the position of a task's tile, in units that the
+    kind defines.
+
+    params: the schema of the kind's static parameters.
+    packet_types: the types that operands may have if they are sent as packets (a value and an epoch
+        in one word).
+    streams: True if tasks of the kind may read operands from the operand stream, which copies them
+        to shared memory ahead of the tasks.
+    claimable: True if processors may claim an op's tiles at run time by an atomic counter
+        (ark.tasks.claimed).
     """
 
     name: str

@@ -244,6 +244,8 @@ class BoxWriter:
         """The source texts for a round, in which a thread processes several packs (vectors):
         declarations of the loaded operands, statements that load them, and statements that compute
         and store the results.
+
+        place: the text of the round. held: the text before the names of the loaded operands.
         """
         pack, rounds = packs.size, self.rounds(packs, machine)
         declare, fetch, unpack, values = "", "", "", []

@@ -1,9 +1,11 @@
 """Moves: conversions of a layout by one collective.
 
-A layout has a number of replicas, of value splits (partial sums), and of parts along each
-dimension. A move takes a factor c of one of these numbers and multiplies another one by it; the
-factor is the fastest-varying one in both. So each device's block is a box of the tensor after any
-sequence of moves. ark.parallel.layout.paths searches over moves; the tests execute them on arrays.
+A layout has three kinds of numbers: of replicas, of value splits (partial sums), and of parts along
+each dimension. A move divides one of these numbers by a factor c and multiplies another one by c.
+For example, an all-reduce over 4 devices divides the value splits by 4 and multiplies the replicas
+by 4. Devices are numbered so that the factor varies fastest in both numbers. So after any sequence
+of moves, each device's block is a box of the tensor. ark.parallel.layout.paths searches over moves;
+the tests execute them on arrays.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ R, V, D = 0, 1, 2  # axes of a layout: replicas, values; dimension d is D + d
 
 @dataclass(frozen=True)
 class Step:
-    """A collective that all `groups` execute at the same time.
+    """One collective of a conversion, which all groups of devices execute at the same time.
 
     op: all_reduce, all_gather, reduce_scatter or all_to_all; or slice or value_split, which send
-    nothing. source, target: the axes of the layout between which a factor of `ranks` moves.
+    nothing. source, target: the numbers of the layout (replicas, value splits or parts of a
+    dimension) of which the first is divided by `ranks` and the second is multiplied by it.
     elements: the number that each device sends, by the formulas of the papers for rings. groups:
     the devices that communicate with each other, in the order of their parts.
     """
@@ -39,8 +42,8 @@ class Step:
 
 
 def operation(source: int, target: int) -> str | None:
-    """The collective that converts parts along one axis to parts along another; None if there is
-    none.
+    """The collective that converts a split along axis `source` to a split along axis `target`; None
+    if there is none. An axis is the replicas, the value splits, or a dimension of the tensor.
     """
     if source == target:
         return None
@@ -54,8 +57,8 @@ def operation(source: int, target: int) -> str | None:
 
 
 def ring_volume(op: str, ranks: int, elements: int) -> int:
-    """`ranks` times the number of elements that each device sends, for blocks of `elements`
-    elements before the step.
+    """`ranks` times the number of elements that each device sends. elements: the size of a device's
+    block before the step.
 
     The factor `ranks` makes the result a whole number. The formulas are those of rings: in an
     all-gather a device forwards c - 1 blocks, in a reduce-scatter and an all-to-all c - 1 parts of
@@ -96,8 +99,8 @@ def moved(coordinates: np.ndarray, source: int, target: int, factor: int) -> np.
 
 
 def groups(coordinates: np.ndarray, source: int, factor: int) -> tuple[tuple[int, ...], ...]:
-    """Groups of devices whose coordinates differ only in the moved factor. The devices of a group
-    are in the order of that factor.
+    """Groups of devices that communicate with each other in a move. The coordinates of a group's
+    devices differ only in the moved factor; the devices are in the order of that factor.
     """
     key = coordinates.copy()
     key[:, source] //= factor

@@ -1,8 +1,9 @@
-"""Finds the cheapest collectives from one layout to another, and the costs between all layouts.
+"""Finds the cheapest sequence of collectives that converts one layout to another, and the costs of
+conversion between all layouts.
 
 It computes shortest paths over the moves of ark.parallel.layout.moves, by Bellman-Ford on arrays.
-All moves of all layouts are relaxed at once, for one source or for all sources; few rounds suffice,
-because paths are short.
+Each round relaxes all moves of all layouts at once, for one source or for all sources. Few rounds
+suffice, because paths are short.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ def change(shape: Sequence[int], before: Layout, after: Layout) -> list[Step]:
     """The steps with the least ring volume from one layout to another. If several paths have this
     volume, the shortest one is returned.
 
-    At the start devices hold blocks in the order of `before`. The groups of the steps determine
-    which block each device has at the end.
+    At the start, device i holds block i of the layout `before`. Which block each device has at the
+    end follows from the groups of the steps.
 
     Examples:
         >>> before, after = map(ark.parallel.Layout.parse, ("R1V4D1,1", "R4V1D1,1"))

@@ -2,9 +2,9 @@
 simulator of collectives.
 
 The time of a step depends on which devices communicate, so the search (Dijkstra) is over layouts
-together with the devices' positions. Every step is simulated with all its groups at once.
-Collectives are simulated as rings, an all-to-all as puts (one-sided writes) to every peer. Called
-by `ark layout --topology`.
+together with the devices' positions. Each step is simulated with all its groups of devices at the
+same time. Collectives are simulated as rings, an all-to-all as puts (one-sided writes) to every
+peer. Called by `ark layout --topology`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class StepTimes:
-    """Times of steps on a topology, in microseconds."""
+    """A cache of the simulated times of steps on a topology, in microseconds."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._known: dict[tuple[str, Groups, int], float] = {}
 
     def us(self, op: str, concurrent: Groups, block_bytes: int) -> float:
-        """The time of a step in which all groups run the collective at once. block_bytes: bytes of
-        a device's block before the step.
+        """The time in microseconds of a step in which all groups of devices run the same collective
+        at once. block_bytes: bytes of a device's block before the step.
         """
         if op in ("slice", "value_split"):
             return 0.0

@@ -1,10 +1,10 @@
-"""Shortens the schedule of N micro-batches. A schedule that consists of warm-up, copies of one
-core, and cool-down need not have the least length.
+"""Shortens the schedule of N micro-batches. The given schedule consists of a warm-up, copies of a
+repeating core, and a cool-down. Such a schedule need not be the shortest one.
 
-CP-SAT (a constraint solver) places all blocks again, starting from the known schedule. Few
-micro-batches are placed directly. For many micro-batches, a smaller number is placed first. Then a
-window of one period, after which the pipeline is in the same state, is repeated. Called by
-ark.parallel.pipeline.schedule.
+CP-SAT (a constraint solver) places all blocks again, starting from the known schedule. If there are
+few micro-batches, the solver places all of them. If there are many, it places a smaller number.
+Then a part of its schedule, of one period, is repeated; the state of the pipeline is the same
+before and after this part. Called by ark.parallel.pipeline.schedule.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def makespan(placement: Placement, times: Times) -> int:
 
 
 def fewer(placement: Placement, count: int) -> int:
-    """How many of `count` micro-batches are placed directly."""
+    """The number of micro-batches that the solver places directly, at most `count`."""
     return min(count, MAX_PLACED_BLOCKS // len(placement.blocks))
 
 
@@ -61,7 +61,7 @@ def _decide(
     end: int,
     effort: float,
 ) -> tuple[str, Times, float]:
-    """Asks the solver whether a schedule can end by `end`. Returns the answer ("found",
+    """Lets the solver search for a schedule that ends by time `end`. Returns the answer ("found",
     "impossible" or "unknown"), the schedule, and the solver's time.
     """
     cp: Any = require("ortools.sat.python.cp_model", "parallel")
@@ -104,9 +104,9 @@ def _decide(
 
 
 def repeat(placement: Placement, times: Times, period: int, copies: int) -> Times | None:
-    """Inserts `copies` periods into a schedule. They are inserted between two moments, one period
-    and one micro-batch apart, at which the pipeline is in the same state. Returns None if there are
-    no such moments.
+    """Lengthens a schedule by `copies` periods. It searches for two times, one period apart, at
+    which the state of the pipeline is the same except that one more micro-batch has been processed.
+    The part between the two times is repeated. Returns None if there are no such times.
     """
     blocks = placement.blocks
     for at in range(makespan(placement, times) - period):
@@ -127,8 +127,9 @@ def repeat(placement: Placement, times: Times, period: int, copies: int) -> Time
 
 
 def _state(placement: Placement, times: Times, at: int, shift: int) -> list[tuple[int, ...]]:
-    """The state of the pipeline at a time. For each block it has the number of micro-batches that
-    have started the block before `at`, less `shift`, and how long each unfinished one has run.
+    """The state of the pipeline at a time. For each block, it has the number of micro-batches that
+    have started the block before time `at`, minus `shift`, and the time for which each unfinished
+    one has run.
     """
     state = []
     for b, block in enumerate(placement.blocks):

@@ -42,8 +42,8 @@ class Named:
 
 @dataclass(frozen=True)
 class Spans:
-    """The times of a stage. forward, backward: of the passes. weights: the part of backward that
-    computes the gradients of weights.
+    """The times of a stage's blocks. forward, backward: of the two passes. weights: the part of the
+    backward pass that computes the gradients of weights.
     """
 
     forward: int = 1

@@ -26,7 +26,8 @@ Device = Annotated[int, Meta(ge=0, lt=MOST_DEVICES)]
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a micro-batch's work that runs without interruption on all of its devices at once.
+    """A part of the work on a micro-batch, such as the forward pass through one stage. It runs
+    without interruption, on all of its devices at the same time.
 
     span: the block's time, in any unit. memory: the units that the block allocates on each of its
     devices when it starts; a negative number frees memory. after: blocks of the same micro-batch
@@ -41,7 +42,8 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The blocks of a micro-batch on numbered devices. `checked` validates them.
+    """The blocks of one micro-batch, each with the devices on which it runs. `checked` validates
+    them.
 
     Examples:
         >>> ark.parallel.Placement.from_json(
@@ -118,7 +120,7 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [i for i, block in enumerate(self.blocks) if device in block.devices]
 
     def load(self, device: int) -> int:
-        """The time that one micro-batch takes on a device."""
+        """The total time of the blocks of one micro-batch on a device."""
         return sum(self.blocks[i].span for i in self.on(device))
 
     def latency(self) -> int:

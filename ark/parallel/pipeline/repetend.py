@@ -1,12 +1,13 @@
 """Finds the repeating core of a pipeline (repetend) with the shortest period at which micro-batches
 can follow each other.
 
-The core is a modulo schedule: block b of micro-batch m starts at (m + q) * period + r with 0 <= r <
-period. Blocks of a device must not overlap modulo the period, and whenever a block allocates
-memory, the memory held by all micro-batches must fit. CP-SAT decides whether a period is possible.
-If it is, every longer period is possible too, so bisection finds the least one. The result is
-proven optimal if the next shorter period is impossible. The idea is that of Lin et al., "Tessel"
-(HPCA 2024), which enumerates q instead.
+The core is a modulo schedule (as in software pipelining): block b of micro-batch m starts at (m +
+q) * period + r with 0 <= r < period. Each block has its own q and r. Blocks of a device must not
+overlap modulo the period, and whenever a block allocates memory, the memory held by all
+micro-batches must fit. CP-SAT decides whether a period is possible. If it is, every longer period
+is possible too, so bisection finds the least one. The result is proven optimal if the next shorter
+period is impossible. The idea is that of Lin et al., "Tessel" (HPCA 2024), which enumerates q
+instead.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from ark.collective.packages import require
 from ark.errors import PlanError
 from ark.parallel.pipeline.placement import Placement
 
-# Redundant constraints (implied by others) speed up the solver. They are added for at most this
-# many dependent pairs of blocks of a device.
+# Constraints that follow from the other constraints speed up the solver. They are added for at most
+# this many pairs of dependent blocks on a device.
 MOST_PAIRS = 200
 LATENCY_EFFORT = 0.3  # CP-SAT's deterministic time, about seconds, for minimising the latency
 
@@ -71,8 +72,9 @@ class _Model:
         self.model = self.cp.CpModel()
         self.blocks = placement.blocks
         count = len(self.blocks)
-        # An upper bound for the variables q, the iteration offsets of blocks: a schedule exists in
-        # which sorted values of q differ by at most 2, so q is at most 2 per block.
+        # An upper bound for the variables q (the number of periods by which a block is delayed). If
+        # the blocks are sorted by q, values of neighbours need not differ by more than 2, so q is
+        # at most 2 per block.
         self.most = 2 * count
         self.r = [self.model.new_int_var(0, period - 1, "") for _ in self.blocks]
         self.q = [self.model.new_int_var(0, self.most, "") for _ in self.blocks]
@@ -106,8 +108,8 @@ class _Model:
             )
 
     def _not_after(self, j: int, i: int) -> Any:
-        """A variable of the solver that is 1 if block j starts no later than block i of the same
-        device, modulo the period.
+        """A variable of the solver. It is 1 if block j starts no later than block i of the same
+        device, both times taken modulo the period.
         """
         if i == j:
             return 1
@@ -124,9 +126,9 @@ class _Model:
     def _residues(self) -> None:
         """Adds implied constraints on the distance between two dependent blocks of a device.
 
-        This distance, modulo the period, leaves room for both blocks, and it is at least the
-        distance of each nearer pair between them. Rounding up along such pairs often decides at
-        once whether the period is possible.
+        Modulo the period, the distance leaves room for both blocks. It is also at least the sum of
+        the distances of the pairs of dependent blocks between them. Adding up distances that are
+        rounded up to multiples of the period often decides at once whether the period is possible.
         """
         pairs: dict[tuple[int, int], Any] = {}
         ordered = [
@@ -177,8 +179,8 @@ class _Model:
         return "impossible" if status == self.cp.INFEASIBLE else "unknown", []
 
     def shortest(self, known: Sequence[int], seconds: float) -> list[int]:
-        """The start times with the least latency that the search finds, starting from `known`
-        ones.
+        """The start times with the lowest latency (of one micro-batch) that the search finds.
+        known: the start times from which it begins.
         """
         ends = [s + b.span for s, b in zip(self.starts, self.blocks, strict=True)]
         latency = self.model.new_int_var(0, (self.most + 2) * self.period, "")
@@ -201,7 +203,7 @@ def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repet
     end = time.monotonic() + seconds
     apart = distances(placement)
     bound = max(placement.load(device) for device in range(placement.devices))
-    # The longest period that is considered: that of a schedule in which micro-batches do not
+    # The longest period that is considered is that of a schedule in which micro-batches do not
     # overlap.
     most = sum(block.span for block in placement.blocks)
 

@@ -124,8 +124,8 @@ def tessel(
 def _completed(
     placement: Placement, memory: Sequence[int], core: Repetend, count: int
 ) -> tuple[Times, int, int]:
-    """Returns the start times of all blocks, the number of windows (periods) before the first copy
-    of the core, and a lower bound on the makespan.
+    """Returns the start times of all blocks, the number of periods before the first copy of the
+    core, and a lower bound on the makespan (total time).
     """
     times, ahead = unroll(placement, memory, core, count)
     few = fewer(placement, count)

@@ -1,10 +1,10 @@
 """Makes the schedule of N micro-batches from a repeating core (repetend): warm-up, copies of the
 core, cool-down.
 
-A window of one period in which all micro-batches of the core exist is a copy of the core. The
-blocks of the windows before and after it are placed again by CP-SAT, each as close to the core as
-possible. If there are too few micro-batches for one copy, all blocks are placed again. Called by
-ark.parallel.pipeline.schedule.
+Time is divided into windows of one period. A window in which all micro-batches of the core exist is
+a copy of the core. The blocks in the windows before and after the copies are placed again by
+CP-SAT, as close to the copies as possible. If there are too few micro-batches for one copy, all
+blocks are placed again. Called by ark.parallel.pipeline.schedule.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def unroll(
     placement: Placement, memory: Sequence[int], core: Repetend, count: int
 ) -> tuple[Times, int]:
     """Returns the start times of all blocks of `count` micro-batches (the first is 0), and the
-    number of windows before the first copy of the core (`count` if there is no copy).
+    number of periods before the first copy of the core (`count` if there is no copy).
     """
     blocks = range(len(placement.blocks))
     regular = {(m, b): m * core.period + core.starts[b] for m in range(count) for b in blocks}
@@ -65,9 +65,9 @@ def _from_zero(times: Times) -> Times:
 
 
 def _pushed(placement: Placement, known: Times, free: set[tuple[int, int]], early: bool) -> Times:
-    """The schedule with the free blocks moved as early as possible (early is True) or as late as
-    possible, without changing their order on each device. The memory in use at each block's start
-    does not change.
+    """A schedule in which the free blocks start as early as possible (early is True) or as late as
+    possible. free: the blocks that may move. The order of blocks on each device, and the memory in
+    use when a block starts, do not change.
     """
     blocks, edges = placement.blocks, placement.edges()
     pushed: Times = {}
@@ -100,9 +100,10 @@ def _place(
     held: Mapping[int, int],
     early: bool,
 ) -> Times:
-    """Places the free blocks again among the other blocks of the schedule `known`. early: True: the
-    last free block ends as early as possible; False: the first free block starts as late as
-    possible. held: the memory of each device that was allocated before.
+    """Places the blocks in `free` again; the other blocks of the schedule `known` stay where they
+    are. early: if True, the last free block ends as early as possible; if False, the first free
+    block starts as late as possible. held: the memory of each device that is already allocated
+    before.
     """
     if not free:
         return known

@@ -1,8 +1,9 @@
 """Finds the fastest plan, over a number of ranks, that fits into memory.
 
-It tries all ways to divide the ranks into a pipeline, copies of the model and splits of its ops.
-Ranks that split ops are neighbours; the stages of a pipeline are farthest apart. A candidate is not
-scheduled if its lower bound exceeds the best time so far. Called by `ark parallelize --plan auto`.
+It tries all meshes of ranks: one axis for a pipeline, one for copies of the model (data
+parallelism), and one along which ops are split. Ranks that split ops have neighbouring numbers; the
+stages of a pipeline are farthest apart. A candidate is not scheduled if its lower bound exceeds the
+best time so far. Called by `ark parallelize --plan auto`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ Candidate = tuple[tuple[int, ...], tuple[str, ...], Work]
 
 
 def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Iterator[Candidate]:
-    """All candidates: meshes, each with the names of plans for its axes, in increasing order of the
-    time that evaluating them takes. mesh: if given, the only mesh; each axis is a pipeline, copies,
-    or splits.
+    """All candidates, those first whose evaluation takes the least time. A candidate is a mesh of
+    ranks, with the name of a plan for each axis: a pipeline, copies of the model, or splits of ops.
+    mesh: if given, only candidates with this mesh.
     """
     recompute_choices = (False, True) if work.training and not work.recompute else (work.recompute,)
     copied = COPIED if work.training else ("data", "zero3")
@@ -55,8 +56,9 @@ def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Ite
 
 
 def _of_one(copied: Sequence[str]) -> list[str]:
-    """The kinds of copies to try if there is a single copy. Only data and co-shard differ then,
-    because co-shard also divides the work of a copy.
+    """The kinds of copies (data parallelism) to try if there is only one copy of the model. Then
+    all kinds are the same except data and co-shard, because co-shard also divides the work of a
+    copy.
     """
     return [name for name in copied if name in ("data", "co-shard")]
 
@@ -102,8 +104,8 @@ def best(
         if us >= min((p.us for p in predictions), default=math.inf):
             break
         attempt(candidate, False)
-    # The search, which no named rules restrict, starts from the best named plans, or from all
-    # candidates if none fits into memory.
+    # The search over all splits of ops is not restricted by the rules of named plans. It starts
+    # from the best named plans, or from all candidates if none fits into memory.
     near = [
         (p.mesh, p.names, p.work)
         for p in sorted(predictions, key=lambda p: p.us)[:REFINED_CANDIDATES]

@@ -37,7 +37,7 @@ def blocks_of(nodes: Sequence[Node]) -> list[ModelBlock]:
 
 
 def isomorphic(blocks: Sequence[ModelBlock]) -> dict[int, int]:
-    """For each node, the id of the first node that is equal to it, which is the same op of an
+    """For each node of a block, the id of the corresponding node (the same op) of the first
     isomorphic block.
     """
     first: dict[tuple[object, ...], ModelBlock] = {}

@@ -29,12 +29,14 @@ UserPlan = Callable[[ParallelGraph], None]
 SCOPE = re.compile(r"([a-z])([0-9]+|in)-([0-9]+)\.|u([0-9]+)\.")
 CO_SHARD_PARTS = 2  # parts of a rank's work that are computed one after the other (co-shard)
 Place = tuple[str, int] | list[int]
-"""A block's name and micro-batch. For an update, the stages whose parameters it updates."""
+"""A block of a pipeline, as its name and micro-batch. For the update of parameters, a list of the
+stages whose parameters are updated.
+"""
 
 
 def place_of(node: Node) -> Place:
-    """The block of a node, from the first scope in its name. Raises ModelError if the scope is no
-    block.
+    """The pipeline block of a node, from the first scope in its name. Raises ModelError if the
+    scope is not the name of a block.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 1)) as model:
@@ -57,9 +59,10 @@ def pipeline_plan(name: str, graph: Graph, how: Pipeline) -> UserPlan:
     """The plan of a pipeline over the stages and micro-batches of a graph. They come from the
     graph's scopes, or without scopes from ark.parallel.plans.staged.
 
-    how: in a graph with scopes, its `cuts` are the argument of `spread` for the layer that all
-    ranks share. The plan raises ModelError for ops that belong to no block, and InvalidUsageError
-    if the number of micro-batches or layers does not fit the pipeline.
+    how: the parameters of the pipeline. In a graph with scopes, its field `cuts` is the argument of
+    `spread` for the layer that all ranks share. The plan raises ModelError for ops that belong to
+    no block, and InvalidUsageError if the number of micro-batches or layers does not fit the
+    pipeline.
     """
 
     def plan(split: ParallelGraph) -> None:
@@ -76,7 +79,9 @@ def pipeline_plan(name: str, graph: Graph, how: Pipeline) -> UserPlan:
 
 
 def _by_scopes(graph: ParallelGraph, how: Pipeline) -> None:
-    """Applies the plan to a graph whose scopes are blocks and micro-batches."""
+    """Assigns the nodes of a graph to ranks according to the scopes in their names, which are
+    blocks and micro-batches.
+    """
     name, width, long = how.name, how.width, graph.ranks // how.width
     places = {node.id: place_of(node) for node in graph.nodes}
     blocks = {i: place for i, place in places.items() if isinstance(place, tuple)}

@@ -1,9 +1,11 @@
 """The choices of a plan for each op, and their costs.
 
-A choice has, for each axis of the mesh, the letter (dimension of the op) along which the axis
-splits the op, or None if all ranks of the axis compute the same. The cost is the time of an op
-(ark.parallel.plans.times) plus the time of layout conversions, by ring volumes. In training, an
-op's gradient costs twice the op, and gradients are converted in the reverse direction.
+A choice states how an op is split. For each axis of the mesh of ranks, it has the dimension of the
+op (a letter) along which the ranks of this axis split the op, or None if they all compute the same.
+For example, ("m", None) on a mesh of 2 x 4 ranks splits the rows of a matmul in two. The cost is
+the time of an op (ark.parallel.plans.times) plus the time of layout conversions, by ring volumes.
+In training, an op's gradient costs twice the op, and gradients are converted in the reverse
+direction.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from ark.parallel.transform.carried import VALUE, Carried
 
 NEVER_US = 1e9  # cost of a forbidden conversion: a whole value to partial sums
 Choice = tuple[str | None, ...]
-"""For each axis of the mesh, a letter, or None if the ranks of the axis all compute the same."""
+"""How an op is split: for each axis of the mesh, the letter of the dimension along which the ranks
+of the axis split the op, or None if they all compute the same.
+"""
 State = tuple[str, ...]
-"""For each axis, the layout of a tensor: "R" (replicated), "V" (partial sums), or the number of the
-dimension that is cut.
+"""The layout of a tensor along each axis of the mesh: "R" (replicated), "V" (each rank has partial
+sums), or the number of the dimension that is cut.
 """
 
 
@@ -79,7 +83,7 @@ class Costs:
         self.links = tuple(links or (rates.link_bytes_per_us,) * len(self.mesh))
 
     def options(self, node: Node, through: Carried | None = None) -> list[Option]:
-        """All options of a node. They always include the one that splits nothing.
+        """All options of a node. The option that splits nothing is always included.
 
         through: the operands that may be partial sums (ark.parallel.transform.carried).
         """
@@ -139,8 +143,8 @@ class Costs:
             "V" if letter == VALUE or letter in annotation.summed else state
             for letter, state in zip(choice, inputs[-1], strict=True)
         )
-        # A partial sum has as many elements as the whole value, so a rank that computes one saves
-        # no work.
+        # An axis that splits an op into partial sums (VALUE) does not reduce a rank's work, because
+        # a partial sum has as many elements as the whole value.
         work = arithmetic(node) / math.prod(n for letter, n in parts.items() if letter != VALUE)
         tensors = (*node.inputs, *node.outputs)
         states_of = [*inputs[:-1], *[output] * len(node.outputs)]
@@ -165,19 +169,21 @@ class Costs:
         return self.times.us(node, flops, moved, rows, columns, depth)
 
     def _cuts(self, state: State, dimension: int) -> int:
-        """The number of parts into which a state cuts a dimension of a tensor."""
+        """The number of parts into which a layout cuts a dimension of a tensor. state: the layout
+        along each axis.
+        """
         return math.prod(
             n for n, kind in zip(self.mesh, state, strict=True) if kind == str(dimension)
         )
 
     def local(self, tensor: Tensor, state: State) -> int:
-        """The number of elements of a tensor that a rank holds in a state."""
+        """The number of elements of a tensor that a rank holds in a layout."""
         cuts = [n for n, kind in zip(self.mesh, state, strict=True) if kind not in ("R", "V")]
         return tensor.elements // math.prod(cuts)
 
     def moves(self, tensor: Tensor, have: State, want: State) -> list[Move]:
-        """The collectives that convert a tensor from the state `have` to the state `want`, axis by
-        axis.
+        """The collectives that convert a tensor from the layout `have` to the layout `want`, axis
+        by axis.
         """
         moves, held = [], float(self.local(tensor, have))
         for axis, (count, before, after) in enumerate(zip(self.mesh, have, want, strict=True)):
@@ -202,20 +208,22 @@ class Costs:
         return moves
 
     def change_us(self, tensor: Tensor, have: State, want: State) -> float:
-        """The time to convert a tensor from one state to another."""
+        """The time in microseconds to convert a tensor from the layout `have` to the layout
+        `want`.
+        """
         return sum(move.us for move in self.moves(tensor, have, want))
 
 
 def of_gradient(state: State) -> State:
-    """The state of a value's gradient. It is replicated if the value is partial sums, otherwise it
-    is the state of the value.
+    """The layout of a value's gradient. It is replicated if the value consists of partial sums,
+    otherwise it is the layout of the value.
     """
     return tuple("R" if kind == "V" else kind for kind in state)
 
 
 def arithmetic(node: Node) -> float:
-    """The number of arithmetic operations of a node. Causal attention computes half of all
-    pairs.
+    """The number of arithmetic operations of a node. For causal attention, half of all pairs of
+    query and key are counted.
     """
     out = node.outputs[0] if node.outputs else node.inputs[0]
     if node.type == "matmul":

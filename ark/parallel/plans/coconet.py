@@ -63,7 +63,9 @@ def split(plan: ParallelGraph, node: Node, dimension: int = 0) -> Node:
 
 
 def _slice(plan: ParallelGraph, node: Node, dimension: int, group: Sequence[int]) -> None:
-    """Gives each rank of a group an equal part, along a dimension, of a node's result."""
+    """Splits a node so that each rank of a group computes an equal part of the result along a
+    dimension.
+    """
     (whole,) = plan.pieces(node)
     _divide(plan, whole, annotate(node).operands[-1][dimension], group)
 
@@ -74,10 +76,10 @@ def _divide(plan: ParallelGraph, whole: Piece, letter: str, group: Sequence[int]
 
 
 def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -> None:
-    """Moves computations before the AllGather of a Sliced value. Then each rank computes only its
-    own part of the ops that read the value, directly or through other computations, and readers of
-    the results gather the results. A computation that does not depend on the value, such as the
-    mask of a dropout, is cut like the computation that reads it.
+    """Moves computations before the AllGather of a Sliced value. Each rank then computes only its
+    own part of these ops, which read the value directly or through other computations. Ops that
+    read the results gather the results instead of the value. A computation that does not depend on
+    the value, such as the mask of a dropout, is cut like the computation that reads it.
 
     Raises ModelError if a computation is not Replicated, has no connection with the value, needs
     all of the value at once, or has a Local operand.
@@ -103,7 +105,7 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
             if writer and writer.id not in inside and layout(plan, writer) == LOCAL:
                 raise ModelError(
                     f"{node.name} reads {writer.name}, which is Local: it cannot be computed "
-                    "before the gather; split that one too"
+                    f"before the gather; split {writer.name} too"
                 )
             if tensor.buffer.id in cut:
                 letters.add(names[cut[tensor.buffer.id]])
@@ -173,7 +175,8 @@ def as_slice(plan: ParallelGraph, name: str, dimension: int = 0) -> int:
 
 
 def fuse(plan: ParallelGraph, nodes: Sequence[Node]) -> None:
-    """Makes nodes run in one sequence: on each rank no other op runs between their pieces.
+    """Makes nodes run consecutively: on each rank, no other op runs between the pieces of these
+    nodes.
 
     A loop kernel is one kernel in any case; elementwise neighbours become one op when the graph is
     lowered. Raises ModelError if another op must run between two of the nodes.

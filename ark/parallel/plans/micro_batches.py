@@ -1,7 +1,7 @@
 """Pipelines of graphs without scopes in their names.
 
-The step is cut into micro-batches along the examples. They run through the stages that
-ark.parallel.plans.staged determines. Called by ark.parallel.plans.by_name.
+A training step is cut into micro-batches along the dimension of examples. The micro-batches run
+through the stages that ark.parallel.plans.staged determines. Called by ark.parallel.plans.by_name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Pipeline:
     cuts: the dimension of examples, by buffer name. micro_batches: the number of micro-batches;
     None for the largest number, up to twice the ranks, that divides all batches. width: the number
     of neighbouring ranks of a stage; they share ops that were split into `width` pieces. loads: a
-    function that returns the time of an op. bytes_per_us: the bandwidth of a link between stages.
+    function that returns the predicted time of an op. bytes_per_us: the bandwidth of a link between
+    stages.
     """
 
     name: str
@@ -121,7 +122,7 @@ class Pipeline:
         return count
 
     def _ranks(self, stages: Sequence[int], long: int) -> list[int]:
-        """The ranks that run an op which belongs to these stages and runs once per step."""
+        """The ranks that run an op which runs once per step and belongs to the given stages."""
         at = {stage % long for stage in stages}
         if self.pairs == 2:
             at |= {long - 1 - rank for rank in at}
@@ -187,11 +188,11 @@ def widened(schedule: Schedule, width: int) -> Schedule:
 
 
 def handed_on(nodes: Sequence[Node], blocks: Mapping[int, object]) -> set[int]:
-    """The ops of the backward pass for whose results another block waits. The other ops of this
+    """The ops of the backward pass whose results another block needs. The other ops of the backward
     pass compute gradients of weights.
 
     blocks: the block (b0, f1) of each op that runs once per micro-batch. Ops that are not in it are
-    updates.
+        updates.
     """
     writers = {t.buffer.id: blocks.get(n.id) for n in nodes for t in n.outputs}
     wanted: set[int] = set()

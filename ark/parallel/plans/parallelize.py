@@ -178,8 +178,8 @@ def _pipeline(
 
 
 def _kept(plan: ParallelGraph) -> list[Kept]:
-    """For each buffer that ops update in place: the ops that read or write it, in all entry
-    points.
+    """The memory that ops update in place. For each such buffer, the ops that read or write it, in
+    all entry points.
     """
     users: dict[int, list[tuple[int, int | None]]] = {}
     for node in plan.nodes:
@@ -196,9 +196,9 @@ def _kept(plan: ParallelGraph) -> list[Kept]:
 def _agree(
     kept: Sequence[Kept], able: dict[int, list[Option]], options: Mapping[int, Sequence[Option]]
 ) -> None:
-    """Some memory is read and written by several ops, which must see it in one layout. If the plan
-    would split it differently for them, removes all their options except the one that splits
-    nothing.
+    """Makes the writers and readers of a buffer use it in one layout. kept: the users of each
+    buffer that ops update in place. If the plan allows no common layout for the users of a buffer,
+    all their options are removed except the one that splits nothing.
     """
     for users in kept:
         states = [
@@ -210,8 +210,8 @@ def _agree(
 
 
 Place = tuple[int | None, ...]
-"""The coordinate of a piece along each axis of the mesh; None if all ranks of the axis compute
-it.
+"""The coordinate of a piece of an op along each axis of the mesh; None if all ranks of the axis
+compute the piece.
 """
 
 

@@ -1,4 +1,5 @@
-"""Makes a plan from a pipeline's schedule: blocks run on their devices, in the schedule's order.
+"""Makes a parallel plan from a pipeline's schedule: each block runs on the devices of the schedule,
+in the schedule's order.
 
 The graph contains all micro-batches. Several micro-batches are in progress at the same time in one
 launch, because a rank's work on a micro-batch waits only for its data. Each rank follows the
@@ -22,10 +23,11 @@ def pipelined(
     """A plan for `parallelize`: each node runs on the device of its block and in the order of the
     blocks.
 
-    schedule: a schedule for as many devices as there are ranks (`ark.parallel.tessel`). block_of:
-    returns the block's name and the micro-batch of a node; for a node that belongs to no block (the
-    update of a stage's parameters) it returns the node's ranks. A block on several devices is
-    computed by each device; a node that was split into as many pieces has one piece on each device.
+    schedule: a schedule for as many devices as there are ranks (`ark.parallel.tessel`). block_of: a
+    function that returns the block's name and the micro-batch of a node. For a node that belongs to
+    no block (the update of a stage's parameters) it returns a list of ranks. A block on several
+    devices is computed by each device; a node that was split into as many pieces has one piece on
+    each device.
 
     The plan raises ModelError for a node whose block is not in the schedule, and if the order of
     the schedule contradicts the dependencies in the graph.
@@ -64,7 +66,7 @@ def pipelined(
 def in_order(
     graph: ParallelGraph, schedule: Schedule, pieces: Mapping[tuple[str, int], list[Piece]]
 ) -> None:
-    """Orders the pieces on each rank in the order of their blocks in the schedule.
+    """Makes the pieces on each rank run in the order in which the schedule has their blocks.
 
     pieces: the pieces on the block's devices, by block and micro-batch.
     """
@@ -82,8 +84,9 @@ def in_order(
 
 
 def ends(pieces: list[Piece], last: bool) -> list[Piece]:
-    """The last or the first pieces of a block. last: True: the pieces for which no other piece of
-    the block waits; False: the pieces that wait for no other piece of the block.
+    """The last or the first pieces of a block. If `last` is True, the pieces whose results no other
+    piece of the block reads; otherwise the pieces that read no result of another piece of the
+    block.
     """
     writers: dict[int, list[Piece]] = {}
     for piece in pieces:

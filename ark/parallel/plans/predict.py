@@ -37,11 +37,11 @@ from ark.parallel.plans.times import rates_of
 # it computes one after the other to save memory.
 CO_SHARD_PARTS = 2
 IDLE_SHARE_OF_DEPTH = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero-bubble": 0.25}
-"""The idle time that each pipeline cannot avoid, for each stage after the first, as a fraction of a
-micro-batch's time on a stage.
+"""The idle time of a pipeline that cannot be avoided, by the pipeline's name. It is given per stage
+after the first, as a fraction of the time of a micro-batch on one stage.
 """
-# A pipeline stage holds at least this part of the saved activations, as a fraction of an equal
-# division among the stages.
+# A lower bound for the activations that a stage stores: this fraction of an equal share of all
+# stored activations.
 MIN_STAGE_MEMORY_SHARE = 0.8
 # The resolution of a predicted schedule: the number of ticks that the longest block takes.
 TICKS_PER_BLOCK = 50_000
@@ -85,7 +85,7 @@ def predict(
 ) -> Prediction:
     """The prediction of the plan with these names, one name per axis of the mesh.
 
-    refit: True to search for splits that fit into memory if those of "auto" do not.
+    refit: True to search for other splits if the fastest ones of "auto" do not fit into memory.
 
     Raises InvalidUsageError if names or numbers contradict each other, and PlanError if a rank
     needs more than memory_bytes.
@@ -130,8 +130,8 @@ def bounds(
 
 
 class _Shape:
-    """The parts of a plan: the purpose of each axis of the mesh, and the numbers of copies, stages
-    and micro-batches.
+    """The structure of a plan: the purpose of each axis of the mesh (pipeline, copies or splits),
+    and the numbers of copies, stages and micro-batches.
     """
 
     def __init__(
@@ -242,7 +242,9 @@ class _Shape:
         return forward, backward, shared
 
     def _gather_us(self, blocks: Sequence[BlockCost]) -> float:
-        """The time in which ZeRO 3 gathers parameters, for all their uses."""
+        """The time in which the ranks gather parameters with ZeRO 3. Parameters are gathered for
+        each use.
+        """
         if self.copied != "zero3" or self.copies == 1:
             return 0.0
         whole = sum(b.parameter_bytes for b in blocks)

@@ -23,7 +23,10 @@ COPIES: dict[str, tuple[int, int, int]] = {
     "zero3": (1, 1, 1),
     "co-shard": (0, 0, 0),
 }
-"""For parameters, gradients and optimizer state: 1 if each rank of the axis stores only a part."""
+"""How copies of the model (data parallelism) store parameters, gradients and optimizer state, by
+plan name. For each of the three: 1 if every rank of the axis stores only a part, 0 if it stores
+all.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Work:
-    """The work on the model. batch: the micro-batches of a step, over all ranks. recompute: True to
-    store only the inputs of a block, and to recompute its other results for the gradients.
+    """The work on the model. batch: the number of micro-batches of a step, on all ranks together.
+    recompute: True to store only the inputs of each block and to compute its other results again
+    for the gradients.
     """
 
     training: bool = False

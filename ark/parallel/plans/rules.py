@@ -26,8 +26,8 @@ class Roles:
     """The roles of buffers.
 
     weights: the buffers whose values depend on parameters only. features: the feature dimension of
-    each buffer. It is the dimension that comes from the outputs of a matmul with weights; if a
-    buffer is not computed from such a matmul, it is the last dimension.
+        each buffer. It is the dimension that counts the outputs of a matmul with weights. If a
+        buffer is not computed from such a matmul, it is the last dimension.
     """
 
     weights: frozenset[int]
@@ -114,8 +114,8 @@ def _megatron(roles: Roles, node: Node, layout: str, letter: str | None) -> bool
     split by columns. Reductions over cut dimensions, such as those of logits over the vocabulary,
     also give partial sums.
 
-    Results that the caller reads are whole on every rank. A result that depends on parameters only
-    is as its readers need it.
+    Results that the caller reads are whole on every rank. A result that depends only on parameters
+    may have any layout; its readers determine it.
     """
     if roles.constant(node):
         return True

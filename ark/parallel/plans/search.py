@@ -1,9 +1,10 @@
 """Searches for the best choices for all ops of a graph together, under the rules of named plans,
 with CP-SAT.
 
-There is one choice per node, or one for all isomorphic nodes (layers of a model). If a value is
-read in a state (layout) other than its own, the conversion is paid once per such state, and so is
-the conversion of its gradient. The result is proven optimal if the solver finishes. Called by
+A choice states how an op is split. There is one choice per node, or one for all isomorphic nodes
+(the same op in equal layers). If ops read a value in another state (layout) than that in which it
+is computed, the value is converted once for each such state, and so is its gradient. The cost
+includes these conversions. The result is proven optimal if the solver finishes. Called by
 ark.parallel.plans.splits and ark.parallel.plans.parallelize.
 """
 
@@ -22,8 +23,8 @@ from ark.parallel.plans.choices import Choice, Costs, Move, Option, State, of_gr
 
 NS_PER_US = 1000  # the solver counts in nanoseconds
 Kept = Sequence[tuple[int, int | None]]
-"""The users of memory that lasts beyond an iteration: (node id, operand), or (node id, None) for
-the node that writes it.
+"""The users of a buffer that keeps its contents between iterations. A user is (node id, operand
+index) for a node that reads the buffer, and (node id, None) for a node that writes it.
 """
 SOLVER_TIME = 30.0  # CP-SAT's deterministic time, about seconds
 
@@ -40,8 +41,9 @@ class Solution:
 
 @dataclass(frozen=True)
 class Change:
-    """A value that is converted between two ops. reader: the first reader that needs the value in
-    the new state. us: the time of all collectives of the conversion.
+    """A conversion of a value's layout between the op that writes it and an op that reads it.
+    reader: the first op that reads the value in the new layout. us: the time of all collectives of
+    the conversion.
     """
 
     tensor: Tensor
@@ -59,7 +61,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Memory:
-    """The limit for a rank in bytes, and how many bytes are needed for each byte of parameters and
+    """The memory of a rank in bytes, and how many bytes are needed for each byte of parameters and
     for each byte of saved results.
     """
 
@@ -107,7 +109,9 @@ def evaluate(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) 
 
 
 def passes(costs: Costs) -> float:
-    """The factor of an op's time: 3 in training, where gradients cost twice the op, otherwise 1."""
+    """The factor by which an op's time is multiplied: 3 in training, because gradients cost twice
+    the forward op, otherwise 1.
+    """
     return 3.0 if costs.training else 1.0
 
 
@@ -171,8 +175,8 @@ def search(
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
-    # The solver uses all of its cuts (level 2), with which the choices are nearly determined. With
-    # fewer cuts, proofs of optimality are slow.
+    # Level 2 makes the solver use all of its cutting planes. Its linear relaxation then nearly
+    # determines the choices. With fewer cutting planes, proofs of optimality are slow.
     solver.parameters.linearization_level = 2
     solver.parameters.max_deterministic_time = SOLVER_TIME
     status = solver.solve(model)
@@ -215,7 +219,9 @@ def _in_one_state(
 
 
 def _any(model: Any, users: Sequence[Sequence[Any]]) -> Any:
-    """A literal that is true if at least one of these options is chosen by some reader."""
+    """A variable of the solver that is true if some reader has chosen one of its options in
+    `users`.
+    """
     wanted = model.new_bool_var("")
     for literals in users:
         model.add(sum(literals) <= wanted)
@@ -225,8 +231,8 @@ def _any(model: Any, users: Sequence[Sequence[Any]]) -> Any:
 def _price(
     model: Any, prices: Sequence[float], pick: Sequence[Any], wanted: Any, number: int
 ) -> list[Any]:
-    """Terms for the cost of a conversion, by the option of the value's writer. The cost counts only
-    if the conversion is needed.
+    """Terms of the cost function for one conversion. prices: the cost of the conversion for each
+    option of the op that writes the value. The cost counts only if the conversion is needed.
     """
     whole = [round(p * NS_PER_US) for p in prices]
     if not any(whole):
@@ -243,8 +249,9 @@ Wants = tuple[tuple[int, int], ...]
 def _values(
     nodes: Sequence[Node], same: Mapping[int, int]
 ) -> dict[tuple[Wants, int | None], tuple[Tensor, int]]:
-    """Groups values by their readers (class and operand) and their writer. For each group, returns
-    one of its tensors and the number of its values.
+    """Values with the same writer and the same kinds of readers cost the same. So values are
+    grouped by their readers (node class and operand) and their writer. For each group, returns one
+    of its tensors and the number of its values.
     """
     writers = {t.buffer.id: (node, t) for node in nodes for t in node.outputs}
     readers: dict[int, tuple[Tensor, Node | None, list[tuple[int, int]]]] = {}
@@ -253,7 +260,7 @@ def _values(
             writer, shown = writers.get(tensor.buffer.id, (None, tensor))
             if writer is not None and writer.id >= node.id:
                 # If this node or a later one writes the tensor, the node reads the contents from
-                # before, such as those of the previous iteration.
+                # before the write, for example those of the previous iteration.
                 writer, shown = None, tensor
             entry = readers.setdefault(tensor.buffer.id, (shown, writer, []))
             entry[2].append((same[node.id], at))
@@ -278,8 +285,8 @@ def _states(
     pick: Mapping[int, Sequence[Any]],
     state_of: Callable[[Option, int], State],
 ) -> dict[State, list[list[Any]]]:
-    """For each state, the readers that may need the value in it. Each reader is given by the
-    literals of its options that request the state.
+    """For each state (layout), the readers that may need the value in this state. A reader is given
+    as the solver's variables of its options that need the state.
     """
     wanted: dict[State, list[list[Any]]] = {}
     for i, at in wants:

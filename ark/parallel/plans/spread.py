@@ -1,9 +1,10 @@
 """Plans that are derived from the cuts of a few tensors: data and tensor parallelism, ZeRO,
 experts.
 
-If one of an op's operands is cut along a letter, the op is split along this letter, and its result
-is cut in the same way (the sharding propagation of GSPMD, Xu et al. 2021, on op_trans). If the op
-sums over the letter, its result is partial sums, and the next reader reads the sum. Called by
+The caller gives the cuts of a few tensors, from which the splits of all ops follow: if an operand
+of an op is cut along a dimension (a letter), the op is split along it, and its result is cut in the
+same way. This is the sharding propagation of GSPMD (Xu et al. 2021), executed by op_trans. If the
+op sums over the letter, its result is partial sums, and the next reader reads the sum. Called by
 ark.parallel.plans.by_name and by users.
 """
 
@@ -64,11 +65,11 @@ def spread(
 
 
 def _in_turn(graph: ParallelGraph, among: Callable[[Node], bool], parts: int) -> None:
-    """Orders the parts of a layer that a rank computes one after the other.
+    """Orders the parts of a layer so that a rank computes them one after the other.
 
-    A value that joins the parts, such as a sum over a batch, is computed after all parts. So ops
-    that depend on such a value are ordered only among themselves: a part that precedes the value
-    never waits for one that follows it.
+    A value that joins the parts, such as a sum over a batch, is computed after all parts. So a part
+    before this value never waits for a part after it: ops that depend on such a value are ordered
+    only among themselves.
     """
     joins = _joins(graph)
     count = graph.ranks * parts
@@ -88,8 +89,8 @@ def _in_turn(graph: ParallelGraph, among: Callable[[Node], bool], parts: int) ->
 
 
 def _joins(graph: ParallelGraph) -> dict[int, int]:
-    """For each node, the largest number of values that join parts on a path to it, including its
-    own result.
+    """For each node, the largest number of values that join parts (such as sums over a batch) on a
+    path from an input to the node. The node's own result is included.
     """
     joins: dict[int, int] = {}
     writers: dict[int, Node] = {}
@@ -127,8 +128,9 @@ def _layer(node: Node) -> str:
 
 
 def seeds(graph: ParallelGraph, cuts: Mapping[str, int], count: int, among: str) -> dict[int, int]:
-    """For each buffer, the dimension that is cut. Raises InvalidUsageError for a tensor that cannot
-    be cut along it. count: the number of parts. among: what the parts are for, in errors.
+    """For each buffer, the number of the dimension along which it is cut. Raises InvalidUsageError
+    for a tensor that cannot be cut along its dimension. count: the number of parts. among: what the
+    parts are for, as text for errors.
     """
     written = {n.outputs[0].buffer.id for n in graph.nodes}
     read = {t.buffer.id: t for n in graph.nodes for t in n.inputs if t.buffer.id not in written}

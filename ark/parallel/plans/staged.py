@@ -27,8 +27,9 @@ WAYS = "ghij"  # names of the forward passes before the last one
 
 @dataclass(frozen=True)
 class Staged:
-    """The blocks of a pipeline. blocks: for each op that runs once per micro-batch, its block, such
-    as f0 or b0. stages: for each other op, the stages whose ranks run it.
+    """The assignment of ops to a pipeline. blocks: for each op that runs once per micro-batch, its
+    block, such as f0 (forward pass, stage 0) or b0 (backward pass). stages: for each other op, the
+    stages whose ranks run it.
     """
 
     blocks: Mapping[int, str]
@@ -139,7 +140,9 @@ def staged(
 
 
 def _stage(parts: Dependencies, node: Node, stage_of: Mapping[int, int | str]) -> int | str | None:
-    """The stage of an op that follows the forward pass; None if it depends on no example."""
+    """The stage of an op that does not belong to the forward pass. It follows from the ops on which
+    it depends. None if the op depends on no example.
+    """
     if node.id not in parts.follows:
         return None
     at = [stage_of.get(n.id) for n in parts.writers.get(parts.root.get(node.id, -1), ())]
@@ -157,8 +160,8 @@ def _unplaced(
     homes: dict[int, tuple[int, ...]],
     stages: int,
 ) -> None:
-    """Assigns ops that depend on no example: to the stages of their readers, or, if they write
-    memory that lasts, to the stages that read this memory.
+    """Assigns the ops that depend on no example to stages. An op runs on the stages that read its
+    result or, if it writes memory that lasts, on the stages that read this memory.
     """
     readers: dict[int, set[int]] = {}  # by buffer: the stages that read it
 
@@ -212,7 +215,9 @@ def _stages(
 
 
 def _shared(parts: Dependencies, forward: Sequence[Node]) -> set[int]:
-    """The first op that has a parameter, and the ops on which it depends."""
+    """The ops of the layer that all ranks share in an interlaced pipeline: the first op that has a
+    parameter, and the ops on which it depends.
+    """
     first = next((n for n in forward if _parameters(parts, n)), None)
     if first is None:
         raise ModelError("interlaced shares the first op with a parameter, but the graph has none")

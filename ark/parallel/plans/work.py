@@ -38,8 +38,8 @@ def work_of(node: Node) -> float:
 
 
 def shares(plan: ParallelGraph) -> tuple[float, ...]:
-    """For each rank, its work as a fraction of a single device's: 1 / ranks at best, and 1 if the
-    rank computes everything.
+    """For each rank, its work as a fraction of a single device's work. It is 1 / ranks if the work
+    is divided equally, and 1 if the rank computes everything.
     """
     done = [0.0] * plan.ranks
     for piece, work in _pieces(plan):
@@ -61,9 +61,9 @@ def whole(plan: ParallelGraph, mesh: Sequence[int]) -> tuple[Whole, ...]:
 def whole_in(
     nodes: Sequence[Node], options: Mapping[int, Option], mesh: Sequence[int]
 ) -> tuple[float, tuple[Whole, ...]]:
-    """Predicts the results of `shares` and `whole` from the chosen split of each node: a rank's
-    work as a fraction of a single device's, and the ops that no axis of the mesh splits. options:
-    the chosen split by node id.
+    """Predicts the results of `shares` and `whole` for a plan that has not been built. Returns a
+    rank's work as a fraction of a single device's, and the ops that no axis of the mesh splits.
+    options: the chosen split of each node, by node id.
     """
     total = sum(map(work_of, nodes)) or 1.0
     done = 0.0

@@ -3,9 +3,10 @@ letters, like einops.
 
 "m k+, n k+ -> m n" is a matmul: it can be cut along m and n, which gives parts of the result, and
 along k, which gives partial sums of the whole result. A letter with ^ is not cut, because every
-element along it is needed at once. h/64 is cut only between groups of 64 elements (a head); in
-other operands h may count the groups. A 1 is a dimension of one element that is broadcast. The
-notation is that of nnScaler (Lin et al., OSDI 2024). Used by ark.parallel.transform.pieces.
+element along it is needed at once. h/64 is cut only between groups of 64 elements (such as a head).
+In another operand, h without /64 counts these groups. A 1 is a dimension of one element that is
+broadcast. The notation is that of nnScaler (Lin et al., OSDI 2024). Used by
+ark.parallel.transform.pieces.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ WORD = re.compile(r"([a-z1])(\+|\^)?(?:/([1-9][0-9]{0,8}))?")
 
 @dataclass(frozen=True)
 class Annotation:
-    """The letters of each dimension of each input and, last, of the outputs. "1" is a broadcast
-    dimension.
+    """An annotation as parsed. `operands` has the letters of each dimension of each input and,
+    last, of the outputs. "1" is a broadcast dimension.
 
     summed: letters whose parts are partial sums. frozen: letters that are not cut. groups: for each
     letter of the operands, the number of elements that stay together.
@@ -59,8 +60,8 @@ class Annotation:
         )
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """For each letter, the number of elements or groups along it in operands of these shapes.
-        It is the largest number of parts.
+        """For each letter, the number of elements (or groups of elements) along it in operands of
+        these shapes. An op can be split into at most this many parts along the letter.
         """
         size_of: dict[str, int] = {}
         for letters, groups, shape in zip(self.operands, self.groups, shapes, strict=True):

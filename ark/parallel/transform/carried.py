@@ -1,11 +1,11 @@
-"""Finds the operands of ops that may be partial sums. The result is then a partial sum of the same
-kind.
+"""Finds ops that can be applied to partial sums: if each rank applies the op to its partial sum of
+an operand, the ranks' results are partial sums of the op's result.
 
 In a mixture of experts, each expert's matmul gives zeros for the rows of other experts. So the
-result on a rank with some of the experts is a partial sum. A gated perceptron of it is a partial
-sum too, because the gate maps zeros to zeros. Linear ops preserve partial sums: weighting, and
-adding the results of the chosen experts. Therefore one sum over the ranks at the end of the mixture
-suffices. Used by ark.parallel.transform.pieces.
+result on a rank with some of the experts is a partial sum. The activation of an expert's gated
+perceptron preserves this, because it maps zeros to zeros. Linear ops preserve partial sums, too:
+multiplying by the experts' scores, and adding the results of the chosen experts. Therefore one sum
+over the ranks at the end of the mixture suffices. Used by ark.parallel.transform.pieces.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ark.ir.graph import Node
 from ark.ops.math import GATED
 
 VALUE = "+"
-"""The letter for splitting an op into partial sums. Each part reads one partial sum of the
-operands.
+"""A letter that stands for splitting an op into partial sums. Each part of the op reads one partial
+sum of the operands.
 """
 EXPERT = "e"
 """The letter for experts in the annotation of `expert_linear`."""
@@ -26,12 +26,14 @@ ZEROS = frozenset(("mul", *GATED, "silu", "gelu", "relu", "add", "sub", "neg", "
 LINEAR = frozenset(("copy", "reduce_sum", "reshape", "transpose", "expand", "neg"))
 """Ops that are linear in their operand: applied to a sum, they give the sum of their results."""
 Carried = Mapping[str, frozenset[int]]
-"""For each letter, the operands that are partial sums if the op is split along it."""
+"""For each letter of an op, the operands that are partial sums if the op is split along this
+letter.
+"""
 
 
 def carried(nodes: Sequence[Node]) -> dict[int, Carried]:
-    """For each node id, the operands that may be partial sums. Nodes without such operands are
-    omitted.
+    """For each node id, the operands of the node that may be partial sums. Nodes without such
+    operands are omitted.
     """
     rows: dict[int, int] = {}  # by buffer: the buffer that assigns its rows to experts
     shares: set[int] = set()  # buffers that may be partial sums
@@ -58,7 +60,7 @@ def carried(nodes: Sequence[Node]) -> dict[int, Carried]:
 def _able(
     node: Node, read: Sequence[int], rows: Mapping[int, int], shares: set[int]
 ) -> frozenset[int]:
-    """The operands that may be partial sums at the same time."""
+    """The operands of a node that may be partial sums at the same time."""
     several = frozenset(i for i, buffer in enumerate(read) if buffer in shares)
     if not several or len(node.outputs) != 1 or node.elementwise.expr is not None:
         return frozenset()

@@ -21,13 +21,17 @@ from ark.parallel.transform.views import View
 
 @dataclass(frozen=True)
 class JointCollective:
-    """A collective of all ranks. reads: the view that each rank gets as its result."""
+    """A collective of all ranks that replaces separate transfers. reads: the view that each rank
+    gets as its result.
+    """
 
     collective: Collective
     reads: tuple[View, ...]
 
     def node(self, algorithm: str) -> tuple[str, dict[str, Any]]:
-        """The type and the attributes of each rank's node."""
+        """The op name and the attributes of the node that each rank's graph gets for the
+        collective.
+        """
         if self.collective is Collective.ALL_REDUCE and algorithm == ONE_SHOT:
             return "all_reduce", {"packet": False}
         reduction = "sum" if self.collective.reduces else None
@@ -42,8 +46,8 @@ def joint_collective(
     wanted: Mapping[View, Set[int]],
     ranks: int,
 ) -> JointCollective | None:
-    """The collective that gives a view of a value to all its readers. None if the transfers do not
-    form a collective.
+    """The collective by which all readers of a value get their views of it. None if the transfers
+    do not form a collective.
 
     sources: the views of the value that were written, with the ranks that have them. wanted: for
     each view, the ranks that read it.

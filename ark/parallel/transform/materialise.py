@@ -34,13 +34,13 @@ MESSAGE_TAG = 0
 Written = tuple[Piece, View]
 """A piece, and its view of a buffer that it writes."""
 Chosen = tuple[int, Piece, View]
-"""A rank, a piece that it computes, and the view that the piece writes."""
+"""(rank, piece, view): a rank, a piece that it computes, and the view that the piece writes."""
 
 
 @dataclass
 class RankGraphs:
-    """One graph per rank. held: for each rank and each buffer that the caller fills or reads, by
-    its name in the one-device graph, the view of that buffer that the rank holds.
+    """One graph per rank. held: for each rank, the part (view) of each buffer that the caller fills
+    or reads, by the buffer's name in the one-device graph.
     """
 
     graphs: list[Graph]
@@ -120,8 +120,8 @@ class _Writer:
         return self.result
 
     def _refresh(self, rank: int, twin: int, written: View) -> None:
-        """Updates a rank's copy of memory that other ranks have written, or that it has written at
-        another place.
+        """Updates a rank's copy of lasting memory that other ranks have written, or that this rank
+        has written in another buffer.
         """
         new = self._operand(rank, written)
         kept = self._given(rank, View(twin, written.box))
@@ -196,8 +196,8 @@ class _Writer:
         return copy
 
     def _temporary(self, rank: int, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Memory for a value of this iteration. Memory that lasts is found by its name, so a copy
-        of it gets another name.
+        """Memory for a value of this iteration. If `like` is memory that keeps its contents, which
+        is found by its name, the new tensor gets another name.
         """
         name = f"{like.name}.copy" if like.name in self.lasting_names else like.name
         return self.result.graphs[rank].tensor(shape, like.dtype, name=name)
@@ -311,8 +311,8 @@ class _Writer:
         interval: tuple[Fraction, Fraction],
         sources: Sequence[Written],
     ) -> list[Chosen]:
-        """Returns (rank, piece) pairs whose partial sums add up to this interval of the cell's
-        value. Pieces of the rank itself are preferred.
+        """Returns tuples (rank, piece, view) whose partial sums add up to the share `interval` of a
+        box (cell) of a value. Pieces that the rank itself computes are preferred.
         """
         able = [
             ((other - rank) % self.plan.ranks, other, piece, written)
@@ -341,7 +341,7 @@ class _Writer:
         return others
 
     def _load(self, rank: int, owner: int, piece: Piece, written: View, cell: Box) -> Tensor:
-        """The cell (box) of the output that a piece has on rank `owner`, as a tensor on `rank`."""
+        """A box (cell) of the output that a piece has on rank `owner`, as a tensor on `rank`."""
         output = self.local[owner, piece, written.buffer]
         part = self._part(owner, output, written.box, cell)
         if owner == rank:
@@ -371,7 +371,7 @@ def _idle(graph: Graph) -> None:
 
 
 def _cells(box: Box, others: Sequence[Box]) -> Iterable[Box]:
-    """The parts of a box, which is cut wherever one of the other boxes begins or ends."""
+    """The parts of a box after it is cut wherever another box begins or ends."""
     sides = []
     for d, (begin, end) in enumerate(box):
         cuts = {begin, end}
@@ -383,7 +383,7 @@ def _cells(box: Box, others: Sequence[Box]) -> Iterable[Box]:
 def whole_of(graph: Graph, views: Sequence[tuple[View, np.ndarray]]) -> np.ndarray:
     """Assembles a buffer of the one-device graph from the ranks' parts, and adds up partial sums.
 
-    Equal parts of several ranks count once.
+    If several ranks hold the same part, it is used once.
     """
     buffer = views[0][0].buffer
     tensor = next(t for t in graph.tensors if t.buffer.id == buffer)

@@ -1,6 +1,6 @@
-"""Converts a graph to normal form, in which it can be split. In normal form every operand has one
-shape, and memory that lasts beyond an iteration is separate from the memory that the iteration
-writes.
+"""Converts a graph to normal form, in which it can be split over ranks. In normal form, all ops
+read a buffer in the same shape. Memory that keeps its contents from the previous iteration is
+separate from the memory that the current iteration writes.
 
 In other graphs views are not nodes, and optimizers write parameters in place. Here a view of
 another shape becomes a node `reshape` with its own tensor. A read of memory that the iteration
@@ -24,9 +24,10 @@ RESHAPE = "reshape"
 
 @dataclass(frozen=True)
 class Normal:
-    """A graph in normal form. graph: has the buffers of the original graph. twins: for each twin,
-    the buffer of the original graph. versions: for each buffer that an iteration of a phase writes,
-    (twin, phase).
+    """A graph in normal form, which has the buffers of the original graph. twins: for each twin (a
+    buffer with the value of the previous iteration), the buffer of the original graph. versions:
+    for each buffer that an iteration of a phase writes, the twin with its previous value and the
+    phase.
     """
 
     graph: Graph
@@ -97,8 +98,8 @@ class _Normal:
         return number <= self.first.get((node.phase, buffer.id), len(self.nodes))
 
     def _twin(self, node: Node, tensor: Tensor) -> None:
-        """Creates a twin of a buffer, and a version for each phase that writes the buffer, if they
-        do not exist.
+        """Creates a twin of a buffer (a buffer with the value of the previous iteration), and a
+        version for each phase that writes the buffer, if they do not exist.
         """
         buffer = tensor.buffer
         if buffer.id in self.twin_of:
@@ -126,8 +127,8 @@ class _Normal:
         return copy
 
     def _version(self, node: Node, buffer: Buffer) -> Buffer:
-        """The buffer that holds what a phase writes to `buffer`. Raises UnsupportedError if several
-        phases write memory whose previous value is not read.
+        """The buffer in normal form that receives the value which a phase writes to `buffer`.
+        Raises UnsupportedError if several phases write memory whose previous value is not read.
         """
         if len(self.phases.get(buffer.id, ())) > 1 and buffer.id not in self.twin_of:
             raise UnsupportedError(
@@ -152,7 +153,9 @@ class _Normal:
         return tensor
 
     def _shaped(self, node: Node, tensor: Tensor) -> Tensor:
-        """The tensor as a part of a reshaped copy of all its memory."""
+        """The tensor in the shape that the node uses. A `reshape` node copies its whole buffer, and
+        the tensor is a part of the copy.
+        """
         key = (tensor.buffer.id, tensor.extents, node.phase)
         if key not in self.shaped:
             extents = self.extents[tensor.buffer.id]

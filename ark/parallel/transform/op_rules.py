@@ -34,7 +34,9 @@ def _names(tensor: Tensor) -> str:
 
 
 def elementwise_rule(node: Node) -> str:
-    """Dimensions of the operands match from the last one on, as in NumPy's broadcasting."""
+    """The annotation of an elementwise op. Dimensions of the operands are matched from the last one
+    on, as in NumPy's broadcasting.
+    """
     out = node.outputs[0].shape
     names = _names(node.outputs[0])
 
@@ -61,14 +63,18 @@ def _matmul(node: Node) -> str:
 
 
 def _quantized_linear(node: Node) -> str:
-    """Scales and zeros have one element for each group of elements in a row of the weight."""
+    """The annotation of a linear layer with quantised weights. Scales and zero points have one
+    element for each group of elements in a row of the weight.
+    """
     group = node.read(GroupAttributes).group
     scales = ", y z+" * (len(node.inputs) - 2)
     return f"x z+/{group}, y z+/{group}{scales} -> x y"
 
 
 def _rows(node: Node) -> str:
-    """Norms and softmax: rows are not cut, because each result needs its whole row."""
+    """The annotation of norms and softmax. Rows are not cut, because each result needs its whole
+    row.
+    """
     names = _names(node.outputs[0])
     row = " ".join([*names[:-1], names[-1] + "^"])
     scales = "".join(f", {names[-1]}^" for _ in node.inputs[1:])
@@ -76,8 +82,8 @@ def _rows(node: Node) -> str:
 
 
 def _pairs(node: Node) -> str:
-    """Ops on pairs of neighbours along the last dimension: pairs stay together. Otherwise they are
-    cut like elementwise ops.
+    """The annotation of ops on pairs of neighbours along the last dimension. Pairs stay together.
+    Otherwise the op is cut like an elementwise op.
     """
     return ", ".join(f"{part}/2" for part in elementwise_rule(node).split(" ->")[0].split(", ")) + (
         f" -> {' '.join(_names(node.outputs[0]))}/2"
@@ -110,16 +116,17 @@ def _transpose(node: Node) -> str:
 
 
 def _along_axis(node: Node) -> str:
-    """Ops that need all elements along an axis. Only other dimensions may be cut."""
+    """The annotation of ops that need all elements along an axis. Only the other dimensions may be
+    cut.
+    """
     axis = AlongAttributes.of(node.attrs).axis % len(node.outputs[0].shape)
     names = " ".join(n + "^" * (d == axis) for d, n in enumerate(_names(node.outputs[0])))
     return f"{', '.join([names] * len(node.inputs))} -> {names}"
 
 
 def _heads(node: Node) -> str:
-    """Rows of heads that are rotated by position. With a single position operand rows are not cut,
-    because positions are counted from the first row. If each row has its own position, rows may be
-    cut.
+    """The annotation of rotary embeddings. With a single position, rows are not cut, because
+    positions are counted from the first row. If each row has its own position, rows may be cut.
     """
     row, position = ("x", "x") if node.inputs[1].elements > 1 else ("x^", "1")
     heads = f"{row} h/{node.read(RotaryAttributes).head_dim}"
@@ -127,8 +134,8 @@ def _heads(node: Node) -> str:
 
 
 def _attention(node: Node) -> str:
-    """Attention is cut by heads and batches. It may be cut by rows if the mask does not depend on
-    the position of rows.
+    """The annotation of attention. It may be cut by heads and batches, and by rows if the mask does
+    not depend on the position of rows.
     """
     given = node.read(AttentionAttributes)
     query, keys = node.inputs[:2]
@@ -149,20 +156,24 @@ def _attention(node: Node) -> str:
 
 
 def _paged_attention(node: Node) -> str:
-    """Paged attention is cut by heads."""
+    """The annotation of paged attention, which may be cut by heads."""
     given = node.read(AttentionAttributes)
     rows, cache = f"x^ h/{given.head_dim}", "p^ h g^ d^"
     return f"{rows}, {cache}, {cache}, s^ m^, s^{', h' * given.sinks} -> {rows}"
 
 
 def _expert_linear(node: Node) -> str:
-    """Cut by experts. The result of a part is zero for the rows of other experts."""
+    """The annotation of an expert layer, which may be cut by experts. The result of a part is zero
+    for the rows of other experts.
+    """
     rows = "r s k+" if len(node.inputs[0].shape) == 3 else "r k+"
     return f"{rows}, {EXPERT}+ n k+, r s -> r s n"
 
 
 def _append(node: Node) -> str:
-    """Appending to a cache is cut by heads, or by sequences if each row has its own position."""
+    """The annotation of appending to a cache. It may be cut by heads, or by sequences if each row
+    has its own position.
+    """
     heads, _, width = node.outputs[0].shape
     sequences = node.inputs[1].elements
     if sequences > 1:
@@ -176,7 +187,9 @@ def _paged_append(node: Node) -> str:
 
 
 def _embed(node: Node) -> str:
-    """Rows of a table, which tokens select, from a position on. Cut by columns."""
+    """The annotation of an embedding look-up, which reads the rows of a table that tokens select.
+    It may be cut by columns of the table.
+    """
     position = "1" if node.inputs[2].elements == 1 else "p^"
     tokens = " ".join(f"{n}^" for n in LETTERS[: len(node.inputs[0].shape)])
     return f"{tokens}, v^ y, {position} -> x^ y"
@@ -211,7 +224,9 @@ def _embedding(node: Node) -> str:
 
 
 def _gather(node: Node) -> str:
-    """The gathered axis is not cut; the other dimensions and the indices may be cut."""
+    """The annotation of a gather. The gathered axis is not cut; the other dimensions and the
+    indices may be cut.
+    """
     table, indices = node.inputs
     axis = AlongAttributes.of(node.attrs).axis % len(table.shape)
     names = list(_names(table))
@@ -230,7 +245,9 @@ def _matching(first: Sequence[int], second: Sequence[int], axis: int) -> list[st
 
 
 def _gather_elements(node: Node) -> str:
-    """The indices may be cut along the axis. The elements are needed completely along it."""
+    """The annotation of an element-wise gather. The indices may be cut along the axis. The input is
+    needed completely along it.
+    """
     table, indices = node.inputs
     axis = AlongAttributes.of(node.attrs).axis % len(table.shape)
     names = _matching(table.shape, indices.shape, axis)
@@ -240,7 +257,9 @@ def _gather_elements(node: Node) -> str:
 
 
 def _scatter_elements(node: Node) -> str:
-    """Dimensions other than the axis may be cut if the updates fill them."""
+    """The annotation of a scatter. Dimensions other than the axis may be cut if the updates have
+    the same size in them.
+    """
     table, indices, updates = node.inputs
     axis = AlongAttributes.of(node.attrs).axis % len(table.shape)
     names = _matching(table.shape, updates.shape, axis)
@@ -251,7 +270,9 @@ def _scatter_elements(node: Node) -> str:
 
 
 def _pool(node: Node) -> str:
-    """Examples and channels may be cut. Spatial dimensions stay whole, because windows overlap."""
+    """The annotation of pooling. Examples and channels may be cut. Spatial dimensions stay whole,
+    because windows overlap.
+    """
     spatial = " ".join(f"{n}^" for n in LETTERS[2 : len(node.outputs[0].shape)])
     return f"a b {spatial} -> a b {spatial}"
 

@@ -1,9 +1,9 @@
 """The primitives of parallel plans: op_trans splits an op, op_assign sets the ranks of a piece,
 op_order sets the order of pieces.
 
-The communication follows from these (ark.parallel.transform.materialise). The primitives are those
-of nnScaler (Lin et al., OSDI 2024). A piece is an op, or a part of one, with views of the logical
-tensors that it reads and writes. Plans that are not legal are refused here.
+The communication between ranks follows from these (ark.parallel.transform.materialise). The
+primitives are those of nnScaler (Lin et al., OSDI 2024). A piece is an op, or a part of one, with
+views of the logical tensors that it reads and writes. Plans that are not legal are refused here.
 """
 
 from __future__ import annotations
@@ -228,8 +228,8 @@ class ParallelGraph:
         return copy
 
     def _reading(self, node: Node, old: Buffer, new: Buffer) -> Node:
-        """The node and its pieces, with one buffer replaced by another in the views that they
-        read.
+        """The node, changed so that it reads the buffer `new` instead of `old`. The views of its
+        pieces are changed in the same way.
         """
         if all(t.buffer.id != old.id for t in node.inputs):
             return node
@@ -271,7 +271,7 @@ class ParallelGraph:
         ]
 
     def earlier(self, piece: Piece) -> list[Piece]:
-        """The pieces that op_order placed before this one."""
+        """The pieces that must run before this one according to calls of op_order."""
         return list(self._orders.get(piece, ()))
 
     def in_order(self) -> list[Piece]:

@@ -1,7 +1,7 @@
 """Splits ops that depend on the index of an element: remap, and expressions that read indices.
 
-A part of a result counts its indices from its own first element. So the op's rules and expressions
-are shifted by the position of the part (`local_attrs`, called by
+On a rank, the part of a result is a tensor whose indices begin at 0. So the position of the part is
+added to the indices in the op's rules and expressions (`local_attrs`, called by
 ark.parallel.transform.materialise).
 """
 
@@ -25,9 +25,9 @@ LETTERS = string.ascii_lowercase
 def remap(node: Node) -> str:
     """The annotation of a remap. Every dimension of the result may be cut.
 
-    If a dimension of the input has the same elements in the same order as a dimension of the
-    result, the two are cut together. One dimension of the input may also correspond to several
-    consecutive dimensions of the result. Any other dimension of the input is needed completely.
+    If a dimension of the input is copied unchanged to a dimension of the result, the two are cut
+    together. One dimension of the input may also correspond to several consecutive dimensions of
+    the result. Any other dimension of the input is needed completely.
     """
     out = node.outputs[0].shape
     names = list(LETTERS[: len(out)])
@@ -50,7 +50,9 @@ def remap(node: Node) -> str:
 
 
 def local_attrs(node: Node, inputs: Sequence[View], output: View) -> Mapping[str, Any]:
-    """The attributes of a node for a piece that reads and writes these views."""
+    """The attributes of a node for a piece of it. inputs, output: the views that the piece reads
+    and writes.
+    """
     if node.type == "expert_linear":
         experts = node.inputs[1].shape[0]
         first, last = inputs[1].box[0]
@@ -82,7 +84,9 @@ def _begin(tensor: Tensor, view: View) -> list[int]:
 
 
 def _shifted(tree: Tree, begin: Sequence[int]) -> Tree:
-    """The expression for a part of a result, with `begin` added to the indices."""
+    """The expression for a part of a result. begin: the position of the part, which is added to the
+    indices in the expression.
+    """
 
     def moved(part: Tree) -> Tree | None:
         first = begin[part[1]] if part[0] == "index" else 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 Box = tuple[tuple[int, int], ...]
-"""The first index and the last index plus 1 of each dimension."""
+"""A box: for each dimension, the first index and the last index + 1."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class View:
 
     @property
     def interval(self) -> tuple[Fraction, Fraction]:
-        """The share as an interval of [0, 1), which stands for the whole value."""
+        """The share of the values as an interval of [0, 1), where [0, 1) stands for the whole
+        value. For example, partial sum 1 of 4 is [1/4, 1/2).
+        """
         index, count = self.share
         return Fraction(index, count), Fraction(index + 1, count)
 
