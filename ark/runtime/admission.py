@@ -25,8 +25,8 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.run import Ranks
 
-# Fields of a machine model that may differ between the planned machine and the device. The meaning
-# of a plan does not depend on them.
+# Fields of a machine model in which the machine that a plan was made for may differ from the device
+# that runs it. They affect only the plan's speed.
 _FREE = (
     "name",
     "processors",
@@ -44,8 +44,9 @@ def admit_rank(plan: Plan, device: Device, ranks: Ranks | None = None) -> None:
     """Checks one rank's plan for an opened device. Raises PlanError if the plan is not valid for
     the device, and SystemError if the device has too little memory.
 
-    A plan that was verified before is not verified again. All ranks call this function together. If
-    any rank's plan is not verified, the ranks exchange their plans and verify all of them.
+    A plan that was verified before is not verified again. All ranks must call this function at the
+    same time. If any rank's plan is not verified, the ranks exchange their plans and verify all of
+    them.
     """
     if plan.world_size > 1 and ranks is not None:
         if b"0" in ranks.all_gather(b"1" if plan.verified else b"0"):
@@ -60,8 +61,8 @@ def admit_rank(plan: Plan, device: Device, ranks: Ranks | None = None) -> None:
 
 def memory_shortage(plan: Plan, room: int, holder: str) -> str:
     """Returns a message if a rank's plan needs more memory than `room` bytes. Returns an empty text
-    if the plan fits, or if `room` is 0 (unknown). holder: names the device in the message, with a
-    verb ("h100 has"). Memory that the caller provides is not counted.
+    if the plan fits, or if `room` is 0 (unknown). holder: the beginning of the message, with the
+    device and a verb ("h100 has"). Memory that the caller provides is not counted.
     """
     arenas = {name: nbytes for name, nbytes in plan.arenas.items() if name != "host"}
     needed = sum(arenas.values())
@@ -120,7 +121,9 @@ def _check_links(plan: Plan, device: Machine | None) -> None:
 
 
 def check_asked(asked: Machine, device: Machine) -> None:
-    """Raises InvalidUsageError if kernels for the requested machine cannot run on this device."""
+    """Raises InvalidUsageError if kernels for the machine that the user requested cannot run on
+    this device.
+    """
     if (asked.backend, asked.arch) != (device.backend, device.arch):
         raise InvalidUsageError(
             f"machine={asked.name} is a {asked.backend} {asked.arch}, but the model runs on "
@@ -130,7 +133,9 @@ def check_asked(asked: Machine, device: Machine) -> None:
 
 
 def check_machine(made_for: Machine, device: Machine | None) -> None:
-    """Raises PlanError if a plan's machine is unknown or does not match this device."""
+    """Raises PlanError if the machine for which a plan was made is unknown or does not match this
+    device.
+    """
     if device is not None:
         if (made_for.backend, made_for.arch) != (device.backend, device.arch):
             raise PlanError(
@@ -177,7 +182,9 @@ def check_target(made_for: Machine, backend: str, arch: str | None) -> None:
 
 
 def _models(made_for: Machine) -> list[Machine]:
-    """The installed machine models with the backend and the architecture of this machine."""
+    """The installed machine models that have the same backend and architecture as the given
+    machine.
+    """
     backend = registry.get(made_for.backend)
     models = (backend.machine(name) for name in (*backend.machine_names(), backend.name))
     return [m for m in models if m is not None and m.arch == made_for.arch]

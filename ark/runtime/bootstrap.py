@@ -89,7 +89,7 @@ class Bootstrap:
             threads.start(self._listen_to, silence_s)
             threads.start(self._beat, silence_s / 5)
             # If ranks are missing, rank 0's error names them. The other ranks wait one second
-            # longer, so that they receive this error.
+            # longer than rank 0, so that they receive this error instead of timing out themselves.
             grace = 0.0 if rank == 0 else 1.0
             self._wait(lambda: self._welcome, deadline + grace, "the start", self._who_is_missing)
         except BaseException:
@@ -175,16 +175,17 @@ class Bootstrap:
             heard(rank, body)
 
     def count(self, name: str) -> int:
-        """Returns how often this rank has called `count` with that name before. Objects that all
-        ranks create in the same order get the same number on every rank.
+        """Returns how often this rank has called `count` with that name before. It is used to
+        number objects that all ranks create in the same order: every rank gets the same number for
+        them.
         """
         with self._changed:
             self._counts[name] += 1
             return self._counts[name] - 1
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float, awaited: str) -> None:
-        """Returns when `ready()` is true. `ready` is called after each received message. awaited:
-        what has not arrived, for the error message of a timeout.
+        """Returns when `ready()` is true. `ready` is called after each received message. awaited: a
+        function that describes what has not arrived, for the error message of a timeout.
         """
         self._wait(ready, time.monotonic() + timeout_s, awaited)
 

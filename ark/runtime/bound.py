@@ -22,7 +22,7 @@ def check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
     and it does not order the ops that use them.
 
     The planner does not know addresses, so it orders only ops that use the same tensor. Users can
-    order ops on overlapping placeholders by ark.identity(tensor, deps=[what was written]).
+    order ops on overlapping placeholders by ark.identity(tensor, deps=[the written tensor]).
     """
     spans = sorted((at, at + plan.buffers[i].nbytes, i) for i, at in addresses.items())
     pairs = []
@@ -39,7 +39,7 @@ def check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
             raise InvalidUsageError(
                 f"the memory of {plan.buffers[a].name!r} and {plan.buffers[b].name!r} overlaps, "
                 "and the model writes one of them; bind one placeholder and take slices of it, or "
-                "order what uses the other by ark.identity(tensor, deps=[what was written])"
+                "order the ops that use the other by ark.identity(tensor, deps=[written tensor])"
             )
 
 
@@ -70,8 +70,8 @@ class _Uses:
         return set(self._written)
 
     def ordered(self, a: int, b: int) -> bool:
-        """True if every op that writes one of the buffers is ordered with every op that accesses
-        the other.
+        """True if every op that writes one of the two buffers is ordered, before or after, with
+        every op that accesses the other buffer.
         """
         if len(self._plan.phases) > 1 or self._plan.world_size > 1 or {a, b} & self._ahead:
             return False

@@ -139,9 +139,10 @@ def store(kind: str, name: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def making(kind: str, name: str) -> Iterator[None]:
-    """Holds a lock while an entry is created, so that several ranks that need the same entry create
-    it once. The caller must look for the entry again once it has the lock. After a long wait, for
-    instance because the process that holds the lock was stopped, the context begins without it.
+    """A context manager that holds a lock while an entry is created, so that several ranks that
+    need the same entry create it only once. The caller must look for the entry again once it has
+    the lock. If the lock is not available after a long time (for instance because its holder was
+    stopped), the context begins without the lock.
     """
     held = _held(folder() / kind / f"{_MAKING}{name}")
     try:
@@ -182,7 +183,7 @@ def _held(path: Path) -> int | None:
 def secret() -> bytes:
     """A random key of this user. All processes that share the cache folder get the same key.
 
-    Raises OSError or RuntimeError if that folder cannot be used.
+    Raises OSError or RuntimeError if the cache folder cannot be used.
     """
     return _secret(folder(), make=True)
 

@@ -1,7 +1,7 @@
-"""Finds the words of a plan's task table that must change when memory moves: addresses in external
-buffers, which move if a caller passes other memory, and addresses of box maps (descriptors of
-copies of rectangular regions), because each copy of the table has its own box maps. Called by
-ark.runtime.device_tables.
+"""Finds the words of a plan's task table that must change when memory moves. The task table is the
+array of tasks that the kernel reads. It contains addresses in external buffers, which change if a
+caller passes other memory. It also contains addresses of box maps (CUDA: tensor maps for TMA),
+because each copy of the table has its own box maps. Called by ark.runtime.device_tables.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ark.runtime.tables import Tables, stream_boxes
 
 def cells(plan: Plan, built: Tables) -> dict[int, np.ndarray | None]:
     """For each external buffer, the indices of the 64-bit words in `tasks` with addresses in the
-    buffer. The value is None if other tables have such addresses too; then all tables must be
-    rebuilt when the buffer moves. `map_cells` finds the addresses of box maps.
+    buffer. The value is None if tables other than `tasks` contain such addresses too; then all
+    tables must be rebuilt when the buffer moves.
     """
     of_op: dict[int, list[tuple[int, int]]] = {}
     words_of: dict[int, list[np.ndarray] | None] = {}
@@ -53,7 +53,9 @@ def cells(plan: Plan, built: Tables) -> dict[int, np.ndarray | None]:
 
 
 def map_cells(plan: Plan, built: Tables, box_maps: Sequence[Sequence[BoxMap]]) -> np.ndarray:
-    """The indices of the 64-bit words in `tasks` that are addresses of box maps."""
+    """The indices of the 64-bit words in `tasks` that are addresses of box maps (CUDA: tensor maps
+    for TMA).
+    """
     first, size = _operand_words()
     tasks_of, streamed = _tasks_of(plan, built), stream_boxes(plan)
     indices = [
@@ -83,7 +85,7 @@ def _tasks_of(plan: Plan, built: Tables) -> list[np.ndarray]:
 
 
 def _fetched(fetch: Fetch) -> tuple[int, ...]:
-    """The indices of the op's operands to which the address fields in a fetch's records refer."""
+    """The indices of the operands to which the addresses in a fetch's records refer."""
     if fetch.growth is None:
         return (fetch.operand,)
     pages = fetch.growth.pages

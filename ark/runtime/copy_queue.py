@@ -1,5 +1,5 @@
-"""The queue through which a kernel gives requests to a copy engine (device/transfer.h). Each
-executor that needs one has one.
+"""The queue in which a running kernel writes requests for a copy engine (device/transfer.h). Each
+executor whose plan uses copy engines has a queue.
 
 The vendor creates the queue (ark.backend.devices.QueuedDevice). This module adds the structure
 ArkQueue, by which processors use the queue one after another. If no queue can be created, the proxy

@@ -30,7 +30,7 @@ class Counters:
         shared: int,
         alloc: Callable[[int], Memory],
     ) -> None:
-        """shared: the address of memory of counter_bytes bytes that peers can address. alloc: a
+        """shared: the address of `counter_bytes` bytes of memory that peers can address. alloc: a
         function that allocates a number of bytes.
         """
         self._plan, self._machine, self._device = plan, machine, device
@@ -45,7 +45,7 @@ class Counters:
 
     def own(self, counter: int) -> int:
         """The address of the word in which this rank counts the signals that it has sent to a
-        peer's counter.
+        peer's counter. Used on machines whose links support stores but no atomic additions.
         """
         return self._apart + counter * self._machine.line_bytes
 

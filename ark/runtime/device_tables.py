@@ -20,10 +20,11 @@ ARRAYS = ("tasks", "counter_ops", "fetches", "growths", "ranges")
 
 
 class DeviceTables:
-    """The tables of a plan in device memory. host: the host's copy of the tables, as last written.
-    arrays: the device memory of each table. The box maps (descriptors of memory boxes) of the first
-    task table and of the operand stream have their own memory. Every further task table is followed
-    by its own box maps, so that a launch that still uses the table can use them too.
+    """The tables of a plan in device memory: arrays of tasks, counter operations and fetches that
+    the kernel reads. host: the host's copy of the tables, as last written. arrays: the device
+    memory of each table. The box maps (CUDA: tensor maps for TMA) of the first task table and of
+    the operand stream have their own memory. Every further copy of the task table is followed by
+    its own box maps, so that a launch that still uses this copy can also use its box maps.
     """
 
     def __init__(
@@ -81,7 +82,9 @@ class DeviceTables:
         return built
 
     def _map_images(self) -> np.ndarray:
-        """All box maps in the hardware's form. Those of memory that has not moved are reused."""
+        """All box maps (CUDA: tensor maps for TMA) in the hardware's format. The maps of memory
+        that has not moved are reused.
+        """
         device, address = self._device, self._tensor_address
         return map_images(self._plan, self._box_maps, device, address, self._images)
 
@@ -93,7 +96,7 @@ class DeviceTables:
         return memory
 
     def _copy(self, address: int) -> np.ndarray:
-        """The contents of a copy of the task table with its own box maps behind it. address: the
+        """The contents of a copy of the task table, followed by its own box maps. address: the
         device address at which the copy will be stored.
         """
         base = address + self._maps_at

@@ -30,8 +30,8 @@ from ark.runtime.run import Ranks, Run
 BUDGET_S = 10.0
 MOST_BUDGET_S = 1e9  # limit, because nanoseconds must fit in 64 bits
 # A persistent kernel leaves the device after IDLE_S seconds in which the host requests no work. The
-# time is short, because other work on the device (torch's kernels) cannot start before. Several
-# ranks use IDLE_RANKS_S, because they leave and return together.
+# time is short, because other kernels (torch's) cannot start while it runs. Several ranks use
+# IDLE_RANKS_S, because all of them have to leave and start again at the same time.
 IDLE_S = 2.0
 IDLE_RANKS_S = 600.0
 MOST_ITERATIONS = (1 << 32) - 1
@@ -101,13 +101,15 @@ class Executor(LoadedPlan):
     def use_table(self, address: int) -> None:
         """Lets later launches use a task table that an earlier `rebind` created. address: the
         address that `table` returned after that `rebind`. It is valid as long as the second value
-        of `table` stays the same. The next `rebind` compares with the addresses of the last
-        `rebind`, not with these.
+        of `table` stays the same. The next `rebind` compares its addresses with those of the last
+        `rebind`, not with those of this table.
         """
         self._params["tasks"] = address
 
     def wait_idle(self) -> None:
-        """Waits for the running launch to end, because its tables are about to change."""
+        """Waits for the running launch to end. Called before the tables that it uses are
+        changed.
+        """
         if self.latest is not None and self.latest.running():
             self.latest.wait()
 
@@ -166,8 +168,8 @@ class Executor(LoadedPlan):
         return self._launch(self._params, [self.resumed], stream)
 
     def resumable(self) -> np.ndarray:
-        """The parameters of launches that continue. If the last launch was of another kind, all
-        state is reset first, and iterations are counted from 0.
+        """The parameters for a launch that continues from the previous one (`resume`). If the last
+        launch was of another kind, all state is reset first, and iterations are counted from 0.
         """
         if self.resumed is None:
             self._check_counts_on()
@@ -295,11 +297,11 @@ class Executor(LoadedPlan):
     def close(self, collective: bool = True) -> bool:
         """Stops what runs and frees everything. Idempotent.
 
-        collective: True: the ranks first unmap each other's memory and synchronise, because a peer
-        may write to it until then. Pass False after an error, when peers may not arrive and a lost
-        device may refuse to free memory; memory that peers may still write to then stays allocated
-        until the process ends. Returns False, after a warning, if a kernel does not leave; then
-        nothing is freed.
+        collective: if True, all ranks must call this. They first unmap each other's memory and
+        synchronise, because a peer may write to it until then. Pass False after an error, when
+        peers may not arrive and a lost device may refuse to free memory. Memory that peers may
+        still write to then stays allocated until the process ends. Returns False, after a warning,
+        if a kernel does not leave; then nothing is freed.
         """
         if self.latest is not None and not self.latest.stop():
             live.keep("a kernel did not leave its device after an abort", self)

@@ -46,8 +46,8 @@ def module_object(
     subject: str,
     made_with: Sequence[str],
 ) -> bytes:
-    """An object file that several modules are linked with, compiled as by `extension`. made_with:
-    versions of the packages whose headers it includes, except Python's.
+    """An object file with which several modules are linked, compiled in the same way as by
+    `extension`. made_with: versions of the packages whose headers it includes, except Python's.
     """
     return _made(command, files, ("-c", *options), subject, made_with, ())
 
@@ -76,9 +76,9 @@ def _made(
 
 
 def optional(name: str, package: str, file: str, subject: str, without: str) -> ModuleType | None:
-    """The module `name` of a package's C++ file. None if it cannot be built; then the caller uses a
-    slower way. subject: the module's name in the log. without: the effect of its absence, for the
-    log.
+    """The module `name`, compiled from a C++ file of a package. None if it cannot be built; the
+    caller then uses a slower implementation. subject: the module's name in the log. without: the
+    effect of its absence, for the log.
     """
     try:
         command = native.find_compiler()

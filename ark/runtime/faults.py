@@ -23,7 +23,8 @@ def explain(
     phase_ends: Sequence[int],
     signallers: Mapping[str, Sequence[int]],
 ) -> str:
-    """One paragraph that names task, tensor, counter and rank, and the expected and actual values.
+    """The error message for a failed launch: one paragraph with the task, tensor, counter and rank,
+    and the expected and actual values.
 
     host: a record of the ArkHost structure. counters: the counters' values after the kernel has
     ended, by id. phase_ends: the iterations at which the phases end, except the last phase.
@@ -96,8 +97,8 @@ def explain(
 def _first_unmet(
     plan: Plan, tables: Tables, counters: Sequence[int], iteration: int, phase_ends: Sequence[int]
 ) -> tuple[int, int, int, int, int] | None:
-    """Returns (op, task, counter, expected value, seen value) of the first wait, in program order,
-    that was not met.
+    """Returns (op, task, counter, expected value, actual value) of the first wait, in program
+    order, whose counter did not reach the expected value.
     """
     number = bisect.bisect_right(phase_ends, iteration)
     phase_iteration = iteration - (phase_ends[number - 1] if number else 0)

@@ -3,10 +3,11 @@ barrier, because no thread accesses bytes that another thread writes. In a flow 
 by itself. So a chain of small ops has no barriers, and memory stays busy while one tile ends and
 the next begins.
 
-Some bodies (device functions) let each thread compute its own elements, in the order of box.h. They
-declare how many neighbouring elements a thread has (TaskKind.apart). Byte b of the data of such a
-task belongs to thread (b - first) / span modulo the threads of the block. So if tasks access the
-same bytes with equal spans, each byte belongs to one thread. Called by ark.runtime.tables.
+In some device functions each thread computes its own elements, in the order of box.h. Such a
+function declares how many neighbouring elements a thread computes (TaskKind.apart). Let `span` be
+their number of bytes, and `first` the first byte of the task's data. Then byte b belongs to thread
+(b - first) / span, modulo the number of threads of the block. So if two tasks access the same bytes
+with equal spans, the same thread accesses each byte. Called by ark.runtime.tables.
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ class Flow:
 
 
 def flows(plan: Plan) -> dict[int, Flow]:
-    """All flows, by the index of their first task. Tasks are numbered through the lists of all
-    processors.
+    """All flows of a plan: runs of tasks on one processor without block barriers between them. The
+    result maps the number of a flow's first task to the flow. Tasks are numbered through the lists
+    of all processors.
     """
     by_first_task: dict[int, Flow] = {}
     number = 0
@@ -121,8 +123,8 @@ Known = dict[int, tuple[Signature, int]]
 
 
 def _known(plan: Plan, phase: int) -> Known:
-    """The ops of a phase whose threads compute their own elements. For each op: its signature, and
-    the number of neighbouring elements of a thread.
+    """The ops of a phase in which each thread computes its own elements. For each such op: its
+    signature, and the number of neighbouring elements that a thread computes.
     """
     machine = machine_of(plan, phase)
     if machine.variant.name != "block" or not machine.cooperative:
@@ -140,8 +142,8 @@ def _known(plan: Plan, phase: int) -> Known:
 
 
 def _of_list(plan: Plan, tasks: Sequence[Task], known: Known) -> Iterator[tuple[int, Flow]]:
-    """The flows of one list, with the position of their first tasks. Tasks of a flow do not wait,
-    and only the last one may signal.
+    """The flows (runs of tasks without block barriers) of one task list, each with the position of
+    its first task. Tasks of a flow do not wait, and only the last one may signal.
     """
     begin, run = 0, _Run()
     produced: list[int] = []

@@ -1,5 +1,5 @@
-"""Runs many small launches of one kernel, each on the thread that waits for it. Waking another
-thread and being woken by it would take longer than a small collective. Called by
+"""Runs many small launches of one kernel. Each launch is processed by the host thread that waits
+for it. Handing it to another thread would take longer than a small collective. Called by
 ark.distributed.calls and ark.interop.
 """
 
@@ -47,8 +47,8 @@ class Repeated(Generic[L]):
         self._launch: L | None = None
         self._params: np.ndarray | None = None
         self._run: Run | None = None
-        # Views of single words of the launch's records, because accessing a field of a NumPy record
-        # takes several times as long.
+        # Arrays with single words of the launch's record, because accessing a field of a NumPy
+        # record takes several times as long.
         self._first: Any = None
         self._end: Any = None
 

@@ -1,7 +1,7 @@
 """Connects a rank to rank 0, and opens the port of rank 0 to which the others connect.
 
-Rank 0 may use any of several ports, and programs of other jobs and users may listen at them. A
-server that does not prove that it knows the job's secret is skipped. Called by
+Rank 0 listens on one of several consecutive ports. Programs of other jobs and users may listen on
+the others. So a server that does not prove that it knows the job's secret is skipped. Called by
 ark.runtime.bootstrap before any other message.
 """
 
@@ -41,8 +41,8 @@ class Place:
 
 
 def words(rank_info: RankInfo) -> str:
-    """The secret of the ranks of one job: the launcher's secret, or if it has none, the user's own
-    key with the job's address and number.
+    """The secret that only the ranks of one job share. It is the launcher's secret; if there is
+    none, it is the user's own key together with the job's address and number.
     """
     if rank_info.secret or rank_info.world_size == 1:
         return rank_info.job
@@ -82,7 +82,8 @@ def join(
     place: Place, rank: int, world_size: int, job: str, timeout_s: float, deadline: float
 ) -> tuple[rdv.Link, tuple[int, bytes]]:
     """Tries the ports in turn until rank 0 answers. Returns the connection and the first message.
-    Raises SystemError when the deadline has passed. timeout_s: the time that the error states.
+    Raises SystemError when the deadline has passed. timeout_s: the time limit, for the error
+    message.
     """
     about = {"rank": rank, "world_size": world_size, "host": socket.gethostname()}
     hello = json.dumps({**about, "pid": os.getpid()}).encode()

@@ -35,8 +35,8 @@ class Kernel:
 
     @cached_property
     def _grids(self) -> dict[int, Grid]:
-        """Launch grids by number of processors. They are cached, because a grid is needed at every
-        launch, and building one would take a large part of a launch's time.
+        """A cache of launch grids by number of processors. A grid is needed at every launch, and
+        building it would take a large part of a launch's time.
         """
         return {}
 
@@ -78,7 +78,7 @@ def opcodes(kernels: Sequence[Kernel]) -> list[int]:
 
 
 def box_maps(kernels: Sequence[Kernel]) -> list[tuple[BoxMap, ...]]:
-    """For each op, its box maps (descriptors of memory boxes)."""
+    """For each op, its box maps (CUDA: tensor maps for TMA)."""
     maps_of: list[tuple[BoxMap, ...]] = [()] * len(kernels[0].program.emitted.opcode)
     for emitted in (k.program.emitted for k in kernels):
         for op, code in enumerate(emitted.opcode):
@@ -94,8 +94,9 @@ def map_images(
     tensor_address: Callable[[PlanTensor], int],
     known: dict[int, tuple[int, bytes]],
 ) -> np.ndarray:
-    """All box maps in the hardware's form, in the order of ops. known: the maps that exist already,
-    by number: the address of the tensor, and the hardware's form. New maps are added to it.
+    """All box maps (CUDA: tensor maps for TMA) in the hardware's format, in the order of ops.
+    known: a cache of the maps that exist already, by number, each with the address of its tensor
+    and the hardware's format. New maps are added to it.
     """
     wanted = [(op, box) for op, boxes in zip(plan.ops, maps, strict=True) for box in boxes]
     for number, (op, box) in enumerate(wanted):

@@ -1,7 +1,7 @@
 """Computations with known results. They check a compiler when it is first used on a device.
 
-One model has so many bodies (device functions) that they are compiled as several programs. The
-other models have matmuls and attention that are large enough for matrix units. Expected results are
+One of the models has so many device functions that they are compiled as several programs. The other
+models have matmuls and attention that are large enough for matrix units. Expected results are
 computed with NumPy in float64, from the definitions of the ops. Called by ark.runtime.toolchain
 through `examiners`, and by `ark doctor`.
 """
@@ -30,8 +30,8 @@ TOLERANCE = {"fp32": 1e-3, "fp16": 6e-3, "bf16": 4e-2}
 
 
 class Known:
-    """The inputs of a computation by name, and the tensors whose results are compared. All names
-    are different.
+    """A computation with a known result: its inputs by name, and the tensors whose results are
+    compared. All names are different.
     """
 
     def __init__(self) -> None:

@@ -240,8 +240,8 @@ class _CommandRank:
 
 
 def _supervise(ranks: Sequence[_Rank]) -> int:
-    """Waits until all ranks have ended, or until one has failed and the time for the others to end
-    has passed. Returns the exit code.
+    """Waits until all ranks have ended. If one fails, it waits a limited time for the others to
+    end. Returns the exit code.
     """
     failed = -1
     deadline = 0.0

@@ -35,8 +35,8 @@ LIMIT_WORD = layout.word("ArkControl", "limit")
 
 def packet_ranges(plan: Plan) -> list[tuple[int, int]]:
     """For each phase, the range of bytes in the packet arena that contains all of the phase's
-    packets. A launch clears the ranges of its phases, because it counts packet epochs from the
-    beginning.
+    packets. A launch clears the ranges of its phases, because it numbers iterations (the packets'
+    epochs) from the beginning.
     """
     if not plan.arenas.get("packet"):
         return []
@@ -73,8 +73,9 @@ class LoadedPlan(PlanMemory):
         assert isinstance(device, KernelDevice)
         super().__init__(plan, device, externals)
         self.ranks = ranks
-        # The device, if it can order copies with launches in its queue. None if there are several
-        # ranks: they synchronise before a launch, and copies must end before that.
+        # The device, if it can execute host copies in the order of its launch queue. None if there
+        # are several ranks: they synchronise before a launch, and copies must have ended before
+        # that.
         self._ordered: OrderedDevice | None = None
         if ranks is None and isinstance(device, OrderedDevice):
             self._ordered = device

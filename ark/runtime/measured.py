@@ -1,7 +1,8 @@
 """Files in the cache with measurements of a device model, written by `ark tune`.
 
-There is one file for each device model and kind of choice. It is JSON that is checked against a
-schema. Called by ark.runtime.tuned (matmuls) and ark.runtime.tuned_collectives (collectives).
+There is one file for each device model and each kind of choice (such as the tiles of matmuls). A
+file is JSON that is checked against a schema. Called by ark.runtime.tuned (matmuls) and
+ark.runtime.tuned_collectives (collectives).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ Choices = TypeVar("Choices", bound=dict[Any, Any])
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields that all such files have. Each kind adds a field `choices`."""
+    """The fields that all files with measurements have. Each kind of file adds a field
+    `choices`.
+    """
 
     format: Annotated[int, Meta(ge=FORMAT_VERSION, le=FORMAT_VERSION)]
     machine: Annotated[str, Meta(max_length=200)]
@@ -35,8 +38,8 @@ def label(machine: Machine) -> str:
 
 @dataclass(frozen=True)
 class Kept(Generic[Choices]):
-    """One kind of choice: the kind's name in the cache, its schema, and the command that measures
-    it.
+    """A kind of choice that `ark tune` measures: its name in the cache, its schema, and the command
+    that measures it.
     """
 
     name: str
@@ -49,8 +52,8 @@ class Kept(Generic[Choices]):
         return msgspec.json.encode(self.schema(FORMAT_VERSION, label(machine), kept))
 
     def decoded(self, data: bytes, where: str) -> Choices:
-        """The choices in these bytes. If the bytes are not valid, logs a warning and returns no
-        choices. where: the origin of the bytes, for the warning.
+        """The choices that `encoded` has written as these bytes. If the bytes are not valid, logs a
+        warning and returns no choices. where: the origin of the bytes, for the warning.
         """
         try:
             choices: Choices = msgspec.json.decode(data, type=self.schema).choices

@@ -39,8 +39,8 @@ class PlanMemory:
         return memory
 
     def _allocate_arenas(self, elsewhere: Sequence[str] = ()) -> None:
-        """Allocates the plan's arenas on the device. elsewhere: the arenas that the caller
-        allocates itself, as another kind of memory.
+        """Allocates the plan's arenas on the device. elsewhere: the arenas that are not allocated
+        here, because the caller allocates them in another kind of memory.
         """
         for arena, nbytes in sorted(self.plan.arenas.items()):
             if nbytes and arena not in elsewhere:

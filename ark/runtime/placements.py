@@ -1,9 +1,10 @@
 """Stores copies of a kernel's task table on the device, one for each set of addresses of its
 external buffers.
 
-A task table contains addresses. Callers that pass new memory at every call often use the same few
-addresses again, because allocators reuse freed memory. So recent tables are cached: a call selects
-one, and a launch that still runs keeps its own. Called by ark.runtime.device_tables.
+A task table is the array of tasks that the kernel reads; it contains addresses. Callers that pass
+new memory at every call often use the same few addresses again, because allocators reuse freed
+memory. So recent tables are cached. A call selects the table with its addresses, and a launch that
+still runs keeps the table that it uses. Called by ark.runtime.device_tables.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Places = tuple[int, ...]  # addresses of the external buffers, in a fixed order
 
 class Placements:
     """The task tables on the device, by the addresses of the external buffers. first: the initial
-    table, which has the addresses `places`; later tables have the same size. alloc: allocates
-    memory, which the executor frees.
+    table, for the addresses `places`; all tables have the same size. alloc: allocates memory, which
+    the executor frees.
     """
 
     def __init__(self, places: Places, first: Memory, alloc: Callable[[int], Memory]) -> None:

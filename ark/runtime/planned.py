@@ -1,5 +1,5 @@
-"""A plan in the form that a launch takes: ark's own plan, together with the model whose tensors it
-uses.
+"""The type of plan that is passed to a launch: a plan of ark, together with the model whose tensors
+it uses.
 
 `ark.Plan` (ark.runtime.api.plan) adds ARK's properties and ARK's plan format. Called by
 ark.runtime.planner and ark.runtime.runtime.

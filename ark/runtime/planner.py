@@ -33,10 +33,10 @@ Result = TypeVar("Result")
 class Planner:
     """Makes the plan of the current (or a given) model for a device's machine, or for `machine`.
 
-    ranks: the job's ranks, if all of them plan at this moment; then all use the measurements of
-    rank 0. Without `ranks` each rank uses its own measurements, and a launch rejects plans that
-    were made with different measurements. activation_bytes: a limit for the memory of activations;
-    activations that do not fit are recomputed.
+    ranks: the connection to the other ranks, if all ranks plan at the same time; then all use the
+    measurements of rank 0. Without `ranks` each rank uses its own measurements, and a launch
+    rejects plans that were made with different measurements. activation_bytes: a limit for the
+    memory of activations; activations that do not fit are recomputed.
     """
 
     machine_override: Machine | None = None
@@ -97,8 +97,8 @@ class _Planned(BaseException):
 
 
 def capture(plan: Planned | None) -> None:
-    """Called by every launch. If the script is run only in order to plan it, raises _Planned, which
-    ends the script.
+    """Called at every launch. If a script is run only to plan its model, it raises _Planned with
+    the plan, which ends the script.
     """
     if Planner.machine_override is not None:
         raise _Planned(plan or Planner().plan())

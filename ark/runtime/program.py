@@ -25,9 +25,9 @@ from ark.tasks.custom_form import complaints
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled loop kernel. emitted: its source, with its box maps and the numbers of its device
-    functions, which task records contain. cached: True if the binary comes from the cache. name:
-    the name of its cache entry.
+    """A compiled loop kernel. emitted: its source, with the box maps (CUDA: tensor maps for TMA)
+    and the numbers by which tasks select device functions. cached: True if the binary comes from
+    the cache. name: the name of its cache entry.
     """
 
     emitted: Emitted
@@ -144,7 +144,9 @@ def _compiled(name: str, emitted: Emitted, target: Target, backend: KernelBacken
 def _loop(
     compiler: LinkingCompiler, source: Source, target: Target, backend: KernelBackend
 ) -> Binary:
-    """The compiled object of the kernel's loop. Kernels with the same loop share it."""
+    """The compiled object of the kernel's loop (without task bodies). Kernels with the same loop
+    share it.
+    """
     name = _name("loop", source.loop, target, backend)
     if name not in _loops:
         _loops[name], _ = _once(name, lambda: compiler.compile_loop(source, target))

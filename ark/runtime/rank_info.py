@@ -205,8 +205,8 @@ def _port(env: Mapping[str, str], name: str) -> int:
 
 
 def _free_for_all(job: str) -> int:
-    """The port at which a job's ranks look for rank 0 if no port was set. It is computed from the
-    job's text.
+    """The port at which a job's ranks look for rank 0 if no port was set. It is computed from a
+    hash of the job's text, so that different jobs use different ports.
     """
     return 20000 + zlib.crc32(job.encode()) % 10000
 

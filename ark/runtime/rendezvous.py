@@ -84,8 +84,8 @@ def proof(job: str, side: bytes, nonces: bytes, hello: bytes) -> bytes:
     """The HMAC by which a rank or the server proves, for these nonces, that it knows the job's
     secret.
 
-    side: b"rank" or b"server". It is part of the proof, so that a copy of the peer's proof is not a
-    valid proof.
+    side: b"rank" or b"server". It is part of the proof, so that one side cannot send back the proof
+        that it has received.
     """
     return hmac.new(job.encode(), side + nonces + hello, hashlib.sha256).digest()
 
@@ -159,8 +159,8 @@ class Server:
             return [r for r in range(self._world_size) if r not in self._members]
 
     def fail(self, message: str, spare: int = -1) -> None:
-        """Sends the reason why the job has failed to every rank except `spare`. If there are
-        several reasons, the first is kept.
+        """Sends the reason why the job has failed to every rank except `spare`. If this is called
+        several times, only the first reason counts.
         """
         with self._lock:
             if self._failure:

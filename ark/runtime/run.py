@@ -70,8 +70,8 @@ class Run:
         live.add(self)
 
     def detach(self) -> None:
-        """Copies the launch's ArkHost structure into memory of its own, because the original will
-        be freed.
+        """Copies the launch's ArkHost structure (the words by which kernel and host communicate)
+        into other memory, because the original will be freed.
         """
         copied = bytearray(self.host.tobytes())  # copies all bytes; numpy would copy field by field
         self.host = np.frombuffer(copied, self.host.dtype)

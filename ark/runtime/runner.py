@@ -52,9 +52,9 @@ class Runner(Protocol):
 
 @runtime_checkable
 class PlanBackend(Backend, Protocol):
-    """A vendor that executes plans without a loop kernel, because its processors share no memory.
-    The backend uses the plan's ops, the accesses of their tasks, and the processor of each task. It
-    orders the work itself.
+    """The backend of a vendor that executes plans without a loop kernel, because its processors
+    share no memory. It uses from the plan the ops, the memory accesses of their tasks, and the
+    processor of each task. It orders the tasks itself.
     """
 
     def executor(

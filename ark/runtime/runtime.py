@@ -158,9 +158,9 @@ class Runtime:
     def _place(self, device: Device) -> None:
         """Allocates memory for tensors that Python objects hold, except those that the plan has.
 
-        On some devices a running kernel sees writes of the host only in uncached memory. In loop
-        mode inputs are allocated in it. Weights are not, because reading them would be slower. A
-        tensor that has memory stays where it is; before it is written, `_settle` ends the loop.
+        On some devices a running kernel sees writes of the host only in uncached memory. So in loop
+        mode inputs are allocated in uncached memory. Weights are not, because reading them would be
+        slower. A tensor that has memory keeps it; before it is written, `_settle` ends the loop.
         """
         for storage in self._held:
             storage.busy = WeakMethod(self.wait)
@@ -335,7 +335,7 @@ class Runtime:
         return done >= self._target if self.loop_mode else not self._run.running()
 
     def _go_on(self) -> None:
-        """Launches the kernel again, after it has left the device because it was idle."""
+        """Launches the kernel again after it has left the device because it was idle."""
         assert self._run is not None
         owed = self._target - self._run.iterations_done
         self._start()

@@ -1,4 +1,5 @@
-"""Holds the backend, the device and the job of ranks that this process uses.
+"""Holds the backend, the device, and the connection to the other ranks of the job that this process
+uses.
 
 Nothing is opened until something must run, so models can be built and planned without a device.
 Called by ark.runtime.api.init, ark.runtime.runtime and ark.runtime.planner.
@@ -124,7 +125,7 @@ def put_back(devices: Mapping[tuple[str, int], Device]) -> None:
 
 
 def ranks() -> Bootstrap | None:
-    """This process's membership of its job. It joins the job at the first call. None if there is
+    """The connection to the other ranks of the job. The first call joins the job. None if there is
     only one rank.
 
     Raises InvalidUsageError if the model's rank and number of ranks differ from the launcher's.

@@ -47,11 +47,12 @@ def build(
     list_address: int = 0,
     own_count: Callable[[int], int] | None = None,
 ) -> Tables:
-    """Builds the tables of a plan. opcode, box_maps: for each op, the number of its body in its
-    kernel, and its box maps. buffer_address, counter_address: functions from an id to a device
-    address. own_count: a function from a peer's counter to the address of the word in which this
-    rank counts its signals to it. map_address: a function from an op's id and the number of a box
-    map to the map's address. list_address: the address at which `lists` will be.
+    """Builds the tables of a plan. opcode: for each op, the number of its device function in its
+    kernel. box_maps: for each op, its box maps (CUDA: tensor maps for TMA). buffer_address,
+    counter_address: functions from an id to a device address. own_count: a function from a peer's
+    counter to the address of the word in which this rank counts its signals to that counter.
+    map_address: a function from an op's id and the number of a box map to the map's address.
+    list_address: the address at which `lists` will be.
     """
     operands, limits = _operands(plan, buffer_address)
     counters = [counter_address(c.id) for c in plan.counters]
@@ -98,8 +99,8 @@ def build(
                     if fetch.growth is not None:
                         growths.append(_growth(fetch, fetch.growth, operands[task.op]))
                         growing = len(growths)
-                        # The amount of data of this fetch may grow during a launch, so one record
-                        # describes the whole fetch instead of one record per stage.
+                        # The number of bytes of this fetch may grow during a launch. So one record
+                        # describes the whole fetch, instead of one record per stage.
                         starts, sizes, forms = starts[:1], sizes[:1], np.full(1, growing)
                     fetch_addresses.append(starts)
                     fetch_sizes.append(sizes)
@@ -164,9 +165,9 @@ def _flow_words(plan: Plan, opcode: Sequence[int]) -> dict[int, int]:
 
 
 def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
-    """For each op whose box maps cover memory that is not written during a launch, the bit ALL or
-    RIGHT. The op's boxes may be loaded before its tasks begin: the boxes of all operands (ALL), or
-    only those of a matmul's right-hand side (RIGHT).
+    """The ops whose operands may be loaded by box copies (CUDA: TMA) before their tasks begin,
+    because no task writes these operands during a launch. For each such op, the flag ALL (all
+    operands) or RIGHT (only the right operand of a matmul).
     """
     mapped = {
         op.id: [op.operands[m.operand] for m in maps]
@@ -183,8 +184,8 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
     for op in plan.ops:
         boxes = templates.boxes(kinds.signature(plan, op), tuple(coords.get(op.id, ())))
         written |= {plan.tensors[op.operands[b.operand]].buffer for b in boxes if b.write}
-    # External memory (a caller's) may overlap other memory, so if a launch writes external memory,
-    # other external memory counts as written.
+    # Memory of the caller may overlap other memory of the caller. So if a launch writes any
+    # external memory, all external memory counts as written.
     given = any(plan.buffers[b].arena == "external" for b in written)
     kept = ("parameter", "state") if given else ("parameter", "state", "external")
 
@@ -202,8 +203,8 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
 
 
 def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each stage of a fetch: its first byte, the bytes of one piece, and the form, as the
-    fields of ArkFetch have them.
+    """For each stage of a fetch, the values of three fields of its record (ArkFetch): the first
+    byte, the bytes of one piece, and the form.
     """
     if fetch.parts == 1:
         starts = np.arange(0, fetch.nbytes, fetch.stage, dtype=np.uint64)
@@ -219,8 +220,8 @@ def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The fields of ArkFetch for each stage of a fetch, like `_stages`, for a fetch whose stages
-    are copies of boxes. address: the device address of the box map.
+    """Like `_stages`, for a fetch whose stages are loaded by box copies (CUDA: TMA). address: the
+    device address of the box map (CUDA: tensor map).
     """
     row, lines = fetch.piece * fetch.parts, fetch.piece // BOX_ROW_BYTES
     first, part = np.divmod(
@@ -232,8 +233,8 @@ def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def stream_boxes(plan: Plan) -> frozenset[int]:
-    """The ids of ops that fetch parts of rows. The operand stream uses the box maps of these ops;
-    their tasks do not.
+    """The ids of ops whose fetches have parts of rows in each stage. Their box maps are used by the
+    operand stream (the copies that run ahead of tasks), not by the tasks.
     """
     phases = (phase.processors for phase in plan.phases)
     tasks = (task for processors in phases for tasks in processors for task in tasks)
@@ -280,8 +281,9 @@ def listed(plan: Plan) -> int:
 def _rows(
     operands: list[list[int]], maps: list[list[int]], list_address: int
 ) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """Returns two arrays: for each op, the operand and map addresses for its tasks' records; and
-    the addresses that do not fit in records, which are stored in `lists`.
+    """Returns, for each op, the operand and map addresses that are stored in its tasks' records;
+    and an array with the addresses that do not fit in records, which are stored in the table
+    `lists`.
     """
     rows: list[tuple[int, ...]] = []
     lists: list[int] = []
@@ -310,9 +312,9 @@ def _counter_op(
 def _by_store(
     plan: Plan, op: tuple[int, int, int, int, int], own_count: int
 ) -> tuple[int, int, int, int, int]:
-    """Changes a counter operation to one that signals by a store (ArkCounterOp): it writes this
-    rank's own word of the counter. For a peer's counter, the value is read from this rank's word at
-    `own_count`.
+    """Converts a counter operation to one that signals by a store instead of an atomic addition.
+    Each rank has its own word of the counter, to which it stores the number of its signals so far.
+    For a peer's counter, this number is read from this rank's memory at `own_count`.
     """
     address, value, step, counter, flags = op
     if not flags & layout.COUNTER_OP_SYSTEM:

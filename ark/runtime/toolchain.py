@@ -23,7 +23,9 @@ from ark.ir.late import LateTable
 from ark.runtime import cache
 
 Examiner = Callable[[KernelBackend, KernelDevice], str]
-"""Computes known results. Returns the reason why the computed ones are wrong, or an empty text."""
+"""A function that runs computations with known results. It returns a text that describes the wrong
+results, or an empty text.
+"""
 examiners: LateTable[Examiner] = LateTable("examiners")
 _RIGHT = b"right"
 _admitted: set[str] = set()

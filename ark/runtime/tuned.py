@@ -30,7 +30,9 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tuned(Header, frozen=True, forbid_unknown_fields=True):
-    """The file's content: choices by the matmuls that they apply to (ark.lower.cuts.key)."""
+    """The file's content: for each matmul (identified by ark.lower.cuts.key), the fastest
+    choice.
+    """
 
     choices: Annotated[dict[Key, Choice], Meta(max_length=100_000)]
 
@@ -39,6 +41,8 @@ KEPT: Kept[dict[str, Choice]] = Kept("tuned", Tuned, "ark tune")
 
 
 def options(machine: Machine) -> dict[str, Any]:
-    """The planner's option `cuts` with these choices; empty if nothing was measured."""
+    """The planner's option `cuts` with the measured choices for this machine; empty if nothing was
+    measured.
+    """
     cuts = {key: list(choice.cut) for key, choice in KEPT.load(machine).items()}
     return {"cuts": cuts} if cuts else {}

@@ -43,7 +43,9 @@ Table = dict[Key, list[Entry]]
 
 
 class Tuned(Header, frozen=True, forbid_unknown_fields=True):
-    """The file's content: entries by collective and number of ranks (see `key`)."""
+    """The file's content: for each collective and number of ranks (see `key`), the entries by
+    size.
+    """
 
     choices: Annotated[Table, Meta(max_length=10_000)]
 

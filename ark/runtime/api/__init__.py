@@ -1,3 +1,3 @@
-"""The parts of ARK's interface under ARK's names, for users: `import ark` and the aliases offer all
-of them.
+"""The interface of ARK (microsoft/ark), which ark supports under the same names. `import ark` and
+the module aliases offer all of it.
 """

@@ -1,12 +1,12 @@
 """Checks the configurations that users give to a planner context or return from a config rule.
 
-ARK's planner accepts any configuration. Here unknown names, wrong types and values out of range are
-rejected, and so are entries that would change results instead of speed. Tile, TileShapeMNK,
-NumTasks, Granularity and ImplType become hints that the planner follows. The other entries describe
-ARK's own kernels: the warps and the SRAM of a task, padding, the channel. In ark a task has a
-processor to itself, and its kind determines what it needs, so these entries are only checked, and
-shown in Plan.task_infos. Called by ark.runtime.api.planner, ark.runtime.api.context and
-ark.runtime.api.task_plan.
+The names of the entries are those of ARK (microsoft/ark), whose planner accepts any configuration.
+Here unknown names, wrong types and values out of range are rejected, and so are entries that would
+change results instead of speed. The entries Tile, TileShapeMNK, NumTasks, Granularity and ImplType
+become hints that the planner follows. The other entries describe ARK's kernels: the warps and the
+shared memory of a task, padding, the channel. In ark each task has a whole processor, and its kind
+determines its resources. So these entries are only checked, and shown in Plan.task_infos. Called by
+ark.runtime.api.planner, ark.runtime.api.context and ark.runtime.api.task_plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Names of ARK's compiled core that its scripts and tests use: types, random numbers."""
+"""Types and random numbers under the names of ARK's compiled core (microsoft/ark), because ARK's
+scripts and tests use them.
+"""
 
 from __future__ import annotations
 

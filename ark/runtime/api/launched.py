@@ -1,4 +1,5 @@
-"""ARK's access to the plan that was launched last: Executor.get().plan().
+"""The class by which users of ARK (microsoft/ark) get the plan that was launched last:
+Executor.get().plan(). It does not execute plans.
 
 ark's own executor is ark.runtime.executor.
 """
@@ -9,7 +10,7 @@ from ark.runtime.runtime import Runtime
 
 
 class Executor:
-    """A singleton, as in ARK."""
+    """A class with a single object, as in ARK (microsoft/ark)."""
 
     @staticmethod
     def get() -> Executor:

@@ -200,8 +200,8 @@ class Module:
 
 
 def _tensors(values: Iterable[Any]) -> list[ir.Tensor]:
-    """The graph's tensors among the values, which may be in lists. Returns no handles, because a
-    handle would keep the tensor's memory alive.
+    """The graph's tensors among the values, which may be in lists. They are returned instead of the
+    users' handles, because a handle would keep the tensor's memory alive.
     """
     tensors: list[ir.Tensor] = []
     for value in values:

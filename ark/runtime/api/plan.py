@@ -1,4 +1,6 @@
-"""ARK's plan class: a plan of ark, or one in ARK's own layout, with ARK's properties."""
+"""The class Plan, with the properties of ARK's class of that name (microsoft/ark). It holds a plan
+of ark, or a plan in ARK's file layout.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ _EMPTY: Mapping[str, Any] = {
 
 
 class Plan(Planned):
-    """A plan with ARK's properties.
+    """A plan, with the properties of ARK's class of that name (microsoft/ark).
 
-    inner: ark's own plan; None if the plan is empty or in ARK's layout.
+    inner: the plan in ark's own form; None if the plan is empty or in ARK's layout.
 
     Plan(None) is empty; Plan(dict) reads ark's layout or ARK's. A plan in ARK's layout is converted
     to ark's when it is launched (`built`), for the device and the model at that time.
@@ -78,7 +80,8 @@ class Plan(Planned):
         return cls.from_str(text)
 
     def built(self, machine: Machine, members: Callable[[int], Ranks] | None = None) -> Plan:
-        """The plan as ark's own plan for a machine; itself if it is one already or has no tasks.
+        """The plan, converted to ark's own form for a machine. A plan that has this form or has no
+        tasks is returned unchanged.
 
         Tensors of the current model keep their memory. members, errors: as for
         ark.runtime.api.task_plan.build.
@@ -131,8 +134,8 @@ class Plan(Planned):
 
     @property
     def processor_groups(self) -> list[dict[str, Any]]:
-        """A group for consecutive ops of the same PlannerContext, or of none, with their ranges as
-        resource groups.
+        """The processor groups, which show where ops run. Consecutive ops of the same
+        PlannerContext, or of no context, form a group.
 
         There is no synchronisation between groups.
         """

@@ -1,5 +1,5 @@
-"""ARK's planner: returns ARK's plans, and asks rules for configurations; `ark.planner` is this
-module.
+"""The planner with the interface of ARK (microsoft/ark): it returns the class ark.Plan, and
+supports rules that configure ops. `ark.planner` is this module.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ark.runtime.run import Ranks
 class Planner(planner.Planner):
     """Makes the plan of the current (or a given) model for a device's machine, or for `machine`.
 
-    ranks: the job's ranks, if all of them plan at this moment; they then use the measurements of
-    rank 0. Without `ranks` a rank uses its own measurements, and a launch rejects plans made with
-    different ones. activation_bytes: a limit for the memory of activations; activations that do not
-    fit are recomputed.
+    ranks: the connection to the other ranks, if all ranks plan at the same time; they then use the
+    measurements of `ark tune` of rank 0. Without `ranks` a rank uses its own measurements, and a
+    launch rejects plans made with different ones. activation_bytes: a limit for the memory of
+    activations; activations that do not fit are recomputed.
 
     Examples:
         >>> y = ark.relu(ark.tensor([64]))

@@ -26,8 +26,8 @@ from ark.runtime.api.task_schema import OpEntry, TaskEntry, TaskPlan, TensorEntr
 
 @dataclass(frozen=True)
 class Place:
-    """Where the tasks of a TaskInfo (ARK's description of an op) run: the range of processors, and
-    as `context` the number of their processor group.
+    """Where the tasks of an op of ARK's layout (a TaskInfo) run: the range of processors, and in
+    `context` the number of the processor group.
     """
 
     task: TaskEntry
@@ -39,9 +39,9 @@ class Place:
 class TaskGraph:
     """Adds a plan's ops to a new model.
 
-    buffers: for each buffer of the plan on this rank, by its number, the model's buffer. held:
-    names of buffers that the user's model has. messages: the messages that the ops added so far
-    send and receive.
+    buffers: the model's buffer for each buffer of the plan on this rank, by its number in the plan.
+        held: the names of the buffers of the user's model. messages: the messages that the ops
+        added so far send and receive.
     """
 
     def __init__(self, model: Model, plan: TaskPlan, shared: Mapping[int, ir.Buffer]) -> None:
@@ -95,7 +95,7 @@ class TaskGraph:
             self._compute(op)
 
     def _pass_on(self, op: OpEntry) -> None:
-        """Adds a Send or a Recv, or an op that consists of several of them."""
+        """Adds a Send or a Recv to the model, or an op that consists of several of them."""
         messages = task_messages.messages(op, self._plan, self._fused)
         self.messages += messages
         if op.type == task_messages.FUSED:
@@ -113,7 +113,8 @@ class TaskGraph:
             self._written.add(own.buffer.id)
 
     def _all_reduce(self, op: OpEntry, messages: Sequence[task_messages.Message]) -> None:
-        """Adds an all-reduce: sends this rank's share to all ranks, and adds the shares of all.
+        """Adds an all-reduce to the model: this rank's share is sent to all ranks, and the shares
+        of all ranks are summed.
 
         The shares are added in rank order, so that the sum has the same bits on all ranks.
         """
@@ -138,7 +139,9 @@ class TaskGraph:
             ops.add(total, last, output=self._tensor(target), name=op.name)
 
     def _reduce(self, op: OpEntry, messages: Sequence[task_messages.Message]) -> None:
-        """Adds this rank's tensor and the received ones, and sends the sum to all peers."""
+        """Adds ops that sum this rank's tensor and the received ones, and send the sum to all
+        peers.
+        """
         source, target = op.read_tensors[0], op.write_tensors[0]
         self._check_known(op, source)
         total = self._tensor(source)

@@ -1,10 +1,12 @@
 """Compares the messages of plans in ARK's own layout between ranks, before the plans run.
 
-Each rank reads a plan file of its own. In it a Send names the peer by the Rank of the buffer that
-it writes, and the message by a tag, which is in SendTags of its input and in RecvTags of its
-output; a Recv is the reverse. The packet forms name the memory in which packets arrive instead,
-only by RecvTags; a fused all-reduce names no tags. The ranks exchange the lists of their messages.
-If these do not match, all ranks raise the same error. Called by ark.runtime.api.task_plan.
+Each rank reads its own plan file. In this file, a Send identifies the peer by the field Rank of the
+buffer that it writes. It identifies the message by a tag that occurs both in SendTags of its input
+and in RecvTags of its output. For a Recv, input and output are exchanged. The variants for packets
+have the tag only in RecvTags of the memory in which packets arrive. A fused all-reduce has no tags.
+
+Before the plans run, the ranks exchange the lists of their messages. If the lists do not match, all
+ranks raise the same error. Called by ark.runtime.api.task_plan.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from ark.runtime.run import Ranks
 FUSED = "AllReducePacketFused"
 TYPES = (FUSED, "Recv", "RecvPacket", "RecvReduceSendPacket", "Send", "SendPacket")
 FUSED_TAGS = (1 << 31) - (1 << 16)  # the tag of a plan's first fused all-reduce; others count on
-# Packets have twice the bytes of their data: beside each value there is a flag of the same size.
+# Packets take twice the bytes of their data: each value is followed by a flag of the same size.
 PACKET_BYTES_PER_BYTE = 2
 _Rank = Annotated[int, Meta(ge=0, lt=1 << 12)]
 
@@ -60,7 +62,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The data that ranks exchange about their plans. refused: the reason why the rank cannot run
+    """The data about a rank's plan that ranks exchange. refused: the reason why the rank cannot run
     its own plan; empty if it can.
     """
 
@@ -300,7 +302,7 @@ def tell(
 
     Raises PlanError on every rank if a rank refuses its plan, or if messages do not match.
 
-    refused: the error because of which this rank cannot run its own plan.
+    refused: the error for which this rank refuses its own plan, or None.
     """
     words = str(refused)[:2000] if refused else ""
     statement = _Said(plan.rank, plan.world_size, words, list(messages))

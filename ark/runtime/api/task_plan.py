@@ -1,12 +1,13 @@
-"""Converts a plan in ARK's own layout (ark.runtime.api.task_schema) to a plan of ark.
+"""Converts a plan in the file layout of ARK (microsoft/ark; see ark.runtime.api.task_schema) to a
+plan of ark.
 
-ARK describes computations as TaskInfos (ops with tensors, arguments and a configuration), and where
-they run as ProcessorGroups. The ops are added to a new graph through ark's public ops, which check
-shapes and types. Ranges of processors, tiles, numbers of tasks and granularities become hints.
-ark's planner then places the counters, and its verifier checks the result. Tensors of the current
-model keep their memory if the plan's ops are the model's. Messages between ranks are compared by
-ark.runtime.api.task_messages. Called by ark.runtime.api.plan; ark.runtime.api.task_graph adds the
-ops.
+In this layout, TaskInfos describe the computation (ops with tensors, arguments and a
+configuration), and ProcessorGroups describe where it runs. The ops are added to a new graph through
+ark's public ops, which check shapes and types. Ranges of processors, tiles, numbers of tasks and
+granularities become hints. Then ark's planner adds the synchronisation by counters, and its
+verifier checks the result. Tensors of the current model keep their memory if the plan's ops are the
+model's. Messages between ranks are compared by ark.runtime.api.task_messages. Called by
+ark.runtime.api.plan; ark.runtime.api.task_graph adds the ops.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ def build(
 ) -> Plan:
     """The plan of ark for a machine; for a single rank it is verified.
 
-    model: the model whose tensors keep their memory. members: returns the job's ranks for a number
-    of ranks; it is called if there are several, to compare this plan with theirs. Raises PlanError
-    or UnsupportedError, which names the op, if the plan contains mistakes or ops that ark cannot
-    run, and PlanError if the plans of other ranks do not match.
+    model: the model whose tensors keep their memory. members: a function that returns the
+    connection to the other ranks, given the number of ranks. It is called if there are several
+    ranks, to compare their plans. Raises PlanError or UnsupportedError, which names the op, if the
+    plan contains mistakes or ops that ark cannot run, and PlanError if the plans of other ranks do
+    not match.
     """
     ranks = members(plan.world_size) if members and plan.world_size > 1 else None
     try:
@@ -96,8 +98,8 @@ def _check_architecture(plan: TaskPlan, machine: Machine) -> None:
 
 
 def _order(plan: TaskPlan) -> list[Place]:
-    """For each TaskInfo (ARK's description of an op), in the order in which they run, where its
-    tasks run. Raises PlanError unless each task of each TaskInfo runs exactly once.
+    """Where the tasks of each TaskInfo (the description of an op in the plan) run, in the order in
+    which the TaskInfos run. Raises PlanError unless each task of each TaskInfo runs exactly once.
     """
     tasks = {task.id: task for task in plan.task_infos}
     if len(tasks) < len(plan.task_infos):
@@ -147,10 +149,11 @@ def _check_whole(task: TaskEntry, spans: Sequence[tuple[int, int]]) -> None:
 
 
 def _shared(plan: TaskPlan, model: Model) -> dict[int, ir.Buffer]:
-    """For each buffer of the plan (by number) that is memory of the model, the model's buffer.
+    """Finds the buffers of the plan that are memory of the user's model. Returns the model's buffer
+    for each of them, by its number in the plan.
 
-    If the model has the same ops as the plan, in the order of the task infos, their tensors are
-    identified; otherwise tensors with the same number and layout are.
+    If the model has the same ops as the plan, in the order of the TaskInfos, the tensors of equal
+    ops are the same. Otherwise tensors with the same number and layout are the same.
     """
     nodes = [n for n in model.graph.nodes if not n.virtual]
     ops = [op for t in plan.task_infos for op in t.ops if op.works]

@@ -1,4 +1,5 @@
-"""The form of a plan file in ARK's own layout: types, ranges, lengths. Unknown fields are rejected.
+"""The schema of a plan file in the layout of ARK (microsoft/ark): types, ranges, lengths. Unknown
+fields are rejected.
 
 Read by ark.runtime.api.task_plan, which converts it to a plan of ark.
 """

@@ -1,10 +1,10 @@
 """The proxy: a native thread on the host that executes the copy requests of a running kernel. The
 kernel writes requests (triggers) to a FIFO (see proxy.h).
 
-It is compiled with the host's C++ compiler, once for each kind of device. Each executor has its
-own.
+The proxy is compiled with the host's C++ compiler, once for each kind of device. Each executor has
+its own proxy.
 
-It needs pybind11 and a compiler. Without them only the engines PROXIED of
+The proxy needs pybind11 and a compiler. Without them, only the transfer engines in PROXIED of
 ark.lower.engines are unavailable.
 """
 
@@ -50,8 +50,8 @@ _building = threading.Lock()
 
 
 def _module(header: str) -> ModuleType:
-    """The compiled module with a vendor's copies.h. Raises SystemError that names a
-    missing component.
+    """The compiled module. header: the vendor's copies.h, with which it is compiled. Raises
+    SystemError that names a missing component.
     """
     with _building:  # ranks may be threads of one process
         return _built(header)

@@ -11,9 +11,9 @@
 
 namespace {
 
-// Starts copies: by the device's copy engines where this process can access the memory, and by UCX
-// where the memory is on another host. Completed operations of both kinds are counted in the order
-// of their starts.
+// Starts copies by the device's copy engines if this process can access the memory, and by UCX if
+// the memory is on another host. Completed operations of both kinds are counted in the order in
+// which they were started.
 class Both : public ark::Engine {
  public:
   Both(const std::string& library, int device) : copies_(library, device) {}

@@ -33,9 +33,9 @@ struct Range {
   uint64_t there;
 };
 
-// The interface of classes that copy bytes. Only the proxy's thread calls it. copy and add start
-// one operation each. completed returns how many of these have ended, counted in the order of their
-// starts.
+// The interface of classes that copy bytes. Only the proxy's thread calls it. The functions copy
+// and add start one operation each. The function completed returns how many operations have ended,
+// in the order in which they were started.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -81,7 +81,7 @@ class Proxy {
 
   void allow(const Range& range) { ranges_.push_back(range); }
 
-  // Starts the thread. The FIFO must be empty and its count `done` must be 0.
+  // Starts the proxy's thread. The FIFO must be empty and its count `done` must be 0.
   void start() {
     stop();
     stopping_ = false;
@@ -129,8 +129,8 @@ class Proxy {
     uint32_t taken = 0, done = 0;
     auto last = std::chrono::steady_clock::now();
     for (uint32_t idle = 0;; ++idle) {
-      // Takes several triggers before it polls for completed copies once. The number is limited, so
-      // that the completion of the first trigger is not reported late.
+      // Takes several triggers before it polls once for completed copies. Their number is limited,
+      // so that the completion of the first one is not reported late.
       uint64_t bytes = 0;
       for (uint32_t i = 0; i < ROW && bytes < ROW_BYTES && take(taken, bytes); ++i) {
         ++taken;

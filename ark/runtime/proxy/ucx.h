@@ -25,8 +25,8 @@ class Ucx {
   Ucx() {
     ucp_config_t* config = nullptr;
     check(ucp_config_read(nullptr, nullptr, &config), "reading UCX's settings");
-    // With this setting a flush of the UCX worker sends no message itself, and its end shows which
-    // operations have ended (see the argument `alone` of finish).
+    // With this setting, a flush of the UCX worker sends no message itself. So its end shows that
+    // all operations before it have ended (see the argument `alone` of finish).
     counted_ = ucp_config_modify(config, "FLUSH_WORKER_EPS", "n") == UCS_OK;
     ucp_params_t params = {};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;
@@ -51,8 +51,8 @@ class Ucx {
       }
       if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
     }
-    // Waits for operations in progress, because they refer to their endpoints, and UCX must not be
-    // closed before they end.
+    // Waits for operations in progress: they refer to their endpoints, which must not be closed
+    // before the operations end.
     for (int i = 0; i < 100000 && !ended(); ++i) ucp_worker_progress(worker_);
     while (!flying_.empty()) drop(flying_);
     while (!late_.empty()) drop(late_);
@@ -166,8 +166,8 @@ class Ucx {
 
   void wake() { ucp_worker_signal(worker_); }
 
-  // Prepares for a launch. Operations that an earlier launch has left in progress are not counted;
-  // the values that they send are kept until they end.
+  // Prepares for a launch. Operations that an earlier launch has left in progress are no longer
+  // counted. The values that they send stay allocated until they end.
   void begin() {
     std::move(flying_.begin(), flying_.end(), std::back_inserter(late_));
     flying_.clear();
@@ -188,8 +188,9 @@ class Ucx {
     std::unique_ptr<uint32_t> value;  // the value that it sends, kept until it has ended
   };
 
-  // The peer of an operation that begins now. If open operations (those without a flush) have
-  // another peer, flushes these first, so that all are counted in order.
+  // Called when an operation begins; returns its peer. Operations that have not been flushed are
+  // called open. If there are open operations to another peer, they are flushed first, so that all
+  // operations are counted in order.
   Peer& next(int rank) {
     const auto found = peers_.find(rank);
     if (found == peers_.end()) throw std::runtime_error("there is no way to that host");
@@ -216,9 +217,9 @@ class Ucx {
     ++flushes_;
     alone_ = alone;
   }
-  // Called when an operation begins while a flush of the UCX worker is in progress, because that
-  // flush would wait for the new operation too. The operations that the flush covers count as open
-  // again, so that they get a flush of their endpoint instead.
+  // Called when an operation begins while a flush of the UCX worker is in progress. The flush would
+  // wait for the new operation too. So the operations before the flush are marked as open (not
+  // flushed) again, and are flushed by their endpoint instead.
   void accompany() {
     alone_ = false;
     if (flying_.empty() || flying_.back().counts == 0) return;  // it has ended
