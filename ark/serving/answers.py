@@ -36,8 +36,8 @@ class Sample:
 
 
 class Answer:
-    """The samples of a prompt. Call `submit` once, then `take` with each event that the listener
-    receives.
+    """The samples of a prompt. Call `submit` once, then `take` with each event that the engine
+    passes to the listener.
     """
 
     def __init__(

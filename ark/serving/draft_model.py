@@ -3,8 +3,8 @@ plan and runs between two steps of the engine. Created by ark.serving.engine, ca
 scheduler.
 
 The tokens of a draft are sampled with the request's own temperature, top-k and noise. The noise
-depends only on the seed and the position. So where the two models give about the same
-probabilities, the draft has the tokens that the engine itself would sample.
+depends only on the seed and the position. So if the two models compute about the same
+probabilities, the draft consists of the tokens that the engine itself would sample.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ def check_draft_model(
 
 
 class DraftModel:
-    """A loaded draft model, with cache pages for as many texts as the engine has slots."""
+    """A loaded draft model. It has pages in its KV cache for as many texts as the engine has slots
+    (requests that run at once).
+    """
 
     def __init__(self, model: LoadedModel) -> None:
-        """model: the draft model; `close` closes it."""
+        """model: the loaded draft model, which `close` closes."""
         assert model.shape.pages is not None
         self._model, self._rows = model, DeviceRows(model.executor, model.shape)
         each = model.shape.pages.most(model.shape.context)
@@ -115,8 +117,9 @@ class DraftModel:
         self._model.close()
 
     def _continued(self, text: Progress, asked: Sequence[Progress], most: int) -> Progress:
-        """Returns the draft model's state of a text, updated to the text's current tokens. Keys and
-        values are computed again from the first wrong token of the last draft on.
+        """Returns the draft model's state of a text, updated to the text's current tokens. If the
+        last draft had wrong tokens, the keys and values from the first wrong token on are computed
+        again.
         """
         known = self._texts.pop(text, None)
         if known is None:
@@ -147,8 +150,9 @@ class DraftModel:
         return self._free.pop()
 
     def _compute(self, progress: Progress) -> None:
-        """Computes keys and values of a text's new tokens in chunks of the prompt phase, if the
-        tokens fill at least one chunk; `_decode` computes the rest.
+        """Computes the keys and values of a text's new tokens with the prompt phase, which
+        processes a chunk of tokens per iteration. Tokens that do not fill a chunk are left to
+        `_decode`.
         """
         chunk, left = self._model.shape.chunk, progress.last - progress.computed
         if not chunk or left < chunk:
@@ -158,7 +162,9 @@ class DraftModel:
         progress.computed = progress.last
 
     def _decode(self, rows: list[Progress]) -> None:
-        """Decodes each text until it has `total` tokens, and stores the new tokens as its draft."""
+        """Decodes each text until it has `total` tokens, and stores the new tokens as the text's
+        draft.
+        """
         iterations = max(p.total - 1 - p.computed for p in rows)
         launched = self._rows.start(Step(None, tuple(rows), iterations))
         try:

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 LENGTHS = (3, 2)
-"""How many last tokens must occur earlier in the text before a draft is made. The longest match is
-tried first.
-"""
+"""The numbers of last tokens that are searched for earlier in the text, the largest first."""
 MAX_PAUSE_TOKENS = 32
 
 
@@ -37,7 +35,7 @@ class Drafts:
     """Drafts for one text. The text may only grow at its end."""
 
     def __init__(self) -> None:
-        # For each short sequence of tokens of the text, the index after its latest occurrence.
+        # Maps each short sequence of tokens of the text to the index after its latest occurrence.
         self._places: dict[tuple[int, ...], int] = {}
         self._known = 0
         self._misses = self._pause = 0

@@ -42,7 +42,7 @@ class Pooling:
     @classmethod
     def open(cls, directory: Path) -> Pooling:
         """The pooling of a checkpoint, read from the files that sentence-transformers adds to it.
-        Without these files, it takes the last token's hidden state and normalises it. Raises
+        Without these files, the embedding is the last token's hidden state, normalised. Raises
         UnsupportedError for a pooling that does not take the last token.
         """
         modules, pooling = directory / MODULES, directory / POOLING

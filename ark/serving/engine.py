@@ -1,7 +1,7 @@
-"""The engine: serves many requests on one device. Its thread plans a step (one launch), launches
-it, and reports tokens while the device computes more. Other threads queue messages for it and set a
-flag that ends the launch after the current iteration. Used by `ark.LLM` and the server.
-docs/serving.md describes a step.
+"""The engine: serves many requests on one device. A step is one launch of many iterations; in each
+iteration every row of the batch decodes a token of one request. The engine's thread plans a step,
+launches it, and reports tokens while the device computes. Other threads queue messages and set a
+flag that ends the launch after an iteration. Used by `ark.LLM` and the server (docs/serving.md).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from ark.serving.types import Event, FinishReason, Request, Stats
 
 OnEvent = Callable[[Event], None]
 LAUNCH_ITERATIONS = 512
-"""The most iterations of a launch. They take much longer than the host's work between launches."""
+"""The most iterations of a launch: so many that the host's work between launches is short."""
 RANK_ITERATIONS = 8
-"""The most iterations of a launch on several ranks, because such a launch cannot end early."""
+"""The most iterations of a launch on several ranks: few, because it cannot end early."""
 MASK_WAIT_S = 1e-4
-"""Seconds for which a step waits for grammar masks; then it omits requests without one."""
+"""Seconds for which a step waits for grammar masks; then it runs without these requests."""
 
 
 class Engine:
@@ -54,7 +54,7 @@ class Engine:
         draft: int = 0,
         draft_model: DraftModel | None = None,
     ) -> None:
-        """model, draft_model: `close` closes them. For the other arguments see `open`."""
+        """model, draft_model: loaded; `close` closes them. For the other arguments see `open`."""
         self._model, self._shape, self._draft_model = model, model.shape, draft_model
         assert model.shape.pages is not None and not (draft and model.shape.pages.apart)
         self._rows = DeviceRows(model.executor, model.shape, model.ranks)
@@ -110,12 +110,12 @@ class Engine:
         """Creates an engine that has loaded a checkpoint. checkpoint: opened, or its directory.
 
         backend: a backend, its name, or "" for one that has devices. device: an opened device (not
-        closed by the engine) or an index. slots: requests that run at once. context: positions of
-        each request, its prompt included. chunk: prompt tokens per iteration; 0: a prompt is read
-        one token per iteration. pages: those of the KV cache, of `page` positions each; by default
-        enough for all slots. iterations: the most iterations of a launch, which ends earlier if a
-        request arrives, ends or is cancelled. draft: the number of proposed tokens of a request
-        that idle rows verify in an iteration (speculative decoding); texts do not change.
+        closed by the engine) or an index. slots: how many requests run at once. context: positions
+        of each request, its prompt included. chunk: prompt tokens per iteration; 0: a prompt is
+        read one token per iteration. pages: those of the KV cache, of `page` positions each; by
+        default enough for all slots. iterations: the most iterations of a launch, which ends
+        earlier if a request arrives, ends or is cancelled. draft: the number of proposed tokens of
+        a request that idle rows of the batch verify (speculative decoding); texts do not change.
         draft_model: a smaller model, on the same device, that proposes these tokens; without one
         they come from earlier repetitions in the text. adapters: directories by name, which
         requests choose (ark.models.adapters). sampling, max_logprobs: `sampling` and `logprobs` of
@@ -251,7 +251,7 @@ class Engine:
             self._news.notify_all()
 
     def _await_mask(self) -> None:
-        """Waits for a token mask, for a new or cancelled request, or for a call of close."""
+        """Waits for a token mask, for a new or cancelled request, or for a call of `close`."""
         with self._news:
             self._news.wait_for(
                 lambda: (
@@ -275,8 +275,8 @@ class Engine:
                 self._tell(Event(progress.request.id, finish=finish, error=error))
 
     def _do(self, step: Step) -> None:
-        """Launches a step and passes its tokens to listeners as they arrive, the last ones after
-        the next launch, so that the device does not wait for listeners.
+        """Launches a step and passes its tokens to listeners as they arrive. The last ones are
+        passed on after the next launch, so that the device does not wait for listeners.
         """
         launched = self._rows.start(step)
         try:
@@ -293,7 +293,7 @@ class Engine:
             self._tell_all()
 
     def _follow(self, step: Step, launched: Launched) -> None:
-        """Reports tokens until the kernel ends, early if the scheduler prefers a new step."""
+        """Reports tokens until the kernel ends. Ends it early if the scheduler prefers that."""
         self._pace.begin()
         while launched.running():
             tokens = launched.read()
@@ -357,7 +357,7 @@ class Engine:
         return not (self._closing and self._scheduler.idle)
 
     def _tell(self, event: Event) -> None:
-        """Queues an event after all earlier ones, to be passed on by `_tell_all`."""
+        """Queues an event for a request's listener, which `_tell_all` passes on."""
         self._untold.append(event)
         self._tell_all()
 

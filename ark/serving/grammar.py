@@ -25,7 +25,9 @@ otherwise write spaces without end.
 
 
 class TextGuide:
-    """The state of one text in a grammar; see ark.serving.types.Guide."""
+    """The grammar's state for one text: which tokens may come next. It implements
+    ark.serving.types.Guide.
+    """
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
@@ -57,7 +59,9 @@ class TextGuide:
 
 
 class TextGrammar:
-    """A grammar that any number of texts can follow; see ark.serving.types.Grammar."""
+    """A compiled grammar, which any number of texts may use. It implements
+    ark.serving.types.Grammar.
+    """
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary

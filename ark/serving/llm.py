@@ -76,9 +76,9 @@ class LLM:
         part of the device's free memory for weights, keys and values. If the keys and values of all
         requests at full length do not fit in it, the cache has fewer pages. chunk: prompt tokens
         per iteration. draft: a smaller model with the same vocabulary that proposes the next
-        draft_tokens (default 3) tokens of a text, which free rows verify in one iteration.
-        draft_tokens without draft: the proposals are taken from earlier repetitions in the text.
-        If two tokens are about equally likely, drafts may change which is sampled
+        draft_tokens (default 3) tokens of a text, which free rows of the batch verify in one
+        iteration. draft_tokens without draft: the proposals are taken from earlier repetitions in
+        the text. If two tokens are about equally likely, drafts may change which is sampled
         (docs/serving.md). adapters: directories of LoRA adapters by name (ark.models.adapters).
         sampling: "full", or "" for plans that support temperature and top-k only and are slightly
         faster. progress: see ark.models.generate.Generator. ranks: must be 1.

@@ -74,8 +74,9 @@ class LoadedModel:
 
 
 def pages_of(slots: int, context: int, size: int, asked: int | None, draft: int = 0) -> Pages:
-    """The pages of an engine: `asked` for requests (by default enough for all slots), one for each
-    row and one for the prompt. Raises InvalidUsageError if they cannot hold one request.
+    """The pages of an engine's KV cache: `asked` pages for requests (by default enough for all
+    slots), one for each row of the batch, and one for prompts. Raises InvalidUsageError if they
+    cannot hold one request.
     """
     if whole("the page size", size) < 1:
         raise InvalidUsageError(f"page={size} is out of range; expected at least 1")

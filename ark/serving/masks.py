@@ -1,5 +1,6 @@
-"""Computes token masks on a separate thread while the device runs. Requests with a grammar need a
-mask for each token. The thread of ark.serving.engine asks for masks and takes the results.
+"""Computes token masks on a separate thread while the device runs. A mask states which tokens may
+come next. Requests with a grammar need a new mask for each token. The thread of ark.serving.engine
+asks for masks and takes the results.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ it can).
 
 
 class MaskMaker:
-    """Computes masks in the order of the requests for them. news: called after each mask."""
+    """Computes token masks in the order in which they are requested. news: a function that is
+    called after each mask.
+    """
 
     def __init__(self, news: Callable[[], None]) -> None:
         self._news = news
@@ -75,8 +78,8 @@ class MaskMaker:
 
 
 def _mask(progress: Progress, tokens: Sequence[int]) -> tuple[np.ndarray | None, str]:
-    """The mask, with a bit set for each token that may follow, packed into words. It is packed on
-    this thread because a step must not wait for it.
+    """The mask, with a bit set for each token that may follow, packed into words. Packing is done
+    on this thread, so that a step does not have to wait for it.
     """
     assert progress.guide is not None
     sampling = progress.request.sampling

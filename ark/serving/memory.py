@@ -33,8 +33,8 @@ def beside_nbytes(
     draft: Checkpoint | None,
     adapters: Mapping[str, Path | str] | None,
 ) -> int:
-    """The device memory, in bytes, that is needed beside the model: for adapters, and for the draft
-    model's weights, keys and values.
+    """The device memory, in bytes, that is needed in addition to the model's: for adapters, and for
+    the weights, keys and values of the draft model.
     """
     nbytes = AdapterSet.open(adapters or {}, checkpoint).nbytes
     if draft is None:
@@ -67,7 +67,7 @@ def choose_pages(
     weights = (checkpoint.nbytes + (ranks - 1) * embedding) // ranks + beside
     page = checkpoint.position_nbytes * PAGE_POSITIONS // ranks
     each = -(-context // PAGE_POSITIONS)
-    # One page for each row, and one for the prompt, is reserved.
+    # One page for each row of the batch, and one for prompts, cannot be used by requests.
     fitting = int((free * share - weights) // page) - slots - 1
     verdict = (
         f"weights take {weights / 1e9:.2f} GB and a request of {context:,} positions "

@@ -1,5 +1,5 @@
-"""The data that the scheduler, the device's rows and the engine exchange: the state of a request,
-and a step.
+"""The data that the scheduler, the engine and ark.serving.rows exchange: the state of a request,
+and the description of a step (one launch).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ COUNTED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 @dataclass(eq=False)
 class Progress:
     """The state of a request. tokens: the prompt and the sampled tokens. total: the most tokens
-    that it may reach. adapter: the adapter's number, 0 for none. computed: how many of the first
-    tokens have keys and values in pages. names: the names of its full pages. admissions: how often
-    it was admitted; each time it gets new pages. drafts: its drafts of next tokens. finish: why it
-    ended; its step may still run. guide: its state in its grammar. mask: the bits of the tokens
-    that may come next; None until they are computed.
+    that it may reach. adapter: the adapter's number, 0 for none. computed: the number of tokens,
+    from the first on, whose keys and values are in pages. names: the names of the request's full
+    pages. admissions: how often the request was admitted; it gets new pages each time. drafts: its
+    drafts of next tokens. finish: why the request ended; the step that computed it may still be
+    running. guide: the state of the text in the request's grammar. mask: a bit for each token that
+    may come next; None until it is computed.
     """
 
     request: Request
@@ -55,7 +56,7 @@ class Progress:
 
     @property
     def last(self) -> int:
-        """The index of the last known token, which a row reads to compute the next token."""
+        """The index of the last known token, from which the device computes the next token."""
         return len(self.tokens) - 1
 
     @property
@@ -72,14 +73,14 @@ class Progress:
 
     @property
     def most(self) -> int:
-        """The most tokens that the text can have after the next step. With a grammar a step adds at
-        most one token, because a mask is valid for one token.
+        """The most tokens that the text can have after the next step. With a grammar, a step adds
+        at most one token, because a mask of allowed tokens is valid for one token only.
         """
         return self.total if self.guide is None else min(self.total, len(self.tokens) + 1)
 
     def end(self, size: int) -> int:
-        """The most tokens that the text can have after the next step with its present pages of
-        `size` positions.
+        """The most tokens that the text can have after the next step if the request gets no further
+        pages. size: the positions of a page.
         """
         return min(self.most, len(self.pages) * size + 1)
 
@@ -102,8 +103,8 @@ def lookup(texts: Sequence[Progress], most: int) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunks of a request's text that are computed before rows decode: `count` chunks from token
-    `start` on. They end before the text's last token.
+    """Chunks of a request's prompt that a step computes before the rows of the batch decode:
+    `count` chunks from token `start` on. They end before the text's last token.
     """
 
     progress: Progress
@@ -113,9 +114,10 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Step:
-    """The device's next work (one launch): chunks of a text, then at most `iterations` iterations
-    of the rows. drafts: for each row, the draft tokens that additional rows read at the positions
-    after the request's last token. A step with drafts has a single iteration.
+    """The work of one launch: chunks of a prompt, then at most `iterations` iterations in which the
+    rows of the batch decode. drafts: for each row, the draft tokens of its request. Other rows read
+    these tokens, at the positions after the request's last token, to verify them. A step with
+    drafts has a single iteration.
     """
 
     chunks: Chunks | None
@@ -131,8 +133,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Done:
-    """The part of a step that the device has done: chunks, and iterations of the rows. It is less
-    than planned if the host has ended the launch.
+    """The part of a step that the device has done: the numbers of chunks, and of iterations of the
+    rows. They are smaller than planned if the host has ended the launch.
     """
 
     chunks: int
@@ -141,7 +143,9 @@ class Done:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The tokens that a request has received from a row. finish: why the request ended, or None."""
+    """The new tokens of a request, which a row of the batch has sampled. finish: why the request
+    ended, or None.
+    """
 
     progress: Progress
     tokens: tuple[int, ...]

@@ -1,7 +1,8 @@
 """Writes an engine's device memory and launches its steps, on one rank or on all ranks of a job.
 
-Rank 0 runs the engine. It sends its writes and its launches to the other ranks, which repeat them
-(`follow`). Tokens are read on rank 0 only. Called by ark.serving.rows and ark.cli.serve.
+Rank 0 runs the engine. It sends its writes to device memory and its launches to the other ranks,
+which do the same on their devices (`follow`). Tokens are read on rank 0 only. Called by
+ark.serving.rows and ark.cli.serve.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Memory:
-    """The tensors of a loaded plan, which are written before a launch. ranks: the ranks that share
-    the model; this is rank 0. None if there is one rank.
+    """Writes the tensors of a loaded plan before a launch, on all ranks. ranks: the connection to
+    the ranks that share the model, of which this is rank 0; None if there is one rank.
     """
 
     def __init__(self, executor: Executor, ranks: Bootstrap | None = None) -> None:

@@ -1,6 +1,6 @@
-"""The engine's rows on the device (a row decodes one request): writes the requests' state before a
-step, launches the step, reads its tokens while it runs, and sets the flag that makes it end early.
-Called by ark.serving.engine.
+"""The rows of the engine's batch, each of which decodes one request. This module writes the state
+of requests to the device before a step (a launch), launches the step, reads its tokens while it
+runs, and sets the flag that makes it end early. Called by ark.serving.engine.
 
 The host knows the position that each row has after a launch, so it writes only positions that
 differ.
@@ -32,10 +32,10 @@ RECENT_LAUNCHES = 64  # the number of launches of which records are kept
 
 
 def settings_of(sampling: SamplingParams, last: int, options: bool = False) -> list[int]:
-    """The settings of a row (ark.tasks.tokens), without the limit, which is set for each step. With
-    them a row samples the same tokens as a Generator with this seed. last: the index of the last
-    known token. options: True if top-k is in the row's options (ark.tasks.adjusted) instead of its
-    settings.
+    """The sampling settings of a row of the batch (ark.tasks.tokens), without the limit of
+    positions, which is set for each step. With these settings a row samples the same tokens as a
+    Generator with this seed. last: the index of the last known token. options: True if top-k is in
+    the row's options (ark.tasks.adjusted) instead of its settings.
     """
     assert sampling.seed is not None
     low, high = key_halves(noise_key(sampling.seed))
@@ -53,8 +53,8 @@ IDLE_SETTINGS = [-1 if name == "last" else 0 for name in SETTINGS]
 
 
 def _drafted(step: Step) -> list[tuple[int, int, int]]:
-    """The draft tokens of a step, each read by a row of its own: (the request's row, the token's
-    index in the text, the token).
+    """The draft tokens of a step, each of which is read by a separate row of the batch, as (the
+    request's row, the token's index in the text, the token).
     """
     return [
         (row, step.rows[row].last + number, token)
@@ -87,14 +87,14 @@ class Launched:
 
     @property
     def complete(self) -> bool:
-        """True if all tokens that the launch can sample have been read. Always False with
-        drafts.
+        """True if all tokens that the launch can sample have been read. Always False for a step
+        with draft tokens, which are read at its end.
         """
         return not self._whole and not self._left
 
     def read(self) -> list[tuple[int, list[int]]]:
-        """Returns (row, tokens) for each row with new tokens since the last call. For a step with
-        drafts the list is empty; `end` returns the tokens.
+        """Returns (row, tokens) for each row of the batch that has new tokens since the last call.
+        For a step with drafts the list is empty; `end` returns the tokens.
         """
         fresh_tokens: list[tuple[int, list[int]]] = []
         if self.complete or self._whole:
@@ -161,12 +161,12 @@ class Launched:
 
 
 class DeviceRows:
-    """The memory of a loaded plan with a paged cache (ark.models.build.Shape.pages): the host
-    writes the requests' state into its rows.
+    """Writes the state of requests to the device, for a loaded plan with a paged KV cache
+    (ark.models.build.Shape.pages). A row is one entry of the batch, which decodes one request.
 
-    Each row owns one of the first `batch` pages, and uses it if it has no request or no page for a
-    position. The prompt owns the next page in the same way. So no row reads memory that another row
-    writes.
+    Each row owns one of the first `batch` pages. It uses this page while it has no request, and for
+    positions for which the request has no page. The next page is owned by the prompt phase in the
+    same way. So no row reads memory that another row writes.
     """
 
     def __init__(self, executor: Executor, shape: Shape, ranks: Bootstrap | None = None) -> None:
@@ -207,10 +207,10 @@ class DeviceRows:
         return self.shape.batch + 1
 
     def leave(self) -> None:
-        """Makes the running launch end after the current iteration. Where host memory is slow to
-        read, one more runs if the last task of the current one has begun. Any thread may call it.
-        It has no effect on several ranks, because all ranks would have to end in the same
-        iteration.
+        """Makes the running launch end after the current iteration. On devices on which reading
+        host memory is slow, one more iteration runs if the last task of the current iteration has
+        begun. Any thread may call it. It has no effect on several ranks, because all ranks would
+        have to end in the same iteration.
         """
         if self.shape.world_size == 1:
             self._leave[0] = 1
@@ -220,8 +220,8 @@ class DeviceRows:
         self._leave[0] = 0
 
     def close(self) -> None:
-        """Replaces the flag by memory of the host, because other threads may still set the flag
-        when the executor has freed it.
+        """Replaces the flag's memory by ordinary host memory. Other threads may still set the flag
+        after the executor has freed its memory.
         """
         self._leave = np.zeros(1, np.int32)
         self._memory.close()
@@ -264,8 +264,9 @@ class DeviceRows:
         self.launches = (*before, replace(last, **counts, time_us=time_us, chunk_us=chunk_us))
 
     def left(self, positions: list[int], known: list[int], iterations: int) -> None:
-        """Records the state after a launch: for each request's row, its position and the number of
-        known tokens. Rows that read drafts have advanced by `iterations` positions.
+        """Records the state of the device after a launch: for the row of each request, the position
+        and the number of known tokens. Rows that have verified draft tokens have advanced by
+        `iterations` positions.
         """
         count = len(positions)
         self._known[:count] = known
@@ -312,8 +313,8 @@ class DeviceRows:
                     self._write_text(row, progress)
                     if self.shape.sampling:
                         self._write_sampling(row, progress)
-                # The device has the row's other tokens, because it sampled them in the row or in
-                # the rows of its draft.
+                # Only tokens that the device does not have are written. It has all tokens that it
+                # sampled itself, in this row or in rows that verified its draft.
                 elif self._known[row] < len(progress.tokens):
                     self._write_tokens(row, self._known[row], progress.tokens[self._known[row] :])
                 if self.shape.sampling:
@@ -370,13 +371,14 @@ class DeviceRows:
         self._logprobs[row, len(progress.tokens) :] = -1
 
     def _write_options(self, row: int, progress: Progress) -> None:
-        # The host's bias implements min_tokens: the device has no list of stop tokens by row.
+        # min_tokens forbids stop tokens. The host implements this by the logit bias, because the
+        # device has no separate list of stop tokens for each row.
         sampling = replace(progress.request.sampling, min_tokens=0)
         options = option_words(sampling, masked=progress.mask is not None)
         self._write_part("options", row, options)
 
     def _write_bias(self, row: int, progress: Progress) -> None:
-        """Writes the row's mask, and its bias if it has changed."""
+        """Writes the row's mask of allowed tokens, and its logit bias if it has changed."""
         request, vocabulary = progress.request, self.shape.config.vocab_size
         if progress.mask is not None:
             self._write_part("allowed", row, progress.mask)

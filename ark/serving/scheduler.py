@@ -1,6 +1,7 @@
-"""The scheduler of an engine. It decides which requests run in the next step, in which rows and on
-which pages, and when the device ends a step early. It is a state machine without a device, threads
-or a clock: the same calls in the same order give the same steps. Called by ark.serving.engine.
+"""The scheduler of an engine. It decides which requests run in the next step (launch), in which
+rows of the batch and on which pages of the KV cache, and when the device ends a step early. It is a
+state machine without a device, threads or a clock: the same calls in the same order give the same
+steps. Called by ark.serving.engine.
 
 A step is one launch. While it runs, `take` receives the tokens that rows have sampled so far. The
 pages of a request do not change until `end`, because the device writes to them until then.
@@ -8,15 +9,17 @@ pages of a request do not change until `end`, because the device writes to them 
 A request waits until a slot is free and there are pages for its text. Then it is admitted: its
 prompt is computed in chunks (or token by token in a row), and it decodes in a row. Busy rows are
 always the first ones, so that few requests can use a decoding phase with few rows (a form). When
-pages run out, the request that was admitted last gives its pages back, and its keys and values are
-computed again later. It keeps its text, so no token is lost or reported twice.
+pages run out, the request that was admitted last is preempted: its pages are taken away, and its
+keys and values are computed again later. Its text is kept, so no token is lost or reported twice.
 
-A request may use free rows to verify a draft of its next tokens. The tokens that these rows sample
-are accepted up to and including the one after the last right draft token. A row's noise depends
-only on the seed and the position, so the text is the same as without drafts.
+A request may use free rows to verify a draft of its next tokens (speculative decoding). Each of
+these rows samples the token after one draft token. The sampled tokens are accepted up to and
+including the one after the last correct draft token. The noise of sampling depends only on the seed
+and the position, so the text is the same as without drafts.
 
-A request with a grammar needs a mask of the tokens that may come next. It has no row while the host
-computes the mask. In a step its row samples one token and then waits while other rows continue.
+A request with a grammar needs a mask of the tokens that may come next. While the host computes the
+mask, the request has no row. In a step, its row samples one token and then waits while other rows
+continue.
 """
 
 from __future__ import annotations
@@ -40,9 +43,10 @@ def forms_of(slots: int) -> tuple[int, ...]:
 class Scheduler:
     """The state of all requests of an engine.
 
-    slots: requests that run at once. chunk: tokens of a chunk, 0 if rows read prompts. context: the
-    most positions of a request; the pool has pages for at least one such request. draft: the most
-    tokens of a draft. propose: the function that returns drafts.
+    slots: the number of requests that run at once. chunk: the tokens of a chunk; 0 if prompts are
+    read token by token in the rows of the batch. context: the most positions of a request; the pool
+    has pages for at least one such request. draft: the most tokens of a draft. propose: the
+    function that returns drafts.
     """
 
     def __init__(
@@ -106,7 +110,7 @@ class Scheduler:
         return progress
 
     def form(self, rows: int) -> int:
-        """The number of rows of the smallest decoding phase that can compute `rows` rows."""
+        """The batch size of the smallest decoding phase that has at least `rows` rows."""
         return next(n for n in self.forms if n >= rows)
 
     def cancel(self, request_id: str) -> bool:
@@ -131,8 +135,9 @@ class Scheduler:
         return True
 
     def plan(self, iterations: int = 1) -> Step:
-        """Returns the next step. Its rows decode at most `iterations` iterations, or a single one
-        while a prompt is not computed completely. `end` must be called after the step.
+        """Returns the next step. In the step, rows decode for at most `iterations` iterations, or
+        for a single one while a prompt is not computed completely. `end` must be called after the
+        step.
         """
         self._admit()
         for progress in list(self.running):
@@ -149,8 +154,9 @@ class Scheduler:
         return Step(chunks, tuple(self.rows), count, drafts)
 
     def take(self, step: Step, row: int, tokens: Sequence[int]) -> Outcome | None:
-        """Records new tokens of a row; tokens of the rows that read its draft follow its own.
-        Returns the tokens that its request accepts, or None if the request had already ended.
+        """Records the new tokens of a row. If other rows verified a draft for it, their tokens
+        follow the row's own. Returns the tokens that the row's request accepts, or None if the
+        request had already ended.
         """
         progress, draft = step.rows[row], step.drafts[row] if step.drafts else ()
         if progress.finish is not None:
@@ -163,7 +169,7 @@ class Scheduler:
 
     def leaves(self, step: Step) -> bool:
         """True if the device should end the step now because requests in it have ended, and either
-        other requests wait, no row is left, or the remaining rows fit in a smaller form.
+        other requests wait, no row is left, or the remaining rows fit in a smaller decoding phase.
         """
         left = sum(progress.finish is None for progress in step.rows)
         if left == len(step.rows):
@@ -172,8 +178,8 @@ class Scheduler:
 
     def end(self, step: Step, done: Done) -> None:
         """Ends a step, after all its tokens were taken. done: the part that the device has done.
-        Requests that have ended give back slots and pages; the others give back pages that they
-        were given in advance and did not use.
+        The slots and pages of requests that have ended become free, and so do pages that other
+        requests got in advance and did not use.
         """
         for progress in step.rows:
             progress.computed = min(progress.computed + done.iterations, progress.last)
@@ -192,8 +198,9 @@ class Scheduler:
     def _right(
         self, progress: Progress, tokens: Sequence[int], draft: Sequence[int]
     ) -> Sequence[int]:
-        """The tokens that are valid: those that confirm the draft's first right tokens, and one
-        more. tokens: what the request's row and the rows of its draft have sampled.
+        """The valid tokens among those that a step with a draft has sampled: the tokens that equal
+        the draft's first tokens, up to the first difference, and the next one. tokens: the tokens
+        that were sampled by the request's row and by the rows that verified the draft.
         """
         right = right_tokens(draft, tokens)
         progress.drafts.learn(right)
@@ -218,8 +225,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Admits waiting requests in order, as long as a slot is free and there are pages for the
-        whole text of the next request. One page is left for each running request, so that an
-        admitted request is not preempted at once.
+        whole text of the next request. One free page is left for each running request, so that an
+        admitted request is not preempted soon after.
         """
         size = self.pool.size
         while self.waiting and len(self.running) < self.slots:
@@ -239,8 +246,8 @@ class Scheduler:
             self.running.append(progress)
 
     def _share(self, progress: Progress) -> None:
-        """Replaces pages of a request by pages that another request, with the same text, has
-        computed since this one was admitted.
+        """Replaces pages of a request by equal pages of another request that has the same prefix
+        and has computed them since this request was admitted. The replaced pages become free.
         """
         if progress.computed != len(progress.names) * self.pool.size:
             return
@@ -261,9 +268,9 @@ class Scheduler:
         return True
 
     def _grow(self, progress: Progress) -> None:
-        """Gives a request the page for its last token. If no page is available, the requests that
-        were admitted last are preempted (they give back their pages and wait), if necessary this
-        one too.
+        """Allocates the page for a request's last token. If no page is available, the requests that
+        were admitted last are preempted: their pages become free, and they wait. If necessary, this
+        request is preempted, too.
         """
         while len(progress.pages) * self.pool.size <= progress.last and not self._take(progress):
             youngest = self.running[-1]
@@ -312,8 +319,8 @@ class Scheduler:
         self.rows = [p for p in placed[: len(ready)] if p is not None]
 
     def _draft(self) -> tuple[tuple[int, ...], ...]:
-        """Returns for each row the draft that free rows read for it. Rows and draft tokens together
-        are at most `slots`. Each position that is read has a page.
+        """Returns, for each row, the draft tokens that free rows verify for its request. The number
+        of busy rows and draft tokens is at most `slots`. Each position of a draft token has a page.
         """
         room = self.slots - len(self.rows) if self.draft else 0
         may = [p for p in self.rows if p.computed == p.last and p.room > 0 and may_draft(p)]
@@ -328,10 +335,10 @@ class Scheduler:
         return tuple(drafts)
 
     def _iterations(self, most: int) -> int:
-        """Returns the number of iterations of the next step, at most `most`, and gives each row the
-        pages for them. The step ends when min_tokens no longer applies to a request and, while
-        requests wait, when the first request reaches its total. A row with a mask stops after one
-        token while the others go on.
+        """Returns the number of iterations of the next step, at most `most`, and allocates the
+        pages that each row needs for them. The step ends when min_tokens no longer applies to a
+        request and, while requests wait, when the first request reaches its total. A row whose
+        request has a mask stops after one token, while other rows continue.
         """
         if not self.rows:
             return 0
@@ -346,9 +353,10 @@ class Scheduler:
         return count
 
     def _fits(self, iterations: int) -> bool:
-        """True if the pool has pages for `iterations` more iterations of all rows. Pages that are
-        kept for later requests with the same prefix count as free only if `iterations` is at most
-        the size of a page, because a longer launch may end before it needs them.
+        """True if the pool has enough pages for `iterations` further iterations of all rows. Pages
+        that are kept for later requests with the same prefix are counted only if `iterations` is at
+        most the size of a page. For a longer launch they are not given up, because the launch may
+        end before it needs them.
         """
         size, need = self.pool.size, 0
         for progress in self.rows:
@@ -357,12 +365,14 @@ class Scheduler:
         return need <= (self.pool.available if iterations <= size else self.pool.free)
 
     def _take_ahead(self, progress: Progress, end: int) -> None:
-        """Gives a request pages for its positions up to `end`, as long as pages are available."""
+        """Allocates pages for a request's positions up to `end`, as long as pages are available."""
         while len(progress.pages) * self.pool.size < end and self._take(progress):
             pass
 
     def _publish(self, progress: Progress) -> None:
-        """Gives names to the pages that a request has filled."""
+        """Gives a name (a hash of the text so far) to each page that a request has filled, so that
+        other requests can share it.
+        """
         size = self.pool.size
         for number in range(len(progress.names), progress.computed // size):
             before = progress.names[-1] if progress.names else progress.root

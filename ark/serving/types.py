@@ -24,7 +24,9 @@ class FinishReason(enum.Enum):
 
 
 class Guide(Protocol):
-    """The state of one text in a grammar. Used by one thread at a time."""
+    """The state of one text in a grammar, which determines the tokens that may come next. Used by
+    one thread at a time.
+    """
 
     def advance(self, tokens: Sequence[int]) -> np.ndarray | None:
         """Appends tokens to the text. The first call appends none.
@@ -79,13 +81,14 @@ class Event:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A launch on the device: `chunks` iterations that each compute chunk_rows tokens of a prompt,
-    then `iterations` that each compute `form` rows, of which `rows` have a request or a draft.
+    """The record of a launch. It had `chunks` iterations, each of which computed chunk_rows tokens
+    of a prompt, and then `iterations` iterations, each of which decoded a batch of `form` rows. Of
+    these rows, `rows` had a request or a draft token.
 
     begin_s: time.monotonic() at its begin. time_us: its microseconds by the device's clock. While
-    it runs, time_us is None and the numbers of iterations are the planned ones. chunk_us: the
-    chunks' part of time_us, of which the host has seen the end by the first token; None if the host
-    has seen no token in time.
+    it runs, time_us is None and the numbers of iterations are the planned ones. chunk_us: the part
+    of time_us that the chunks took, until the host read the first token; None if the host read no
+    token in time.
     """
 
     begin_s: float

@@ -58,7 +58,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Limits:
     """The limits of one request. body_bytes: the most bytes of its body. body_s: the most seconds
     until the body is complete. request_s: the most seconds until the answer is complete. queue: the
-    most choices (answers) of all requests that wait for a slot of the engine.
+    most choices (answers) of all requests together that may wait for a free slot of the engine.
     """
 
     body_bytes: int = 16 << 20
@@ -233,8 +233,8 @@ class Service:
 
 
 class EventStream(StreamingResponse):
-    """Sends the chunks of an answer as server-sent events. When the response ends, the engine slots
-    of its choices are freed.
+    """Sends the chunks of an answer as server-sent events. When the response ends, the engine's
+    slots that its choices use are freed.
     """
 
     def __init__(self, completion: Completion | Chat) -> None:

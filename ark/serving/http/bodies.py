@@ -36,7 +36,7 @@ VALUES = {
     "type": "function",
     "encoding_format": "float or base64",
 }
-"""The allowed values of fields that take only a few words."""
+"""The allowed values, in words, of fields that allow only a few values."""
 LIMITS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 # A message of msgspec is a cause, followed by the path of the faulty field in the body.

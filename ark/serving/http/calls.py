@@ -1,5 +1,5 @@
-"""Finds calls of tools in the text of an answer. Each family of models writes them in a format of
-its own. Called by ark.serving.http.chats.
+"""Finds tool calls (function calls) in the text of an answer. Each family of models writes tool
+calls in a different format. Called by ark.serving.http.chats.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Part = str | Call
 
 @dataclass(frozen=True)
 class CallFormat:
-    """The format in which a model writes calls: between `begin` and `end`, or from `begin` to the
-    end of the text if `end` is empty. starts: if a text begins with one of these characters, the
-    whole text is calls. calls: the function that parses the text between the marks; it raises
-    ValueError if the text is not a call.
+    """The format in which a model writes tool calls. They are between the marks `begin` and `end`,
+    or from `begin` to the end of the text if `end` is empty. starts: if a text begins with one of
+    these characters, the whole text consists of calls. calls: the function that parses the text
+    between the marks; it raises ValueError if the text is not a call.
     """
 
     name: str
@@ -140,8 +140,8 @@ def format_of(templates: ChatTemplates) -> CallFormat | None:
 
 
 class Reader:
-    """Splits an answer's text into content and calls while it arrives. A call is returned when it
-    is complete. form: the format of calls; None if the whole text is content.
+    """Splits an answer's text into content and tool calls while the text arrives. A call is
+    returned when it is complete. form: the format of calls; None if the whole text is content.
     """
 
     def __init__(self, form: CallFormat | None) -> None:
@@ -212,8 +212,8 @@ def calls_in(form: CallFormat, text: str) -> list[Call]:
 
 class ForcedReader:
     """Parses an answer that a grammar forces to be calls (ark.serving.http.forms.call_form). name:
-    the tool that is called, if the text has only its arguments; None if the text is a list of
-    calls.
+    if the text consists only of the arguments of a call, the name of the called tool; None if the
+    text is a list of calls.
     """
 
     def __init__(self, name: str | None) -> None:

@@ -35,8 +35,8 @@ class Logprob:
 
 @dataclass
 class Piece:
-    """The next part of a choice. finish: the reason why the choice ends; set in its last piece
-    only. tokens: the number of tokens in the piece.
+    """The next part of a choice (one of the answers to a request). finish: the reason why the
+    choice ends; set in its last piece only. tokens: the number of tokens in the piece.
     """
 
     index: int
@@ -47,8 +47,8 @@ class Piece:
 
 
 class Choice:
-    """One choice in progress. shown: the texts of special tokens that are part of the answer, by
-    id.
+    """One choice (answer) of a request that is in progress. shown: by id, the texts of the special
+    tokens that are included in the answer's text.
     """
 
     def __init__(

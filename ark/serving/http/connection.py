@@ -90,8 +90,9 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _watch_head(self) -> None:
-        """Closes the connection if the client has begun a request and does not complete its headers
-        in time, or goes on to send the body of a request that was answered without it.
+        """Closes the connection after a time limit in two cases: the client has begun a request and
+        does not complete its headers, or it is still sending the body of a request that was already
+        answered.
         """
         state = self.conn.their_state
         answered = state is h11.SEND_BODY and self.conn.our_state is h11.DONE

@@ -46,7 +46,7 @@ class EmbeddingEngine:
     """
 
     def __init__(self, embedder: EmbedderLike) -> None:
-        """embedder: is closed by `close`."""
+        """embedder: the embedder to use, which `close` closes."""
         self._embedder = embedder
         self._thread = ThreadPoolExecutor(1, "ark-embedder")
         self._tokens = self._texts = self.requests = 0
@@ -93,8 +93,8 @@ class EmbeddingEngine:
 
 
 class Embedding:
-    """The settings and the engine of the route. queue: the most requests that wait. request_s: the
-    most seconds that a request may take.
+    """The settings and the engine of the route. queue: the largest number of waiting requests.
+    request_s: the most seconds that a request may take.
     """
 
     def __init__(self, engine: EmbeddingEngine, queue: int, request_s: float) -> None:

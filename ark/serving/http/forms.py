@@ -1,5 +1,6 @@
-"""Reads the form that a request requires for its text: `response_format`, or vLLM's fields for the
-same purpose. Called by the routes of completions and chats.
+"""Reads from a request the form that the answer's text must have, such as a JSON schema. It is
+given by `response_format` or by vLLM's fields for the same purpose. Called by the routes of
+completions and chats.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def form_of(asked: CompletionRequest | ChatRequest) -> Form | None:
 
 
 def _refused(field: str, error: Exception) -> ApiError:
-    """The error, in which the name of SamplingParams' field is replaced by the request's field."""
+    """The error for a form, in which the name of the field of SamplingParams is replaced by the
+    name of the request's field.
+    """
     message = re.sub(r"structured_outputs(\.\w+)?", field, str(error), count=1)
     return ApiError(400, message, param=field)
 
@@ -99,8 +102,9 @@ def call_form(tools: Sequence[Tool], name: str | None, parallel: bool) -> Form:
             return _form({"json": tool.function.parameters or {"type": "object"}}, "tools")
     calls, identifiers = [], set()
     for place, tool in enumerate(tools):
-        # With an identifier of its own, references within a tool's schema begin at that schema.
-        # Schemas of older drafts, which `$schema` names, cannot have one beside `$ref`.
+        # Each tool's schema gets an identifier (`$id`), so that references within the schema are
+        # relative to it. Schemas of older JSON Schema drafts cannot have an identifier beside
+        # `$ref`.
         given = tool.function.parameters or {"type": "object"}
         schema = {key: value for key, value in given.items() if key not in ("$schema", "id")}
         own = schema.get("$id")

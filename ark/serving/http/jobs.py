@@ -24,7 +24,7 @@ from ark.serving.types import EngineLike, Event, FinishReason, Grammar, Request
 
 
 class Job:
-    """The choices of one HTTP request. Used on the event loop only.
+    """The choices (answers) of one HTTP request, and their events. Used on the event loop only.
 
     error: the error with which the server ended the job, or None.
     """

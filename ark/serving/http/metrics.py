@@ -125,8 +125,8 @@ class Metrics:
     def recent(self) -> dict[str, Any]:
         """Recent figures for the server's status page: tokens per second in the last WINDOW_S
         seconds, the median time to the first token, a timeline, and the engine's latest launches.
-        The timeline has a list for each generated text, with how many seconds ago each of its
-        tokens was generated.
+        The timeline has a list for each generated text. It has, for each token, how many seconds
+        ago the token was generated.
         """
         now = time.monotonic()
         self._forget(now)
@@ -148,7 +148,9 @@ class Metrics:
 
 
 def _aged(launch: LaunchRecord, now: float) -> dict[str, Any]:
-    """A launch as JSON, with the seconds since its begin in place of the time of its begin."""
+    """A launch record as JSON. The time at which the launch began is replaced by the number of
+    seconds since then.
+    """
     fields = msgspec.to_builtins(launch)
     return {"age_s": round(now - fields.pop("begin_s"), 4), **fields}
 

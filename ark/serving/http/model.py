@@ -54,8 +54,8 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def named(self, asked: str | None) -> ServedModel:
-        """The model of that name, which may be an adapter's. Raises ApiError if it does not
-        exist.
+        """The model with the requested name, which may be the name of an adapter. Raises ApiError
+        if it does not exist.
         """
         if not asked or asked == self.name:
             return self
@@ -71,7 +71,7 @@ class ServedModel:
 
     @cached_property
     def variants(self) -> dict[str, ServedModel]:
-        """The model with each of its adapters, by the adapter's name."""
+        """For each adapter, the model with this adapter, by the adapter's name."""
         return {name: replace(self, name=name, adapter=name) for name in self.adapters}
 
     async def encoded(
@@ -80,8 +80,8 @@ class ServedModel:
         """The token ids of texts. framed: include the tokens that the tokenizer adds at the
         beginning and the end of a text.
 
-        If a text is far too long, only its beginning is encoded. params: for each text, the name of
-        its place in the request, which errors use.
+        If a text is far too long, only its beginning is encoded. params: for each text, where it is
+        in the request (such as `prompt[1]`), for error messages.
         """
 
         def encode() -> list[list[int]]:
@@ -212,8 +212,8 @@ class ServedModel:
 
     @cached_property
     def special_marks(self) -> dict[int, str]:
-        """The special tokens among the marks of tool calls, by id. If the request has tools,
-        answers contain these marks as text.
+        """The marks of tool calls that are special tokens, by token id. If a request has tools,
+        these special tokens are kept in the answer's text, so that calls can be found.
         """
         marks = () if self.call_format is None else self.call_format.marks
         ids = {self.tokenizer.backend.token_to_id(mark): mark for mark in marks}

@@ -98,8 +98,8 @@ def ending(
     server: uvicorn.Server, service: Service, drain_s: float, loop: asyncio.AbstractEventLoop
 ) -> Callable[[], None]:
     """Returns a function that ends a server. From its first call on, new requests are refused.
-    After drain_s, or at its second call, answers that still run end with an error. If the engine
-    fails, the server ends when its clients have the error.
+    After drain_s seconds, or at the second call, answers that are still running end with an error.
+    If the engine fails, the server ends after its clients have received the error.
     """
 
     def failed() -> None:

@@ -1,9 +1,10 @@
 """Computes log probabilities of a prompt's tokens, for requests with `echo` and `logprobs`, such as
 those of lm-eval.
 
-The engine reports log probabilities of sampled tokens only. So the prompt's first token is
-submitted as the prompt, and a grammar forces the engine to sample the prompt's other tokens, one
-per iteration. Called by the route of completions.
+The engine reports log probabilities of sampled tokens only, not of prompt tokens. So a request is
+submitted whose prompt is only the first token of the real prompt. A grammar then forces the engine
+to sample the other tokens of the real prompt, one per iteration. Called by the route of
+completions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The CPU backend: a full backend whose processors are threads."""
+"""The CPU backend. Each processor of a plan is a thread. It supports everything that a GPU backend
+supports.
+"""
 
 from __future__ import annotations
 

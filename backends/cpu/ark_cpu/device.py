@@ -47,8 +47,8 @@ class CpuLaunch:
         self._params = ctypes.create_string_buffer(params, len(params))
         self._result = 0
         self._elapsed = 0.0
-        # The end of the kernel's thread is reported by this event instead of Thread.join: after a
-        # signal, join can report a running thread as ended.
+        # This event, not Thread.join, tells when the kernel's thread has ended: after a signal,
+        # join can report a running thread as ended.
         self._ended = threading.Event()
         workers.run(partial(self._run, library, processors), self._ended.set)
 
@@ -86,9 +86,9 @@ class CpuInlineLaunch:
         self._ended.set()
         self._check = self._leave = _nothing
         self._error: BaseException | None = None
-        # This is a generator because the interpreter also raises a signal's exception at the start
-        # of a function. Here that point is inside the `try`, and no exception is lost in the
-        # kernel's frames.
+        # `_looking` is a generator, because Python also raises a signal's exception at the start of
+        # a function. In a generator this point is inside the `try`. So no exception is raised in
+        # the frames of the kernel, where it would be lost.
         looking = self._looking()
         next(looking)
         self._look = _LOOK(partial(next, looking))
@@ -221,8 +221,8 @@ class CpuDevice:
         return library
 
     def _open(self, binary: Binary) -> tuple[ctypes.CDLL, int | None]:
-        """Loads a library from a memory file if the system supports it, so that a full disk does
-        not matter. Otherwise loads it from a temporary file.
+        """Loads a library from a file in memory (memfd) if the system supports it, so that a full
+        disk does not matter. Otherwise loads it from a temporary file.
 
         The file stays open as long as the library is loaded, because the loader identifies the
         library by the file's name.
@@ -308,8 +308,9 @@ def _private(size: int) -> mmap.mmap:
 def _fresh_name(handle: int) -> str:
     """Returns the name of an open file from which no library has been loaded yet.
 
-    For a name that it has seen, the loader returns the earlier library whatever the file contains
-    now. It also keeps some libraries after they were closed.
+    The dynamic loader identifies libraries by file name: for a name that it has loaded before, it
+    returns the earlier library, whatever the file contains now. It also keeps some libraries after
+    they were closed.
     """
     system = ctypes.CDLL(None)
     system.dlopen.restype = ctypes.c_void_p

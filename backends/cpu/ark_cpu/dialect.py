@@ -1,4 +1,6 @@
-"""The CPU's dialect: plain C++17, in which a processor is a thread."""
+"""The CPU's dialect (the parts of the generated source that a backend provides): plain C++17, in
+which a processor is a thread.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-// The loop kernel's entry point on a CPU. Each processor of the plan is one thread, and all of them
-// run at once. The calling thread runs processor 0. The other threads have stacks of a fixed size
-// (ARK_STACK_BYTES), whatever limit the user has set. look: a function that the calling thread
-// calls from time to time while it waits, or null.
+// The loop kernel's entry point on a CPU. Each processor of the plan is one thread, and all threads
+// run at once. The calling thread runs processor 0. The other threads have stacks of
+// ARK_STACK_BYTES bytes, whatever stack limit the user has set. look: a function that the calling
+// thread calls from time to time while it waits, or null.
 
 constexpr size_t ARK_STACK_BYTES = size_t{8} << 20;
 
@@ -40,8 +40,8 @@ extern "C" int ark_loop(const ArkParams* params, int processors, void (*look)())
   if (all) {
     ark_work(&first);
   } else {
-    // The system could not start all threads, but the loop works only if all processors run at
-    // once. The abort word makes the threads that have started leave.
+    // The system could not start all threads, but the loop kernel works only if all processors run
+    // at once. Setting the abort word makes the threads that have started return.
     ark_add_release(&ark_control(params)->abort, 1u, false);
   }
   while (--running > 0) {

@@ -30,8 +30,8 @@ struct ark_bf16 {
 #else
 #define ARK_VECTOR_LOOP _Pragma("GCC ivdep")
 #endif
-// The number of bytes of the widest vectors, and the number of rows of a product whose sums, of two
-// vectors each, fit into registers.
+// ARK_VECTOR_BYTES: the number of bytes of the widest vectors. ARK_PANEL_ROWS: the number of rows
+// of a matrix product whose sums, two vectors per row, fit into registers.
 #if defined(__AVX512F__)
 #define ARK_VECTOR_BYTES 64
 #define ARK_PANEL_ROWS 12
@@ -114,8 +114,8 @@ ARK_DEVICE ark_u64 ark_time_ns() {
   return static_cast<ark_u64>(now.tv_sec) * 1000000000u + static_cast<ark_u64>(now.tv_nsec);
 }
 // The clock for time limits. It does not advance while the process is stopped (SIGSTOP, a
-// debugger): a wait reads it about every tenth of a second, and of a longer gap only one second
-// counts.
+// debugger). A waiting thread reads the clock about every tenth of a second. If two readings are
+// more than one second apart, only one second is counted.
 #define ARK_SPIN_TIME() ark_waited_ns()
 ARK_DEVICE ark_u64 ark_waited_ns() {
   static thread_local ark_u64 last = 0u, stopped = 0u;
@@ -125,8 +125,8 @@ ARK_DEVICE ark_u64 ark_waited_ns() {
   last = now;
   return now - stopped;
 }
-// Every 20 ms of waiting, the caller's thread may call a function that checks for other events,
-// such as signals or a rank that has died.
+// While the calling thread waits, it calls ark_look every 20 ms, if it is set. The function checks
+// for other events, such as signals or a rank that has died.
 inline ARK_LINKED __thread void (*ark_look)() = nullptr;
 ARK_COLD void ark_look_around() {
   static thread_local ark_u64 looked = 0u;
@@ -137,9 +137,10 @@ ARK_COLD void ark_look_around() {
 }
 constexpr ark_u32 ARK_SHORT_SPINS = 200u;
 constexpr ark_u64 ARK_SHORT_NS = 100000u;
-// Yields the core: there may be more processors than cores. A thread that sleeps gets a shared core
-// back sooner than one that calls sched_yield, and sched_yield has no effect between groups of
-// processes (sessions, containers). A long wait therefore sleeps.
+// Called in a wait: lets other threads use the core, because there may be more processors (threads)
+// than cores. A thread that sleeps gets a shared core back sooner than one that calls sched_yield,
+// and sched_yield has no effect between groups of processes (sessions, containers). So a long wait
+// sleeps.
 ARK_COLD void ark_give_way(ark_u32 spins) {
   static thread_local ark_u64 begun = 0u;
   if ((spins & 15u) == 0u && ark_look != nullptr) ark_look_around();
@@ -149,8 +150,8 @@ ARK_COLD void ark_give_way(ark_u32 spins) {
     sched_yield();
     return;
   }
-  // This line is reached after about ten milliseconds without an event. Then the loop is idle, or a
-  // peer has not started yet, so the thread sleeps longer.
+  // If the wait has lasted for more than 10 ms, the loop kernel is idle or a peer has not started
+  // yet. Then the thread sleeps longer.
   const timespec nap{0, now - begun < 10000000u ? 1000 : 50000};
   nanosleep(&nap, nullptr);
 }
@@ -175,10 +176,11 @@ ARK_DEVICE ark_u32 ark_float_bits(float value) {
   return bits;
 }
 #if !defined(__clang__) && (defined(__FMA__) || defined(__ARM_FEATURE_FMA))
-// Ordered sums and products are fused multiply-adds with a one or a zero whose value the compiler
-// does not know, so that it cannot simplify them. The compiler's own barrier,
-// __builtin_assoc_barrier, is lost when GCC 12 vectorises a loop. The ones and zeros are kept as
-// integer bits, because the compiler knows that stores of floats cannot change integers.
+// Sums and products that the compiler must not reorder are written as fused multiply-adds with a
+// factor 1 or a summand 0, whose value the compiler does not know. So it cannot simplify them. (GCC
+// 12 ignores the builtin for this purpose, __builtin_assoc_barrier, when it vectorises a loop.) The
+// ones and zeros are stored as integers, because the compiler knows that stores of floats cannot
+// change integers, and need not load them again.
 static ark_u32 ark_one_bits, ark_zero_bits;
 static ark_u64 ark_one_bits_64, ark_zero_bits_64;
 __attribute__((constructor)) static void ark_set_bits() {
@@ -308,8 +310,9 @@ ARK_DEVICE float ark_row_dot(const T* w, const float* x, int k) {
   return total;
 }
 
-// Transposes square blocks of small elements in 16-byte registers, one row in each. Every round
-// interleaves rows of the upper half with rows of the lower half, element by element.
+// Transposes square blocks of elements in 16-byte registers, with one row of the block in each
+// register. Each round interleaves the rows of the upper half with those of the lower half, element
+// by element.
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
 #define ARK_HAS_BLOCKS 1

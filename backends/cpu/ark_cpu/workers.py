@@ -53,7 +53,9 @@ def run(work: Callable[[], None], ended: Callable[[], None]) -> None:
 
 
 def _forget() -> None:
-    """Forgets all threads. Called in a forked process, to which no thread is copied."""
+    """Clears the list of idle threads. Called in a forked process, in which these threads do not
+    exist.
+    """
     global _lock
     _lock = threading.Lock()
     _idle.clear()

@@ -1,6 +1,7 @@
 """A simulated mesh of processor cores with private memory, which exchange messages between
-supersteps. It has no memory that two cores share and therefore no loop kernel: it builds and runs
-plans itself (ark.runtime.runner.PlanBackend). docs/mesh.md describes its purpose and limits.
+supersteps. A loop kernel needs memory that processors share, which a mesh does not have. So this
+backend executes plans by its own means (ark.runtime.runner.PlanBackend). docs/mesh.md describes its
+purpose and limits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 // The entry point of the simulated mesh of cores. A core accesses only its own memory. In a
-// superstep the cores compute one after another; then all messages are collected before any is
-// delivered.
+// superstep the simulated cores compute one after another. Then all messages are copied before the
+// first one is delivered, as if they were sent at the same time.
 
 struct MeshMessage {
   ark_u64 from, to;  // addresses
@@ -41,8 +41,8 @@ static void mesh_copy(const MeshMessage* each, ark_u32 count) {
   }
 }
 
-// Delivers the messages of a superstep. Every message is read before the first one is written, as
-// if all travelled at the same time.
+// Delivers the messages of a superstep. All messages are read from the senders' memory before the
+// first one is written to a receiver, as if they were sent at the same time.
 static void mesh_exchange(const MeshParams* m, const MeshMessage* each, ark_u32 count) {
   char* staged = ARK_POINTER(char, m->staging);
   for (ark_u32 i = 0u; i < count; staged += each[i].bytes, ++i) {
@@ -137,7 +137,8 @@ static void mesh_in(const MeshParams* m) {
   mesh_copy(ARK_POINTER(const MeshMessage, m->copies), m->copy_count);
 }
 
-// Persistent mode: waits until the host releases the iteration; false if the loop is to end.
+// In persistent mode, waits until the host allows this iteration to run. Returns false if the loop
+// is to end instead.
 static bool mesh_released(const MeshParams* m, ark_u32 iteration, bool& waited) {
   ArkHost* host = ARK_POINTER(ArkHost, m->host);
   const ark_u64 start = ark_time_ns();

@@ -1,11 +1,11 @@
 """Converts a plan into supersteps: in a superstep the cores compute on private memory; between two
 supersteps they exchange messages.
 
-The tasks of a phase are visited in program order. For every item of memory that a task writes, the
-exchange records the last writer, the cores that hold a copy, and the supersteps. A read of an item
-that its core does not hold becomes a message, and the task is placed in the superstep after that
-message. The counters of the plan are not used: program order and the tasks' accesses determine
-everything. Called by ark_mesh.executor.
+The tasks of a phase are visited in program order. For every item of memory (the smallest unit that
+tasks access) that a task writes, the exchange records the last writer, the cores that hold a copy,
+and the supersteps of its accesses. A read of an item that its core does not hold becomes a message,
+and the task is placed in the superstep after that message. The counters of the plan are not used:
+program order and the tasks' accesses determine everything. Called by ark_mesh.executor.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A piece that its core sends to another one. changed: True if only those bytes are delivered
-    that the source has changed in this iteration. This is needed where several cores append to the
-    same box.
+    """A message: byte ranges of a buffer that a core sends to another core. changed: True to
+    deliver only the bytes that the sender has changed in this iteration. This is needed if several
+    cores append to the same box.
     """
 
     piece: Piece
@@ -51,10 +51,10 @@ class Message:
 @dataclass
 class Supersteps:
     """One phase. tasks: by core, (superstep, task) in the order in which they run. exchanges: the
-    messages after each superstep. The last ones make all copies of persistent data equal again.
-    written: the locations of an iteration's results after it has ended, ordered by each buffer's
-    last write, because buffers with disjoint lifetimes share host memory. last: by buffer, the op
-    that writes it last.
+    messages after each superstep. The last messages of an iteration make all copies of persistent
+    data equal again. written: the locations of an iteration's results after it has ended, ordered
+    by each buffer's last write, because buffers with disjoint lifetimes share host memory. last: by
+    buffer, the op that writes it last.
     """
 
     tasks: list[list[tuple[int, Task]]]
@@ -90,8 +90,8 @@ class _Items:
         return cls(size, holders, homes, source, wrote, read, appended, late)
 
     def begin(self) -> None:
-        """Resets the records to the state before an iteration: no core has written, and homes hold
-        everything.
+        """Resets the records to the state before an iteration: no core has written, and the
+        contents are on the cores in `homes`.
         """
         self.holders[:] = 0
         self.appended[:] = 0
@@ -210,7 +210,7 @@ class Exchange:
     def _need(
         self, core: int, buffer: int, at: np.ndarray, write: bool, append_only: bool
     ) -> tuple[int, list[Message]]:
-        """Returns the first superstep in which the core may touch the items, and the messages that
+        """Returns the first superstep in which the core may access the items, and the messages that
         must arrive before it.
 
         A write to a part of an item keeps the rest of it, so it counts as a read as well.
@@ -296,8 +296,8 @@ class Exchange:
         steps.exchanges[-1] += last
 
     def _piece(self, core: int, buffer: int, at: np.ndarray) -> Piece:
-        """The pieces of memory that ascending items (at least one) cover, with consecutive items
-        joined.
+        """The byte ranges of the given items of a buffer, with consecutive items joined. at: the
+        numbers of the items, ascending, at least one.
         """
         size = self._sizes[buffer]
         breaks = np.flatnonzero(np.diff(at) != 1)

@@ -50,7 +50,7 @@ PARAMS = np.dtype([*((n, "<u8") for n in _ADDRESSES), *((n, "<u4") for n in _WOR
 
 
 class MeshExecutor(PlanMemory):
-    """One plan on the mesh. A context manager; `close` gives all memory back."""
+    """One plan on the mesh. A context manager; `close` frees all memory."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ POISON_BYTE = 0xFF  # initial bytes of private memory: NaN as floats, -1 as inte
 
 class Cores:
     """The memories of a mesh's cores in one allocation, one after another. A second region of the
-    same size follows, for copies of the state at an iteration's beginning.
+    same size follows, for a copy of the state at the beginning of an iteration.
     """
 
     def __init__(self, plan: Plan, exchange: Exchange, device: MeshDevice) -> None:
@@ -95,8 +95,8 @@ class Cores:
         return built
 
     def bounds(self) -> np.ndarray:
-        """For each phase, core and superstep, the number of the first task. Each row ends with the
-        end of its last superstep.
+        """For each phase, core and superstep, the number of the first task. The last entry of each
+        row is the number of the core's last task + 1.
         """
         rows: list[np.ndarray] = []
         begun = [0] * len(self._places)
@@ -131,7 +131,9 @@ class Cores:
         return np.concatenate(records)
 
     def _moves(self, piece: Piece, other: int, out: bool) -> np.ndarray:
-        """The copies between a core and a buffer at the given address."""
+        """The copies between a core's memory and a buffer at the given address. piece: the byte
+        ranges of the buffer. other: the buffer's address. out: True to copy from the core.
+        """
         records = np.zeros(len(piece.begin), MESSAGE)
         records["from" if out else "to"] = self.address(piece.core, piece.buffer) + piece.begin
         records["to" if out else "from"] = other + piece.begin

@@ -40,7 +40,7 @@ constexpr int ARK_BLOCK_GROUPS = 16, ARK_BLOCK_BYTES = 4 * ARK_BLOCK_GROUPS;
 #endif
 
 // The type of panel elements, chosen by the types of the operands' elements (A and B). It
-// represents the elements' values exactly.
+// represents all values of both types exactly.
 template <typename A, typename B>
 struct ArkPart {
   typedef float type;
@@ -69,9 +69,9 @@ struct ArkPart<const ark_bf16*, const ark_bf16*> {
 #endif
 
 // How panel elements of type P are multiplied, for one instruction set. sum: the type of sums.
-// vector: a vector of panel elements or sums. left(p): the group of a row at p, in all lanes of a
-// vector. add: adds to each lane of `total` the product of the groups in a and b. BIASED: true if
-// left() adds 128 to int8 elements (see below).
+// vector: a vector of panel elements or sums. left(p): loads the group (4 bytes of a row) at p into
+// all lanes of a vector. add: adds to each lane of `total` the product of the groups in a and b.
+// BIASED: true if left() adds 128 to int8 elements (see below).
 template <typename P>
 struct ArkDot {
   typedef P sum;
@@ -251,7 +251,7 @@ constexpr int ark_panel_rows() {
 #endif
   return ARK_PANEL_ROWS;
 }
-// Like ark_dots, for all rows of a left panel.
+// Like ark_dots, but for all rows of a left panel instead of R rows.
 template <int STRIDE, typename P, typename S>
 ARK_DEVICE void ark_multiply_panels(const P* a, const P* b, int groups, S* sums, bool begun) {
   constexpr int ROWS = ark_panel_rows<P>();

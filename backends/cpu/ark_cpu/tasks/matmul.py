@@ -1,7 +1,7 @@
 """Products on a CPU. Both matrices are packed into panels, which the processor's widest units
 multiply: tile registers, dot products of bf16 or int8, or vectors of floats, depending on what the
-compiler may use (dots.h, panels.h). The vendor-independent body computes tiles of few rows. Called
-through the dialect.
+compiler may use (dots.h, panels.h). Tiles of few rows are computed by the device function that
+works on every machine. Called through the dialect.
 """
 
 from __future__ import annotations

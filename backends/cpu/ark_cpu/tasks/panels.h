@@ -56,8 +56,8 @@ ARK_DEVICE void ark_to_part(float& to, const T* from) {
   to = ark_get(from, 0);
 }
 
-// Reads COUNT elements, STEP apart, as panel elements. Only the first `some` exist; the others
-// become zeros.
+// Reads COUNT elements, STEP elements apart, and converts them to panel elements. Only the first
+// `some` elements exist; zeros are stored for the others.
 template <int COUNT, int STEP, typename P, typename T>
 ARK_DEVICE void ark_read_parts(P* to, const T* from, int some) {
   constexpr int BYTES = COUNT * static_cast<int>(sizeof(P)), EACH = sizeof(ark_groups);
@@ -78,7 +78,7 @@ ARK_DEVICE void ark_read_parts(P* to, const T* from, int some) {
 
 // The next two functions pack a block: ARK_BLOCK_GROUPS groups of k of N lines. A line is a row of
 // the left operand or a column of the right one. Only `lines` lines and `depth` elements of k
-// exist; the rest becomes zeros. at(line, k): the address of an element.
+// exist; zeros are stored for the rest. at(line, k): the address of an element.
 //
 // ark_block_by_lines reads along k: the groups of line i are stored at to + i * row.
 template <int N, int K_STEP, typename P, class At>
