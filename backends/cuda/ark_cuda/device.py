@@ -249,7 +249,9 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """See GraphDevice.recording. Work on other streams is not captured."""
+        """Captures launches into a CUDA graph; see GraphDevice.recording. Work on other streams is
+        not captured.
+        """
         relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         doing = f"making a kernel for a graph of {self.label}"
         before = check(cu.cuThreadExchangeStreamCaptureMode(relaxed), doing)
@@ -266,8 +268,8 @@ class CudaDevice:
         stream: int,
         cleared: Sequence[tuple[int, int]],
     ) -> None:
-        """See GraphDevice.record. A captured launch has no events, because they could not be
-        queried.
+        """Adds a launch to the CUDA graph that is being captured; see GraphDevice.record. The
+        launch has no events, because events of a captured launch cannot be queried.
         """
         if not isinstance(program, Program):
             raise TypeError("record needs a Program, as load returns it")
@@ -279,8 +281,8 @@ class CudaDevice:
             enqueue(program, params, grid, queue, doing)
 
     def _admit(self, program: Program, grid: Grid) -> str:
-        """The beginning of error messages of such a launch. The first call also checks that all
-        blocks can be resident at the same time.
+        """Checks once for each program and grid that all blocks can be resident at the same time.
+        Returns the beginning of error messages about such a launch.
         """
         key = (int(program.module), grid)
         if key in self._admitted:

@@ -1,7 +1,7 @@
 """The source dialect of NVIDIA GPUs: prelude, ring, entry point and the vendor's task bodies.
 
-Called by the writer through the backend object. The dialect's text is the same for every
-architecture; the machine's capabilities describe an architecture's features.
+Called by the source writer (ark.backend.codegen) through the backend object. The dialect's text is
+the same for every architecture; the machine's capabilities describe an architecture's features.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ark_cuda.tasks import BODIES, products
 # In one program, a body's registers and stack frame would depend on all callers in the kernel, and
 # the compile time would grow with the square of the number of bodies.
 MAX_JOINT_BODIES = 16
-# The most different products by wgmma for which a kernel compiles fast, because they are inlined
-# into one function: 28 of them compile in 40 s of CPU time, 87 in more than 300 s.
+# The largest number of different wgmma products with which a kernel compiles fast. The products are
+# inlined into one function: 28 of them compile in 40 s of CPU time, 87 in more than 300 s.
 MAX_JOINT_PRODUCTS = 16
 # A kernel with both of these task kinds is compiled in several programs. In one program with a
 # combine, a product gets so few registers that it spills in each step of k.

@@ -45,8 +45,8 @@ class Events:
         return event
 
     def release(self, *events: Any) -> None:
-        """Takes back the events of a launch that is not waited for any more, which may still be
-        running, to use them for later launches.
+        """Makes a launch's two events available to later launches. The launch may still be running,
+        but its events are not waited for any more.
         """
         if self.context is not None:
             self._free += events

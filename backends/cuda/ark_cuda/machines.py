@@ -27,13 +27,13 @@ SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # fewer for several rows, which nee
 # A variant whose block has more than ROOMY_WARPS warps supports at most FEW_ROWS input rows,
 # because more rows need more registers per thread than such a block has.
 FEW_ROWS, ROOMY_WARPS = 4, 12
-# Rings for weights in quantised rows. A slot has as many bytes as the same number of rows of 16-bit
-# weights would need, or half as many, so that one warp multiplies a slot's rows in less time. With
-# ten warps in a block, a thread has 168 registers.
+# Variants for quantised weights: computing warps, slots of the operand ring, bytes of a slot,
+# copies in flight. Slots have 18 KB, or 9 KB so that one warp has fewer rows to multiply per slot.
+# With ten warps in a block, a thread has 168 registers.
 ROW_STAGES = ((10, 20, 9216, 5), (10, 10, 18432, 3))
 ROW_SLICE = 32  # registers for a row's slice, of the 96 of a thread in 17 warps
-# Bytes of shared memory that the planner may not use: the loop's records, and the static variables,
-# which are before `ark_shared` (whose address is a multiple of 1024).
+# Bytes of shared memory that the planner may not use. They hold the loop's task records and the
+# static variables, which lie before `ark_shared` (its address is a multiple of 1024).
 RESERVED = 1024 + LOOP_BYTES
 
 # Tiles (rows, columns) of fp32 products without matrix units (tasks/exact.h), each with its
@@ -165,17 +165,18 @@ def _costs(name: str, processors: int, gbps: float) -> Costs:
 
 
 def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ...]:
-    """The kernel variants that a machine with the given number of ring slots can run. Without slots
-    it reads operands in place.
+    """The kernel variants that a machine can run. slots: slots of the operand ring in shared
+    memory. With 0 slots, tasks read operands from memory in place.
 
-    warpgroups: True if the machine multiplies matrices by warpgroups. Two of them compute, and one
-    thread of a third loads. In plans with products and collectives, three more warps of the third
-    move data.
+    warpgroups: True if the machine multiplies matrices by warpgroups. Two warpgroups of a block
+    compute, and one thread of a third one loads. In plans with products and collectives, three more
+    warps of the third warpgroup move data.
     """
     if not slots:
         return (block(BLOCK_WARPS),)
-    # With 12 warps in a block, each thread begins with 168 registers. The roles then divide these
-    # registers anew, by the numbers of warps and registers below.
+    # With 12 warps in a block, each thread begins with 168 registers. Registers are then
+    # redistributed between the roles. Each role below has its number of warps and of registers per
+    # thread.
     alone = Variant("matrix", (Role(COMPUTE, 8, 232), Role(LOAD, 4, 40)))
     moving = Variant("matrix", (Role(COMPUTE, 8, 224), Role(LOAD, 1, 56), Role(MOVE, 3, 56)))
     matrix = (alone, moving) if warpgroups else ()

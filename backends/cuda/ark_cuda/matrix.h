@@ -1,16 +1,16 @@
 // The kernel variant `matrix`. In each block, two warpgroups multiply. One thread of a third
-// warpgroup, the loading thread, loads the operands of their products by TMA into a ring of stages
+// warpgroup, the loading thread, copies the operands of their products by TMA into a ring of stages
 // in shared memory. Within an op it loads the next tiles while the warpgroups multiply earlier
-// ones. While an earlier op is still running, it loads only operands that no task of the launch
-// writes. Other operands may be results of that op, and if the same processor computes them, there
-// is no counter to wait for.
+// tiles. Before an op begins, the loading thread loads only those of its operands that no task of
+// the launch writes. Other operands may be results of the op that is still running, and for results
+// computed on the same processor there is no counter to wait for.
 
 #define ARK_HAS_LOADER 1
 // The ring has ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (ark_cuda.tasks.products). A slot
 // holds 128 bytes along k of each row of the operands a and b, for the plan's largest tile. Before
-// the ring are ARK_MATRIX_SLABS bytes of slabs, through which warps store results; bodies that do
-// not multiply may use them too. ARK_LOAD_REGISTERS, ARK_COMPUTE_REGISTERS: registers of a thread
-// of each role, set by the variant.
+// the ring are ARK_MATRIX_SLABS bytes of slabs: each warp has a slab, through which it stores
+// results. Bodies that do not multiply may use the slabs too. ARK_LOAD_REGISTERS and
+// ARK_COMPUTE_REGISTERS are the registers of a thread that loads or computes, set by the variant.
 constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
 constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // a warp's slab: 16 by 64 elements of 16 bits
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
@@ -28,8 +28,8 @@ static_assert(ARK_MATRIX_STAGE % ARK_SHARED_ALIGNMENT == 0 &&
                   ARK_MATRIX_SLABS % ARK_SHARED_ALIGNMENT == 0,
               "operands begin where swizzled boxes must");
 
-// A position in the ring: a slot and the parity of its barriers' phase. Both are kept in registers
-// rather than computed by division, because the time between two products matters.
+// A position in the ring: a slot and the parity of its barriers' phase. Both are kept in registers.
+// Computing them from a stage number would need a division between two products.
 struct ArkMatrixSlot {
   ark_u32 slot, parity;
 };
@@ -71,9 +71,9 @@ struct ArkMatrixRing {
 #define ark_matrix (ark_static_at<ArkMatrixRing, 192, 512>())
 
 // The base of a block's memory for tasks. It is computed as an offset from the start of shared
-// memory, so that the compiler knows that it is in shared memory. The slabs are the first part of a
-// task's memory. Bodies that use this memory for other data need so little that they do not reach
-// the stages behind the slabs.
+// memory, so that the compiler knows the address space. The slabs are the first part of this
+// memory, and the stages follow. Bodies that use the slabs for other data use little of them and do
+// not reach the stages.
 constexpr ark_u32 ARK_MATRIX_BASE =
     (ARK_RING_BYTES + ARK_LOOP_BYTES + ARK_SHARED_ALIGNMENT - 1u) & ~(ARK_SHARED_ALIGNMENT - 1u);
 ARK_DEVICE char* ark_matrix_slab(ArkCtx&, int warp) {
@@ -111,8 +111,8 @@ ARK_DEVICE void ark_matrix_open() {
 #endif
   __syncthreads();
 }
-// Sets the number of registers of a warpgroup's threads: the loading warpgroup gives most of its
-// registers to the computing ones.
+// Sets the number of registers of each thread of a warpgroup. The loading warpgroup gives up most
+// of its registers, and the computing warpgroups get them.
 ARK_DEVICE void ark_matrix_loads_only() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(ARK_LOAD_REGISTERS));
 }
@@ -146,11 +146,11 @@ ARK_DEVICE void ark_task_begins(const ArkCtx& c) {
   atomicExch(&ark_matrix.begun, ark_matrix_place(c.iteration, at) + 2u);
 }
 
-// Waits for a stage inline, because a call would separate the products before it from those after
-// it. barrier: the shared address of the stage's barrier. This wait needs no time limit: the
-// loading thread's own waits have one and check the abort word, and when the loading thread stops,
-// it sets a flag. The warps then continue with whatever data the stage holds until the vote at the
-// task's end.
+// Waits for a stage. It is inlined, because a call would separate the products before the wait from
+// those after it. barrier: the shared address of the stage's barrier. This wait needs no time
+// limit: the loading thread's own waits have one and check the abort word, and when the loading
+// thread stops, it sets a flag. The computing warps then continue with whatever data the stage
+// holds, and find the failure at the end of the task.
 ARK_DEVICE bool ark_matrix_passed(ark_u32 barrier, ark_u32 parity) {
   ark_u32 passed;
   asm volatile(
@@ -168,7 +168,7 @@ ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 full, ark_u32 parity) {
     break;
   }
 }
-// Releases a stage, so that the loading thread may overwrite it, on behalf of GROUPS warpgroups.
+// Releases a stage on behalf of GROUPS warpgroups, so that the loading thread may overwrite it.
 // empty: the address of the stage's barrier for releases.
 template <ark_u32 GROUPS = 1u>
 ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
@@ -180,22 +180,22 @@ ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
 ARK_DEVICE void ark_matrix_release_warp(ark_u32 empty) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
 }
-// This warp's next position in the ring, as stored by ark_matrix_keep_place at the end of the last
-// task.
+// The position in the ring of this warp's next stage. ark_matrix_keep_place stored it at the end of
+// the last task.
 ARK_DEVICE ArkMatrixSlot ark_matrix_place_of() {
   const ark_u32 used = ark_warp_load(&ark_matrix.used[ark_warp()]);
   return ArkMatrixSlot{used >> 1 & 0xffu, used & 1u};
 }
-// Stores this warp's next position in the ring for the next task. made: the parity that
-// ark_matrix_made_parity returns from then on.
+// Stores the position in the ring of this warp's next stage, for the next task. made: the parity
+// that ark_matrix_made_parity returns from then on.
 ARK_DEVICE void ark_matrix_keep_place(const ArkMatrixSlot& at, ark_u32 made = 0u) {
   __syncwarp();
   ark_warp_store(&ark_matrix.used[ark_warp()], made << 16 | at.slot << 1 | at.parity);
   __syncwarp();
 }
 #ifdef ARK_HAS_TENSOR_MEMORY
-// The parity of the barrier phase that completes when the sums of the next tile, in tensor memory,
-// are complete.
+// The parity of an mbarrier's phase. The phase completes when the products have written all sums of
+// the next tile to tensor memory.
 ARK_DEVICE ark_u32 ark_matrix_made_parity() {
   return ark_warp_load(&ark_matrix.used[ark_warp()]) >> 16;
 }
@@ -231,8 +231,8 @@ ARK_DEVICE void ark_matrix_loaded(ArkMatrixLoad& load, bool ahead) {
 }
 // Loading thread: true if the computing warps have left the loop.
 ARK_DEVICE bool ark_matrix_left() { return atomicAdd(&ark_matrix.leave, 0u) != 0u; }
-// Loading thread: waits until all computing warps have released the previous stage in the next
-// slot. Returns false if no more stages are needed.
+// Loading thread: waits until all computing warps have released the stage that the next slot still
+// holds. Returns false if no more stages are needed.
 ARK_DEVICE bool ark_matrix_free(const ArkMatrixLoad& load) {
   const ark_u32 empty = ark_shared_address(&ark_matrix.empty[load.at.slot]);
   while (!ark_matrix_passed(empty, load.at.parity ^ 1u)) {
@@ -389,9 +389,9 @@ ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int i1, int i0
       "l"(map), "r"(x), "r"(y), "r"(i1), "r"(i0), "r"(ark_shared_address(barrier)), "l"(keep)
       : "memory");
 }
-// Starts the copy of the pixels that consecutive convolution windows read, from the pixel (x, y) of
-// image i0 on, through an im2col tensor map. across, down: the offset of the kernel's element in a
-// row and in rows.
+// Starts the copy of the pixels that consecutive convolution windows read, through an im2col tensor
+// map. The first window begins at pixel (x, y) of image i0. across, down: the column and the row of
+// the kernel element that multiplies these pixels.
 ARK_DEVICE void ark_window_load(char* to, ark_u64 map, int channel, int x, int y, int i0,
                                 int across, int down, ark_u64* barrier, ark_u64 keep) {
   asm volatile(

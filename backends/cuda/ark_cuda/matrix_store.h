@@ -1,9 +1,10 @@
 // Stores the sums of products from the registers of a warpgroup to memory, in the variant `matrix`.
 // Each warp stores its own rows as whole lines, through its slab of shared memory.
 
-// The shared address that a lane passes to stmatrix or ldmatrix for two blocks of eight columns, j
-// and the next one, of the 16 rows in its warp's slab. The 16-byte pieces of a row of 128 bytes are
-// swizzled by the row, so that an access has no bank conflicts.
+// For stmatrix and ldmatrix: the shared address that a lane passes to access 16 rows of two
+// neighbouring blocks of eight columns, j and j + 1, in its warp's slab. A row of the slab has 128
+// bytes. Its 16-byte pieces are swizzled by the row number, so that an access has no bank
+// conflicts.
 ARK_DEVICE ark_u32 ark_matrix_slab_at(char* slab, int j) {
   const int row = ark_lane() & 15, piece = j + (ark_lane() >> 4);
   return ark_shared_address(slab) + row * 128 + ((piece ^ (row & 7)) << 4);
@@ -70,18 +71,18 @@ ARK_DEVICE void ark_matrix_store_some(T* to, const ArkPack<ark_u32, 4>& pack, in
     if (j < count) to[j] = *reinterpret_cast<const T*>(&word);
   }
 }
-// For each of a lane's four rows, the last 16 bytes of the columns that were just stored. If rows
-// in memory are not aligned to 16 bytes, the next columns' first vector contains some of these
-// bytes.
+// If rows in memory are not aligned to 16 bytes, a vector store can span the end of one range of
+// columns and the beginning of the next. This struct keeps the last 16 bytes of the range that was
+// just stored, for each of a lane's four rows.
 struct ArkMatrixRest {
   ArkPack<ark_u32, 4> pieces[4];
 };
-// Stores 16 rows of 128 bytes of a slab whose length in memory is not a multiple of 16 bytes. Parts
-// that begin at multiples of 16 bytes in memory are stored as vectors, each assembled from two
-// pieces of the slab. The first and the last part of a row are stored element by element. out: the
-// element of the slab's first row and column; rows, columns: their number from there to the end.
-// rest: the last pieces of the columns before, if they are the same warp's (BEGINS is false); set
-// for the columns that follow (ENDS is false).
+// Stores 16 rows of 128 bytes of a slab to rows in memory that need not be aligned to 16 bytes. The
+// aligned 16-byte parts of a row in memory are stored as vectors, each assembled from two pieces of
+// the slab. The first and the last part of a row are stored element by element. out: the address of
+// the slab's first element in memory. rows, columns: the number of rows and columns from there to
+// the end of the result. rest: the last pieces of the preceding columns if this warp has stored
+// those too (BEGINS is false). It is updated for the columns that follow (ENDS is false).
 template <bool BEGINS, bool ENDS, typename T>
 ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch, int rows,
                                         int columns, ArkMatrixRest& rest) {
@@ -99,8 +100,8 @@ ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch,
     const int head =
         static_cast<int>(0u - static_cast<ark_u32>(reinterpret_cast<ark_u64>(row)) / SIZE) &
         (PIECE - 1);
-    // If the row begins at a multiple of 16 bytes in memory, each 16 bytes of it there are one
-    // piece of the slab; otherwise they are assembled from two pieces.
+    // If the row is aligned to 16 bytes in memory, each vector is one piece of the slab. Otherwise
+    // a vector is assembled from two pieces.
     const auto high = piece(number), loaded = piece(head == 0 ? number : (number + 7) % 8);
     const auto low = !BEGINS && number == 0 && head > 0 ? rest.pieces[i] : loaded;
     rest.pieces[i] = loaded;
@@ -185,15 +186,17 @@ ARK_DEVICE void ark_matrix_store_all(ArkCtx& c, const float* d, T* out, ark_i64 
   ark_matrix_store<T, COLUMNS>(c, d, out, pitch, first, rows, COLUMNS);
 }
 // Like ark_matrix_store, for a product with gates (SwiGLU): columns of gates and of gated values
-// are interleaved, so that a lane has both. COLUMNS, columns: columns of the result.
+// are interleaved, so that a lane has both. COLUMNS: columns of the tile's result. columns: columns
+// of the whole result from the tile's first one on.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_store_gated(ArkCtx& c, float (&d)[COLUMNS], T* out, ark_i64 pitch,
                                        int first, int rows, int columns) {
   constexpr int SOME = 128 / sizeof(T);  // columns at a time
   char* slab = ark_matrix_slab(c, ark_warp());
   const int lane = ark_lane();
-  // This is a loop instead of unrolled code, to reduce code size. Registers cannot be indexed, so
-  // each round stores the sums in the first registers and then moves the others to these.
+  // This is a loop instead of unrolled code, to reduce code size. Registers cannot be indexed by a
+  // variable. So each round stores the sums in the first registers and then moves the remaining
+  // sums down to these registers.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += SOME) {
     __syncwarp();
@@ -264,8 +267,8 @@ ARK_DEVICE void ark_matrix_store_rope(ArkCtx& c, float (&d)[COLUMNS / 2], const 
     for (int i = 0; i + SOME / 2 < COLUMNS / 2; ++i) d[i] = d[i + SOME / 2];
   }
 }
-// Like ark_matrix_store, for sums of 32 bits that are stored without conversion: each lane stores
-// its pairs of neighbouring columns, and the pairs of four lanes fill a 32-byte sector.
+// Like ark_matrix_store, for sums of 32 bits that are stored without conversion. Each lane stores
+// its pairs of neighbouring columns. The pairs of four lanes fill a 32-byte sector.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_store_whole(const T* d, T* out, ark_i64 pitch, int first, int rows,
                                        int columns) {
@@ -289,22 +292,23 @@ ARK_DEVICE void ark_matrix_store_whole(const T* d, T* out, ark_i64 pitch, int fi
     }
   }
 }
-// Passes eight neighbouring results at a time to `eight(row, column, values, count)`, where count
-// is the number of existing ones. Each warp's 16 rows of 32 columns pass through its slab
-// unrounded.
+// Calls `eight(row, column, values, count)` for each eight neighbouring results of a tile. count:
+// how many of the eight are inside of the result. Each warp's 16 rows of 32 columns pass through
+// its slab without rounding.
 template <int COLUMNS, typename S, class Eight>
 ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int rows, int columns,
                                 const Eight& eight) {
   char* slab = ark_matrix_slab(c, ark_warp());
   const int lane = ark_lane();
   constexpr int SOME = COLUMNS < 32 ? COLUMNS : 32;  // columns at a time
-  // Pieces of 16 bytes are permuted so that neither four rows of pairs nor two rows of eights have
-  // bank conflicts.
+  // A lane writes pairs of results to the slab and reads eight results at a time. The 16-byte
+  // pieces of a row are permuted so that neither access has bank conflicts.
   const auto piece = [&](int row, int at) {
     return slab + row * 128 + ((at ^ ((row & 3) << 1 | (row & 1))) << 4);
   };
-  // This is a loop so that the code of the epilogue is emitted once. Registers cannot be indexed,
-  // so each round takes the sums in the first registers and then moves the others to these.
+  // This is a loop so that the code of the epilogue is emitted once. Registers cannot be indexed by
+  // a variable. So each round uses the sums in the first registers and then moves the remaining
+  // sums down to these registers.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += 32) {
     __syncwarp();

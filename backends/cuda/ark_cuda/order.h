@@ -32,7 +32,7 @@ ARK_DEVICE ark_u32 ark_claim(ark_u32* p) {
 }
 ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
 // Loads a word that the host or another processor may be writing. The load orders no other
-// accesses, so no thread waits for it before its value is used.
+// accesses. So a thread does not wait for the load before it uses the value.
 ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) {
   ark_u32 v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
@@ -45,17 +45,17 @@ ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 // Loads and stores a word in shared memory that only the lanes of one warp access. The access is
-// not volatile, which would cost 2% of the time per token. Loops that poll the word clobber memory,
-// so that the compiler loads it again in each round.
+// not volatile: volatile accesses would cost 2% of the time per token. Loops that poll the word
+// have a memory clobber, so that the compiler loads it again in each round.
 ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) { return *p; }
 ARK_DEVICE void ark_warp_store(ark_u32* p, ark_u32 v) { *p = v; }
 
-// Packets are polled in L2 while weights stream through it. So that the weights do not evict them,
-// packets get the eviction priority evict_last, whose createpolicy word this is. Packets in other
-// GPUs' memory are not cached in this L2, so they have no priority.
+// The createpolicy word for the L2 eviction priority evict_last. Packets are polled in L2 while
+// weights stream through it, and this priority keeps the weights from evicting them. Packets in
+// other GPUs' memory are not cached in this L2 and have no priority.
 constexpr ark_u64 ARK_PACKET_POLICY = 0x14f0000000000000ull;
-// A packet carries the epoch (iteration number) of its value, so neither side needs an ordering
-// with other memory.
+// A packet carries its value and the value's epoch (iteration number). So neither the store nor the
+// load needs an ordering with other memory accesses.
 ARK_DEVICE ark_u64 ark_packet_load(const ark_u64* p, bool system) {
   ark_u64 v;
   if (system) {

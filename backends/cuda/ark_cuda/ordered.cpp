@@ -32,8 +32,8 @@ T* at(Word word) {
   return reinterpret_cast<T*>(word);
 }
 
-// Enqueues the steps, then an event, the launch and a second event. The CUDA context must be
-// current. A step is a copy, or a clear if its source is 0.
+// Enqueues the steps, then an event, the launch and a second event. A step is a copy or, if its
+// source is 0, a clear of memory. The CUDA context must be current.
 int enqueue(const Queue& my, const Word* launch, const Word* step, Word steps) {
   int code = 0;
   for (Word i = 0; code == 0 && i < steps; ++i, step += STEP_WORDS) {
@@ -52,9 +52,9 @@ int enqueue(const Queue& my, const Word* launch, const Word* step, Word steps) {
   return code;
 }
 
-// Takes the address of an array of words: the number of steps; two events, function, seven
-// dimensions, parameters; then target, source and bytes of each step. Returns the driver's first
-// result code that is not 0.
+// Runs the enqueued operations. The argument is the address of an array of words: the number of
+// steps; two events, the function, seven dimensions, the parameters; then target, source and bytes
+// of each step. Returns the driver's first result code that is not 0.
 PyObject* run(PyObject* capsule, PyObject* address) {
   const Queue& my = *of(capsule);
   const Word* words = static_cast<const Word*>(PyLong_AsVoidPtr(address));
@@ -72,8 +72,9 @@ PyObject* run(PyObject* capsule, PyObject* address) {
 
 PyMethodDef RUN = {"run", run, METH_O, nullptr};
 
-// queue(cuCtxPushCurrent, cuCtxPopCurrent, cuMemsetD8Async, cuMemcpyAsync, cuEventRecord,
-// cuLaunchCooperativeKernel, context, stream): returns a function `run`.
+// Returns a function `run` for one stream. Arguments: the driver functions cuCtxPushCurrent,
+// cuCtxPopCurrent, cuMemsetD8Async, cuMemcpyAsync, cuEventRecord, cuLaunchCooperativeKernel, then
+// the context and the stream.
 PyObject* queue(PyObject*, PyObject* given) {
   Word w[8];
   if (!PyArg_ParseTuple(given, "KKKKKKKK", w, w + 1, w + 2, w + 3, w + 4, w + 5, w + 6, w + 7)) {

@@ -1,7 +1,7 @@
 """Copies and clears that precede a launch on the same stream, without a wait by the host. They are
-collected until the launch. A function that is compiled once (ordered.cpp) then passes all of them
-to the driver together with the launch. Separate calls through the Python bindings take 90 us for
-four copies and a launch. Called by device.py.
+collected until the launch. A compiled function (ordered.cpp) then passes all of them and the launch
+to the driver in one call. Separate calls through the Python bindings take 90 us for four copies and
+a launch. Called by device.py.
 """
 
 from __future__ import annotations

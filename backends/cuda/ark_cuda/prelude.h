@@ -26,11 +26,11 @@ struct ark_bf16 {
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
 
-// All variables that a kernel declares in shared memory are in one block. Its size and its
-// alignment are multiples of ARK_SHARED_ALIGNMENT bytes, so that `ark_shared`, which follows it,
-// has the same alignment. The alignment declared for `ark_shared` itself does not suffice: in
-// relocatable objects of NVRTC 13.0, an array without a length gets 16 bytes. alignment.py checks
-// the binary, entry.h the address.
+// All variables that a kernel declares in shared memory are in one static block. The block's size
+// and alignment are multiples of ARK_SHARED_ALIGNMENT bytes, so that the dynamic memory
+// `ark_shared` after it has the same alignment. The alignment declared for `ark_shared` itself does
+// not suffice: in relocatable objects of NVRTC 13.0, an array without a length gets 16 bytes.
+// alignment.py checks the binary, and entry.h checks the address at run time.
 constexpr ark_u32 ARK_SHARED_ALIGNMENT = 1024u;  // of the operands of swizzled boxes
 // The ring's barriers (stream.h) use bytes 192 to 512. If they need more, they use the space after
 // the first 1024 bytes.
@@ -59,7 +59,8 @@ ARK_DEVICE T& ark_static_at() {
 #define ARK_PARAMS(ctx) ((ctx).p)
 #endif
 
-// Dynamic shared memory: the ring's slots, the loop's share, then a task's scratch memory.
+// Dynamic shared memory: the slots of the operand ring, then the loop's data (task records), then a
+// task's scratch memory.
 extern __shared__ __align__(1024) char ark_shared[];
 #define ARK_SCRATCH(ctx) (ark_shared + ARK_RING_BYTES + ARK_LOOP_BYTES)
 
@@ -69,9 +70,10 @@ ARK_DEVICE int ark_tid() { return static_cast<int>(threadIdx.x); }
 ARK_DEVICE int ark_lane() { return static_cast<int>(threadIdx.x & 31u); }
 ARK_DEVICE int ark_warp() { return static_cast<int>(threadIdx.x >> 5); }
 
-// Barrier 1 counts the computing threads only; barrier 0 would wait for the fetching warp too.
-// Lanes that reach a barrier separately (after a loop of unequal length) converge first: on sm_90,
-// the code that NVRTC 13.0 emits for a barrier in a diverged warp ends in an illegal instruction.
+// Synchronises the computing threads (hardware barrier 1). Barrier 0 would wait for the loading
+// warp too. The lanes of a warp may arrive separately, after a loop of unequal length, so
+// __syncwarp makes them converge first: on sm_90, the code that NVRTC 13.0 emits for a barrier in a
+// diverged warp ends in an illegal instruction.
 ARK_DEVICE void ark_sync() {
   __syncwarp();
   asm volatile("barrier.sync 1, %0;" ::"n"(ARK_THREADS) : "memory");
@@ -99,9 +101,9 @@ ARK_DEVICE bool ark_all(bool v) {
   return all != 0u;
 }
 
-// After one lane has polled memory alone, NVRTC's code lets that lane run separately for as long as
-// the loop runs. Each of the warp's instructions is then issued twice, and its shuffles wait for
-// all loads. __syncwarp makes the lanes converge again.
+// Makes the lanes of a warp converge after one lane has polled memory alone. Without __syncwarp,
+// NVRTC's code lets that lane run separately for the rest of the enclosing loop. Each instruction
+// of the warp is then issued twice, and its shuffles wait for all loads.
 #define ARK_HAS_REJOIN 1
 ARK_DEVICE bool ark_rejoin(bool v) {
   __syncwarp();
@@ -146,9 +148,9 @@ ARK_DEVICE float ark_warp_sums(float (&v)[R]) {
   return v[0];
 }
 
-// NVRTC 13.0 to 13.3 combine two minima (or maxima) of 32-bit signed integers into one
-// three-operand instruction and drop the negation of its second operand (sm_90, sm_100). The
-// conversion to 64 bits and back emits no instruction, but prevents the combination.
+// Works around a fault of NVRTC 13.0 to 13.3 on sm_90 and sm_100: two minima (or maxima) of 32-bit
+// signed integers become one three-operand instruction, which loses the negation of its second
+// operand. The conversion to 64 bits and back emits no instruction, but prevents the combination.
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1304
 ARK_DEVICE ark_i32 ark_chosen(ark_i32 v) {
   ark_i32 same;
@@ -197,7 +199,7 @@ ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) {
   const ark_u32 shared = static_cast<ark_u32>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(from) : "memory");
 }
-// The same for 16 bytes. If `here` is false, zeros are stored instead.
+// Copies 16 bytes to shared memory asynchronously. If `here` is false, zeros are stored instead.
 #define ARK_HAS_COPY_PACK 1
 ARK_DEVICE void ark_copy_pack(void* to, const void* from, bool here) {
   const ark_u32 shared = static_cast<ark_u32>(__cvta_generic_to_shared(to));
@@ -216,12 +218,14 @@ ARK_DEVICE ark_u64 ark_time_ns() {
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");
   return now;
 }
-// The first polls follow each other without a sleep, because most waits are shorter than a sleep.
+// Called between two polls of a memory location. The first polls follow each other without a sleep,
+// because most waits are shorter than a sleep.
 ARK_DEVICE void ark_pause(ark_u32 spins) {
   if (spins >= 8u) __nanosleep(spins < 4096u ? 20u : 500u);
 }
 
-// Without this, the compiler computes a converted value again in each branch that uses it.
+// Keeps a converted value in a register. Otherwise the compiler repeats the conversion in each
+// branch that uses the value.
 #define ARK_HAS_KEEP 1
 ARK_DEVICE void ark_keep(float& v) { asm volatile("" : "+f"(v)); }
 

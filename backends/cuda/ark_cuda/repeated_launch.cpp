@@ -27,8 +27,8 @@ RepeatedLaunch* of(PyObject* capsule) {
 
 void drop(PyObject* capsule) { delete of(capsule); }
 
-// Takes a stream and returns the driver's result code. Returns OTHER, without having done anything,
-// if another context is current.
+// Launches the prepared kernel on a stream. Returns the driver's result code. Returns OTHER,
+// without a launch, if the current CUDA context is not the prepared one.
 PyObject* repeated_launch(PyObject* capsule, PyObject* stream) {
   const RepeatedLaunch& my = *of(capsule);
   void* queue = PyLong_AsVoidPtr(stream);
@@ -47,8 +47,8 @@ PyObject* repeated_launch(PyObject* capsule, PyObject* stream) {
 PyMethodDef REPEATED_LAUNCH = {"repeated_launch", repeated_launch, METH_O, nullptr};
 
 // launcher(cuCtxGetCurrent, cuLaunchCooperativeKernel, cuEventRecord, context, function, event,
-// params, six dimensions, shared bytes): returns a function `repeated_launch`. params: the launch
-// arguments, whose address must not change.
+// params, six dimensions, shared bytes): prepares a launch and returns a function
+// `repeated_launch`. params: the launch arguments, whose address must not change.
 PyObject* launcher(PyObject*, PyObject* words) {
   unsigned long long at[7];
   unsigned d[7];

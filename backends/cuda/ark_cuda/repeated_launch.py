@@ -1,7 +1,7 @@
-"""Frequent launches of the same kernel on a caller's streams. The parameters are prepared once, and
+"""Launches the same kernel frequently on a caller's streams. The parameters are prepared once, and
 a compiled function (repeated_launch.cpp) calls the driver. Without a C++ compiler the Python
-bindings are used. They take 2.6 us more for the three calls, and twice that if other work has
-evicted their code from the caches. Called by device.py.
+bindings are used. For a launch's three driver calls they take 2.6 us more, and twice that if other
+work has evicted their code from the caches. Called by device.py.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-// The slots of the operand stream's ring (stream.h), and the three forms of copies that fill a slot
-// with a stage: runs (contiguous bytes), pieces (parts of several rows) and boxes (by TMA).
+// The ring of the operand stream (stream.h): slots in shared memory that a loading warp fills with
+// stages of operands. A stage is copied in one of three forms: a run (contiguous bytes), pieces
+// (parts of several rows) or a box (by TMA).
 
 #define ARK_HAS_RING 1
 static_assert(ARK_RING_DEPTH > ARK_IN_FLIGHT, "the ring must be deeper than what is in flight");
 static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 static_assert(!ARK_STREAM_CUTS || ARK_STAGE_BYTES % ARK_SHARED_ALIGNMENT == 0, "boxes' slots");
 
-// If the streamed operands of an iteration are larger than any L2, none of their lines is still in
-// L2 when it is read again. They get the priority evict_first, which leaves room for activations;
-// otherwise evict_normal. These are the createpolicy words.
+// The L2 eviction priority of streamed operands, as a createpolicy word. If the operands of an
+// iteration are larger than any L2, none of their lines is still in L2 when it is read again. They
+// then get evict_first, which leaves room for activations. Otherwise they get evict_normal.
 constexpr ark_u64 ARK_STREAM_POLICY =
     ARK_STREAM_MIB > 64 ? 0x12f0000000000000ull : 0x1000000000000000ull;
 
@@ -19,8 +20,9 @@ struct ArkRing {
   // 1 + the number of the latest iteration that may begin. Accessed by atomics, because the
   // sanitizer's racecheck recognises only these.
   ark_u32 begun;
-  // For each warp, which alone accesses its word: the stages beyond one per fetch of the
-  // iteration's growing fetches (those of a KV cache).
+  // Additional stages of growing fetches (KV caches). A task's stage numbers count such a fetch as
+  // one stage, and this word counts the further stages of the iteration so far. Each warp has a
+  // word, which no other warp accesses.
   ark_u32 grown[ARK_WARPS];
 };
 
@@ -29,8 +31,9 @@ static_assert(sizeof(ArkRing) == (ARK_RING_STATE + 7) / 8 * 8, "what the prelude
 
 ARK_DEVICE char* ark_slot(ark_u32 slot) { return ark_shared + slot * ARK_STAGE_BYTES; }
 
-// Waits for the copy of the stage in `slot`, its `round`-th use. Returns false after a failure. All
-// lanes of a warp call it, because each must observe the barrier to see the copied data.
+// Waits until the copy of a stage to `slot` has arrived. round: how often the slot was used before.
+// Returns false after a failure. All lanes of a warp call it, because each lane must observe the
+// barrier to see the copied data.
 ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
   // The test instruction suspends the warp itself for a short time. The first polls therefore have
   // no additional sleep, which would delay the next copy.
@@ -49,8 +52,9 @@ ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
   return true;
 }
 
-// The number that is added to a stage number of this task to get the stage's number since the
-// launch. A task's stage numbers (fetch_begin) count each growing fetch as one stage.
+// The offset between two numberings of stages: the number of a task's stage plus this offset is the
+// stage's number since the launch. A task's stage numbers (fetch_begin) count each growing fetch as
+// one stage.
 ARK_DEVICE ark_u32 ark_stages_before(const ArkCtx& c) {
   return c.stage_base + (ARK_STREAM_GROWS ? ark_warp_load(&ark_ring.grown[ark_warp()]) : 0u);
 }
@@ -71,7 +75,7 @@ ARK_DEVICE void ark_stage_left(ArkCtx& c, ark_u32 stage, ark_u32 warps) {
   }
 }
 ARK_DEVICE void ark_stage_done(ArkCtx& c, ark_u32 stage) { ark_stage_left(c, stage, ARK_WARPS); }
-// For bodies in which every warp uses every stage: called when one warp no longer needs it.
+// Releases a stage on behalf of one warp, in bodies in which every warp uses every stage.
 ARK_DEVICE void ark_stage_shared_done(ArkCtx& c, ark_u32 stage) { ark_stage_left(c, stage, 1u); }
 
 ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.leave) != 0u; }
@@ -86,9 +90,9 @@ ARK_DEVICE void ark_stages_grown(ark_u32 stages) {
   __syncwarp();
 }
 
-// True if the loader may fetch for this iteration. No iteration runs beyond the limit. In
-// persistent mode operands may change until the host releases the iteration. If a stop token lowers
-// the limit later, at most one ring of stages stays unused.
+// Waits until the loading warp may fetch operands for an iteration. Returns false if no further
+// iteration runs. In persistent mode operands may change until the host releases the iteration. If
+// a stop token ends the launch early, at most one ring of stages was loaded in vain.
 ARK_DEVICE bool ark_stream_may_begin(const ArkParams* p, ark_u32 iteration) {
   ArkControl* control = ark_control(p);
   if (ark_left() || (p->end != 0u && iteration == p->end)) return false;
@@ -138,9 +142,9 @@ ARK_DEVICE bool ark_slot_free(const ArkRingAt& at, ark_u32 slot, ark_u32 round) 
 ARK_DEVICE bool ark_slot_engine(ark_u64 address, ark_u32 bytes) {
   return ((address | bytes) & 15u) == 0u;
 }
-// All lanes call ark_prepare_slot and then ark_fill_slot with the same fetch. The first does the
-// work that need not wait for earlier copies, and returns false if the bytes do not fit into a
-// slot. The second starts the copy.
+// Two functions start the copy of a stage. All lanes call ark_prepare_slot and then ark_fill_slot
+// with the same fetch. ark_prepare_slot does the work that need not wait for earlier copies, and
+// returns false if the bytes do not fit into a slot. ark_fill_slot starts the copy.
 ARK_DEVICE bool ark_prepare_slot(ArkCtx& c, const ArkRingAt& at, ark_u32 slot, ark_u64 address,
                                  ark_u32 bytes) {
   if (bytes > ARK_STAGE_BYTES) {
@@ -193,7 +197,7 @@ ARK_DEVICE void ark_fill_pieces(const ArkRingAt& at, ark_u32 slot, ark_u64 addre
                 ARK_STREAM_POLICY);
 }
 
-// Fills a stage with a box: 128 bytes of each of several rows, swizzled.
+// Fills a stage with a box of a matrix by TMA: 128 bytes of each of several rows, swizzled.
 ARK_DEVICE bool ark_stream_boxed(ark_u32 form) { return ARK_STREAM_CUTS && form >> 30 == 3u; }
 ARK_DEVICE void ark_fill_box(const ArkRingAt& at, ark_u32 slot, ark_u64 map, ark_u32 row,
                              ark_u32 line) {
@@ -205,10 +209,11 @@ ARK_DEVICE void ark_fill_box(const ArkRingAt& at, ark_u32 slot, ark_u64 map, ark
       : "memory");
 }
 
-// Prefetched lines have normal priority in L2. The later copy to shared memory marks them to be
+// The L2 priority of prefetched lines is normal. The later copy to shared memory marks them to be
 // evicted first.
 constexpr ark_u64 ARK_PREFETCH_POLICY = 0x1000000000000000ull;
-// Called by one lane: prefetches a record's stage to L2. Growing fetches and pieces are skipped.
+// Called by one lane: prefetches the stage of a fetch record to L2. Growing fetches and pieces are
+// skipped.
 ARK_DEVICE void ark_prefetch_stage(const uint4& record) {
   const ark_u64 address = static_cast<ark_u64>(record.y) << 32 | record.x;
   if (ark_stream_boxed(record.w)) {

@@ -1,11 +1,11 @@
 // The loop of the variant `roles` (docs/loop-kernel.md), which is used for decoding. One warp of a
-// block, called the lead warp, communicates: it waits for counters and signals them. The computing
-// warps begin each of their tasks by a handshake (two mbarriers) with it, without a barrier of the
-// block between tasks. The lead warp waits until all computing warps have ended a task, and opens
-// the next task when the first packet of its input has arrived. One lane polls for that packet, and
-// only after this processor has ended all earlier tasks. Meanwhile the lead warp loads task
-// records. Only the lead warp decides to leave, so no warp waits at a barrier for warps that have
-// left.
+// block, the lead warp, communicates: it waits for counters and signals them. The computing warps
+// begin each task by a handshake with the lead warp through two mbarriers. There is no barrier of
+// the whole block between tasks. The lead warp waits until all computing warps have ended a task.
+// It opens the next task when the first packet of that task's input has arrived. One lane polls for
+// the packet, and only after this processor has ended all earlier tasks. Meanwhile the lead warp
+// loads task records. Only the lead warp decides to leave the loop, so no warp waits at a barrier
+// for warps that have left.
 
 #define ARK_HAS_HANDSHAKE 1
 #define ARK_HAS_LATER 1
@@ -15,15 +15,15 @@ static_assert(ARK_LEADS == 1, "one warp leads");
 static_assert(ARK_RING_DEPTH % ARK_WARPS == 0, "a slot of the ring belongs to one warp");
 
 struct ArkHandshake {
-  // Four mbarriers. On `open` the lead warp arrives: a task may begin. On the others each computing
-  // warp arrives: it has ended the task, has stored its part of a task's input to shared memory, or
-  // has stored its sum of squares.
+  // Four mbarriers. The lead warp arrives on `open` when a task may begin. Each computing warp
+  // arrives on `done` when it has ended the task, on `gathered` when it has stored its part of the
+  // task's input to shared memory, and on `squared` when it has stored its sum of squares.
   ark_u64 open, done, gathered, squared;
   ark_u32 quit;        // set before `open` completes: the computing warps leave the loop
   ark_u32 begin, end;  // the iteration's tasks, written before its first handshake
-  // The arrays of ARK_WARPS words have one for each computing warp, which alone accesses it.
+  // Arrays of ARK_WARPS words have one word for each computing warp, which only that warp writes.
   ark_u32 ended[ARK_WARPS];  // the number of handshakes that the warp has ended
-  // Stores to the host that wait for the iteration's end: addresses (0: none) and words.
+  // Stores to the host that are delayed until the iteration's end: addresses (0: none) and words.
   ark_u64 later[ARK_LATER];
   ark_u32 posted[ARK_LATER];
   ark_u32 failed[ARK_WARPS];                       // one of the warp's waits has failed
@@ -47,9 +47,9 @@ ARK_DEVICE void ark_handshake_init(const ArkParams* p, ark_u32 processor, char* 
   }
 }
 
-// Waits for phase `count` of a barrier. This wait needs no time limit: if a computing warp waits
-// inside of a task, that wait has one, and the warp then arrives here too. All lanes of a warp call
-// this, so that each sees the others' writes.
+// Waits for phase `count` of a barrier. This wait needs no time limit: a computing warp that waits
+// inside of a task has a time limit there, and then arrives at this barrier too. All lanes of a
+// warp call this function, so that each lane sees the other warps' writes.
 ARK_DEVICE void ark_handshake_wait(ark_u64* barrier, ark_u32 count) {
   while (!ark_barrier_passed(barrier, count & 1u)) {
   }
@@ -62,9 +62,9 @@ ARK_DEVICE bool ark_enter(ArkCtx&) {
   ark_handshake_wait(&ark_handshake.open, ark_warp_load(&ark_handshake.ended[ark_warp()]));
   return *const_cast<volatile ark_u32*>(&ark_handshake.quit) == 0u;
 }
-// Called by a computing warp at the end of a task. All that the lead warp reads about the task is
-// written before this warp arrives at the barrier. After the arrival, the warp's word in the
-// context belongs to its next task.
+// Called by a computing warp at the end of a task. The warp first writes everything that the lead
+// warp reads about the task, then arrives at the barrier. After the arrival, the warp's word in the
+// context is used for its next task.
 ARK_DEVICE void ark_end_handshake(const ArkCtx& c) {
   ark_u32* ended = &ark_handshake.ended[ark_warp()];
   const ark_u32 next = ark_warp_load(ended) + 1u;
@@ -75,8 +75,9 @@ ARK_DEVICE void ark_end_handshake(const ArkCtx& c) {
   if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake.done, 1u);
 }
 
-// Called by all computing warps when each has stored its part of some data to shared memory.
-// ark_handshake_wait takes the returned value and returns when all parts are complete.
+// Called by each computing warp when it has stored its part of some data to shared memory. The
+// returned value is passed to ark_handshake_wait, which returns when the parts of all warps are
+// complete.
 ARK_DEVICE ark_u32 ark_part_stored(ark_u64* barrier, ark_u32* counts) {
   const ark_u32 count = ark_warp_load(&counts[ark_warp()]);
   __syncwarp();
@@ -84,8 +85,9 @@ ARK_DEVICE ark_u32 ark_part_stored(ark_u64* barrier, ark_u32* counts) {
   if (ark_lane() == 0) ark_barrier_arrive(barrier, 1u);
   return count;
 }
-// Like ark_part_stored, for a task's input and the sums of its squares. Work that needs only the
-// warp's own part comes between this call and ark_handshake_wait.
+// Called when this warp has stored its part of a task's input (ark_gather_stored) or its sum of
+// squares (ark_squares_stored). Work that needs only the warp's own part is placed between this
+// call and the wait for all parts.
 ARK_DEVICE ark_u32 ark_gather_stored() {
   return ark_part_stored(&ark_handshake.gathered, ark_handshake.gathers);
 }
@@ -100,10 +102,10 @@ ARK_DEVICE void ark_squares_wait(ark_u32 count) {
   ark_handshake_wait(&ark_handshake.squared, count);
 }
 
-// Stores a word to the host's memory. Such a store delays every later release, so all processors
-// would wait for the host. The lead warp therefore stores it after it has signalled the iteration's
-// last task. In persistent mode it is stored at once, because the host may read it as soon as it
-// sees that the iteration is done.
+// Stores a word to the host's memory at the end of the iteration. Such a store delays every later
+// release, so all processors would wait for the host. The lead warp therefore stores the word after
+// it has signalled the iteration's last task. In persistent mode the word is stored at once,
+// because the host may read it as soon as it sees that the iteration is done.
 ARK_DEVICE void ark_post_later(ArkCtx& c, int place, ark_u32* p, ark_u32 v) {
   if (c.p->persistent != 0u || place >= ARK_LATER) return ark_post_host(p, v);
   ark_handshake.posted[place] = v;
@@ -125,7 +127,7 @@ ARK_DEVICE void ark_open_handshake(bool quit) {
   if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake.open, 1u);
 }
 // Called by the lead warp: waits until all computing warps have ended the task. Returns false if
-// anything has failed meanwhile.
+// any warp has failed in the task.
 ARK_DEVICE bool ark_close_handshake(const ArkCtx& c, ark_u32& count) {
   ark_handshake_wait(&ark_handshake.done, count++);
   ark_copies_done();
@@ -134,11 +136,11 @@ ARK_DEVICE bool ark_close_handshake(const ArkCtx& c, ark_u32& count) {
   return __all_sync(0xffffffffu, fine) != 0;
 }
 
-// Loads this thread's pairs of elements: pair i from at(i) if there(i), otherwise it is zero.
-// Packets are loaded all at once, 16 bytes per load, and late ones are loaded again. A null pointer
-// is not used to mark a missing pair, because NVRTC 13.0 then loaded from it on an H100. The lanes
-// of a warp leave the loop together: lanes that left it separately did not converge at the end of
-// the next loop.
+// Loads this thread's N pairs of elements. Pair i is loaded from at(i) if there(i) is true, and is
+// zero otherwise. Packets are loaded all at once, 16 bytes per load, and late packets are loaded
+// again. A null pointer is not used to mark a missing pair, because NVRTC 13.0 then loaded from it
+// on an H100. All lanes of a warp leave the loop at the same time: lanes that left it separately
+// did not converge at the end of the next loop.
 template <int N, typename There, typename At>
 ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const There& there, const At& at,
                                float (&v)[2 * N], bool system) {
@@ -177,8 +179,8 @@ ARK_DEVICE void ark_load_pairs(ArkCtx&, const T*, const There& there, const At& 
   }
 }
 
-// Like ark_load_pairs, for short packets, whose elements are not converted. A thread loads groups
-// of four elements, group i from at(i), 16 bytes per load.
+// Like ark_load_pairs, for short packets, whose elements are not converted. A thread loads N groups
+// of four elements, group i from at(i), with 16 bytes per load.
 template <int N, typename T, typename There, typename At>
 ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there, const At& at,
                                uint4 (&seen)[N]) {
@@ -208,10 +210,10 @@ ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there
   }
 }
 
-// Called by the lead warp: waits for a task's input if it arrives as packets, for which there is no
-// counter. It polls one packet of the task's input, or one per share if the input is a sum of
-// SHARES shares, one per lane; `apart` is the distance of two shares. Polling them in sequence
-// would take one memory latency each.
+// Called by the lead warp: waits for a task's input that arrives as packets, for which there is no
+// counter. It polls one packet of the input. If the input is a sum of SHARES shares, SHARES lanes
+// poll one packet of each share, because polling them in sequence would take one memory latency
+// each. apart: the distance between two shares.
 template <int SHARES = 1>
 ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ark_u64* packet, bool system, int apart = 0) {
   if (ark_lane() < SHARES) ark_wait_packet(c, packet + ark_lane() * apart, system);
@@ -227,8 +229,8 @@ ARK_DEVICE void ark_poll_packet(ArkCtx&, const T*, bool, int = 0) {}
 
 ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& task);
 
-// Counts the stages beyond one that the fetches of growing operands (KV caches) take. The lead warp
-// does this while a task runs.
+// Counts the additional stages of growing fetches (KV caches), of which a task's stage numbers
+// count only one each. The lead warp does this while a task runs.
 struct ArkGrowing {
   ark_u64 lengths;  // the address from which `length` was loaded
   ark_u32 length;

@@ -1,19 +1,19 @@
-// The operand stream on GPUs with bulk copies (sm_90 and later). One warp beside the computing
-// warps, the loading warp, walks this processor's fetch list, across tasks and iterations, and
-// copies one stage after another to a ring of slots in shared memory. The number of copies in
-// flight is limited separately from the ring's depth: a packet or an activation that a task waits
-// for queues behind the copies in flight, while a deep ring fills during the waits. A slot is freed
-// by one computing warp or by all of them, and a task ends with a barrier. So neither the loading
-// warp nor the computing warps are ever more than one phase of a slot's barriers ahead of the
-// other.
+// The operand stream on GPUs with bulk copies (sm_90 and later). The loading warp, which runs
+// beside the computing warps, walks this processor's fetch list across tasks and iterations. It
+// copies one stage of operands after another to a ring of slots in shared memory. The number of
+// copies in flight is limited separately from the number of slots. A packet or an activation that a
+// task waits for queues behind the copies in flight, so few copies are in flight. A ring with many
+// slots fills while tasks wait. A slot is freed by one computing warp or by all of them, and a task
+// ends with a barrier. So neither the loading warp nor the computing warps are ever more than one
+// phase of a slot's barriers ahead of the other.
 
-// While the ring is full, the next weights are loaded to L2, so that memory does not idle while
+// While the ring is full, the next weights are prefetched to L2, so that memory does not idle while
 // processors wait for each other. The number of prefetched stages is limited. One stage is
 // prefetched per fixed number of clocks, a little slower than memory delivers a stage to each
 // processor. Each stage that moves from L2 to the ring makes room for another one. Copies of boxes
 // delay exchanges between processors more than copies of contiguous bytes do. So if all stages are
-// boxes and the ring is deep, prefetches are slower and happen only while the ring is full. The
-// same holds for all stages on a faster memory (an H200's).
+// boxes and the ring has 12 slots or more, prefetches are slower and happen only while the ring is
+// full. On a faster memory (H200) this applies to all stages.
 constexpr bool ARK_SLOW_MEMORY = ARK_STAGE_NS > 600;
 constexpr bool ARK_STREAM_MIXED = ARK_STREAM_CUTS && ARK_STREAM_RUNS;
 constexpr bool ARK_PREFETCH_ON =
@@ -23,9 +23,9 @@ constexpr ark_u32 ARK_PREFETCHED = ARK_PREFETCH_ON   ? (ARK_STREAM_MIXED ? 12u :
                                                      : 16u;
 constexpr ark_u32 ARK_STAGE_CLOCKS = ARK_STAGE_NS * 7 / 4;  // at 1.75 GHz
 // The loading warp reads the clock once per stage. If all stages are runs and come from L2, a
-// prefetch that is late by less than one interval does not delay the next one, so that the average
-// interval is as set. A large model has more stages between two exchanges and gets a longer
-// interval.
+// prefetch that is late by less than one interval does not shift the next one, so that the average
+// interval is as set. A model with more than 4 GiB of operands per iteration has more stages
+// between two exchanges and gets a longer interval.
 constexpr bool ARK_PREFETCH_MAKES_UP = ARK_PREFETCH_ON && !ARK_STREAM_CUTS;
 constexpr bool ARK_STREAM_LARGE = ARK_STREAM_MIB > 4096;  // in an iteration
 constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STAGE_CLOCKS *
@@ -37,8 +37,8 @@ constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STAGE_CLOCKS *
 // The number of clock cycles for which the ring must have been full before the first prefetch.
 constexpr ark_u32 ARK_PREFETCH_AFTER = ARK_STREAM_CUTS ? ARK_PREFETCH_CLOCKS : 700u;
 
-// The records (ArkFetch) of a processor's fetches from number `begin` on: each lane holds one of 32
-// in `mine`, and one of the next 32 in `next`.
+// Fetch records (ArkFetch) of a processor, from number `begin` on. Each lane holds one of 32
+// records in `mine` and one of the following 32 in `next`.
 struct ArkRecords {
   uint4 mine;
   uint4 next;
@@ -48,15 +48,15 @@ struct ArkRecords {
   ark_u32 asked;       // the clock at the last prefetch
 };
 
-// Called by the whole warp: prefetches the stage of the next record to L2, if it is time for it.
-// now: a clock value that the caller has read before, because reading the clock here would delay
-// the next stage.
+// Called by the whole warp: prefetches the stage of the next record to L2 and advances the record.
+// now: the clock that the caller has read. Reading the clock here would delay the next stage.
 ARK_DEVICE void ark_prefetch_next(ArkRecords& r, ark_u32 now) {
   const ark_u32 due = r.asked + ARK_PREFETCH_CLOCKS;
   const bool makes_up = ARK_PREFETCH_MAKES_UP && now - due < ARK_PREFETCH_CLOCKS;
   r.asked = __shfl_sync(0xffffffffu, makes_up ? due : now, 0);
   const ark_u32 from = r.prefetched++ - r.begin, lane = from % 32u;
-  // The values are selected, not the record: its address would move the records to local memory.
+  // The values are selected, not the structs: taking a struct's address would move the records to
+  // local memory.
   const bool near = from < 32u;
   uint4 record;
   record.x = __shfl_sync(0xffffffffu, near ? r.mine.x : r.next.x, lane);
@@ -91,13 +91,13 @@ ARK_DEVICE bool ark_slot_free_prefetching(const ArkRingAt& at, ark_u32 slot, ark
   return ark_slot_free(at, slot, round);
 }
 
-// The number of copies in flight is low while warps may wait for other processors, because the
-// packets that they wait for queue behind the copies. One more copy is in flight while warps wait
-// for stages, that is, while the ring is almost empty.
+// The number of copies in flight is low while warps may wait for other processors, because packets
+// from these processors queue behind the copies. One more copy is in flight while warps wait for
+// stages, that is, while the ring is almost empty.
 
-// The ring counts as almost empty when all stages but this number have been used. On a GPU with
-// faster memory, stages arrive in less time than warps take to use them, so the number is
-// different.
+// The ring counts as almost empty when at most this many stages were issued and are not yet used.
+// On a GPU with faster memory, stages arrive in less time than warps take to use them, so the
+// number is different.
 constexpr ark_u32 ARK_STARVING = ARK_SLOW_MEMORY ? 5 : 6;
 // True if one more copy may be in flight while the ring is almost empty. This is done only in the
 // variant `roles`: in variants in which all warps use each stage, more copies in flight were always
@@ -105,8 +105,8 @@ constexpr ark_u32 ARK_STARVING = ARK_SLOW_MEMORY ? 5 : 6;
 constexpr bool ARK_STARVES = ARK_BLOCK_WARPS > ARK_WARPS + 1 && ARK_RING_DEPTH > ARK_STARVING;
 constexpr ark_u32 ARK_MOST_IN_FLIGHT = ARK_STARVES ? ARK_IN_FLIGHT + 1 : ARK_IN_FLIGHT;
 
-// Called by the whole warp: the number of copies that may be in flight when the copy of stage
-// `issued` begins.
+// Called by the whole warp. Returns the number of copies that may be in flight when the copy of
+// stage `issued` begins.
 ARK_DEVICE ark_u32 ark_stream_in_flight(const ArkRingAt& at, ark_u32 issued) {
   if (!ARK_STARVES || issued < ARK_STARVING) return ARK_IN_FLIGHT;
   const ark_u32 index = issued - ARK_STARVING, round = index / ARK_RING_DEPTH;
@@ -114,8 +114,8 @@ ARK_DEVICE ark_u32 ark_stream_in_flight(const ArkRingAt& at, ark_u32 issued) {
   return __all_sync(0xffffffffu, used) ? ARK_MOST_IN_FLIGHT : ARK_IN_FLIGHT;
 }
 
-// Waits until the copy of stage number issued - back has arrived in shared memory (if that number
-// is not negative).
+// Waits until the copy of stage number issued - back has arrived in shared memory. Returns at once
+// if that number is negative.
 ARK_DEVICE bool ark_stream_landed(ArkCtx& c, const ArkRingAt& at, ark_u32 issued, ark_u32 back) {
   if (issued < back) return true;
   const ark_u32 index = issued - back;
@@ -124,7 +124,7 @@ ARK_DEVICE bool ark_stream_landed(ArkCtx& c, const ArkRingAt& at, ark_u32 issued
   return ark_slot_filled(c, index % ARK_RING_DEPTH, index / ARK_RING_DEPTH);
 }
 
-// Returns to all lanes the record of a growing fetch that lane `lane` of the warp holds.
+// Broadcasts lane `lane`'s record of a growing fetch to all lanes of the warp.
 ARK_DEVICE ArkGrowth ark_from_lane(const ArkGrowth& g, ark_u32 lane) {
   ArkGrowth made;
   made.address = __shfl_sync(0xffffffffu, g.address, lane);
@@ -145,9 +145,9 @@ ARK_DEVICE ArkGrowth ark_from_lane(const ArkGrowth& g, ark_u32 lane) {
   }
   return made;
 }
-// Waits until the computing warps allow the iteration to begin. Earlier writes are then visible to
-// copies, too. Returns false if the computing warps have left. The wait needs no time limit,
-// because the waits of the computing warps have one.
+// Waits until the computing warps allow the iteration to begin. Copies then see all writes of
+// earlier iterations. Returns false if the computing warps have left the loop. The wait needs no
+// time limit, because the waits of the computing warps have one.
 ARK_DEVICE bool ark_stream_begun(const ArkCtx& c) {
   bool begun = true;
   if (ark_lane() == 0) {
@@ -162,9 +162,9 @@ ARK_DEVICE bool ark_stream_begun(const ArkCtx& c) {
   asm volatile("fence.proxy.async;" ::: "memory");
   return true;
 }
-// For rows from first to end - 1 of a cache in pages: lane l returns the number of the l-th page
-// that contains such rows. A number outside of the pool is replaced by page 0; the task's body
-// checks the numbers too and ends the run.
+// The page numbers of rows first to end - 1 of a cache in pages: lane l returns the number of the
+// l-th page that contains such rows. A number outside of the page pool is replaced by page 0; the
+// task's body checks the numbers too and ends the run.
 ARK_DEVICE ark_u32 ark_stream_page(const ArkGrowth& g, ark_u32 first, ark_u32 end) {
   const ark_u32 page = first / g.page + static_cast<ark_u32>(ark_lane());
   if (page * g.page >= end) return 0u;
@@ -184,8 +184,8 @@ ARK_DEVICE void ark_fill_pages(const ArkRingAt& at, const ArkGrowth& g, ark_u32 
   ark_bulk_copy(to + g.step * g.row, g.beside + from, bytes, full, ARK_STREAM_POLICY);
 }
 // Loads the stages of a growing fetch. Each stage has rows of two operands (keys and values) that
-// were written before the iteration. As with weights, the rows are read only once in an iteration,
-// and packets have priority over them.
+// were written before this iteration. Each row is read only once in an iteration, and packets have
+// priority over it, as over weights.
 ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowth& g,
                                   ark_u32 length, ark_u32& issued) {
   const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
@@ -213,8 +213,8 @@ ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowt
 }
 
 // Starts the copies of all stages of one iteration. issued: the number of stages since the launch.
-// Returns false if no more stages are needed. The records that describe the copies (fetches) are
-// loaded 32 at a time, one per lane, and the next 32 are loaded while these are used.
+// Returns false if no more stages are needed. The fetch records are loaded 32 at a time, one per
+// lane, and the next 32 are loaded while these are used.
 ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& issued) {
   const uint4* records = reinterpret_cast<const uint4*>(c.p->fetches);
   const ark_u32 lane = static_cast<ark_u32>(ark_lane());
@@ -255,7 +255,7 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
       const ark_u64 address = high << 32 | low;
       const ArkPieces pieces = ark_stream_pieces(form);
       // Few copies are in flight at once. So the time from the end of one copy to the start of the
-      // next matters, and this loop is short.
+      // next matters, and this loop is kept short.
       const ark_u32 round = issued / ARK_RING_DEPTH;
       if (!ark_slot_free_prefetching(at, slot, round, r, first + k)) return false;
       if (!ark_prepare_slot(c, at, slot, address, pieces.count * bytes)) return false;

@@ -20,8 +20,8 @@ ARK_DEVICE void ark_sums_give_back(ark_u32 place) {
                "n"(ARK_SUM_COLUMNS)
                : "memory");
 }
-// ark_sums_fence_before and ark_sums_fence_after surround a barrier between threads, which then
-// also orders accesses to tensor memory.
+// These two fences are placed before and after a barrier between threads. The barrier then also
+// orders accesses to tensor memory.
 ARK_DEVICE void ark_sums_fence_before() {
   asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
 }
@@ -35,9 +35,9 @@ ARK_DEVICE void ark_products_commit(ark_u32 barrier) {
       "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(barrier)
       : "memory");
 }
-// Called by a warp: loads sixteen columns of sixteen lanes of tensor memory. Of each eight columns
-// a thread gets two of lane `ark_lane() / 4` and two of the lane after the next eight, which is the
-// register layout of wgmma.
+// Called by a warp: loads 16 columns of 16 lanes of tensor memory in the register layout of wgmma.
+// Of each eight columns, a thread gets two columns of lane ark_lane() / 4 and two columns of lane
+// ark_lane() / 4 + 8.
 ARK_DEVICE void ark_sums_load(ark_u32 place, ark_u32 (&v)[8]) {
   asm volatile("tcgen05.ld.sync.aligned.16x256b.x2.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
                : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]), "=r"(v[4]), "=r"(v[5]), "=r"(v[6]),
@@ -46,8 +46,8 @@ ARK_DEVICE void ark_sums_load(ark_u32 place, ark_u32 (&v)[8]) {
                : "memory");
 }
 ARK_DEVICE void ark_sums_loaded() { asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory"); }
-// True in one lane of the warp, the same one each time. The compiler recognises that only one lane
-// runs the code that depends on it.
+// True in exactly one lane of the warp, always the same one (elect.sync). The compiler recognises
+// that only one lane runs the code under this condition.
 ARK_DEVICE bool ark_one_lane() {
   ark_u32 one;
   asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}"

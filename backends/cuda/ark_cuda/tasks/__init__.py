@@ -1,6 +1,6 @@
 """Task bodies (device functions) that use NVIDIA's special units, such as matrix units and copy
-units. The writer takes the first one in the list that supports a task's signature. Called through
-the dialect.
+units. For each task, the source writer uses the first body in the list that supports the task's
+signature (task kind, parameters and operand layouts). Called through the dialect.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 // Asynchronous copies to shared memory (cp.async), which run while the task computes. If `here` is
-// false, zeros are stored instead of data.
+// false, zeros are stored and nothing is loaded.
 ARK_DEVICE void ark_copy_word(ark_u32 to, const float* from, bool here) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                "r"(here ? 4 : 0)

@@ -1,6 +1,6 @@
-// Attention over the cache; loads of keys and values are in flight before the queries arrive.
-// ark/tasks/attention.py describes the task and its accesses; attention.py lists the signatures
-// that this body supports.
+// Attention over the KV cache. Loads of keys and values are issued before the task's queries are
+// ready. ark/tasks/attention.py describes the task and its accesses; attention.py lists the
+// signatures that this body supports.
 
 // Shared memory of a task: G query heads of D elements, and the partial results of W warps.
 template <int G, int D, int W>
@@ -10,10 +10,11 @@ struct ArkAttentionParts {
   float part[W][G][D + 2];  // unnormalised sum, maximum, denominator
 };
 
-// Copies the G query heads of a key/value head, scaled, to shared memory, and with `fresh` the
-// current key and value. In the variant `roles` this waits for the task and returns false if the
-// processor must leave. load() issues the loads of the warp's first rows; they may come first if
-// these rows were written before the iteration.
+// Copies the G query heads of a key/value head to shared memory, multiplied by the scale. Copies
+// the current key and value too, if the operand `fresh` is given. In the variant `roles` this
+// function waits for the task and returns false if the processor must leave the loop. load() issues
+// the loads of the warp's first cache rows. It may run before the wait if these rows were written
+// before the iteration.
 #if defined(ARK_HAS_HANDSHAKE)
 template <int G, int KV_HEADS, int D, class Q, class F>
 ARK_DEVICE void ark_attention_gather(ArkCtx& c, float* to, int row, int head, bool newest,
@@ -45,8 +46,8 @@ ARK_DEVICE void ark_attention_gather(ArkCtx& c, float* to, int row, int head, bo
 template <int G, int KV_HEADS, int D, int W, class Q, class F, class L>
 ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, int row, int head,
                                      bool newest, float scale, Q query, F fresh, const L& load) {
-  // Without the operand `fresh`, an earlier task of this iteration writes the newest cache row, so
-  // rows are loaded only after the task has begun.
+  // Without the operand `fresh`, an earlier task of this iteration writes the newest cache row. So
+  // cache rows are loaded only after the task has begun.
   if (F::given) load();
   if (!ark_enter(c)) return false;
   if (!F::given) load();
@@ -66,7 +67,7 @@ ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, i
     if (i < G * D) s.query[i] = value * scale;
   }
   if constexpr (F::given) {
-    // The last warps load the newest key and value, because they load no queries.
+    // The last warps load the newest key and value, because they have no queries to load.
     const int begin = 32 * (ARK_WARPS - 1 - ark_warp());
     for (int first = begin; newest && first < 2 * D; first += ARK_THREADS) {
       const int i = first + ark_lane();
@@ -86,7 +87,7 @@ ARK_DEVICE float ark_exp2(float v) {
   return result;
 }
 
-// Reduces the scores of U rows for one query head over groups of LANES lanes: lane l of a group
+// Adds up the scores of U rows for one query head over groups of LANES lanes. Lane l of a group
 // gets the total of row l / (LANES / U).
 template <int LANES, int U>
 ARK_DEVICE float ark_fold_scores(float (&v)[U]) {
@@ -104,10 +105,10 @@ ARK_DEVICE float ark_fold_scores(float (&v)[U]) {
   return v[0];
 }
 
-// Adds U rows' scores for G query heads to the running softmax of a lane: updates the maximum and
-// the denominator, rescales the lane's E columns of the result, and returns in `power` the
-// exponential of the row's score relative to the maximum. there: False if the lane's row is past
-// the end.
+// Updates a lane's running softmax with the scores of U rows for G query heads: raises the maximum,
+// rescales the denominator and the lane's E columns of the result, and adds to the denominator.
+// power: set to the exponential of each score relative to the maximum. there: false if the lane's
+// row is past the end.
 template <int LANES, int G, int E, int U>
 ARK_DEVICE void ark_weigh_scores(float (&score)[G][U], bool there, float (&power)[G],
                                  float (&top)[G], float (&den)[G], float (&o)[G][E]) {
@@ -128,8 +129,8 @@ ARK_DEVICE void ark_weigh_scores(float (&score)[G][U], bool there, float (&power
 
 // Computes attention of one query row over one split of the positions of a contiguous cache. Task
 // coordinates: row, key/value head, split. A group of lanes reads a row of the cache, 16 bytes per
-// lane. Each of W warps keeps a running softmax of its rows. A lane loads U rows at a time, which
-// share one update of the maximum and one reduction over the lanes. Exponentials
+// lane. Each of W warps keeps a running softmax of its rows. A lane loads U rows at a time. For
+// these U rows there is one update of the maximum and one reduction over the lanes. Exponentials
 // use base 2. Returns false if a wait has failed or the launch was aborted; the processor must then
 // leave the loop.
 template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int W, class Q, class K, class V,
@@ -137,8 +138,8 @@ template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int W, class Q, c
 ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q query, K key_cache,
                                     V value_cache, P position, O output, F fresh) {
   constexpr int E = 16 / sizeof(*key_cache.p), LANES = D / E, ROWS = 32 / LANES, STEP = ROWS * W;
-  // The number of rows that a lane loads at a time. It is large for long contexts, whose throughput
-  // depends on it, and small for short contexts, which makes the code smaller.
+  // The number of rows that a lane loads at a time. Long contexts need many loads in flight. For
+  // short contexts, fewer rows make the code smaller.
   constexpr bool AHEAD = ARK_WARPS <= 8;  // registers for the next rows beside these
   constexpr bool FOUR = G <= 4 && (AHEAD || LANES > 8);
   constexpr int LONGEST = CONTEXT / SPLITS, MANY = FOUR && LONGEST >= 512 ? 4 : 2;
@@ -150,8 +151,8 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int count = seen < CONTEXT ? seen : CONTEXT;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
-  // The position whose key and value are in the operand `fresh`; a number larger than all positions
-  // if another task has that position.
+  // The position whose key and value are in the operand `fresh`. If another task's split has that
+  // position: a number larger than all positions.
   const int newest = F::given && end == count ? count - 1 : 0x7fffffff;
   const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
   const auto* keys = key_cache.p + static_cast<ark_i64>(head) * CONTEXT * D + column;
@@ -188,9 +189,8 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
 #pragma unroll
       for (int u = 0; u < U; ++u) load(to[u], from, u, first + U * STEP);
     };
-    // The compiler tracks loads of keys and values by one scoreboard, so that waiting for keys also
-    // waits for values. So the next rows' loads are issued together, before any of the present rows
-    // is used.
+    // The next rows' loads are issued before any of the present rows is used. The compiler tracks
+    // the loads of keys and values by one scoreboard, so a wait for keys also waits for values.
     if constexpr (AHEAD) {
 #pragma unroll
       for (int u = 0; u < U; ++u) key[u] = k[u], value[u] = v[u];
@@ -284,15 +284,15 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   return true;
 }
 
-// The lead warp calls this before a task. Waits until the last element of the head's query has
-// arrived as a packet. The task then begins; it waits for the other packets itself.
+// Called by the lead warp before a task: waits until the last element of the head's query has
+// arrived as a packet. The task's other warps then wait for the other packets themselves.
 template <int COLUMNS, class Q>
 ARK_DEVICE void ark_attention_poll(ArkCtx& c, const ArkTask& t, Q query) {
   const ark_i64 last = ark_at(query, 0, 0, t.coord[0], (t.coord[1] + 1) * COLUMNS - 1);
   ark_poll_packet(c, query.p + last, Q::system);
 }
-// Like ark_attention_poll, for a task that merges the partial results of a head's splits: waits for
-// the first element of the last split's result.
+// Called by the lead warp before a task that merges the partial results of a head's splits: waits
+// for the first element of the last split's result.
 template <int SPLITS, class P>
 ARK_DEVICE void ark_attention_merge_poll(ArkCtx& c, const ArkTask& t, P partial) {
   ark_poll_packet(c, ark_address(partial, t.coord[0], t.coord[1], SPLITS - 1, 0), P::system);

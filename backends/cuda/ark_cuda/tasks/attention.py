@@ -1,11 +1,11 @@
-"""Attention over the cache that loads keys and values before the queries are ready.
+"""Attention over the KV cache that loads keys and values before the queries are ready.
 
 It supports the common kind's signatures if the number of 16-byte pieces in a head's row is a power
-of two. A group of lanes reads a row of the cache, 16 bytes per lane. The first rows of every warp
-are loaded before the task reads its queries, because only the newest key and value are written in
-this iteration. Each warp keeps a running softmax of its rows (Milakov and Gimelshein 2018), and the
-warps' parts are combined at the end (flash-decoding, Dao et al. 2023). Called by the writer through
-the dialect.
+of two. A group of lanes reads a row of the cache, 16 bytes per lane. Only the newest key and value
+are written in the current iteration, so every warp loads its first cache rows before the task reads
+its queries. Each warp keeps a running softmax of its rows (Milakov and Gimelshein 2018), and the
+warps' partial results are combined at the end (flash-decoding, Dao et al. 2023). Called by the
+source writer through the dialect.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def _staged(sig: Signature, machine: Machine) -> int:
 
 
 class _Cached(Body):
-    """The base class of the bodies here. They share headers and, except for Merge, the lead warp's
-    wait.
+    """The base class of the attention bodies. They share headers and, except for Merge, the lead
+    warp's wait for the task's input.
     """
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ class BoxedPages(_Boxed):
 
 
 class InPlace(_Cached):
-    """Attention whose caches are read in place. The first cache rows are read before the
+    """Attention whose caches are read in place. A warp reads its first cache rows before the
     queries.
     """
 
@@ -263,8 +263,9 @@ class Paged(_Cached):
 
 
 class Merge(_Cached):
-    """The vendor-independent body of `attention_merge`, inlined into the loop, in which the lanes
-    of a warp load packets together.
+    """Merges the partial results of a head's splits (task kind `attention_merge`). It is the
+    vendor-independent body, inlined into the loop, in which the lanes of a warp load packets at the
+    same time.
     """
 
     kind = "attention_merge"

@@ -1,9 +1,11 @@
-// Attention of tiles whose keys are one block, on mma.sync: a crew starts the copies of its next
-// tile's queries, keys and values before it computes the current one, so that it seldom waits for
-// them. attention_units.h describes crews, slots and strips. Of a crew's four slots, two hold the
-// current strip's keys and values, and two are filled for the next strip.
+// Attention of tiles of queries on mma.sync, if all keys of a tile are one block. A crew is the
+// warps that compute one tile (attention_units.h also describes slots and strips). A crew starts
+// the copies of its next tile's queries, keys and values before it computes the current tile, so
+// that it seldom waits for copies. Of a crew's four slots, two hold the current strip's keys and
+// values, and two are filled for the next strip.
 
-// Starts the copies of a strip's queries, and of its keys and values to the slots at `slots`.
+// Starts the copies of a strip's queries to shared memory, and of its keys and values to the slots
+// at `slots`.
 template <class U, class S, class Q, class K, class V>
 ARK_DEVICE void ark_attention_ahead(ark_u32 base, ark_u32 slots, const ArkAttentionStrip& strip,
                                     const Q& query, const K& keys, const V& values) {
@@ -17,8 +19,8 @@ ARK_DEVICE void ark_attention_ahead(ark_u32 base, ark_u32 slots, const ArkAttent
   ark_attention_fetch<U, S>(strip.tile, values(*strip.task), slots + U::SLOT, w, 0);
 }
 
-// The loop of a crew over its strips. strips: two descriptions, of which the first has been
-// initialised by the crew's first thread (`leads`). Other arguments as for ark_attention_units.
+// The loop of a crew over its strips (parts of a task). strips: two descriptions. The crew's first
+// thread (`leads`) has initialised the first one. Other arguments as for ark_attention_units.
 template <class U, class S, class Q, class K, class V, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_crew(char* shared, ArkAttentionStrip* strips, int crew, bool leads,
                                    float scale, float cap, const Q& query, const K& keys,
@@ -46,7 +48,8 @@ ARK_DEVICE void ark_attention_crew(char* shared, ArkAttentionStrip* strips, int 
       ark_attention_advance<U, S>(next, position(*next.task));
     }
     const ArkAttentionPlace<U> w(strip);
-    // The added masks of the scores, which are loaded while the copies arrive.
+    // The mask that is added to the scores. It is loaded while the copies of keys and values
+    // arrive.
     ArkAttentionMasks<U::SCORES, Mask> masks;
     masks.template load<S>(mask(*strip.task), strip.tile, 16 * w.slab + w.lane / 4,
                            w.part * U::SCORES);
@@ -82,8 +85,8 @@ ARK_DEVICE void ark_attention_crew(char* shared, ArkAttentionStrip* strips, int 
     auto* to =
         ark_address(operand, 0, strip.tile.batch, strip.tile.row + first, strip.tile.head * S::D);
     char* const mine = shared + w.ring() + pair * (2 * U::SLOT) + w.thread / 32 * U::PART;
-    // All warps have read the keys and values, so results may pass through their slots. From here
-    // on no warp reads `strip`, whose memory is that of the strip after the next one.
+    // All warps have read the keys and values, so their slots may be used for results. From here on
+    // no warp reads `strip`: its memory is used for the strip after the next one.
     w.meet_crew();
     if (rows > 0) {
       ark_attention_out<U, S::D>(mine, sums.values, w.lane, w.part, rows, to,

@@ -3,9 +3,9 @@
 
 // Computes attention of one query row over one split of a sequence's positions, whose keys and
 // values are in pages of a pool. Task coordinates: row, key/value head, split. MOST: the most pages
-// of a sequence. A group of lanes reads a row of the pool, 16 bytes per lane, and a lane loads U
-// rows at a time. Returns false if a wait has failed or the launch was aborted; the processor must
-// then leave the loop.
+// that a sequence can have. A group of lanes reads a row of the pool, 16 bytes per lane. A lane
+// loads U rows at a time. Returns false if a wait has failed or the launch was aborted; the
+// processor must then leave the loop.
 template <int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS, int W, class Q,
           class K, class V, class T, class P, class O, class F>
 ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,
@@ -22,15 +22,15 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int count = seen < 0 ? 0 : seen < ROOM ? seen : ROOM;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
-  // The position whose key and value are in the operand `fresh`; a number larger than all positions
-  // if another task has that position.
+  // The position whose key and value are in the operand `fresh`. If another task's split has that
+  // position: a number larger than all positions.
   const int newest = F::given && end == count ? count - 1 : 0x7fffffff;
   const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
   const auto* some_keys = keys.p;
   const auto* some_values = values.p;
   uint4 k[U] = {}, v[U] = {};
   int number[U] = {};
-  // Loads the number of the page that has row u of a batch of rows that begins at `first`.
+  // Loads the number of the page that contains row u of the batch of rows that begins at `first`.
   const auto find = [&](int u, int first) {
     const int e = first + u * STEP + mine;
     if (ark_warp() < W && e < end && e < newest) number[u] = pages.p[e / PAGE];

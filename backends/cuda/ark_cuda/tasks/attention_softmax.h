@@ -1,7 +1,7 @@
-// A running softmax of scores that matrix units have computed. The exponential of a score (a
-// "power" in names) is the softmax's numerator, 2 to (score - running maximum). Each warp has 16
-// rows of scores. A lane has two of these rows, lane / 4 and the one eight further, and in each of
-// them two neighbours of every eight columns of a tile.
+// A running softmax of scores that matrix units have computed. The numerator of a score in the
+// softmax is 2 to (score - running maximum); names call it a power. Each warp has 16 rows of
+// scores. A lane has scores of two rows, lane / 4 and lane / 4 + 8. In each of these rows it has
+// two neighbouring scores of every eight columns of a tile.
 
 constexpr float ARK_ATTENTION_LOG2E = 1.44269504f;
 
@@ -12,19 +12,19 @@ ARK_DEVICE float ark_attention_power(float v) {
   return result;
 }
 
-// The statistics of a row. A thread has statistics of two rows, and each row is shared by four
-// lanes.
+// The statistics of the running softmax. A thread has the statistics of two rows, and each row is
+// divided among four lanes.
 struct ArkAttentionRows {
   float top[2];  // what powers are relative to: the largest score so far, or nearly, times log2(e)
   float weight[2];  // this lane's share of the sum of powers
 };
 
-// A row's running maximum is raised only when scores exceed it by this much (as a power of two).
-// Sums of exponentials up to 2^8 lose no precision, and rescaling the sums is seldom needed.
+// A row's running maximum is raised only when a score exceeds it by more than this (in powers of
+// two). Sums of exponentials of up to 2^8 lose no precision, and sums are seldom rescaled.
 constexpr float ARK_ATTENTION_SLACK = 8.0f;
 
-// The largest of a row's scores, which all four lanes of the row get. half: which of the lane's two
-// rows.
+// Returns the largest score of a row to all four lanes that have parts of the row. half: which of a
+// lane's two rows.
 template <int BN>
 ARK_DEVICE float ark_attention_largest(const float (&s)[BN / 2], int half) {
   float m = -ark_inf();
@@ -35,9 +35,9 @@ ARK_DEVICE float ark_attention_largest(const float (&s)[BN / 2], int half) {
   m = fmaxf(m, ark_shfl_xor(m, 1));
   return fmaxf(m, ark_shfl_xor(m, 2));
 }
-// Converts the scores of a row, whose largest is m, to exponentials relative to the running
-// maximum. Returns the factor by which earlier sums must be multiplied. Scores are multiplied by
-// `factor` (log2(e) and the scale).
+// Converts the scores of a row to exponentials relative to the running maximum `top`. Scores are
+// first multiplied by `factor` (log2(e) and the scale). m: the largest of the scores. Returns the
+// factor by which earlier sums must be multiplied.
 template <int BN>
 ARK_DEVICE float ark_attention_raise(float (&s)[BN / 2], float& top, int half, float m,
                                      float factor) {
@@ -99,7 +99,8 @@ ARK_DEVICE void ark_attention_under(float (&s)[BN / 2], const M& mask, const Ark
   }
 }
 
-// The mask of a thread's scores. If it is added to them, it can be loaded before they are computed.
+// The mask for a thread's scores. A mask that is added to scores can be loaded before the scores
+// are computed.
 template <int BN, class M, bool GIVEN = M::given>
 struct ArkAttentionMasks {
   template <class S>

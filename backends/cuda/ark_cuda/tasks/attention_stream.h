@@ -4,7 +4,7 @@
 // describes the task and its accesses, attention_staged.h the steps.
 
 // Shared memory of a task. own: for each warp, first the exponentials (2 to score - maximum) of its
-// positions, later its part of the result: sum, maximum and denominator of each query head.
+// positions, later its partial result (sum, maximum and denominator of each query head).
 template <int G, int D>
 struct ArkStagedAttention {
   float query[G * D];
@@ -35,8 +35,8 @@ ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<
     ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, s.own[ark_warp()], r);
     // The fence orders these ordinary stores before the next asynchronous copy to the same slot.
     if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    // The stage's slot is free when each computing warp has released it. The first of the warps
-    // that share the stage also releases it on behalf of the warps that do not share it.
+    // A slot of the ring is free when each computing warp has released it. The first of the warps
+    // that share a stage also releases it for the warps that do not share it.
     const int left = units - j * SHARERS, sharers = left < SHARERS ? left : SHARERS;
     const ark_u32 warps = place == 0 ? static_cast<ark_u32>(ARK_WARPS + 1 - sharers) : 1u;
     ark_stage_left(c, t.fetch_begin + j, warps);
@@ -69,8 +69,8 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
   ArkStagedSoftmax<G> r = {};
   r.top = -1e30f;
   float* own = s.own[ark_warp()];
-  // If a head is a single task and each warp can have a stage of its own, that takes less time than
-  // sharing stages in several rounds. It requires that a warp's shared memory holds the
+  // If each warp can have a whole stage, this takes less time than sharing stages in several
+  // rounds. Conditions: one task computes the whole head, and a warp's shared memory holds the
   // exponentials of all positions of a stage.
   constexpr bool ALONE = SPLITS == 1 && STEP <= D;
   int parts = 0;

@@ -1,7 +1,7 @@
-// Attention of tiles of queries on mma.sync: the products and sums of a warp, and their exchange
-// between warps. attention_units.h describes how a block's warps share a tile.
+// Attention of tiles of queries on mma.sync: the products and sums that one warp computes, and
+// their exchange between warps. attention_units.h describes how a block's warps share a tile.
 
-// Computes the scores of a slab's queries (16 rows) with SCORES keys.
+// Computes the scores of a slab (16 rows of queries) with SCORES keys.
 template <class U>
 ARK_DEVICE void ark_attention_scores(float (&s)[U::SCORES / 2], ark_u32 queries, ark_u32 keys,
                                      const ark_u32 (&held)[U::HELD ? U::STEPS : 1][4]) {
@@ -30,9 +30,9 @@ ARK_DEVICE void ark_attention_scores(float (&s)[U::SCORES / 2], ark_u32 queries,
   }
 }
 
-// A warp's results so far for its rows: OWN blocks of 16 columns of values times exponentials; the
-// sums of exponentials, which are computed as products with ones; and the maxima to which
-// exponentials are relative.
+// A warp's results so far for its rows: the sum of values times exponentials, in OWN blocks of 16
+// columns; the sums of exponentials, which are computed as products with ones; and the maxima to
+// which the exponentials are relative.
 template <class U>
 struct ArkAttentionSums {
   float values[8 * U::OWN];
@@ -42,7 +42,8 @@ struct ArkAttentionSums {
 ARK_DEVICE ark_u32 ark_attention_ones(const ark_bf16*) { return 0x3f803f80u; }
 ARK_DEVICE ark_u32 ark_attention_ones(const ark_f16*) { return 0x3c003c00u; }
 
-// Adds the products of 16 keys' exponentials with their values, from column step `first` on.
+// Adds to the sums, from column step `first` on, the values of 16 keys times these keys'
+// exponentials.
 template <class U>
 ARK_DEVICE void ark_attention_values(ArkAttentionSums<U>& sums, const ark_u32 (&p)[4],
                                      ark_u32 values, int first) {
@@ -75,8 +76,8 @@ ARK_DEVICE void ark_attention_scale(ArkAttentionSums<U>& sums, const float (&by)
   for (int i = 0; i < 4; ++i) sums.powers[i] *= by[i / 2];
 }
 
-// Converts a warp's scores to exponentials relative to the running maximum and rescales its sums to
-// that maximum.
+// Converts a warp's scores to exponentials relative to the running maximum. If the maximum rises,
+// rescales the warp's sums.
 template <class U>
 ARK_DEVICE void ark_attention_weigh(float (&s)[U::SCORES / 2], ArkAttentionSums<U>& sums,
                                     ark_u32 (&p)[U::KEYS / 4], float factor,
@@ -123,8 +124,8 @@ ARK_DEVICE void ark_attention_weigh(float (&s)[U::SCORES / 2], ArkAttentionSums<
   }
 }
 
-// ark_attention_give stores a warp's sums to shared memory; ark_attention_take adds stored sums to
-// those of another warp.
+// Moves partial results between warps: ark_attention_give stores a warp's sums to shared memory,
+// and another warp adds them to its own sums by ark_attention_take.
 template <class U>
 ARK_DEVICE void ark_attention_give(char* to, const ArkAttentionSums<U>& sums) {
   float4* at = reinterpret_cast<float4*>(to) + ark_lane();
@@ -160,9 +161,9 @@ ARK_DEVICE void ark_attention_take(const char* from, ArkAttentionSums<U>& sums) 
   }
 }
 
-// Stores a warp's results through shared memory, so that they are written to memory as whole
-// 16-byte pieces. out: the destination of the slab's first row; of its 16 rows the first `rows`
-// exist.
+// Stores a warp's results to memory through shared memory, so that they are written as whole
+// 16-byte pieces. out: the destination of the slab's first row. rows: how many of the slab's 16
+// rows exist.
 template <class U, int D>
 ARK_DEVICE void ark_attention_out(char* shared, const float (&v)[8 * U::OWN], int lane, int part,
                                   int rows, typename U::type* out, ark_i64 pitch) {

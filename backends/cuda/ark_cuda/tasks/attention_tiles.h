@@ -1,11 +1,12 @@
 // Attention of tiles of 128 queries by warpgroups, in the variant `matrix`. Each warpgroup has 64
-// rows, whose scores and sums stay in registers. The loading thread loads the queries once, and
-// keys and values in blocks of BN through the ring. The scores of a block and the values of the
-// preceding block are multiplied while the softmax of other scores is computed (FlashAttention-3,
-// Shah et al. 2024). ark/tasks/attention_tiles.py describes the task.
+// rows of queries, whose scores and sums stay in registers. The loading thread loads the queries
+// once. It loads keys and values through the ring, in blocks of BN. While a warpgroup computes the
+// softmax of one block, matrix units compute the scores of a block and the product of the preceding
+// block's exponentials with its values (FlashAttention-3, Shah et al. 2024).
+// ark/tasks/attention_tiles.py describes the task.
 
-// Layout of shared memory. DP: columns of a head, padded with zeros; BN: keys of a stage; Q: tiles
-// of queries.
+// The layout of shared memory. DP: columns of a head, padded with zeros. BN: keys per stage. Q: how
+// many query tiles shared memory holds.
 template <int DP, int BN, int Q>
 struct ArkAttentionRing {
   static constexpr int BOXES = DP / 64;
@@ -76,8 +77,8 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
   });
 }
 
-// The two products of a warpgroup: 64 queries times BN keys, summed over DP elements; and the
-// exponentials of these scores times BN values.
+// The two products of a warpgroup. The first one computes scores: 64 queries times BN keys, summed
+// over DP elements. The second one multiplies the exponentials of these scores by BN values.
 template <typename T, int DP, int BN>
 struct ArkAttentionProducts {
   typedef T type;
@@ -118,8 +119,9 @@ ARK_DEVICE void ark_matrix_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// Ping-pong: one warpgroup multiplies while the other computes the exponentials of its scores. By
-// the barrier, one warpgroup hands the matrix unit over to the other.
+// Makes two warpgroups alternate (ping-pong): one multiplies while the other computes the
+// exponentials of its scores. At the barrier, one warpgroup hands the matrix unit over to the
+// other.
 ARK_DEVICE void ark_attention_pingpong(int group) {
   __syncwarp();
   asm volatile("barrier.sync %0, 256;" ::"r"(14 + group) : "memory");
@@ -139,7 +141,8 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
   constexpr float LOG2E = 1.44269504f;
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   const int own = 16 * ark_warp() + ark_lane() / 4;  // the thread's first row
-  // One running number takes only one register; slot and parity are computed from it.
+  // The number of stages that this warp has used. It takes one register; slot and parity are
+  // computed from it.
   const ArkMatrixSlot begun = ark_matrix_place_of();
   ark_u32 used = begun.slot + begun.parity * ARK_MATRIX_STAGES;
   const auto filled = [&](ark_u32 n) {
@@ -217,8 +220,8 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
         ark_matrix_hold(s);
         release(used);
         finish(block);
-        // While the products with the values run, the exponentials of the scores are computed.
-        // ark_matrix_hold makes the compiler compute them before the next wait.
+        // While matrix units multiply the values, the exponentials of the scores are computed.
+        // ark_matrix_hold makes the compiler compute the exponentials before the next wait.
         ark_matrix_hold(s);
         filled(used + 2u);
         ark_matrix_wait<0>();

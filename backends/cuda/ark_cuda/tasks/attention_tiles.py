@@ -1,6 +1,7 @@
-"""Attention of many rows on warpgroups (wgmma), in the variant `matrix`. It supports bf16 and fp16
-and heads of up to 256 elements (multiples of 8). attention_tiles.h has the device code. Other
-signatures are computed by mma.sync (attention_units.py). Called by the writer through the dialect.
+"""Attention of many rows on warpgroups (wgmma), in the variant `matrix`. It supports bf16 and fp16,
+and heads of up to 256 elements (multiples of 8). attention_tiles.h has the device code.
+attention_units.py computes the other cases by mma.sync. Called by the source writer through the
+dialect.
 """
 
 from __future__ import annotations

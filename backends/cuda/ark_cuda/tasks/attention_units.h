@@ -1,16 +1,16 @@
-// Attention of tiles of queries on mma.sync (FlashAttention-2, Dao 2023). A slab is 16 rows of
-// queries. One warp, or a team of several warps, computes a slab, with scores and sums in
-// registers. The warps of all slabs of a tile are a group. If a tile has fewer warps than the
-// block, there are several groups. They take blocks of keys round-robin, run independently, and
-// combine their results at the end. A group copies its blocks of keys and values one after another
-// to a ring of slots in shared memory. All groups of a tile are a crew. If all keys of a tile are
-// one block, there may be several crews of one group, which take the task's tiles round-robin and
-// do not wait for each other.
+// Attention of tiles of queries on mma.sync (FlashAttention-2, Dao 2023). Warps are organised as
+// follows. A slab is 16 rows of queries. One warp, or a team of several warps, computes a slab,
+// with scores and sums in registers. The warps of all slabs of a tile form a group. If a tile needs
+// fewer warps than the block has, there are several groups. The groups take blocks of keys
+// round-robin, run independently, and combine their results at the end. A group copies its blocks
+// of keys and values one after another to a ring of slots in shared memory. All groups of a tile
+// form a crew. If all keys of a tile are one block, there may be several crews, each of one group.
+// Crews take the task's tiles round-robin and do not wait for each other.
 // ark/tasks/attention_tiles.py describes the task.
 
-// The sizes of a body's data in shared memory, in bytes unless they are counts. D: elements of a
-// head. A row in shared memory has whole lines of 128 bytes, in which pieces of 16 bytes are
-// permuted by row, so that eight rows' pieces never have a bank conflict. HELD: true if queries
+// The sizes of the data in shared memory, in bytes unless they are counts. D: elements of a head. A
+// row in shared memory has whole lines of 128 bytes. The 16-byte pieces of a line are permuted by
+// the row number, so that the same piece of eight rows is in different banks. HELD: true if queries
 // stay in registers.
 template <typename T, int D, int SLABS_, int TEAM_, int GROUPS_, int KEYS_, int SLOTS_, bool HELD_,
           int CREWS_ = 1>
@@ -28,13 +28,14 @@ struct ArkAttentionUnits {
   static constexpr int SHARED = RING + GROUPS * SLOTS * SLOT;     // then the data of the teams
   static constexpr int TEAM_BYTES = KEYS * 32 + TEAM * 64;
   static constexpr int SUMS = OWN * 1024, OUT_PITCH = (OWN + 3) / 4 * 128;
-  // Bytes of shared memory that a warp uses after its last block of keys: for its sums and
-  // statistics, or for its results before they are stored.
+  // Bytes of shared memory that a warp uses after its last block of keys. They hold its sums and
+  // statistics for the exchange between groups, or its results before they are stored.
   static constexpr int PART = SUMS + 512 > 16 * OUT_PITCH ? SUMS + 512 : 16 * OUT_PITCH;
-  // True if a crew copies the operands of its next tile while it computes one (attention_ahead.h).
+  // True if a crew copies the operands of its next tile while it computes the current tile
+  // (attention_ahead.h).
   static constexpr bool AHEAD = CREWS > 1 && SLOTS == 4 && HELD && WARPS * PART <= 2 * SLOT;
-  // The offset of the current tile (ArkAttentionStrip) and, if there are several crews, of the next
-  // one, which are stored after all other data.
+  // The offset of the current tile's description (ArkAttentionStrip), which is stored after all
+  // other data. With several crews the description of the crew's next tile follows it.
   static constexpr int WALK = SHARED + (TEAM > 1 ? GROUPS * SLABS * TEAM_BYTES : 0);
   static constexpr int JOIN = (GROUPS > 1 ? GROUPS / 2 : 1) * WARPS * PART;
   static constexpr int STRIP = WALK > JOIN ? WALK : JOIN;
@@ -53,7 +54,7 @@ ARK_DEVICE void ark_attention_meet(int barrier) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
 }
 
-// Waits for the crew's other warps.
+// Waits for the other warps of this crew (the warps that compute the same tile).
 template <class U>
 ARK_DEVICE void ark_attention_meet_crew(int crew) {
   if constexpr (U::CREWS == 1) {
@@ -75,9 +76,10 @@ struct ArkAttentionStrip {
   ark_u32 zero;  // a zero that the compiler does not know
 };
 
-// A thread's position: its crew, the group of its warp, its slab, and its part of the slab. If
-// `zero` is added to the thread's number, values derived from it are computed again in each round
-// of a loop and take no registers in between.
+// A thread's place among the warps: its crew, its warp's group, its slab (16 rows of queries) and
+// its part of the slab. `zero` is a zero that the compiler does not know. Values that are derived
+// from a thread number plus `zero` are computed again in each round of a loop, so they take no
+// registers in between.
 template <class U>
 struct ArkAttentionPlace {
   ark_u32 zero;
@@ -90,8 +92,8 @@ struct ArkAttentionPlace {
     thread = own % U::THREADS, lane = own % 32u, group = own / U::THREADS;
     slab = own / 32u % U::WARPS / U::TEAM, part = own / 32u % U::TEAM;
   }
-  // Addresses in shared memory: the slab's queries, the group's slots, and, after these, the data
-  // that the slab's warps share.
+  // Addresses in shared memory: the slab's queries; the group's ring of slots; the data that the
+  // slab's warps share, which is stored after the ring.
   ARK_DEVICE_MEMBER int queries() const { return slab * (16 * U::PITCH); }
   ARK_DEVICE_MEMBER int ring() const { return U::RING + group * (U::SLOTS * U::SLOT); }
   ARK_DEVICE_MEMBER int team() const {
@@ -102,34 +104,35 @@ struct ArkAttentionPlace {
   ARK_DEVICE_MEMBER void meet() const {
     ark_attention_meet<32 * U::TEAM>(barrier() + U::GROUPS + group * U::SLABS + slab);
   }
-  // Waits for the group's other warps.
+  // Waits for the other warps of this group (the warps that take the same blocks of keys).
   ARK_DEVICE_MEMBER void meet_group() const { ark_attention_meet<U::THREADS>(barrier() + group); }
   ARK_DEVICE_MEMBER void meet_crew() const { ark_attention_meet_crew<U>(crew); }
 };
 
-// The offset in shared memory, in bytes, of a 16-byte piece of a row, with pieces permuted by row.
+// The byte offset of a 16-byte piece of a row in shared memory. Pieces are permuted by the row
+// number.
 template <int PITCH>
 ARK_DEVICE int ark_attention_piece(int row, int piece) {
   return row * PITCH + piece / 8 * 128 + ((piece ^ row) & 7) * 16;
 }
-// A lane's offset from the address of 16 rows, for loading four tiles of their first 16 columns.
-// The order of the tiles is: the first eight rows with column 0, then with column 8, then the next
-// eight rows. With ROWS_FIRST the next eight rows come before column 8.
+// For ldmatrix: a lane's offset from the address of 16 rows, to load the first 16 columns as four 8
+// x 8 tiles. The order of the tiles is: rows 0 to 7 from column 0, rows 0 to 7 from column 8, then
+// the same for rows 8 to 15. With ROWS_FIRST, the second and the third tile are exchanged.
 template <int PITCH, bool ROWS_FIRST>
 ARK_DEVICE ark_u32 ark_attention_lane(int lane) {
   const int low = lane / 8 % 2, high = lane / 16;
   return ark_attention_piece<PITCH>(lane % 8 + 8 * (ROWS_FIRST ? low : high),
                                     ROWS_FIRST ? high : low);
 }
-// An address from ark_attention_lane, moved by `step` times 16 columns.
+// An address from ark_attention_lane, moved right by 16 * `step` columns.
 ARK_DEVICE ark_u32 ark_attention_step(ark_u32 at, int step) {
   return (at ^ (step & 3) << 5) + (step >> 2 << 7);
 }
 
 // Starts the copies of ROWS rows of a head to shared memory, by THREADS threads. from(row): the
-// address of a row. Rows before `begin` and from `end` on belong to other data. Their results are
-// masked but must be finite, so the nearest valid row is copied instead. Columns past the head's
-// end are zeros.
+// address of a row. Rows before `begin` and from `end` on belong to other data. Results of such
+// rows are masked but must be finite, so the nearest valid row is copied in their place. Columns
+// past the head's end are zeros.
 template <class U, int D, int ROWS, int THREADS, class From>
 ARK_DEVICE void ark_attention_copy(ark_u32 to, int thread, int begin, int end, const From& from) {
   constexpr int ACROSS = 2 * U::STEPS;
@@ -187,7 +190,7 @@ ARK_DEVICE int ark_attention_block(const ArkAttentionTile& tile, int group, int 
   const int block = (tile.end + U::KEYS - 1) / U::KEYS - 1 - group - n * U::GROUPS;
   return tile.begin < tile.end && block >= tile.begin / U::KEYS ? block * U::KEYS : -1;
 }
-// Starts the copies of keys or values of a group's nth block.
+// Starts the copies of the keys or values of a group's nth block.
 template <class U, class S, class X>
 ARK_DEVICE void ark_attention_fetch(const ArkAttentionTile& tile, const X& operand, ark_u32 to,
                                     const ArkAttentionPlace<U>& w, int n) {

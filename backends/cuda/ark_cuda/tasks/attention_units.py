@@ -38,12 +38,14 @@ _MAX_NAMED_BARRIERS = 14  # barriers of a block beside those of the loop
 
 @dataclass(frozen=True)
 class Layout:
-    """How a block computes a tile; these are the template arguments of ArkAttentionUnits.
+    """How the warps of a block compute tiles; these are the template arguments of
+    ArkAttentionUnits.
 
-    slabs: the number of slabs, of 16 rows each. team: warps of a slab. groups: the number of groups
-    of warps, which take blocks of keys round-robin. keys: keys of a block. slots: slots for keys or
-    values that a group has in shared memory. held: True if queries stay in registers. width:
-    elements of a head. crews: the number of tiles that the block computes at once.
+    slabs: the number of slabs of a tile; a slab is 16 rows of queries. team: warps per slab.
+    groups: the number of groups of warps, which take blocks of keys round-robin. keys: keys per
+    block. slots: how many blocks of keys or values a group has in shared memory. held: True if
+    queries stay in registers. width: elements of a head. crews: the number of tiles that the block
+    computes at once.
     """
 
     width: int
@@ -63,7 +65,8 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Bytes of shared memory for queries, slots, the data that the warps of a team share, and
-        the position of the current tile. After the last key the same memory holds the warps' sums.
+        the description of the current tile. After the last key the same memory holds the warps'
+        sums.
         """
         steps = -(-self.width // SLAB_ROWS)
         own = -(-steps // self.team)
@@ -85,8 +88,8 @@ class Layout:
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
-    """The layout that keeps most warps busy, or None if only the vendor-independent body supports
-    the signature.
+    """The layout that keeps most warps busy. None if no layout supports the signature; the
+    vendor-independent body then computes it.
     """
     params = sig.read(AttentionTilesParams)
     width, kinds = params.head_dim, {o.dtype for o in sig.operands[:4]}
@@ -131,11 +134,11 @@ def _layouts(width: int, most: int, warps: int, crews: int) -> Iterator[Layout]:
 def _worth(layout: Layout, rows: int, context: int, turns: int) -> tuple[float, ...]:
     """The sort key of layouts; greater is better. It compares in this order:
 
-    - If all keys of a tile are one block, nothing hides the latency of its loads: fewer tiles one
-      after another are better.
-    - The number of busy warps: all warps, times the fraction of slab rows that have a query, the
-      fraction of rounds in which a crew has a tile, and, if the largest blocks of all groups have
-      more keys than the context, the fraction of keys that exist.
+    - If all keys of a tile are one block, nothing hides the latency of its loads: the fewer tiles
+      a crew computes one after another, the better.
+    - The number of busy warps. It is the number of warps, times the fraction of slab rows that
+      have a query, times the fraction of rounds in which a crew has a tile. If the blocks of all
+      groups have more keys than the context, it is also multiplied by the fraction that exists.
     - Fewer reads of shared memory, then fewer waits.
 
     rows: query rows of a tile. context: the number of keys. turns: the number of a task's tiles.

@@ -1,9 +1,9 @@
-// Attention of tiles of queries on mma.sync: the loop over blocks of keys with its prologue and
-// epilogue. attention_units.h describes how a block's warps share a tile.
+// Attention of tiles of queries on mma.sync: the loop over blocks of keys, with the code before and
+// after it. attention_units.h describes how a block's warps share a tile.
 
-// Sets the scores of keys that a row does not see to -inf, in a group's nth block of keys.
-// under(s, tile, row, key): applies the mask operand before, if there is one. row: the lane's first
-// row in the tile. key: the first key of the warp's scores.
+// Applies the masks to the scores of a group's nth block of keys: first the mask operand, if there
+// is one, by under(s, tile, row, key). Then the scores of keys that a row does not see become -inf.
+// row: the lane's first row in the tile. key: the first key of the warp's scores.
 template <class U, class S, class Under>
 ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttentionStrip& strip,
                                      int n, const Under& under) {
@@ -19,9 +19,9 @@ ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttenti
   }
 }
 
-// Computes a warp's part of the exponentials `p` of its group's nth block of keys. Returns false if
-// its rows see none of these keys. queries, keys: addresses in shared memory of the slab's queries
-// and of the block. under: see ark_attention_finish.
+// Computes this warp's part of the exponentials `p` for its group's nth block of keys. Returns
+// false if the warp's rows see none of these keys. queries, keys: shared-memory addresses of the
+// slab's queries and of the block's keys. under: see ark_attention_finish.
 template <class U, class S, class Under>
 ARK_DEVICE bool ark_attention_exponentials(char* shared, const ArkAttentionStrip& strip, int n,
                                            ark_u32 base, ark_u32 keys,
@@ -51,7 +51,8 @@ ARK_DEVICE bool ark_attention_exponentials(char* shared, const ArkAttentionStrip
   return true;
 }
 
-// Adds the products of a block's exponentials with its values. values: the address of the block.
+// Adds the products of a block's exponentials with the block's values. values: the address of the
+// block in shared memory.
 template <class U>
 ARK_DEVICE void ark_attention_weighted(char* shared, const ArkAttentionPlace<U>& v, ark_u32 values,
                                        const ark_u32 (&p)[U::KEYS / 4], ArkAttentionSums<U>& sums) {
@@ -70,7 +71,7 @@ ARK_DEVICE void ark_attention_weighted(char* shared, const ArkAttentionPlace<U>&
   }
 }
 
-// Loads the slab's queries into registers.
+// Loads the slab's queries (16 rows) into registers.
 template <class U>
 ARK_DEVICE void ark_attention_hold(ark_u32 (&held)[U::HELD ? U::STEPS : 1][4], ark_u32 base,
                                    const ArkAttentionPlace<U>& w) {
@@ -81,8 +82,8 @@ ARK_DEVICE void ark_attention_hold(ark_u32 (&held)[U::HELD ? U::STEPS : 1][4], a
   }
 }
 
-// The sums of a warp before its first block. sink: the operand, which is the score of a further
-// key without a value.
+// Initialises a warp's sums before its first block. sink: an operand with a score for each head.
+// The score counts in the denominator and has no value.
 template <class U, class N>
 ARK_DEVICE void ark_attention_clear(ArkAttentionSums<U>& sums, const N& sink, int head, int group) {
 #pragma unroll
@@ -95,13 +96,13 @@ ARK_DEVICE void ark_attention_clear(ArkAttentionSums<U>& sums, const N& sink, in
   }
 }
 
-// Computes a warp's part of attention over the blocks of keys that are assigned to its group.
+// Computes this warp's part of attention over the blocks of keys that are assigned to its group.
 // keys(task), values(task): return the operands keys and values of a task.
 template <class U, class S, class K, class V, class M>
 ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip, float scale,
                                    float cap, const K& keys, const V& values, const M& mask,
                                    ArkAttentionSums<U>& sums) {
-  // With four slots there is one wait for a block's keys and values together.
+  // With four slots, one wait covers both the keys and the values of a block.
   constexpr bool BOTH = U::SLOTS == 4;
   constexpr bool MASKED = decltype(mask(*strip.task))::given;
   const float factor = (S::CAPPED || MASKED ? 1.0f : scale) * ARK_ATTENTION_LOG2E;
@@ -205,15 +206,16 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
                              ark_at(operand, 0, 0, 1, 0));
 }
 
-// The loop of a crew whose tiles have one block of keys each (attention_ahead.h).
+// The loop of a crew (the warps of one tile) if each tile has one block of keys
+// (attention_ahead.h).
 template <class U, class S, class Q, class K, class V, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_crew(char* shared, ArkAttentionStrip* strips, int crew, bool leads,
                                    float scale, float cap, const Q& query, const K& keys,
                                    const V& values, const O& output, const P& position,
                                    const N& sinks, const M& mask);
 
-// Runs the task. query, keys, values, output, position, sinks, mask: functions that return this
-// operand of a task.
+// Runs a task: attention of tiles of queries. query, keys, values, output, position, sinks, mask:
+// functions that return this operand of a task.
 template <class U, class S, class Q, class K, class V, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, float cap,
                                     const Q& query, const K& keys, const V& values, const O& output,

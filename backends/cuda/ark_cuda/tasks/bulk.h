@@ -1,6 +1,6 @@
-// Copies to a peer by cp.async.bulk (sm_90 and later). One thread loads pieces to shared memory and
-// stores them to the peer. Of SLOTS slots with SLOT bytes each, half have loads in flight and half
-// have stores in flight.
+// Copies to a peer GPU by cp.async.bulk (sm_90 and later). One thread loads pieces of the data to
+// shared memory and stores them to the peer. There are SLOTS slots of SLOT bytes; half of them have
+// loads in flight and half have stores in flight.
 
 template <int SLOTS, int SLOT>
 ARK_DEVICE void ark_bulk_pieces(char* scratch, ark_u64 from, ark_u64 to, ark_i64 bytes) {
@@ -32,8 +32,8 @@ ARK_DEVICE void ark_bulk_pieces(char* scratch, ark_u64 from, ark_u64 to, ark_i64
   ark_bulk_end<SLOTS>(full);
 }
 
-// Copies the bytes of `source` from t.coord[0] to t.coord[1], counted in units of UNIT bytes, to
-// `target`. The last bytes that do not fill 16 bytes are copied one by one.
+// Copies part of `source` to `target`: bytes t.coord[0] * UNIT to t.coord[1] * UNIT. The last bytes
+// that do not fill 16 bytes are copied one by one.
 template <int UNIT, int SLOTS, int SLOT>
 ARK_DEVICE void ark_bulk(ArkCtx& c, const ArkTask& t, ark_u64 source, ark_u64 target) {
   const ark_u64 first = static_cast<ark_u64>(t.coord[0]) * UNIT;

@@ -4,8 +4,8 @@
 ARK_DEVICE ark_u32 ark_bulk_address(const void* p) {
   return static_cast<ark_u32>(__cvta_generic_to_shared(p));
 }
-// Called by one thread before the first copies: initialises COUNT barriers. Makes ordinary stores
-// of other threads, to memory and to shared memory, visible to copies.
+// Called by one thread before its first bulk copies: initialises COUNT barriers, and makes ordinary
+// stores of other threads (to global and shared memory) visible to the copies.
 template <int COUNT>
 ARK_DEVICE void ark_bulk_begin(ark_u64* full) {
   for (int i = 0; i < COUNT; ++i) {
@@ -15,8 +15,8 @@ ARK_DEVICE void ark_bulk_begin(ark_u64* full) {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async;" ::: "memory");
 }
-// Called by the same thread after the last wait on the barriers: their words become plain memory
-// again.
+// Called by the same thread after the last wait on the barriers. The memory of the barriers may
+// then be used for other data.
 template <int COUNT>
 ARK_DEVICE void ark_bulk_end(ark_u64* full) {
   for (int i = 0; i < COUNT; ++i) {

@@ -1,13 +1,13 @@
 // Matrix products in the kernel variant `matrix`, for inputs of at most 64 rows and quantised
 // weights (ArkRow). The loading thread copies boxes of codes and of their scales. The computing
 // warps convert codes to operands of matrix units (mma.sync m16n8k16) in registers. A warpgroup
-// computes half of a tile's columns, and each of its four warps another 64 elements of every stage
-// along k. The four sums are added up at the tile's end; each warp then stores 16 rows, as in
-// wgmma.h.
+// computes half of a tile's columns. Each of its four warps multiplies a different 64 elements
+// along k of every stage. At the tile's end the sums of the four warps are added up, and each warp
+// stores 16 rows, as in wgmma.h.
 //
 // A lane has 16 consecutive codes of a row of weights, and the same elements of its rows of the
-// input: the elements of k may be assigned to the instruction's k in any order that is the same for
-// both.
+// input. The elements may be assigned to the instruction's k indices in any order that is the same
+// for both operands.
 
 template <typename A, typename B>
 constexpr bool ARK_SAME = false;
@@ -15,8 +15,8 @@ template <typename A>
 inline constexpr bool ARK_SAME<A, A> = true;
 
 // The shape of a product whose tiles have COLUMNS columns. HIGH: rows of the input in a stage.
-// SCALE_BYTES, ZERO_BYTES: bytes of the boxes in a stage that hold a row's scales and its zero
-// points; 0 if stages have none.
+// SCALE_BYTES, ZERO_BYTES: bytes per row of the boxes of scales and of zero points in a stage; 0 if
+// a stage has none.
 template <class DEAL, typename T_, class ROW, int COLUMNS, int HIGH, int SCALE_BYTES>
 struct ArkCodeProduct;
 template <class DEAL, typename T_, class C_, int K, int GROUP_, class S_, bool ZEROS_, int COLUMNS,
@@ -33,23 +33,22 @@ struct ArkCodeProduct<DEAL, T_, ArkRow<C_, K, GROUP_, S_, ZEROS_>, COLUMNS, HIGH
   static constexpr bool AHEAD = true;  // codes are prefetched
   static_assert(HIGH % 8 == 0, "rows of a box are whole groups of swizzled ones");
   static_assert(LINES * 2 == ARK_WARPS && sizeof(T) == 2, "a warp has a line of half the columns");
-  // When scales are applied. WHOLE: a row has one scale, so sums are scaled when they are complete.
-  // BY_LINES: all elements of a line (128 bytes along k) have one scale, so the sums of a line are
-  // scaled. Otherwise a line has several scales or zero points, and values are scaled before they
-  // are multiplied.
+  // When scales are applied. WHOLE: a row of weights has one scale, and the complete sums are
+  // multiplied by it. BY_LINES: all elements of a line (128 bytes along k) have one scale, and the
+  // sums of the line are multiplied by it. Otherwise a line has several scales or zero points, and
+  // the weights are scaled before they are multiplied.
   static constexpr bool WHOLE = GROUP == K && !ZEROS;
   static constexpr bool BY_LINES = !WHOLE && !ZEROS && GROUP % DEEP == 0;
   static constexpr int CODE_BYTES = DEEP * LINES * ARK_CODE_BITS<C> / 8, SCALE_BYTES = SCALE_BYTES_;
-  // The offsets in a stage, in bytes, at which the codes, the scales and the zero points begin. The
-  // input's rows are first.
+  // The offsets in a stage, in bytes, of the codes, the scales and the zero points. The input's
+  // rows are at offset 0.
   static constexpr int A_BYTES = HIGH * LINE * LINES, SCALES_AT = A_BYTES + COLUMNS * CODE_BYTES;
   static constexpr int ZEROS_AT = SCALES_AT + COLUMNS * SCALE_BYTES;
   static constexpr int BYTES = ZEROS_AT + (ZEROS ? COLUMNS * SCALE_BYTES : 0);
 };
 
-// The byte of a row at which the box of its scales (or zero points) for a stage begins. A box
-// begins at a multiple of 16 bytes. at: the byte of the row's first scale (or zero point). k: the
-// stage's first element along k.
+// The byte of a row of scales (or zero points) at which a stage's box begins, a multiple of 16. at:
+// the byte of the row's first scale (or zero point). k: the stage's first element along k.
 template <class P>
 ARK_DEVICE int ark_scales_begin(int at, int k) {
   return (at + k / P::GROUP * static_cast<int>(sizeof(typename P::S))) & ~15;
@@ -72,7 +71,8 @@ ARK_DEVICE float ark_stage_zero(const char* stage, int k, int row, int group) {
   return ark_get(ark_scale_of<P>(stage + P::ZEROS_AT, P::Row::ZEROS_AT, k, row, group), 0);
 }
 
-// Converts a lane's 16 codes of a row, from the address `from` on, to eight pairs of 16-bit floats.
+// Converts 16 codes of a lane's row of weights, from the address `from` on, to eight pairs of
+// 16-bit floats.
 template <class P>
 ARK_DEVICE void ark_code_operands(const char* from, ark_u32 (&pairs)[8]) {
   constexpr int WORDS = ARK_CODE_BITS<typename P::C> / 2, EACH = 8 / WORDS;
@@ -111,10 +111,10 @@ ARK_DEVICE void ark_scale_operands(const char* stage, int k, int row, int group,
   }
 }
 
-// Adds a warp's products for one line of a stage. half: which half of the tile's columns. k: the
-// stage's first element along k. Rows of weights are the instruction's rows, 16 at a time, and rows
-// of the input are its columns, eight at a time. So a lane converts only codes of the two rows of
-// weights that it holds, and loads rows of the input without a conversion.
+// Adds a warp's products for one line (128 bytes along k) of a stage. half: which half of the
+// tile's columns. k: the stage's first element along k. Rows of weights are the instruction's rows,
+// 16 at a time. Rows of the input are its columns, eight at a time. So a lane converts only the
+// codes of its two rows of weights, and loads rows of the input without a conversion.
 template <class P>
 ARK_DEVICE void ark_code_line(const char* stage, int line, int half, int k,
                               float (&sum)[P::WIDE / 16][P::BLOCKS][4]) {
@@ -168,16 +168,17 @@ ARK_DEVICE void ark_code_line(const char* stage, int line, int half, int k,
   }
 }
 
-// The index at which a sum is stored among those of 16 rows of the input. Pieces of eight columns
-// are permuted by the row's number (swizzled), so that lanes store to different banks.
+// The index in shared memory of a sum, in an array of rows of the input by WIDE columns. Groups of
+// eight columns are permuted by the row's number (swizzled), so that lanes store to different
+// banks.
 template <int WIDE>
 ARK_DEVICE int ark_code_place(int row, int column) {
   return row * WIDE + (column ^ (row / 2 * 8 & (WIDE - 1)));
 }
 
-// Adds up the sums of a warpgroup's four warps, in order, and transposes them: warp w gets the
-// totals of rows 16 w to 16 w + 15 of the input in the layout of wgmma's sums. They are exchanged
-// through the slabs, 32 columns at a time.
+// Adds up the sums of a warpgroup's four warps in a fixed order, and transposes them: warp w gets
+// the totals of input rows 16 w to 16 w + 15, in the register layout of wgmma's sums. The sums are
+// exchanged through the slabs in shared memory, 16 input rows at a time.
 template <class P>
 ARK_DEVICE void ark_code_join(ArkCtx& c, const float (&sum)[P::WIDE / 16][P::BLOCKS][4],
                               float (&made)[P::WIDE / 2]) {
@@ -214,7 +215,7 @@ ARK_DEVICE void ark_code_join(ArkCtx& c, const float (&sum)[P::WIDE / 16][P::BLO
 }
 
 // Run by the computing warps: computes the tiles of a task. begin(i1), last(i1): the first element
-// along k of part i1 of k and the element after its last. end: see ark_matrix_product. bytes: the
+// along k of part i1 of k, and the end (last element + 1). end: see ark_matrix_product. bytes: the
 // quantised matrix, of N rows.
 template <class P, int N, class Begin, class Last, class End>
 ARK_DEVICE void ark_code_product(ArkCtx& c, const ArkTask& t, const unsigned char* bytes,

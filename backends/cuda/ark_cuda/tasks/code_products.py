@@ -38,7 +38,7 @@ def type_of(sig: Signature) -> RowType | None:
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
-    """True if this body computes the product. The task kind has already checked types and
+    """True if this body computes the product. The task kind has already checked its types and
     layouts.
     """
     rows, columns = sig.read(MatmulParams).tile
@@ -59,8 +59,8 @@ def stage(sig: Signature, dtype: RowType) -> int:
 
 
 def maps(sig: Signature, dtype: RowType) -> tuple[BoxMap, ...]:
-    """The tensor maps of the input, of the codes, and of scales and zero points if a stage has
-    any.
+    """The tensor maps of the input, of the codes, and of the scales and zero points that are loaded
+    with them.
     """
     left, weights = sig.operands[:2]
     (high, k), columns = left.shape, sig.read(MatmulParams).tile[1]

@@ -1,20 +1,22 @@
-// A tile of an fp32 matrix product in full fp32 precision, by ordinary FMA instructions. Both
-// operands go through shared memory by asynchronous copies, several stages of k ahead. In shared
-// memory, elements of equal k are neighbours, so that a thread reads its operands in packs of four.
-// A thread computes a block of TM rows by 8 columns, in groups of four columns. If a tile has fewer
-// blocks than there are threads, several threads divide the k of a block: slice s takes every
-// SLICES-th k of a stage, and the slices' sums are added up as a fixed tree.
+// A tile of an fp32 matrix product in full fp32 precision, by ordinary FMA instructions.
+// Asynchronous copies bring both operands to shared memory, several stages of k ahead. In shared
+// memory, elements of equal k are neighbours, so that a thread reads its operands in vectors of
+// four. A thread computes a block of TM rows by 8 columns, in groups of four columns. If a tile has
+// fewer blocks than there are threads, several threads (slices) compute the same block over
+// different k: slice s takes every SLICES-th k of a stage. The slices' sums are added up in a fixed
+// order, as a tree.
 
-// One operand of a tile's product, with HIGH rows (of b: columns), of which `rows` exist (all, if
-// WHOLE). Element (row, k) is at at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: true if memory is
-// contiguous along k, or along neither, rather than along rows.
+// One operand of a tile's product. It has HIGH rows (for b: columns) in shared memory, of which
+// `rows` exist in the matrix (all of them if WHOLE). Element (row, k) is at at[row * ROW_STRIDE + k
+// * K_STRIDE]. ALONG: false if memory is contiguous along rows. True if it is contiguous along k,
+// or in neither direction.
 template <int HIGH, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool ALONG, bool WHOLE>
 struct ArkExactSide {
   static constexpr int depth = DEPTH, PITCH = HIGH + 4;
   const float* at;
   int rows;
 
-  // Starts the copies of KT elements along k from k0 on.
+  // Starts the copies of KT elements along k, from element k0 on.
   template <int KT>
   ARK_DEVICE_MEMBER void copy(ark_u32 to, int k0) const {
     if constexpr (ALONG) {

@@ -1,7 +1,7 @@
-"""Tiles of fp32 products with both operands in shared memory and any transposes, batches, ragged
-edges and epilogues. On matrix units they are computed as tf32, or in full fp32 precision as sums of
+"""Tiles of fp32 products with both operands in shared memory. They support any transposes, batches,
+ragged edges and epilogues. Matrix units compute them as tf32, or in full fp32 precision as sums of
 products of tf32 numbers (exact_units.h). On machines whose matrix units are not fast enough for
-that, full precision is computed by ordinary instructions (exact.h). Called through the dialect.
+that, ordinary instructions compute full precision (exact.h). Called through the dialect.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class _Form:
 
 @dataclass(frozen=True)
 class _Units:
-    """Rows and columns of a tile and of a warp's part; tf32 products per fp32 product; elements of
-    k in a stage; and the number of stages.
+    """The sizes of a tile that matrix units compute: rows and columns of the tile and of a warp's
+    part of it, tf32 products per fp32 product, elements along k in a stage, and the number of
+    stages.
     """
 
     rows: int

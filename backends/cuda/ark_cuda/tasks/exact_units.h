@@ -1,17 +1,21 @@
-// A tile of a matrix product of fp32 on matrix units (mma.sync m16n8k8 of tf32). Both operands go
-// through shared memory by asynchronous copies, several stages of k ahead, in their memory layout.
-// A warp computes WM by WN elements of the tile. TERMS 1: elements are rounded to tf32. TERMS 3:
-// full fp32 precision. An element is the sum of two tf32 numbers, and of the four products of two
-// elements the product of both low parts is omitted (Ootomo and Yokota, "Recovering single
-// precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance",
-// 2022). Matrix units truncate their sums, so each stage begins with zero and the stages' sums are
-// added up by ordinary instructions (section 3 there). Results that are wrong because of a number
-// too large for tf32, an infinity or a NaN are computed again by ordinary instructions.
+// A tile of an fp32 matrix product on matrix units (mma.sync m16n8k8 of tf32). Asynchronous copies
+// bring both operands to shared memory in their memory layout, several stages of k ahead. A warp
+// computes WM by WN elements of the tile.
+//
+// TERMS 1: elements are rounded to tf32. TERMS 3: full fp32 precision. Each element is then split
+// into a high and a low tf32 number. Of the four products of two elements, the product of the low
+// parts is omitted (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores
+// while surpassing the FP32 theoretical peak performance", 2022).
+//
+// Matrix units truncate their sums. So each stage begins with zero, and the stages' sums are added
+// up by ordinary instructions (section 3 there). A number too large for tf32, an infinity or a NaN
+// makes a result wrong. Such results are computed again by ordinary instructions.
 
-// One operand of a tile's product, with HIGH rows (of b: columns), of which `rows` exist (all, if
-// WHOLE), with KT elements along k per stage. Element (row, k) is at at[row * ROW_STRIDE + k *
-// K_STRIDE]. ALONG: true if memory is contiguous along k, or along neither, rather than along rows.
-// Rows in shared memory are padded, so that a warp's reads access different banks.
+// One operand of a tile's product, with KT elements along k per stage. It has HIGH rows (for b:
+// columns) in shared memory, of which `rows` exist in the matrix (all of them if WHOLE). Element
+// (row, k) is at at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: false if memory is contiguous along
+// rows. True if it is contiguous along k, or in neither direction. Rows in shared memory are
+// padded, so that a warp's reads access different banks.
 template <int HIGH, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool ALONG, bool WHOLE, int KT>
 struct ArkUnitSide {
   static constexpr int depth = DEPTH, PITCH = ALONG ? KT + 8 : HIGH + 4;
@@ -49,17 +53,18 @@ struct ArkUnitSide {
     }
   }
 
-  // Reads elements k and k + 1 of a row of a stage in shared memory.
+  // Returns elements k and k + 1 of a row of a stage in shared memory.
   ARK_DEVICE float2 pair(const float* stage, int row, int k) {
     if constexpr (ALONG) return *reinterpret_cast<const float2*>(stage + row * PITCH + k);
     return {stage[k * PITCH + row], stage[(k + 1) * PITCH + row]};
   }
 };
 
-// Makes the matrix unit's truncation to tf32's 10 bits nearly equal to rounding, by adding at most
-// two thirds of a unit of the tenth bit, half a unit on average. Numbers that tf32 represents do
-// not change. This takes one multiplication, which keeps infinities and NaN; the conversion
-// instruction that rounds has an eighth of its throughput.
+// Prepares a number for the matrix unit's truncation to tf32 (10 bits of mantissa), so that the
+// truncation nearly rounds. At most two thirds of a unit of the tenth bit are added, half a unit on
+// average. Numbers that tf32 represents do not change. This takes one multiplication, which keeps
+// infinities and NaN. The conversion instruction that rounds has an eighth of the multiplication's
+// throughput.
 ARK_DEVICE float ark_tf32_before(float v) { return v * (1.0f + 0x1.555556p-12f); }
 ARK_DEVICE void ark_unit_product(float (&sum)[4], const ark_u32 (&a)[4], const ark_u32 (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -69,7 +74,7 @@ ARK_DEVICE void ark_unit_product(float (&sum)[4], const ark_u32 (&a)[4], const a
 }
 
 // Splits a number into the bits of its high tf32 part and, with three terms, of its low part (the
-// rest). Matrix units truncate both.
+// number minus the high part). Matrix units truncate both parts.
 template <int TERMS>
 ARK_DEVICE void ark_unit_parts(float v, ark_u32& high, ark_u32& low) {
   high = __float_as_uint(ark_tf32_before(v));
@@ -79,8 +84,8 @@ ARK_DEVICE void ark_unit_parts(float v, ark_u32& high, ark_u32& low) {
   }
 }
 
-// Computes one element of the product again, by ordinary instructions. Once the sum is NaN, it
-// stays NaN.
+// Computes one element of the product again, by ordinary instructions. The loop ends early when the
+// sum is NaN, which it then stays.
 static __device__ __noinline__ float ark_unit_again(const float* a, ark_i64 a_step, const float* b,
                                                     ark_i64 b_step, int depth) {
   float sum = 0.0f;
@@ -165,8 +170,8 @@ ARK_DEVICE void ark_unit_tile(char* scratch, const A& a, const B& b, const Again
   }
   ark_copies_but<0>();
   // A lane has two neighbouring sums in each of two rows. The lanes of a warp exchange their sums
-  // through shared memory, so that the warp stores whole rows of its part and each store touches
-  // few lines of memory.
+  // through shared memory, so that the warp stores whole rows of its part. Each store instruction
+  // then writes to few cache lines.
   ark_sync();
   constexpr int PITCH = WN + 8, PACKS = WN / 4;
   float* part = reinterpret_cast<float*>(scratch) + ark_warp() * (WM * PITCH);

@@ -1,8 +1,8 @@
 // Operations on both 16-bit values (fp16 or bf16) of a 32-bit word at once.
 
-// Hides a constant from the compiler, so that it stays in a register: the result also depends on
-// the block's z index, which is always 0. An instruction has space for one immediate constant;
-// further ones would be moved to a register each time.
+// Hides a constant from the compiler, so that it stays in a register. The result is multiplied by
+// the grid's z dimension, which is always 1. An instruction has space for one immediate constant;
+// further constants would be moved to registers each time.
 ARK_DEVICE ark_u32 ark_kept(ark_u32 v) { return v * gridDim.z; }
 ARK_DEVICE ark_u32 ark_pair_sum(ark_u32 a, ark_u32 b) {
   ark_u32 sum;
@@ -14,8 +14,7 @@ ARK_DEVICE ark_u32 ark_pair_fma(ark_u32 a, ark_u32 b, ark_u32 c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
 }
-// A fused multiply-add of the two 16-bit values of a word, of the type to which the first argument
-// points.
+// A fused multiply-add of both 16-bit values of a word. The first argument only selects their type.
 ARK_DEVICE ark_u32 ark_both_fma(const ark_f16*, ark_u32 a, ark_u32 b, ark_u32 c) {
   return ark_pair_fma(a, b, c);
 }

@@ -5,8 +5,8 @@
 // image with channels first and at most eight channels, as a network's input, gets zeros as further
 // channels in shared memory.
 
-// The parts of a task's shared memory: 16 bytes of zeros, the weights, and the image's pixels. Rows
-// are an odd number of 16 bytes apart, so that eight of them are in different banks.
+// The layout of a task's shared memory: 16 bytes of zeros, the weights, and the image's pixels.
+// Rows are an odd number of 16 bytes apart, so that eight consecutive rows are in different banks.
 template <class WINDOW, class TILE, int EACH, int OUTPUTS>
 struct ArkGroups {
   static constexpr int IMAGES = TILE::tile[0], ROWS = TILE::tile[1], COLUMNS = TILE::tile[2];
@@ -19,8 +19,9 @@ struct ArkGroups {
   static constexpr int PIXEL = (CHANNELS / 8 | 1) * 16, WEIGHT = (TILE::tile[3] / 8 | 1) * 16;
   static constexpr int WEIGHTS = 16, PIXELS = WEIGHTS + DEPTH * WEIGHT;
 
-  // The byte offset of vector `number` of eight channels from a window's first pixel. A window has
-  // EACH / 8 such vectors per element (tap); each is half of the k of an instruction.
+  // The byte offset, from a window's first pixel, of the window's vector `number` of eight
+  // channels. A window has EACH / 8 such vectors per element (tap). Each vector is half of the k of
+  // an instruction.
   static constexpr int half(int number) {
     const int tap = number / (EACH / 8), part = number % (EACH / 8);
     const int y = tap / WINDOW::across * WINDOW::apart_down;
@@ -28,8 +29,8 @@ struct ArkGroups {
   }
 };
 
-// In one dimension: the end (last index + 1) of the input pixels that the results of a task's tile
-// read. Results past the output's end are not stored, so their pixels do not count.
+// In one dimension: the end (last index + 1) of the input pixels that a task's tile needs. Results
+// past the output's end are not stored, so their input pixels do not count.
 template <int TILE, int SIZE, int K, int STEP, int APART, int BEFORE, int IMAGE>
 ARK_DEVICE int ark_groups_end(int coord) {
   const int last = (coord + TILE < SIZE ? coord + TILE : SIZE) - 1;
@@ -37,10 +38,9 @@ ARK_DEVICE int ark_groups_end(int coord) {
   return end < IMAGE ? end : IMAGE;
 }
 
-// The part of the image that a tile reads is copied to shared memory. Starts the copies of rows
-// `first` to `end` - 1 of that part. Pixels that are not read or are outside of the image become
-// zero. source(n, y, x, c) is the
-// address of eight channels.
+// Starts copies to shared memory of rows `first` to `end` - 1 of the part of the image that a tile
+// reads. Pixels that are not read or are outside of the image become zero. source(n, y, x, c) is
+// the address of eight channels.
 template <class WINDOW, class TILE, class G, int ALL, class Source>
 ARK_DEVICE void ark_groups_copy(const ArkTask& t, ark_u32 to, int first, int end, int channel,
                                 const Source& source) {
@@ -113,7 +113,8 @@ ARK_DEVICE void ark_groups(ArkCtx& c, const ArkTask& t, const Weight& weight, co
     ark_copy_words(weights + static_cast<ark_u32>(k * G::WEIGHT + v * 16),
                    here ? weight(from, output) : weight(0, 0), here ? 16 : 0);
   }
-  // The number of rows of the tile's part of the image that the results before row `line` read.
+  // The number of rows, of the image part in shared memory, that the tile's results before row
+  // `line` need.
   const auto read = [](int line) {
     const int last = (line < LINES ? line : LINES) - 1;
     return last / G::ROWS * G::HIGH + last % G::ROWS * WINDOW::step_down +

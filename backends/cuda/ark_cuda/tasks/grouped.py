@@ -51,7 +51,9 @@ def _widths(sig: Signature) -> tuple[int, int]:
 
 
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
-    """How the warps compute a tile, or None if only the common body supports the signature."""
+    """How the warps compute a tile. None if only the vendor-independent body supports the
+    signature.
+    """
     p = sig.read(GroupedParams)
     each, rows = _widths(sig)
     images, down, across, channels = p.tile

@@ -1,10 +1,11 @@
-// Stores the results of products that rotate heads by halves, in the variant `matrix`. The columns
-// of a pair are half a head apart, so the registers of one lane hold the sums of both. A lane loads
-// the first cosines and sines of its two rows before the sums are complete. Those of heads of 64
-// elements are loaded once for all heads of the tile; of wider heads, a part is loaded at a time.
+// Stores the results of products with rotary embedding by halves (element i of a head is rotated
+// with element i + half), in the variant `matrix`. Both elements are in the registers of the same
+// lane. A lane loads the first cosines and sines of its two rows before the sums are complete. For
+// heads of 64 elements, cosines and sines are loaded once for all heads of the tile. For wider
+// heads, a part of them is loaded at a time.
 
-// The cosines and sines by which a lane rotates its elements: pairs of neighbouring ones in each of
-// four blocks of eight columns, for the warp's rows lane / 4 and lane / 4 + 8.
+// The cosines and sines by which a lane rotates its elements. They belong to the warp's rows lane /
+// 4 and lane / 4 + 8, and to two neighbouring columns in each of four blocks of eight columns.
 template <typename C, typename S>
 struct ArkTurn {
   static constexpr int BLOCKS = 4;
@@ -12,7 +13,7 @@ struct ArkTurn {
   decltype(ark_held<2>(static_cast<const S*>(nullptr))) sines[2][BLOCKS];
 };
 
-// Like ark_hold, for a pair that is not aligned.
+// Like ark_hold, for two elements that are not aligned.
 template <typename T>
 ARK_DEVICE void ark_hold_two(ArkPack<T, 2>& to, const T* p) {
   to = ArkPack<T, 2>{{p[0], p[1]}};
@@ -26,9 +27,9 @@ ARK_DEVICE void ark_hold_two(ArkWords<T, 2>& to, const T* p) {
   to = both.words;
 }
 
-// Hides from the compiler that pairs do not change from head to head. Otherwise it converts them
-// once for all heads of a tile, to twice as many registers, and spills others. q: the head's first
-// column, which is small.
+// Hides from the compiler that cosines and sines do not change from head to head. Otherwise the
+// compiler converts them once for all heads of a tile, to twice as many registers, and spills
+// others. q: the head's first column, a small number.
 template <typename T>
 ARK_DEVICE void ark_hide(ArkPack<T, 2>&, ark_u32) {}
 template <typename T>
@@ -46,9 +47,9 @@ ARK_DEVICE void ark_hide(ArkTurn<C, S>& turn, int q) {
   }
 }
 
-// Loads the cosines and sines of four blocks from column `from` of a half on. row(i): the row of
-// both tables for the lane's row i of two. C_PITCH, S_PITCH: elements from row to row. aligned:
-// true if pairs of both tables can be loaded as vectors.
+// Loads the cosines and sines of four blocks of eight columns, from column `from` of the half head
+// on. row(i): the row of both tables for the lane's row i (0 or 1). C_PITCH, S_PITCH: elements from
+// row to row. aligned: true if two neighbouring elements of both tables can be loaded as a vector.
 template <int C_PITCH, int S_PITCH, typename C, typename S, class Row>
 ARK_DEVICE ArkTurn<C, S> ark_matrix_turn(const C* cosines, const S* sines, bool aligned,
                                          const Row& row, int from) {
@@ -75,7 +76,8 @@ ARK_DEVICE ArkTurn<C, S> ark_matrix_turn(const C* cosines, const S* sines, bool 
   return turn;
 }
 
-// Stores 64 columns of a warp's 16 rows from `first` on as whole lines, through the warp's slab.
+// Stores 64 columns of a warp's 16 rows, from row `first` on, as whole 128-byte lines through the
+// warp's slab.
 template <typename T>
 ARK_DEVICE void ark_matrix_store_lines(char* slab, const float* d, T* out, ark_i64 pitch, int first,
                                        int rows) {
@@ -92,7 +94,8 @@ ARK_DEVICE void ark_matrix_store_lines(char* slab, const float* d, T* out, ark_i
     ark_store_pack<8>(to, *reinterpret_cast<const ArkPack<T, 8>*>(from));
   }
 }
-// Stores a lane's pairs of 64 columns of a result that is not aligned.
+// Stores a lane's sums of 64 columns, two neighbours at a time, if the result in memory is not
+// aligned.
 template <typename T>
 ARK_DEVICE void ark_matrix_store_each(const float* d, T* out, ark_i64 pitch, int first, int rows) {
 #pragma unroll
@@ -102,21 +105,22 @@ ARK_DEVICE void ark_matrix_store_each(const float* d, T* out, ark_i64 pitch, int
   }
 }
 
-// Rotates a warp's 16 rows from `first` on, head by head, and stores them. own(row, column, sums):
-// applies the epilogue expression to two neighbouring sums, in place. turned(from): calls
-// ark_matrix_turn; turn: its result for column 0. aligned: true if the rows of the result can be
+// Rotates a warp's 16 rows, from row `first` on, head by head, and stores them. own(row, column,
+// sums): applies the epilogue expression to two neighbouring sums, in place. turned(from): calls
+// ark_matrix_turn. turn: the result of turned(0). aligned: true if the rows of the result can be
 // stored as vectors. Other arguments as for ark_matrix_store; the tile and the result consist of
 // whole heads.
 template <int COLUMNS, int WIDTH, typename T, class Turn, class Turned, class Own>
 ARK_DEVICE void ark_matrix_store_halves(ArkCtx& c, float (&d)[COLUMNS / 2], T* out, ark_i64 pitch,
                                         int first, int rows, int columns, bool aligned, Turn turn,
                                         const Turned& turned, const Own& own) {
-  // A half has BLOCKS blocks of eight columns, of which SOME are rotated at a time.
+  // Half a head has BLOCKS blocks of eight columns, of which SOME are rotated at a time.
   constexpr int BLOCKS = WIDTH / 16, SOME = Turn::BLOCKS;
   static_assert(COLUMNS % WIDTH == 0 && BLOCKS % SOME == 0, "whole heads");
   const int lane = ark_lane();
-  // This is a loop instead of unrolled code, to reduce code size. Registers cannot be indexed, so
-  // each round stores the sums in the first registers and then moves the others to these.
+  // This is a loop instead of unrolled code, to reduce code size. Registers cannot be indexed by a
+  // variable. So each round stores the sums in the first registers and then moves the remaining
+  // sums down to these registers.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS && q < columns; q += WIDTH) {
     if constexpr (BLOCKS == SOME) ark_hide(turn, q);

@@ -1,5 +1,5 @@
-"""Emits the source that rotates heads by halves in the registers of a product's sums (halves.h).
-Called by the writer of products for warpgroups.
+"""Emits the source that rotates heads by halves (rotary embedding) in the registers that hold a
+product's sums (halves.h). Called by the writer of products for warpgroups.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ STEP_COLUMNS = 64  # of a head that are rotated at a time: ArkTurn::BLOCKS of ea
 
 
 def serves(sig: Signature, wide: int) -> bool:
-    """True if a warpgroup that stores `wide` columns of a tile can rotate the heads among them."""
+    """True if a warpgroup that stores `wide` columns of a tile can rotate the heads in these
+    columns.
+    """
     width = sig.read(MatmulParams).rotary
     stored = (sig.operands[i] for i in (2, *_tables(sig)))
     return (

@@ -1,17 +1,18 @@
-// A linear layer of one input row, computed by all warps of a block together. Warp w of W holds
-// elements [w K / W, (w + 1) K / W) of the input in registers and multiplies this slice of every
-// row of a stage. So no thread waits for input that it does not use, and a stage takes 1 / W of the
-// time of a single warp. The slices' sums are combined through shared memory, once for many rows.
+// A linear layer of one input row, in which all warps of a block share each row of weights. Warp w
+// of W holds elements w K / W to (w + 1) K / W - 1 of the input in registers (its slice) and
+// multiplies this slice of every row of a stage. So each thread waits only for the input that it
+// uses, and a stage takes 1 / W of the time of a single warp. The slices' sums are combined through
+// shared memory, once for many rows.
 
-// The index in the input of a thread's element i. Threads have vectors of E elements, and the
-// vectors of each warp are contiguous.
+// The position in the input of element i that a thread holds. Threads have vectors of E elements.
+// The vectors of a warp are contiguous.
 template <int E>
 ARK_DEVICE int ark_slice_at(int i) {
   return i / E * 32 * E + ark_lane() * E + i % E;
 }
 
-// Loads this thread's V elements of the input, from plain memory or from packets. All loads are in
-// flight at the same time.
+// Loads the V elements of the input that this thread multiplies, from plain memory or from packets.
+// All loads are in flight at the same time.
 template <int V, int E, typename T>
 ARK_DEVICE void ark_slice(ArkCtx&, const T* p, int stride, float (&x)[V], bool) {
 #pragma unroll
@@ -77,8 +78,8 @@ ARK_DEVICE void ark_load_vector(float (&to)[E], const T* p) {
   }
 }
 
-// Adds to sum[r] this thread's terms of the dot product of x with row r of a stage. x: the thread's
-// V elements of the input. A stage has R rows of K weights, or a part of one row.
+// Adds to sum[r] this thread's part of the dot product of the input with row r of a stage. x: the
+// thread's V elements of the input. A stage has R rows of K weights, or a part of one row.
 template <int R, int K, int V, int E, typename T>
 ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R]) {
 #pragma unroll
@@ -93,14 +94,14 @@ ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R])
   }
 }
 
-// Writes the warp's sums of R rows to part[0..R).
+// Writes the warp's sums for R rows of weights to part[0..R).
 template <int R>
 ARK_DEVICE void ark_slice_sums(float (&sum)[R], float* part) {
   const float total = ark_warp_sums<R>(sum);
   if (ark_lane() % (32 / R) == 0) part[ark_lane() / (32 / R)] = total;
 }
 
-// Adds up the sums of all warps' slices for one row of weights.
+// Adds up the sums of all warps for one row of weights.
 ARK_DEVICE float ark_slices(const float* part, int pitch) {
   float sum = 0.0f;
 #pragma unroll
@@ -108,10 +109,9 @@ ARK_DEVICE float ark_slices(const float* part, int pitch) {
   return sum;
 }
 
-// Computes a linear layer of one input row for some rows of the weights. Task coordinates: first
-// row of the weights and end of the rows. Weights have type W. A stage (slot of the ring in shared
-// memory) has R rows of K elements or, if P > 1, a row is divided among P stages. E elements of the
-// input are loaded at once.
+// Computes a linear layer of one input row for some rows of the weights: row t.coord[0] to row
+// t.coord[1] - 1. Weights have type W. A stage (slot of the ring in shared memory) has R rows of K
+// elements. If P > 1, a row is divided among P stages. E elements of the input are loaded at once.
 // PITCH: the number of rows whose sums are kept until the epilogue.
 template <typename W, int K, int R, int P, int E, int PITCH, class X, class N, class S>
 ARK_DEVICE void ark_linear_slices(ArkCtx& c, const ArkTask& t, X input, const N& prologue,

@@ -1,10 +1,10 @@
-"""Linear layers of one input row through the operand ring, computed by all warps of a block
-together.
+"""Linear layers of one input row, in which all warps of a block share each row of weights. Weights
+arrive through the operand ring.
 
-Used in decoding of one sequence, on a machine with a ring, if the row divides evenly among the
-threads. The input is loaded directly to registers, slice by slice, and in the epilogue each thread
-has one output. linear.h has the device code. The vendor-independent body computes all other cases.
-Called by the writer through the dialect.
+Used to decode one sequence, on a machine with a ring, if the row divides evenly among the threads.
+Each warp loads its slice of the input directly to registers. In the epilogue each thread has one
+output. linear.h has the device code. The vendor-independent body computes all other cases. Called
+by the source writer through the dialect.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Slices(Body):
         return not narrows(sig, machine) and _vector(sig, machine) > 0
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Bytes of shared memory for each slice's sums, and for its sum of the input's squares."""
+        """Bytes of shared memory for the warps' sums of products, and for their sums of the input's
+        squares.
+        """
         best = 8 * machine.warps if sig.read(LinearParams).epilogue == "sample" else 0
         return 4 * machine.warps * (_pitch(sig, machine) + 1) + best
 
@@ -70,7 +72,7 @@ class Slices(Body):
         sizes = (params.rows, params.split_k, vector, _pitch(sig, machine))
         constants = (sig.operands[1].ctype, k, *sizes)
         operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
-        # In the variant `matrix`, which runs prompts, this body (a layer of one row) runs once per
+        # The variant `matrix` runs prompts. There this body, for a layer of one row, runs once per
         # prompt, so it is not inlined.
         often = machine.variant.name != "matrix"
         call = text.called("ark_linear_slices", constants, operands)

@@ -1,10 +1,10 @@
 // A linear layer of two to eight input rows, one per sequence of a batch, in the kernel variant
 // `roles`. It works like linear_roles.h, but computes on matrix units (mma.m16n8k16), where eight
 // input rows take as long as one. A row of weights is divided along k into equal parts. A stage of
-// the ring holds one such part of 8 or 16 rows of weights, and needs only this part of the input
-// rows. With two input rows a stage may hold four whole rows of weights instead (linear_pair.h).
-// An input that is large compared with the ring is not copied to shared memory: each warp loads the
-// elements that it needs for a stage from global memory.
+// the ring holds one part of 8 or 16 rows of weights. It is multiplied by the same part of the
+// input rows. With two input rows a stage may hold four whole rows of weights instead
+// (linear_pair.h). An input that is large compared with the ring is not copied to shared memory:
+// each warp loads the elements that it needs for a stage from global memory.
 
 // The bytes of padding after each input row in shared memory, which avoid bank conflicts.
 constexpr int ARK_ROW_PAD = 64;
@@ -13,11 +13,11 @@ ARK_DEVICE uint4 ark_either(bool first, const uint4& a, const uint4& b) {
   return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
 }
 
-// Multiplies M input rows by R rows of weights, each at most 8 rows, of K elements in shared
-// memory. Input rows are PITCH elements apart, rows of weights K. The input is the left operand of
-// the instruction; the other eight of its sixteen rows are zero. To hide latency, DEEP pieces of 32
-// elements of k are loaded while the previous DEEP pieces are multiplied, and each of the DEEP
-// pieces has its own sums.
+// Multiplies M input rows by R rows of weights, at most 8 rows each, with K elements per row. Both
+// are in shared memory; input rows are PITCH elements apart, rows of weights K elements. The input
+// is the left operand of the instruction. The other eight of that operand's sixteen rows are zero.
+// To hide latency, DEEP pieces of 32 elements of k are loaded while the previous DEEP pieces are
+// multiplied, and each of the DEEP pieces has its own sums.
 template <int M, int R, int K, int PITCH, typename T>
 ARK_DEVICE void ark_flat_products(const T* w, const T* x, float (&sum)[2]) {
   constexpr int ALL = K / 32, DEEP = ALL % 4 == 0 ? 4 : ALL % 2 == 0 ? 2 : 1;
@@ -55,7 +55,7 @@ ARK_DEVICE void ark_flat_products(const T* w, const T* x, float (&sum)[2]) {
   }
 }
 
-// Adds to d the products of R rows of weights in shared memory and the input rows, over BLOCKS
+// Adds to d the products of R rows of weights in shared memory with the input rows, over BLOCKS
 // blocks of 32 elements of k. Rows of weights are PART elements apart. x(i): this lane's elements
 // of block i of input row `ark_lane() / 4`. All rows of weights start at the same bank, so lanes of
 // neighbouring rows load each pair of blocks in opposite order. There are D independent sums to
@@ -85,11 +85,11 @@ ARK_DEVICE void ark_tile_products(const T* w, const X& x, float (&d)[D][4]) {
   }
 }
 
-// Adds the sums of the P stages that hold the parts along k of the same rows of weights. Each stage
-// was multiplied by one warp; sum: this lane's sums of the warp's tile. The warp whose stage is
-// complete last gets the totals in `sum`, added in the order of the parts, and returns true. parts:
-// the sums of the last KEPT stages, in shared memory. counts: for each group of P of these stages,
-// the number that is complete.
+// Adds up the sums of the P stages that hold the parts along k of the same rows of weights. Each
+// stage was multiplied by one warp. sum: this lane's sums of the stage that its warp has
+// multiplied. The warp that completes its stage last gets the totals in `sum`, added in the order
+// of the parts, and returns true. parts: the sums of the last KEPT stages, in shared memory.
+// counts: for each group of P stages, how many of them are complete.
 template <class Tile, int RM, int P, int KEPT>
 ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float (&sum)[Tile::ALL]) {
   static_assert(KEPT % P == 0, "rows are kept whole");
@@ -128,12 +128,11 @@ ARK_DEVICE int ark_first_stage(const ArkCtx& c, const ArkTask& t) {
   return static_cast<int>((static_cast<ark_u32>(ark_warp()) + ARK_WARPS - before) % ARK_WARPS);
 }
 
-// Computes a linear layer of M input rows for some rows of the weights, which have type W and K
-// elements. Task coordinates: first row of the weights and end of the rows. A stage (slot of the
-// ring in shared memory) has one of P equal parts of R rows of weights. KEPT: see ark_batch_total.
-// XS: bytes of shared memory for the M input rows. BOXED: true if box copies load the stages.
-// Returns false if a wait has failed or the launch was aborted; the processor must then leave the
-// loop.
+// Computes a linear layer of M input rows for some rows of the weights: row t.coord[0] to row
+// t.coord[1] - 1. The weights have type W and K elements per row. A stage (slot of the ring in
+// shared memory) has one of P equal parts of R rows of weights. KEPT: see ark_batch_total. XS:
+// bytes of shared memory for the M input rows. BOXED: true if box copies load the stages. Returns
+// false if a wait has failed or the launch was aborted; the processor must then leave the loop.
 template <typename W, int K, int R, int P, int KEPT, bool BOXED, int XS, int M, class X, class N,
           class S>
 ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
@@ -259,8 +258,8 @@ ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogu
     for (int i = ark_tid(); i < KEPT / P; i += ARK_THREADS) counts[i] = 0u;
   }
   ark_gathered();
-  // The address of a lane's elements of two neighbouring blocks of 32 elements of k. In a box they
-  // are two chunks of 16 bytes.
+  // The address of the elements that a lane needs from two neighbouring blocks of 32 elements of k.
+  // In a box they are two chunks of 16 bytes.
   const int chunk = BOXED ? Box::chunk() : ark_lane() % 4, next = BOXED ? Box::NEXT : 4;
   const W* from = input.p + own * K + chunk * 8;
   const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);

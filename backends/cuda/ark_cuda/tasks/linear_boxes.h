@@ -1,12 +1,15 @@
-// Products of weights that a box copy (ark_fill_box) has loaded with few rows of an input. A box
-// has blocks of 64 elements of each of R rows, row after row of 128 bytes. The copy is swizzled:
-// chunk c (16 bytes) of row r is stored as chunk c ^ r % 8. Eight lanes that read two rows' chunks
-// therefore access all banks. The 16 bytes that a lane loads are an operand of matrix units
-// (m16n8k16) without a conversion: rows r and r + 8 of the tile are both row r of the weights, with
-// different elements of the same chunk. The tile's columns are then the input's rows for one half
-// of the elements. Up to four input rows use columns 0 to 3 for the first half and columns 4 to 7
-// for the second half. One product computes both, and its other results are ignored. More input
-// rows need one product for each half.
+// Multiplies weights that a box copy (ark_fill_box) has loaded by a few rows of an input.
+//
+// A box has blocks of 64 elements of each of R rows. A row of a block has 128 bytes. The copy is
+// swizzled: chunk c (16 bytes) of row r is stored as chunk c ^ r % 8. Eight lanes that read two
+// rows' chunks therefore access all banks.
+//
+// The 16 bytes that a lane loads are an operand of matrix units (m16n8k16) without a conversion.
+// Rows r and r + 8 of the operand tile are both row r of the weights, with different elements of
+// the same chunk. Each half of the elements needs its own columns of the other operand. With up to
+// four input rows, columns 0 to 3 are the input rows for the first half, and columns 4 to 7 are the
+// input rows for the second half. One product computes both, and its other results are ignored.
+// With more input rows there is one product for each half.
 
 constexpr int ARK_BOX_BLOCK = 64;
 
@@ -18,13 +21,13 @@ struct ArkBox {
   static constexpr int CHAINS = BOTH && R > 8 ? 2 : 4;  // independent sums of a set
   static_assert(R == 8 || R == 16, "one set of rows or two");
 
-  // The number of the first of the 16-byte chunks that a lane loads from each block.
+  // The number of the first 16-byte chunk that a lane loads from each block of 64 elements.
   ARK_DEVICE_MEMBER static int chunk() {
     const int t = ark_lane() % 4;
     return R > 8 ? (t & 1) | (t >> 1) << 2 : 2 * t;
   }
-  // The row of the input whose elements a lane has, and, if BOTH, which half of them. Columns
-  // beyond M are ignored, whatever they contain.
+  // The row of the input whose elements a lane holds. If BOTH, the lane's column also selects which
+  // half of the elements. Columns from M on are ignored, whatever they contain.
   ARK_DEVICE_MEMBER static int input() {
     const int column = BOTH ? ark_lane() / 4 % 4 : ark_lane() / 4;
     return column < M ? column : 0;
@@ -32,17 +35,17 @@ struct ArkBox {
   ARK_DEVICE_MEMBER static int half() { return ark_lane() / 16; }
 };
 
-// A row of the input in shared memory has its elements in another order, in which a lane loads what
-// it needs with one access. Returns the index at which elements `place` (an even number) and
-// `place` + 1 are stored. A chunk of 8 elements has two halves: elements 0, 1, 4, 5 and elements 2,
+// The index in shared memory at which elements `place` (an even number) and `place` + 1 of an input
+// row are stored. The elements of a row are reordered, so that a lane loads the elements that it
+// needs with one access. A chunk of 8 elements has two halves: elements 0, 1, 4, 5 and elements 2,
 // 3, 6, 7. The same halves of chunks 2 t and 2 t + 1 are 16 contiguous bytes.
 ARK_DEVICE int ark_box_place(int place) {
   const int word = place / 2 % 32;
   return place / ARK_BOX_BLOCK * ARK_BOX_BLOCK + 2 * (word >> 1 | (word & 1) << 4);
 }
 
-// Adds the products of BLOCKS blocks of a box with the input. x(i, half): for block i, this lane's
-// half of its first chunk (two words) and of its second chunk.
+// Adds the products of BLOCKS blocks of a box with the input. x(i, half): the input elements for
+// block i, as four words: this lane's half of its first chunk and of its second chunk.
 template <int R, int M, int BLOCKS, int UNROLLED, typename T, class X>
 ARK_DEVICE void ark_box_products(const T* w, const X& x,
                                  float (&d)[ArkBox<R, M>::SETS][ArkBox<R, M>::CHAINS][4]) {
@@ -75,9 +78,9 @@ ARK_DEVICE void ark_box_products(const T* w, const X& x,
   }
 }
 
-// Adds up a lane's sums of one set of eight rows of weights. The lane gets the products of the
-// set's row `ark_lane() / 4` with the input rows 2 t and 2 t + 1, where t is ark_lane() % 4, or t %
-// 2 if both halves were in one product.
+// Adds up a lane's sums for one set of eight rows of weights. The lane gets the products of the
+// set's row `ark_lane() / 4` with two input rows, 2 t and 2 t + 1. t is ark_lane() % 4, or t % 2 if
+// one product computed both halves.
 template <int R, int M>
 ARK_DEVICE void ark_box_sums(const float (&d)[ArkBox<R, M>::CHAINS][4], float (&sum)[2]) {
   using Box = ArkBox<R, M>;
@@ -95,7 +98,7 @@ ARK_DEVICE void ark_box_sums(const float (&d)[ArkBox<R, M>::CHAINS][4], float (&
   }
 }
 
-// Rearranges the sums among the lanes to the layout of ArkRowsTile.
+// Moves sums between lanes to get the layout of ArkRowsTile.
 template <int R, int M>
 ARK_DEVICE void ark_box_tile(const float (&d)[ArkBox<R, M>::SETS][ArkBox<R, M>::CHAINS][4],
                              float (&sum)[R > 8 ? 4 : 2]) {

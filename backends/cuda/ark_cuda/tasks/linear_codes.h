@@ -1,17 +1,18 @@
-// Converts codes of quantised matrices to operands of matrix units: from words of memory to pairs
-// of fp16, which represent each code exactly. A code in the mantissa of the fp16 number 1024 gives
-// 1024 plus the code, or 1024 plus 16 times the code; the 1024 is then subtracted.
+// Converts codes of quantised matrices to operands of matrix units: from 32-bit words of codes to
+// pairs of fp16, which represent each code exactly. A code that is placed in the mantissa of the
+// fp16 number 1024 gives 1024 plus the code, or 1024 plus 16 times the code. Then 1024 is
+// subtracted.
 
-// Converts pair j of a word's four pairs of 4-bit codes to fp16. SIGN: the weight of the codes'
-// highest bit, which is flipped and then subtracted; 0 for unsigned codes.
+// Converts pair j of the four pairs of 4-bit codes in a word to fp16. SIGN: 8 for signed codes,
+// whose highest bit is flipped and 8 is then subtracted; 0 for unsigned codes.
 template <ark_u32 SIGN>
 ARK_DEVICE ark_u32 ark_whole_pair(ark_u32 word, int j) {
   constexpr ark_u32 LOW = 0x64006400u | SIGN * 0x00010001u;
   constexpr ark_u32 HIGH = 0x64006400u | SIGN * 0x00100010u;
   const ark_u32 codes = j < 2 ? word : word >> 8;
   if (j % 2 == 0) return ark_pair_sum((codes & ark_kept(0x000f000fu)) ^ LOW, LOW ^ 0x80008000u);
-  // For the word's upper codes, which are in the mantissa times 16: divides by 16 and subtracts 64
-  // (1024 / 16) and the sign's weight.
+  // The word's upper codes are in the mantissa times 16. One fused multiply-add divides by 16 and
+  // subtracts 64 (1024 / 16) and the sign's weight.
   return ark_pair_fma((codes & ark_kept(0x00f000f0u)) ^ HIGH, ark_kept(0x2c002c00u),
                       SIGN ? 0xd480d480u : 0xd400d400u);
 }

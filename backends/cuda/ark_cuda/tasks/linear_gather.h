@@ -1,8 +1,8 @@
-// Copies the input rows of a batch to shared memory (for linear_batch.h): from packets or memory in
-// fp32, or from memory in the weights' type.
+// Copies the input rows of a batch to shared memory (for linear_batch.h). The input is in fp32, in
+// packets or in plain memory, or in the weights' type in plain memory.
 
-// Loads a thread's pairs of elements of a row, as ark_load_pairs does. From plain fp32 memory, a
-// pair is one load of 8 bytes.
+// Loads the elements of a row that a thread copies, in pairs, as ark_load_pairs does. From plain
+// fp32 memory, a pair is one load of 8 bytes.
 template <int N, typename P, typename There, typename At>
 ARK_DEVICE void ark_row_pairs(ArkCtx& c, const P* p, const There& there, const At& at,
                               float (&v)[2 * N], bool system) {
@@ -32,8 +32,8 @@ ARK_DEVICE uint4 ark_load_far(const T* p) {
   return v;
 }
 
-// Multiplies two pairs of 16-bit values at once. The results equal products in float rounded to the
-// type, because a float represents each product exactly.
+// Multiplies both 16-bit values of two words. The results equal fp32 products rounded to the type,
+// because fp32 represents each product exactly.
 ARK_DEVICE ark_u32 ark_multiply_pair(const ark_bf16*, ark_u32 a, ark_u32 b) {
   ark_u32 made;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(made) : "r"(a), "r"(b));
@@ -55,7 +55,7 @@ inline constexpr bool ARK_ROUNDED<const W*, W> = true;
 template <int K>
 constexpr int ARK_ROW_EIGHTS = (K / 8 + ARK_THREADS - 1) / ARK_THREADS;
 
-// Loads the norm's weights for this thread's groups of eight elements.
+// Loads the norm's weights for the groups of eight elements that this thread copies.
 template <int K, typename T>
 ARK_DEVICE void ark_eight_factors(const T* norm, uint4 (&factor)[ARK_ROW_EIGHTS<K>]) {
 #pragma unroll
@@ -65,9 +65,9 @@ ARK_DEVICE void ark_eight_factors(const T* norm, uint4 (&factor)[ARK_ROW_EIGHTS<
   }
 }
 
-// Like ark_batch_rows, for an input and norm weights that have the type of the layer's weights. All
-// of a thread's groups of eight elements are loaded at once. A thread without a group loads the
-// last one, because a branch would cost registers.
+// Like ark_batch_rows, if the input and the norm's weights have the type of the layer's weights.
+// All groups of eight elements of a thread are loaded at once. A thread without a group loads the
+// last group, because a branch would cost registers.
 template <int M, int K, int PITCH, bool NORM, bool BOXED, typename T, int F>
 ARK_DEVICE void ark_batch_eights(const T* p, const uint4 (&factor)[F], T* xs, float (&square)[M]) {
   constexpr int EACH = ARK_ROW_EIGHTS<K>;
@@ -108,9 +108,9 @@ ARK_DEVICE void ark_batch_eights(const T* p, const uint4 (&factor)[F], T* xs, fl
   }
 }
 
-// Loads M rows of K elements, times `factor` if NORM, to xs, with PITCH elements from row to row.
-// BOXED: in the order that products of boxes need (ark_box_place). Adds this thread's squares of
-// each row to `square`.
+// Copies M rows of K elements to xs in shared memory, multiplied by `factor` if NORM. Rows in xs
+// are PITCH elements apart. BOXED: elements are stored in the order that products of boxes need
+// (ark_box_place). Adds the squares of this thread's elements to `square`, for each row.
 template <int M, int K, int PITCH, bool NORM, bool BOXED, typename P, typename T, int F>
 ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
                                float (&square)[M], bool system) {

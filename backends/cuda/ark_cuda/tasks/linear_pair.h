@@ -1,8 +1,9 @@
-// Two input rows and whole rows of weights on matrix units (linear_units.h).
+// A linear layer of two input rows on matrix units, with stages that hold whole rows of weights
+// (linear_units.h).
 
-// The layout of a lane's sums (see ArkRowsTile) for two rows of x, PITCH apart, and four rows of
-// weights. Each row of x uses four of the tile's columns. Lanes whose numbers differ only in bits
-// 0, 2 and 3 have the same sums; the lowest of them stores.
+// The layout of a lane's sums (see ArkRowsTile) for two input rows, PITCH elements apart, and four
+// rows of weights. Each input row uses four of the tile's columns. Lanes whose numbers differ only
+// in bits 0, 2 and 3 have the same sums; the lowest of them stores.
 struct ArkUnitsTile {
   static constexpr int COLUMNS = 1, ALL = 2;
   static constexpr int FIRST_ROW = 16, LAST_ROW = 32;
@@ -30,7 +31,7 @@ ARK_DEVICE void ark_pair_products(const T* w, const T* x, float (&sum)[2]) {
   float all[4];
   ark_units_sums<4, K>(lower, lower + K, x + row / S * PITCH + own, all);
   // A lane has two columns of the product. At most one of them multiplies the same part of k as the
-  // lane's rows.
+  // lane's rows of weights do.
   const bool mine = ark_lane() % 2 == segment / 2, odd = segment % 2 != 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

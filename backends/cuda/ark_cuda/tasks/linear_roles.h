@@ -1,9 +1,9 @@
-// A linear layer of one input row in the variant `roles`. The computing warps together load the
-// input to shared memory, in the weights' type for matrix units. Each warp then processes its own
-// stages of the ring: it reduces a stage's rows, publishes the results and goes on to its next
-// stage.
+// A linear layer of one input row in the variant `roles`. The computing warps load the input to
+// shared memory, each warp a part of it; matrix units need it in the weights' type. Each warp then
+// processes its own stages of the ring: it multiplies a stage's rows of weights by the input,
+// publishes the results and goes on to its next stage.
 
-// The number of pairs of a row that a thread loads.
+// The number of pairs of elements of the input row that a thread loads.
 template <int K>
 constexpr int ARK_ROW_PAIRS = (K / 2 + ARK_THREADS - 1) / ARK_THREADS;
 
@@ -18,8 +18,9 @@ ARK_DEVICE void ark_row_factors(const T* norm, float (&factor)[2 * ARK_ROW_PAIRS
   }
 }
 
-// Loads a row of K elements to xs, times `factor` if NORM. The row is the sum of S shares, added up
-// cyclically from share FIRST on. Returns the sum of this thread's squares.
+// Loads an input row of K elements to xs in shared memory, multiplied by `factor` if NORM. The row
+// is the sum of S rows (shares of ranks), which are added in cyclic order from share FIRST on.
+// Returns the sum of the squares of this thread's elements.
 template <int K, int S, int FIRST, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs, bool system) {
   constexpr int ALL = ARK_ROW_PAIRS<K>, MOST = S < 12 ? 12 / S : 1, N = ALL < MOST ? ALL : MOST;
@@ -50,7 +51,7 @@ ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
   return square;
 }
 
-// Like ark_row, for packets of 4 bytes whose values have the type of xs and are not scaled, so that
+// Like ark_row, for packets of 4 bytes whose values have the type of xs. They are not scaled, so
 // they need no conversion.
 template <int K, int S, int FIRST, bool NORM, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const ArkShort<T>* p, const float (&)[F], T* xs, bool) {
@@ -74,8 +75,8 @@ ARK_DEVICE float ark_row(ArkCtx& c, const ArkShort<T>* p, const float (&)[F], T*
   return 0.0f;
 }
 
-// Adds this lane's terms of the dot products of x with R rows of K weights. x and the rows, which
-// are `pitch` elements apart, are in shared memory. If R is small, each dot product has several
+// Adds this lane's part of the dot products of x with R rows of K weights. x and the rows are in
+// shared memory; rows are `pitch` elements apart. If R is small, each dot product has several
 // running sums, to hide latency.
 template <int R, int K, typename T>
 ARK_DEVICE void ark_stage_dots(const T* w, const T* x, float (&sum)[R]) {
@@ -101,9 +102,9 @@ ARK_DEVICE void ark_stage_dots(const T* w, const T* x, float (&sum)[R]) {
   }
 }
 
-// Adds up the partial sums of a row that is divided along k among several warps. Returns true for
-// the warp that adds the last part. That warp gets the row's total, summed in the order of the
-// parts.
+// Adds up the partial sums of a row of weights that is divided along k among several warps. Returns
+// true in the warp that adds the last part. That warp gets the row's total, added in the order of
+// the parts.
 template <int P>
 ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_u32* counts,
                               float& total) {
@@ -123,11 +124,11 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
   return true;
 }
 
-// Polls one packet of the input, on behalf of the lead warp: in row ROW, the packet that a
-// processor far from this one is expected to publish last. If the input is a sum of shares with few
-// elements, one packet of each share is polled at once. Otherwise a packet of the rank's own share
-// and then one of the preceding rank's share are polled: loading the input long before it has
-// arrived would take bandwidth from the weights.
+// Called by the lead warp: polls one packet of the input in row ROW. It is the packet that a
+// processor far from this one is expected to publish last. If the input is a sum of shares of ranks
+// and has few elements, one packet of each share is polled at once. If it has more elements, a
+// packet of this rank's share is polled first, then one of the preceding rank's share. Starting the
+// task long before its input has arrived would take bandwidth from the weights.
 constexpr int ARK_POLLED_TOGETHER = 4096;
 template <int K, int SHARES, int ROW, int PROCESSORS, class X>
 ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
@@ -139,12 +140,12 @@ ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
   if (SHARES > 1 && !TOGETHER) ark_poll_packet(c, last + (SHARES - 1) * K, X::system);
 }
 
-// Computes a linear layer of one input row for some rows of the weights. Task coordinates: first
-// row of the weights and end of the rows, at most TASK_ROWS of them. Weights have type W. A stage
-// (slot of the ring in shared memory) has R rows of K elements or, if P > 1, a row is divided among
-// P stages. XS: bytes of shared memory for the input. The input is the sum of SHARES rows (one per
-// rank), which are added in cyclic order from row FIRST on. Returns false if
-// a wait has failed or the launch was aborted; the processor must then leave the loop.
+// Computes a linear layer of one input row for some rows of the weights: row t.coord[0] to row
+// t.coord[1] - 1, at most TASK_ROWS rows. Weights have type W. A stage (slot of the ring in shared
+// memory) has R rows of K elements. If P > 1, a row is divided among P stages. XS: bytes of shared
+// memory for the input. The input is the sum of SHARES rows (one per rank), which are added in
+// cyclic order from row FIRST on. Returns false if a wait has failed or the launch was aborted; the
+// processor must then leave the loop.
 template <typename W, int K, int R, int P, int TASK_ROWS, int XS, int SHARES, int FIRST, class X,
           class N, class S>
 ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& prologue,

@@ -1,8 +1,8 @@
 """Linear layers of one or a few input rows, in the variant `roles`. The weights arrive in a ring of
-stages; each warp takes its own stages and processes each of them alone.
+stages. Each warp has its own stages and processes them without the other warps.
 
-It supports the signatures that ark.tasks.linear.narrows accepts; linear_roles.h and, for several
-rows, linear_batch.h have the device side. Called through the dialect.
+It supports the signatures that ark.tasks.linear.narrows accepts. The device code is in
+linear_roles.h, and for several rows in linear_batch.h. Called through the dialect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _task_rows(sig: Signature, machine: Machine) -> int:
 
 
 def boxed(sig: Signature) -> bool:
-    """True if box copies (tensor maps) load the stages of weights: a stage then has 128-byte lines
+    """True if box copies (tensor maps) load the stages of weights. A stage then has 128-byte lines
     of as many rows as a matrix instruction has.
     """
     params, weight = sig.read(LinearParams), sig.operands[1]
@@ -66,7 +66,7 @@ class Roles(Body):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         """Bytes of shared memory for the input row, each warp's sum of squares and, if rows of
-        weights are cut along k, the sums of their parts.
+        weights are divided along k, the sums of the parts.
         """
         params = sig.read(LinearParams)
         splits, rows = params.split_k, _rows(sig)
@@ -78,9 +78,9 @@ class Roles(Body):
         return _input_bytes(sig) + 4 * machine.warps + parts + best
 
     def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-        """The tensor map of the weights with which the stream copies a stage at once. A box
-        contains a part of each row, one 128-byte line after another. Lines are loaded to the cache
-        one at a time, because loading them with their neighbours makes a token slower.
+        """The tensor map of the weights, with which the stream copies a stage at once. A box
+        contains a part of each row, one 128-byte line after another. L2 loads only the lines of the
+        box: promotion to larger units, with neighbouring lines, makes a token slower.
         """
         params = sig.read(LinearParams)
         if not boxed(sig):
@@ -106,8 +106,9 @@ class Roles(Body):
         operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
         if rows == 1:
             given = sig.operands[0].shape[0]
-            # With two ranks, the order in which the shares are added does not change the sum. Both
-            # kernels then begin with share 0, so that they are equal and the ranks share one.
+            # With two ranks, the order in which the shares are added does not change the sum. So
+            # both ranks begin with share 0. Their kernels are then equal, and one kernel is
+            # compiled for both.
             shares = (given, params.first if given > 2 else 0)
             constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
             return inline.inlined(

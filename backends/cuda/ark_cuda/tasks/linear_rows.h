@@ -1,9 +1,9 @@
 // A linear layer of one input row whose weights are rows of a quantised matrix, in the variant
-// `roles`. It works like linear_roles.h. Codes from a stage of the ring are converted to operands
+// `roles`. It works like linear_roles.h, but converts the codes in a stage of the ring to operands
 // of matrix units.
 
-// The dot products of R rows of weights with x, for rows that matrix units do not support. Lane l
-// gets the product of row l R / 32.
+// The dot products of R rows of weights with x by ordinary instructions, for rows that matrix units
+// do not support. Lane l gets the product of row l R / 32.
 template <int R, class ROW, typename T>
 ARK_DEVICE float ark_lane_products(const ROW* rows, const T* x) {
   float sum[R];
@@ -37,8 +37,9 @@ ARK_DEVICE void ark_block_factors(const T* norm, float (&factor)[2 * ARK_BLOCK_P
   }
 }
 
-// Loads a row of K elements to xs, times `factor` if NORM. The row is the sum of S shares, added up
-// cyclically from share FIRST on. Returns the sum of this thread's squares.
+// Loads an input row of K elements to xs in shared memory, multiplied by `factor` if NORM. The row
+// is the sum of S rows (shares of ranks), which are added in cyclic order from share FIRST on.
+// Returns the sum of the squares of this thread's elements.
 template <class Tile, int K, int S, int FIRST, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_tile_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs, float* blocks,
                               bool system) {
@@ -115,11 +116,11 @@ struct ArkRowInput<true, T> {
   typedef T type;
 };
 
-// Computes a linear layer of one input row for some rows of quantised weights. Task coordinates:
-// first row of the weights and end of the rows. A stage (slot of the ring in shared memory) has R
-// rows. XS: bytes of shared memory for the input, in type T. The input is the sum of SHARES rows
-// (one per rank), which are added in cyclic order from row FIRST on. Returns false if a wait has
-// failed or the launch was aborted; the processor must then leave the loop.
+// Computes a linear layer of one input row for some rows of quantised weights: row t.coord[0] to
+// row t.coord[1] - 1. A stage (slot of the ring in shared memory) has R rows. XS: bytes of shared
+// memory for the input, in type T. The input is the sum of SHARES rows (one per rank), which are
+// added in cyclic order from row FIRST on. Returns false if a wait has failed or the launch was
+// aborted; the processor must then leave the loop.
 template <class ROW, typename T, int R, int XS, int SHARES, int FIRST, class X, class N, class S>
 ARK_DEVICE bool ark_linear_row_stages(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
                                       S epilogue) {

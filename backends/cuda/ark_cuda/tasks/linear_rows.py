@@ -57,8 +57,9 @@ class Rows(linear_roles.Roles):
         """The source of the function that the computing warps run."""
         params, values = sig.read(LinearParams), _row_type(sig).values.storage
         given = sig.operands[0].shape[0]
-        # With two ranks, the order in which the shares are added does not change the sum. Both
-        # kernels then begin with share 0, so that they are equal and the ranks share one.
+        # With two ranks, the order in which the shares are added does not change the sum. So both
+        # ranks begin with share 0. Their kernels are then equal, and one kernel is compiled for
+        # both.
         shares = (given, params.first if given > 2 else 0)
         constants = (sig.operands[1].ctype, values, params.rows, _input_bytes(sig), *shares)
         operands = (text.given(sig, 0), prologue(sig), epilogue(sig))

@@ -1,14 +1,14 @@
-// How a matrix of sums of several rows is divided among the lanes of a warp, and the epilogue that
-// a linear layer applies to these sums (linear_batch.h).
+// Linear layers of several input rows (linear_batch.h): how the matrix of sums is divided among the
+// lanes of a warp, and the epilogue that is applied to the sums.
 
-// A lane's part of the products of R rows of weights with M rows of the input: two neighbouring
-// rows of weights from row() on, with COLUMNS input rows from column() on. Element e has row e /
-// COLUMNS and column e % COLUMNS. TALL: true if rows of weights are the 16 rows of the matrix
-// units' tile, false if they are its 8 columns.
+// A lane's part of the products of R rows of weights with M rows of the input. A lane has two
+// neighbouring rows of weights, from row() on, and COLUMNS input rows, from column() on. Element e
+// belongs to row e / COLUMNS and column e % COLUMNS of this part. TALL: true if rows of weights are
+// the 16 rows of the matrix units' tile, false if they are its 8 columns.
 template <bool TALL, int R, int M>
 struct ArkRowsTile {
   static constexpr int COLUMNS = TALL ? 2 : 1, ALL = 2 * COLUMNS;
-  // Lanes whose numbers differ only in these bits have other rows of the same columns.
+  // Lanes whose numbers differ only in these bits have the same columns and different rows.
   static constexpr int FIRST_ROW = TALL ? 4 : 1, LAST_ROW = TALL ? 32 : 4;
   ARK_DEVICE int row() { return (TALL ? ark_lane() / 4 : ark_lane() % 4) * 2; }
   ARK_DEVICE int column() { return TALL ? ark_lane() % 4 * 2 : ark_lane() / 4; }
@@ -22,8 +22,8 @@ struct ArkRowsTile {
 
 // ark_tile_ahead loads the operands of the epilogue before the sums of a tile are complete.
 // ark_tile_store applies the epilogue to the sums and stores the results. A lane has two
-// neighbouring rows of the weights, and several rows of the input (columns of the tile). row: the
-// lane's first row of the weights. end: the end of the task's rows.
+// neighbouring rows of the weights (rows of the tile) and several rows of the input (columns of the
+// tile). row: the lane's first row of the weights. end: the end of the task's rows of weights.
 template <class Tile, class S>
 ARK_DEVICE void ark_tile_ahead(ArkCtx& c, const S& epilogue, int row, int end,
                                float (&ahead)[Tile::COLUMNS][1][2]) {
@@ -33,9 +33,9 @@ ARK_DEVICE void ark_tile_ahead(ArkCtx& c, const S& epilogue, int row, int end,
     ark_sums_ahead(c, epilogue, Tile::column() + e, row, end - row, ahead[e]);
   }
 }
-// The epilogue of sums that are logits of M sequences, each with its own settings and position. The
-// TILES tasks, which share STAGES stages of R rows, find for each sequence the best token among
-// their own rows.
+// The epilogue of a layer whose sums are logits of M sequences, each with its own sampling settings
+// and position. For each sequence, a task finds the best token among its own rows of weights.
+// TILES: the number of these tasks. STAGES: the number of their stages, of R rows each.
 template <int M, int SETTINGS, int R, int TILES, int STAGES, class O, class S, class P, class C>
 struct ArkSampleRows {
   static constexpr bool WAITS = false;
@@ -82,8 +82,8 @@ ARK_DEVICE void ark_tile_store(ArkCtx& c, S& epilogue, int row, int end,
   }
 }
 
-// ark_tile_begin is called before the task begins, ark_tile_finish after all sums are stored. red:
-// 2 * ARK_WARPS words of shared memory for each sequence.
+// ark_tile_begin is called before a task begins, ark_tile_finish after all of its sums are stored.
+// red: 2 * ARK_WARPS words of shared memory for each sequence.
 template <class Tile, class E>
 ARK_DEVICE void ark_tile_begin(E&) {}
 template <class Tile, class E>

@@ -1,16 +1,18 @@
 // A linear layer of one or few input rows on matrix units, for stages that hold whole rows of
-// weights. Matrix units multiply many elements per instruction, whereas scalar instructions convert
-// and multiply elements one after another. So when several stages arrive at once, they are
-// processed sooner, and the loading warp waits less for free slots of the ring.
+// weights. Scalar instructions convert and multiply elements one after another. Matrix units
+// multiply many elements per instruction. So when several stages arrive at once they are processed
+// sooner, and the loading warp waits less for free slots of the ring.
 
-// Products of R rows of K weights with x on matrix units (m16n8k16), which take a tenth of the
-// instructions of ark_stage_dots. Weights and x are in shared memory. Each row of weights is cut
-// along k into ARK_SEGMENTS parts, and each part is a row of the unit's tile. Each row of x is cut
-// into the same parts, and each part is a column of the tile. Of the tile's results only those of a
-// part of weights with the same part of x are used. Neighbouring parts begin at the same bank, so
-// lanes of neighbouring parts load pairs of 64 bytes in opposite order. The 8 elements that a lane
-// loads at once are used as two operands without a rearrangement, because weights and x have the
-// same order of elements.
+// Products of R rows of K weights with x (one or a few input rows) on matrix units (m16n8k16). They
+// take a tenth of the instructions of ark_stage_dots. Weights and x are in shared memory.
+//
+// Each row of weights is cut along k into ARK_SEGMENTS parts, and each part is a row of the matrix
+// unit's tile. Each row of x is cut into the same parts, and each part is a column of the tile.
+// Only the products of a part of weights with the same part of x are used.
+//
+// Neighbouring parts begin at the same bank, so lanes of neighbouring parts load pairs of 64 bytes
+// in opposite order. The 8 elements that a lane loads at once are used as two operands without a
+// rearrangement, because weights and x have the same order of elements.
 template <int R>
 constexpr int ARK_SEGMENTS = R == 4 ? 4 : 8;
 template <int R, int K, typename T>

@@ -1,14 +1,14 @@
 // A tile of a matrix product on tensor cores (mma.sync m16n8k16, fp32 sums). The warps divide the
-// tile's columns and, within a chunk of k, k itself: a warp has 32 elements along k. Rows of a are
+// tile's columns. They also divide each chunk of k: a warp has 32 elements along k. Rows of a are
 // converted and go through shared memory. Rows of b are loaded directly to registers, eight
-// elements per lane. Any assignment of a step's elements of k to the instruction's k indices is
-// correct if a and b use the same one. Lane l has elements 8 (l % 4) to 8 (l % 4) + 7, so that its
-// loads have 16 bytes.
+// elements per lane. The elements of k may be assigned to the instruction's k indices in any way
+// that is the same for a and b. Lane l has elements 8 (l % 4) to 8 (l % 4) + 7, so that its loads
+// have 16 bytes.
 
 ARK_DEVICE ark_u32 ark_pack(ark_u32 low, ark_u32 high) { return low | high << 16; }
 
-// Loads eight elements that are `stride` apart, one by one. Only the first `left` exist; the others
-// are zero.
+// Loads eight elements that are `stride` apart, one by one. Only the first `left` are inside of the
+// matrix; the others become zero.
 template <typename T>
 ARK_COLD uint4 ark_eight_narrow(const T* from, ark_i64 stride, int left) {
   ark_u32 bits[8];
@@ -31,8 +31,9 @@ ARK_DEVICE uint4 ark_eight(const ArkSide<T>& s, int row, int k) {
   return ark_eight_narrow(from, s.k_stride, s.depth - k);
 }
 
-// Eight elements of the next chunk of a, which a thread loads and then converts for shared memory.
-// An fp32 element becomes two bf16, whose products with b add up to the fp32 product within 2^-16.
+// Eight elements of the next chunk of a, which a thread loads and later converts and stores to
+// shared memory. An fp32 element becomes two bf16, whose products with b add up to the fp32 product
+// within 2^-16.
 template <typename T>
 struct ArkEight {
   static constexpr int PARTS = 1;
@@ -72,7 +73,7 @@ struct ArkEight<float> {
 };
 
 // Computes a tile of 16 MB rows and 8 NB WN columns. WN warps are side by side, each with NB blocks
-// of 8 columns; KS warps divide a chunk of 32 KS elements along k.
+// of 8 columns. Along k, KS warps divide a chunk of 32 KS elements.
 template <int MB, int NB, int WN, int KS, bool ALONG_K, typename TA, typename TB, typename TO>
 ARK_DEVICE void ark_matrix_tile(char* scratch, const ArkSide<TA>& a, const ArkSide<TB>& b, TO* out,
                                 ark_i64 out_row, ark_i64 out_column) {

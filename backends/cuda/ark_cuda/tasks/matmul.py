@@ -1,10 +1,10 @@
 """Matmul tiles of more than eight rows on tensor cores, for bf16 and fp16 weights and any
 transposes.
 
-fp32 rows times bf16 weights occur when a prompt is read (activations times weights). The fp32 rows
-are split into two bf16 parts, which keep all of fp32's range and most of its precision. matmul.h
-has the device code. exact.py computes products of fp32 with fp32. Called by the writer through the
-dialect.
+fp32 rows times bf16 weights occur when a prompt is read (activations times weights). Each fp32
+number is then split into two bf16 numbers, which keep all of fp32's range and most of its
+precision. matmul.h has the device code. exact.py computes products of fp32 with fp32. Called by the
+source writer through the dialect.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Shape:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of shared memory: during the multiplication for a chunk of a, afterwards for the
+        """Bytes of shared memory. During the multiplication it holds a chunk of a, afterwards the
         sums of the warps that divide k.
         """
         rows, columns = 16 * self.blocks_m, 8 * self.blocks_n * self.warps_n

@@ -19,9 +19,9 @@ ARK_DEVICE void ark_mma(float (&d)[4], const uint4& a, ark_u32 b0, ark_u32 b1, c
   ark_mma(d, a.x, a.y, a.z, a.w, b0, b1, type);
 }
 
-// Loads four tiles of 8 by 8 elements of 16 bits. Lanes 8 n to 8 n + 7 pass the addresses of the
-// 16-byte rows of tile n. A lane gets two neighbours of row lane / 4. The transposed form gives it
-// column lane / 4 of two neighbouring rows.
+// Loads four tiles of 8 by 8 elements of 16 bits (ldmatrix). Lanes 8 n to 8 n + 7 pass the
+// addresses of the 16-byte rows of tile n. From each tile, a lane gets two neighbouring elements of
+// row lane / 4. The transposed form gives it two neighbouring elements of column lane / 4.
 ARK_DEVICE void ark_load_tiles(ark_u32 (&v)[4], ark_u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])

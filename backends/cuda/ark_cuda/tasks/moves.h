@@ -1,6 +1,6 @@
-// Copies and sums by the moving warps (movers.h). They use plain memory, keep a few accesses of 16
-// bytes in flight per thread, and limit the rate of bytes to that which the links to peers carry
-// from all processors at once.
+// Copies and sums between ranks by the moving warps (movers.h). They use plain memory, keep a few
+// accesses of 16 bytes in flight per thread, and limit the rate at which they send bytes. With all
+// processors at this rate, the links to peers are fully used.
 
 // A processor sends at most ARK_MOVE_BYTES in ARK_MOVE_CYCLES clock cycles.
 constexpr ark_u32 ARK_MOVE_BYTES = 4096u, ARK_MOVE_CYCLES = 3000u;
@@ -35,8 +35,8 @@ ARK_DEVICE T ark_move_join(const T (&v)[SHARES]) {
   return made;
 }
 
-// Combines, by a single thread, the ranks' shares of BATCH chunks of 16 bytes, or copies the chunks
-// of a single share. The chunks are STEP elements apart.
+// Combines, by a single thread, the ranks' shares of BATCH chunks of 16 bytes. With a single share,
+// copies the chunks. Chunks are STEP elements apart.
 template <typename T, typename JOIN, int DIVIDE, int BATCH, int STEP, int SHARES, int OUTPUTS>
 ARK_DEVICE void ark_move_chunks(const ArkMoved<T, SHARES, OUTPUTS>& at, ark_i64 first) {
   ArkMovedChunk<T> held[SHARES][BATCH];
@@ -74,13 +74,13 @@ ARK_DEVICE void ark_move_chunks(const ArkMoved<T, SHARES, OUTPUTS>& at, ark_i64 
 }
 
 // Combines the ranks' shares element by element and stores the result, or copies a single share. A
-// task processes the bytes from t.coord[0] to t.coord[1], counted in units of UNIT bytes.
+// task processes bytes t.coord[0] * UNIT to t.coord[1] * UNIT.
 template <typename T, typename JOIN, int UNIT, int DIVIDE, int SHARES, int OUTPUTS>
 ARK_DEVICE void ark_move(const ArkTask& t, bool aligned, const ArkMoved<T, SHARES, OUTPUTS>& at) {
   constexpr int BATCH = SHARES < 4 ? 4 / SHARES : 1, MANY = 16 / sizeof(T);
   constexpr int STEP = ARK_MOVE_THREADS * MANY;
-  // The number of outputs that are in peers' memory. The output of a copy is on a peer; of the
-  // outputs of a sum, the first is on this rank.
+  // The number of outputs that are in peers' memory. A copy has one output, on a peer. Of a sum's
+  // outputs, the first is on this rank.
   constexpr ark_u32 FAR = SHARES == 1 ? 1u : OUTPUTS - 1u;
   constexpr ark_u32 BYTES = 16u * BATCH * ARK_MOVE_THREADS * FAR;
   constexpr ark_u32 CYCLES = ARK_MOVE_CYCLES * BYTES / ARK_MOVE_BYTES;

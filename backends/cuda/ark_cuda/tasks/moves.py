@@ -1,5 +1,5 @@
-"""Copies and sums by the moving warps of the variant `matrix`: the bodies of `combine` for plain
-memory, inlined into these warps' loop. Called through the dialect.
+"""Copies and sums between ranks by the moving warps of the variant `matrix`: the bodies of the task
+kind `combine` for plain memory, inlined into these warps' loop. Called through the dialect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ark_cuda.tasks.wgmma import once
 
 
 class Moves(Body):
-    """The body with which moving warps copy and add plain memory."""
+    """The body of the task kind `combine` for data in plain memory, run by moving warps."""
 
     kind = "combine"
     moves = True

@@ -1,9 +1,9 @@
-// Loads packets by whole warps. The lanes load together. If packets are missing, one lane polls one
-// of them until it arrives, and then all lanes load again. Thousands of threads that each poll a
-// different packet would take bandwidth from the operand stream.
+// Loads packets by whole warps. All lanes load at once. If packets are missing, one lane polls one
+// of them until it arrives, and then all lanes load again. If thousands of threads each polled a
+// different packet, they would take bandwidth from the operand stream.
 
-// Polls one packet for a warp that misses packets. Returns false if none is missing, or after a
-// failure. All lanes call it; `late` is a packet that the lane still misses, or null.
+// Polls one packet for a warp that misses packets. late: a packet that the lane still misses, or
+// null. Called by all lanes. Returns false if no lane misses a packet, or after a failure.
 ARK_DEVICE bool ark_await_one(ArkCtx& c, const ark_u64* late, bool system) {
   const ark_u32 missing = __ballot_sync(0xffffffffu, late != nullptr && !ark_failed(c));
   if (missing == 0u) return false;
@@ -27,7 +27,8 @@ ARK_DEVICE float ark_load_by_warp(ArkCtx& c, const ark_u64* p, ark_i64 i, bool v
   return valid ? ark_bits_float(static_cast<ark_u32>(seen)) : 0.0f;
 }
 
-// Copies N elements to shared memory, element i from at(i). Packets are loaded together.
+// Copies N elements to shared memory, element i from at(i). Elements that arrive as packets are all
+// loaded at once.
 #define ARK_HAS_LOAD_BLOCK 1
 #if defined(ARK_HAS_HANDSHAKE)
 template <int N, class At>

@@ -1,16 +1,16 @@
 // Stores the results of products with an epilogue expression, in the variant `matrix`. The
 // expression is computed in the registers that hold the sums, two neighbouring sums at a time.
-// Results of 16 bits go through the warp's slab of shared memory and are stored as whole lines;
-// results of 32 bits are stored as pairs, and four lanes' pairs fill a sector. Further operands of
-// the expression are loaded SOME columns ahead; the first ones are loaded before the sums are
-// complete. A residual of 16 bits passes through the slab, so that its next pieces are loaded while
-// the current columns are computed.
+// Results of 16 bits go through the warp's slab of shared memory and are stored as whole lines.
+// Results of 32 bits are stored as pairs, and the pairs of four lanes fill a 32-byte sector. Other
+// operands of the expression are loaded SOME columns ahead; those of the first columns are loaded
+// before the sums are complete. A residual of 16 bits passes through the slab, so that its next
+// pieces are loaded while the current columns are computed.
 
 struct ArkNothing {};
 
-// Operands of the epilogue that a lane has loaded ahead, for its pairs of some columns: operands of
-// one row (`beside`), and its part of a residual (`rest`), a tensor of the result's size. The
-// residual is in 16-byte pieces of the slab's layout, or in pairs.
+// Operands of the epilogue that a lane has loaded ahead, for its pairs of the next columns. beside:
+// operands with a single row, such as a bias. rest: the lane's part of a residual, a tensor of the
+// result's size, as 16-byte pieces in the slab's layout or as pairs.
 template <typename T, int SOME, bool REST, class Beside>
 struct ArkAside {
   static constexpr bool SLAB = sizeof(T) == 2;
@@ -19,8 +19,8 @@ struct ArkAside {
   ArkPack<ark_u32, WORDS> rest[COUNT];
 };
 
-// Loads the residual's part of the columns from q on. ahead(row, column, there) loads a piece or a
-// pair of the residual; `there` is false past the result's end.
+// Loads the residual for columns q and following. ahead(row, column, there) loads a piece or a pair
+// of the residual; `there` is false past the result's end.
 template <int SOME, bool REST, class Aside, class Ahead>
 ARK_DEVICE void ark_matrix_rest(Aside& aside, int first, int q, int rows, int columns,
                                 const Ahead& ahead) {
@@ -40,8 +40,8 @@ ARK_DEVICE void ark_matrix_rest(Aside& aside, int first, int q, int rows, int co
     }
   }
 }
-// Loads the operands of the columns from q on. beside(column) loads the pairs at `column`, at the
-// column eight further, and so on. ahead: as for ark_matrix_rest.
+// Loads the epilogue's operands for columns q and following. beside(column) loads the pairs at
+// `column`, at `column` + 8, and so on. ahead: as for ark_matrix_rest.
 template <typename T, int SOME, bool REST, class Beside, class Ahead>
 ARK_DEVICE auto ark_matrix_aside(int first, int q, int rows, int columns, const Beside& beside,
                                  const Ahead& ahead) {
@@ -51,12 +51,13 @@ ARK_DEVICE auto ark_matrix_aside(int first, int q, int rows, int columns, const 
   return aside;
 }
 
-// Stores a warp's 16 rows from `first` on. d: its sums. two(row, sums, beside, i, rest, made):
-// computes two neighbouring results from two sums, from pair i of the operands of one row in
-// `beside`, and from the residual's elements in the words of `rest`. aside: the result of
-// ark_matrix_aside for the first columns. Other arguments as for ark_matrix_store; the results of a
-// row begin at a multiple of 16 bytes, and `columns` is a multiple of eight. ROUNDS: the unrolling
-// of the loop. With 1 the code is small, and the sums move up in each round.
+// Computes the epilogue of a warp's 16 rows, from row `first` on, and stores the results. d: the
+// warp's sums. two(row, sums, beside, i, rest, made): computes two neighbouring results. Its
+// arguments are two sums, pair i of the one-row operands in `beside`, and the residual's elements
+// in the words of `rest`. aside: the result of ark_matrix_aside for the first columns. Other
+// arguments as for ark_matrix_store; the results of a row begin at a multiple of 16 bytes, and
+// `columns` is a multiple of eight. ROUNDS: the unrolling of the loop. With 1 the code is small,
+// and each round moves the remaining sums down in the registers.
 template <int COLUMNS, int SOME, bool REST, int ROUNDS, typename T, typename S, class Aside,
           class Beside, class Ahead, class Two>
 ARK_DEVICE void ark_matrix_pairs(ArkCtx& c, S (&d)[COLUMNS / 2], T* out, ark_i64 pitch, int first,

@@ -82,7 +82,7 @@ def store(sig: Signature, wide: int) -> Store | None:
 
 
 def tile_columns(sig: Signature) -> int:
-    """The number of columns that a tile's matrix instructions compute, which may be more than the
+    """The number of columns that a tile's matrix instructions compute. It may be more than the
     tile's columns.
     """
     columns: int = sig.read(MatmulParams).tile[1]

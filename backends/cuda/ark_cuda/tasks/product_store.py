@@ -14,9 +14,9 @@ from ark_cuda.tasks import pairs
 
 
 def store(sig: Signature, wide: int, form: pairs.Store | None) -> str:
-    """The source that stores a tile's sums or the results of the expression for them. wide: columns
-    that a warpgroup stores. form: how results are stored in pairs; None if they are not. Separate
-    code handles operands that are not aligned.
+    """The source that stores a tile's sums or the epilogue's results for them. wide: columns that a
+    warpgroup stores. form: how results are stored in pairs; None if they are not. Separate code
+    handles operands that are not aligned.
     """
     if form is None:
         return _plain(sig, wide)
@@ -26,7 +26,7 @@ def store(sig: Signature, wide: int, form: pairs.Store | None) -> str:
 
 
 def _plain(sig: Signature, wide: int) -> str:
-    """The source that stores a tile's sums, or the results of the expression for them."""
+    """The source that stores a tile's sums, or the epilogue's results for them, without pairs."""
     params = sig.read(MatmulParams)
     m, n, _ = dims(sig)
     if params.gated:
@@ -63,7 +63,9 @@ def _plain(sig: Signature, wide: int) -> str:
 
 
 def _gated(sig: Signature, wide: int) -> str:
-    """The source that stores the gated results of adjacent columns (gate and up)."""
+    """The source that stores gated results. The tile's columns are gates and gated values in turn,
+    and each two adjacent columns give one result.
+    """
     m, n, _ = dims(sig)
     pitch = sig.operands[2].strides[-2]
     return (

@@ -1,13 +1,13 @@
 // Tiles of matrix products in the kernel variant `matrix`: the types that describe a tile, and the
-// part of the body that the loading thread runs. The computing warps run wgmma.h (sm_90a) or
-// tcgen05.h (sm_100a). a and b are the left and right operands, k the dimension that is summed; a
-// line is 128 bytes of k of one row of a or column of b.
+// code that the loading thread runs. The computing warps run wgmma.h (sm_90a) or tcgen05.h
+// (sm_100a). a and b are the left and right operands, and k is the dimension that is summed. A line
+// is 128 bytes along k of one row of a or one column of b.
 
-// The shape of a product whose tiles have ROWS (64 or 128) by COLUMNS elements. A warpgroup stores
-// half of the rows, or in tiles of 64 rows half of the columns. HIGH: rows of a in a stage. LINES:
-// lines per row and column in a stage. ACROSS_A, ACROSS_B: true if k is not the contiguous
-// dimension of that operand. OVERLAP: true if the products of a stage run while the warpgroup waits
-// for the next stage.
+// The shape of a product whose tiles have ROWS (64 or 128) by COLUMNS elements. In tiles of 128
+// rows a warpgroup stores half of the rows, in tiles of 64 rows half of the columns. HIGH: rows of
+// a in a stage. LINES: lines per row and column in a stage. ACROSS_A, ACROSS_B: true if k is not
+// the contiguous dimension of that operand. OVERLAP: true if the products of a stage run while the
+// warpgroup waits for the next stage.
 template <class DEAL, typename T_, typename T_B, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A,
           bool ACROSS_B, bool OVERLAP_, int LINES_>
 struct ArkProduct {
@@ -15,37 +15,39 @@ struct ArkProduct {
   typedef T_ T;
   typedef T_B TB;
   static constexpr bool TALL = ROWS == 128;
-  // In tiles of 64 rows each warpgroup uses half of the slots. If these are only two, overlap would
-  // leave just one of them for loads, and the loads are what such tiles wait for: without overlap a
-  // product of 1024x768x3072 takes 15 us instead of 27 on an H200.
+  // OVERLAP keeps one more slot of the ring in use. In tiles of 64 rows each warpgroup uses half of
+  // the slots, and with only two slots overlap would leave one of them for loads. Such tiles are
+  // limited by loads: without overlap a product of 1024x768x3072 takes 15 us instead of 27 on an
+  // H100.
   static constexpr bool OVERLAP = OVERLAP_ && (TALL || ARK_MATRIX_STAGES >= 8u);
   static constexpr bool A_ACROSS = ACROSS_A, B_ACROSS = ACROSS_B;
   static constexpr int ALL = COLUMNS, WIDE = TALL ? COLUMNS : COLUMNS / 2;  // that a group stores
-  // LINE, DEEP: bytes and elements of a line. A_BYTES, BYTES: bytes of a, and of both operands, in
-  // a stage.
+  // LINE, DEEP: bytes and elements of a line. A_BYTES: bytes of a in a stage. BYTES: bytes of both
+  // operands in a stage.
   static constexpr int LINE = 128, DEEP = LINE / static_cast<int>(sizeof(T)), LINES = LINES_;
   static constexpr int A_BYTES = HIGH * LINE * LINES, BYTES = LINE * (HIGH + COLUMNS) * LINES;
   static constexpr int A_ROWS = HIGH, B_ROWS = COLUMNS;
   static constexpr ark_u32 A_LINE = HIGH * LINE / 16, B_LINE = COLUMNS * LINE / 16;
-  // The distance between steps of 32 bytes of k, in units of 16 bytes: 32 bytes of a row if k is
-  // the contiguous dimension, otherwise 16 rows of 128 bytes.
+  // The distance between steps of 32 bytes along k in shared memory, in units of 16 bytes. If k is
+  // the contiguous dimension, it is 32 bytes of a row; otherwise it is 16 rows of 128 bytes.
   static constexpr ark_u32 A_STEP = ACROSS_A ? 128u : 2u, A_LEAD = ACROSS_A ? 512u : 1u;
   static constexpr ark_u32 B_STEP = ACROSS_B ? 128u : 2u, B_LEAD = ACROSS_B ? 512u : 1u;
-  // The bytes of the 64 rows of a that one warpgroup multiplies. The rows of the second warpgroup
-  // are at this offset.
+  // The bytes of the 64 rows of a that one warpgroup multiplies, which are the offset of the second
+  // warpgroup's rows.
   static constexpr int A_HALF = TALL ? 8192 : 0;
   // True if a thread prefetches the right operand (matrix.h), which one task reads.
   static constexpr bool AHEAD = !TALL && DEAL::single && !ACROSS_B;
 };
 
-// Selects a matrix of a batch in a tensor map. FIRST, SECOND: true if the map has this dimension of
-// the batch. FLAT: true if the map has only the two dimensions of a matrix.
+// Selects a matrix of a batch in a tensor map. FIRST, SECOND: true if the map has the first or the
+// second batch dimension. FLAT: true if the map has only the two dimensions of a matrix.
 template <bool FLAT, bool FIRST, bool SECOND>
 struct ArkBatch {};
 
-// Loads one operand of a stage by box copies: ROWS rows (or columns of b) from `row` on. ACROSS:
-// true if k is the outer dimension of the map; several boxes of DEEP rows of the map then follow
-// each other. With several LINES the map has three dimensions, and one box loads all lines.
+// Loads one operand of a stage by box copies: ROWS rows (for b: columns) from `row` on. ACROSS:
+// true if k is the outer dimension of the tensor map; the operand is then loaded by several boxes
+// of DEEP rows of the map. With several LINES the map has three dimensions, and one box loads all
+// lines.
 template <bool ACROSS, int ROWS, int DEEP, int LINES, bool FLAT, bool FIRST, bool SECOND>
 ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, int i1,
                                  ark_u64* full, ArkBatch<FLAT, FIRST, SECOND>,
@@ -125,15 +127,15 @@ ARK_DEVICE void ark_matrix_prefetch_stages(const ArkTask& t, ArkMatrixLoad& load
 }
 
 // Run by the loading thread: loads the stages of a task's tiles. begin(i1), end(i1): the first
-// element along k of part i1 of k and the element after its last. left, right: start the box copies
-// of one operand for a stage. If load.early is true, only the right operand is loaded, for as many
-// stages as are free.
+// element along k of part i1 of k, and the end (last element + 1). left, right: start the box
+// copies of one operand for a stage. If load.early is true, only the right operand is loaded, for
+// as many stages as are free.
 template <class P, class Begin, class End, class Left, class Right>
 ARK_DEVICE void ark_matrix_load_stages(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                        const Begin& begin, const End& end, const Left& left,
                                        const Right& right) {
-  // Weights (the right operand of a product with an activation) are read once. So they may be
-  // evicted from L2 first, and instructions and activations stay there.
+  // The right operand of a product with an activation is weights, which are read once. They get the
+  // L2 priority evict_first, so that instructions and activations stay in L2.
   const bool leaves = P::deal::once && t.growth == ARK_LOADS_RIGHT;
   const ark_u64 keep = leaves ? ARK_BOX_LEAVES : ARK_BOX_STAYS;
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {

@@ -2,9 +2,10 @@
 bf16 and fp16 with any transposes; 8-bit floats, int8 and tf32 with contiguous k; batches, ragged
 edges and parts of k.
 
-Tiles have 128 or 64 rows. The loading half copies boxes of both operands through tensor maps,
-swizzled so that they are multiplied without bank conflicts. Elements outside of an operand are
-loaded as zeros and are not written. Called by ark_cuda.tasks.matmul.
+Tiles have 128 or 64 rows. The loading thread copies boxes of both operands to shared memory through
+tensor maps, swizzled so that they are multiplied without bank conflicts. Elements outside of an
+operand are loaded as zeros. Elements outside of the result are not written. Called by
+ark_cuda.tasks.matmul.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ STAGE_K_BYTES = 128  # bytes along k in a stage, per row
 MOST_STAGES = 16
 PREFETCHED = 16  # the most stages of weights that are prefetched to L2
 SLAB_COLUMNS = 64  # columns that pass through a slab at a time
-# Lines of k in a stage of a small tile, each with the fewest stages of this size that must fit.
+# For small tiles: lines along k in a stage, and how many such stages must at least fit.
 DEEPER = ((4, 6), (2, 4))
 SCRATCH = ROOM + SLABS + 1024  # and padding to a multiple of 1024
 
@@ -183,9 +184,9 @@ def _line_bytes(sig: Signature) -> int:
 
 def _lines(sig: Signature) -> int:
     """The number of lines (128 bytes along k, see `_line_bytes`) in a stage. Stages of small tiles
-    have several, because the loading thread needs longer to start such copies than the copies take,
-    and because the slots of the ring are as large as the plan's largest stage: with one line in
-    each, too few bytes would be in flight.
+    have several lines, for two reasons. The loading thread needs longer to start the copies of a
+    small stage than the copies take. And every slot of the ring is as large as the plan's largest
+    stage: with one line in each slot, too few bytes would be in flight.
     """
     params = sig.read(MatmulParams)
     _, _, k = dims(sig)
@@ -237,7 +238,9 @@ def _mappable(sig: Signature, index: int) -> bool:
 
 
 def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-    """The tensor maps of a and b. In a task record their addresses follow those of the operands."""
+    """The tensor maps of a and b. In a task record the addresses of the maps follow those of the
+    operands.
+    """
     params = sig.read(MatmulParams)
     if not serves(sig, machine):
         return ()
@@ -291,7 +294,7 @@ def _map_of_lines(sig: Signature, index: int, rows: int) -> BoxMap:
 
 
 def _product(sig: Signature) -> str:
-    """The C++ type that describes a product to the loading thread and to the computing warps."""
+    """The C++ type that describes a product, for the loading thread and the computing warps."""
     params = sig.read(MatmulParams)
     across = (params.transpose_a, not params.transpose_b)
     numbers = (_height(sig), tile_columns(sig), _high(sig))
@@ -340,10 +343,10 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     )
 
 
-# The products of two stages overlap if both operands together have at most this many bytes. On an
-# H100 this makes 4096^3 2.5% faster, but 8192^3 8% slower, because its operands come from memory
-# and need all stages. Products of weights with a few hundred rows are also faster without overlap:
-# a prompt of 512 tokens by 1.4%.
+# The products of two stages overlap if both operands of the matmul have at most this many bytes in
+# total. On an H100 overlap makes a product of 4096^3 2.5% faster. It makes 8192^3 8% slower,
+# because its operands come from memory and need all stages. Products of weights with a few hundred
+# rows are also faster without overlap: a prompt of 512 tokens by 1.4%.
 OVERLAP_BYTES = 128 << 20
 WEIGHT_ROWS, WEIGHT_BYTES = range(129, 513), 8 << 20
 
@@ -355,7 +358,7 @@ def _overlaps(sig: Signature) -> bool:
 
 
 def _k_range(sig: Signature) -> tuple[str, str]:
-    """C++ texts of a tile's first element along k and of the element after its last. For
+    """C++ expressions for a tile's first element along k and for the end (last element + 1). For
     convolution windows they count the padding of channels (see `_depth`).
     """
     depth = _depth(sig)
@@ -363,7 +366,7 @@ def _k_range(sig: Signature) -> tuple[str, str]:
 
 
 def _steps(sig: Signature) -> str:
-    """The C++ text of the number of stages that a tile takes."""
+    """The C++ expression for the number of stages of a tile."""
     k0, k1 = _k_range(sig)
     deep = STAGE_K_BYTES // sig.operands[0].itemsize * _lines(sig)
     if k0 == "0":
@@ -372,8 +375,8 @@ def _steps(sig: Signature) -> str:
 
 
 def load(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The source of the function that loads the product's operands, which one thread runs; None if
-    this body does not support the signature.
+    """The source of the function with which the loading thread loads the product's operands. None
+    if this body does not support the signature.
     """
     if not serves(sig, machine):
         return None

@@ -1,10 +1,10 @@
-// Stores the results of products whose epilogue reads a tensor of the result's size, such as a
-// residual (like ark_matrix_each). The tensor's elements are loaded while the preceding 32 columns
-// are stored, so that no store waits for a load.
+// Stores the results of products whose epilogue reads a residual: a tensor of the result's size. It
+// works like ark_matrix_each. The residual's elements are loaded while the preceding 32 columns are
+// stored, so that no store waits for a load.
 
-// Like ark_matrix_each (matrix_store.h), for an epilogue that reads a residual: passes eight
-// neighbouring results at a time to eight(row, column, values, count, elements), with the elements
-// of the residual. ahead(row, column, there): loads these elements before the results are computed;
+// Like ark_matrix_each (matrix_store.h), for an epilogue that reads a residual. Calls eight(row,
+// column, values, count, elements) for each eight neighbouring results; `elements` are those of the
+// residual. ahead(row, column, there): loads these elements before the results are computed;
 // `there` is false past the result's end.
 template <int COLUMNS, typename S, class Ahead, class Eight>
 ARK_DEVICE void ark_matrix_each_residual(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int rows,
@@ -20,8 +20,9 @@ ARK_DEVICE void ark_matrix_each_residual(ArkCtx& c, S (&d)[COLUMNS / 2], int fir
     return ahead(row, column, row < rows && columns - column >= 8 && column < COLUMNS);
   };
   auto low_next = asked(0, 0), high_next = asked(1, 0);
-  // This is a loop instead of unrolled code, to reduce code size. Registers cannot be indexed, so
-  // each round takes the sums in the first registers and then moves the others to these.
+  // This is a loop instead of unrolled code, to reduce code size. Registers cannot be indexed by a
+  // variable. So each round uses the sums in the first registers and then moves the remaining sums
+  // down to these registers.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += 32) {
     const auto low_beside = low_next, high_beside = high_next;

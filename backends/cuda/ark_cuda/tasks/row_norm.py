@@ -1,10 +1,10 @@
-"""Softmax and norms whose rows arrive by asynchronous copies ahead of use.
+"""Softmax and norms whose rows are copied to shared memory ahead, by asynchronous copies.
 
-They are used in two cases. If a processor has many rows of 4-byte elements, rows arrive while
-earlier ones are summed, so memory is never idle. If rows of any type are too long for the registers
-of row_norm.h, the next row arrives while the current one, which has twice as many registers, is
-computed and stored. Otherwise the common body (ark/tasks/row_norm.py) is used: the current rows and
-those in flight fit in registers, which is as fast without copies.
+This is used in two cases. If a processor has many rows of 4-byte elements, rows arrive while
+earlier rows are summed, so memory is never idle. If rows of any type are too long for row_norm.h,
+which keeps two rows in registers, the current row gets all of these registers and the next row
+arrives in shared memory. Otherwise the common body (ark/tasks/row_norm.py) is used: its registers
+hold the current rows and those in flight, which is as fast without copies.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ BARRIER_BYTES = 1024  # bytes
 
 
 def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None:
-    """(elements of a pack, packs per thread, warps that share a row, rows that are loaded ahead) if
-    rows arrive by copies; otherwise None.
+    """How rows are copied: elements of a vector, vectors per thread, warps that share a row, rows
+    that are loaded ahead. None if rows do not arrive by copies.
     """
     able = machine.variant.name == "block" and machine.has(Capability.ROW_COPIES)
     first, out = sig.operands[0], sig.operands[-1]
@@ -66,7 +66,7 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
 
 
 class RowStream(Body):
-    """Softmax and norms whose rows arrive by bulk copies while others are computed."""
+    """Softmax and norms whose next rows arrive by bulk copies while the current row is computed."""
 
     kind = "row_norm"
 

@@ -1,12 +1,12 @@
 // Softmax and norms of rows that bulk copies (cp.async.bulk) bring to shared memory, several rows
-// ahead. More bytes are in flight than the registers of row_norm.h can hold, and they arrive
-// whatever the warps do meanwhile.
+// ahead. More bytes are in flight than the registers of row_norm.h can hold. The copies proceed
+// while the warps compute.
 
-// Computes OP (softmax or a norm) of the rows of a task: ROWS of the COUNT rows, from coord[2] on,
-// or all of them. A row has K elements, and a thread has E packs of V elements of it. Rows are
-// assigned round-robin to teams of TEAM warps. Each team has space for DEPTH rows in shared memory,
-// to which rows are copied ahead. Before this space are FOLDS bytes for sums and BARRIERS bytes for
-// the barriers of the copies.
+// Computes OP (softmax or a norm) of a task's rows: rows coord[2] to coord[2] + ROWS - 1 of COUNT
+// rows. A row has K elements; each thread has E vectors of V elements of the row. Rows are assigned
+// round-robin to teams of TEAM warps. Each team has space for DEPTH rows in shared memory, to which
+// rows are copied ahead. In front of this space are FOLDS bytes for sums and BARRIERS bytes for the
+// barriers of the copies.
 template <class OP, int ROWS, int COUNT, int K, int FOLDS, int BARRIERS, int V, int E, int TEAM,
           int DEPTH, class In, class Out, class Weight>
 ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,

@@ -1,22 +1,23 @@
-// Multiplies rows of a quantised matrix in a stage of shared memory on matrix units
-// (linear_rows.h). Codes are converted to operands when they are read. The input is fp16. Each
-// block of its elements is divided by a power of two, so it has three bits more precision than bf16
-// and the same range.
+// Multiplies rows of a quantised matrix, in a stage of shared memory, by an input row on matrix
+// units (linear_rows.h). Codes are converted to fp16 when they are read. The input is fp16, too.
+// Each block of its elements is scaled by a power of two, so it has three bits more precision than
+// bf16 and the same range.
 
 constexpr int ARK_INPUT_BLOCK = 128;  // INPUT_BLOCK of linear_form.py: elements that share a factor
 
-// Hides a thread's number from the compiler. Otherwise the compiler would compute the positions of
-// the elements of every layer once, because they are the same for each task, and would keep them in
-// local memory.
+// Hides a thread's number from the compiler. Otherwise the compiler would compute element positions
+// once, because they are the same for each task of the same layer, and would keep the positions of
+// all layers in local memory.
 ARK_DEVICE int ark_unknown(int v) {
   asm volatile("" : "+r"(v));
   return v;
 }
 
-// How R rows of K codes fill the 16 rows of the matrix unit's tile: each row is cut into SEGMENTS
-// parts, and the tile's columns are the same parts of x, as in linear_units.h. A lane loads BYTES
-// of a row at once, and four lanes load COLUMNS codes. The sums of UNIT columns, all in one block
-// and one group, are scaled together. NONE: true if matrix units do not support these rows.
+// How R rows of K codes fill the 16 rows of the matrix unit's tile. Each row is cut into SEGMENTS
+// parts, and each part is a row of the tile; the tile's columns are the same parts of x, as in
+// linear_units.h. A lane loads BYTES bytes of a row at once, and four lanes load COLUMNS codes. The
+// products of UNIT codes, which have one scale and one factor of the input, are summed before they
+// are scaled. NONE: true if matrix units do not support these rows.
 template <class ROW, int R, typename T>
 struct ArkRowTile;
 template <class C, int K, int GROUP, class S, bool ZEROS, int R, typename T>
@@ -24,8 +25,8 @@ struct ArkRowTile<ArkRow<C, K, GROUP, S, ZEROS>, R, T> {
   static constexpr int SEGMENTS = R == 1 ? 8 : 16 / R, PART = K / SEGMENTS;
   static constexpr int OF_BYTE = 8 / ARK_CODE_BITS<C>;
   static constexpr bool EVEN = K % SEGMENTS == 0 && (GROUP % PART == 0 || PART % GROUP == 0);
-  // The largest number of columns of which all groups of scales and all parts of a row are
-  // multiples.
+  // The largest number of codes by which a group (the codes of one scale) and a part of a row are
+  // divisible.
   static constexpr int ALL = !EVEN ? 1 : GROUP < PART ? GROUP : PART;
   static constexpr int UNIT = ALL % 128 == 0 ? 128 : ALL % 64 == 0 ? 64 : ALL % 32 == 0 ? 32 : 1;
   static constexpr int MOST = UNIT / (4 * OF_BYTE), BYTES = MOST < 16 ? MOST : 16;
@@ -33,8 +34,8 @@ struct ArkRowTile<ArkRow<C, K, GROUP, S, ZEROS>, R, T> {
   static constexpr int OWN = BYTES * OF_BYTE, COLUMNS = 4 * OWN;  // OWN: codes of a lane
   static constexpr int EIGHTS = NONE ? 1 : OWN / 8;
   static constexpr int PITCH = PART + (SEGMENTS > 1 ? 32 : 0);  // neighbours begin at other banks
-  // The number of elements of x in shared memory, and the position of element k: elements that a
-  // lane takes at once are neighbours.
+  // SIZE: the number of elements of x in shared memory. place(k): the position of element k.
+  // Elements that a lane uses at once are neighbours.
   static constexpr int SIZE = NONE ? K : SEGMENTS * PITCH;
   ARK_DEVICE int place(int k) {
     if constexpr (NONE) {
@@ -46,8 +47,9 @@ struct ArkRowTile<ArkRow<C, K, GROUP, S, ZEROS>, R, T> {
   }
 };
 
-// Chooses the scale of a block of the input whose largest element is `most`. Returns the factor for
-// its elements, after which the largest is in [2^14, 2^15). back: the factor for its products.
+// Chooses the factor by which a block of the input is multiplied, a power of two. most: the block's
+// largest magnitude, which the factor moves to [2^14, 2^15). back: the inverse factor, for the
+// block's products.
 ARK_DEVICE float ark_block_factor(float most, float& back) {
   const ark_u32 exponent = ark_float_bits(most) >> 23 & 255u;
   const ark_u32 known = exponent < 15u ? 15u : exponent;
@@ -55,10 +57,10 @@ ARK_DEVICE float ark_block_factor(float most, float& back) {
   return ark_bits_float((268u - known) << 23);
 }
 
-// Writes this lane's four elements of a block of the input to their positions in xs (Tile), and the
-// block's factor to `blocks`. The elements are those at columns `first` and `second` with their
-// neighbours. Without matrix units (Tile::NONE) the elements are not scaled. Elements beyond K are
-// 0.
+// Writes the four elements that this lane has of an input block to their positions in xs, and the
+// block's inverse factor to `blocks`. The elements are those of columns `first`, `first` + 1,
+// `second` and `second` + 1. Without matrix units (Tile::NONE) the elements are not scaled.
+// Elements from K on are 0.
 template <class Tile, int K, typename T>
 ARK_DEVICE void ark_store_block(T* xs, float* blocks, int first, int second, const float (&v)[4]) {
   float by = 1.0f;
@@ -95,8 +97,8 @@ ARK_DEVICE ark_u32 ark_code_operand(const ark_u32 (&words)[N], int j) {
   return ark_code_pair(static_cast<const C*>(nullptr), words[j / PAIRS], j % PAIRS);
 }
 
-// The products of R rows with x. x is in the tile's layout; `blocks` has the factors of its blocks.
-// Lane l gets the product of row l R / 32.
+// The products of R rows of codes with the input x. x is in the tile's layout; `blocks` has the
+// inverse factors of its blocks. Lane l gets the product of row l R / 32.
 template <int R, class TILE, class C, int K, int GROUP, class S, bool ZEROS>
 ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, const ark_f16* x,
                                    const float* blocks) {
@@ -107,12 +109,12 @@ ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, co
   const int me = ark_unknown(ark_lane()), row = me / 4, segment = row % SEGMENTS;
   const Row& lower = rows[row / SEGMENTS * (R > 1 ? 2 : 1)];
   const Row& upper = R > 1 ? (&lower)[1] : lower;
-  // If segments begin at the same bank of shared memory, every second segment takes its units in
-  // reverse order.
+  // If all segments (parts of a row) begin at the same bank of shared memory, every second segment
+  // processes its units in reverse order.
   constexpr bool TURNED = SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNITS % 2 == 0 &&
                           UNIT / TILE::OF_BYTE == 64;
-  // If a unit covers all banks, every second segment takes the halves of each unit in reverse
-  // order.
+  // If a unit covers all banks, every second segment (part of a row) processes the halves of each
+  // unit in reverse order.
   constexpr bool HALVES =
       SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNIT / TILE::OF_BYTE == 128 && STEPS == 2;
   const int turned = segment % 2, begin = segment * PART, lane = me % 4;

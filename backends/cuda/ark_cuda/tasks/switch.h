@@ -1,6 +1,6 @@
 // Sums by the switch between GPUs (sm_90 and later). A multicast address stands for the same memory
-// of all ranks: a load from it returns the sum, a store to it reaches all ranks. This code has
-// never been run; see docs/channels.md.
+// of all ranks: a load from it returns the sum over the ranks, and a store to it reaches all ranks.
+// This code has never been run; see docs/channels.md.
 
 struct ArkSwitched {
   ark_u32 word[4];

@@ -1,7 +1,7 @@
-// Tiles of matrix products by tcgen05.mma (sm_100a), in the kernel variant `matrix`: the part of
-// the body that the computing warps run. products.h has the part of the loading thread. One lane
-// starts all instructions of a tile. Their sums are in tensor memory. When they are complete, each
-// warp loads its rows to registers, in the register layout of wgmma.
+// Tiles of matrix products by tcgen05.mma (sm_100a), in the kernel variant `matrix`: the code that
+// the computing warps run. products.h has the code of the loading thread. One lane starts all
+// instructions of a tile. The sums are in tensor memory. When they are complete, each warp loads
+// its rows to registers, in the register layout of wgmma.
 
 // For each element type, CODE is its number in the instruction descriptor, and KIND the kind of
 // instruction: 0 fp16 and bf16, 1 tf32, 2 8-bit floats, 3 integers.
@@ -43,10 +43,10 @@ struct ArkTensorSum<3u> {
   ARK_DEVICE ark_i32 of(ark_u32 bits) { return static_cast<ark_i32>(bits); }
 };
 
-// multiply(d, a, b, add): starts the product of the tile's rows and columns over 32 bytes of k. d:
-// the address of the sums in tensor memory. a, b: the matrix descriptors of the operands in shared
-// memory, without their common upper half. The product is added to the sums, or if `add` is 0
-// stored. HOW: the instruction descriptor.
+// multiply(d, a, b, add): starts one instruction, which multiplies the tile's rows and columns over
+// 32 bytes of k. d: the address of the sums in tensor memory. a, b: the lower halves of the
+// operands' matrix descriptors; the upper half is common. add: 1 to add the product to the sums, 0
+// to overwrite them. HOW: the instruction descriptor.
 #define ARK_TENSOR_MULTIPLY(KIND)                                                    \
   asm volatile(                                                                      \
       "{\n .reg .pred p;\n .reg .b64 x, y;\n setp.ne.b32 p, %4, 0;\n mov.b64 x, "    \
@@ -77,9 +77,9 @@ struct ArkTensorProduct {
   }
 };
 
-// Starts all products of a tile. Called by the first warp, of which one lane does it. The hardware
-// signals the barrier `empty` of a stage when its products are complete, which releases the stage
-// to the loading thread, and the barrier `made` when all products of the tile are complete.
+// Called by the first warp: one lane starts all products of a tile. When the products of a stage
+// are complete, the hardware signals the stage's barrier `empty`, which releases the stage to the
+// loading thread. When all products of the tile are complete, it signals the barrier `made`.
 template <class P>
 ARK_DEVICE void ark_matrix_start(ArkCtx& c, ark_u32 sums, ark_u32 steps, ArkMatrixSlot& at) {
   const ark_u32 full = ark_shared_address(ark_matrix.full);
@@ -111,10 +111,12 @@ ARK_DEVICE void ark_matrix_start(ArkCtx& c, ark_u32 sums, ark_u32 steps, ArkMatr
 // The computing warps' part of a task: computes each tile of the task. steps_of(i1): the number of
 // stages of a tile. end(i0, i1, m0, n0, top, left): starts the loads of the epilogue and returns
 // the function that stores the sums d of a warp. top: the warp's first row in the tile. left: its
-// first column in the result. Warp w of a warpgroup can access only lanes 32 w to 32 w + 31 of
-// tensor memory, where a lane holds a row. A tile of 128 rows uses all lanes: of these 32 rows,
-// each of the two warpgroups stores 16. A tile of 64 rows uses the first 16 of every 32 lanes: both
-// warpgroups store these rows, each for half of the columns.
+// first column in the result.
+//
+// Warp w of a warpgroup can access only lanes 32 w to 32 w + 31 of tensor memory. A lane holds a
+// row of the tile. A tile of 128 rows uses all lanes; of each 32 rows, each of the two warpgroups
+// stores 16. A tile of 64 rows uses the first 16 of every 32 lanes; both warpgroups store these
+// rows, each for half of the columns.
 template <class P, class Steps, class End>
 ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
                                    const End& end) {

@@ -1,11 +1,11 @@
-// Tiles of matrix products by wgmma (sm_90a), in the kernel variant `matrix`: the part of the body
-// that the computing warps run. products.h has the part of the loading thread. The instruction
-// names each register of the sums, so wgmma.py generates the macro calls that list them.
+// Tiles of matrix products by wgmma (sm_90a), in the kernel variant `matrix`: the code that the
+// computing warps run. products.h has the code of the loading thread. The instruction names each
+// register of the sums, so wgmma.py generates the macro calls that list them.
 
-// multiply(d, a, b, add): the product of 64 rows and COLUMNS columns over 32 bytes of k. a, b: the
-// matrix descriptors of the operands in shared memory, without their common upper half. The product
-// is added to d, or if `add` is 0 stored to d. ACROSS_A, ACROSS_B: true if k is not the contiguous
-// dimension of that operand.
+// multiply(d, a, b, add): multiplies 64 rows and COLUMNS columns over 32 bytes of k. a, b: the
+// lower halves of the operands' matrix descriptors; the upper half is common. add: 1 to add the
+// product to d, 0 to overwrite d. ACROSS_A, ACROSS_B: true if k is not the contiguous dimension of
+// that operand.
 template <int COLUMNS, typename A, typename B, bool ACROSS_A, bool ACROSS_B>
 struct ArkWgmma;
 
@@ -58,9 +58,10 @@ ARK_DEVICE void ark_wgmma_wait() {
 ARK_DEVICE void ark_wgmma_keep(float& sum) { asm volatile("" : "+f"(sum) : : "memory"); }
 ARK_DEVICE void ark_wgmma_keep(ark_i32& sum) { asm volatile("" : "+r"(sum) : : "memory"); }
 
-// Adds the sums of two warpgroups, each over half of the steps along k. Warpgroup 0 gets the totals
-// of the left half of the columns in `made`, warpgroup 1 those of the right half. The sums are
-// exchanged through shared memory (ark_matrix_slab), at most 16 sums of a thread at a time.
+// For tiles of 64 rows: adds the sums of two warpgroups, each over half of the steps along k.
+// Warpgroup 0 gets the totals of the left half of the columns in `made`, warpgroup 1 those of the
+// right half. The sums are exchanged through shared memory (ark_matrix_slab), at most 16 sums of a
+// thread at a time.
 template <class P, typename S>
 ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
                                 S (&made)[P::WIDE / 2]) {
@@ -86,11 +87,11 @@ ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
 
 // The computing warps' part of a task: computes each tile of the task. In tiles of 128 rows
 // (P::TALL) a warpgroup multiplies and stores 64 rows. In tiles of 64 rows, one warpgroup
-// multiplies the stages in even slots of the ring and the other one those in odd slots;
-// ark_matrix_join then adds their sums, and each stores half of the columns. steps_of(i1): the
-// number of stages of a tile. end(i0, i1, m0, n0, top, left): starts the loads of the epilogue and
-// returns the function that stores the sums d of a warp. top: the warp's first row in the tile.
-// left: its first column in the result.
+// multiplies the stages in even slots of the ring and the other the stages in odd slots;
+// ark_matrix_join then adds their sums, and each warpgroup stores half of the columns.
+// steps_of(i1): the number of stages of a tile. end(i0, i1, m0, n0, top, left): starts the loads of
+// the epilogue and returns the function that stores the sums d of a warp. top: the warp's first row
+// in the tile. left: its first column in the result.
 template <class P, class Steps, class End>
 ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
                                    const End& end) {
@@ -108,8 +109,9 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
   constexpr ark_u32 STRIDE = P::TALL ? 1u : 2u;  // stages between two stages of a warpgroup
   ArkMatrixSlot at = ark_matrix_place_of();
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
-    // The sums are cleared although the first product overwrites them. Registers that are read
-    // before they are written would stay live in all other bodies of the loop.
+    // The sums are cleared although the first product overwrites them. To the compiler they would
+    // otherwise be read before they are written, and their registers would stay live in all other
+    // bodies of the loop.
     typename W::Sum d[P::ALL / 2] = {};
     const ark_u32 steps = steps_of(i1);
     const int top = 16 * (ark_warp() % (P::TALL ? 8 : 4));

@@ -1,5 +1,5 @@
-"""The wgmma instructions of warpgroups (sm_90a): the types that they support, and their text, which
-lists each register of the sums.
+"""The wgmma instructions of warpgroups (sm_90a): the types that they support, and their source
+text, which lists each register of the sums.
 
 Called by the writers of products and of attention.
 """

@@ -1,7 +1,7 @@
-"""Tensor maps for the operand of a product that is the matrix of an image's convolution windows
-(ark.tasks.matmul_windows). Its boxes are copied from the input itself by tensor maps in im2col
-mode, which step from one element of the kernel to the next. Elements outside of the input are
-loaded as zeros.
+"""Tensor maps for a product whose operand is the matrix of an image's convolution windows
+(ark.tasks.matmul_windows). That matrix is not stored: tensor maps in im2col mode copy its boxes
+from the input image, one kernel element after another. Elements outside of the input are loaded as
+zeros.
 
 Called by ark_cuda.tasks.products.
 """
@@ -21,8 +21,8 @@ from ark_cuda.tasks.wgmma import once
 
 
 def _plane(numbers: Sequence[int], fill: int) -> tuple[int, int]:
-    """A parameter of the windows for both spatial dimensions, (rows, columns). A one-dimensional
-    input counts as a single row; `fill` is then the number for rows.
+    """A parameter of the windows (stride, padding, ...) for both spatial dimensions, (rows,
+    columns). A one-dimensional input counts as a single row; `fill` is then the number for rows.
     """
     down, across = (fill, *numbers)[-2:]
     return down, across
@@ -39,8 +39,8 @@ def serves(operand: OperandType, p: WindowParams) -> bool:
 
 
 def padded_depth(operand: OperandType, p: WindowParams) -> int:
-    """The elements along k in the boxes of the windows and of their weights, in whole lines of 128
-    bytes. For each element of the kernel, the channels are padded with zeros to whole lines.
+    """The number of elements along k in the boxes of windows and weights. For each element of the
+    kernel, the channels are padded with zeros to whole lines of 128 bytes.
     """
     seen, windows = _as_boxes(operand, p)
     return math.prod(windows.size) * _filled(seen)
@@ -53,8 +53,8 @@ def _filled(operand: OperandType) -> int:
 
 
 def window_map(operand: OperandType, index: int, rows: int, p: WindowParams) -> BoxMap:
-    """The tensor map of the image. A box has, for `rows` consecutive windows, one line (128 bytes)
-    of the channels of the pixel at one element of the kernel.
+    """The tensor map of the image. A box contains `rows` consecutive windows. Of each window it has
+    one line (128 bytes) of channels of the pixel at one kernel element.
     """
     operand, p = _as_boxes(operand, p)
     n, *plane, channels = operand.shape
@@ -64,8 +64,8 @@ def window_map(operand: OperandType, index: int, rows: int, p: WindowParams) -> 
     steps = tuple(s * operand.itemsize for s in (across, rows_apart, first))
     stride = _plane(p.stride, 1)
     before, sizes = _plane(p.before, 0), _plane(p.sizes, 1)
-    # The position, relative to the last pixel of the input, of the pixel that the kernel's first
-    # element reads in the last window.
+    # In each dimension: the position of the pixel that the first kernel element reads in the last
+    # window, relative to the last pixel of the input.
     ends = [
         (many - 1) * step - margin + 1 - extent
         for many, step, margin, extent in zip(sizes, stride, before, (high, wide), strict=True)
@@ -85,8 +85,9 @@ def window_map(operand: OperandType, index: int, rows: int, p: WindowParams) -> 
 def weight_map(
     weight: OperandType, index: int, rows: int, operand: OperandType, p: WindowParams
 ) -> BoxMap:
-    """The tensor map of weights that are multiplied with padded windows: its boxes have `rows` rows
-    and one line (128 bytes) of channels at one element of the kernel. operand: the windows' input.
+    """The tensor map of the weights of a convolution. A box has `rows` rows and one line (128
+    bytes) of channels at one element of the kernel. Channels are padded like those of the windows.
+    operand: the windows' input.
     """
     seen, windows = _as_boxes(operand, p)
     channels, taps = seen.shape[-1], math.prod(windows.size)
@@ -97,8 +98,8 @@ def weight_map(
 
 
 def window_type(operand: OperandType, p: WindowParams) -> str:
-    """The C++ type with which the loading thread finds the pixels of a tile's windows and the
-    channels of a stage.
+    """The C++ type with which the loading thread computes which pixels a tile's windows and which
+    channels a stage need.
     """
     operand, p = _as_boxes(operand, p)
     pairs = [_plane(n, fill) for n, fill in ((p.stride, 1), (p.before, 0), (p.dilation, 1))]
