@@ -95,8 +95,8 @@ def _emulator(name: str) -> ModuleType:
 
 
 def _backend() -> KernelBackend:
-    """The backend of AMD GPUs. If the environment asks for it, the shim with which `ark doctor` can
-    check other GPUs.
+    """The backend of AMD GPUs. If the environment variable ARK_ROCM_DEVICE is "shim", the
+    emulator's stand-in, with which `ark doctor` runs on other GPUs.
     """
     if os.environ.get(probe.VARIABLE) != "shim":
         return RocmBackend()

@@ -49,10 +49,10 @@ ARK_DEVICE float ark_tanh(float v) {
   return __builtin_copysignf((1.0f - e) / (1.0f + e), v);
 }
 
-// The reduction of an angle of at least 2^31: its quadrant, and the remainder in that quadrant
-// (Payne and Hanek, "Radian reduction for trigonometric functions", SIGNUM 1983). The angle's 24
-// bits are multiplied with those 96 bits of 2/pi whose products are neither whole turns nor too
-// small to matter.
+// The reduction of an angle of at least 2^31 to a quadrant and a remainder in this quadrant (Payne
+// and Hanek, "Radian reduction for trigonometric functions", SIGNUM 1983). The angle's 24-bit
+// significand is multiplied by 96 bits of 2/pi. These are the bits whose products are neither whole
+// turns nor too small to matter.
 struct ArkFarAngle {  // by value: a reference would be a place in scratch memory
   float rest;
   int quarter;
@@ -71,8 +71,8 @@ ARK_COLD ArkFarAngle ark_far_angle(float v) {
   }
   const ark_u64 low = whole * words[2], middle = whole * words[1] + (low >> 32);
   const ark_u64 high = ((whole * words[0] + (middle >> 32)) << 32) | (middle & 0xffffffffu);
-  // `high` has two bits of the quadrant and 62 bits of the remainder. It is rounded to the nearest
-  // quadrant.
+  // `high` has two bits of the quadrant and 62 bits of the remainder. Adding half a quadrant rounds
+  // to the nearest quadrant.
   constexpr ark_u64 HALF = static_cast<ark_u64>(1) << 61;
   const ark_u64 nearest = high + HALF;
   const int quarter = static_cast<int>(nearest >> 62);
@@ -82,8 +82,9 @@ ARK_COLD ArkFarAngle ark_far_angle(float v) {
   const bool below = ark_float_bits(v) >> 31 != 0u;
   return {static_cast<float>(below ? -rest : rest), below ? -quarter : quarter};
 }
-// sin(v + quarter * pi/2). The argument is reduced in double precision, because angles (positions
-// times frequencies) reach 1e5. The Taylor series of the reduced argument on [-pi/4, pi/4] follows.
+// sin(v + quarter * pi/2). The angle is reduced in double precision, because angles (positions
+// times frequencies) reach 1e5. The sine of the reduced angle, in [-pi/4, pi/4], is a Taylor
+// series.
 ARK_DEVICE float ark_sine(float v, int quarter) {
   float r;
   if (__builtin_fabsf(v) < 0x1p31f) {

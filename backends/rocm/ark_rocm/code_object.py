@@ -1,8 +1,7 @@
 """Reads the resources of a code object's loop kernel: registers, spills, scratch and LDS.
 
-The figures are in the metadata note (LLVM's "User Guide for AMDGPU Backend", Code Object Metadata),
-a MessagePack map that AMD's runtime reads, too. Called by ark_rocm.__init__ for `ark emit
---binary`.
+The figures are in the code object's metadata note (LLVM's "User Guide for AMDGPU Backend", Code
+Object Metadata), a MessagePack map. Called by ark_rocm.__init__ for `ark emit --binary`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Compiles HIP source to a code object, with hiprtc if ROCm is installed, otherwise with plain
+"""Compiles HIP source to a code object: with hiprtc if ROCm is installed, otherwise with plain
 clang.
 
-Source that an old hiprtc refuses is compiled with clang, too. The prelude includes no headers, so
-the clang of the `ziglang` wheel suffices: it supports the AMD targets and contains the linker. The
-same source and compiler give the same bytes. Called by ark.runtime and `ark emit`; needs no GPU.
+If an old hiprtc refuses the source, clang compiles it, too. The device source includes no headers,
+so the clang of the `ziglang` wheel suffices: it supports the AMD targets and contains the linker.
+The same source and compiler give the same bytes. Called by ark.runtime and `ark emit`; needs no
+GPU.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _CLANG = (
     "-fms-extensions",
     "-fuse-cuid=none",
 )
-# Options that make clang write an object file itself, without starting the linker, which is not
-# installed here.
+# Options that make clang write an object file itself. Without them it would start the linker
+# program, which may not be installed.
 _TO_OBJECT = ("-Xclang", "-emit-obj")
 _LOG_LINES = 30
 
@@ -201,5 +202,5 @@ def _log(rtc: Any, program: Any) -> str:
 
 
 def _reference(program: Any) -> Any:
-    """hiprtcDestroyProgram takes the address of the handle."""
+    """The address of a program's handle, which hiprtcDestroyProgram takes instead of the handle."""
     return program.createRef() if hasattr(program, "createRef") else program

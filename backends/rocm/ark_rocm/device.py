@@ -29,8 +29,8 @@ _COPY_KINDS = {"in": "hipMemcpyHostToDevice", "out": "hipMemcpyDeviceToHost"}
 class Device:
     """One GPU; see ark.backend.devices.Device for the methods."""
 
-    # Inputs are copied to memory of hipMalloc, which is coarse-grained. That suffices, because HIP
-    # makes copies visible to the next kernel.
+    # Inputs that the host writes are copied to memory of hipMalloc, which is coarse-grained. That
+    # suffices, because HIP makes copies visible to the next kernel.
     fed: MemoryKind = "symmetric"
 
     def __init__(self, index: int) -> None:
@@ -76,8 +76,8 @@ class Device:
     def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
         self._select()
         self._returned.settle()
-        # The size is rounded up to whole vectors, because kernels load a slice that begins at any
-        # element as whole aligned vectors, of which the last may end after the tensor.
+        # The size is rounded up to whole vectors. A kernel loads a slice that begins at any element
+        # as whole aligned vectors, of which the last may end after the tensor.
         size = -(-max(nbytes, 1) // VECTOR_BYTES) * VECTOR_BYTES
         hip = self._hip
         result = self._ask(size, kind)
@@ -103,12 +103,12 @@ class Device:
     def _ask(self, size: int, kind: MemoryKind) -> Any:
         """HIP's result of an allocation: an error code and an address."""
         if kind == "host":
-            # Memory of this kind is coherent (fine-grained): the kernel sees the host's writes
-            # while it runs.
+            # Host-mapped memory is coherent (fine-grained): the kernel sees the host's writes while
+            # it runs.
             return self._hip.hipHostMalloc(size, driver.HOST_MAPPED | driver.HOST_COHERENT)
         if kind == "symmetric":
-            # Memory of this kind is uncached, because peers' stores and signals must not be hidden
-            # by this device's caches.
+            # Symmetric memory is uncached, because peers' stores and signals must not be hidden by
+            # this device's caches.
             return self._hip.hipExtMallocWithFlags(size, driver.MALLOC_UNCACHED)
         return self._hip.hipMalloc(size)
 
@@ -251,8 +251,8 @@ class Device:
         if self._closed or self._busy():
             return
         self._closed = True
-        # After a kernel's fault every call returns the fault's error, but still frees as much as it
-        # can.
+        # After a kernel's fault every HIP call returns the fault's error, but still frees as much
+        # as it can.
         with contextlib.suppress(GpuError):
             self._select()
             self._returned.settle()

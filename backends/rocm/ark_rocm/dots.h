@@ -30,8 +30,8 @@ ARK_DEVICE float ark_piece_dot(const T* type, ark_u32x4 w, const float* x) {
 }
 
 // A lane's share of the dot products of ROWS rows of k weights with x; the caller sums it over the
-// warp. Each weight is read once. Its loads bypass the cache in favour of data that is read again,
-// and the loads of all rows are in flight together.
+// warp. Each weight is read once, so its load bypasses the cache, which is left to data that is
+// read again. The loads of all rows are in flight at the same time.
 #define ARK_HAS_ROWS_DOT 1
 template <int ROWS, typename T>
 ARK_DEVICE void ark_rows_dot(const T* w, int stride, const float* x, int k, float* acc) {

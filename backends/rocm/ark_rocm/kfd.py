@@ -1,10 +1,10 @@
 """Creates queues of an SDMA engine through the Linux driver's public interface (linux/kfd_ioctl.h).
 
 HIP has no call for this. /dev/kfd creates the queue in the address space that HIP has set up for
-this process, so the engine can access the same memory as kernels, including peers' memory. Ring,
-pointers and doorbell are mapped for the GPU; the host does not access them. Called by
-ark_rocm.queues. The code was compared with the header but has not been run, because ark is
-developed without an AMD GPU.
+this process, so the engine can access the same memory as kernels, including peers' memory. The
+ring, its pointers and the doorbell are mapped for the GPU; the host does not access them. Called by
+ark_rocm.queues. This code was compared with the driver's header but has not been run, because ark
+is developed without an AMD GPU.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ FREE = _struct("kfd_ioctl_free_memory_of_gpu_args", ("handle", _U64))
 _OF_GPUS = (("handle", _U64), ("device_ids_array_ptr", _U64), ("n_devices", _U32))
 MAP = _struct("kfd_ioctl_map_memory_to_gpu_args", *_OF_GPUS, ("n_success", _U32))
 UNMAP = _struct("kfd_ioctl_unmap_memory_from_gpu_args", *_OF_GPUS, ("n_success", _U32))
-# For each ioctl of the driver, the direction of its data (1: to the driver, 3: both ways) and its
-# number.
+# For each ioctl of the driver: the direction of its data (1: to the driver, 3: both ways) and the
+# ioctl's number.
 CALLS: dict[type[ctypes.Structure], tuple[int, int]] = {
     CREATE_QUEUE: (3, 0x02),
     DESTROY_QUEUE: (3, 0x03),
@@ -90,7 +90,7 @@ def request(kind: type[ctypes.Structure]) -> int:
 
 def gpu_id(location: tuple[int, int, int], nodes: Path = NODES) -> int:
     """The driver's number of the GPU at a PCI address (domain, bus, device). Raises SystemError if
-    no GPU or several are there: a partitioned GPU has several nodes at one address.
+    there is not exactly one GPU at the address: a partitioned GPU has several nodes at one address.
     """
     domain, bus, device = location
     matching = []
@@ -115,8 +115,8 @@ Ioctl = Callable[[int, ctypes.Structure], object]
 
 @dataclass
 class KfdQueue:
-    """One queue with its memory. ioctl: a function that calls the driver and raises OSError if it
-    refuses.
+    """A queue of an SDMA engine, with its memory. ioctl: a function that calls the driver and
+    raises OSError if the driver refuses.
     """
 
     ioctl: Ioctl

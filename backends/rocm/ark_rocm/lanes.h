@@ -8,7 +8,8 @@ ARK_DEVICE float ark_shfl_xor(float v, int mask) {
   return ark_bits_float(ark_shfl_xor(ark_float_bits(v), mask));
 }
 
-// Moves a value within rows of 16 lanes without passing through shared memory.
+// Moves a value between lanes of a row (16 lanes) by a DPP instruction, without shared memory.
+// CONTROL: the DPP control that selects the source lane.
 template <int CONTROL, typename T>
 ARK_DEVICE T ark_row_move(T v) {
   const int bits = __builtin_bit_cast(int, v);
@@ -29,8 +30,8 @@ struct ArkLeast {
   ARK_DEVICE ark_u32 of(ark_u32 a, ark_u32 b) { return a < b ? a : b; }
 };
 
-// Reduces over pairs, quads, halves of a row, rows, and then the rows of the wave. All lanes get
-// the same result.
+// Reduces a value over the wave: over pairs of lanes, quads, half rows (8 lanes), rows (16 lanes),
+// and then over the wave's rows. All lanes get the same result.
 template <typename OP, typename T>
 ARK_DEVICE T ark_warp_reduce(T v) {
   v = OP::of(v, ark_row_move<0xb1>(v));   // quad_perm 1 0 3 2
@@ -46,8 +47,8 @@ ARK_DEVICE T ark_warp_reduce(T v) {
 ARK_DEVICE float ark_warp_sum(float v) { return ark_warp_reduce<ArkAdd>(v); }
 ARK_DEVICE float ark_warp_max(float v) { return ark_warp_reduce<ArkMax>(v); }
 
-// Finds the candidate for the next token: among the lanes of a wave, the highest score and the
-// lowest token that has it. No score is NaN.
+// Chooses the next token among the candidates in a wave's lanes. It is the candidate with the
+// highest score and, among equal scores, the lowest token. No score is NaN.
 #define ARK_HAS_WARP_BEST 1
 ARK_DEVICE void ark_warp_best(float& score, ark_u32& token) {
   const float top = ark_warp_max(score);

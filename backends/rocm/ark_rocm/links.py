@@ -1,8 +1,8 @@
 """Reads how this machine's GPUs are linked, from HIP, for `ark.collective.topology.detect`.
 
-HIP reports the kind of link and the hops between two GPUs, but not the rate. The rate used is the
-nominal rate of one Infinity Fabric link of the architecture. HIP does not report the number of
-links between two dies of a package either, so a pair of dies counts as one link.
+HIP reports the kind of link and the number of hops between two GPUs, but not the rate. Each link
+gets the nominal rate of one Infinity Fabric link of the architecture. HIP does not report the
+number of links between two dies of a package either, so a pair of dies counts as one link.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def read_links() -> MachineLinks:
 
 
 def modifying(hip: Any, index: int, arch: str, count: int) -> bool:
-    """True if the device's links to all `count` visible devices support read-modify-write. Links
-    over PCIe may not. For a single device, or if HIP does not report it, the result is True for
-    architectures with Infinity Fabric.
+    """True if the device's links to all `count` visible devices support atomic read-modify-write
+    operations. Links over PCIe may not. For a single device, or if HIP does not report it, the
+    result is True for architectures with Infinity Fabric.
     """
     fabric = arch in LINK_RATE
     ask = getattr(hip, "hipDeviceGetP2PAttribute", None)

@@ -34,9 +34,9 @@ CAPABILITIES = (
 class Arch:
     """An instruction set. lanes: lanes of a wave. lds: shared memory of a workgroup in bytes.
 
-    tick_ns: period of the steady counter. unit: the kind of matrix unit. to_lds: True if direct
-    loads to LDS have a separate address for each lane. flushes: True if the matrix unit reads
-    16-bit denormals as zero.
+    tick_ns: period of the constant-rate clock. unit: the kind of matrix unit. to_lds: True if
+    direct loads to LDS have a separate address for each lane. flushes: True if the matrix unit
+    reads 16-bit denormals as zero.
     """
 
     lanes: int
@@ -80,8 +80,8 @@ CACHE_LINE_BYTES = 128  # bytes of a line of the second-level cache, which CDNA 
 STAGE_BYTES = 4096  # bytes of weights that are read in place; tasks are cut between (pairs of) rows
 UNDER_WAY = 32  # stages in flight in a block that waits (tasks/linear_matrix.h)
 TILE = (128, 128)  # of a matmul; two steps of both sides need 40 KB of shared memory
-# Rows of an attention tile, by kind of matrix unit: each wave computes one column of blocks of its
-# matrix unit.
+# Rows of an attention tile, by kind of matrix unit. With 8 waves, each computes as many rows as a
+# block of its matrix unit has.
 ATTENTION_ROWS = {Capability.MFMA: 256, Capability.WMMA: 128}
 # Tiles (rows, columns) of products of 16-bit types on gfx942, each with the share of its loop's
 # issue slots that matrix instructions take.
@@ -102,8 +102,8 @@ class Model:
     costs: Costs
 
 
-# The costs of an MI300X. No MI300X was measured: they are the times that the timing model
-# (docs/rocm-timing.md) computes with the published clocks and latencies.
+# The costs of an MI300X. No MI300X was measured: the times were computed by the timing model
+# (docs/rocm-timing.md) with the published clocks and latencies.
 CDNA3 = Costs(
     source="the timing model of an MI300X",
     signal_us=0.75,

@@ -1,10 +1,10 @@
-// Acquires, releases, polls and packets: they determine which writes of one processor, device or
-// the host become visible to another.
+// Acquires, releases, polls and packets. They determine which writes of a processor, another device
+// or the host become visible to a thread.
 
-// Markers in the assembly that emit no instruction: a flag was read; an acquire has happened; the
-// following code publishes; it has published; the stores of the whole block have arrived. At each
-// marker the lint of the machine code checks for the waits and cache operations that are needed
-// there.
+// Markers in the assembly that emit no instruction. They mark that a flag was read (READ), that an
+// acquire has happened (ACQUIRED), that the following code publishes data (RELEASES), that it has
+// published the data, and that the stores of the whole block have arrived. At each marker the lint
+// of the machine code checks for the waits and cache operations that are needed there.
 #define ARK_READ(scope) asm volatile("; ark.read " scope::: "memory")
 #define ARK_ACQUIRED(scope) asm volatile("; ark.acquire " scope::: "memory")
 #define ARK_RELEASES(scope) asm volatile("; ark.release " scope::: "memory")
@@ -25,8 +25,8 @@ ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
   }
   return value;
 }
-// An acquire invalidates the processor's caches. Polls therefore do not acquire; only the poll that
-// succeeds is followed by a fence.
+// Polls do not acquire, because an acquire invalidates the processor's caches. Only the poll that
+// succeeds is followed by an acquire fence.
 #define ARK_HAS_POLL 1
 ARK_DEVICE ark_u32 ark_poll(const ark_u32* p, bool system) {
   const auto* g = ark_to_global(p);
@@ -49,9 +49,10 @@ ARK_DEVICE void ark_polled(bool system) {
     ARK_ACQUIRED("agent");
   }
 }
-// A release is written as a fence, a wait and a relaxed operation. With a release operation, if the
-// wave itself has no access in flight, clang 22 omits the wait after a cache write-back (fixed in
-// llvm-project PR 178316), and the operation could overtake the data that it publishes.
+// A release is written as a fence, a wait and a relaxed store. This works around a fault of clang
+// 22 (fixed in llvm-project PR 178316): for a release store, it omits the wait after a cache
+// write-back if the wave itself has no access in flight. The store could then overtake the data
+// that it publishes.
 ARK_DEVICE void ark_release_to_device() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
   ark_drain();

@@ -70,7 +70,7 @@ def open_handle(hip: Any, index: int, handle: bytes) -> Mapped:
 
 
 def _reach(hip: Any, index: int, peer: int) -> None:
-    """Lets kernels on a device use another device's memory within one process."""
+    """Lets kernels on device `index` use the memory of device `peer`, within one process."""
     if peer == index:
         return
     if not int(call("hipDeviceCanAccessPeer", hip.hipDeviceCanAccessPeer, index, peer)):

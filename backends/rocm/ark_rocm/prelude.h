@@ -1,8 +1,8 @@
-// The device ABI on AMD GPUs. It includes no headers and uses compiler builtins only, so that any
+// The device ABI on AMD GPUs. It includes no headers and uses only compiler builtins, so that any
 // clang can compile it. A processor is a workgroup, a warp is a wave of ARK_LANES lanes. This
-// header has types, threads, memory, barriers and votes, and clocks; lanes.h, order.h, arithmetic.h
-// and dots.h follow it in the source. The dialect defines ARK_TICKS_NS, the length of a tick of the
-// steady counter.
+// header has types, threads, memory, barriers and votes, and clocks. In the source it is followed
+// by lanes.h, order.h, arithmetic.h and dots.h. The dialect defines ARK_TICKS_NS, the length of a
+// tick of the constant-rate clock.
 
 typedef unsigned int ark_u32;
 typedef int ark_i32;
@@ -18,10 +18,10 @@ struct ark_bf16 {
 typedef ark_u32 ark_u32x4 __attribute__((ext_vector_type(4)));
 typedef float ark_f32x4 __attribute__((ext_vector_type(4)));
 
-// Everything is inlined, because only then does the compiler see which pointers are to shared
-// memory. The exception is the code that runs when a wait takes long. Such a function calls no
-// other function, which would need a stack. A call then costs the caller only the few registers
-// that the function uses, and no scratch memory.
+// Device functions are inlined, because only then does the compiler see which pointers are to
+// shared memory. The exception (ARK_COLD) is code that runs when a wait takes long. Such a function
+// calls no other function, because that would need a stack. So a call costs the caller only the few
+// registers that the function uses, and no scratch memory.
 #define ARK_DEVICE static inline __attribute__((device, always_inline))
 #define ARK_METHOD inline __attribute__((device, always_inline))
 #define ARK_BODY ARK_DEVICE
@@ -39,8 +39,8 @@ ARK_DEVICE ark_global<T>* ark_to_global(T* p) {
 }
 #define ARK_POINTER(type, address) ((type*)(ark_global<type>*)(address))
 
-// Copies word by word through a pointer that remains a device-memory pointer. If one side of a
-// branch loads from shared memory and the other from device memory, the compiler would merge both
+// Copies word by word through a device-memory pointer. Otherwise, if one side of a branch loads
+// from shared memory and the other side from device memory, the compiler would merge both loads
 // into one flat load.
 template <typename T>
 ARK_DEVICE T ark_device_copy(ark_u64 address) {
@@ -55,14 +55,14 @@ ARK_DEVICE T ark_device_copy(ark_u64 address) {
 }
 #define ARK_DEVICE_COPY(type, address) ark_device_copy<type>(address)
 
-// The scratch memory of tasks. Its address is a constant rather than loaded from the context, so
+// The scratch memory of tasks. Its address is a constant instead of a member of the context, so
 // that the compiler sees that this is shared memory (LDS).
 extern __attribute__((device, shared, aligned(16))) char ark_lds[];
 #define ARK_SCRATCH(ctx) (ark_lds + ARK_LOOP_BYTES)
 #define ARK_PARAMS(ctx) (static_cast<const ArkParams*>(ark_kernel_params()))
-// In a called function the compiler does not know the addresses of context and parameters. These
-// macros tell it which memory they are in. The low half of a shared-memory address is the offset in
-// shared memory.
+// In a called function the compiler does not know which memory the context and the parameters are
+// in. These macros state it. The low half of a shared-memory address is the offset in shared
+// memory.
 #define ARK_GIVEN(ctx) \
   (*(ArkCtx*)(__attribute__((address_space(3))) ArkCtx*)(ark_u32)(ark_u64) & (ctx))
 #define ARK_CALLS_WAIT true
@@ -81,9 +81,9 @@ static_assert(ARK_LANES == 32, "RDNA waves have 32 lanes");
 #endif
 
 // The thread's number, hidden from the compiler. If the compiler knew that two tests of the number
-// have the same outcome, it would thread the back edge of a loop that begins and ends with `if
-// (ark_tid() == 0)`. The other lanes of the wave would then reach the next barrier without lane 0
-// and wait there for ever.
+// have the same outcome, it would merge the end of a loop that begins and ends with `if (ark_tid()
+// == 0)` with the beginning of the next round. The other lanes of the wave would then reach the
+// next barrier without lane 0 and wait there for ever.
 ARK_DEVICE int ark_tid() {
   int tid = static_cast<int>(__builtin_amdgcn_workitem_id_x());
   asm volatile("" : "+v"(tid));
@@ -103,16 +103,16 @@ ARK_DEVICE void ark_sync() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-// Converges the lanes of a wave. This needs no barrier instruction, but the fences make the
-// compiler keep the order of memory accesses.
+// Converges the lanes of a wave. The lanes run in lockstep, so no barrier instruction is needed;
+// the fences make the compiler keep the order of memory accesses.
 ARK_DEVICE void ark_warp_sync() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
   __builtin_amdgcn_wave_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
-// Waits until this wave's stores have arrived, so that a release by another wave of the block
-// covers them. The barrier's own fence orders them within the block only.
+// Waits until this wave's stores have arrived. Then a release by another wave of the block covers
+// them. The barrier's own fence orders stores only within the block.
 ARK_DEVICE void ark_drain() {
 #if defined(__GFX9__)
   asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
@@ -132,8 +132,9 @@ ARK_DEVICE bool ark_warp_all(bool v) { return ark_ballot(!v) == 0u; }
 
 ARK_SHARED ark_u32 ark_votes[ARK_WARPS];
 
-// A vote of the block. ark_all waits for all accesses that the wave has in flight, so that a later
-// release covers the block's stores. ark_agree does not wait for loads in flight.
+// Votes of the block. Both return true if the condition is true in all threads. ark_all first waits
+// for all accesses that the wave has in flight, so that a later release covers the block's stores.
+// ark_agree does not wait for loads in flight.
 #define ARK_HAS_AGREE 1
 ARK_DEVICE bool ark_agree(bool v) {
   const bool mine = ark_warp_all(v);
@@ -148,8 +149,9 @@ ARK_DEVICE bool ark_agree(bool v) {
   ark_sync();
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
-// Like ark_agree, with one barrier instead of two. Two slots alternate: all waves have read the
-// result of this vote before the vote after the next one overwrites it.
+// Like ark_agree, with one barrier instead of two. Votes use two slots alternately: before a vote
+// overwrites a slot, all waves have read the previous result in this slot, because the vote between
+// has a barrier.
 ARK_SHARED ark_u32 ark_turns[2][ARK_WARPS];
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
   ark_u32* votes = ark_turns[turn % 2u];
@@ -165,8 +167,8 @@ ARK_DEVICE bool ark_all(bool v) {
   return ark_agree(v);
 }
 
-// A clock that runs at a constant rate and that the whole device shares. LLVM 18 (ROCm 6.2 and 6.3)
-// has no general builtin for it, only one builtin per instruction.
+// A clock that runs at a constant rate and is the same for the whole device. LLVM 18 (ROCm 6.2 and
+// 6.3) has no general builtin for it, only one builtin per instruction.
 ARK_DEVICE ark_u64 ark_steady_ticks() {
 #if __has_builtin(__builtin_readsteadycounter)
   return __builtin_readsteadycounter();
@@ -178,9 +180,10 @@ ARK_DEVICE ark_u64 ark_steady_ticks() {
 }
 ARK_DEVICE ark_u64 ark_time_ns() { return ark_steady_ticks() * ARK_TICKS_NS; }
 
-// Sleeps for a short or, after many polls, a longer time. The condition is the same in the whole
-// wave, and the compiler is told so: around a branch that it considers divergent, a wave would
-// sleep on both sides, because lanes that are masked out do not keep the wave from sleeping.
+// Sleeps for a short time, or after many polls for a longer time. readfirstlane tells the compiler
+// that the condition is the same in the whole wave. Around a branch that the compiler considers
+// divergent, a wave would execute both sleeps, because masked lanes do not keep a wave from
+// sleeping.
 ARK_DEVICE void ark_pause(ark_u32 spins) {
   if (__builtin_amdgcn_readfirstlane(spins) < 64u) {
     __builtin_amdgcn_s_sleep(1);

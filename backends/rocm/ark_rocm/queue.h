@@ -30,9 +30,9 @@ ARK_DEVICE void ark_queue_request(ark_u64 slot, ark_u64 source, ark_u64 target, 
   for (int i = 0; i < 8; ++i) ark_packet_store(to + i, words[i], true);
 }
 
-// Called by one thread at a time: tells the engine of requests that were added to the ring. The
-// engine bypasses the caches, so all data that the thread has seen, including the data to copy, is
-// first written back to memory.
+// Called by one thread at a time: informs the engine about requests that were added to the ring.
+// The engine bypasses the caches. So all data that this thread can see, including the data to copy,
+// is first written back to memory.
 ARK_DEVICE void ark_queue_tell(ark_u64 write_pointer, ark_u64 doorbell) {
   ark_u64* written = ARK_POINTER(ark_u64, write_pointer);
   const ark_u64 behind = ark_packet_load(written, true) + ARK_REQUEST_BYTES;

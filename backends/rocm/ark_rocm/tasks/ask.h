@@ -1,13 +1,13 @@
-// While a block waits for packets, one of its waves prefetches weights of the processor's next
-// tasks: it loads a dword of each cache line, which brings the line into the die's second-level
-// cache and into the memory-side cache. Tasks still read the weights in place, so none depends on
-// the prefetch.
+// Prefetches weights while a block waits for packets. One wave of the block loads a dword of each
+// cache line of the weights of the processor's next tasks. This brings the lines into the die's L2
+// and into the memory-side cache. Tasks still read the weights in place, so no task depends on the
+// prefetch.
 
 constexpr int ARK_ASKED = 48;          // loads of a wave, one line per lane: 384 KB
 constexpr int ARK_ASKED_TOGETHER = 2;  // loads between two polls
 constexpr ark_u32 ARK_ASKED_TASKS = 3u;
 
-// The weights of a task; none if they are not plain, contiguous stages.
+// The cache lines of a task's weights. Empty if the weights are not plain, contiguous stages.
 ARK_DEVICE ArkLines ark_lines(ArkCtx& c, const ArkTask& task) {
   if (task.fetch_begin == task.fetch_end) return {nullptr, 0};
   const ArkFetch& fetch = ark_fetch(c, task.fetch_begin);
@@ -16,7 +16,7 @@ ARK_DEVICE ArkLines ark_lines(ArkCtx& c, const ArkTask& task) {
   return {(const ark_global<char>*)fetch.address, fetch.form == 0u ? lines : 0};
 }
 
-// The weights of the processor's next task, else one line of `other`.
+// The cache lines of the weights of the processor's next task. If it has none, one line of `other`.
 ARK_DEVICE ArkLines ark_next_lines(ArkCtx& c, const unsigned char* other) {
   const ArkLoop& loop = *reinterpret_cast<const ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
   const ark_u32 next = (ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP) + 1u;
@@ -25,9 +25,10 @@ ARK_DEVICE ArkLines ark_next_lines(ArkCtx& c, const unsigned char* other) {
   return lines.count > 0 ? lines : ArkLines{(const ark_global<char>*)other, 1};
 }
 
-// Polls a packet until it has arrived or all weights are requested. The first `patience` polls
-// request nothing. A poll returns after the loads that were requested before it, so few loads are
-// in flight at a time and urgent reads do not queue behind them.
+// Polls a packet until it has arrived or ARK_ASKED lines per lane were prefetched. The first
+// `patience` polls prefetch nothing. Loads return in order, so a poll returns after the prefetches
+// issued before it. Only a few loads are therefore in flight at a time, and urgent reads do not
+// queue behind them.
 ARK_DEVICE void ark_poll_asking(ArkCtx& c, const ark_u64* packet, bool system, int patience) {
   const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
   const auto* tasks = ARK_POINTER(const ArkTask, ARK_PARAMS(c)->tasks);

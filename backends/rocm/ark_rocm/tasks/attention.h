@@ -1,17 +1,19 @@
-// Attention of one query row over a cache that is read in place. A lane loads 16 bytes of a
+// Attention of one query row over a KV cache that is read in place. A lane loads 16 bytes of a
 // position's row, and D * size / 16 lanes load one position, so one load of a wave covers several
-// whole positions. Waves first share the query heads of a key, and only then the positions, so that
-// a wave has few sums to combine. Each wave has one running maximum per head (online softmax). Sums
-// are combined over lanes by shuffles and over waves through shared memory. Waves that read the
-// same positions hit each other's lines in the first-level cache.
+// whole positions. The waves of a block are first divided among the query heads of a key head. Only
+// if there are more waves than heads are they also divided among the positions, so that few sums
+// must be combined. Each wave has one running maximum per head (online softmax). Sums are combined
+// over lanes by shuffles and over waves through shared memory. Waves that read the same positions
+// hit each other's lines in the L1 cache.
 
-// The greatest common divisor. Of the query heads of a key head and the waves of a block, it is the
-// number of waves that work on different heads at the same time.
+// The greatest common divisor. For the number of query heads of a key head and the number of waves,
+// it is the number of waves that work on different heads at the same time.
 ARK_DEVICE constexpr int ark_common(int a, int b) { return b == 0 ? a : ark_common(b, a % b); }
 
-// The number of a head's parts (divisions of the context) that have positions so far. It is chosen
-// as if the plan had room for only `count` positions (ark/lower/ops/attention.py). The processors
-// of the other parts continue with their next tasks.
+// The number of a head's splits (parts of the context) that have positions so far. `count`: the
+// number of positions. The number is the one that the planner would choose for a context of this
+// length (ark/lower/ops/attention.py). The processors of the other splits have nothing to do and
+// continue with their next tasks.
 template <int SPLITS>
 ARK_DEVICE int ark_parts_used(int count) {
   constexpr int LEAST = 64;
@@ -23,9 +25,9 @@ ARK_DEVICE int ark_parts_used(int count) {
 
 // Computes attention of one query row over one split of the positions, like ark_attention of
 // ark/tasks/attention.h. Task coordinates: row, key/value head, split. AHEAD: the number of loads
-// of keys, and of values, in flight. The first loads are issued before the task waits, because
-// position and caches were written before the iteration. Returns false if a wait has failed or the
-// launch was aborted; the processor must then leave the loop.
+// of keys, and of loads of values, in flight. The first loads are issued before the task waits,
+// because the position and the caches were written before the iteration. Returns false if a wait
+// has failed or the launch was aborted; the processor must then leave the loop.
 template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int AHEAD, typename T, class Q,
           class K, class V, class P, class O, class F>
 ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, float scale, Q query,
@@ -116,8 +118,8 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) most = __builtin_fmaxf(most, score[g][a]);
       state[g].rise(ark_warp_max(most));
-      // Scores past the end need no test: they are far below the maximum, because the maximum is
-      // over existing positions only.
+      // Scores of positions past the end need no test. They are far below the maximum, because the
+      // maximum is over existing positions only.
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) state[g].add(ark_exp2(score[g][a] - state[g].top), v[a]);
     }

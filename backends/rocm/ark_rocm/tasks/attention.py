@@ -1,9 +1,9 @@
-"""Attention of one row over a cache of 16-bit elements that is read in place.
+"""Attention of one row over a KV cache of 16-bit elements that is read in place.
 
 Used in decoding, for heads of 32, 64 or 128 elements and caches that were written before the
 iteration, except for the newest row (such caches are on the operand stream). The body begins before
 its task's waits (Body.enters). The vendor-independent body computes all other cases. attention.h
-has the device code. Called by the writer through the dialect.
+has the device code. Called by the source writer through the dialect.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _group(sig: Signature) -> int:
 
 
 def _teams(sig: Signature, machine: Machine) -> int:
-    """The number of teams of waves. Each team computes some of the positions, for all query heads
-    of a key; within a team the waves compute different heads.
+    """The number of teams of waves. Each team computes some of the positions for all query heads of
+    a key head. Within a team, each wave computes different heads.
     """
     return machine.warps // gcd(_group(sig), machine.warps)
 
@@ -46,7 +46,8 @@ def _bytes(sig: Signature, machine: Machine) -> int:
 
 def _ahead(sig: Signature, machine: Machine) -> int:
     """The number of loads of keys that a wave keeps in flight. It is at most the number that a full
-    cache needs, because a wave computes the result of every load, also beyond the end of the cache.
+    cache needs. Otherwise a wave would compute results of loads beyond the end of the cache in
+    vain.
     """
     p, cache = sig.read(AttentionParams), sig.operands[1]
     positions = _teams(sig, machine) * machine.lanes * 16 // (p.head_dim * cache.itemsize)
@@ -77,8 +78,8 @@ class OneRow(Body):
         return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Shared memory for the waves' results and for the inputs that the task reads of its
-        iteration.
+        """Bytes of shared memory for the waves' results, and for the inputs that the current
+        iteration writes (the queries and the newest key and value).
         """
         return _bytes(sig, machine)
 
@@ -134,8 +135,8 @@ class OneRowTiles(Body):
 
 
 class Merge(Body):
-    """The vendor-independent body that combines the parts of attention, with AMD code for the wait
-    for these parts.
+    """The vendor-independent body that merges the partial results of attention's splits, with AMD
+    code for the wait for these results.
     """
 
     kind = "attention_merge"

@@ -1,9 +1,10 @@
-// Attention of one query row of a head (a tile of one row, see attention_tiles.h), for caches that
-// are read in place. A lane loads 16 bytes of a position's row, and the waves divide the positions.
-// All loads of AHEAD steps are in flight at once. attention_sums.h describes the sums.
+// Attention of one query row of a head (a tile of one row, see attention_tiles.h), for KV caches
+// that are read in place. A lane loads 16 bytes of a position's row, and the waves divide the
+// positions. All loads of AHEAD steps are in flight at once. attention_sums.h describes how scores
+// and sums are divided among lanes.
 
-// Computes attention of one query row of a head over all positions that it sees. AHEAD: the number
-// of loads of keys, and of values, in flight.
+// Computes attention of one query row of a head over all positions that the row sees. AHEAD: the
+// number of loads of keys, and of loads of values, in flight.
 template <class S, int AHEAD, typename T, class Q, class K, class V, class O, class P, class A>
 ARK_DEVICE void ark_attention_one(ArkCtx& c, const ArkTask& t, const T* type, float scale,
                                   float cap, Q query, K keys, V values, O output, P position,
@@ -63,7 +64,8 @@ ARK_DEVICE void ark_attention_one(ArkCtx& c, const ArkTask& t, const T* type, fl
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) state.add(ark_exp2(score[a] - state.top), v[a]);
     }
-    // Adds the sums over the lanes of a half wave, then over the half waves in shared memory.
+    // The sums are added over the lanes of each half wave by register moves, then over the half
+    // waves and the waves in shared memory.
     state.weight = ark_half_sum<GROUP>(state.weight);
 #pragma unroll
     for (int n = 0; n < N; ++n) state.sum[n] = ark_half_sum<GROUP>(state.sum[n]);

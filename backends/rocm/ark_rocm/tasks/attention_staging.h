@@ -1,7 +1,8 @@
-// Attention of tiles of queries on matrix units. This header copies a block's keys and values from
-// memory to shared memory, in the layout of ArkAttentionUnits (attention_units.h).
+// Copies the keys and values of a block from memory to shared memory, for attention of tiles of
+// queries on matrix units. The layout in shared memory is that of ArkAttentionUnits
+// (attention_units.h).
 
-// The address and the strides in memory of a tile's keys or values, for one head.
+// One head of a tile's keys or values in memory: its address and strides.
 template <class S, class K>
 struct ArkAttentionHead {
   ark_u64 base;
@@ -38,7 +39,8 @@ struct ArkAttentionKeys {
   static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
   ark_u32x4 loads[MINE];
 
-  // Loads keys from `first` on. Masked keys are replaced by the last visible one.
+  // Loads the keys of a block from key `first` on. Masked keys are replaced by the last visible
+  // key.
   template <class H>
   ARK_METHOD void fetch(const H& head, const ArkAttentionTile& tile, int tid, int first) {
 #pragma unroll
@@ -62,9 +64,10 @@ struct ArkAttentionKeys {
   }
 };
 
-// Copies and transposes the values of a block of keys: a thread loads four elements of the values
-// of four keys. Eight neighbouring threads load neighbouring elements; the next eight load the same
-// elements for the next four keys. These eight keys are a piece.
+// Copies the values of a block of keys and transposes them. A thread loads four elements of the
+// values of four keys. Eight neighbouring threads load neighbouring elements; the next eight
+// threads load the same elements for the next four keys. These eight keys form a piece in shared
+// memory.
 template <class U, class S>
 struct ArkAttentionValues {
   static constexpr int EIGHTS = (U::WIDTH + 31) / 32, TOTAL = U::ALL / 8 * 16 * EIGHTS;

@@ -5,8 +5,8 @@ constexpr float ARK_LOG2_E = 1.44269504f;
 // 2^v, accurate to one unit in the last place; 0 below the least normal number.
 ARK_DEVICE float ark_exp2(float v) { return __builtin_amdgcn_exp2f(v); }
 
-// A lane's share of one query head's result: N elements of the head. All lanes of the wave have the
-// same maximum.
+// A lane's share of one query head's result: N elements of the head's weighted sum of values. All
+// lanes of the wave have the same running maximum.
 template <int N>
 struct ArkHeadState {
   float top;  // scores are times log2(e)
@@ -35,7 +35,7 @@ struct ArkHeadState {
   }
 };
 
-// 16 bytes as floats.
+// Converts 16 bytes of elements to floats. `type` only selects the element type.
 template <typename T, int N>
 ARK_DEVICE void ark_widened(const T* type, ark_u32x4 piece, float (&to)[N]) {
 #pragma unroll
@@ -49,8 +49,8 @@ ARK_DEVICE ark_u32x4 ark_piece_at(const T* p) {
   return *(const ark_global<ark_u32x4>*)p;
 }
 
-// Adds v over the groups of GROUP lanes in each half of 32 lanes. Each lane of a group keeps the
-// sum for its own position in the group.
+// Sums v over the lanes with the same position in their group of GROUP lanes, within each half of
+// 32 lanes. Each lane gets the sum for its position.
 template <int GROUP>
 ARK_DEVICE float ark_half_sum(float v) {
   if (GROUP <= 4) v += ark_row_move<0x124>(v);  // row_ror 4
@@ -59,8 +59,8 @@ ARK_DEVICE float ark_half_sum(float v) {
                  static_cast<int>(ark_float_bits(v)), 0x401f)));  // the other row of 16
 }
 
-// Sums v over groups of LANES (4, 8 or 16) neighbouring lanes, which have parts of one position's
-// score. All lanes of a group get the group's sum.
+// Sums v over groups of LANES (4, 8 or 16) neighbouring lanes; each lane of a group has a part of
+// one position's score. All lanes of a group get the group's sum.
 template <int LANES>
 ARK_DEVICE float ark_group_sum(float v) {
   v += ark_row_move<0xb1>(v);

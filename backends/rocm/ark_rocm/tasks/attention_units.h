@@ -1,21 +1,22 @@
 // Attention of tiles of queries on matrix units (FlashAttention-2, Dao 2023): the operands and
 // products of a wave. attention_walk.h has the loop over blocks of keys. A wave has a slab of
-// queries: as many as a block of its unit has columns, 32 of MFMA and 16 of WMMA. It computes the
-// transposed products, keys times queries and values times exponentials, so that all scores and
-// sums of a lane belong to one query: it has column lane % ARK_UNIT of a block, in the rows that
-// ark_unit_row gives. In this layout the exponentials, which are computed from the results of one
-// product, are nearly in the layout of an operand of the other product.
+// queries: as many as a block of the matrix unit has columns, 32 with MFMA and 16 with WMMA. It
+// computes the transposed products, keys times queries and values times exponentials. So all scores
+// and sums of a lane belong to one query: the lane has column lane % ARK_UNIT of a block, in the
+// rows that ark_unit_row gives. The first product's results become exponentials, which are an
+// operand of the second product. In this layout results and operands are in nearly the same lanes.
 
 #if defined(__GFX9__)
 constexpr int ARK_UNIT = ARK_LARGE;  // rows and columns of a block
 typedef ark_large_sums ark_unit_sums;
 typedef ark_u16x8 ark_unit_part;  // a lane's part of a block's 16 elements along k
-// Converts between a row of the result and the operand row that the lane holds for it, in both
-// directions.
+// Converts between a row of a result block and the lane's operand row that is multiplied with it.
+// The two functions are inverse to each other.
 ARK_DEVICE constexpr int ark_unit_order(int lane) { return lane; }
 ARK_DEVICE constexpr int ark_unit_slot(int row) { return row; }
-// Joins the pieces of 8 elements along k that a lane holds to an operand of the matrix unit: one
-// piece, or both pieces of a pair. The second is `apart` bytes after the first.
+// Joins the pieces of 8 elements along k that a lane holds to an operand of the matrix unit.
+// Depending on the unit, an operand is one piece or a pair of pieces. The second piece of a pair is
+// `apart` bytes after the first one.
 ARK_DEVICE int ark_unit_piece() { return ark_lane() / ARK_UNIT; }
 ARK_DEVICE ark_unit_part ark_unit_joined(ark_u32x4 first, ark_u32x4) {
   return __builtin_bit_cast(ark_unit_part, first);
@@ -60,13 +61,14 @@ ARK_DEVICE ark_unit_sums ark_unit_multiply(const T* type, ark_unit_part a, ark_u
 
 constexpr int ARK_UNIT_ELEMENTS = ARK_UNIT * ARK_UNIT / ARK_LANES;
 constexpr float ARK_ATTENTION_LOG2E = 1.44269504f;
-// A row's running maximum is raised only when scores exceed it by this much (as a power of two).
-// Sums of exponentials up to 2^8 lose no precision, and rescaling the sums is seldom needed.
+// A row's running maximum is raised only when a score exceeds it by more than this (in powers of
+// two). Sums of exponentials of up to 2^8 lose no precision, and sums are seldom rescaled.
 constexpr float ARK_ATTENTION_SLACK = 8.0f;
 
 typedef ark_u32 ark_u32x2 __attribute__((ext_vector_type(2)));
 
-// The row of a block to which element e of a lane belongs is ark_unit_row(e) + ark_unit_first().
+// In a block of the matrix unit, element e of a lane belongs to row ark_unit_row(e) +
+// ark_unit_first().
 ARK_DEVICE constexpr int ark_unit_row(int e) { return e / 4 * 8 + e % 4; }
 ARK_DEVICE int ark_unit_first() { return ark_lane() / ARK_UNIT * 4; }
 // 2^v, with an error of a few units in the last place.
@@ -84,7 +86,7 @@ ARK_DEVICE ark_u32 ark_attention_pair(const ark_bf16*, float a, float b) {
                                0x07060302u);
 #endif
 }
-// Four results to memory.
+// Stores four results to memory.
 template <typename T>
 ARK_DEVICE void ark_attention_store(T* to, float a, float b, float c, float d) {
   if constexpr (sizeof(T) == 4) {
@@ -98,17 +100,20 @@ ARK_DEVICE void ark_attention_store(T* to, float a, float b, float c, float d) {
   }
 }
 
-// How a block of waves computes a tile. There are SLABS times GROUPS waves. Each group computes
-// KEYS of the keys that are in shared memory at a time. HELD: true if queries stay in registers;
-// otherwise they are read again from memory. AHEAD: true if the next block's scores are computed
-// while this block's scores are converted to exponentials. In shared memory, keys are stored as
-// pieces of 8 elements. Piece p of the key in slot s is at index p * PITCH + s, so that lanes that
-// write the pieces of a key, or read neighbouring keys, have no bank conflicts. Values are stored
-// transposed, as pieces of 8 keys in the order in which a lane's elements have them: piece 2 g + h
-// has the four keys from 16 g + 4 h on and the four from 16 g + 8 + 4 h on. Element d of piece p is
-// at index p * WIDE + d % 4 * APART + d / 4, so that lanes that write four elements of four keys
-// each, or read neighbouring elements, have no bank conflicts. An fp32 query is the sum of three
-// bf16 parts; its exponentials are split in the same way.
+// How the waves of a block compute a tile. There are SLABS times GROUPS waves. Shared memory holds
+// KEYS keys for each group at a time. HELD: true if queries stay in registers; otherwise they are
+// read again from memory. AHEAD: true if the next block's scores are computed while this block's
+// scores are converted to exponentials. An fp32 query is the sum of three bf16 parts; the
+// exponentials of its scores are split in the same way.
+//
+// In shared memory, keys are stored as pieces of 8 elements. Piece p of the key in slot s is at
+// index p * PITCH + s. So lanes have no bank conflicts when they write the pieces of a key or read
+// neighbouring keys.
+//
+// Values are stored transposed, as pieces of 8 keys in the order in which a lane's elements have
+// them: piece 2 g + h has the four keys from 16 g + 4 h on and the four keys from 16 g + 8 + 4 h
+// on. Element d of piece p is at index p * WIDE + d % 4 * APART + d / 4. So lanes have no bank
+// conflicts when they write four elements of four keys each or read neighbouring elements.
 template <typename ELEMENT, typename QUERY, int WIDTH_, int SLABS_, int GROUPS_, int KEYS_,
           bool HELD_, bool AHEAD_>
 struct ArkAttentionUnits {
@@ -124,11 +129,11 @@ struct ArkAttentionUnits {
   static constexpr int APART = WIDTH / 4 + (42 - WIDTH / 4 % 8) % 8, WIDE = 4 * APART;
   static constexpr int VALUES = PIECES * PITCH * 16;  // where they begin, in bytes
   static constexpr int TASKS = SLABS * GROUPS;
-  // True if values derived from a thread's number stay in registers; otherwise each round computes
-  // them again.
+  // True if values that are derived from a thread's number stay in registers. Otherwise each round
+  // of the loop computes them again.
   static constexpr bool KEPT = WIDTH == 64 || (WIDTH == 128 && PARTS == 1);
-  // The number of operands that are read from shared memory together, while the previous ones are
-  // multiplied.
+  // The number of operands that are read from shared memory in one batch, while the previous batch
+  // is multiplied.
   static constexpr int FEW = ARK_LANES == 64 ? (PARTS == 1 ? 4 : 2) : WIDTH > 192 ? 1 : 2;
   static_assert(TASKS <= ARK_WARPS && KEYS % 32 == 0 && WIDTH % 8 == 0, "as layout_of has it");
 
@@ -137,9 +142,9 @@ struct ArkAttentionUnits {
   ARK_DEVICE constexpr int slot(int d) { return d % 4 * APART + d / 4; }
 };
 
-// Schedules reads of operands from shared memory against products: FEW operands are read while the
-// previous FEW are multiplied. Vector instructions may move freely. LOADS: global loads may move,
-// too.
+// Interleaves reads of operands from shared memory with products: FEW operands are read while the
+// previous FEW are multiplied. The compiler may move vector instructions freely, and global loads
+// if LOADS is true.
 template <int COUNT, int FEW, bool LOADS, class Read, class Multiply>
 ARK_DEVICE void ark_attention_each_part(const Read& read, const Multiply& multiply) {
   ark_unit_part parts[2][FEW];
@@ -157,16 +162,16 @@ ARK_DEVICE void ark_attention_each_part(const Read& read, const Multiply& multip
   }
 }
 
-// An operand of the matrix unit: a lane's part of 16 elements of its query, or of the exponentials
-// of 16 keys.
+// This lane's part of an operand of the matrix unit: of 16 elements of its query, or of the
+// exponentials of 16 keys.
 template <class U>
 struct ArkAttentionParts {
   ark_unit_part part[U::PARTS];
 };
 
 // A lane's results so far for its query: the weighted sums of values, by element of the head; the
-// number to which exponentials are relative (about the largest score so far, times log2(e)); and
-// the lane's part of the sum of exponentials.
+// maximum to which exponentials are relative (about the largest score so far, times log2(e)); and
+// this lane's part of the sum of exponentials.
 template <class U>
 struct ArkAttentionSums {
   ark_unit_sums block[U::BLOCKS];
@@ -178,8 +183,8 @@ ARK_DEVICE void ark_attention_scale(ArkAttentionSums<U>& sums, float by) {
   for (int j = 0; j < U::BLOCKS; ++j) sums.block[j] *= by;
 }
 
-// Loads the lane's part of its query for step k of the product. `row` is the address of the query
-// in memory.
+// Loads the lane's part of its query for step k of the product of keys and queries. `row` is the
+// address of the query in memory.
 template <class U>
 ARK_DEVICE ArkAttentionParts<U> ark_attention_query(const typename U::Q* row, int k) {
   typedef typename ArkElements<typename U::Q>::piece whole;
@@ -218,8 +223,8 @@ ARK_DEVICE ark_unit_sums ark_attention_multiply(ark_unit_part left,
   return sums;
 }
 
-// Computes the scores of the group's keys. own: the lane's offset among the keys; query(k): the
-// query's elements of step k.
+// Computes the scores of the keys of this wave's group. own: this lane's offset among the keys in
+// shared memory. query(k): the query's elements for step k.
 template <class U, class Q>
 ARK_DEVICE void ark_attention_scores(ark_unit_sums (&s)[U::OWN], const ark_local* own,
                                      const Q& query) {
@@ -235,9 +240,9 @@ ARK_DEVICE void ark_attention_scores(ark_unit_sums (&s)[U::OWN], const ark_local
       });
 }
 
-// Raises the running maximum to that of the scores times `factor` (log2(e) and the scale) if this
-// exceeds it by more than ARK_ATTENTION_SLACK; smaller increases are ignored, because sums then
-// need no rescaling. Returns the factor by which earlier sums must be multiplied.
+// Raises the running maximum if the largest of the scores times `factor` (log2(e) and the scale)
+// exceeds it by more than ARK_ATTENTION_SLACK. Smaller increases are ignored, so that sums need no
+// rescaling. Returns the factor by which earlier sums must be multiplied.
 template <class U>
 ARK_DEVICE float ark_attention_raise(const ark_unit_sums (&s)[U::OWN], ArkAttentionSums<U>& sums,
                                      float factor) {
@@ -254,8 +259,8 @@ ARK_DEVICE float ark_attention_raise(const ark_unit_sums (&s)[U::OWN], ArkAttent
   return keep;
 }
 
-// A lane computes only one of the two pieces of 8 exponentials that it needs as an operand. It gets
-// the other piece from the neighbouring lane that has the same query and the other keys.
+// A lane computes one of the two pieces of 8 exponentials that it needs as an operand. It gets the
+// other piece from the lane that has the same query and the other keys.
 ARK_DEVICE ark_unit_part ark_attention_shared(ark_u32x4 own) {
 #if defined(__GFX9__)
   return ark_unit_joined(own, own);
@@ -270,9 +275,9 @@ ARK_DEVICE ark_unit_part ark_attention_shared(ark_u32x4 own) {
 #endif
 }
 
-// Converts the scores of 16 keys to exponentials relative to the maximum, adds the exponentials to
-// the lane's sum of weights, and returns them as the lane's operands of the product with V. k: the
-// index of this group of 16 keys in its block of keys.
+// Converts the scores of 16 keys to exponentials relative to the running maximum and adds them to
+// this lane's sum of exponentials. Returns them as this lane's operands of the product with the
+// values. k: the index of these 16 keys in the block of keys, in units of 16.
 template <class U>
 ARK_DEVICE ArkAttentionParts<U> ark_attention_powers(const ark_unit_sums (&s)[U::OWN],
                                                      ArkAttentionSums<U>& sums, float factor,
@@ -311,8 +316,9 @@ ARK_DEVICE ArkAttentionParts<U> ark_attention_powers(const ark_unit_sums (&s)[U:
   return made;
 }
 
-// Adds the values of the group's keys. own: the lane's offset among them; last: its offset in the
-// last block of the head's elements, which may have fewer elements.
+// Adds to the sums the exponentials times the values of the group's keys. own: this lane's offset
+// among the values in shared memory. last: the offset for the last block of the head's elements,
+// which may have fewer elements.
 template <class U>
 ARK_DEVICE void ark_attention_add(ArkAttentionSums<U>& sums,
                                   const ArkAttentionParts<U> (&p)[U::KEYS / 16],

@@ -1,7 +1,7 @@
 """Attention of many rows on the matrix units MFMA and WMMA. It supports bf16, fp16, and fp32
 queries over bf16 caches (a float is the exact sum of three bf16), heads of up to 256 elements
 (multiples of 8), and any mask. attention_units.h, attention_staging.h and attention_walk.h have the
-device code. Called by the writer through the dialect.
+device code. Called by the source writer through the dialect.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ _REACH = 1 << 32  # bytes from a head's first key to its last: offsets are 32-bi
 
 @dataclass(frozen=True)
 class Layout:
-    """How a block computes a tile; these are the template arguments of ArkAttentionUnits.
+    """How the waves of a block compute a tile; these are the template arguments of
+    ArkAttentionUnits.
 
-    slabs: the number of waves with different queries. groups: the number of waves that share a slab
-    and divide each block's keys. keys: keys of a group at once. held: True if queries stay in
-    registers. ahead: True if the next block's scores are computed while this one's become powers.
-    width: elements of a head. parts: bf16 parts of a query and of a power. unit: rows and columns
-    of the matrix unit's block. lanes, warps: of the machine.
+    slabs: the number of waves with different queries. groups: the number of waves with the same
+    queries, which divide each block's keys. keys: keys of a group in shared memory at a time. held:
+    True if queries stay in registers. ahead: True if the next block's scores are computed while the
+    current block's scores are converted to exponentials. width: elements of a head. parts: bf16
+    parts of a query and of an exponential. unit: rows and columns of the matrix unit's block.
+    lanes, warps: of the machine.
     """
 
     width: int
@@ -84,8 +86,8 @@ class Layout:
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
-    """The layout that keeps most waves busy, or None if only the vendor-independent body supports
-    the signature.
+    """The layout that keeps most waves busy. None if no layout supports the signature; the
+    vendor-independent body then computes it.
     """
     params = sig.read(AttentionTilesParams)
     width, rows = params.head_dim, params.rows
@@ -122,7 +124,9 @@ def _layouts(width: int, parts: int, slabs: int, unit: int, machine: Machine) ->
 
 
 def _worth(layout: Layout) -> tuple[int, ...]:
-    """The sort key of layouts: more busy waves first, then fewer reads, then fewer waits."""
+    """The sort key of layouts, by priority: more busy waves, fewer reads of shared memory, fewer
+    waits.
+    """
     return (layout.groups, layout.held, layout.ahead, layout.keys)
 
 

@@ -1,8 +1,8 @@
-// Attention of tiles of queries on matrix units: the loop over blocks of keys with its prologue and
-// epilogue. attention_units.h describes what a wave holds.
+// Attention of tiles of queries on matrix units: the loop over blocks of keys, with the code before
+// and after it. attention_units.h describes how a tile is divided among waves and lanes.
 
-// Sets the scores of keys that the lane's query, at position `place`, does not see to -inf. first:
-// the first key.
+// Sets the scores of keys that the lane's query does not see to -inf. place: the query's position.
+// first: the first key of the scores.
 template <class U, class S>
 ARK_DEVICE void ark_attention_mask(ark_unit_sums (&s)[U::OWN], int place, int first) {
   const int own = first + ark_unit_first();
@@ -94,8 +94,9 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
   ark_unit_sums s[U::OWN], ahead[U::OWN];
   ArkAttentionParts<U> p[U::KEYS / 16];
   float keep = 1.0f;
-  // To keep vector units and matrix units busy at the same time, some exponentials are computed
-  // while the matrix units compute the next block's scores, the others while these multiply values.
+  // Some exponentials are computed while the matrix units compute the next block's scores, the
+  // others while the matrix units multiply values. So vector units and matrix units are busy at the
+  // same time.
   constexpr int BESIDE = U::AHEAD || U::PARTS > 1 ? U::KEYS / 32 : U::KEYS / 16;
   const auto weigh = [&](int from, int to) __attribute__((always_inline)) {
 #pragma unroll
@@ -144,7 +145,7 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
   step(count - 1, false);
 }
 
-// Adds the sums of all groups of waves that have the same queries to those of the first group.
+// Adds the sums of all groups of waves that have the same queries. The first group gets the totals.
 template <class U>
 ARK_DEVICE void ark_attention_join(ark_local* shared, ArkAttentionSums<U>& sums) {
   typedef ark_in_local<ark_unit_sums> block;

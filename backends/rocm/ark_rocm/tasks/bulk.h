@@ -1,9 +1,9 @@
-// Copies to a peer through LDS (CDNA): loads write LDS directly, without a register, and 16-byte
-// stores read it. Each wave has SLOTS pieces of LDS, half of them with loads in flight, so waves do
-// not synchronise with each other.
+// Copies to a peer GPU through LDS (CDNA). Loads write LDS directly, without a register, and
+// 16-byte stores send the data from LDS to the peer. Each wave has SLOTS pieces of LDS, half of
+// them with loads in flight, so waves do not synchronise with each other.
 
-// ARK_TO_LDS: the number of bytes that a load brings to each lane, one of the sizes that the
-// compiler's builtin accepts. The second constant is the number of bytes of a piece.
+// ARK_TO_LDS: the number of bytes that one load instruction brings to LDS for each lane, one of the
+// sizes that the compiler's builtin accepts. The second constant is the number of bytes of a piece.
 #if defined(__gfx950__)
 constexpr int ARK_TO_LDS = 16;
 #else
@@ -13,8 +13,8 @@ constexpr int ARK_BULK_PIECE = 16 * ARK_LANES;
 
 typedef __attribute__((address_space(3))) char ark_lds_char;
 
-// Issues the loads of a piece. Beyond the end, the last bytes are loaded again, so that each piece
-// has the same number of loads.
+// Issues the loads of a piece of a wave's data. Past the end, the last bytes are loaded again, so
+// that each piece has the same number of loads.
 ARK_DEVICE void ark_bulk_in(ark_lds_char* slot, ark_u64 from, ark_i64 left) {
   constexpr int EACH = ARK_TO_LDS * ARK_LANES;
 #pragma unroll
@@ -27,9 +27,9 @@ ARK_DEVICE void ark_bulk_in(ark_lds_char* slot, ark_u64 from, ark_i64 left) {
   }
 }
 
-// Returns a lane's 16 bytes of a piece after all but the LATER newest loads have arrived. The loads
-// are hidden from the compiler: if it knew that they write LDS, it would wait for every one,
-// including those of later pieces.
+// Returns this lane's 16 bytes of a piece as soon as all but the LATER newest loads have arrived.
+// The loads are hidden from the compiler. If the compiler knew that they write LDS, it would wait
+// for every load, including those of later pieces.
 template <int LATER>
 ARK_DEVICE ark_u32x4 ark_bulk_out(const ark_lds_char* slot) {
   ark_u32x4 found;
@@ -66,8 +66,8 @@ ARK_DEVICE void ark_bulk_pieces(char* scratch, ark_u64 from, ark_u64 to, ark_i64
   }
 }
 
-// Copies the bytes of `source` from t.coord[0] to t.coord[1], counted in units of UNIT bytes, to
-// `target`. The last bytes that do not fill 16 bytes are copied one by one.
+// Copies part of `source` to `target`: bytes t.coord[0] * UNIT to t.coord[1] * UNIT. The last bytes
+// that do not fill 16 bytes are copied one by one.
 template <int UNIT, int SLOTS>
 ARK_DEVICE void ark_bulk(ArkCtx& c, const ArkTask& t, ark_u64 source, ark_u64 target) {
   const ark_u64 first = static_cast<ark_u64>(t.coord[0]) * UNIT;

@@ -1,5 +1,5 @@
-"""Copies to a peer by loads that write LDS directly; bulk.h has the device code. Called by the
-writer through the dialect.
+"""Copies to a peer GPU by loads that write LDS directly; bulk.h has the device code. Called by the
+source writer through the dialect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ MOST_SLOTS = 8  # pieces of a wave
 
 
 def _slots(machine: Machine) -> int:
-    """The number of pieces of LDS that each wave has, or 0 if loads cannot write LDS directly."""
+    """The number of LDS pieces (buffers) of each wave. 0 if the machine's loads cannot write LDS
+    directly.
+    """
     if not machine.has(Capability.PEER_BULK):
         return 0
     room = machine.shared_bytes // (machine.warps * _piece(machine))
@@ -29,7 +31,9 @@ def _piece(machine: Machine) -> int:
 
 
 class Bulk(Body):
-    """Copies by loads into LDS."""
+    """The body of the task kind `bulk`: copies to a peer through LDS, without registers for the
+    loads.
+    """
 
     kind = "bulk"
 

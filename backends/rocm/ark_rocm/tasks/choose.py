@@ -1,9 +1,9 @@
-"""Chooses a token if the candidates are packets. The body begins before its task's waits
+"""Chooses the next token if the candidates are packets. The body begins before its task's waits
 (Body.enters).
 
 This is safe because settings, position and stop tokens were written before the iteration, and
-because reading a packet includes the wait for it (ark/tasks/tokens.h). Called by the writer through
-the dialect.
+because reading a packet includes the wait for it (ark/tasks/tokens.h). Called by the source writer
+through the dialect.
 """
 
 from __future__ import annotations

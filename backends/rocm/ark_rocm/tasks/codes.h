@@ -2,8 +2,8 @@
 // linear_rows.h.
 
 #if defined(__gfx942__)
-// gfx942's 8-bit floats have another exponent bias (FNUZ), which halves the value of the same bits.
-// They also have no -0, so -0 becomes 0.
+// Replaces codes of -0 by 0. gfx942's 8-bit floats have no -0. Their exponent bias is also
+// different (FNUZ), so the same bits mean half the value.
 ARK_DEVICE ark_u32 ark_without_minus_zeros(ark_u32 codes) {
   const ark_u32 there = (codes & 0x7f7f7f7fu) + 0x7f7f7f7fu;
   return codes & (there | 0x7f7f7f7fu);
@@ -11,8 +11,8 @@ ARK_DEVICE ark_u32 ark_without_minus_zeros(ark_u32 codes) {
 #endif
 
 // Looks up the upper and lower bytes of the bf16 values of four fp4 codes, in tables of eight
-// entries indexed by a code's three bits of magnitude. The codes are 0, 4, 1 and 5 of a word, or 2,
-// 6, 3 and 7.
+// entries that are indexed by the three bits of a code's magnitude. The four codes are 0, 4, 1 and
+// 5 of a word, or 2, 6, 3 and 7.
 struct ArkFp4Bytes {
   ark_u32 low, high;
 };
@@ -30,8 +30,8 @@ ARK_DEVICE void ark_four_codes(const C* type, ark_u32 word, int first, float (&t
   for (int j = 0; j < 4; ++j) to[j] = ark_code(type, word, first + j);
 }
 #if defined(__gfx950__)
-// Like the function above, for fp4. Byte `first / 4` of a word has codes `first` and `first + 2`,
-// and the byte two bytes after it has the other two.
+// Like the function above, for fp4. Byte `first / 4` of a word has codes `first` and `first + 2`.
+// The byte two bytes after it has codes `first + 1` and `first + 3`.
 ARK_DEVICE void ark_four_codes(const ark_fp4*, ark_u32 word, int first, float (&to)[4]) {
   const ark_u32 bytes = first == 0 ? word : word >> 8;
   const auto even = __builtin_amdgcn_cvt_scalef32_pk_f32_fp4(bytes, 1.0f, 0);

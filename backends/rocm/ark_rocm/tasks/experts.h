@@ -1,5 +1,6 @@
-// Products with the quantised weights of chosen experts: one row of input, by vector units
-// (linear_rows.h) where the codes of a load share a scale, else by matrix units (linear_several.h).
+// Products of one input row with the quantised weights of chosen experts. If all codes of a load
+// share a scale, vector units multiply (linear_rows.h); otherwise matrix units do
+// (linear_several.h).
 
 // A declaration. The function is defined in ark/tasks/experts.h, which comes later in the source.
 template <int K, bool SLOTS, int FIRST, int OF, class X, class E>
@@ -9,8 +10,7 @@ ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const 
 struct ArkExpertInput {
   static constexpr bool norm = false;
 };
-// Adapts the epilogue of an expert layer (ArkExpertFinish) to the interface of a linear layer whose
-// rows are a task's outputs.
+// Adapts the epilogue of an expert layer (ArkExpertFinish) to the interface of a linear layer.
 template <class F>
 struct ArkExpertSums {
   static constexpr int WIDTH = 1;
@@ -27,8 +27,8 @@ ARK_DEVICE void ark_sums_store(ArkCtx&, const ArkExpertSums<F>& sums, int, int n
   sums.finish.store(sums.row, sums.slot, n, sums.finish.term(v, with));
 }
 
-// Applies the epilogue to the sums and stores the outputs. `ahead` loads the epilogue's operands
-// for a thread's first output before the sums are complete.
+// Applies the epilogue to the sums and stores the outputs. The method `ahead` loads the epilogue's
+// operands for a thread's first output before the sums are complete.
 template <int ADDED, int TOTAL, class F>
 struct ArkExpertResults {
   const F& finish;
@@ -62,8 +62,8 @@ struct ArkExpertResults {
   }
 };
 
-// The expert of a row and slot. It is -1 if the expert belongs to another rank; the results are
-// then zero.
+// The expert that a row has chosen in a slot. If the expert belongs to another rank, returns -1 and
+// sets the results to zero.
 template <int EXPERTS, bool SLOTS, int FIRST, int OF, class X, class E, class F>
 ARK_DEVICE int ark_own_expert(ArkCtx& c, const ArkTask& t, int slot, const X& x, const E& experts,
                               const F& finish) {
@@ -79,8 +79,8 @@ ARK_DEVICE int ark_own_expert(ArkCtx& c, const ArkTask& t, int slot, const X& x,
 
 // Multiplies one input row by quantised weights of a chosen expert, like ark_expert_rows of
 // ark/tasks/expert_rows.h, on matrix units. Task coordinates: row, slot (one chosen expert of the
-// row), first output and end of the outputs. Returns false if a wait has failed or the launch was
-// aborted; the processor must then leave the loop.
+// row), first output, end of the outputs (last + 1). Returns false if a wait has failed or the
+// launch was aborted; the processor must then leave the loop.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int GROUP, bool ALIGNED,
           class X, class E, class F>
 ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
@@ -102,10 +102,10 @@ ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsig
       c, range, weights, x, ArkExpertInput{}, ArkExpertSums<F>{finish, row, slot, expert});
 }
 
-// Like ark_expert_several, on vector units, for several slots and weight matrices. A row of weights
-// is cut along k into PARTS parts (a divisor of the number of waves). A wave multiplies one part of
-// each row, and holds the same part of the input in registers. The rows of one weight matrix for
-// one slot are called a run. Runs are processed one after the other, but the first loads of
+// Like ark_expert_several, on vector units, for several slots and weight matrices. The rows of one
+// weight matrix for one slot are called a run. A row of weights is cut along k into PARTS parts (a
+// divisor of the number of waves). A wave multiplies one part of each row, and holds the same part
+// of the input in registers. Runs are processed one after the other, but the first loads of
 // AHEAD_RUNS runs are in flight at once. AHEAD: the number of loads of a run in flight. ROWS: the
 // number of outputs whose sums shared memory holds at once. WEIGHTS, TOTAL: see
 // ark/tasks/experts.h.
@@ -125,8 +125,8 @@ ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigne
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));  // of two inputs in turn
   float* sums = xs + (INPUTS > 1 ? 2 : 1) * ALL;         // by run, row, part
   const int row = t.coord[0], slot = TOTAL > 0 ? 0 : t.coord[1];
-  // These numbers are the same in all lanes. readfirstlane tells the compiler so, and addresses of
-  // rows are then computed once per wave.
+  // These numbers are the same in all lanes of a wave. readfirstlane tells the compiler so; it then
+  // computes addresses of rows once per wave.
   const int warp = __builtin_amdgcn_readfirstlane(ark_warp()), own_part = warp % PARTS;
   if (!ark_enter(c)) return false;
   ArkPacketRows<K, INPUTS, SLOTS> held;
@@ -151,8 +151,8 @@ ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigne
       const auto* from = ark_to_global(r % WEIGHTS > 0 ? second : bytes);
       runs[r] = {from + first * static_cast<ark_i64>(sizeof(ROW)), count, ark_lane()};
     }
-    // Past the last row, the last row is loaded again instead of nothing, because a load must not
-    // depend on a branch (the next wait would be for all loads in flight).
+    // Past the last row, the last row is loaded again. A branch that skips the load would make the
+    // next wait a wait for all loads in flight.
     const auto load = [&](const Split& run, int part) {
       const int of = part / PARTS;
       return run.load_from(of < rows ? of : rows - 1, own_part);

@@ -1,10 +1,10 @@
-"""Products of the quantised weights of chosen experts and one row of input each. On gfx950 the
-scaled matrix instruction multiplies fp4 codes as they are (experts_scaled.h). If the codes of a
+"""Products of quantised weights of chosen experts with one input row each. On gfx950 the scaled
+matrix instruction multiplies fp4 codes without a conversion (experts_scaled.h). If the codes of a
 load share a scale and each wave has the same part of all rows, vector units multiply, as in linear
 layers of one row. Otherwise matrix units multiply, as in linear layers of several rows.
 
-Used in the variant `block` on machines with MFMA, for weights that such layers support. The
-vendor-independent body computes all other cases. Called by the writer through the dialect.
+Used in the variant `block` on machines with MFMA, for weights that these linear layers support. The
+vendor-independent body computes all other cases. Called by the source writer through the dialect.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from ark_rocm.tasks.linear_several import MOST_GROUP, SeveralRows, slab_bytes
 
 MOST_SUMS = 6144  # sums in shared memory at once
 SCALED = "gfx950"  # the architecture with the scaled matrix instruction
-# The sizes of one scaled product: columns and rows of the weights, the columns that share a power
-# of two, and the parts into which each element of the input is split.
+# The sizes of a product by the scaled matrix instruction: columns (elements along k) and rows of
+# the weights, the columns that share a power of two, and the parts into which each element of the
+# input is split.
 DEPTH, TILE_ROWS, BLOCK, PARTS = 256, 8, 32, 6
 MOST_STEPS = 6  # of a tile in a wave: the input takes 8 registers each
 MOST_LOADS = 20  # of a wave in flight: they take 5 registers each
 
 
 def _runs(sig: Signature) -> tuple[int, int]:
-    """The number of runs, which are pairs of a weight and a slot whose rows a task multiplies, and
-    the number of its input rows.
+    """The number of runs of a task and of its input rows. A run is the rows of one weight matrix
+    for one slot (chosen expert).
     """
     weights, slots = constants(sig)
     return weights * max(1, slots), max(1, slots) if len(sig.operands[0].shape) == 3 else 1
@@ -59,8 +60,9 @@ def _rows(sig: Signature, machine: Machine) -> int:
 
 @dataclass(frozen=True)
 class Scaled:
-    """How the waves share scaled products. k_waves: the number of waves that share a tile's steps.
-    steps: steps of a tile in a wave. rows: outputs whose weights are loaded at once.
+    """How the waves divide products by the scaled matrix instruction. k_waves: the number of waves
+    that divide a tile's steps along k. steps: steps of a tile in a wave. rows: outputs whose
+    weights are loaded at once.
     """
 
     k_waves: int
@@ -105,15 +107,17 @@ def _each(sig: Signature, machine: Machine) -> int:
 
 
 def _ahead(sig: Signature, machine: Machine) -> int:
-    """The number of loads of a run that a wave has in flight. It is chosen so that few loads of the
-    last round are past the last row.
+    """The number of loads of a run that a wave has in flight. It is chosen so that in the last
+    round few loads are past the last row.
     """
     loads = -(-_each(sig, machine) * parts_of(row_type_of(sig), machine) // machine.warps)
     return min((4, 3), key=lambda n: -(-loads // n) * n)
 
 
 def _plain(sig: Signature) -> bool:
-    """True for one weight without a total, which matrix units can multiply."""
+    """True if there is one weight matrix and results are not added up over experts. Matrix units
+    support only this case.
+    """
     return constants(sig) == (1, 0)
 
 

@@ -1,33 +1,33 @@
-// Products of the fp4 weights of chosen experts with one input row per expert, by gfx950's scaled
+// Products of fp4 weights of chosen experts with one input row per expert, by gfx950's scaled
 // matrix instruction, which reads fp4 codes without a conversion. Each element of the input is
-// split into six 8-bit floats (e5m2), the parts, whose sum is the element. One instruction
+// split into six 8-bit floats (e5m2), its parts, whose sum is the element. One instruction
 // multiplies all parts by the codes: the parts are rows of its left operand, and rows of the
 // weights are columns of its right operand.
 
 typedef int ark_i32x4 __attribute__((ext_vector_type(4)));
 typedef int ark_i32x8 __attribute__((ext_vector_type(8)));
 
-// The number of parts of an element of the input. Each part has at least four bits of the remainder
-// after the parts before it, so six parts have the 24 bits of a float.
+// The number of parts of an element of the input. Each part represents at least four bits of the
+// remainder that the parts before it leave, so six parts have the 24 bits of a float.
 constexpr int ARK_SCALED_PARTS = 6;
-// A product has 256 elements along k and eight rows of the weights. Columns 0 to 7 of the right
-// operand are the first halves of these rows, columns 8 to 15 the second halves. Row 4g + i of the
-// left operand is part 2g + i % 2 of the input's half i / 2.
+// One product has 256 elements along k and eight rows of the weights. Columns 0 to 7 of the right
+// operand are the first halves of these rows along k, columns 8 to 15 the second halves. Row 4g + i
+// of the left operand is part 2g + i % 2 of half i / 2 of the input.
 constexpr int ARK_SCALED_DEPTH = 256, ARK_SCALED_ROWS = 8;
 constexpr int ARK_SCALED_BLOCK = 32;  // elements that share a power of two
 
-// An input row in shared memory. It has 128 bytes for each half and part of each step (256 elements
-// along k), and the exponent of each block of 32 elements. The rows are padded to avoid bank
-// conflicts.
+// An input row in shared memory. For each half, part and step (256 elements along k) it has 128
+// bytes of 8-bit floats. After these it has the exponent of each block of 32 elements. Rows are
+// padded to avoid bank conflicts.
 template <int STEPS>
 struct ArkScaledInput {
   static constexpr int ROW = STEPS * 128 + 16, EXPONENTS_AT = 2 * ARK_SCALED_PARTS * ROW;
   static constexpr int BLOCKS = STEPS * 8, BYTES = (EXPONENTS_AT + BLOCKS + 15) / 16 * 16;
 
   // Splits INPUTS rows of K elements into parts. Of eight neighbouring elements, the even ones are
-  // stored first, which is the order of the codes in a word. A block's power of two is such that
-  // its largest finite element is between 2^14 and 2^15 times that power. Infinities are in the
-  // first part only; all parts of NaN are NaN.
+  // stored first, which is the order of the codes in a word. Each block of elements is scaled by a
+  // power of two that moves its largest finite element to between 2^14 and 2^15. An infinity is in
+  // the first part only; all parts of NaN are NaN.
   template <int K, int INPUTS>
   ARK_DEVICE void split(const float* xs, unsigned char* inputs) {
     constexpr int PIECES = BLOCKS * 4;
@@ -43,8 +43,8 @@ struct ArkScaledInput {
         float most = 0.0f;
 #pragma unroll
         for (int e = 0; e < 8; ++e) most = __builtin_fmaxf(most, size(v[e / 4][e % 4]));
-        // Four neighbouring lanes hold the 32 elements of one block, which share a scale. The
-        // two moves exchange values of these lanes by quad_perm 1, 0, 3, 2 and 2, 3, 0, 1.
+        // Four neighbouring lanes hold the 32 elements of one block, which share a power of two.
+        // The two moves exchange values of these lanes by quad_perm 1, 0, 3, 2 and 2, 3, 0, 1.
         most = __builtin_fmaxf(most, ark_row_move<0xb1>(most));
         return __builtin_fmaxf(most, ark_row_move<0x4e>(most));
       };
@@ -133,10 +133,11 @@ ARK_DEVICE ark_f32x4 ark_scaled_any(const ark_i32x8& parts, ark_u32 exponents,
   return sum;
 }
 
-// Like ark_expert_split (experts.h), by scaled products. A tile has eight rows of one run (one
-// expert with one of its weight matrices). The tiles are divided among groups of K_WAVES waves,
-// which divide a tile's steps along k. All loads for ROWS outputs are in flight at once; while
-// these are multiplied, those for the next ROWS outputs are.
+// Like ark_expert_split (experts.h), by products of the scaled matrix instruction. A tile has eight
+// rows of one run (one expert with one of its weight matrices). The tiles are divided among groups
+// of K_WAVES waves, and the waves of a group divide a tile's steps along k. All loads for ROWS
+// outputs are in flight at once. While they are multiplied, the loads for the next ROWS outputs are
+// in flight.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
           int K_WAVES, int STEPS, int ROWS, class X, class E, class F>
 ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
@@ -146,8 +147,9 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
   constexpr int ADDED = TOTAL > 0 ? TOTAL : 1, INPUTS = SLOTS ? ADDED : 1;
   constexpr int RUNS = ADDED * WEIGHTS, TILES = ROWS / ARK_SCALED_ROWS, ALL = RUNS * TILES;
   constexpr int SHARES = ARK_WARPS / K_WAVES, OWN = (ALL + SHARES - 1) / SHARES;
-  // The number of tiles that are multiplied in turn, to have independent products. With one input
-  // it is 1, so that a tile's products begin before the weights of all tiles have arrived.
+  // The number of tiles whose products alternate, so that consecutive products do not depend on
+  // each other. With one input it is 1, so that a tile's products begin before the weights of all
+  // tiles have arrived.
   constexpr int TOGETHER = INPUTS > 1 ? OWN : 1;
   constexpr bool ASKS = SLOTS;
   static_assert(OF <= EXPERTS || RUNS == 1, "a part of the experts has no epilogue");
@@ -161,8 +163,8 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
   int expert[ADDED];
 #pragma unroll
   for (int s = 0; s < ADDED; ++s) expert[s] = *ark_address(experts, 0, 0, row, slot + s);
-  // From the input's arrival until the next linear layer, memory has little to do. Then the block
-  // requests that layer's first weights, which brings their lines into caches.
+  // Memory has little to do from the arrival of the input to the next linear layer. In this time
+  // the block prefetches the next layer's first weights into caches.
   ArkLines next{nullptr, 0};
   ark_u32 asked[2] = {};
   if constexpr (ASKS) next = ark_next_lines(c, bytes);
@@ -195,8 +197,8 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
     from[o] = ark_to_global(run % WEIGHTS > 0 ? second : bytes) +
               first * static_cast<ark_i64>(sizeof(ROW));
   }
-  // Past the last row or the last block of a row, that row or block is loaded again. The input is
-  // zero past the last block.
+  // Past the last row, or past the last block of a row, the last row or block is loaded again. The
+  // input is zero past the last block.
   const auto load = [&](int o, int i, int top) {
     const int tile = share * OWN + o < ALL ? share * OWN + o : ALL - 1;
     const int in = top + tile % TILES * ARK_SCALED_ROWS + lane % ARK_SCALED_ROWS;

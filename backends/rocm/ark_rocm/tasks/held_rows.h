@@ -1,5 +1,6 @@
-// The input rows of a task, in registers: element ark_tid() + e * ARK_THREADS of input s. `load`
-// issues the loads of plain rows. `take` loads packets, all of which are in flight at once.
+// The input rows of a task, in registers: a thread has the elements ark_tid() + e * ARK_THREADS of
+// each input row. `load` issues the loads of rows in plain memory. `take` loads rows of packets,
+// all of which are in flight at once.
 template <int K, int INPUTS, bool SLOTS>
 struct ArkPacketRows {
   static constexpr int EACH = (K + ARK_THREADS - 1) / ARK_THREADS;
@@ -23,7 +24,8 @@ struct ArkPacketRows {
       }
     }
   }
-  // meanwhile: called when the first loads of packets have been issued.
+  // Loads the packets of all input rows. meanwhile: called when the first loads of packets have
+  // been issued.
   template <class X, class F>
   ARK_METHOD void take(ArkCtx& c, const X& x, int of, int slot, const F& meanwhile) {
     if constexpr (!X::packets) {
@@ -47,7 +49,8 @@ struct ArkPacketRows {
         other |= static_cast<ark_u32>(word >> 32) ^ (c.iteration + 1u);
       });
       if (!ark_warp_all(other == 0u)) {
-        // A wave polls one packet first: polls of many packets delay each other.
+        // If packets are missing, a wave first polls only one packet, because polls of many packets
+        // delay each other.
         const int k = static_cast<int>(c.processor * 61u % static_cast<ark_u32>(INPUTS * K));
         ark_wait_packet(c, row(x, of, slot + k / K, k % K), X::system);
         for (;;) {

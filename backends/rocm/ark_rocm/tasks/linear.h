@@ -1,16 +1,16 @@
-// Linear layers of one input row. Every wave of the block gets an equal share of a task's weights,
-// whatever the number of rows: rows are cut along k into parts, each a 16-byte load for every lane
-// of a wave, and the parts are assigned to the waves round-robin. A wave's first four loads (32 KB
-// for a block of eight waves) are in flight before the task waits for its input. The loaded weights
-// stay in registers, which are used as a ring buffer.
+// Linear layers of one input row. Every wave of the block gets an equal share of a task's weights
+// for any number of rows. Rows are cut along k into parts; a part is one 16-byte load of every lane
+// of a wave. The parts are assigned to the waves round-robin. A wave's first four loads (32 KB for
+// a block of eight waves) are in flight before the task waits for its input. The registers that
+// receive the weights are used as a ring buffer.
 
 // A declaration. The type is defined in ark/tasks/linear_epilogue.h, which comes later in the
 // source.
 template <int S, int M, class A>
 struct ArkSummed;
 
-// Loads the weights of a task's rows, each row cut along k into parts, and multiplies a lane's
-// share of a part by the input.
+// Loads the weights of a task's rows, each row cut along k into parts. Multiplies a lane's elements
+// of a part by the input.
 template <typename T, int K, int PARTS>
 struct ArkSplitRows {
   static constexpr int PIECE = static_cast<int>(16 / sizeof(T));
@@ -20,8 +20,8 @@ struct ArkSplitRows {
   int count;  // number of parts of all rows
   int lane;
 
-  // Past the last part or the row's end, existing data is loaded again: if a load depended on a
-  // branch, the next wait would be for all loads in flight.
+  // Past the last part or the row's end, existing data is loaded again. A branch that skips the
+  // load would make the next wait a wait for all loads in flight.
   ARK_METHOD ark_u32x4 load(int part) const {
     const int known = part < count ? part : count - 1;
     const ark_i64 start = WHOLE ? static_cast<ark_i64>(known) * SPAN
@@ -39,7 +39,7 @@ struct ArkSplitRows {
   }
 };
 
-// Sums four values over a row of 16 lanes at once: lane l gets the sum of v[l % 4].
+// Sums four values v[0] to v[3] over a row of 16 lanes at once: lane l gets the sum of v[l % 4].
 ARK_DEVICE float ark_row_sum_four(const float (&v)[4], int lane) {
   const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
   const float low = (odd ? v[1] : v[0]) + ark_row_move<0xb1>(odd ? v[0] : v[1]);
@@ -49,7 +49,7 @@ ARK_DEVICE float ark_row_sum_four(const float (&v)[4], int lane) {
   return sum + ark_row_move<0x128>(sum);  // row_ror 8
 }
 
-// Like ark_row_sum_four, over the whole wave.
+// Sums four values v[0] to v[3] over the whole wave at once: lane l gets the sum of v[l % 4].
 ARK_DEVICE float ark_sum_four(const float (&v)[4], int lane) {
   float sum = ark_row_sum_four(v, lane);
 #pragma unroll
@@ -57,8 +57,8 @@ ARK_DEVICE float ark_sum_four(const float (&v)[4], int lane) {
   return sum;
 }
 
-// Copies the input row to shared memory, times the norm's weights if there are any. Returns the
-// norm's scale.
+// Copies the input row to shared memory and multiplies it by the norm's weights if there is a norm.
+// Returns the norm's scale.
 template <int K, class X, class P>
 ARK_DEVICE float ark_split_input(ArkCtx& c, X x, const P& prologue, float* xs, float* red) {
   if constexpr (P::norm) {
@@ -82,8 +82,8 @@ ARK_DEVICE float ark_split_input(ArkCtx& c, X x, const P& prologue, float* xs, f
   }
 }
 
-// If the input consists of packets, one wave waits for one packet before all threads read theirs.
-// Many threads that poll at once delay each other and the loads of weights.
+// If the input consists of packets, one wave waits for one packet before all threads read their
+// packets. Many threads that poll at once would delay each other and the loads of weights.
 template <int K, typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x) {
   if constexpr (ark_packets<T>) {
@@ -101,9 +101,9 @@ ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkSummed<S, M, A>& x) {
   return ark_gate<K>(c, x.shares);
 }
 
-// Adds up the parts of each of a thread's rows (or pairs of rows), applies the epilogue and stores
-// the result. sums: the sum of each part of each row. ahead: operands of the epilogue that were
-// loaded before.
+// Adds up the parts of each row (or pair of rows) that a thread stores, applies the epilogue and
+// stores the result. sums: the sum of each part of each row, in shared memory. ahead: operands of
+// the epilogue that were loaded earlier.
 template <int PARTS, int OWN, class E>
 ARK_DEVICE void ark_split_store(ArkCtx& c, E& epilogue, const float* sums, float scale, int first,
                                 int rows, float (&ahead)[OWN][1][E::WIDTH]) {
@@ -123,9 +123,9 @@ ARK_DEVICE void ark_split_store(ArkCtx& c, E& epilogue, const float* sums, float
   }
 }
 
-// Computes a linear layer of one input row for some rows of the weights. Task coordinates: first
-// row of the weights and end of the rows, at most ROWS of them. Returns false if a wait has failed
-// or the launch was aborted; the processor must then leave the loop.
+// Computes a linear layer of one input row for some rows of the weights: row t.coord[0] to row
+// t.coord[1] - 1, at most ROWS rows. Returns false if a wait has failed or the launch was aborted;
+// the processor must then leave the loop.
 template <typename T, int K, int PARTS, int ROWS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_split(ArkCtx& c, const ArkTask& t, const T* weights, X x,
                                  const P& prologue, E epilogue) {

@@ -1,10 +1,11 @@
-"""Linear layers of one input row: all waves of a block share each task's weights evenly.
+"""Linear layers of one input row, in which all waves of a block share each task's weights evenly.
 
-Used in decoding, in the variant `block`, for one input row and weights whose rows are whole 16-byte
-loads. If a row of bf16 weights divides into nearly equal loads for all waves, matrix units multiply
-(linear_matrix.h). Otherwise rows are cut into parts that are dealt to the waves (linear.h). The
-body begins before its task's waits (Body.enters), because no task writes the weights that it reads.
-The vendor-independent body computes all other cases. Called by the writer through the dialect.
+Used in decoding, in the variant `block`, for one input row and weights whose rows consist of whole
+16-byte loads. If a row of bf16 weights divides into nearly equal loads for all waves, matrix units
+multiply (linear_matrix.h). Otherwise rows are cut into parts, which are assigned to the waves
+round-robin (linear.h). The body begins before its task's waits (Body.enters), because no task
+writes the weights. The vendor-independent body computes all other cases. Called by the source
+writer through the dialect.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _TYPES = ("fp32", "fp16", "bf16")
 
 
 def _parts(sig: Signature, machine: Machine) -> int:
-    """The number of loads, of 16 bytes a lane, with which a wave reads a row of the weights."""
+    """The number of loads with which a wave reads a row of the weights. A load has 16 bytes per
+    lane.
+    """
     weight = sig.operands[1]
     return -(-sig.operands[0].shape[1] * weight.itemsize // (16 * machine.lanes))
 
@@ -44,9 +47,9 @@ def _rows(sig: Signature, machine: Machine) -> int:
 
 
 def _matrix(sig: Signature, machine: Machine) -> tuple[int, int] | None:
-    """How a wave loads weights for the matrix units, which take four rows at a time: the number of
-    such groups of rows in flight, and the loads for a wave's part of each group. None if matrix
-    units do not multiply these weights.
+    """How a wave loads weights for the matrix units, which multiply four rows at a time: the number
+    of such groups of four rows in flight, and the number of loads for a wave's part of each group.
+    None if matrix units do not multiply these weights.
     """
     weight = sig.operands[1]
     columns, each = weight.shape[1], MATRIX_PIECE * machine.warps

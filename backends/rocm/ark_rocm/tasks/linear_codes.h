@@ -1,11 +1,11 @@
 // Quantised weights for linear layers of several input rows (linear_several.h). Codes are converted
-// to bf16, which represents each of them exactly; their scales multiply the sums.
+// to bf16, which represents each code exactly. The scales of the codes multiply the sums.
 
-// The factor by which the hardware's conversion of a code to float makes the value smaller
-// (codes.h).
+// The factor by which a float that the hardware converts from a code is too small (codes.h).
 template <class C>
 constexpr float ARK_CODE_UNIT = 1.0f;
-// True if eight codes form pairs in the order given on the right, false if neighbours form pairs.
+// How eight codes form pairs. False: neighbours form pairs. True: they form the pairs given on the
+// right.
 template <class C>
 constexpr bool ARK_PAIRS_APART = false;  // 0 and 2, 4 and 6, 1 and 3, 5 and 7: bytes of fp4
 
@@ -85,8 +85,8 @@ ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e5m2*, const ark_u32* words) {
 #endif
 #endif
 
-// The weights of a linear layer that are rows of codes. For each product a lane has eight
-// neighbouring codes. The 32 codes of one row in a product share one scale.
+// The weights of a linear layer if they are rows of codes. For each product a lane has eight
+// neighbouring codes of a row. The 32 codes that four lanes have of one row share one scale.
 template <class ROW>
 struct ArkSeveralCodes;
 template <class C, int K, int GROUP, class S, bool ZERO>
@@ -108,7 +108,8 @@ struct ArkSeveralCodes<ArkRow<C, K, GROUP, S, ZERO>> {
 
   ARK_METHOD int place(int s) const { return s * 32 + lane / 16 * 8; }
   static constexpr int order(int e) { return ARK_PAIRS_APART<C> ? e % 4 * 2 + e / 4 : e; }
-  // As ArkSeveralDense::load.
+  // Loads this lane's codes and scales of a chunk. Rows and elements past the end are replaced, as
+  // in ArkSeveralDense::load.
   ARK_METHOD Piece load(int top, int chunk) const {
     const int row = top + lane % 16 < rows ? top + lane % 16 : rows - 1;
     const ark_u32 begin = static_cast<ark_u32>(row) * static_cast<ark_u32>(sizeof(Row));

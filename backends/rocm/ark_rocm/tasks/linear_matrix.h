@@ -1,17 +1,19 @@
-// Linear layers of one input row by matrix units. A wave gets an equal part along k of every row of
-// the task's weights; the last waves' parts may end after the row, where the input is zero. It
-// therefore reads only its own part of the input, keeps it in registers, and synchronises with the
-// other waves once, for the sums. A load of a wave reads 256 bytes of each of four rows. The loaded
-// registers are directly the operands of two products of sixteen 4x4x4 blocks: block b has the
-// elements 8 b to 8 b + 7 of the four rows. The columns are three parts of the input, of 8 bits of
-// the significand each, whose sum is the input exactly; the fourth column is zero.
+// Linear layers of one input row by matrix units. Each wave has an equal part along k of every row
+// of the task's weights. The last waves' parts may end after the row, where the input is zero. So a
+// wave reads only its own part of the input, keeps it in registers, and synchronises with the other
+// waves once, for the sums.
+//
+// A load of a wave reads 256 bytes of each of four rows. Without a conversion, the loaded registers
+// are the operands of two products of sixteen 4x4x4 blocks: block b has the elements 8 b to 8 b + 7
+// of the four rows. The columns of the other operand are three parts of the input, of 8 bits of the
+// significand each, whose sum is the input exactly. The fourth column is zero.
 
 // Defined in ark/tasks/linear_epilogue.h, which comes later in the source.
 template <class E, class B>
 struct ArkBiasedSums;
 
-// The bias of a row, which the epilogue loads again when the sums are complete: then its line is in
-// the first-level cache. 0 without a bias.
+// Loads the bias of a row ahead; 0 without a bias. The epilogue loads it again when the sums are
+// complete, and then finds its line in the L1 cache.
 template <class E>
 ARK_DEVICE float ark_bias_ahead(ArkCtx&, const E&, int) {
   return 0.0f;
@@ -24,15 +26,16 @@ ARK_DEVICE float ark_bias_ahead(ArkCtx& c, const ArkBiasedSums<E, B>& e, int row
 typedef float ark_mfma_sums __attribute__((ext_vector_type(4)));
 typedef short ark_mfma_pack __attribute__((ext_vector_type(4)));
 
-// Limits index `k` to a row of K elements: returns k, or K - 1 if the row ends before k. PART: the
+// Limits an index to a row of K elements: returns k, or K - 1 if k is past the row's end. PART: the
 // number of a row's elements that a wave reads.
 template <int K, int PART>
 ARK_DEVICE int ark_part_at(int k) {
   return K % (PART * ARK_WARPS) == 0 || k < K ? k : K - 1;
 }
 
-// Each lane reads EACH elements of the input, from `first` on and ARK_LANES apart. One method
-// issues the reads, another returns the elements. Past the row's end they are zero.
+// A lane's EACH elements of the input: element `first` and the following ones at distances of
+// ARK_LANES. One method issues the reads, another returns the elements. Past the row's end they are
+// zero.
 template <int K, int EACH, int PART, class X>
 struct ArkPartInput {
   const X& x;
@@ -72,8 +75,8 @@ struct ArkPartInput<K, EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYS
     for (int e = 0; e < EACH; ++e) other |= static_cast<ark_u32>(seen[e] >> 32) ^ epoch;
     return ark_warp_all(other == 0u);
   }
-  // If some packets have not arrived, a wave polls one packet until it has arrived and then reads
-  // all of them again. Polls of many packets at a time would delay each other.
+  // If some packets have not arrived, the wave polls one of them until it has arrived, and then
+  // reads all packets again. Polls of many packets at a time would delay each other.
   ARK_METHOD void take(ArkCtx& c, int patience) {
     if (!ready(c)) {
       const int polled = static_cast<int>(c.processor * 61u % static_cast<ark_u32>(PART));
@@ -109,8 +112,8 @@ ARK_DEVICE void ark_three_parts(float v, ark_u16 (&part)[3]) {
   part[2] = static_cast<ark_u16>(ark_float_bits(rest - ark_bits_float(middle)) >> 16);
 }
 
-// A wave's part of the input in the layout of the products' operands: lane l has part l % 4 of the
-// elements from 8 (l / 4) on of each piece. xs: shared memory of the wave, for three parts of CHUNK
+// Arranges a wave's part of the input as operands of the products: of each piece, lane l gets part
+// l % 4 of the elements from 8 (l / 4) on. xs: shared memory of the wave, for three parts of CHUNK
 // pieces.
 template <int PIECES, int CHUNK>
 ARK_DEVICE void ark_part_spread(const float (&v)[2 * PIECES], ark_u16* xs,
@@ -148,17 +151,17 @@ ARK_DEVICE ark_mfma_sums ark_mfma_add(ark_u32x4 w, ark_u32x4 x, ark_mfma_sums su
   return __builtin_amdgcn_mfma_f32_4x4x4bf16_1k(a.high, b.high, sums, 0, 0, 0);
 }
 
-// Folds a lane's column of four rows in blocks. In block b of sixteen lanes, v[i] is row i ^ b, so
-// that sums over its four blocks need no selection. Afterwards block b has row b.
+// Adds up the results of a product over each four blocks of 16 lanes. In block b, v[i] is a sum for
+// row i ^ b, so that the additions need no selection. Afterwards block b has the sum of row b.
 ARK_DEVICE float ark_mfma_fold(const ark_mfma_sums& v) {
   const float low = v[0] + ark_row_move<0x141>(v[1]);  // row_half_mirror: the block beside it
   const float high = v[2] + ark_row_move<0x141>(v[3]);
   return low + ark_row_move<0x128>(high);  // row_ror 8: the block after the next
 }
 
-// Adds COUNT results of ark_mfma_fold over the wave: lane l gets the sum of fold[l % 4], row l / 4.
-// A product with ones adds the wave's four rows of 16 lanes; shuffles would need two round trips to
-// shared memory for this.
+// Sums COUNT results of ark_mfma_fold over the wave: lane l gets the sum of fold[l % 4] for row l /
+// 4. A product with ones adds the wave's four rows of 16 lanes. Shuffles would need two round trips
+// to shared memory for this.
 template <int COUNT>
 ARK_DEVICE float ark_mfma_totals(const float (&fold)[4], int lane) {
   const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
@@ -177,10 +180,10 @@ ARK_DEVICE float ark_mfma_totals(const float (&fold)[4], int lane) {
   return __builtin_amdgcn_mfma_f32_16x16x4f32(1.0f, row, zero, 0, 0, 0)[0];
 }
 
-// Computes a linear layer of one input row for some rows of the weights. Task coordinates: first
-// row of the weights and end of the rows, at most ROWS of them. AHEAD: the number of groups of four
-// rows of weights whose loads are in flight. Returns false if a wait has failed or the launch was
-// aborted; the processor must then leave the loop.
+// Computes a linear layer of one input row for some rows of the weights: row t.coord[0] to row
+// t.coord[1] - 1, at most ROWS rows. AHEAD: the number of groups of four rows of weights whose
+// loads are in flight. Returns false if a wait has failed or the launch was aborted; the processor
+// must then leave the loop.
 template <int K, int ROWS, int AHEAD, int CHUNK, class X, class P, class E>
 ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* weights, X x,
                                   const P& prologue, E epilogue) {
@@ -199,8 +202,8 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   const auto* base = (const ark_global<char>*)(weights + static_cast<ark_i64>(first) * K);
   const int at = warp * PART + lane / 4 * 8;
   const auto inside = [&](int piece) { return WHOLE || at + piece * 128 < K; };
-  // Past the last row, that row is loaded again, and past a row's end its first elements are: a
-  // load must not depend on a branch.
+  // Past the last row, the last row is loaded again, and past a row's end the row's first elements
+  // are. A branch that skips the load would make the next wait a wait for all loads in flight.
   const auto load = [&](int four, int piece) {
     const int row = four * 4 + (lane % 4 ^ lane / 4 % 4);
     const ark_u32 offset = static_cast<ark_u32>(row < rows ? row : rows - 1) * (2u * K);
@@ -235,8 +238,8 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   ark_u32x4 input[PIECES];
   float own = 0.0f;  // squares, of a lane
   {
-    // Polls for the input. No further weights are loaded before it has arrived: if the first loads
-    // already fill the memory's queue, further ones would only wait in it.
+    // Polls for the input. No further weights are loaded before the input has arrived. If the first
+    // loads already fill the memory's queue, further loads would only wait there.
     part.take(c, ROWS * K * 2 <= 65536 ? 1 : 4);
     float (&v)[EACH] = part.v;
     if constexpr (P::norm) {

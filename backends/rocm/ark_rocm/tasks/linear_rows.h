@@ -1,14 +1,15 @@
 // Linear layers of one input row whose weights are rows of a quantised matrix. The method is that
-// of linear.h, with 16 bytes of codes in a lane's load and their scale in a second load.
+// of linear.h. A lane's load has 16 bytes of codes, and a second load gets the codes' scale.
 
 // A lane's elements of the input for one part of a row, in registers. Of four neighbouring
-// elements, the even ones and the odd ones are kept separately, in the order in which bytes of fp4
-// contain codes.
+// elements, the two even ones form one vector and the two odd ones another. The bytes of fp4
+// weights contain codes in this order.
 template <int OWN>
 struct ArkSplitInput {
   typedef float Two __attribute__((ext_vector_type(2)));
   Two even[OWN / 4], odd[OWN / 4];
-  // xs: the row by SPLIT::place.
+  // Loads the elements of a part from `xs`, the input row in shared memory in the order of
+  // SPLIT::place.
   template <class SPLIT>
   ARK_METHOD void take(const float* xs, int part, const SPLIT& split) {
     const float* from = xs + part * SPLIT::SPAN + (split.inside(part) ? split.lane : 0) * 4;
@@ -21,8 +22,8 @@ struct ArkSplitInput {
   }
 };
 
-// Loads the codes of a task's rows of weights, each row cut into parts, and multiplies a lane's
-// share of a part by the input.
+// Loads the codes of a task's rows of weights, each row cut into parts. Multiplies a lane's codes
+// of a part by the input.
 template <class ROW, int PARTS>
 struct ArkSplitCodes;
 template <class C, int K, int GROUP, class S, bool ZEROS, int PARTS>
@@ -41,13 +42,13 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
   int count;  // number of parts of all rows
   int lane;
 
-  // Past the last part or the row's end, existing data is loaded again, because a load must not
-  // depend on a branch (see ArkSplitRows).
+  // Past the last part or the row's end, existing data is loaded again instead of a branch (see
+  // ArkSplitRows).
   ARK_METHOD Piece load(int part) const {
     const int known = part < count ? part : count - 1;
     return load_from(known / PARTS, known);
   }
-  // Loads this lane's codes of row `of`, which are in the row's part number `part % PARTS`.
+  // Loads this lane's codes of part `part % PARTS` of row `of`.
   ARK_METHOD Piece load_from(int of, int part) const {
     const int k = within(part);
     const auto* row = bytes + static_cast<ark_i64>(of) * static_cast<ark_i64>(sizeof(Row));
@@ -91,13 +92,13 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
     }
     return inside(part) ? (sum[0] + sum[1]) * piece.scale : 0.0f;
   }
-  // True if the lane's codes of a part are in the row.
+  // True if the lane's codes of a part are inside of the row.
   ARK_METHOD bool inside(int part) const { return WHOLE || part % PARTS * SPAN + lane * OWN < K; }
   ARK_METHOD int within(int part) const {
     const int k = part % PARTS * SPAN + lane * OWN;
     return inside(part) ? k : 0;
   }
-  // The position of element k of the input in shared memory: elements that lanes read at once are
+  // The index in shared memory of element k of the input. Elements that lanes read at once are
   // neighbours.
   ARK_DEVICE int place(int k) {
     const int in = k % SPAN, own = in % OWN;
@@ -150,8 +151,8 @@ ARK_DEVICE float ark_split_places(ArkCtx& c, X x, const P& prologue, float* xs, 
   }
 }
 
-// Computes the products of all parts of a task's rows; each part is computed by one wave. ring: a
-// wave's first loads. input: the input row, in shared memory or in registers.
+// Computes the products of all parts of a task's rows. Each part is computed by one wave. ring: the
+// wave's first loads, already issued. input: the input row, in shared memory or in registers.
 template <class SPLIT, class INPUT>
 ARK_DEVICE void ark_split_sums(const SPLIT& split, typename SPLIT::Piece (&ring)[4],
                                const INPUT& input, float* sums) {
@@ -171,9 +172,9 @@ ARK_DEVICE void ark_split_sums(const SPLIT& split, typename SPLIT::Piece (&ring)
   ark_sync();
 }
 
-// Computes a linear layer of one input row for some rows of quantised weights. Task coordinates:
-// first row of the weights and end of the rows, at most ROWS of them. Returns false if a wait has
-// failed or the launch was aborted; the processor must then leave the loop.
+// Computes a linear layer of one input row for some rows of quantised weights: row t.coord[0] to
+// row t.coord[1] - 1, at most ROWS rows. Returns false if a wait has failed or the launch was
+// aborted; the processor must then leave the loop.
 template <class ROW, int PARTS, int ROWS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_split_codes(ArkCtx& c, const ArkTask& t, const unsigned char* bytes, X x,
                                        const P& prologue, E epilogue) {
@@ -200,8 +201,8 @@ ARK_DEVICE bool ark_linear_split_codes(ArkCtx& c, const ArkTask& t, const unsign
     const int row = (ark_tid() + o * ARK_THREADS) * WIDTH;
     if (row < rows) ark_sums_ahead(c, epilogue, 0, first + row, rows - row, ahead[o]);
   }
-  // While the input arrives, the block requests the weights behind the first loads, which brings
-  // their lines into caches.
+  // While the input arrives, the block prefetches into caches the weights that follow those of the
+  // first loads.
   const ArkLines lines{(const ark_global<char>*)split.bytes,
                        static_cast<int>((rows * sizeof(ROW) + 127u) / 128u)};
   ark_u32 asked[LINES];

@@ -1,9 +1,9 @@
 """Linear layers of one input row with quantised weights. All waves of a block share each task's
-rows evenly, as in ark_rocm.tasks.linear. A load has 16 bytes of codes, and their scale is loaded
-with it.
+rows evenly, as in ark_rocm.tasks.linear. A load has 16 bytes of codes, and the codes' scale is
+loaded with them.
 
 Used in decoding, in the variant `block`, if the codes of a load share one scale. The
-vendor-independent body computes all other cases. Called by the writer through the dialect.
+vendor-independent body computes all other cases. Called by the source writer through the dialect.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def parts_of(dtype: RowType, machine: Machine) -> int:
 
 
 def split_bytes(dtype: RowType, rows: int, machine: Machine, runs: int = 1, inputs: int = 1) -> int:
-    """Bytes of shared memory for `inputs` input rows, and for each run the sums of the parts of
-    `rows` weight rows. The loads of the last round may be past the last row and have sums too.
+    """Bytes of shared memory for `inputs` input rows, and for the sums of the parts of `rows` weight
+    rows of each run. A run is the rows of one weight matrix for one chosen expert; a plain layer
+    has one run. In the last round, loads past the last row have sums too.
     """
     parts = parts_of(dtype, machine)
     held = parts * _load_codes(dtype) * machine.lanes
@@ -76,7 +77,7 @@ def _bytes(sig: Signature, machine: Machine) -> int:
 
 
 class OneRow(linear.OneRow):
-    """A linear layer in which all waves of a block share a task's codes."""
+    """A linear layer with quantised weights, in which all waves of a block share a task's codes."""
 
     kind = "linear_rows"
 

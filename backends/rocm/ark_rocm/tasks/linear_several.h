@@ -1,14 +1,14 @@
 // Linear layers of several input rows by matrix units. A 16 x 16 product multiplies 16 input rows
-// with 16 rows of weights, so the weights are loaded only once for 16 input rows. The chunks of 128
-// elements along k are assigned round-robin to the eight waves, for all the task's rows of weights.
-// A wave loads the input's elements of its chunks from memory and splits each into three parts of 8
-// bits of the significand, whose sum is exactly the element. The waves synchronise to add up the
-// sums of each group of rows.
+// by 16 rows of weights, so the weights are loaded only once for 16 input rows. Rows are cut along
+// k into chunks of 128 elements. The chunks are assigned round-robin to the eight waves, for all of
+// the task's rows of weights. A wave loads the input's elements of its chunks from memory and
+// splits each element into three parts of 8 bits of the significand, whose sum is exactly the
+// element. The waves synchronise to add up the sums of each group of rows.
 
-// Adds one product of 16 input rows with 16 rows of weights over 32 elements of k. Operands: a lane
-// has eight elements along k of input row lane % 16 (x), and the same eight elements of row lane %
-// 16 of the weights (w). Results: a lane has the sums of its row of weights with the four input
-// rows from lane / 16 * 4 on.
+// Adds one product of 16 input rows with 16 rows of weights over 32 elements of k. x: this lane's
+// eight elements along k of input row lane % 16. w: the same eight elements of row lane % 16 of the
+// weights. Result: the lane's sums of its row of weights with the four input rows from lane / 16 *
+// 4 on.
 ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums sums) {
 #if defined(__gfx950__)
   typedef __bf16 Eight __attribute__((ext_vector_type(8)));
@@ -24,11 +24,11 @@ ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums s
 #endif
 }
 
-// The weights of a linear layer that are bf16. lane: the reading lane. MOST: the most loads of a
+// The weights of a linear layer if they are bf16. lane: the reading lane. MOST: the most loads of a
 // chunk in flight. NEXT: the number of 128-byte lines of the next task's weights that each lane
-// prefetches. place(s): the position in a chunk of a lane's first element of step s. order(e): the
-// index, among its eight elements, of the one at position e. SCALES: the number of groups of a
-// chunk whose sums have a scale each. ZEROS: true if each group also has a zero point, which is
+// prefetches. place(s): the index, in a chunk, of a lane's first element of step s. order(e): which
+// of the lane's eight elements is at position e of the operand. SCALES: the number of groups of a
+// chunk that have a scale each. ZEROS: true if each group also has a zero point, which is
 // subtracted from all its elements.
 template <int K>
 struct ArkSeveralDense {
@@ -43,8 +43,8 @@ struct ArkSeveralDense {
 
   ARK_METHOD int place(int s) const { return s * 32 + lane / 16 * 8; }
   static constexpr int order(int e) { return e; }
-  // Past the last row or the row's end, existing data is loaded again, because a load must not
-  // depend on a branch (the next wait would be for all loads in flight).
+  // Past the last row or the row's end, existing data is loaded again. A branch that skips the load
+  // would make the next wait a wait for all loads in flight.
   ARK_METHOD Piece load(int top, int chunk) const {
     const int row = top + lane % 16 < rows ? top + lane % 16 : rows - 1;
     Piece piece;
@@ -58,14 +58,15 @@ struct ArkSeveralDense {
   ARK_DEVICE ark_u32x4 step(const Piece& piece, int s) { return piece.words[s]; }
 };
 
-// The largest number of chunks in flight, up to `most`, that divides a wave's number of chunks.
+// The largest divisor of a wave's number of chunks that does not exceed `most`. It is the number of
+// chunks in flight.
 constexpr int ark_several_ahead(int chunks, int most) {
   while (chunks % most != 0) --most;
   return most;
 }
 
-// Adds a chunk's products with scaled weights. Each group is summed separately and then multiplied
-// by its scale.
+// Adds the products of a chunk whose weights have scales. Each group is summed separately and then
+// multiplied by its scale.
 template <class W, int PARTS, int GROUP>
 ARK_DEVICE void ark_several_scaled(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
                                    const typename W::Piece (&pieces)[GROUP],
@@ -100,8 +101,9 @@ ARK_DEVICE void ark_several_scaled(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PAR
   }
 }
 
-// The first lines of weights of the processor's next task that reads any. While the current task
-// multiplies, a dword of each of these lines is loaded, so that memory does not idle.
+// The first cache lines of the weights of the processor's next task with weights. While the current
+// task multiplies, it prefetches these lines (by loading a dword of each), so that memory does not
+// idle.
 struct ArkNextLines {
   const ark_global<char>* from;
   int lines;
@@ -123,10 +125,10 @@ ARK_DEVICE ArkNextLines ark_next_lines(ArkCtx& c, const W& weights) {
   return own;
 }
 
-// Computes a linear layer of M input rows for some rows of the weights. Task coordinates: first row
-// of the weights and end of the rows. A wave multiplies GROUP blocks of 16 rows of weights at a
-// time. ENTERS: true if this function performs the task's waits, false if the caller has. Returns
-// false if a wait has failed or the launch was aborted; the processor must then leave the loop.
+// Computes a linear layer of M input rows for some rows of the weights: row t.coord[0] to row
+// t.coord[1] - 1. A wave multiplies GROUP blocks of 16 rows of weights at a time. ENTERS: true if
+// this function performs the task's waits, false if the caller has done so. Returns false if a wait
+// has failed or the launch was aborted; the processor must then leave the loop.
 template <class W, int K, int M, int GROUP, bool ALIGNED, bool ENTERS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights, X x,
                                    const P& prologue, E epilogue) {
@@ -186,7 +188,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
         }
         ark_u32x4 parts[ARK_CHUNK_STEPS][PARTS];
         ark_several_parts<W>(v, parts);
-        // Elements of the input for a later chunk are loaded while these are multiplied.
+        // The input's elements for a later chunk are loaded while the current chunk is multiplied.
         factors[a % INPUTS].template ask<K>(prologue, chunk + INPUTS * ARK_WARPS, weights);
         input[a % INPUTS].template ask<K>(c, x, m, chunk + INPUTS * ARK_WARPS, weights);
         if (W::NEXT > 0 && top == 0 && round == 0 && a == 0) {

@@ -1,10 +1,11 @@
-"""Linear layers of several input rows. Matrix units multiply all input rows at once by each row of
-weights, so up to 16 rows read the weights once.
+"""Linear layers of several input rows. Matrix units multiply each row of weights by up to 16 input
+rows at once, so the weights are read once for 16 rows.
 
 Used in decoding of several sequences, in the variant `block` on machines with MFMA. The weights are
-bf16, or codes with scales, which become bf16 (linear_codes.h). The waves share every row of weights
-along k and read the input from memory, so shared memory limits neither. The vendor-independent body
-computes all other cases. Called by the writer through the dialect.
+bf16, or codes with scales, which are converted to bf16 (linear_codes.h). The waves divide every row
+of weights along k and read the input from memory, so the input's size is not limited by shared
+memory. The vendor-independent body computes all other cases. Called by the source writer through
+the dialect.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def _group(sig: Signature, machine: Machine) -> int:
 
 
 def slab_bytes(group: int, machine: Machine) -> int:
-    """Shared memory for the waves' sums of the given number of blocks of rows of weights, and for
-    the squares of the input.
+    """Bytes of shared memory for the waves' sums of `group` blocks of rows of weights, and for the
+    squares of the input.
     """
     return 4 * machine.warps * (group * UNIT_ROWS * ROW_FLOATS + UNIT_ROWS)
 

@@ -3,8 +3,8 @@
 
 constexpr int ARK_CHUNK = 128, ARK_CHUNK_STEPS = 4;  // elements along k, and products of 32 of them
 
-// The index of an element in a row of K: `place` after the chunk's first. Past the row's end, the
-// index of an existing element.
+// The index in a row of K elements of element `place` of a chunk. Past the row's end, the index of
+// an existing element.
 template <int K>
 ARK_DEVICE int ark_chunk_at(int chunk, int place) {
   const int begin = chunk * ARK_CHUNK;
@@ -18,8 +18,8 @@ ARK_DEVICE ark_u32 ark_upper_pair(float low, float high) {
 }
 
 // Splits a lane's floats of the input into parts of 8 bits, as operands of the products. Of each
-// eight floats a lane has four, and the lane eight lanes away the other four. INFINITE: true if
-// some may be infinite or NaN; these have one part only.
+// eight floats a lane has four; the lane whose number differs by eight has the other four.
+// INFINITE: true if some may be infinite or NaN; these have one part only.
 template <class W, bool INFINITE, int PARTS, int EACH>
 ARK_DEVICE void ark_several_parts(const float (&v)[EACH], ark_u32x4 (&to)[PARTS]) {
   float rest[EACH];
@@ -55,8 +55,8 @@ ARK_DEVICE void ark_several_parts(const float (&v)[ARK_CHUNK_STEPS][EACH],
   for (int s = 0; s < ARK_CHUNK_STEPS; ++s) ark_several_parts<W, true>(v[s], to[s]);
 }
 
-// If eight lanes share an input row, a lane takes the half of a product's elements that lane / 8
-// selects.
+// If two lanes share an operand of an input row, each loads half of its eight elements. Returns the
+// first element of this lane's half, 0 or 4.
 template <int EACH>
 ARK_DEVICE int ark_several_half(int lane) {
   return EACH == 4 ? lane / 8 % 2 * 4 : 0;

@@ -1,4 +1,4 @@
-// Cache lines of weights, or a line of other memory if there are none.
+// Cache lines to prefetch: those of weights, or a line of other memory if there are no weights.
 struct ArkLines {
   const ark_global<char>* first;
   int count;

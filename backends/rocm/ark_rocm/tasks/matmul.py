@@ -3,11 +3,11 @@ epilogues.
 
 It is used on machines with the capability mfma or wmma for tiles of more than eight rows. It
 supports fp16 and bf16, fp32 times bf16 (activations times weights: a float is the exact sum of
-three bf16), and 8-bit floats. The latter go to the units that multiply them directly if both sides
-are contiguous along k, and are converted to bf16 otherwise. The vendor-independent body computes
-all other cases. With mfma, tiles of 128 or 256 rows and columns of 16-bit types have a separate
-loop. Called by the writer through the dialect; matrix.h, matrix_pairs.h, matrix_large.h and
-matrix_store.h have the device code.
+three bf16), and 8-bit floats. If both operands are contiguous along k and the matrix units support
+it, 8-bit floats are multiplied directly; otherwise they are converted to bf16. The
+vendor-independent body computes all other cases. With mfma, tiles of 128 or 256 rows and columns of
+16-bit types have a separate loop. Called by the source writer through the dialect; matrix.h,
+matrix_pairs.h, matrix_large.h and matrix_store.h have the device code.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ _LARGE_PIECES = 4  # of 16 bytes along k in a step
 
 
 def _follows(sig: Signature) -> bool:
-    """True if the product has an epilogue expression, so that sums are stored in packs of eight."""
+    """True if the product has an epilogue expression. The sums are then stored in
+    vectors of eight.
+    """
     return sig.read(MatmulParams).expr is not None or paired(sig)
 
 
@@ -63,7 +65,7 @@ def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
     """
     sixteen = all(sig.operands[i].itemsize == 2 for i in (0, 1))
     # On architectures whose matrix units read fp16 denormals as zero, only bf16 operands are exact
-    # here; for fp16, matrix.h splits each element into two bf16.
+    # here. For fp16 operands, matrix.h splits each element into two bf16.
     exact = not ARCHS[machine.arch].flushes or sig.operands[0].dtype == "bf16"
     if not (sixteen and exact and machine.has(Capability.MFMA) and machine.warps == 8):
         return None
@@ -73,8 +75,8 @@ def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
 
 
 def _pairs(sig: Signature, machine: Machine) -> bool:
-    """True if matrix units multiply these 8-bit floats directly. Then in both inputs a pair of
-    elements that are neighbours along k must be two neighbouring bytes.
+    """True if matrix units multiply these 8-bit floats directly. This requires that, in both
+    operands, elements that are neighbours along k are neighbouring bytes in memory.
     """
     types, _ = _PAIRS.get(machine.arch, (set(), 0))
     strides = [side_strides(sig, side) for side in (0, 1)]
@@ -101,8 +103,8 @@ def _step_bytes(sig: Signature, machine: Machine) -> int:
 
 
 def _slab_bytes(sig: Signature, machine: Machine) -> int:
-    """Bytes of shared memory through which the waves pass sums to the epilogue, one block of sums
-    for each wave. A row of a block is padded by four floats. 0 without an epilogue.
+    """Bytes of shared memory through which the waves pass sums to the epilogue: one block of sums
+    for each wave, with rows padded by four floats. 0 without an epilogue.
     """
     size = 32 if _large(sig, machine) else 16
     return machine.warps * size * (size + 4) * 4 if _follows(sig) else 0
@@ -116,8 +118,8 @@ def _buffers(sig: Signature, machine: Machine) -> int:
 
 
 def _waves(blocks_m: int, blocks_n: int, waves: int) -> tuple[int, int]:
-    """The arrangement of the waves over the tile's blocks that needs the fewest blocks a wave, then
-    the fewest loads.
+    """How the waves are arranged over the tile's blocks (rows, columns of waves). The arrangement
+    needs the fewest blocks per wave and, among equals, the fewest loads.
     """
 
     def effort(wm: int) -> tuple[int, int, int]:

@@ -1,5 +1,5 @@
-// Matrix-unit tiles for the vendor's matmul body: MFMA on CDNA, WMMA on RDNA 3. A wave multiplies
-// 16 x 16 blocks. Only this header depends on which lane holds which element.
+// Tiles of matrix products on matrix units: MFMA on CDNA, WMMA on RDNA 3. A wave multiplies blocks
+// of 16 x 16. Only this header depends on which lane holds which element of a block.
 
 #if defined(__GFX9__)
 // Results: element e of a lane is at row 4 * (lane / 16) + e and column lane % 16 of a block.
@@ -27,8 +27,8 @@ ARK_DEVICE int ark_lane_k() { return 0; }
 
 typedef float ark_block __attribute__((ext_vector_type(ARK_BLOCK_ELEMENTS)));
 typedef short ark_part __attribute__((ext_vector_type(ARK_LANE_K)));
-// The type by which a part is accessed in shared memory. Some parts' types require a larger
-// alignment than rows there have: their length is only a multiple of 8 or 16 bytes.
+// The type by which a lane's part of an operand is accessed in shared memory. A row there is only a
+// multiple of 8 or 16 bytes long, and some parts' types require a larger alignment.
 typedef ark_part ark_part_shared __attribute__((aligned(ARK_LANE_K * 2 < 16 ? 8 : 16)));
 typedef _Float16 ark_part_f16 __attribute__((ext_vector_type(ARK_LANE_K)));
 typedef __bf16 ark_part_bf16 __attribute__((ext_vector_type(ARK_LANE_K)));
@@ -38,10 +38,10 @@ ARK_DEVICE ark_part ark_load_part(const ark_u16* p) {
 }
 
 #if defined(__gfx90a__)
-// The matrix units of MI200 read 16-bit denormals as zero. So an fp16 is split into two bf16 whose
-// sum is exactly the fp16; bf16 represents numbers far below fp16's smallest. Infinity and NaN are
-// in `high` only. They are then never multiplied by a part that is zero although the whole number
-// is not.
+// Splits an fp16 into two bf16 whose sum is exactly the fp16, because the matrix units of MI200
+// read 16-bit denormals as zero; bf16 represents numbers far below fp16's smallest. Infinity and
+// NaN are in `high` only. They are then never multiplied by a part that is zero although the whole
+// number is not.
 struct ArkTwoParts {
   ark_part high, finite, low;
 };
@@ -123,8 +123,8 @@ struct ArkElements<float> {
 };
 
 // In shared memory, 8-bit floats are stored as bf16, which represents each of them exactly. If the
-// matrix units multiply 8-bit floats directly, they are stored as in memory, with two along k in
-// one element (matrix_pairs.h).
+// matrix units multiply 8-bit floats directly, the floats are stored unchanged, two neighbours
+// along k per 16-bit element (matrix_pairs.h).
 template <typename T>
 struct ArkSmallElements {
   typedef unsigned char element;
@@ -141,8 +141,8 @@ ARK_DEVICE ark_block ark_multiply(const T*, ark_part a, ark_part b, ark_block c)
   return ark_multiply(static_cast<const ark_bf16*>(nullptr), a, b, c);
 }
 
-// Sizes along k for an element type: shared memory holds STEP elements at once; one `ark_products`
-// multiplies BLOCK_K of them, and a lane holds a `part` of these.
+// Sizes along k for an element type. STEP: the elements that shared memory holds at once. BLOCK_K:
+// the elements that one `ark_products` multiplies, of which a lane holds a `part`.
 template <typename T>
 struct ArkUnit {
   static constexpr int STEP = 32, BLOCK_K = ARK_BLOCK_K;
@@ -175,7 +175,7 @@ ARK_DEVICE void ark_split(const ark_f32x8& piece, ark_u16x8* parts) {
     for (int part = 0; part < 3; ++part) {
       const ark_u32 bits = ark_float_bits(rest);
       parts[part][e] = static_cast<ark_u16>(bits >> 16);
-      // For an infinity or NaN, the remainder after the first part is 0.
+      // For an infinity or NaN, the remainder after the first part is set to 0.
       const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
       rest = finite ? rest - ark_bits_float(bits & 0xffff0000u) : 0.0f;
     }
@@ -214,7 +214,8 @@ ARK_DEVICE ark_u64 ark_uniform(ark_u64 v) {
   return static_cast<ark_u64>(static_cast<ark_u32>(high)) << 32 | static_cast<ark_u32>(low);
 }
 
-// Loads ROWS x STEP elements from memory into registers, and from there into shared memory.
+// Loads a step of one operand, ROWS x STEP elements, from memory into registers and from there into
+// shared memory.
 template <int ROWS, bool ALONG_K, typename T>
 struct ArkStep {
   static constexpr int STEP = ArkUnit<T>::STEP;
@@ -223,8 +224,9 @@ struct ArkStep {
   static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
   static constexpr int PARTS = ArkElements<T>::PARTS;
   typename ArkElements<T>::piece pieces[MINE];
-  // Used if all of a step is inside the matrix: the address of its first element, the bytes between
-  // neighbours along k, and the offset of each of a thread's pieces.
+  // Used if the whole step is inside of the matrix. base: the address of the step's first element.
+  // stride: bytes between neighbours along k. offsets: the offset of each piece that this thread
+  // loads.
   ark_u64 base, stride;
   ark_u32 offsets[MINE];
 
@@ -289,11 +291,13 @@ struct ArkStep {
 };
 
 // Computes one TM x TN tile of a product and passes the sums to `end` (matrix_store.h). The waves
-// are arranged as WAVES_M by WAVES_N. `shared` holds BUFFERS steps of both sides: with two buffers,
-// the next step is stored while slow waves still multiply this one. If blocks do not divide evenly
-// among waves, a wave without a last block multiplies the tile's last block again and does not
-// store its sums. A test instead would create several paths through the loop, and on these clang 22
-// omits wait states after matrix instructions (docs/history/emulator.md).
+// are arranged as WAVES_M by WAVES_N. `shared` holds BUFFERS steps of both operands: with two
+// buffers, the next step is stored while slow waves still multiply the current one.
+//
+// If blocks do not divide evenly among waves, a wave without a last block multiplies the tile's
+// last block again and does not store the sums. A test would create several paths through the loop,
+// and on such paths clang 22 omits wait states after matrix instructions
+// (docs/history/emulator.md).
 template <int TM, int TN, int WAVES_M, int WAVES_N, int BUFFERS, bool A_ALONG_K, bool B_ALONG_K,
           typename A, typename B, class End>
 ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide<B>& b,

@@ -1,8 +1,8 @@
 // Large tiles of products of 16-bit types on CDNA's matrix units. A wave computes several blocks of
 // 32 x 32, in steps of 32 along k. While a step is multiplied, the next step is copied from
-// registers to shared memory and the one after it is loaded from memory to registers. A wave reads
-// its operands half a step before they are multiplied, so that matrix units have work on both sides
-// of a barrier.
+// registers to shared memory, and the step after the next is loaded from memory to registers. A
+// wave reads its operands half a step before they are multiplied, so that matrix units have work on
+// both sides of a barrier.
 
 #if defined(__GFX9__)
 typedef float ark_large_sums __attribute__((ext_vector_type(16)));
@@ -11,9 +11,9 @@ constexpr int ARK_LARGE = 32;  // rows and columns of a block
 constexpr int ARK_DEEP = 32;   // elements along k in a step
 constexpr int ARK_HALF_PIECES = 2;
 
-// Wait until all but the last LEFT accesses of this wave are complete: ark_await_local of those to
-// shared memory, ark_await_loads of loads from global memory. The builtin is used because the
-// compiler recognises it and adds no second wait. The other counters of s_waitcnt are set to their
+// Wait until all but the last LEFT accesses of this wave are complete: ark_await_local for accesses
+// to shared memory, ark_await_loads for loads from global memory. The compiler recognises the
+// builtin s_waitcnt and adds no second wait. Counters that are not waited for are set to their
 // maximum.
 template <int LEFT>
 ARK_DEVICE void ark_await_local() {
@@ -25,9 +25,9 @@ ARK_DEVICE void ark_await_loads() {
 }
 
 // The lane layout of a block. Lane l holds row l % 32 of the left operand and column l % 32 of the
-// right one, and of every 16 elements of k the 8 from 8 * (l / 32) on. Its sum e belongs to row 8 *
-// (e / 4) + 4 * (l / 32) + e % 4 and column l % 32. An instruction that multiplies only 8 elements
-// of k may get any 8 of the 16, as long as both operands use the same ones.
+// right operand. Of every 16 elements of k it holds the 8 from 8 * (l / 32) on. Its sum e belongs
+// to row 8 * (e / 4) + 4 * (l / 32) + e % 4 and column l % 32. An instruction that multiplies only
+// 8 elements of k may get any 8 of the 16 that are the same for both operands.
 ARK_DEVICE int ark_large_row(int e) { return e / 4 * 8 + ark_lane() / 32 * 4 + e % 4; }
 
 #if defined(__gfx950__)
@@ -71,15 +71,15 @@ ARK_DEVICE ark_large_sums ark_large_multiply(const ark_bf16*, ark_u16x8 a, ark_u
 //
 // ALONG_K: k is contiguous in memory. A thread then loads whole pieces. Slots are in the order of
 // rows, so 32 lanes that read neighbouring rows access different banks. PITCH has two slots more
-// than there are rows, so lanes that write four pieces of two rows do, too.
+// than there are rows, so lanes that write four pieces of two rows access different banks too.
 //
 // Otherwise rows are contiguous in memory. A thread then loads a group of GROUP neighbouring rows
 // at four indices of k and writes half a piece of each row. Within every 128 rows, the slots are
 // ordered by the index of a row in its group: first the rows with index 0 of all groups, then those
 // with index 1, and so on. So 16 lanes that write rows of equal index write neighbouring slots.
 // Between two indices (CHUNK + 8) / GROUP slots are used instead of CHUNK / GROUP, so that lanes
-// that read neighbouring rows access different banks. Two writes of a thread are close enough for
-// one instruction.
+// that read neighbouring rows access different banks. The addresses of two writes of a thread are
+// close enough for one instruction.
 template <int ROWS, bool ALONG_K, int BUFFERS, int AHEAD, typename T>
 struct ArkLargeStep {
   static constexpr int CHUNK = 128;  // rows whose slots are ordered together
@@ -104,9 +104,9 @@ struct ArkLargeStep {
     const int within = row % CHUNK;
     return row / CHUNK * (CHUNK + 8) + within % GROUP * ((CHUNK + 8) / GROUP) + within / GROUP;
   }
-  // The row at which load i of this thread begins, and its index of k. If rows are contiguous,
-  // eight neighbouring lanes load neighbouring groups, and the next eight lanes load the same
-  // groups at indices of k that are four larger.
+  // row_of(i): the first row of this thread's load i. k_of(i): the index of k of the load. If rows
+  // are contiguous in memory, eight neighbouring lanes load neighbouring groups of rows, and the
+  // next eight lanes load the same groups at indices of k that are four larger.
   ARK_METHOD static int row_of(int i) {
     if (ALONG_K) return (ark_tid() + i * ARK_THREADS) / 4;
     return (ark_tid() / 16 * 8 + ark_tid() % 8) % GROUPS * GROUP;
@@ -115,8 +115,8 @@ struct ArkLargeStep {
     if (ALONG_K) return ark_tid() % 4 * ARK_PIECE;
     return ark_tid() / (2 * GROUPS) * ARK_PIECE + ark_tid() / 8 % 2 * LOADS + i;
   }
-  // True if loads need no tests of bounds. Rows beyond the matrix are replaced by the last ones;
-  // their sums are not stored.
+  // True if loads need no tests of bounds. Rows beyond the matrix are then replaced by its last
+  // rows; their sums are not stored.
   ARK_METHOD bool inside(const ArkSide<T>& side) const {
     const ark_i64 near = ALONG_K ? side.k_stride : side.row_stride;
     const ark_i64 far = ALONG_K ? side.row_stride : side.k_stride;
@@ -141,17 +141,17 @@ struct ArkLargeStep {
     base = ark_uniform(reinterpret_cast<ark_u64>(side.at));
     stride = NEAR * ark_uniform(static_cast<ark_u64>(side.k_stride));
   }
-  // Issues loads `begin` to `end` of step s.
+  // Issues this thread's loads number `begin` to `end` - 1 of step s.
   ARK_METHOD void fetch_inside(int s, int begin, int end) {
-    // If k is contiguous, the distance between steps is a constant. Every second step then uses the
-    // same base with an offset in its load instructions.
+    // If k is contiguous in memory, the distance between steps is a constant. Every second step
+    // then has the same base address as the one before, with an offset in its load instructions.
     const bool odd = ALONG_K && s % 2 == 1;
     const auto* from = (const ark_global<char>*)base + (odd ? NEAR : 0);
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
       if (i < begin || i >= end) continue;
-      // An empty instruction makes the compiler keep the 32-bit offset, which the load instruction
-      // adds itself.
+      // An empty instruction makes the compiler keep the offset in a 32-bit register. The load
+      // instruction adds the offset to the base.
       asm volatile("" : "+v"(offsets[i]));
       loads[s % AHEAD][i] = *(const ark_global<load>*)(from + offsets[i]);
     }
@@ -206,8 +206,8 @@ struct ArkLargeStep {
   }
 };
 
-// A wave's elements of one operand for half a step (16 elements of k): those of BLOCKS blocks,
-// which are STRIDE rows apart.
+// A wave's elements of one operand for half a step (16 elements of k). They belong to BLOCKS
+// blocks, which are STRIDE rows apart.
 template <int BLOCKS, int STRIDE, typename SIDE>
 struct ArkLargeHalf {
   ark_u16x8 piece[BLOCKS];
@@ -293,7 +293,8 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
   // fetch(s, part): loads a part of step s from memory to registers. Past the last step it loads
   // any existing data.
   const auto run = [&](const auto& fetch) __attribute__((always_inline)) {
-    // later: true if loads of steps after the next one were issued.
+    // Copies step s + 1 from registers to shared memory. later: true if loads of steps after that one
+    // were issued.
     const auto hand_on = [&](int s, bool later) __attribute__((always_inline)) {
       if (later) {
         ark_await_loads<(AHEAD - 1) * (StepA::LOADS + StepB::LOADS)>();
@@ -322,8 +323,8 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
       if (SPREAD) ask(1);
       second_a.read(mine_a + now, 1);
       second_b.read(mine_b + now, 1);
-      // Waits once for all reads from shared memory, instead of before each product: they have been
-      // in flight for as long as the matrix units were busy.
+      // One wait for all reads from shared memory, instead of a wait before each product. The reads
+      // were in flight while the matrix units were busy.
       ark_await_local<BLOCKS_M + BLOCKS_N>();
       __builtin_amdgcn_sched_barrier(0);
       multiply(first_a, first_b, 0);

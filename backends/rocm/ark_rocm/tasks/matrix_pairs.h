@@ -1,6 +1,6 @@
-// 8-bit floats on the matrix units that multiply them directly (gfx942 and gfx950). For matrix.h,
-// two neighbours along k are one 16-bit element. Loads, shared memory and the loop are therefore
-// those of 16-bit types with half the length along k.
+// 8-bit floats on the matrix units that multiply them directly (gfx942 and gfx950). Two neighbours
+// along k count as one 16-bit element. So loads, shared memory and the loop of matrix.h are those
+// of 16-bit types with half the length along k.
 
 #if defined(__gfx942__) || defined(__gfx950__)
 template <typename T>
@@ -19,8 +19,8 @@ ARK_DEVICE ArkSide<ArkPair<T>> ark_pairs(const ArkSide<T>& side) {
 }
 
 #if defined(__gfx950__)
-// v_mfma_f32_16x16x128_f8f6f4: a lane has 32 of the 128 elements along k. Any 32 are correct,
-// because both sides have the same ones. Formats: 0 for e4m3, 1 for e5m2.
+// v_mfma_f32_16x16x128_f8f6f4: a lane has 32 of the 128 elements along k. They may be any 32
+// elements, if both operands have the same ones. Formats: 0 for e4m3, 1 for e5m2.
 typedef int ark_i32x8 __attribute__((ext_vector_type(8)));
 template <typename T>
 constexpr int ARK_FORMAT = 0;
@@ -44,8 +44,8 @@ ARK_DEVICE ark_block ark_products(const ArkPair<A>*, const ArkPair<B>*, ark_i32x
                                                           0, 0, 0);
 }
 #else
-// gfx942's e4m3 (FNUZ) has another exponent bias and no negative zero. The same bits mean half the
-// number of OCP e4m3, its -0 is NaN, and its NaN is a number.
+// gfx942's e4m3 (FNUZ) has a different exponent bias and no negative zero. The same bits mean half
+// the number of OCP e4m3; the bits of OCP's -0 are NaN, and those of OCP's NaN are a number.
 template <>
 constexpr float ARK_SUM_SCALE<ArkPair<ark_e4m3>, ArkPair<ark_e4m3>> = 4.0f;
 ARK_DEVICE void ark_split_of(const ArkPair<ark_e4m3>*, const ark_u16x8& piece, ark_u16x8* parts) {

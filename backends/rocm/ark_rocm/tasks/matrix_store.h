@@ -1,7 +1,7 @@
 // Stores the sums of a tile after all of k has been multiplied. Sums are either stored directly, or
-// pass through the epilogue, eight neighbouring ones at a time. The epilogue's code for eight is
-// emitted once: each wave copies its blocks one after another to its own part of shared memory and
-// reads them from there.
+// pass through the epilogue, eight neighbouring ones at a time. The epilogue's code is emitted
+// once: each wave copies its blocks one after another to its own part of shared memory, and the
+// epilogue reads them from there.
 
 // Stores sums without an epilogue: the sum at (row, column) of the tile is stored to
 // out[row * down + column * across].
@@ -28,8 +28,8 @@ ARK_DEVICE ArkTilePacks<Several> ark_tile_packs(const Several& several) {
 }
 
 // Waits until all sums are complete. CDNA's matrix units deliver results after up to 19 wait
-// states, which software must insert. The compiler miscounts them on one of several paths into a
-// loop (the emulator detected this for gfx90a), so 20 are inserted here.
+// states, which software must insert. On one of several paths into a loop, the compiler inserts too
+// few (the emulator detected this for gfx90a), so 20 are inserted here.
 template <int BLOCKS_M, int BLOCKS_N, typename Sums>
 ARK_DEVICE void ark_settle(Sums (&sums)[BLOCKS_M][BLOCKS_N]) {
 #if defined(__GFX9__)
@@ -46,9 +46,10 @@ ARK_DEVICE void ark_settle(Sums (&sums)[BLOCKS_M][BLOCKS_N]) {
 #endif
 }
 
-// A wave's blocks of SIZE rows and columns. The first block begins at `top` and `left` of the tile,
-// and further blocks follow at distances STEP_M and STEP_N. Element e of a lane is at row row_of(e)
-// and in the lane's column. rows, columns: the existing rows and columns of the tile.
+// Stores a wave's blocks of SIZE rows and columns. The first block begins at row `top` and column
+// `left` of the tile. The distances between blocks are STEP_M rows and STEP_N columns. Element e of
+// a lane is at row row_of(e) of a block and in the lane's column. rows, columns: how many rows and
+// columns of the tile exist in the result.
 template <int SIZE, int STEP_M, int STEP_N, int BLOCKS_M, int BLOCKS_N, typename Sums, class RowOf,
           typename O>
 ARK_DEVICE void ark_tile_blocks(char*, Sums (&sums)[BLOCKS_M][BLOCKS_N], int top, int left,

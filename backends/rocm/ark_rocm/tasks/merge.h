@@ -1,6 +1,6 @@
-// Combines the partial results of attention. The steps are those of the body for all backends, but
-// it waits for packets as in ask.h. If there are too many parts for packets, they are in plain
-// memory, and the task's counters have been waited for.
+// Merges the partial results of attention's splits. The steps are those of the vendor-independent
+// body, but waits for packets prefetch weights, as in ask.h. If there are too many partial results
+// for packets, they are in plain memory, and the task's counters have been waited for.
 
 ARK_DEVICE void ark_await_parts(ArkCtx& c, const ark_u64* packet, bool system) {
   if (ark_warp() == ARK_WARPS - 1) ark_poll_asking(c, packet, system, 1);

@@ -32,10 +32,10 @@ ARK_DEVICE bool ark_packet_rmsnorm(ArkCtx& c, const ArkTask&, X x, W weight, O o
   return true;
 }
 
-// Finds the K largest of the N elements of a row, in order, and their indices; NaN is the largest.
-// With SOFTMAX, stores the softmax of these K elements instead of the elements. Each of K rounds
-// finds the largest element that is left. A lane has EACH neighbouring elements, so that the first
-// of equal elements is in the first lane.
+// Finds the K largest of the N elements of a row, in descending order, and their indices. NaN
+// counts as the largest. With SOFTMAX, stores the softmax of the K elements instead of the
+// elements. Each of K rounds finds the largest element that is left. A lane has EACH neighbouring
+// elements, so that the first of equal elements is in the first lane.
 template <int N, int K, bool SOFTMAX, class X, class V, class I>
 ARK_DEVICE bool ark_packet_topk(ArkCtx& c, const ArkTask&, X x, V values, I indices) {
   constexpr int EACH = (N + ARK_LANES - 1) / ARK_LANES;

@@ -1,6 +1,6 @@
-"""Ops on one row whose input may be packets: rmsnorm, and the choice of the largest elements. Both
-bodies begin before their task's waits (Body.enters). packet_rows.h has the device code. Called by
-the writer through the dialect.
+"""Ops on one row whose input may be packets: rmsnorm, and the choice of the largest elements
+(top-k). Both bodies begin before their task's waits (Body.enters). packet_rows.h has the device
+code. Called by the source writer through the dialect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ark_rocm.tasks.linear_rows import read
 
 
 class _Row(Body):
-    """An op on one row."""
+    """The base class of the bodies here: an op on one row whose input is packets."""
 
     enters = True
 
@@ -44,7 +44,7 @@ class Norm(_Row):
 
 
 class TopK(_Row):
-    """The choice of the largest elements of one row."""
+    """Top-k: the choice of the largest elements of one row."""
 
     kind = "topk"
 
