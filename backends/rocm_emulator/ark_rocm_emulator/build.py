@@ -39,15 +39,15 @@ FLAGS = (
     "-fno-strict-aliasing",
     "-fPIC",
     "-fvisibility=hidden",
-    # A row (one register of all lanes) is four of the host's widest vectors. By default, compilers
-    # consider these vectors slow and use vectors of half the width.
+    # A row (one register of all lanes) fills four of the host's widest vectors. By default,
+    # compilers consider these vectors slow and use vectors of half the width.
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
 )
 
-# Source files whose code runs at every emulated instruction are compiled with -O3. For plain loops
-# over lanes, -O2 with unrolling produces equally fast vector code. The files listed here gain
-# nothing from either: scalar and rare instructions, checks, stale values, and code that runs once
-# (decoding, printing, loading, starting).
+# Source files whose code runs at every emulated instruction are compiled with -O3. In handlers that
+# are plain loops over lanes, -O2 with unrolling produces equally fast vector code. The files listed
+# here gain nothing from either option. They hold scalar and rare instructions, checks, stale
+# values, and code that runs once (decoding, printing, loading, starting).
 _ONCE = re.compile(
     r"code_object|decode|disasm|elf|launch|machine|metadata|module|opcodes|ops|timing_models"
     r"|exec_cvt_scale"
@@ -146,7 +146,7 @@ def _say(note: str) -> None:
 
 @contextmanager
 def _one_at_a_time(file_name: str) -> Iterator[None]:
-    """Makes processes that want the same build wait for the first of them instead of repeating it.
+    """Makes processes that need the same build wait for the first of them instead of repeating it.
 
     A process that waits for two seconds reports it once.
     """

@@ -308,8 +308,9 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
 
 
 def _close_opened() -> None:
-    """Makes ark's own session close everything that it opened on the devices that are removed.
-    Their streams and memory are invalid afterwards, even if new devices have the same name.
+    """Makes ark's own session close everything that it opened on the devices that are about to be
+    removed. Their streams and memory are invalid afterwards, even if new devices have the same
+    name.
     """
     session = sys.modules.get("ark.runtime.session")
     if session is not None:

@@ -1,8 +1,8 @@
-"""Reads the timing model's profile: the cycles that a launch on a timed product spent at each
-instruction.
+"""Reads the timing model's profile: the cycles that a launch on a product with predicted times has
+spent at each instruction.
 
-Called by the ROCm backend for `ark bench ops --isa`; people read the file that the environment
-variable names (docs/rocm-timing.md).
+Called by the ROCm backend for `ark bench ops --isa`. The file itself can be read too; an
+environment variable names it (docs/rocm-timing.md).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ VARIABLE = "ARK_ROCM_EMULATOR_PROFILE"
 
 @dataclass(frozen=True)
 class Spent:
-    """One instruction. offset: its offset in the code object. cycles: the cycles that waves have
-    spent at it. shared: the cycles for which it kept the LDS busy. conflicts: the cycles among
-    these in which lanes waited for a bank that other lanes used.
+    """The profile of one instruction. offset: its offset in the code object. cycles: the cycles
+    that waves have spent at it. shared: the cycles for which it kept the LDS busy. conflicts: those
+    of the `shared` cycles in which lanes waited for a bank that other lanes used.
     """
 
     offset: int

@@ -1,9 +1,10 @@
-"""DMA queues of an emulated device: the packets, and a queue that kernels or the host may write.
+"""DMA queues of an emulated device: the packets, and a queue to which kernels or the host may
+write.
 
 A queue is a ring of packets in memory, a write pointer, a read pointer and a doorbell (byte counts
-that only grow). Tests make queues here and pass the addresses to kernels, which write packets, then
-the write pointer, then the doorbell. Packet layouts are those of SDMA 4.4 (the Linux driver's
-public headers); only what ark uses is here.
+that only grow). Tests create queues here and pass the addresses to kernels, which write packets,
+then the write pointer, then the doorbell. Packet layouts are those of SDMA 4.4 (the Linux driver's
+public headers). Only the packets that ark uses are here.
 """
 
 from __future__ import annotations

@@ -51,9 +51,9 @@ def parts_of(dtype: RowType, machine: Machine) -> int:
 
 
 def split_bytes(dtype: RowType, rows: int, machine: Machine, runs: int = 1, inputs: int = 1) -> int:
-    """Bytes of shared memory for `inputs` input rows, and for the sums of the parts of `rows` weight
-    rows of each run. A run is the rows of one weight matrix for one chosen expert; a plain layer
-    has one run. In the last round, loads past the last row have sums too.
+    """Bytes of shared memory for `inputs` input rows, and for the sums of the parts of `rows`
+    weight rows of each run. A run is the rows of one weight matrix for one chosen expert; a plain
+    layer has one run. In the last round, loads past the last row have sums too.
     """
     parts = parts_of(dtype, machine)
     held = parts * _load_codes(dtype) * machine.lanes

@@ -27,9 +27,9 @@ namespace {
               lane, address};
 }
 
-// Checks that the active lanes may access their addresses in global memory. Returns the region if
-// all lanes access the same one, which is the common case; otherwise null, after each lane's
-// address was checked.
+// Checks that the active lanes may access their addresses in global memory. Returns the region of
+// memory if all lanes access the same one, which is the common case. Otherwise checks each lane's
+// address and returns null.
 const RegionEntry* check_global_range(Wave& w, const Inst& i, const Addresses& a, int bytes) {
   uint64_t low = ~0ull, high = 0;
   if (a.active == w.full) {
@@ -74,8 +74,8 @@ void check_lds_range(Wave& w, const Inst& i, const Addresses& a, int bytes) {
   }
 }
 
-// Returns the address of a byte of a lane's private memory. Dword n of all lanes comes before dword
-// n + 1, so the lanes' dwords of one index are neighbours.
+// Returns the host address of a byte of a lane's private memory. Private memory is interleaved as
+// on the hardware: dword n of all lanes comes before dword n + 1 of all lanes.
 uint8_t* scratch_byte(Wave& w, const Inst& i, int lane, uint64_t offset) {
   const auto lanes = static_cast<uint64_t>(w.lanes);
   const uint64_t at = offset / 4 * 4 * lanes + static_cast<uint64_t>(lane) * 4 + offset % 4;

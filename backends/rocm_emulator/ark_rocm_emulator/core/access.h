@@ -1,6 +1,6 @@
-// The functions by which the handlers of memory instructions access bytes: one set for global
-// memory, LDS and scratch, with range checks, atomicity per element, and calls of the optional
-// checks.
+// The functions by which the handlers of memory instructions access bytes. The same functions
+// access global memory, LDS and private memory (scratch). They check ranges, make each element's
+// access atomic, and call the optional checks.
 #pragma once
 
 #include <cstdint>
@@ -40,9 +40,9 @@ uint64_t atomic_result(AtomicOp op, int bytes, uint64_t old, uint64_t data, uint
 void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int bytes,
                   const uint32_t* data, const uint32_t* data2, uint32_t* before);
 
-// A FLAT instruction may access global, LDS and private memory in different lanes; the range
-// (aperture) of a lane's address tells which. Calls F for each of these memories with the lanes
-// that access it.
+// Splits the access of a FLAT instruction by memory: its lanes may access global memory, LDS and
+// private memory, and the range (aperture) of a lane's address determines which. Calls F for each
+// memory with the lanes that access it.
 template <class F>
 void for_each_space(const Addresses& all, F each) {
   Addresses part;

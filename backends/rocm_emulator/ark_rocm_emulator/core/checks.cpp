@@ -1,5 +1,5 @@
-// Creation and removal of the checks' state, and the vector clocks of waves: releases, acquires,
-// barriers.
+// The state of the checks for races: its creation and removal, and the vector clocks of waves,
+// which releases, acquires and barriers update.
 #include "checks.h"
 
 #include <algorithm>
@@ -57,7 +57,7 @@ GridChecksPtr begin_checks(Grid& grid) {
   return checks;
 }
 
-// A new wave is ordered after every grid that has ended.
+// Creates the checks' state of a new wave. The wave is ordered after every grid that has ended.
 void add_wave_checks(Grid& grid, Wave& w) {
   World& world = World::get();
   const std::lock_guard lock(world.mutex);
@@ -167,16 +167,17 @@ void note_release(Wave& w) {
   WaveChecks& c = *w.checks;
   const Arch arch = w.grid->program->arch();
   const uint32_t complete = complete_global(c);
-  // A wave sees its own completed stores. Others see them too if no cache between writer and reader
-  // holds them back.
+  // A wave sees its own completed stores. Other waves see them too if no cache between the two
+  // waves holds them back.
   const auto publish = [&](Published& to, bool through) {
     if (through) to.seen = c.seen;
     if (through || c.last_store <= to.own) to.own = std::max(to.own, complete);
   };
   publish(c.released_agent, arch == Arch::gfx90a || is_rdna(w));
   publish(c.released_system, is_rdna(w));
-  // On CDNA all issued accesses are published to the workgroup, because one L1 cache serves the
-  // workgroup in order. On RDNA only completed accesses are.
+  // The accesses that a release publishes to the workgroup. On CDNA these are all issued accesses,
+  // because one L1 cache serves the workgroup in order. On RDNA they are only the completed
+  // accesses.
   const Published group{is_rdna(w) ? complete : ~0u, c.seen};
   const Published lds{complete_lds(c), c.seen_lds};
   const Published past{complete_loads(c), c.past};
@@ -198,8 +199,8 @@ const ReleaseRecord* record_of(Contributor from) {
   const auto& records = history.records;
   const auto next = std::upper_bound(records.begin(), records.end(), from.epoch,
                                      [](uint32_t e, const ReleaseRecord& r) { return e < r.time; });
-  // The epoch is older than the oldest record that is kept. Then the oldest record is used. It
-  // orders more accesses than are ordered in fact, so a race may be missed.
+  // The epoch is older than the oldest record that is kept, so the oldest record is used. It orders
+  // more accesses than are ordered in fact, so a race may be missed.
   return next == records.begin() ? &records.front() : &*(next - 1);
 }
 
@@ -237,7 +238,7 @@ void join_release(Wave& w, Contributor from, Scope relation) {
   const ReleaseRecord& record = *found;
   const auto join = [&](SharedClock& into, const Published& what) {
     // A barrier adds the wave's own accesses to `seen`, although some may not be visible outside of
-    // the workgroup. `own` is the epoch up to which they are visible.
+    // the workgroup. `own` limits them to the epoch up to which they are visible.
     join_clock(into, *what.seen, from.slot);
     raise_clock(into, from.slot, std::min(what.own, from.epoch));
   };
@@ -258,10 +259,10 @@ void check_barrier_reached(Wave& w) {
   note_release(w);
 }
 
-// Every wave of the group is ordered after the accesses that the others made before the barrier.
-// These are global accesses in program order on CDNA (one L1 serves the group in order) or
-// completed ones on RDNA, and LDS accesses that were waited for. The waves share one scalar cache:
-// clearing it clears it for all.
+// Called when a barrier completes: orders every wave of the group after the accesses that the other
+// waves made before the barrier. Global accesses count in program order on CDNA (one L1 serves the
+// group in order), and if they are completed on RDNA. LDS accesses count if they were waited for.
+// The waves share one scalar cache, so if one wave has cleared it, it is cleared for all.
 void check_barrier_passed(Workgroup& group) {
   const std::lock_guard lock(World::get().mutex);
   SharedClock all, all_lds, past, cleared;
@@ -325,8 +326,8 @@ void shadow_share(ShadowPages& shadow, void* records) {
   shadow.shared = static_cast<SharedCell*>(records);
 }
 
-// Marks memory that was written from outside: it is initialised, and no earlier access conflicts
-// with the write.
+// Marks memory that was written from outside of a kernel: it is initialised, and no earlier access
+// conflicts with the write.
 void shadow_mark_written(ShadowPages& shadow, uint64_t offset, uint64_t size) {
   const std::lock_guard lock(World::get().mutex);
   if (shadow.track_init) {

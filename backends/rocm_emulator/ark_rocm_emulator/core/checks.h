@@ -1,7 +1,7 @@
-// The optional checks: initialised memory, waits before registers are used, the happens-before
-// order between waves, and stale lines in scalar caches. All state is reached through ShadowPages
-// (per region), GridChecks and WaveChecks. With checks off, none of it exists and none of these
-// functions is called.
+// The optional checks: for uninitialised memory, for waits before registers are used, for the
+// happens-before order between waves, and for stale lines in scalar caches. All state is reached
+// through ShadowPages (per region of memory), GridChecks and WaveChecks. With checks off, none of
+// it exists and none of these functions is called.
 #pragma once
 
 #include <memory>
@@ -21,11 +21,11 @@ struct Workgroup;
 enum class AccessKind : uint8_t { Read, Write, Atomic };
 
 // check_before runs before an instruction and reports registers whose load has not been waited for.
-// check_after runs after it and records the operations that it left in flight.
+// check_after runs after the instruction and records which operations it has left in flight.
 void check_before(Wave& w, const Inst& i);
 void check_after(Wave& w, const Inst& i);
-// Locks the state of the checks while an access is checked and performed, so that grids on other
-// threads see both or neither. Does nothing if checks are off.
+// Locks the state of the checks while an access is checked and performed. Grids on other threads
+// then see the access and its record at the same time. Does nothing if checks are off.
 class CheckedAccess {
  public:
   explicit CheckedAccess(const Wave& w);

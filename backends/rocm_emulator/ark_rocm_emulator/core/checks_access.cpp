@@ -29,9 +29,9 @@ void check_alignment(const Access& x, uint64_t address, int bytes, int lane) {
               lane, address};
 }
 
-// Reports a scalar load past the end of the kernel arguments. It checks a dword at a time. Clang
-// loads three dwords as four if they begin at a multiple of 8 and does not use the last one, so a
-// wide scalar load may exceed the end by one dword.
+// Reports a scalar load past the end of the kernel arguments; called for each dword of the load. A
+// wide load may exceed the end by one dword: clang loads three dwords as four if they begin at a
+// multiple of 8, and does not use the fourth.
 void check_arguments(const Access& x, uint64_t address, int bytes, int lane) {
   const Grid& grid = *x.w.grid;
   if (!grid.beyond_arguments(address, bytes)) return;
@@ -93,8 +93,8 @@ void check_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
     return static_cast<uint8_t>(rows[k / 4 * kLanes + static_cast<uint64_t>(lane)] >> (8 * (k % 4)));
   };
   for (int n = 1; n < count; n++) {
-    // The lanes are sorted by address. Comparing neighbours suffices: if a lane agrees with its
-    // neighbour, and this one with the next, all agree.
+    // Reports two lanes that write different bytes to one address. The lanes are sorted by address,
+    // so comparing each lane with the next one suffices.
     const int before = lanes[n - 1], after = lanes[n];
     for (uint64_t at = a.at[after]; at < a.at[before] + size; at++) {
       if (byte(before, at - a.at[before]) == byte(after, at - a.at[after])) continue;

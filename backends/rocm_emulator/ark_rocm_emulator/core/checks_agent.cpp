@@ -1,5 +1,5 @@
-// Happens-before of engines beside the processors (agent.h). Without checks a region has no shadow
-// pages, and these functions report nothing.
+// The happens-before order of engines that access memory independently of the processors (agent.h).
+// With checks off a region has no shadow pages, and these functions report nothing.
 #include <algorithm>
 
 #include "agent.h"
@@ -95,7 +95,8 @@ class CheckedAgent final : public Agent {
     return {slot_, history().epoch, 0, bytes, stamp, 0};
   }
 
-  // Begins a new epoch of the engine. The preceding epoch, with everything before it, is published.
+  // Begins a new epoch of the engine. The preceding epochs, with everything before them, are
+  // published to waves that read the engine's signal.
   void note(bool done) {
     SlotHistory& mine = history();
     const Published all{mine.epoch, seen_};
@@ -190,7 +191,8 @@ class CheckedAgent final : public Agent {
   }
 
   // Calls `visit` for the checks' cells (four bytes each) of a memory range until it returns an
-  // error. Memory that other processes map has separate records, which engines do not keep.
+  // error. Memory that other processes have mapped has separate records, to which engines do not
+  // add.
   template <class F>
   std::string cells(uint64_t address, uint64_t size, F visit) {
     const auto entry = memory_->find(address);

@@ -15,9 +15,9 @@ constexpr int kEngine = -1;  // SlotHistory::device of an engine: far from every
 
 std::unique_ptr<Agent> checked_agent(std::shared_ptr<Memory> memory);
 
-// An access is given by its wave and the wave's epoch at that time (`from`). Returns what flags
-// that the wave wrote at that epoch publish to their readers. Returns null if the wave has ended:
-// then all of its accesses are ordered before later ones.
+// Returns what a wave's flags publish to waves that read them, at one point of the wave's history:
+// `from` has the wave and the epoch in which it wrote the flag. Returns null if the wave has ended.
+// Then all of its accesses are ordered before later ones.
 const ReleaseRecord* record_of(Contributor from);
 
 }  // namespace ark_emu

@@ -111,7 +111,7 @@ class Checker {
     if (role_.sparse) {
       each(i_.dst[0], [&](unsigned reg) { read(reg, i_.dst[0], Touch::ReadC); });
     }
-    // Two matrix instructions that write one register keep their order without wait states.
+    // Two matrix instructions that write the same register keep their order without wait states.
     if (!role_.matrix) each(i_.dst[0], [&](unsigned reg) { write(reg); });
     if (role_.matrix) need(4, c_.exec, "EXEC", "written by");
     if (role_.fma64) need(2, c_.f64, "the f64 units", "used by");

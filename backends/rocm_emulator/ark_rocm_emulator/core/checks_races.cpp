@@ -53,10 +53,10 @@ bool writes_register(const Inst& inst, unsigned reg) {
   return inst.second != nullptr && writes_register(*inst.second, reg);
 }
 
-// The instruction at which the load at `pc` polls, or kNoPoll. If the load is the test of a small
-// loop without stores or barriers, it polls at itself. Compilers peel the first iteration of such a
-// loop: for that copy of the load, the loop's test is returned. On LDS, where no bit marks an
-// atomic load, this distinguishes a poll from a plain read.
+// The instruction at which the load at `pc` polls, or kNoPoll. A load polls if it is the test of a
+// small loop without stores or barriers; it then polls at itself. Compilers peel the first
+// iteration of such a loop. For the load in the peeled iteration, the load in the loop is returned.
+// On LDS, where no bit marks an atomic load, this distinguishes a poll from a plain read.
 constexpr uint32_t kNoPoll = ~0u;
 uint32_t poll_at(const Wave& w, uint32_t pc) {
   constexpr int kWindow = 160;
@@ -88,8 +88,8 @@ uint32_t poll_at(const Wave& w, uint32_t pc) {
 
 bool polls(const Wave& w, uint32_t pc) { return poll_at(w, pc) != kNoPoll; }
 
-// True if the poll at `load` reads one address until its value changes: no instruction in the loop
-// writes the address register. A plain LDS store may be the flag that it waits for. A loop that
+// True if the poll at `load` reads one address until its value changes, that is, if no instruction
+// in the loop writes the address register. Such a poll may wait for a plain LDS store. A loop that
 // walks along LDS is not a poll.
 bool spins(const Wave& w, uint32_t load) {
   const uint32_t pc = poll_at(w, load);
@@ -115,7 +115,8 @@ bool spins(const Wave& w, uint32_t load) {
   return stays;
 }
 
-// True if two unordered accesses are not a race, which is so if both are atomic.
+// True if two unordered accesses are allowed, because both are atomic. An LDS load that polls
+// counts as atomic.
 bool may_meet(const Access& x, const Record& other, bool other_writes) {
   const bool atomic_other = other.stamp == Stamp::Atomic;
   if (x.lds && x.kind == AccessKind::Read && other.stamp == Stamp::Plain) return spins(x.w, x.i.pc);
@@ -155,7 +156,8 @@ void remember(std::vector<Record>& records, const Record& fresh, bool replace_al
   records.push_back(fresh);
 }
 
-// A load that has read a flag is ordered after everything that the flag's writers had released.
+// Called when a load has read a flag: orders the wave after everything that the waves that wrote
+// the flag had released.
 void acquire(const Access& x, ShadowPages& shadow, uint64_t index, const CellState& cell) {
   Wave& w = x.w;
   WaveChecks& c = *w.checks;
@@ -217,7 +219,7 @@ void contribute(const Access& x, ShadowPages& shadow, uint64_t index, const Cell
 }
 
 // True if a store writes the value that memory already has. If two waves do this, both may mean an
-// atomic store, so it is not yet an error.
+// atomic store, so it is reported only if the cell does not turn out to be a flag.
 bool same_value(const Access& x, int lane, uint64_t element, uint64_t address, uint8_t bytes) {
   const uint32_t* rows = x.w.checks->storing;
   const bool may_be_atomic = x.lds ? x.i.format == Format::DS : x.stamp == Stamp::MaybeAtomic;
@@ -232,9 +234,9 @@ bool same_value(const Access& x, int lane, uint64_t element, uint64_t address, u
   return true;
 }
 
-// Called when an LDS load of wave `slot` conflicts with an atomic operation. Records the conflict
-// as a doubt: later instructions show whether the load is part of an atomic update (a
-// compare-and-swap loop).
+// Called when an LDS load of wave `slot` conflicts with an atomic operation. The load may be part
+// of an atomic update (a compare-and-swap loop), which later instructions show. Until then the
+// conflict is recorded as a doubt.
 bool doubtful(const Access& x, uint64_t index, uint32_t slot, uint32_t pc, const Fault& found) {
   GridChecks& grid = *x.w.grid->checks;
   if (grid.expects.contains(pc)) return true;
@@ -248,7 +250,7 @@ bool doubtful(const Access& x, uint64_t index, uint32_t slot, uint32_t pc, const
 }
 
 // Called when the wave executes an atomic operation on a cell that it has loaded. The load was then
-// part of an atomic update, so the recorded doubts about it are removed.
+// part of an atomic update, so the doubts that were recorded about it are removed.
 void settle_doubts(const Access& x, uint64_t index) {
   GridChecks& grid = *x.w.grid->checks;
   for (const LdsDoubt& doubt : grid.groups[x.w.group].doubts) {

@@ -11,8 +11,8 @@
 namespace ark_emu {
 namespace {
 
-// The last epoch of which all stores and scalar loads are complete, so that clearing the scalar
-// cache now covers them.
+// The last epoch whose stores and scalar loads are all complete. If the scalar cache is cleared
+// now, the effect covers these accesses.
 uint32_t complete_scalar(const WaveChecks& c) {
   uint32_t epoch = complete_global(c);
   for (const Outstanding& op : c.lgkm) {
@@ -21,13 +21,13 @@ uint32_t complete_scalar(const WaveChecks& c) {
   return epoch;
 }
 
-// True if the line that `load` brought into this wave's scalar cache has been cleared from it
-// since.
+// True if this wave has cleared its scalar cache since `load` brought the line into it.
 bool gone(const WaveChecks& c, const ScalarHold& hold, const ScalarHold::Load& load) {
   return clock_at(c.cleared, hold.slot) >= load.epoch;
 }
 
-// True if `hold` was loaded after the data of `write` had been written, so that it contains them.
+// True if the cached line contains the data of `write`, because it was loaded after they had been
+// written.
 bool fresh(const ScalarHold& hold, const ScalarHold::Load& load, const Record& write) {
   if (hold.slot == write.slot) return load.complete >= write.epoch;
   return clock_at(load.seen, write.slot) >= write.epoch;
@@ -71,8 +71,8 @@ void check_scalar_cache(const Access& x, ShadowPages& shadow, uint64_t index, ui
     }
   }
   if (line == shadow.held.end()) return;
-  // The host, a peer or a copy engine writes without a record of the checks, so only a changed
-  // value shows such a write.
+  // The checks have no record of writes by the host, a peer or a copy engine. Such a write is
+  // detected only if it has changed the value.
   const uint64_t cleared_at = x.w.grid->checks->groups[x.w.group].cleared_at;
   for (const ScalarHold& hold : line->second) {
     if (hold.device != x.w.grid->device || hold.time <= cleared_at) continue;

@@ -21,7 +21,7 @@ namespace {
 constexpr uint32_t kSlots = 16384, kKnown = 4096, kLog = 8192;
 
 // The ledger of a process: a file with the states of its waves, which other processes read. The
-// file is sparse: most of it is never touched.
+// file is sparse: most of its pages are never used.
 struct Ledger {
   struct Slot {
     uint32_t start = 0, live = 0;
@@ -41,7 +41,7 @@ struct Ledger {
   Entry log[kLog];
 };
 
-// The lock that all processes of a user share.
+// The lock of the checks, which all processes of a user share.
 struct Common {
   pthread_mutex_t mutex;
   uint64_t version;
@@ -131,7 +131,7 @@ const Ledger* ledger_of(uint32_t process, int32_t fd) {
   return known->second;
 }
 
-// Waves of other processes are represented by slots of this process, called proxies.
+// Waves of other processes have slots in this process too, called proxies.
 struct Proxies {
   std::map<uint64_t, uint32_t> slots;                 // (process, slot) -> slot here
   std::map<uint32_t, Ledger::Known> waves;            // and back
@@ -163,8 +163,8 @@ const Ledger::Entry* entry_of(const SharedRecord& record) {
   return entry.number == record.release ? &entry : nullptr;
 }
 
-// Copies a release of another process: slot `slot`, which represents the record's writer here,
-// releases what the writer had released.
+// Copies a release of another process: slot `slot`, the writer's proxy, releases what the writer
+// had released.
 void import_release(const SharedRecord& record, uint32_t slot) {
   auto& records = World::get().slots[slot].records;
   const auto later = std::upper_bound(
@@ -174,7 +174,7 @@ void import_release(const SharedRecord& record, uint32_t slot) {
   Published what{0, std::make_shared<Clock>()}, past{0, std::make_shared<Clock>()};
   const Ledger::Entry* entry = entry_of(record);
   if (entry == nullptr || entry->all != 0) {
-    // The record is too old or too large to be read. The writer then counts as having seen
+    // The record is too old or too large to be read. The writer then counts as ordered after
     // everything, so a race may be missed.
     what.own = record.epoch;
     for (const auto& [here, wave] : proxies().waves) raise_clock(what.seen, here, ~0u);

@@ -1,6 +1,7 @@
-// How the checks of several processes exchange information about memory that they share. Shared
-// memory has a second segment, of cells that record accesses; a cell stands for four bytes. Each
-// process has a ledger of its waves and of what they had released. See README.md, "Checks".
+// How the checks of several processes exchange information about memory that the processes share. A
+// second shared-memory segment has cells that record accesses; a cell stands for four bytes. Each
+// process has a ledger: the states of its waves and what these had released. See README.md,
+// "Checks".
 #pragma once
 
 #include <cstdint>
@@ -45,8 +46,8 @@ void import_cells(ShadowPages& shadow, uint64_t offset, uint64_t bytes);
 void export_cell(Wave& w, ShadowPages& shadow, uint64_t index, const CellState& cell,
                  const Record& mine, AccessKind kind);
 void clear_cells(ShadowPages& shadow, uint64_t first, uint64_t last);
-// True if wave `slot`, of another process, had ended before this process's wave began at time
-// `started`.
+// True if a wave of another process, whose proxy here is `slot`, had ended before this process's
+// wave began at time `started`.
 bool ended_before(uint32_t slot, uint32_t epoch, uint64_t started);
 // Records in the ledger that a wave begins or has ended. `world_time` counts nanoseconds on this
 // machine.

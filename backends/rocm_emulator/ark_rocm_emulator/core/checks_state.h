@@ -1,7 +1,7 @@
-// The state of the checks for races. Each wave has a slot (a number) and counts epochs. An access
-// is stamped (slot, epoch), and a wave's vector clock has, for every other slot, the epoch up to
-// which the wave is ordered after it. README.md, "Checks", describes when epochs become visible on
-// a GPU.
+// The state of the checks for races, which use vector clocks. Each wave has a slot (a number) and
+// counts epochs. An access is stamped (slot, epoch). A wave's vector clock has an epoch for every
+// other slot: the wave is ordered after that slot's accesses up to this epoch. README.md, "Checks",
+// describes when epochs become visible on a GPU.
 #pragma once
 
 #include <array>
@@ -24,15 +24,15 @@ using SharedClock = std::shared_ptr<Clock>;
 // (agent) or the system.
 enum class Scope : uint8_t { Group = 0, Agent = 1, System = 2 };
 
-// The state that a release publishes: the wave's own epochs up to `own`, and the epochs of others
-// that it had seen by then.
+// The state that a release publishes: the wave's own epochs up to `own`, and in `seen` the epochs
+// of other waves after which it was ordered by then.
 struct Published {
   uint32_t own = 0;
   SharedClock seen;
 };
 
-// The states that flags of a wave publish to readers in the same workgroup, device or system. They
-// apply to flags that the wave writes from epoch `time` on.
+// What the flags of a wave publish to readers in the same workgroup, on the same device, or in the
+// system. It applies to flags that the wave writes from epoch `time` on.
 struct ReleaseRecord {
   uint32_t time = 0;
   Published group, agent, system, lds;
@@ -40,8 +40,8 @@ struct ReleaseRecord {
   Published past = {};                   // loads that had completed: see Passing
 };
 
-// The history of one slot. A later grid that reuses the slot continues it, so epochs never
-// decrease.
+// The history of one slot. A wave of a later grid that reuses the slot continues the history, so
+// epochs never decrease.
 struct SlotHistory {
   uint32_t epoch = 0, start = 0;         // last epoch used; first one of the present user
   uint32_t group = 0, grid = 0;          // the last owner
@@ -74,15 +74,15 @@ struct Record {
 struct ShadowPages;
 struct SharedCell;                       // checks_shared.h
 
-// An LDS load that conflicts with an atomic. It is correct if its wave then uses an atomic on the
-// same cell (the load provided the expected value), and a race otherwise.
+// An LDS load that conflicts with an atomic operation. It is correct if its wave then uses an
+// atomic operation on the same cell (the load provided the expected value). Otherwise it is a race.
 struct LdsDoubt {
   uint64_t index;
   uint32_t slot, pc;                     // of the load
   Fault race;
 };
 
-// The accesses to four bytes of memory or LDS: the last writer, and the readers since.
+// The accesses to a cell, four bytes of memory or LDS: the last writers, and the readers since.
 struct CellState {
   std::vector<Record> writes, reads;
   bool flag = false;                     // global memory: some wave has polled it or used an atomic
@@ -145,9 +145,10 @@ struct PendingAcquire {
   bool l2_done;                          // the outer cache was invalidated since
 };
 
-// A load of a flag that has not returned yet. When the value arrives, the flag's writer had
-// received the values of the loads that it had waited for, so later stores of this wave cannot
-// affect those loads. This needs no fence, and it says nothing about the writer's stores.
+// A load of a flag that has not returned yet. If the flag's value arrives, the writer had received
+// the values of all loads that it had waited for before it wrote the flag. So later stores of this
+// wave cannot change what those loads returned. This order needs no fence. It does not include the
+// writer's stores.
 struct Passing {
   Contributor from;
   uint32_t vm_sequence, lgkm_sequence;
@@ -186,8 +187,8 @@ struct WaveChecks {
   std::unordered_map<uint32_t, uint32_t> passed;   // slot -> epoch that `past` has taken in
   std::deque<Outstanding> vm, vs, lgkm;
   uint32_t next_sequence = 1, vm_done = 0, lgkm_done = 0;
-  // The states that waves of this device, and of every device, would see if the wave set a flag
-  // now.
+  // The states that waves of this device (released_agent) or of any device (released_system) would
+  // see if this wave set a flag now.
   Published released_agent, released_system;
   // The state that was last published to other processes, with its number.
   Published told, told_past;

@@ -34,8 +34,8 @@ void check_operand(Wave& w, const Inst& i, const Operand& operand) {
   }
 }
 
-// True if an instruction may overwrite a register that an earlier load is still writing: loads of
-// one kind return in order, so the later one wins.
+// True if an instruction may overwrite a register that an earlier load is still writing. Loads of
+// one kind return in order, so the later load's value remains.
 bool returns_in_order(const Wave& w, const Inst& i) {
   if (i.dst[0].kind != Kind::Vgpr || i.dst[0].reg >= w.checks->vgprs.size()) return false;
   const RegisterPending& p = w.checks->vgprs[i.dst[0].reg];
@@ -133,8 +133,8 @@ Scope scope_of(const Inst& i) {
   return Scope::Group;
 }
 
-// A pending acquire takes effect if its load has completed and the invalidation covers the caches
-// between the two waves.
+// Performs a cache invalidation. A pending acquire takes effect if its load has completed and the
+// invalidation covers all caches between the two waves.
 void invalidate(Wave& w, Scope reach) {
   WaveChecks& c = *w.checks;
   std::erase_if(c.acquires, [&](const PendingAcquire& p) {
@@ -201,8 +201,8 @@ void check_cache_control(Wave& w, const Inst& i) {
     const Published what{c.epoch, c.seen};
     const Scope scope = scoped ? scope_of(i) : Scope::System;
     c.epoch++;
-    // If no access is in flight, the cache write-back counts as complete at once, because clang
-    // then omits the wait for it.
+    // If no access is in flight, the cache write-back counts as complete at once. clang omits the
+    // wait for the write-back in this case.
     if (c.vm.empty()) {
       written_back(c, what, scope);
     } else {

@@ -1,8 +1,8 @@
 // Detects a grid that can never progress. If no byte of memory has changed for a while, every live
-// wave is run alone. If each returns to exactly the same registers at the same instruction without
-// changing memory, nothing inside the grid can change, and only an outside writer could end the
-// wait. If the waits are on memory that the host, another device or another process may write, the
-// grid gets additional wall-clock time first.
+// wave is run alone. If each wave returns to exactly the same registers at the same instruction
+// without changing memory, nothing inside the grid can change, and only a writer outside of the
+// grid could end the wait. If the waits are on memory that the host, another device or another
+// process may write, the grid gets additional wall-clock time first.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -146,8 +146,8 @@ bool Grid::look_for_deadlock() {
   }
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - external_since);
   if (external && waited.count() < static_cast<int64_t>(desc.options.external_wait_ms)) {
-    // A writer outside of the grid may still act. The thread sleeps, longer the longer the wait has
-    // taken, so that this writer can run.
+    // A writer outside of the grid may still act. This thread sleeps so that the writer can run.
+    // The longer the wait has taken, the longer it sleeps.
     const auto nap = std::chrono::duration_cast<std::chrono::microseconds>(now - external_since) / 4;
     std::this_thread::sleep_for(std::clamp(nap, kShortestNap, kLongestNap));
     napped += std::chrono::steady_clock::now() - now;

@@ -231,7 +231,7 @@ Inst Decoder::decode(std::span<const uint32_t> words, uint32_t pc) const {
   for (size_t k = 0; k < 4 && k < words.size(); k++) inst.words[k] = words[k];
   int length = words.empty() ? 0 : decode_words(words, inst);
   if (static_cast<size_t>(length) > words.size()) length = 0;
-  // A register range that exceeds the register file is as invalid as an unknown number.
+  // A register range that exceeds the register file is treated like an unknown opcode.
   const auto outside = [](const Operand& operand) {
     if (operand.kind == Kind::Vgpr) {
       return (operand.reg & 255) + (operand.dwords > 0 ? operand.dwords : 1) > 256;

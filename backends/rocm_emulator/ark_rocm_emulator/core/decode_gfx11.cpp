@@ -45,8 +45,8 @@ class Gfx11Decoder : public Decoder {
   }
 
  private:
-  // Sets implied operands and the fast-path flags. A 16-bit source that is tied to the destination
-  // is the half that the instruction writes.
+  // Sets implied operands and the fast-path flags. If a 16-bit source is tied to the destination,
+  // it is the half of the register that the instruction writes.
   void finish_operands(Inst& inst) const {
     implicit(inst);
     for (int k = 0; k < inst.op->src_count; k++) {
@@ -77,8 +77,9 @@ class Gfx11Decoder : public Decoder {
     return 2;
   }
 
-  // Decodes source k of a 32-bit encoding. There a 16-bit VGPR operand names v0 to v127, and the
-  // top bit of the number picks the half; the 64-bit encodings have op_sel for that.
+  // Decodes source k of a 32-bit encoding. There a 16-bit VGPR operand can be only v0 to v127, and
+  // the top bit of the number selects the half of the register. In the 64-bit encodings, op_sel
+  // selects the half.
   void short_source(Inst& inst, int k, unsigned enc, bool& literal) const {
     if (enc >= 256 && is_half(inst.src[k].ty)) {
       if (bit(enc, 7)) inst.opsel |= static_cast<uint8_t>(1 << k);

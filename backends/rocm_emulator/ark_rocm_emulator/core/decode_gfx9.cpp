@@ -8,8 +8,8 @@ namespace ark_emu {
 namespace {
 
 // A matrix product with scales (gfx950) is encoded as two instructions of format VOP3P. kLoadScale
-// is the opcode of the first one. The second one has the opcode of the product without scales; in
-// the opcode tables below, the product with scales has that number plus kScaled.
+// is the opcode of the first one. The second one has the opcode of the product without scales. In
+// the opcode tables below, the product with scales has this opcode plus kScaled.
 constexpr unsigned kLoadScale = 44, kScaled = 128;
 
 std::vector<OpcodeText> tables_for(Arch arch) {
@@ -172,7 +172,7 @@ class Gfx9Decoder : public Decoder {
   }
 
   // Decodes a matrix product with scales (gfx950): two words that name the scales, then the
-  // product, whose abid bit tells that it uses them.
+  // product. The product's abid bit is set if it uses the scales.
   int scaled_mfma(std::span<const uint32_t> words, Inst& inst) const {
     const auto product = words.subspan(2);
     const bool uses = bits(product[0], 31, 23) == 0x1a7 && bits(product[0], 11, 11) != 0;
@@ -213,8 +213,8 @@ class Gfx9Decoder : public Decoder {
     const bool acc_cd = bits(words[0], 15, 15) != 0 || accvgpr_write;
     if (acc_cd) inst.dst[0].reg += 256;
     if (acc_cd && !sparse && inst.src[2].kind == Kind::Vgpr) inst.src[2].reg += 256;
-    // These bits select accumulation registers (acc). The assembler sets them on v_accvgpr_write
-    // too, although its source is an ordinary VGPR, so they are ignored there.
+    // These bits select accumulation registers (acc). For v_accvgpr_write they are ignored: the
+    // assembler sets them, although the instruction's source is an ordinary VGPR.
     for (int k = 0; k < 2 && !accvgpr_write; k++) {
       if (inst.src[k].kind == Kind::Vgpr && bits(words[1], 27 + k, 27 + k) != 0) {
         inst.src[k].reg += 256;

@@ -64,8 +64,8 @@ std::string Printer::suffix() const {
   if (inst.format == Format::VOP3) return dpp.empty() ? "" : "_e64" + dpp;
   if (inst.vop3_form) return "_e64" + dpp;
   if (!dpp.empty()) return dpp;
-  // Instructions that exist in the 32-bit encoding only, so that their names have no suffix (_e32,
-  // _e64) for the encoding.
+  // Instructions that exist only in the 32-bit encoding. The names of other instructions have a
+  // suffix for the encoding (_e32, _e64).
   static const char* const kNoSuffix[] = {
       "v_fmamk_f32", "v_fmaak_f32", "v_fmamk_f16", "v_fmaak_f16", "v_madmk_f16", "v_madak_f16",
       "v_madmk_f32", "v_madak_f32",
@@ -159,8 +159,7 @@ std::string Printer::valu() const {
   halves = halves || is_half(op.dst[0]);
   // Without 16-bit registers, the modifier op_sel is a list of bits. With them, the names of the
   // operands contain the selected halves, except for a half of a scalar register and for operations
-  // on whole registers. Two bits that select the destination's byte leave no room for a shorter
-  // list.
+  // on whole registers. If two bits select the destination's byte, all bits are listed.
   const bool all_bits = inst.name->starts_with("v_cvt_scalef32_pk_fp4_");
   const int count = all_bits ? 3 : written_sources(op);
   const bool whole_dst = rdna() && halves && !is_half(op.dst[0]);

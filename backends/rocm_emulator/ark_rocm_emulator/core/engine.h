@@ -1,11 +1,12 @@
 // The public interface of the emulator core. It has three callers: the pybind11 module
 // (module.cpp), the HIP stand-in (which is linked with the core into one shared library), and the
-// tests through either. Everything here is safe to call from several host threads unless a comment
-// says otherwise.
+// tests through either of them. All functions are safe to call from several host threads unless a
+// comment says otherwise.
 //
-// Device pointers are host pointers: memory is whatever the caller mapped (mmap, a shared memory
-// segment of another process) and registered as a Region. A grid reads and writes it with ordinary
-// and atomic host accesses, so another grid, a host thread or another process may share it.
+// Device pointers are host pointers: memory is whatever the caller has mapped (mmap, a shared
+// memory segment of another process) and registered as a Region. A grid reads and writes it with
+// ordinary and atomic host accesses, so another grid, a host thread or another process may share
+// it.
 #pragma once
 
 #include <atomic>
@@ -234,23 +235,23 @@ class Machine {
   virtual uint64_t allocate(int device, MemKind kind, uint64_t size, std::string name = {}) = 0;
   virtual void release(uint64_t base) = 0;
   // Reports that the host (a copy, a memset, a DMA engine) has written these bytes. They count as
-  // initialised, and the write is ordered after everything whose effects its writer saw.
+  // initialised. The write is ordered after every access whose effect the writer could see.
   virtual void host_wrote(uint64_t address, uint64_t size) = 0;
 
   // Maps the image of `code` to the memory of `device`. Throws Error if the architectures differ.
   virtual std::shared_ptr<LoadedCode> load_on_device(std::shared_ptr<CodeObject> code,
                                                      int device) = 0;
 
-  // Starts a grid on a thread of its own. All workgroups are resident; waves are interleaved by
-  // the seeded scheduler. Faults of a kernel are results, not exceptions; so is BadLaunch.
+  // Starts a grid on a thread of its own. All workgroups are resident; waves are interleaved by the
+  // seeded scheduler. Faults of a kernel, and BadLaunch, are results and not exceptions.
   virtual std::shared_ptr<Launch> launch(LaunchDesc desc) = 0;
   // Runs several grids (say one per device) on one thread, interleaved by `seed`: the same inputs
   // and the same seed give the same order of every instruction. Returns when all have ended.
   virtual std::vector<LaunchResult> run_together(std::vector<LaunchDesc> descs, uint64_t seed) = 0;
 
   // Registers a function that grids call from their threads: from time to time while they run, and
-  // whenever a grid can only wait. Device-side engines (DMA queues) make progress in it. It returns
-  // true if it did any work. In run_together it runs on the one thread and is therefore
+  // whenever all waves of a grid wait. Device-side engines (DMA queues) make progress in it. It
+  // returns true if it did any work. In run_together it runs on the single thread and is therefore
   // deterministic, too.
   virtual void set_engine_hook(std::function<bool()> hook) = 0;
 };

@@ -72,8 +72,8 @@ Resource resource(const Wave& w, const Operand& operand) {
 
 namespace {
 
-// Private memory is accessed dword by dword, because consecutive dwords of a lane are not
-// neighbours. An unaligned dword is part of two of them.
+// True if consecutive dwords of a lane are not neighbours in memory (the buffer is swizzled private
+// memory). Such memory is accessed dword by dword, and an unaligned dword is part of two dwords.
 bool is_swizzled(const Wave& w, const Inst& i) { return resource(w, i.src[2]).swizzle; }
 
 bool is_aligned(Wave& w, const Inst& i, uint32_t unit) {
@@ -86,8 +86,8 @@ bool is_aligned(Wave& w, const Inst& i, uint32_t unit) {
   return true;
 }
 
-// True if only one of a lane's first and last dwords is in range. Each of several dwords is checked
-// separately.
+// True if one of a lane's first and last dwords is in range and the other is not. The dwords of the
+// access are then checked separately.
 bool straddles_end(Wave& w, const Inst& i, int bytes) {
   if (bytes <= 4) return false;
   Inst last = i;
@@ -95,8 +95,8 @@ bool straddles_end(Wave& w, const Inst& i, int bytes) {
   return buffer_addresses(w, i, 4).active != buffer_addresses(w, last, 4).active;
 }
 
-// There are many handlers, which differ in an operation or a width. Their common code is in
-// functions that are not inlined, so that it is compiled once.
+// There are many handlers, one for each operation and width. Their common code is in functions that
+// are not inlined, so that it is compiled once.
 template <bool Store>
 void each_byte(Wave& w, const Inst& i, int bytes, uint32_t* rows) {
   alignas(64) uint32_t byte[kLanes];

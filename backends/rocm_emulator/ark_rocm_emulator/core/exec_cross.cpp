@@ -25,8 +25,8 @@ void writelane(Wave& w, const Inst& i) {   // ignores EXEC
   w.row(i.dst[0].reg)[lane] = w.scalar32(i.src[0]);
 }
 
-// ds_permute: each active lane writes its data to the lane that its address names. Lanes that none
-// names get 0.
+// ds_permute: each active lane writes its data to the lane that its address names. A lane to which
+// no lane writes gets 0.
 void permute(Wave& w, const Inst& i) {
   const uint32_t *address = w.row(i.src[0].reg), *data = w.row(i.src[1].reg);
   alignas(64) Row out = {};

@@ -11,8 +11,8 @@
 namespace ark_emu {
 namespace {
 
-// There are many handlers, which differ in an operation or a width. Their common code is in
-// functions that are not inlined, so that it is compiled once.
+// There are many handlers, one for each operation and width. Their common code is in functions that
+// are not inlined, so that it is compiled once.
 [[gnu::noinline]] Addresses lds_addresses(Wave& w, const Inst& i, uint64_t offset) {
   Addresses a;
   a.space = Space::Lds;

@@ -48,8 +48,8 @@ void with_spaces(Wave& w, const Inst& i, F each) {
   }
 }
 
-// There are many handlers, which differ in an operation or a width. Their common code is in
-// functions that are not inlined, so that it is compiled once.
+// There are many handlers, one for each operation and width. Their common code is in functions that
+// are not inlined, so that it is compiled once.
 [[gnu::noinline]] void load_rows(Wave& w, const Inst& i, int bytes, uint32_t* rows) {
   with_spaces(w, i, [&](const Addresses& a) { load_lanes(w, i, a, bytes, rows); });
 }

@@ -1,6 +1,6 @@
-// Handlers of CDNA's MFMA instructions for dense matrices whose elements are all of one width. Lane
-// l holds row (A) or column (B) l mod M of block (l / M) mod blocks, and the K elements of its
-// group run through its registers (mfma.h names the documents).
+// Handlers of CDNA's MFMA instructions for dense matrices whose elements all have the same width.
+// Lane l holds row (A) or column (B) l mod M of block (l / M) mod blocks. The lane's registers hold
+// consecutive elements along K (mfma.h names the documents).
 #include <bit>
 #include <cstdlib>
 #include <cstring>
@@ -28,8 +28,8 @@ struct Shape {
   int depth, blocks;
 };
 
-// Memory for a widened A or B. Row `block * depth + k` holds index k of all lines (rows of A or
-// columns of B) of a block.
+// Memory for a matrix A or B whose elements were converted to the type T. Row `block * depth + k`
+// holds index k of all lines of a block; a line is a row of A or a column of B.
 template <int kSize, class T>
 struct Tiles {
   static constexpr int kElements = std::is_same_v<T, double> ? 512 : 1024;   // the most there are
@@ -68,8 +68,8 @@ template <int kSize, class In, class T>
   }
 }
 
-// Returns source k converted to the type T (widened). If the source was the result of the preceding
-// MFMA, it is taken from there; otherwise it is written to `tiles`.
+// Returns source k converted to the type T. If the preceding MFMA has converted the same registers,
+// that result is returned; otherwise the result is written to `tiles`.
 template <int kSize, class In, class T>
 [[gnu::noinline]] Lines<kSize, T> load(Wave& w, const Inst& i, int k, Shape shape,
                                        Tiles<kSize, T>& tiles) {
@@ -98,7 +98,7 @@ int block_of_a(const Inst& i, int block) {
   return (block & ~group) + (i.abid & group);
 }
 
-// Returns the `regs` rows (registers) of C. If C and D overlap, this is a copy, so that rows of D
+// Returns the `regs` rows (registers) of C. If C and D overlap, they are copied, so that rows of D
 // may be written at any time.
 const uint32_t* rows_of_c(Wave& w, const Inst& i, int regs, uint32_t* copy) {
   const Operand& c = i.src[2];
@@ -148,9 +148,9 @@ template <int kSize, class T>
   }
 }
 
-// There is one handler for each of many combinations of types and sizes. To save compile time, the
-// expensive parts depend only on the size of a matrix and either the type of an operand or that of
-// the sums.
+// There is one handler for each of many combinations of types and sizes. To save compile time, each
+// expensive part depends only on the size of a matrix and on one type: that of an operand or that
+// of the sums.
 template <int kSize, int kDepth, int kBlocks, class A, class B>
 void multiply(Wave& w, const Inst& i) {
   constexpr Shape kShape = {kDepth, kBlocks};

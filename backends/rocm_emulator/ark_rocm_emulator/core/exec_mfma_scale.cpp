@@ -15,8 +15,8 @@ Small format_of(unsigned number) {
   return kFormats[number];   // the decoder refuses others
 }
 
-// The index in K of element e of lane group `group`. 8-bit elements of a group are two runs of 16,
-// half of K apart; smaller elements are one run of 32.
+// The index in K of element e of lane group `group`. A group's 8-bit elements are two runs of 16,
+// which are half of K apart. Its smaller elements are one run of 32.
 template <int kDepth>
 int position(int bits, int group, int e) {
   return bits == 8 ? 16 * group + e % 16 + e / 16 * (kDepth / 2) : kEach * group + e;
@@ -45,8 +45,9 @@ double power(uint32_t exponent) {
   return std::ldexp(1.0, static_cast<int>(exponent) - 127);
 }
 
-// The scales of A (which = 0) or B. Lane l has the scale of line l % kSize and block l / kSize of
-// K, in the byte that op_sel selects. An inline constant gives its exponent as the scale.
+// The scales of A (which = 0) or B. Lane l has the scale of line l % kSize (a row of A or a column
+// of B) and block l / kSize of K, in the byte that op_sel selects. For an inline constant, its
+// exponent is the scale.
 template <int kSize, int kDepth>
 void load_scales(Wave& w, const Inst& scales, int which, double (&at)[kDepth / kBlock][kSize]) {
   const Operand& operand = scales.src[which];

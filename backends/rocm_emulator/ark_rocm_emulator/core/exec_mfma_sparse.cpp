@@ -78,7 +78,7 @@ void register_mfma_sparse(Ops& ops) {
   add<32, 32, InI8>(ops, "i32_32x32x32_i8");
   add_fp8<16, 64>(ops, "f32_16x16x64_");
   add_fp8<32, 32>(ops, "f32_32x32x32_");
-  // gfx950: twice as deep.
+  // gfx950 has instructions with twice the depth (K).
   add<16, 64, InF16>(ops, "f32_16x16x64_f16");
   add<32, 32, InF16>(ops, "f32_32x32x32_f16");
   add<16, 64, InBF16>(ops, "f32_16x16x64_bf16");

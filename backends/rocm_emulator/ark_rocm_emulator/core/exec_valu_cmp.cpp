@@ -42,8 +42,8 @@ T value_at(const uint32_t* raw, int l) {
   }
 }
 
-// Expresses a relation by a base comparison, with swapped operands and with a negated result where
-// needed, so that the many relations of a type share the code of few.
+// Expresses a relation by a base comparison, with swapped operands and a negated result where
+// needed. So a few comparisons serve all relations of a type.
 template <class F, bool swapped = false, bool opposite = false>
 struct Relation {
   using Comparison = F;
@@ -57,7 +57,7 @@ using Not = Relation<typename R::Comparison, R::kSwapped, !R::kOpposite>;
 using Never = Relation<decltype([](auto, auto) { return false; })>;
 using Less = Relation<decltype([](auto a, auto b) { return a < b; })>;
 using Equal = Relation<decltype([](auto a, auto b) { return a == b; })>;
-// For floats these three relations are not negations of others, because an operand may be NaN.
+// For floats these relations are not negations of other relations, because an operand may be NaN.
 using LessEqual = Relation<decltype([](auto a, auto b) { return a <= b; })>;
 using Apart = Relation<decltype([](auto a, auto b) { return a < b || a > b; })>;
 using Ordered = Relation<decltype([](auto a, auto b) { return a == a && b == b; })>;
@@ -88,8 +88,8 @@ void compare(Wave& w, const Inst& i) {
   compare_rows<T, typename R::Comparison>(w, i, R::kSwapped, R::kOpposite);
 }
 
-// Comparisons of 32-bit sources without modifiers; F compares the lanes of two sources. kUniform
-// tells which of F's sources are the same in all lanes.
+// Comparisons of 32-bit sources without modifiers; F compares the lanes of two sources. Bit k of
+// kUniform is set if source k is the same in all lanes.
 template <class T, unsigned kUniform, class F>
 [[gnu::noinline]] void compare_plain(Wave& w, const Inst& i, bool swapped, bool opposite) {
   alignas(64) Row flags;
@@ -142,7 +142,7 @@ void compare_class(Wave& w, const Inst& i) {
   finish_compare(w, i, flags);
 }
 
-// v_cmp_... and v_cmpx_...
+// Registers a comparison in both forms, v_cmp_... and v_cmpx_...
 [[gnu::noinline]] void add_both(Ops& ops, const char* name, const char* type, const Handlers& run,
                                 uint32_t flags) {
   const std::string tail = std::string(name) + "_" + type;

@@ -51,7 +51,8 @@ void mad_f16(Wave& w, const Inst& i) {
   w.put16(i, out);
 }
 
-// v_fma_mix: each source is an f32 or one half of a dword, as op_sel_hi and op_sel say.
+// The value of a source of v_fma_mix. It is an f32 or one half of a dword; op_sel_hi and op_sel
+// select which.
 const U32* mixed_source(Wave& w, const Inst& i, int k, U32* tmp) {
   Inst plain = i;
   plain.neg = plain.abs = plain.opsel = 0;

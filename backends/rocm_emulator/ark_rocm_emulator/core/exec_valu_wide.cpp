@@ -31,8 +31,8 @@ void mad_64_32(Wave& w, const Inst& i) {
   w.put_mask(i, 1, row_bits(carry, w.lanes));
 }
 
-// Processes even and odd lanes of a row separately, each in 64 bits, because compilers would widen
-// rows and multiply 64 bits by 64.
+// Multiplies the even and the odd lanes of a row separately, with 64 bits per lane. From a plain
+// loop, compilers would widen all lanes and multiply 64 bits by 64.
 #if defined(__AVX512F__)
 #define ARK_WIDE_PRODUCTS 1
 using Words = __m512i;
@@ -101,9 +101,8 @@ void mad_u64_u32(Wave& w, const Inst& i) {
     const Words even = product(x, y), odd = product(high_words(x), high_words(y));
     const Words low = even_odd(even, to_high(odd)), high = even_odd(high_words(even), odd);
     const Words sum_low = sum(low, addend_low);
-    // Adds the carries of the low halves: one in all lanes, and then the mask, which is minus one
-    // where there was no carry. A product's high half is at most 2^32 - 2, so adding one does not
-    // overflow.
+    // Adds the carries of the low halves: one in all lanes, and then the mask, which is -1 in lanes
+    // without a carry. A product's high half is at most 2^32 - 2, so adding one does not overflow.
     const Words with_carry = sum(sum(high, one), not_carried(low, sum_low));
     const Words sum_high = sum(with_carry, addend_high);
     store_words(to + l, sum_low);

@@ -1,8 +1,8 @@
 // Handlers of RDNA3's WMMA 16x16x16 for a wave of 32 lanes. Layouts from AMD's RDNA3 instruction
-// set document, section "Wave Matrix Multiply Accumulate": lane l (0 to 15) holds row l of A and
-// column l of B, K running through its registers, and lanes 16 to 31 hold the same again; element
-// (r, c) of C and D is in register r / 2 of lane c for even rows and of lane 16 + c for odd ones.
-// EXEC is ignored.
+// set document, section "Wave Matrix Multiply Accumulate". Lane l (0 to 15) holds row l of A and
+// column l of B; its registers hold consecutive elements along K. Lanes 16 to 31 hold copies of
+// these. Element (r, c) of C and D is in register r / 2, of lane c for even rows and of lane 16 + c
+// for odd rows. EXEC is ignored.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -31,7 +31,7 @@ const uint32_t* operand_row(Wave& w, const Operand& operand, int offset, uint32_
 template <class T>
 using Tile = T[kSize][kSize];
 
-// Throws a fault for a wave of 64 lanes, for which WMMA has other layouts, which are not emulated.
+// Throws a fault for a wave of 64 lanes. WMMA has other layouts there, which are not emulated.
 void expect_wave32(const Wave& w, const Inst& i) {
   if (w.lanes == 32) return;
   throw Fault{ErrorKind::UnknownOpcode,
@@ -55,8 +55,9 @@ void widen_rows(const uint32_t* words, int apart, double (*to)[kSize]) {
   for (int e = 0; e < kSize; e += 2) widen_both(words + e / 2 * apart, kSize, to[e], to[e + 1]);
 }
 
-// Returns A or B, indexed by (k, line), in double: either the conversion from before or, if there
-// is none, a new one in `tile`. neg and neg_hi of source k act on its even and odd elements.
+// Returns A or B converted to double, indexed by (k, line); a line is a row of A or a column of B.
+// An earlier conversion of the same registers is used if there is one; otherwise the result is
+// written to `tile`. neg and neg_hi of source k apply to its even and odd elements.
 template <In kIn>
 Lines load_floats(Wave& w, const Inst& i, int k, Tile<double>& tile) {
   const Operand& operand = i.src[k];

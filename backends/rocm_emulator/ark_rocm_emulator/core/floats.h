@@ -12,8 +12,9 @@ namespace ark_emu {
 template <class T>
 using BitsOf = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
-// With MODE.IEEE, which HIP's kernels set, v_min and v_max return a signalling NaN, made quiet,
-// rather than any other operand. If both are signalling, it is source 0's.
+// With MODE.IEEE, which HIP's kernels set, v_min and v_max return a signalling NaN operand as a
+// quiet NaN, in preference to any other operand. If both operands are signalling NaN, the result is
+// source 0's.
 template <class T>
 T unless_signalling(T a, T b, T result) {
   using B = BitsOf<T>;
@@ -92,8 +93,9 @@ int biased_exponent(T value) {
   return static_cast<int>(std::bit_cast<BitsOf<T>>(value) >> Parts<T>::mantissa) & Parts<T>::mask;
 }
 
-// v_div_scale: `value` is the denominator or the numerator of numerator / denominator, scaled so
-// that the Newton iterations neither overflow nor lose bits; `flag` tells v_div_fmas to undo it.
+// v_div_scale: scales the denominator or the numerator of a division (`value` is one of them), so
+// that the Newton iterations neither overflow nor lose bits. If `flag` is set, v_div_fmas reverses
+// the scaling.
 template <class T>
 T scale_for_division(T value, T denominator, T numerator, bool& flag) {
   constexpr int kScale = Parts<T>::scale;
@@ -121,10 +123,10 @@ T scale_for_division(T value, T denominator, T numerator, bool& flag) {
   return value;
 }
 
-// a * b + c, times 2^scale, rounded once. For float: the double result is rounded to odd if it is
-// inexact, so that the last rounding is correct. A double that becomes denormal may lose a single
-// bit, for which rounding to odd does not suffice: if the last rounding would see a tie, the sum is
-// moved in the direction of the lost bit.
+// a * b + c, times 2^scale, rounded once. For float, the sum is computed in double and rounded to
+// odd if it is inexact, so that the last rounding is correct. Rounding to odd does not suffice for
+// a double that becomes denormal, because it may lose a single bit. If the last rounding would then
+// see a tie, the sum is moved in the direction of the lost bit.
 template <class T>
 T scaled_fma(T a, T b, T c, int scale) {
   const double x = a, y = b, z = c;

@@ -91,19 +91,20 @@ inline uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>(nan ? (bits >> 16) | 0x40 : rounded);
 }
 
-// The float formats of 8 bits and fewer. FNUZ (the 8-bit formats of gfx942): bias one higher, no
-// infinity, no negative zero, 0x80 = NaN. The others are those of OCP (8-bit floating point;
-// microscaling formats): E4M3 has no infinity, and its NaN is S.1111.111; E5M2 is IEEE-like; the
-// formats of six and four bits have neither infinity nor NaN.
+// The float formats of 8 bits and fewer. FNUZ formats (8 bits, gfx942) have a bias that is higher
+// by one, no infinity, no negative zero, and 0x80 is NaN. The other formats are those of OCP (8-bit
+// floating point; microscaling formats). Of these, E4M3 has no infinity, and its NaN is S.1111.111;
+// E5M2 is IEEE-like; the formats of six and four bits have neither infinity nor NaN.
 enum class Small : uint8_t { E4M3Fnuz, E5M2Fnuz, E4M3, E5M2, E2M3, E3M2, E2M1 };
 
 constexpr int small_bits(Small format) {
   return format < Small::E2M3 ? 8 : format < Small::E2M1 ? 6 : 4;
 }
 const float* small_table(Small format);   // the value of every encoding
-// Nearest even, or stochastic when `random` is given (a fraction of 32 bits, added below the kept
-// bits). `saturate` clips to the largest finite value instead of NaN or infinity; six and four bits
-// always do, and clip NaN too.
+// Converts a number to a small format. Rounds to nearest even or, if `random` is given (a fraction
+// of 32 bits, added below the kept bits), stochastically. saturate: a number that is too large
+// becomes the largest finite value instead of NaN or infinity. Formats of six and four bits always
+// saturate, and NaN becomes their largest value too.
 uint8_t to_small(double value, Small format, bool saturate, const uint32_t* random = nullptr);
 
 }  // namespace ark_emu

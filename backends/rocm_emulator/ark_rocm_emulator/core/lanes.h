@@ -141,7 +141,7 @@ Handlers int3(F each) {
   return with_whole3(run, each);
 }
 
-// An integer result that the clamp modifier saturates. F computes the exact value.
+// Applies the clamp modifier to an integer result: saturates the exact value.
 template <bool Signed>
 uint32_t saturated(int64_t value) {
   constexpr int64_t kLow = Signed ? INT32_MIN : 0, kHigh = Signed ? INT32_MAX : UINT32_MAX;
@@ -308,8 +308,8 @@ Handler short3(F) {
 }
 
 // Arithmetic of f16 is computed in double, in which sums and products of f16 are exact, and rounded
-// once to f16. With the default MODE, add, mul, min and max are computed in float, which rounds to
-// the same results (24 >= 2 * 11 + 2 bits).
+// once to f16. With the default MODE, add, mul, min and max are computed in float, which gives the
+// same results (24 >= 2 * 11 + 2 bits).
 uint16_t round_half(const Wave& w, double value);      // by MODE
 uint16_t flush_half(const Wave& w, uint16_t value);    // f16 denormals to zero if MODE says so
 

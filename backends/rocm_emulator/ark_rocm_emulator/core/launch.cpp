@@ -1,5 +1,5 @@
-// How one grid runs: either as a whole with interleaved waves, or workgroup by workgroup on several
-// threads.
+// Runs one grid: either all workgroups at the same time with interleaved waves, or independent
+// workgroups one by one on several threads.
 #include "launch.h"
 
 #include <algorithm>

@@ -14,7 +14,7 @@
 
 namespace ark_emu {
 
-// Doubles: a vector of the host that holds doubles. The constant is the number of such vectors that
+// Doubles: a vector of the host that holds doubles. kAccumulators: the number of such vectors that
 // are accumulated at a time.
 #if defined(__AVX512F__)
 using Doubles = __m512d;
@@ -82,8 +82,9 @@ template <int kRows, int kColumns, int kSize, class Begin, class End>
 // Computes the product of the transposed `left` and `right`, which are both stored as [k][row or
 // column]. Each sum starts at begin(row, column), and end(row, column, sums) stores a vector of
 // sums of a row. The product of two numbers of 24 bits or fewer is exact in double, so fused and
-// separate additions round alike. The rows are divided evenly into shares: a last share with few
-// rows would have few independent accumulators, so each addition would wait for the one before.
+// separate additions round alike. The rows are divided into equal shares. If a last share had few
+// rows, it would have few independent accumulators, and each addition would wait for the preceding
+// one.
 template <int kSize, class Begin, class End>
 [[gnu::always_inline]] inline void multiply(const double (*left)[kSize], const double (*right)[kSize],
                                             int depth, Begin begin, End end) {
@@ -149,7 +150,7 @@ inline void widen_halves(const uint32_t* from, int count, double* low, double* h
   }
 }
 
-// The bf16 there.
+// Converts the bf16 in the low and in the high halves of `count` dwords to doubles.
 inline void widen_bf16(const uint32_t* from, int count, double* low, double* high) {
   for (int l = 0; l < count; l++) {
     low[l] = std::bit_cast<float>(from[l] << 16);

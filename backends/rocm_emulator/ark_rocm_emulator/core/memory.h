@@ -1,5 +1,5 @@
 // The machine's memory: which address ranges exist and which devices may access them. A grid holds
-// a snapshot of this and looks up addresses without a lock.
+// a snapshot of these ranges and looks up addresses without a lock.
 #pragma once
 
 #include <atomic>

@@ -20,8 +20,8 @@ bool writes_exec(const Inst& inst) {
   });
 }
 
-// True if this instruction ends a row: a sequence of instructions that execute without checks in
-// between.
+// True if this instruction ends a row. A row is a sequence of instructions that execute without
+// checks in between.
 bool ends_row(const Inst& inst) {
   if (inst.op == nullptr || (inst.op->flags & (kBranch | kSync)) != 0) return true;
   const std::string_view name = inst.op->name;
@@ -64,7 +64,8 @@ const Inst& Program::decode_at(uint32_t pc) {
   return inst;
 }
 
-// A row also ends before an instruction at which another row already begins.
+// Decodes a row of instructions. A row also ends before an instruction at which another row already
+// begins.
 const Step& Program::make_steps(uint32_t pc) {
   std::vector<Step> row;
   for (uint32_t next = pc;;) {

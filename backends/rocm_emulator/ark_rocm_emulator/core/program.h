@@ -12,9 +12,9 @@
 
 namespace ark_emu {
 
-// An instruction in a row: a sequence of instructions that execute without checks in between and
-// are stored one after another. Only the last one of a row may branch, end a slice, write EXEC, or
-// use MODE, the register index or the time.
+// An instruction in a row. A row is a sequence of instructions that execute without checks in
+// between and are stored one after another. Only the last instruction of a row may branch, end a
+// slice, write EXEC, or use MODE, the register index or the time.
 struct Step {
   Handler run, whole;
   const Inst* inst;

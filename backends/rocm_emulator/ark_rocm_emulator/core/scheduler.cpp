@@ -32,8 +32,8 @@ void Grid::populate() {
   for (uint32_t k = 0; k < desc.grid.count(); k++) make_group(k, k);
 }
 
-// Puts a wave to sleep that polls. If it polls and sleeps repeatedly, it is skipped for longer each
-// time, so that most of the time goes to waves that work.
+// Puts a polling wave to sleep. If a wave polls and sleeps repeatedly, it sleeps longer each time,
+// so that most of the time goes to waves that work.
 void Grid::put_to_sleep(Wave& w, uint64_t executed) {
   constexpr uint64_t kShort = 256;
   constexpr uint32_t kLongest = 8;
@@ -66,8 +66,9 @@ bool Grid::step() {
   wake_sleepers(false);
   const uint64_t pick = random.next();
   Wave& wave = *ready[((pick >> 32) * ready.size()) >> 32];
-  // The length of a slice (the instructions that a wave executes before another one runs). Most
-  // slices are long, and some have only a few instructions: both kinds find ordering bugs.
+  // The length of a slice: the number of instructions that a wave executes before another wave
+  // runs. Most slices are long, and some have only a few instructions: both kinds find ordering
+  // bugs.
   const uint64_t limit = (pick & 7) == 0 ? 8 : desc.options.max_slice;
   const uint64_t length = 1 + ((pick & 0xffffffff) / 8 * limit) / (1ull << 29);
   run_slice(wave, static_cast<int32_t>(std::min(length, limit)));
@@ -76,7 +77,7 @@ bool Grid::step() {
 
 namespace {
 
-// Each of these structs has the code that runs around each instruction, for other options of the
+// Each of these structs has the code that runs around each instruction under certain options of the
 // grid. instead(): returns true if it has executed the instruction itself. after(): returns true if
 // the slice continues.
 struct Plainly {
@@ -132,8 +133,9 @@ void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
       if (!around.instead(w, inst)) w.handler(inst)(w, inst);
     }
     if (!around.after(w, inst) || w.slice <= 0) return;
-    // If an instruction does not branch, the next one of the row is found without waiting for the
-    // store to w.pc. The compiler must not see that both are the same in that case.
+    // If an instruction does not branch, the next instruction is the next one of the row, which is
+    // known without waiting for the store to w.pc. The empty asm hides from the compiler that both
+    // are the same.
     uint32_t behind = inst.next;
     if (w.pc == behind) [[likely]] {
       asm("" : "+r"(behind));
@@ -144,8 +146,8 @@ void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
   }
 }
 
-// Like `execute`, for grids without code around instructions: it executes a row of instructions at
-// a time.
+// Like `execute`, for grids without code around instructions: executes a whole row of instructions
+// at a time.
 void Grid::execute_rows(Wave& w, const Inst*& current) {
   while (w.slice > 0) {
     if (!w.default_mode) [[unlikely]] {
@@ -153,7 +155,8 @@ void Grid::execute_rows(Wave& w, const Inst*& current) {
       return;
     }
     const Step* step = &program->step_at(w.pc);
-    // This is a branch, because with a minimum the compiler would wait for both numbers.
+    // The minimum of two numbers, written as a branch. With a minimum instruction the processor
+    // would wait for both numbers.
     int32_t count = step->left;
     if (count > w.slice) [[unlikely]] {
       count = w.slice;
@@ -312,7 +315,7 @@ bool Grid::independent() const {
       if (inst.op == nullptr) continue;
       calls |= inst.op->name == "s_swappc_b64" || inst.op->name == "s_setpc_b64";
       const bool coherent = (inst.op->flags & kMemory) != 0 && (inst.glc || inst.scc_bit);
-      // A barrier, and the invalidation of the workgroup's own cache that RDNA3 has at barriers,
+      // Barriers and invalidations of the workgroup's own cache (which RDNA3 has at barriers)
       // synchronise only the waves of one workgroup.
       const bool within = inst.op->name == "s_barrier" || inst.op->name == "buffer_gl0_inv";
       const bool sync = (inst.op->flags & kSync) != 0 && !within;
@@ -327,8 +330,8 @@ bool Grid::independent() const {
     }
   }
   if (!quiet_code(kernel->entry, end)) return false;
-  // Called functions are not followed. So if there are calls, all of the code must be free of
-  // instructions by which workgroups see each other's effects.
+  // The functions that a kernel calls are not examined separately. If there are calls, all of the
+  // code must be free of instructions by which workgroups see each other's effects.
   return !calls || quiet_code(program->code_begin(), program->code_end());
 }
 

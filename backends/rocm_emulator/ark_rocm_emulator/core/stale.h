@@ -1,5 +1,5 @@
-// Emulates stale values: caches hold lines until an instruction writes back or invalidates them,
-// and memory operations take effect later than they were issued and in another order. The visible
+// Emulates stale values. Caches hold lines until an instruction writes back or invalidates them.
+// Memory operations take effect later than they were issued and in another order. The visible
 // values are those that the memory model of LLVM's "User Guide for AMDGPU Backend" allows; see
 // README.md, "Stale values". With LaunchOptions::stale off none of this exists.
 #pragma once
@@ -29,7 +29,8 @@ using ByteMask = unsigned __int128;      // one bit a byte of a line
 // of the device (agent) or of the system.
 enum class Reach : uint8_t { Group, Agent, System };
 
-// Which caches may hold memory of one kind, for accesses of one device.
+// Which caches may hold memory of one kind (such as fine-grained memory), for accesses of one
+// device.
 struct Placement {
   bool inner = false;     // the L2 of an XCD, or RDNA's cache of a shader array
   bool through = false;   // that inner cache is write-through
@@ -51,8 +52,8 @@ class Cache {
  public:
   void make(uint32_t lines, uint64_t salt);   // a power of two
   CacheLine* find(uint64_t line);             // null if nothing of it is held
-  // The line's place. If it held another line, it is emptied, and a dirty line is passed to
-  // `evict`.
+  // Returns the cache's entry for a line. If the entry held another line, it is emptied, and if
+  // that line was dirty, it is passed to `evict`.
   template <class F>
   CacheLine& claim(uint64_t line, bool local, F evict) {
     CacheLine& at = place(line);
@@ -97,12 +98,13 @@ class DeviceCaches {
  public:
   DeviceCaches(Arch arch, uint64_t salt);
   std::mutex mutex;   // held around everything below
-  // Reads a line as a compute unit of `part` sees it on a miss in its first-level cache.
+  // Reads a line as a compute unit of `part` (the units behind one inner cache) sees it on a miss
+  // in the unit's first-level cache.
   void read(unsigned part, uint64_t line, Placement place, Reach reach, Random& random,
             uint8_t* out);
   bool write(unsigned part, uint64_t address, const uint8_t* from, int bytes, Placement place,
              Reach reach);   // true if something changed
-  // The bytes that an atomic changes, at the cache level that performs it.
+  // The address of the bytes that an atomic operation changes, at the cache level that performs it.
   uint8_t* cell(unsigned part, uint64_t address, int bytes, Placement place, Reach reach);
   void write_back(unsigned part, Reach reach);
   void invalidate(unsigned part, Reach reach);
@@ -145,7 +147,8 @@ struct ComputeUnit {
 struct StaleWave {
   ComputeUnit* unit = nullptr;
   unsigned part = 0;
-  // The operations that each wait counter counts (CDNA has one counter); null: has taken effect.
+  // The operations in flight that each wait counter counts (CDNA has one counter). A null entry is
+  // an operation that has taken effect.
   std::deque<Flight*> loads, stores;
 };
 

@@ -25,7 +25,7 @@ ByteMask bytes_mask(uint64_t offset, int bytes) {
   return (kAll >> (static_cast<int>(kStaleLine) - bytes)) << offset;
 }
 
-// Reads a line from memory. It is read in pieces, each of which other threads see as a whole.
+// Reads a line from memory, in pieces of 8 bytes. Each piece is read in one access.
 void read_home(uint64_t line, uint8_t* out) {
   const auto* from = reinterpret_cast<const uint64_t*>(line * kStaleLine);
   for (uint64_t k = 0; k < kStaleLine / 8; k++) {
@@ -232,7 +232,7 @@ uint8_t* DeviceCaches::cell(unsigned part, uint64_t address, int bytes, Placemen
       at->valid = 0;
     }
   }
-  // A peer does not see stores that were released to this device only, even if the memory is not
+  // A peer does not see stores that were released only to this device, even if the memory is not
   // cached.
   const bool narrow = cdna3() && reach < Reach::System;
   const bool stays = narrow ? place.outer || place.peer : place.outer && !cdna3();

@@ -19,9 +19,9 @@ namespace ark_emu {
 namespace {
 
 constexpr uint32_t kFirstLines = 1024;
-// One of this many, at random: hits count as misses (kForgets); operations take effect later than
-// they are issued (kDeferred); stores find an old copy of their line in another unit's first-level
-// cache (kPulls); slices let a deferred operation take effect (kProgress).
+// Probabilities, as one of this many at random. kForgets: a hit counts as a miss. kDeferred: an
+// operation takes effect later than it is issued. kPulls: a store finds an old copy of its line in
+// another unit's first-level cache. kProgress: a slice lets a deferred operation take effect.
 constexpr uint64_t kForgets = 64;
 constexpr uint64_t kDeferred = 2;
 constexpr uint64_t kPulls = 3;
@@ -154,8 +154,8 @@ void StaleGrid::load(Wave& w, const Inst& i, const Addresses& a, int bytes, uint
   }
 }
 
-// Makes a random compute unit read the line just before it changes, as another of its waves might
-// have done. So the unit's cache holds the old contents.
+// Makes a random compute unit read a line just before the line changes, as another of the unit's
+// waves might have done. The unit's cache then holds the old contents.
 void StaleGrid::pull(uint64_t line, Placement place) {
   ComputeUnit& unit = *units_[random_.below(units_.size())];
   CacheLine& at = unit.cache.claim(line, false, [](CacheLine&) {});

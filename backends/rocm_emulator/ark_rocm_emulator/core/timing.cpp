@@ -38,8 +38,9 @@ uint8_t access_bytes(std::string_view name) {
   return 4;
 }
 
-// The number of multiplications and additions of v_mfma_f32_32x32x8_2b_..., scaled by the rate of
-// its operands relative to 16-bit ones.
+// The number of multiplications and additions of a matrix instruction, from its name (such as
+// v_mfma_f32_32x32x8_2b_...). It is scaled by the rate of the instruction's operand type relative
+// to 16-bit types.
 double matrix_work(std::string_view name) {
   double shape[4] = {1, 1, 1, 1};
   const size_t x = name.find('x');
@@ -105,7 +106,7 @@ Timing::~Timing() {
   }
 }
 
-// Adds the time since t.mark to the cycles of the instruction that took it.
+// Adds the time since t.mark to the cycles of the instruction at which the wave spent it.
 void Timing::spend(WaveTiming& t) {
   spent(t.at).cycles += t.now - t.mark;
   t.mark = t.now;
@@ -168,7 +169,7 @@ Cost Timing::cost_of(const Inst& i) const {
       cost.unit = Unit::Vector;
       if (has(name, "mfma") || has(name, "smfmac")) {
         cost.unit = Unit::Matrix;
-        // A matrix instruction takes at least two passes of four cycles, because those with blocks
+        // A matrix instruction takes at least two passes of four cycles: instructions with blocks
         // of 4x4 run at half the rate.
         cost.latency = static_cast<float>(std::max(8.0, matrix_work(name) / model_.matrix_flops));
       } else if (quarter_rate(name)) {
@@ -206,8 +207,8 @@ Cost& Timing::known(const Inst& i) {
 // Marks a line that memory has not yet delivered to the memory-side cache.
 constexpr uint64_t kArriving = uint64_t{1} << 63;
 
-// Returns the time at which a line is present that a cache in front of memory has allocated. Until
-// then the line is in flight from memory.
+// Returns the time at which a line has arrived in a cache. Until then the line is in flight from
+// memory.
 double Timing::arrived(uint64_t line, uint64_t way, double at) {
   const auto found = shared_.find(way);
   if (found == shared_.end()) return at;
@@ -219,10 +220,11 @@ double Timing::arrived(uint64_t line, uint64_t way, double at) {
   return std::max(at, visible);
 }
 
-// Returns the time at which a line of 128 bytes, requested at time `at`, has passed the caches.
+// Returns the time at which a line of 128 bytes, requested at time `at`, has arrived through the
+// caches.
 double Timing::fetch(WaveTiming& t, uint64_t line, double at, Through through) {
   ComputeUnit& unit = units_[t.unit];
-  // The key of a line that is in flight to a die. Streaming lines (with the bit nt) are not shared
+  // Identifies a line that is in flight to a die. Streaming lines (with the bit nt) are not shared
   // with other requests.
   const uint64_t way = line | uint64_t{8 + t.unit % static_cast<uint32_t>(model_.dies)} << 59;
   const bool kept = through != Through::None;
@@ -258,8 +260,8 @@ double Timing::fetch(WaveTiming& t, uint64_t line, double at, Through through) {
 }
 
 // The time of an access that is performed at the memory side, where accesses to one line are
-// serialised. A load that saw a value must have come after the store of that value; if its time is
-// earlier, it counts as repeated.
+// serialised. A load that returned a stored value must have happened after the store. If its
+// computed time is earlier, it counts as repeated.
 double Timing::coherent(WaveTiming& t, uint64_t line, double at, bool writes, bool changes) {
   const uint32_t number = t.unit % static_cast<uint32_t>(model_.dies);
   Die& die = dies_[number];
@@ -297,8 +299,8 @@ void Timing::access(Wave& w, const Inst& i, const Cost& cost) {
       }
     }
     const double busy = std::max(4.0, count * double{kLine} / model_.l1_width);
-    // Only one access of a wave may wait for the address unit; the next one issues when the unit
-    // has accepted it. Otherwise accesses that the unit reaches much later would precede other
+    // Only one access of a wave may wait for the address unit. The next access issues when the unit
+    // has accepted this one. Otherwise accesses that reach the unit much later would precede other
     // waves' requests in the caches' queues.
     t.now = std::max(t.now, t.taken);
     const double address = unit.addresses.serve(t.now, busy);

@@ -1,8 +1,8 @@
 // Predicts times: when each instruction would issue and each access would return on a product such
-// as an MI300X. The emulator then always runs the wave that is furthest behind, so that polls,
-// hand-overs and queues happen at the times at which they would on the device. The result is a
-// prediction, not a measurement. timing_models.cpp and docs/rocm-timing.md describe the model and
-// the sources of its numbers.
+// as an MI300X. The emulator then always runs the wave whose clock is furthest behind. So polls,
+// signals between processors and queues happen at the times at which they would on the device. The
+// result is a prediction, not a measurement. timing_models.cpp and docs/rocm-timing.md describe the
+// model and the sources of its numbers.
 #pragma once
 
 #include <cstdint>
@@ -68,9 +68,9 @@ class LineCache {
  private:
   static constexpr uint32_t kWays = 16;
   size_t place(uint64_t line) const {
-    // The highest bits of this product choose the set of a line. So neighbouring lines are in
-    // distant sets, and all sets get equally many lines. With the middle bits, 40% of a 128 MB
-    // buffer would fall into full sets of a 256 MB cache.
+    // The set in which a line is placed. It is chosen by the highest bits of this product, so
+    // neighbouring lines are in distant sets, and all sets get equally many lines. With the middle
+    // bits, 40% of a 128 MB buffer would fall into full sets of a 256 MB cache.
     const uint64_t high = (line * 0x9e3779b97f4a7c15ull) >> 32;
     return static_cast<size_t>((high * sets_) >> 32) * kWays;
   }
@@ -120,8 +120,8 @@ class Timing {
   Timing(const TimingModel& model, Grid& grid);
   ~Timing();                          // writes the profile to ARK_ROCM_EMULATOR_PROFILE, if set
   void add(Wave& w);
-  // Removes from the queue the wave that is furthest behind in time, and returns it; null if no
-  // wave can run.
+  // Removes the wave whose clock is furthest behind from the queue and returns it. Returns null if
+  // no wave can run.
   Wave* next();
   void queue(Wave& w);
   bool ahead(const Wave& w) const;    // true if it is more than kSlack ahead of the queued waves

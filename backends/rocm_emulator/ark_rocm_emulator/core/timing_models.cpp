@@ -1,10 +1,10 @@
 // The products whose times can be predicted. Sources: AMD's CDNA 3 and CDNA 4 white papers (clocks,
 // units, widths, cache sizes, matrix rates), the MI300 instruction set document (issue of four
-// cycles, passes of matrix instructions) and published measurements: reads of 81% of the data
-// sheet's bandwidth, 642 and 742 ns for a counter handed over inside and across dies, 3.3 us and
-// more for a barrier of all compute units. AMD does not state the latencies of single cache levels,
-// flush and invalidate; they are chosen such that the predicted hand-overs take those times
-// (docs/rocm-timing.md says what was compared).
+// cycles, passes of matrix instructions) and published measurements: reads at 81% of the data
+// sheet's bandwidth; 642 ns to hand a counter over inside of a die and 742 ns across dies; 3.3 us
+// and more for a barrier of all compute units. AMD does not publish the latencies of single cache
+// levels, flushes and invalidations. They are chosen so that the predicted hand-overs take the
+// measured times (docs/rocm-timing.md lists what was compared).
 #include "timing.h"
 
 namespace ark_emu {

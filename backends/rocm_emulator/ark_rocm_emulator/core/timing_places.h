@@ -1,7 +1,7 @@
-// Gives the memory that a kernel touches addresses for the timing model. The model's caches choose
-// sets by address, and the host's allocator returns different addresses in each run. The model
-// therefore places regions one after another in the order in which the kernel first touches them,
-// so that predictions are reproducible.
+// Assigns addresses, for the timing model, to the memory that a kernel accesses. The model's caches
+// choose sets by address, and the host's allocator returns different addresses in each run. So that
+// predictions are reproducible, the model places regions of memory one after another in the order
+// in which the kernel first accesses them.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,11 @@ namespace ark_emu {
 
 class Places {
  public:
-  // seed: moves all regions, so that with another seed other lines share sets of the caches.
+  // seed: shifts the addresses of all regions. With another seed, different lines share sets of the
+  // caches.
   Places(MemoryView& view, uint64_t seed) : view_(view), next_((seed % 1024 + 1) * kApart) {}
-  // Returns the model's address of a byte. If the address is outside of all regions, the access
-  // itself reports it.
+  // Returns the model's address of a byte. An address outside of all regions is returned unchanged;
+  // the access itself reports the error.
   uint64_t of(uint64_t address) {
     const RegionEntry* entry = view_.find(address, 1);
     if (entry == nullptr) return address;

@@ -172,8 +172,8 @@ const uint32_t* Wave::src32_slow(const Inst& inst, int k, uint32_t* tmp) {
 const uint32_t* Wave::src16(const Inst& inst, int k, uint32_t* tmp) {
   src32_slow(inst, k, tmp);
   const bool high = ((inst.opsel >> k) & 1) != 0;
-  // The modifiers abs and neg were applied to bit 15, that is, to the low half. If op_sel selects
-  // the high half, they must apply to that instead.
+  // The modifiers abs and neg were applied to bit 15, the sign of the low half. If op_sel selects
+  // the high half, they must apply to the high half instead.
   if (high && inst.ext != Ext::Sdwa) {
     const uint32_t keep = (inst.abs >> k) & 1 ? 0x7fffu : 0xffffu;
     const uint32_t flip = (inst.neg >> k) & 1 ? 0x8000u : 0;

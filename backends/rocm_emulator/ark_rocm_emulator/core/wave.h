@@ -31,8 +31,9 @@ struct Fault {
 enum class WaveStatus : uint8_t { Ready, Barrier, Done };
 
 struct Wave {
-  // The scalar registers by hardware number: VCC is 106, EXEC 126, and so on. In a wave of 64, a
-  // lane mask has two registers, so if RDNA code names the last one, one more is needed.
+  // The scalar registers by hardware number: VCC is 106, EXEC 126, and so on. In a wave of 64 lanes
+  // a lane mask has two registers. RDNA code may name the last register for a mask, so the array
+  // has one more.
   alignas(64) uint32_t s[130] = {};
   uint32_t* v = nullptr;                // rows of kLanes; row = Operand::reg (AGPRs from 256)
   uint32_t pc = 0;                      // dword index of the next instruction
@@ -119,8 +120,8 @@ struct Wave {
   const uint32_t* src16(const Inst& inst, int k, uint32_t* tmp);
   uint64_t src_mask(const Operand& operand) const;   // Ty::Mask
 
-  // The buffer for a handler's results: the destination itself if they need no further processing,
-  // otherwise `out`, which the handler then passes to put32 or put64.
+  // The buffer for a handler's results: the destination register itself if the results need no
+  // further processing. Otherwise `out`, which the handler then passes to put32 or put64.
   uint32_t* target(const Inst& inst, uint32_t* out) {
     return inst.plain_dst && all_lanes() ? row(inst.dst[0].reg) : out;
   }

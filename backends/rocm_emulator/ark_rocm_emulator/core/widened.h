@@ -1,7 +1,7 @@
-// A cache of operands of matrix instructions that were converted to the type of the sums
-// ("widened"). An entry is valid as long as the registers hold the same values. A kernel that
-// multiplies tiles uses each operand for a whole row or column of them, and comparing the registers
-// takes a tenth of the time of widening them.
+// A cache of matrix instructions' operands that were converted to the type of the sums ("widened").
+// An entry is valid as long as the registers hold the same values. A kernel that multiplies tiles
+// uses each operand for a whole row or column of tiles. Comparing the registers takes a tenth of
+// the time of converting them.
 #pragma once
 
 #include <array>
@@ -43,9 +43,9 @@ struct Widened {
     bool operator==(const Kind&) const = default;
   };
 
-  // True if this entry is of the kind `wanted` and was computed from `rows` rows of `lanes` dwords
-  // at `words`, which are `apart` dwords apart. If not, the entry is updated as if it were, and the
-  // caller must fill in the result.
+  // True if this entry is of the kind `wanted` and was computed from the given source: `rows` rows
+  // of `lanes` dwords at `words`, which are `apart` dwords apart. Otherwise the entry is changed to
+  // this kind and source, and the caller must fill in the result.
   bool holds(const Kind& wanted, const uint32_t* words, int rows, int lanes, int apart) {
     bool same = kind == wanted;
     for (int row = 0; same && row < rows; row++) {
@@ -65,9 +65,9 @@ struct Widened {
   alignas(64) double at[kDoubles];
 };
 
-// Left sides (k = 0) and right sides have separate entries, so that neither evicts the other while
-// both are used. Entries are chosen by register, for all waves, because consecutive waves often
-// multiply the same tile.
+// Left operands (k = 0) and right operands have separate entries, so that neither evicts the other
+// while both are used. Entries are chosen by register number and shared by all waves, because
+// consecutive waves often multiply the same tile.
 struct WidenedOperands {
   Widened& of(int k, unsigned reg, int rows) {
     auto& some = places[static_cast<size_t>(k)];

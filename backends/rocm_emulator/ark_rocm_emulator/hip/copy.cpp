@@ -8,8 +8,8 @@ namespace ark_hip {
 
 namespace {
 
-// True if a copy may access the range: it must be in one allocation or one variable, or be host
-// memory only.
+// True if a copy may access the range of addresses. The range must lie in one allocation, in one
+// variable, or in host memory only. known: set to true if it is in an allocation or a variable.
 bool plausible(Runtime& rt, const void* address, uint64_t size, bool* known) {
   const uint64_t begin = uint64_t(address);
   // Tests whether `begin` is in [base, base + span). If so, sets the result for the whole range.

@@ -171,7 +171,8 @@ HIP_EXPORT hipError_t hipDeviceGet(int* device, int ordinal) {
   return hipSuccess;
 }
 
-// Clears only the error: data that a fault has destroyed stays lost, as after a reset of the GPU.
+// Clears only the sticky error. Data that a fault has destroyed stays lost, as after a reset of a
+// GPU.
 HIP_EXPORT hipError_t hipDeviceReset() {
   HIP_ENTER();
   wait_device(*rt, current_device);

@@ -1,5 +1,5 @@
-// The hiprtc entry points. Compiling itself is the package's compile step (clang from the ziglang
-// wheel), which the Python side registers as a function when it activates the emulator.
+// The hiprtc entry points. The compilation itself is done by the package's compile step (clang from
+// the ziglang wheel). Python registers this step as a function when it activates the emulator.
 #include <cstring>
 #include <map>
 #include <memory>

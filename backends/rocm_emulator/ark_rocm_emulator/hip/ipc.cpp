@@ -24,9 +24,9 @@ struct Handle {
 };
 static_assert(sizeof(Handle) == sizeof(hipIpcMemHandle_t), "a HIP handle is 64 bytes");
 
-// Maps the records in which the checks of all processes share accesses to this memory, for the part
-// that begins at `offset`. Null if the records cannot be shared; processes then do not see each
-// other's accesses.
+// Maps the records of accesses to this memory, which the checks of all processes share, for the
+// part that begins at `offset`. Null if the records cannot be shared; the processes then do not see
+// each other's accesses.
 void* map_records(int fd, uint64_t offset, uint64_t size) {
   constexpr uint64_t kPerByte = ark_emu::kRecordBytes / 4;
   void* at = mmap(nullptr, size * kPerByte, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd,
@@ -34,7 +34,8 @@ void* map_records(int fd, uint64_t offset, uint64_t size) {
   return at == MAP_FAILED ? nullptr : at;
 }
 
-// Returns the file that holds these records for a device's whole memory; -1 if there is none.
+// Returns the file that holds the records of accesses to a device's whole memory; -1 if there is
+// none.
 int records_file(ark_hip::Arena& arena) {
   if (arena.records_fd >= 0 || !ark_emu::can_share_checks()) return arena.records_fd;
   const int fd = memfd_create("ark-emulated-records", MFD_CLOEXEC);
@@ -65,7 +66,7 @@ HIP_EXPORT hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t* handle, void* pointe
   if (rt->settings.checks && shared.records == nullptr && records_file(arena) >= 0) {
     const uint64_t span = span_of(shared.size);
     shared.records = map_records(arena.records_fd, shared.arena_offset, span);
-    // Clears the records: those from before belong to memory that has been freed.
+    // Clears the records: old records belong to memory that has been freed.
     if (shared.records) madvise(shared.records, span / 4 * ark_emu::kRecordBytes, MADV_REMOVE);
   }
   rt->machine->set_shared(shared.base, shared.records);

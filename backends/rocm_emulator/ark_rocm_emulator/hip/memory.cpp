@@ -21,8 +21,9 @@ constexpr uint8_t kFill = 0xCB;  // the contents of unwritten memory
 // Rounds a size up to whole pages. Returns 0 if the result overflows.
 uint64_t whole_pages(uint64_t size) { return (size + kPage - 1) / kPage * kPage; }
 
-// Reads one byte through the kernel, which returns EFAULT where a load would end the process.
-// pwrite is not used, because a sanitizer's version of it reads the byte first.
+// True if the process can read the byte at an address. The kernel reads the byte and returns EFAULT
+// if it is not mapped, where a load would end the process. The raw system call is used instead of
+// pwrite, because a sanitizer's version of pwrite reads the byte first.
 bool readable_byte(const void* address) {
   static const int probe = memfd_create("ark-emulated-probe", MFD_CLOEXEC);
   return syscall(SYS_pwrite64, probe, address, 1, 0) == 1;

@@ -23,8 +23,8 @@ std::string g_error = "no emulated device was asked for";
 
 thread_local hipError_t last_error = hipSuccess;
 
-// The sizes of the address space that is reserved for a device's memory. Memory is allocated page
-// by page. If the system does not grant the larger size, less is reserved.
+// The most and the least bytes of address space to reserve for a device's memory. Memory is
+// allocated page by page. If the system does not grant the larger size, less is reserved.
 constexpr uint64_t kMostArenaBytes = uint64_t(1) << 40, kLeastArenaBytes = uint64_t(1) << 32;
 
 Arena make_arena(int device) {
@@ -110,8 +110,8 @@ void close_runtime(Runtime* rt) {
   for (Event* event : rt->events) delete event;
   for (auto& [base, allocation] : rt->allocations) {
     rt->machine->remove_region(base);
-    // Freed host memory loses its pages but keeps its addresses, because a view of it may outlive
-    // its device, especially after a failed run.
+    // Freed host memory loses its pages but keeps its addresses: a view of it may still exist after
+    // its device is closed, especially after a failed run.
     if (allocation.device < 0 && !allocation.registered)
       mmap(reinterpret_cast<void*>(base), allocation.size, PROT_READ | PROT_WRITE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);

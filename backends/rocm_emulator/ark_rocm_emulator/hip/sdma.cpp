@@ -68,7 +68,7 @@ bool compare(uint32_t function, uint32_t seen, uint32_t wanted) {
   }
 }
 
-// The engine as the checks see it when they are off: its writes count as writes by the host.
+// Stands for the engine if checks are off: its writes count as writes by the host.
 class Unchecked final : public ark_emu::Agent {
  public:
   explicit Unchecked(ark_emu::Machine& machine) : machine_(machine) {}
@@ -172,8 +172,8 @@ SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* le
   uint32_t header = word(at, 0), op = header & 0xff;
   auto whole = [&](uint64_t words) {
     *length = words * 4;
-    // The packet is read before it has any effect: a thread that sees an effect may overwrite the
-    // slot.
+    // The whole packet is read before it has any effect, because a thread that sees an effect may
+    // overwrite the packet's slot.
     if (*length <= available) return sound(fetched(at, *length));
     fail("the doorbell was rung in the middle of a packet (operation " + std::to_string(op) + ").");
     return false;

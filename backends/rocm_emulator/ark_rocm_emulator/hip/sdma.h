@@ -30,9 +30,9 @@ class SdmaQueue {
   uint64_t doorbell() const { return base_ + ring_bytes_ + 128; }
   uint64_t executed() const { return executed_.load(); }
 
-  // Executes packets until the doorbell's value, a poll whose condition is not met, or an error.
-  // Depending on the emulator's seed it runs late and performs copies in parts. Returns true if it
-  // did anything.
+  // Executes packets until it reaches the doorbell's value, a poll whose condition is not met, or
+  // an error. Depending on the emulator's seed it runs late and performs copies in parts. Returns
+  // true if it did anything.
   bool progress();
 
  private:

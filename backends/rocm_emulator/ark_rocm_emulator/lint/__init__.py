@@ -1,8 +1,8 @@
 """The ISA lint: checks of the machine code for faults that execution on the emulator cannot show.
 
-The tests of the ROCm backend call ``lint`` on the assembly of every kernel that ark emits. It
-checks cache control around scoped synchronisation, budgets of scratch, LDS and registers, and the
-presence of matrix instructions where the plan requires them.
+The tests of the ROCm backend call ``lint`` on the assembly of every kernel that ark emits. The lint
+checks cache control around scoped synchronisation; budgets of scratch, LDS and registers; and that
+matrix instructions are present where the plan requires them.
 """
 
 from __future__ import annotations

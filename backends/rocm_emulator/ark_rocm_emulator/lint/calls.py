@@ -1,6 +1,6 @@
 """Inlines the called functions of a kernel at each call, so that the rules can follow a path
-through them. The code before a call determines the called function. If that code is not in the same
-block, the call may be of any function that the caller names.
+through them. The instructions before a call show which function it calls. If they are not in the
+same block as the call, the call may be of any function that the caller names.
 """
 
 from __future__ import annotations

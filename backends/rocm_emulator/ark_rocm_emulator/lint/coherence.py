@@ -2,18 +2,18 @@
 
 The emulator is sequentially consistent, so a missing fence does not change the results of an
 emulated kernel; only the instructions show it. This module does a forward data-flow analysis over
-the blocks of a function. Its facts are the missing steps of a path (a store that was not waited
-for, a cache that was not written back, a flag that was read without an invalidation). Each
-synchronisation point reports the facts that must not hold there. The required sequences are those
-of the memory model tables in LLVM's "User Guide for AMDGPU Backend", section "Memory Model".
+the blocks of a function. Its facts are steps that are still missing on a path: a store that was not
+waited for, a cache that was not written back, a flag that was read without an invalidation. At each
+synchronisation point it reports the facts that must not hold there. The required sequences are
+those of the memory model tables in LLVM's "User Guide for AMDGPU Backend", section "Memory Model".
 
-The points are found in two ways. Markers are assembly comments that state the intent exactly:
-``; ark.release <scope>`` before a publication and ``; ark.released <scope>`` after it;
-``; ark.acquire <scope>`` after a wait; ``; ark.read <scope>`` after the load of a flag, if a later
-fence makes that load an acquire; and ``; ark.arrived workgroup`` where the stores of all waves must
-have arrived. Without markers (and unless ``Expectations.marked`` promises some), scope bits of
-instructions are used: a store or atomic with such bits publishes all earlier writes, and a load
-that is polled in a spin loop acquires later reads.
+The synchronisation points are found in two ways. Markers are assembly comments that state the
+intent exactly: ``; ark.release <scope>`` before a publication and ``; ark.released <scope>`` after
+it; ``; ark.acquire <scope>`` after a wait; ``; ark.read <scope>`` after the load of a flag, if a
+later fence makes that load an acquire; and ``; ark.arrived workgroup`` where the stores of all
+waves must have arrived. Without markers (and unless ``Expectations.marked`` promises some), scope
+bits of instructions are used: a store or atomic with such bits publishes all earlier writes, and a
+load that is polled in a spin loop acquires later reads.
 """
 
 from __future__ import annotations
@@ -154,9 +154,10 @@ class Coherence:
             caches = rules.invalidates[key]
             return facts - {f"stale:{c}" for c in caches} - {f"spun:{c}" for c in caches}
         if key in rules.writes_back:
-            # If a write-back overtakes a store in flight, that store is missing only until the next
-            # wait for both, which every publication requires anyway. A workgroup that has stored
-            # nothing has nothing to write back.
+            # A store that is in flight when a write-back begins may not be written back. It counts
+            # as missing only until the next wait for both the store and the write-back, which every
+            # publication requires anyway. A workgroup that has stored nothing has nothing to write
+            # back.
             pieces = rules.writes_back[key]
             out = {"write-back-out"} if "stored" in facts else set()
             return facts - {f"dirty:{p}" for p in pieces} | out
@@ -213,7 +214,7 @@ class Coherence:
             explicit = scope == "system" or (kind == "store" and scope == "agent")
             if exact and explicit and not self._expected.marked:
                 asked.add(scope)
-            # The next publication of any scope needs this write-back, so its scope bits are not
+            # The next publication needs this write-back at any scope, so scope bits are not
             # compared.
             if "write-back-out" in facts:
                 yield self._finding(
@@ -330,15 +331,15 @@ def check_coherence(
     The code must be optimised: in unoptimised code, flat accesses to private memory cannot be
     distinguished from publications.
     """
-    # Findings are a set, because a function that is called twice is checked twice.
+    # A set, because a function that is called twice is checked twice and has the same findings.
     findings = set(Coherence(function, rules, expected, stored).findings())
     findings |= set(_missing_markers(function, expected))
     return sorted(findings, key=lambda finding: (finding.line, finding.rule))
 
 
 def _missing_markers(function: Function, expected: Expectations) -> Iterator[Finding]:
-    """Findings for the acquire and release markers that a function should have and lacks. Without
-    its markers a kernel would pass all rules.
+    """Findings for acquire and release markers that a function should have and lacks. Without this
+    check, a kernel that had lost its markers would pass all rules.
     """
     there = {
         (i.mnemonic, i.operands[0])

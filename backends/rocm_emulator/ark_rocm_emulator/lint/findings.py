@@ -11,12 +11,12 @@ class Expectations:
 
     ``threads`` and ``dynamic_lds`` (bytes) are those of one workgroup at launch.
     ``workgroups_per_cu`` must be resident at once (a loop kernel requires it). ``matrix``: True if
-    MFMA or WMMA instructions must be present. ``marked``: the scopes whose hand-overs all have
-    markers. These markers must be present, and a scoped access without one is intended (packets
-    that carry their epoch). ``completed_barriers``: True if a wave's stores must also have
-    completed at a barrier after which another wave publishes them. clang omits that on CDNA, and
-    LLVM added it for RDNA's CU mode (llvm-project pull request 160501). ``kernels`` limits the lint
-    to these functions.
+    MFMA or WMMA instructions must be present. ``marked``: the scopes in which all synchronisation
+    between processors has markers. These markers must be present, and a scoped access without a
+    marker is intended (packets, which carry their epoch). ``completed_barriers``: True if a wave's
+    stores must have completed at a barrier after which another wave publishes them. clang omits
+    that on CDNA, and LLVM added it for RDNA's CU mode (llvm-project pull request 160501).
+    ``kernels`` limits the lint to these functions.
     """
 
     threads: int = 256
@@ -31,7 +31,9 @@ class Expectations:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: the rule, the line (counted from 1; 0 means the whole kernel) and the reason."""
+    """One fault that the lint has found: the rule, the line (counted from 1; 0 means the whole
+    kernel) and the reason.
+    """
 
     rule: str
     function: str

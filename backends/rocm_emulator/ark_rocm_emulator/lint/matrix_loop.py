@@ -1,10 +1,10 @@
 """Counts the instructions of a kernel's busiest loop, and the share of its issue slots that go to
 matrix units.
 
-A compute unit's matrix unit works for as many slots of four cycles as an instruction has passes
-(AMD's instruction set documents); everything else takes one slot. This share is therefore the
-largest fraction of their peak that the matrix units could reach without any waits. Called by the
-ROCm backend for `ark bench ops --isa`.
+A slot is four cycles. A compute unit's matrix unit works for as many slots as a matrix instruction
+has passes (AMD's instruction set documents); every other instruction takes one slot. The share is
+therefore the largest fraction of their peak that the matrix units could reach without any waits.
+Called by the ROCm backend for `ark bench ops --isa`.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def _scratch(function: Function, used: Resources | None, target: TargetLimits) -
                 "Use smaller tiles or fewer live values.",
             )
             return
-    # Spills of scalar registers are no finding, because they go to lanes of vector registers, which
-    # needs no memory.
+    # Spills of scalar registers are not reported. They go to lanes of vector registers and need no
+    # memory.
     if used and (used.scratch or used.vgpr_spills):
         yield Finding(
             "scratch",

@@ -1,8 +1,8 @@
-"""The resources of each AMD target and the cache operations that its memory model requires.
+"""The resources of each AMD target, and the cache operations that its memory model requires.
 
-The lint rules read these values and hold no architecture name of their own. Register files, LDS
-sizes and wave limits are from AMD's ISA guides (CDNA2, CDNA3, CDNA4, RDNA3); the cache operations
-are those of the memory model chapters of LLVM's "User Guide for AMDGPU Backend".
+The lint rules read these values and contain no names of architectures. Register files, LDS sizes
+and wave limits are from AMD's ISA guides (CDNA2, CDNA3, CDNA4, RDNA3); the cache operations are
+those of the memory model chapters of LLVM's "User Guide for AMDGPU Backend".
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Compiles device source of the ROCm dialect for an NVIDIA GPU, through NVRTC and a header.
 
-Synchronisation tests use it to run the code that they run on the emulator on hardware with a weak
-memory model. The header maps the builtins; this module runs the compiler.
+Synchronisation tests normally run their device code on the emulator. This package lets them run the
+same code on hardware with a weak memory model. The header maps AMD's compiler builtins to NVIDIA's;
+this module runs the compiler.
 """
 
 from __future__ import annotations

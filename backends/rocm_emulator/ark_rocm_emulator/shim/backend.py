@@ -26,8 +26,8 @@ NOTE = (
     "NVIDIA GPUs behind the ROCm dialect: its synchronisation compiled by NVRTC through the shim; "
     "this shows nothing of AMD hardware"
 )
-# The parts of the prelude that synchronise processors. Functions of numbers use clang's builtins,
-# and the doctor does not need them.
+# The parts of the prelude that synchronise processors. The prelude's arithmetic uses clang's
+# builtins and is omitted, because the doctor does not need it.
 HANDING_OVER = ("prelude.h", "lanes.h", "order.h")
 ENTRY = """
 extern "C" __global__ void __launch_bounds__(ARK_THREADS, 1)

@@ -18,8 +18,8 @@ typedef unsigned uint32_t;
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
 
-// Orders and scopes are NVRTC's own: its builtins take literals only, so the dialect must pass these
-// names and not variables or template parameters.
+// Memory orders and scopes have NVRTC's names. NVRTC's builtins accept only literals, so the
+// dialect must pass these names and not variables or template parameters.
 #define __ATOMIC_RELAXED __NV_ATOMIC_RELAXED
 #define __ATOMIC_CONSUME __NV_ATOMIC_CONSUME
 #define __ATOMIC_ACQUIRE __NV_ATOMIC_ACQUIRE
@@ -57,7 +57,7 @@ __device__ __forceinline__ T* ark_writable(const volatile T* pointer) {
   __nv_atomic_compare_exchange_n(P, E, V, true, O, F, S)
 
 // HIP's fence names its scope by a string: "" is the system. NVRTC has no scope smaller than a
-// block, so smaller ones become a block.
+// block, so smaller scopes become a block.
 __device__ constexpr bool ark_same(const char* left, const char* right) {
   while (*left != 0 && *left == *right) ++left, ++right;
   return *left == *right;

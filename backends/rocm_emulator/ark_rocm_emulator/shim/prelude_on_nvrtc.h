@@ -1,7 +1,7 @@
-// Definitions that ark's own ROCm prelude uses beyond hip_on_nvrtc.h. The prelude's assembly is
-// AMD's: waits for stores, for which the fences beside them suffice here, and markers for the lint.
-// `asm volatile(...)` is therefore defined to be empty from here on (no other use of `volatile` has
-// a parenthesis after it).
+// Definitions that ark's ROCm prelude needs in addition to hip_on_nvrtc.h. The prelude contains AMD
+// assembly: waits for stores, which the fences beside them make unnecessary here, and markers for
+// the lint. From here on `asm volatile(...)` is therefore defined to be empty (no other use of
+// `volatile` has a parenthesis after it).
 #define asm
 #define volatile(...) ((void)0)
 
