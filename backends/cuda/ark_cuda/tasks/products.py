@@ -4,8 +4,7 @@ edges and parts of k.
 
 Tiles have 128 or 64 rows. The loading thread copies boxes of both operands to shared memory through
 tensor maps, swizzled so that they are multiplied without bank conflicts. Elements outside of an
-operand are loaded as zeros. Elements outside of the result are not written. Called by
-ark_cuda.tasks.matmul.
+operand are loaded as zeros; those outside of the result are not written. Called by matmul.py.
 """
 
 from __future__ import annotations
@@ -183,10 +182,9 @@ def _line_bytes(sig: Signature) -> int:
 
 
 def _lines(sig: Signature) -> int:
-    """The number of lines (128 bytes along k, see `_line_bytes`) in a stage. Stages of small tiles
-    have several lines, for two reasons. The loading thread needs longer to start the copies of a
-    small stage than the copies take. And every slot of the ring is as large as the plan's largest
-    stage: with one line in each slot, too few bytes would be in flight.
+    """The number of lines (128 bytes along k) in a stage. Small tiles have several, as starting
+    the copies of a small stage takes longer than the copies. Slots of the ring are as large as the
+    plan's largest stage, so with one line in each too few bytes would be in flight.
     """
     params = sig.read(MatmulParams)
     _, _, k = dims(sig)
