@@ -1,7 +1,8 @@
-"""Sessions for contributors and CI: `nox` runs what a machine without a GPU can prove.
+"""Sessions for contributors and CI. `nox` runs all checks that a machine without a GPU can run.
 
-Besides lint, types and tests there is one session per row of ci/matrix.toml: it runs that row's
-tests on a machine that must have what the row names, or fails.
+Besides lint, types and tests there is one session per row of ci/matrix.toml (a machine, such as one
+with an H100). It runs that row's tests, and fails if the machine lacks the devices that the row
+names.
 """
 
 from __future__ import annotations
@@ -22,27 +23,28 @@ from ark_rocm_emulator.engine import core
 ark_rocm_emulator.activate("emulated:gfx942")
 core()
 """
-# What the sweep runs beside the kernel suite.
+# The emulated devices that the session emulator_sweep tests in addition to the kernel suite.
 CHECKED = [
     {"arch": arch, "seed": seed, "checks": True, "tests": "all", "session": "emulator_sweep"}
     for seed, arch in enumerate(("gfx942", "gfx1100"), 1)
 ]
 
-# Three workers side by side, on two cores too: one of them mostly waits, for a compiler or for a
-# peer that is late. One that is done takes tests from the others. Compiled kernels are shared
-# through ark's cache, between workers and between sessions.
+# Tests run in three worker processes, even on two cores, because one of them usually waits for a
+# compiler or for a slow peer. A worker that has no more tests takes tests from others. Compiled
+# kernels are shared between workers and sessions through ark's cache.
 STEALING = ("--dist", "worksteal")
 WORKERS = ("-n", "3", *STEALING)
-# Beside emulated devices, which take what workers leave while they wait, two: each finds all tests
-# before its first, which takes seconds.
+# While the tests of emulated devices run, there are only two workers, which use the cores while
+# those tests wait. Each worker collects all tests before its first one, which takes seconds.
 BESIDE_DEVICES = ("-n", "2", *STEALING)
 
-# Side by side, a library's own threads only take the cores from each other. Hundreds of processes
-# import ark: where a machine turns bytecode files off, each would compile it anew.
+# In parallel test processes, a library's own threads only compete for the cores. Bytecode files are
+# enabled, because hundreds of processes import ark: without them each would compile it anew.
 BESIDE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
-# CPU kernels that tests run once are compiled in a quarter of the time; tests/backend/conftest.py
-# names those that keep ark's own flags, and the slow session uses no others.
+# -Og compiles CPU kernels, which tests run once, in a quarter of the time.
+# tests/backend/conftest.py names the tests that keep ark's own flags, and the slow session uses
+# only these flags.
 QUICK = {**BESIDE, "ARK_CPU_FLAGS": "-Og"}
 
 # The arguments with which the session `tests` runs the long tests (tests/long.py).
@@ -53,10 +55,10 @@ MATRIX = nox.project.load_toml("ci/matrix.toml")
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, format, the order of the layers, the words of messages and names, the pages of docs/
-    with their links, the site built strictly, the forms and workflows of .github by their schemas,
-    and that generated files and the plans of named programs for two machines (ci/plans) are up to
-    date.
+    """Checks style, format, the order of the layers, the words of messages and names, the pages of
+    docs/ with their links, the site built strictly, the forms and workflows of .github by their
+    schemas, and that generated files and the plans of named programs for two machines (ci/plans)
+    are up to date.
     """
     session.install(
         "ruff>=0.6",
@@ -104,9 +106,9 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The default test run: no GPU needed. The session `long_tests` runs the other tests.
 
-    Beside the long tests, the backend tests run once more on emulated AMD devices: most of them on
-    gfx942, ops and faults on gfx1100, and what synchronises with more seeds of the emulator's
-    scheduler and all its checks.
+    The backend tests also run on emulated AMD devices: most of them on gfx942, tests of ops and
+    faults also on gfx1100. Tests of synchronisation run with more seeds of the emulator's scheduler
+    and with all its checks.
     """
     session.install("-e", ".[dev]")
     session.run("python", "-c", BUILD_EMULATOR, env=BESIDE)
@@ -134,8 +136,8 @@ def _emulate(session: nox.Session, runs: list[dict], *meanwhile: str) -> None:
 @nox.session
 def package(session: nox.Session) -> None:
     """Builds wheel and sdist into dist/ and tests each outside of the repository, in an environment
-    of its own: types, metadata, the README's programs and its first text. The ROCm emulator is a
-    wheel of its own, installed on top.
+    of its own: types, metadata, the README's programs and its first text. The wheel of the ROCm
+    emulator is then installed in addition.
     """
     session.install("build", "twine")
     shutil.rmtree("dist", ignore_errors=True)
@@ -150,15 +152,17 @@ def package(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The site, into site/: any link, anchor or name that is not there fails."""
+    """Builds the documentation's site into site/. Fails if a link, an anchor or a name does not
+    exist.
+    """
     session.install("-e", ".[docs]")
     session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session
 def emulator_sweep(session: nox.Session) -> None:
-    """The kernel suite on every emulated architecture, at -O0 and -O3, with ten seeds; then all
-    backend tests on one architecture of each family with every check of the emulator.
+    """Runs the kernel suite on every emulated architecture, at -O0 and -O3, with ten seeds. Then
+    runs all backend tests on one architecture of each family with every check of the emulator.
     """
     session.install("-e", ".[dev]")
     suite = "tests/rocm_emulator/"
@@ -171,9 +175,9 @@ def emulator_sweep(session: nox.Session) -> None:
 
 @nox.session
 def second_clang(session: nox.Session) -> None:
-    """The kernel suite and the random kernels compiled by clang 21, of an older `ziglang` wheel, on
-    the emulator: where a result is wrong that clang 22's code gets right, or the other way round,
-    the compiler is at fault.
+    """Compiles the kernel suite and the random kernels with clang 21, of an older `ziglang` wheel,
+    and runs them on the emulator. If a result is wrong with only one of clang 21 and clang 22, the
+    compiler is at fault.
     """
     session.install("-e", ".[dev]")
     folder = Path(session.create_tmp()).resolve()
@@ -192,11 +196,11 @@ def second_clang(session: nox.Session) -> None:
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """What `nox` leaves out because it is slow and rarely fails: the tests marked slow
-    (tests/slow.py), alone those of processes that are stopped and of slow networks, whose times a
-    busy machine does not keep; all random cases and all types for every architecture, of which
-    `nox` runs a part; CPU kernels with all optimisation; and more backend tests on emulated
-    architectures.
+    """Runs what `nox` omits because it is slow and rarely fails: the tests marked slow
+    (tests/slow.py); all random cases and all types for every architecture, of which `nox` runs a
+    part; CPU kernels with all optimisation; and more backend tests on emulated architectures. Tests
+    of stopped processes and of slow networks run alone, because a busy machine would change their
+    times.
     """
     session.install("-e", ".[dev]")
     environment = {**BESIDE, "ARK_SLOW_TESTS": "1"}
@@ -212,7 +216,9 @@ def slow(session: nox.Session) -> None:
 
 @nox.session
 def access_sweep(session: nox.Session) -> None:
-    """What bodies touch against what their kinds declare, on 25 times as many random ops."""
+    """Compares the memory that bodies (device functions) access with what their kinds declare, on
+    25 times as many random ops as `nox`.
+    """
     session.install("-e", ".[dev]")
     environment = {"ARK_ACCESS_SEEDS": "25", "ARK_SLOW_TESTS": "1"}
     session.run("pytest", *WORKERS, "tests/unit/tasks", *session.posargs, env=environment)
@@ -220,7 +226,8 @@ def access_sweep(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Hostile plans, checkpoints, topologies and so on for 5 minutes, or as `-- --seconds N` says.
+    """Gives ark hostile plans, checkpoints, topologies and other inputs for 5 minutes, or for the
+    time that `-- --seconds N` sets.
 
     Findings are written to fuzz-findings/; any finding fails the session.
     """
@@ -228,8 +235,9 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "-m", "tests.fuzz", *session.posargs)
 
 
-# What tests of the server use beside the extra `test`: clients, a load generator, Ray Serve and
-# Kubernetes' schemas. They are in no extra: some need other versions than packages of `dev`.
+# Packages that tests of the server use in addition to the extra `test`: clients, a load generator,
+# Ray Serve and Kubernetes' schemas. They are in no extra, because some need other versions of
+# packages than `dev`.
 CLIENTS = (
     *("guidellm>=0.8", "kubernetes-validate>=1.37", "langchain-openai>=1", "litellm>=1.80"),
     *("lm-eval[api,hf]>=0.4.13", "ray[serve]>=2.60"),
@@ -240,8 +248,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 @nox.session
 def clients(session: nox.Session) -> None:
-    """The server beside public clients, Ray Serve, Kubernetes' schemas and the page in Chromium,
-    which must be installed (Debian: `apt-get install chromium`).
+    """Tests the server with public clients, Ray Serve, Kubernetes' schemas and the page in
+    Chromium, which must be installed (Debian: `apt-get install chromium`).
     """
     if not any(map(shutil.which, BROWSERS)):
         session.error(f"no Chromium on this machine (looked for {', '.join(BROWSERS)}); install it")
@@ -252,8 +260,8 @@ def clients(session: nox.Session) -> None:
 
 @nox.session
 def onnx(session: nox.Session) -> None:
-    """All of onnx's backend node tests on the CPU, with counts; a crash fails the session. Then 40
-    of them on an emulated AMD device, which must pass.
+    """Runs all of onnx's backend node tests on the CPU and prints counts; a crash fails the
+    session. Then runs 40 of them on an emulated AMD device, which must pass.
     """
     session.install("-e", ".[dev]")
     session.run("python", "-m", "tests.interop.node_suite", *session.posargs)
@@ -265,7 +273,9 @@ def onnx(session: nox.Session) -> None:
 
 @nox.session
 def torch_operators(session: nox.Session) -> None:
-    """torch's samples of its operators (OpInfo) and five models, on the CPU; a difference fails."""
+    """Compares ark with torch's samples of its operators (OpInfo) and with five models, on the CPU;
+    a difference fails.
+    """
     session.install("-e", ".[dev]", "onnxscript>=0.5")
     session.run("python", "-m", "tests.interop.models")
     session.run("python", "-m", "tests.interop.op_samples", *session.posargs)
@@ -273,15 +283,15 @@ def torch_operators(session: nox.Session) -> None:
 
 @nox.session
 def training(session: nox.Session) -> None:
-    """200 steps of training the shipped model on the CPU, with torch's loss curve."""
+    """Trains the shipped model for 200 steps on the CPU and compares the losses with torch's."""
     session.install("-e", ".[dev]")
     session.run("python", "-m", "tests.training", *session.posargs)
 
 
 @nox.session
 def plan_fuzz(session: nox.Session) -> None:
-    """10,800 mutated plans against the verifier (`nox` has 900), and 12 times as many
-    random graphs for planner, verifier and the brute-force second opinion.
+    """Gives the verifier 10,800 mutated plans (`nox`: 900). Gives planner, verifier and the
+    brute-force check 12 times as many random graphs as `nox`.
     """
     session.install("-e", ".[dev]")
     environment = {"ARK_PLAN_MUTATIONS": "12", "ARK_SLOW_TESTS": "1"}
@@ -297,21 +307,24 @@ TRAINED = (
 
 @nox.session
 def training_ranks(session: nox.Session) -> None:
-    """100 steps of a small Llama under every plan on 1, 2 and 4 CPU ranks, beside torch's loss."""
+    """Trains a small Llama for 100 steps under every plan on 1, 2 and 4 CPU ranks, and compares the
+    losses with torch's.
+    """
     session.install("-e", ".[dev]")
     script = ("python", "examples/train/ranks.py", "--vs", "torch")
     for ranks in ("1", "2", "4"):
         for plan in TRAINED:
-            # With recycled passes torch differs from itself by 4e-4 at the 82nd step, when sums
-            # are added in another order (test_recycled_passes_spread_in_torch_itself).
+            # The plan 3f1b has recycled passes, with which torch's result depends on the order of
+            # sums: it differs by 4e-4 at the 82nd step
+            # (test_recycled_passes_spread_in_torch_itself).
             steps = "50" if plan == "3f1b" else "100"
             session.run(*script, "--steps", steps, "--plan", plan, "--ranks", ranks)
 
 
 @nox.session
 def shim(session: nox.Session) -> None:
-    """The suite's synchronising kernels and the doctor's as HIP source on an NVIDIA GPU; needs
-    cuda:1.
+    """Runs the suite's synchronising kernels and the doctor's kernels as HIP source on an NVIDIA
+    GPU; needs cuda:1.
     """
     session.install("-e", ".[dev]")
     tests = [f"tests/rocm_emulator/test_shim_{name}.py" for name in ("gpu", "doctor")]

@@ -1,5 +1,5 @@
-"""Times an update by Adam of parameters whose gradients are summed over ranks, CoCoNet's first
-program (Jangda et al., ASPLOS 2022), beside torch's:
+"""Times an Adam update of parameters whose gradients are summed over ranks, by ark and by torch. It
+is the first program of CoCoNet (Jangda et al., ASPLOS 2022):
 
     python -m bench.adam_update --ranks 2 --backend cuda --sizes 20 22 24 26 28
 

@@ -1,5 +1,6 @@
-"""Times the dispatch and the combine of tokens of a mixture of experts over ranks
-(examples/experts) beside the bytes' time over the link:
+"""Times a mixture of experts over ranks (examples/experts): the dispatch, which sends tokens to the
+ranks of their experts, and the combine, which adds the results. Compares them with the time of the
+bytes over the link:
 
     python -m bench.experts --ranks 2 --backend cuda
 
@@ -92,7 +93,7 @@ class Bench:
         return Split(self.args.experts, self.rank, self.world, max(1, tokens // MAX_TASKS))
 
     def dispatched(self, tokens: int, chain: int) -> tuple[float, int]:
-        """Seconds of a dispatch, and the elements of the first that are wrong."""
+        """Seconds of a dispatch, and how many elements of the first dispatch are wrong."""
         split, width, kept = self.split(tokens), self.args.width, []
 
         def build() -> tuple[Inputs, Any]:

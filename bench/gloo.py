@@ -1,5 +1,5 @@
-"""Times collectives of CPU ranks with torch.distributed's backends `ark` and `gloo`, alternating in
-one run:
+"""Times collectives of CPU ranks with torch.distributed's backends `ark` and `gloo`, which
+alternate in one run:
 
     python -m bench.gloo [--ranks 2] [--sizes 4,1024,65536] [--collective all_reduce]
 

@@ -4,7 +4,7 @@
 
 It writes a checkpoint of that shape with random weights, and a tokenizer with a word for each
 token. `ark.LLM` generates a text with it, then `ark serve` streams the same text to a client. The
-report has the mean time from the first to the last token, and the ratio, in turns.
+two alternate. The report has the mean time from the first to the last token of each, and the ratio.
 """
 
 from __future__ import annotations

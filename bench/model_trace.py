@@ -45,7 +45,9 @@ HEAD = "      us predicted ops  tasks  a task predicted"
 
 
 class Row(NamedTuple):
-    """The figures of an op, or of several: see the module. busy: microseconds of all tasks."""
+    """The figures of one op or of several equal ops; the module's docstring describes the columns.
+    busy: microseconds of all tasks.
+    """
 
     us: float
     predicted: float
@@ -71,7 +73,7 @@ def ends(tasks: Iterable[tuple[Any, float, float]]) -> dict[Any, tuple[float, in
 
 
 def measured(executor: Executor) -> dict[int, tuple[float, int, float]]:
-    """`ends` of the last recorded iteration, by the number of the op."""
+    """The result of `ends` for the last recorded iteration, by the number of the op."""
     rows = executor.trace()
     last = max(int(row["iteration"].max()) for row in rows if len(row))
     tasks = [

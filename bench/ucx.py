@@ -113,7 +113,7 @@ class Pusher:
         self._proxy, self._places, self._at = proxy, (source, target, nbytes), 0
 
     def __call__(self, count: int) -> float:
-        """Microseconds of `count` puts that are in flight together."""
+        """Microseconds of `count` puts that are in flight at the same time."""
         self._proxy.wake()
         us = float(self._push(self._proxy.fifo.address, self._at, count, *self._places))
         self._check(us)
@@ -121,8 +121,8 @@ class Pusher:
         return us
 
     def alone(self, count: int) -> float:
-        """The median of the microseconds of the given number of puts, each of which begins when the
-        one before has ended.
+        """The median of the microseconds of `count` puts, each of which begins when the preceding
+        one has ended.
         """
         self._proxy.wake()
         us = (ctypes.c_double * count)()

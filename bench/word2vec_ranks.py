@@ -36,8 +36,8 @@ MOST_AT_ONCE = 1024  # words of all ranks whose steps are computed from the same
 
 
 def questions(vocabulary: list[str]) -> np.ndarray:
-    """word2vec's questions (count, 4), as indices into the vocabulary; those with other words are
-    left out. gensim ships them.
+    """word2vec's questions (count, 4), as indices into the vocabulary. Questions with other words
+    are left out. gensim ships them.
     """
     from gensim.test.utils import datapath
 
@@ -48,8 +48,8 @@ def questions(vocabulary: list[str]) -> np.ndarray:
 
 
 def correct(asked: np.ndarray, vectors: np.ndarray) -> int:
-    """The number of questions answered right. The answer to "a is to b as c is to ..." is the word
-    next to b - a + c other than a, b and c.
+    """The number of questions with the right answer. The answer to "a is to b as c is to ..." is
+    the word whose vector is nearest to b - a + c, except a, b and c.
     """
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     right = 0

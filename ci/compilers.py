@@ -5,9 +5,10 @@ version.
 folder a version, with libnvrtc.so.* and libnvrtc-builtins.so.* somewhere in it (an unpacked wheel
 nvidia-cuda-nvrtc). Each version runs in separate processes, into which its libraries are loaded
 before any other. The line shows whether the models of ark.runtime.known compile, as one program and
-in parts, with shared memory aligned in the ELF file (ark_cuda.alignment); on a GPU, whether their
-results are correct; and the counts of the named pytest files. The exit code is 1 if a version
-fails. The last line is printed even if the run is interrupted (`timeout -s INT 9m`).
+in parts, and whether shared memory is aligned in the ELF file (ark_cuda.alignment). On a GPU it
+also shows whether their results are correct. It ends with the counts of the named pytest files. The
+exit code is 1 if a version fails. The last line is printed even if the run is interrupted (`timeout
+-s INT 9m`).
 """
 
 from __future__ import annotations

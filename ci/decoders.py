@@ -4,8 +4,8 @@ docs/reference/decoders.md.
 `python ci/decoders.py BACKEND [ARGUMENTS]` runs the tests that compare decoders with transformers
 on a backend, with pytest's own arguments, and writes the cells that passed to
 ci/results/decoders/BACKEND.json; ci/generate.py generates the page from these files. `--keep` adds
-to an earlier file's cells. `--cells FILE` runs no tests: the file is of another run of tests, whose
-environment had ARK_DECODER_CELLS=FILE.
+to an earlier file's cells. `--cells FILE` runs no tests: it reads a file that another test run
+wrote because ARK_DECODER_CELLS=FILE was set.
 """
 
 from __future__ import annotations

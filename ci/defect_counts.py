@@ -1,10 +1,10 @@
-"""docs/reference/emulator-checks.md: how many planted defects the ROCm emulator finds on each
-architecture, and for how many correct programs it reports a defect.
+"""Writes docs/reference/emulator-checks.md: how many planted defects the ROCm emulator finds on
+each architecture, and for how many correct programs it reports a defect.
 
 `python ci/defect_counts.py` runs every program and every defect of tests/rocm_emulator/planted.py,
-prints the page and writes ci/results/emulator/defects.json, of which ci/generate.py makes the page.
-It prints the names of missed defects and of correct programs with a reported defect; the exit code
-is 1 if there are any.
+prints the page and writes ci/results/emulator/defects.json. ci/generate.py makes the page from this
+file. The script prints the names of missed defects and of correct programs with a reported defect;
+the exit code is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ FILE = ROOT / "ci/results/emulator/defects.json"
 
 class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The counts for one architecture. harmless: edits that are no defects, because the instruction
-    set makes them sound. sound: programs without a defect. accused: sound programs and harmless
-    edits that the emulator reported. linted: sound programs that the lint reported.
+    set makes them correct. sound: programs without a defect. accused: sound programs and harmless
+    edits for which the emulator reported a defect. linted: sound programs for which the lint
+    reported one.
     """
 
     defects: int

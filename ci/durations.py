@@ -2,7 +2,7 @@
 
 `python ci/durations.py` runs all tests of the default and the long part with three workers and
 measures each. `python ci/durations.py REPORT.xml ...` reads reports of pytest (--junitxml) instead.
-The functions whose cases take longest become long tests, until those that stay take
+The functions whose cases take longest become long tests, until the remaining ones take
 MAX_DEFAULT_SHARE of the measured time. Run it on an idle machine with an empty cache of ark, as CI
 does.
 """

@@ -17,9 +17,9 @@ REQUESTS, MEDIAN, MAX_REQUEST_TIME_RATIO = "serve/", "-p50", 1.2
 
 
 def worse(before: Figures, runs: Sequence[Results], noisy: bool) -> list[tuple[Figure, Figure]]:
-    """Figures that are worse by 3% than before on the same machine (medians of requests: by 20%),
-    each with the one before. Times are compared or, on a noisy machine, the ratios to peers of the
-    same run.
+    """Figures that are more than 3% worse than before on the same machine (medians of requests:
+    more than 20%), each with its earlier value. Times are compared or, on a noisy machine, the
+    ratios to peers of the same run.
     """
     old = {(f.figure, f.peer): (f, r.machine.name) for r in before.runs for f in r.figures}
     slower = []

@@ -61,7 +61,9 @@ def say(text: str) -> None:
 
 @contextmanager
 def environment(row: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Variables under which `python -m ark` runs from the tree alone, installed or not."""
+    """Environment variables with which `python -m ark` runs from the source tree, whether ark is
+    installed or not.
+    """
     with tempfile.TemporaryDirectory(prefix="ark-figures-") as folder:
         about = Path(folder, "ark_gpu-0.dist-info")
         about.mkdir()
@@ -96,8 +98,8 @@ class Run:
         return {f.figure for run in tuple(self.runs) for f in run.figures}
 
     def missing(self, piece: Piece) -> list[str]:
-        """The figures that a piece should measure and that were neither measured nor failed so far,
-        as prefixes of their names.
+        """The figures, as prefixes of their names, that a piece should measure and that have
+        neither been measured nor failed so far.
         """
         done = self.done
         left = (f for f in piece.figures if f not in self.failed)
@@ -240,8 +242,8 @@ def measure_again(run: Run, asked: Sequence[Piece], noisy: bool, variables: dict
 
 
 def lanes_of(row: Mapping[str, Any]) -> int:
-    """The number of benches that run side by side: one where the CPU or several GPUs are
-    measured.
+    """The number of benches that run side by side. It is one for rows that measure the CPU or
+    several GPUs.
     """
     if row["backend"] == "cpu" or devices_of(dict(row)) > 1:
         return 1

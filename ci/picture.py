@@ -32,7 +32,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Span:
-    """A task or a kernel; begin and end in us from the token's first one."""
+    """A task or a kernel. begin, end: in us from the token's first task or kernel."""
 
     name: str
     colour: str

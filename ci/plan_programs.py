@@ -1,5 +1,5 @@
-"""The named programs whose plans are stored in ci/plans: the op table of `ark bench ops` (an LSTM
-among them), decoders, networks, collectives and training steps. None needs torch. Called by
+"""The named programs whose plans are stored in ci/plans: the ops of `ark bench ops` (an LSTM among
+them), decoders, networks, collectives and training steps. No program needs torch. Called by
 ci/plans.py.
 """
 
@@ -31,8 +31,9 @@ SMALL = 1 << 24  # bytes of a collective's largest message
 
 @dataclass(frozen=True)
 class Program:
-    """graphs: a function that builds one graph per rank, for a machine. options: of the planner.
-    on_cpu: True if it is small enough for the few processors of a CPU.
+    """A program whose plan is stored. graphs: a function that builds one graph per rank, for a
+    machine. options: those of the planner. on_cpu: True if it is small enough for the few
+    processors of a CPU.
     """
 
     name: str

@@ -1,11 +1,11 @@
 """Stores the planner's results for named programs as text, so that a change of a plan appears as a
 diff for reviewers.
 
-`python ci/plans.py` writes ci/plans/MACHINE.txt for the machines of the lint session, with `--all`
-for every machine model, with names for those. `--check` compares and writes nothing. A predicted
-time that grows by more than 3% needs a reason in ci/plans/reasons.toml, or nothing is written;
-`--why TEXT` adds one for all that grew in this run. A reason is kept until the time has returned to
-its old value.
+`python ci/plans.py` writes ci/plans/MACHINE.txt for the machines of the lint session. With `--all`
+it does so for every machine model, and with names for the named ones. `--check` compares and writes
+nothing. A predicted time that grows by more than 3% needs a reason in ci/plans/reasons.toml, or
+nothing is written; `--why TEXT` adds one for all times that grew in this run. A reason is kept
+until the time has returned to its old value.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ def _label(plan: Plan, op: int) -> str:
 
 
 def describe_one(name: str, machine: str) -> str:
-    """One program's text, looked up by names because a worker process runs this function."""
+    """The text of one program on one machine. Both are given by name, because a worker process runs
+    this function.
+    """
     (program,) = (p for p in programs() if p.name == name)
     return describe(program, registry.machine(machine))
 
@@ -301,7 +303,9 @@ def write(texts: Mapping[str, str], folder: Path, why: str = "") -> int:
 
 
 def remembered(machines: Sequence[str], folder: Path, source: str) -> dict[str, str] | None:
-    """The texts that an earlier run of the same source computed but did not write, if complete."""
+    """The texts that an earlier run of the same source computed and did not write. None if they are
+    not complete.
+    """
     paths = [folder / f"{machine}-{source}.txt" for machine in machines]
     if not all(path.is_file() for path in paths):
         return None
@@ -309,8 +313,8 @@ def remembered(machines: Sequence[str], folder: Path, source: str) -> dict[str, 
 
 
 def remember(texts: Mapping[str, str], folder: Path, source: str) -> None:
-    """Stores texts in place of those of other sources, so that `--why` after a refusal takes no
-    time.
+    """Stores texts for a later run of the same source, so that `--why` after a refusal takes no
+    time. Texts of other sources are deleted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.txt"):

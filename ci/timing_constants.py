@@ -1,5 +1,5 @@
-"""docs/reference/timing-constants.md: the constants of the AMD timing model and their sources, from
-timing_models.cpp and timing_sources.toml. Called by ci/generate.py.
+"""Writes docs/reference/timing-constants.md: the constants of the AMD timing model and their
+sources, from timing_models.cpp and timing_sources.toml. Called by ci/generate.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""docs/reference/timing-errors.md: predictions of the AMD timing model beside published times, the
-goals of predicted times, and hand-overs in one and in two levels.
+"""Writes docs/reference/timing-errors.md: predictions of the AMD timing model beside published
+times, the goals of predicted times, and signals between processors in one and in two levels.
 
-`python ci/timing_errors.py` predicts all of it, prints the page and writes
-ci/results/emulator/timing.json, of which ci/generate.py makes the page; `python ci/timing_errors.py
-NAME...` predicts the named parts (micro, levels, fleet, 1b, 8b) and keeps the others. A prediction
-is the same in each run of the same kernels.
+`python ci/timing_errors.py` predicts all of these, prints the page and writes
+ci/results/emulator/timing.json, from which ci/generate.py makes the page. `python
+ci/timing_errors.py NAME...` predicts only the named parts (micro, levels, fleet, 1b, 8b) and keeps
+the other predictions. A prediction is the same in each run of the same kernels.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ GOALS = (
     Goal("1b rows", "the same, 8 sequences beside one", "ratio", 1.15),
     Goal("8b fp8", "Llama 3.1 8B, fp8 beside bf16, MI300X", "ratio", 0.56),
 )
-# A measurement, the key of its time on one level (all compute units), and on two (within each
-# die, then between dies).
+# For each measurement: its name, the key of its time in one level (all compute units), and the key
+# of its time in two levels (within each die, then between dies).
 LEVELS = (
     ("a barrier of all compute units on one counter", "barrier", "barrier by die"),
     ("the same on a counter for each die", "barrier spread", "barrier by die"),
@@ -104,7 +104,7 @@ LEVELS = (
 
 
 def micro() -> dict[str, float]:
-    """Published microbenchmarks."""
+    """Predictions of published microbenchmarks."""
     import microbenchmarks as m
 
     return {
@@ -121,7 +121,7 @@ def micro() -> dict[str, float]:
 
 def levels() -> dict[str, float]:
     """Predicted times of synchronisation in two levels (within a die, then between dies) and in one
-    level, and of the hand-over of a row.
+    level, and of passing a row of values to all processors.
     """
     import microbenchmarks as m
 
@@ -135,7 +135,7 @@ def levels() -> dict[str, float]:
 
 
 def fleet() -> dict[str, float]:
-    """gpt-oss-120B on an MI355X."""
+    """Predictions for gpt-oss-120B on an MI355X."""
     from bench.rocm_gpt_oss import config, predict
 
     token, groups = predict(config(3))
@@ -172,13 +172,13 @@ def decoded(name: str, quantize: str | None = None, batch: int = 1) -> float:
 
 
 def one_b() -> dict[str, float]:
-    """Llama 3.2 1B on an MI300X."""
+    """Predictions for Llama 3.2 1B on an MI300X."""
     one, eight = (decoded("llama-3.2-1b", batch=n) for n in (1, 8))
     return {"1b 1": one, "1b rows": eight / one}
 
 
 def eight_b() -> dict[str, float]:
-    """Llama 3.1 8B on an MI300X."""
+    """Predictions for Llama 3.1 8B on an MI300X."""
     plain, codes = (decoded("llama-3.1-8b", quantize=q) for q in (None, "fp8"))
     return {"8b 1": plain, "8b fp8": codes / plain}
 

@@ -13,7 +13,9 @@ from ark.collective.programs.language import Chunk, Program
 
 
 def ring_all_gather(n: int) -> CollectiveProgram:
-    """Each shard goes around the ring: n - 1 steps, every link busy in each."""
+    """All-gather on a ring: each shard goes around the ring in n - 1 steps, and every link is busy
+    in each step.
+    """
 
     @ark.comm.program("all_gather", n)
     def ring(p: Program) -> None:
@@ -28,7 +30,9 @@ def ring_all_gather(n: int) -> CollectiveProgram:
 
 
 def _double(p: Program) -> None:
-    """In step i the two ranks of each pair at distance 2^i exchange all parts that they have."""
+    """Doubles the parts that each rank has: in step i the two ranks of each pair at distance 2^i
+    exchange all their parts.
+    """
     distance = 1
     while distance < len(p.ranks):
         for rank in p.ranks:
@@ -52,7 +56,7 @@ def recursive_doubling_all_gather(n: int) -> CollectiveProgram:
 
 
 def direct_all_gather(n: int) -> CollectiveProgram:
-    """Each rank puts its part to all ranks: one step."""
+    """All-gather in one step: each rank puts its part to all ranks."""
 
     @ark.comm.program("all_gather", n)
     def direct(p: Program) -> None:
@@ -64,7 +68,7 @@ def direct_all_gather(n: int) -> CollectiveProgram:
 
 
 def ring_reduce_scatter(n: int) -> CollectiveProgram:
-    """Partial sums go around the ring and end at the shard's owner."""
+    """Reduce-scatter on a ring: partial sums go around the ring and end at the shard's owner."""
 
     @ark.comm.program("reduce_scatter", n, scratch=n)
     def ring(p: Program) -> None:
@@ -96,8 +100,8 @@ def direct_reduce_scatter(n: int) -> CollectiveProgram:
 
 
 def one_shot_all_reduce(n: int) -> CollectiveProgram:
-    """Each rank puts all its data to all ranks, and each adds everything up: one step, n times the
-    bytes.
+    """All-reduce in one step: each rank puts all its data to all ranks and adds everything up. This
+    sends n times the bytes.
     """
 
     @ark.comm.program("all_reduce", n, chunks=1, scratch=n)
@@ -128,7 +132,9 @@ def two_shot_all_reduce(n: int) -> CollectiveProgram:
 
 
 def ring_all_reduce(n: int) -> CollectiveProgram:
-    """A ring's reduce-scatter, then its all-gather: the least bytes on a ring."""
+    """All-reduce on a ring: a ring's reduce-scatter, then its all-gather. No other algorithm sends
+    fewer bytes on a ring.
+    """
 
     @ark.comm.program("all_reduce", n, scratch=n)
     def ring(p: Program) -> None:
@@ -150,7 +156,7 @@ def ring_all_reduce(n: int) -> CollectiveProgram:
 
 
 def binomial_broadcast(n: int) -> CollectiveProgram:
-    """The number of ranks that have the data doubles in each step: log2 n steps."""
+    """Broadcast in log2 n steps: in each step the number of ranks that have the data doubles."""
 
     @ark.comm.program("broadcast", n, chunks=1, root=0)
     def binomial(p: Program) -> None:
@@ -182,8 +188,8 @@ def scatter_all_gather_broadcast(n: int) -> CollectiveProgram:
 
 
 def binomial_reduce(n: int) -> CollectiveProgram:
-    """In each step half of the remaining ranks send to the other half, which adds, until rank 0 has
-    the sum; n is a power of two.
+    """Reduction to rank 0: in each step half of the remaining ranks send to the other half, which
+    adds. n is a power of two.
     """
 
     @ark.comm.program("reduce", n, chunks=1, scratch=2, root=0)
@@ -201,7 +207,9 @@ def binomial_reduce(n: int) -> CollectiveProgram:
 
 
 def direct_all_to_all(n: int) -> CollectiveProgram:
-    """Each part goes directly to its rank. Each rank begins with another receiver."""
+    """All-to-all in one step: each part goes directly to its rank. Each rank begins with a
+    different receiver.
+    """
 
     @ark.comm.program("all_to_all", n, chunks=n)
     def direct(p: Program) -> None:
@@ -214,8 +222,8 @@ def direct_all_to_all(n: int) -> CollectiveProgram:
 
 
 def bruck_all_gather(n: int) -> CollectiveProgram:
-    """The data of a rank double in each step, for any n: it receives the next ranks' shards as one
-    piece.
+    """All-gather for any n, in which the data of a rank double in each step: the rank receives the
+    next ranks' shards as one piece.
 
     J. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
     Message-Passing Systems". Shards are in the order of distance until the end.
@@ -239,8 +247,8 @@ def bruck_all_gather(n: int) -> CollectiveProgram:
 
 
 def _halve(p: Program, home: Callable[[int], Chunk]) -> None:
-    """Pairs at distance n/2, n/4, ... exchange halves of the remaining data and add;
-    scratch: 2n.
+    """Halves the data that each rank reduces: in each step the pairs at distance n/2, n/4, ...
+    exchange halves of the remaining data and add. scratch: 2n chunks.
     """
     n = len(p.ranks)
     left, distance = p.input, n // 2
@@ -257,8 +265,8 @@ def _halve(p: Program, home: Callable[[int], Chunk]) -> None:
 
 
 def recursive_halving_reduce_scatter(n: int) -> CollectiveProgram:
-    """Each step exchanges half of the bytes of the step before: log2 n steps; n is a power
-    of two.
+    """Reduce-scatter in log2 n steps: each step exchanges half of the bytes of the preceding step.
+    n is a power of two.
     """
 
     @ark.comm.program("reduce_scatter", n, scratch=2 * n)
@@ -269,7 +277,9 @@ def recursive_halving_reduce_scatter(n: int) -> CollectiveProgram:
 
 
 def rabenseifner_all_reduce(n: int) -> CollectiveProgram:
-    """Recursive halving, then recursive doubling: a ring's bytes in 2 log2 n steps."""
+    """All-reduce by Rabenseifner: recursive halving, then recursive doubling. It sends a ring's
+    bytes in 2 log2 n steps.
+    """
 
     @ark.comm.program("all_reduce", n, scratch=2 * n)
     def rabenseifner(p: Program) -> None:

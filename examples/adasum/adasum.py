@@ -1,9 +1,10 @@
-"""Adasum combines the steps of ranks, so that more ranks need no other learning rate.
+"""Adasum: combines the optimizer steps of several ranks in a way that needs no other learning rate
+when there are more ranks.
 
 Every rank takes its optimizer's step on a batch of its own. The steps are combined (the delta
 optimizer of Maleki et al., MLSys 2021) by sum, by average, or by Adasum, as a tree or by vector
-halving. All combinations of method and optimizer learn scikit-learn's digits in one launch of one
-kernel per rank.
+halving. A perceptron for each combination of method and optimizer learns scikit-learn's digits; all
+run in one launch of one kernel per rank.
 
     python -m examples.adasum.adasum --ranks 4
 """
@@ -72,7 +73,8 @@ def halving(own: Any, rank: int, world: int, tag: int) -> Any:
         theirs = ark.recv(ark.tensor([half]), rank ^ 1 << level, tag + level)
         first, second = (theirs, kept) if upper else (kept, theirs)
         group = 2 << level
-        # A sum over all ranks with a row for each group of ranks. Rows of other groups are 0.
+        # The sum over all ranks has a row for each group of ranks. In a rank's share, the rows of
+        # other groups are 0.
         rows = [ark.zeros([3], ark.fp32)] * (world // group)
         rows[rank // group] = products(first, second)
         dots = ark.all_reduce(ark.concat(rows, 0), rank, world)
@@ -216,7 +218,7 @@ def work(
 
 
 def drawn(kept: dict[str, np.ndarray], world: int, optimizers: Sequence[str]) -> str:
-    """An SVG with the accuracy by method and, layer by layer, how orthogonal the ranks'
+    """An SVG with the accuracy by method and, for each layer, how orthogonal the ranks'
     steps are.
     """
     at = range(len(next(iter(kept.values()))))

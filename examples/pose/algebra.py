@@ -47,8 +47,8 @@ def normal_equations(
     *,
     total: Callable[[Number], Number],
 ) -> tuple[list[Number], list[Number], Number]:
-    """The linearised problem at a pose (quaternion, position): sum H'WH (21 elements of its
-    triangle), sum H'We (6) and sum e'We.
+    """The linearised problem at a pose (quaternion, position), for residuals e with Jacobian H and
+    weights W: sum H'WH (21 elements of its triangle), sum H'We (6) and sum e'We.
 
     total: the function that sums over the points.
     """

@@ -3,9 +3,10 @@
     pip install 'ark-gpu[cpu,serve]' 'ray[serve]>=2.60'
     serve run examples.ray_serve:app [model=examples/noah] [replicas=2]
 
-Each replica is an engine with all of ark's routes. A front passes requests to them, and gives a
-request whose replica has died to another one, unless its answer has begun. The headers x-replica
-and x-attempt of an answer name its replica, with its process id, and count the earlier ones.
+Each replica is an engine with all of ark's routes. A front passes requests to them. If a replica
+dies before its answer has begun, the front gives the request to another replica. The headers
+x-replica and x-attempt of an answer name its replica, with its process id, and count the earlier
+ones.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class Head:
     max_ongoing_requests=MAX_RUNNING_REQUESTS + MAX_WAITING_REQUESTS,
     request_router_config=RequestRouterConfig(
         request_router_class=ROUTER,
-        # Requests with one prefix go to one replica until it has this many more requests than
-        # another.
+        # Requests with the same prefix go to one replica, until it has this many more requests than
+        # another replica.
         request_router_kwargs={"imbalanced_threshold": MAX_RUNNING_REQUESTS},
     ),
     health_check_period_s=2,
@@ -144,8 +145,8 @@ class Front:
         self._model = model.options(stream=True)
 
     async def __call__(self, request: Request) -> Response:
-        """The answer of a replica. If the replica dies before its answer has begun, another one
-        answers.
+        """Returns the answer of a replica. If the replica dies before its answer has begun, another
+        replica answers.
         """
         parts, size = [], 0
         async for part in request.stream():

@@ -1,8 +1,10 @@
-"""Trains a small Llama over several ranks under a plan, beside torch: the same loss, step by step.
+"""Trains a small Llama over several ranks under a plan, and compares the loss with torch's, step by
+step.
 
-One training step of one device (step.py) is split by a plan: `data`, `tensor`, `zero1`, `zero2`,
-`zero3` and `co-shard` by how a few tensors are cut, the others by a pipeline's schedule. Each rank
-is a process of this machine; 100 steps are 100 iterations of one launch.
+A plan splits a training step that is written for one device (step.py). The plans `data`, `tensor`,
+`zero1`, `zero2`, `zero3` and `co-shard` determine how a few tensors are cut; the others are a
+pipeline's schedule. Each rank is a process of this machine; 100 steps are 100 iterations of one
+launch.
 
     python examples/train/ranks.py --plan tensor --ranks 2 --steps 100 --vs torch
 """
@@ -115,7 +117,7 @@ def train_rank(
 def torch_losses(
     c: Config, given: dict[str, np.ndarray], tokens: np.ndarray, steps: int, passes: int = 1
 ) -> list:
-    """The same training with transformers' Llama and torch's AdamW, in fp32."""
+    """The losses of the same training with transformers' Llama and torch's AdamW, in fp32."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -171,7 +173,7 @@ def machine_of(backend: str, ranks: int) -> Machine:
 
 
 def work(plan: str, ranks: int, steps: int, versus: bool, backend: str, small: bool) -> None:
-    """The process of one rank. Rank 0 prints the losses, which another rank may hold, as JSON."""
+    """The process of one rank. Rank 0 prints the losses as JSON, even if another rank has them."""
     c = SMALL if small else Config()
     if c.layers % shape_of(plan, ranks).stages:
         c = replace(c, layers=shape_of(plan, ranks).stages)

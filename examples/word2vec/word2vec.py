@@ -54,9 +54,9 @@ class Options:
 
 
 def words_of_chunks(given: dict[str, Any], o: Options, at: Any, step: Any) -> tuple[Any, ...]:
-    """The words of each chunk that are kept, moved to its front, and the text number of each: chunk
-    + 1 elements per chunk, the last one without meaning. And the number of kept words (chunks, 1,
-    1, 1).
+    """The words of each chunk that are kept, moved to the chunk's front, and the text number of
+    each: chunk + 1 elements per chunk, of which the last one is unused. Also the number of kept
+    words (chunks, 1, 1, 1).
     """
     shape, size = [o.chunks, o.chunk], o.chunks * o.chunk
     places = ark.add(ark.iota([size], 0, ark.int32), at)
@@ -66,8 +66,8 @@ def words_of_chunks(given: dict[str, Any], o: Options, at: Any, step: Any) -> tu
     count = ark.cumsum(ark.cast(kept, ark.int32), 1)
     first = ark.mul(ark.iota([o.chunks, 1], 0, ark.int32), o.chunk + 1)
     target = ark.add(ark.where(kept, ark.sub(count, 1), o.chunk), first)
-    # Fills unused elements with different words, whose steps are 0, so that no row waits for many
-    # updates.
+    # Fills unused elements with different words, whose steps are 0. If they all had one word, its
+    # row would wait for many updates.
     nothing = ark.mod(ark.iota([size + o.chunks], 0, ark.int32), given["keep"].shape()[0])
     moved = (ark.scatter_elements(nothing, ark.reshape(target, [size]), t) for t in (words, texts))
     return (*moved, ark.reshape(count[:, o.chunk - 1 :], [o.chunks, 1, 1, 1]))
@@ -163,8 +163,8 @@ def synchronised(table: Any, ids: Any, steps: Any, way: str, rank: int, world: i
 
 @dataclass
 class Trained:
-    """The result of a training. vectors: after each epoch. words: words per second, counted before
-    any were dropped.
+    """The result of a training. vectors: those after each epoch. words: words per second, counted
+    before any were dropped.
     """
 
     vectors: list[np.ndarray]
