@@ -175,11 +175,11 @@ class Matmul(TaskKind):
             for i, box, places in ((0, a_box, (coord[2], m1)), (1, b_box, (coord[3], n1)))
         ]
         if params.gated:
-            box = ((coord[2], coord[3] // 2), (m1, n1 // 2))
-            return [*accesses, Access(2, *box, write=True)]
+            halves = ((coord[2], coord[3] // 2), (m1, n1 // 2))
+            return [*accesses, Access(2, *halves, write=True)]
         if rotates(sig):
-            rows = (coord[2], m1) if sequences_of(sig, POSITION_OPERAND) == 1 else (0, 0)
-            return [*accesses, *rotary_accesses(sig, 2, POSITION_OPERAND, coord[3], n1, *rows)]
+            turned = (coord[2], m1) if sequences_of(sig, POSITION_OPERAND) == 1 else (0, 0)
+            return [*accesses, *rotary_accesses(sig, 2, POSITION_OPERAND, coord[3], n1, *turned)]
         lo, hi = unfold(sig.operands[2].shape, coord, (coord[0] + 1, coord[1] + 1, m1, n1))
         accesses += [broadcast_access(sig, i, lo, hi) for i in ends(sig)]
         for index in range(ends(sig).stop, len(sig.operands)):

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from ark.frontend.tensor import Tensor
 from ark.ir.graph import Node
+from ark.ops.elementwise import add
 from ark.ops.gradients.products import wide
-from ark.ops.logic import equal
+from ark.ops.logic import equal, less
 from ark.ops.reductions import reduce_sum
 from ark.ops.selection import iota, where
 
@@ -21,12 +22,14 @@ PLACED = ["where", ["input", 0], ["input", 1], ["number", 0.0]]
 
 def placed(shape: Sequence[int], ids: Tensor, given: Tensor, axis: int) -> Tensor | None:
     """A tensor of `shape` with the elements `given` at the indices `ids` along an axis, and zeros.
-    None unless there is exactly one element for each line along the axis.
+    Negative indices count from the end. None unless there is exactly one element for each line
+    along the axis.
     """
     along = [n if d == axis else 1 for d, n in enumerate(shape)]
     if ids.ir.shape != tuple(1 if d == axis else n for d, n in enumerate(shape)):
         return None
-    return where(equal(iota(along, axis, ids.ir.dtype), ids), wide(given), 0.0)
+    from_begin = where(less(ids, 0), add(ids, shape[axis]), ids)
+    return where(equal(iota(along, axis, ids.ir.dtype), from_begin), wide(given), 0.0)
 
 
 def row_sums(given: Tensor) -> Tensor:
