@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ark.frontend.tensor import Tensor
 from ark.ir.attributes import NormAttributes, ReduceAttributes
+from ark.ir.dtype import fp32
 from ark.ops.activations import exp, rsqrt
 from ark.ops.elementwise import add, cast, div, mul, sub
 from ark.ops.gradients.chosen import row_sums
+from ark.ops.gradients.elementwise import computed
 from ark.ops.gradients.products import wide
 from ark.ops.gradients.table import Call, Gradients, constant, rule
 from ark.ops.indexing import expand
@@ -14,6 +16,7 @@ from ark.ops.logic import equal
 from ark.ops.reductions import reduce_mean, reduce_sum
 from ark.ops.scans import cumprod
 from ark.ops.views import reshape
+from ark.tasks.expression import leaf
 
 constant("argmax", "sample", "sample_adjusted", "sample_each", "advance", "noop")
 
@@ -83,9 +86,14 @@ def _squares(call: Call) -> Gradients:
 
 @rule("softmax", "safe_softmax")
 def _softmax(call: Call) -> Gradients:
-    result, given = wide(call.output()), wide(call.gradient())
-    mean = reduce_sum(mul(result, given), -1)
-    return [call.fitted(mul(result, sub(given, mean)), 0)]
+    """The gradient of a softmax. Its two ops read the result and the gradient in their own types; a
+    cast of either, which both would read, would be stored.
+    """
+    given, shape = [call.output(), call.gradient()], call.shape(0)
+    result, gradient, mean = (["cast", "fp32", leaf(i)] for i in range(3))
+    sums = reduce_sum(computed(["mul", result, gradient], given, shape, fp32), -1)
+    tree = ["mul", result, ["sub", gradient, mean]]
+    return [call.fitted(computed(tree, [*given, sums], shape, fp32), 0)]
 
 
 @rule("log_softmax")
