@@ -32,7 +32,9 @@ def with_matrix(machine: Machine) -> Machine:
 @dataclass(frozen=True)
 class Projection:
     """The shape of a projection of rows of k elements to heads + 2 kv_heads of `width` columns.
-    Caches have `context` rows.
+    Caches have `context` rows. each: True if each row belongs to a sequence of its own, with its
+    own position and its own heads of the caches; the new keys and values are then also copied to
+    `newest`.
     """
 
     rows: int
@@ -42,6 +44,11 @@ class Projection:
     width: int
     context: int
     dtype: DataType = bf16
+    each: bool = False
+
+    @property
+    def sequences(self) -> int:
+        return self.rows if self.each else 1
 
     @property
     def columns(self) -> int:
@@ -52,24 +59,26 @@ class Projection:
         `values`.
         """
         graph = Graph()
-        cache = (self.kv_heads, self.context, self.width)
+        cache = (self.sequences * self.kv_heads, self.context, self.width)
 
         def state(name: str, shape: tuple[int, ...], dtype: DataType = self.dtype) -> Any:
             return graph.tensor(shape, dtype, arena="state", name=name)
 
         x, w = state("x", (self.rows, self.k)), state("w", (self.columns, self.k))
         position, frequencies = (
-            state("position", (1,), int32),
+            state("position", (self.sequences,), int32),
             state("frequencies", (self.width // 2,), fp32),
         )
         caches = [state(name, cache) for name in ("keys", "values")]
-        queries = state("queries", (self.rows, self.heads * self.width))
+        outputs = [state("queries", (self.rows, self.heads * self.width))]
+        if self.each:
+            outputs.append(state("newest", (self.rows, 2 * self.kv_heads * self.width), fp32))
         product = graph.tensor((self.rows, self.columns), fp32)
         attrs = {"transpose_a": False, "transpose_b": True}
         graph.add("matmul", [x, w], [product], attrs, "product")
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.width}
         graph.add(
-            "rope_kv", [product, position, frequencies, *caches], [queries], sizes, "rotation"
+            "rope_kv", [product, position, frequencies, *caches], outputs, sizes, "rotation"
         )
         result = plan(graph, machine, {"variant": "matrix", **options})
         verify([result])
@@ -79,7 +88,7 @@ class Projection:
         """Random contents by name of all tensors that are read or appended to, except the
         position.
         """
-        cache = (self.kv_heads, self.context, self.width)
+        cache = (self.sequences * self.kv_heads, self.context, self.width)
         shapes = {"x": (self.rows, self.k), "w": (self.columns, self.k)}
         shapes |= {"keys": cache, "values": cache}
         actual = {
@@ -89,18 +98,35 @@ class Projection:
         actual["frequencies"] = 10.0 ** -rng.uniform(0, 3, self.width // 2).astype(np.float32)
         return actual
 
+    def positions(self, first: int) -> np.ndarray:
+        """The contents of the operand `position`."""
+        return first + 3 * np.arange(self.sequences)
+
     def expected(self, given: dict[str, np.ndarray], position: int) -> dict[str, np.ndarray]:
-        """The expected queries, keys and values in fp64. The two elements of each rotated pair are
-        adjacent.
+        """The expected queries, keys and values in fp64, for the positions from `position` on. The
+        two elements of each rotated pair are adjacent.
         """
         product = given["x"].astype(np.float64) @ given["w"].astype(np.float64).T
         product = product.reshape(self.rows, -1, self.width)
-        places = position + np.arange(self.rows)
+        places = self.positions(position) if self.each else position + np.arange(self.rows)
         angles = (places[:, None] * given["frequencies"].astype(np.float64))[:, None, :]
         turned = self.heads + self.kv_heads
         pairs = (product[:, :turned, 0::2] + 1j * product[:, :turned, 1::2]) * np.exp(1j * angles)
         product[:, :turned, 0::2], product[:, :turned, 1::2] = pairs.real, pairs.imag
         actual = {"queries": product[:, : self.heads].reshape(self.rows, -1)}
+        if self.each:
+            actual["newest"] = product[:, self.heads :].reshape(self.rows, -1)
+            for i, name in enumerate(("keys", "values")):
+                first = self.heads + i * self.kv_heads
+                cache = given[name].astype(np.float64)
+                sequences = cache.reshape(self.rows, self.kv_heads, self.context, self.width)
+                for row in np.flatnonzero(places < self.context):
+                    new = product[row, first : first + self.kv_heads]
+                    sequences[row, :, places[row]] = new
+                actual[name] = cache
+            # Rows outside of the caches are dropped.
+            actual["newest"][places >= self.context] = 0.0
+            return actual
         count = max(0, min(self.rows, self.context - position))
         for i, name in enumerate(("keys", "values")):
             first = self.heads + i * self.kv_heads

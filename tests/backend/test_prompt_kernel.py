@@ -93,21 +93,36 @@ def test_a_projection_rotates_and_appends_its_rows(position: int) -> None:
     """A projection in tiles of rows rotates queries and keys and appends to the caches. Rows beyond
     the caches' end are dropped, and other rows stay unchanged.
     """
-    backend, _ = registry.choose("cpu")
     projection = Projection(rows=200, k=72, heads=3, kv_heads=1, width=64, context=230)
+    assert _projected(projection, position)["tile"][0] < projection.rows
+
+
+@pytest.mark.parametrize("position", [0, 20])
+def test_a_projection_appends_a_row_to_each_sequence(position: int) -> None:
+    """A tile has a row of each of 12 sequences, whose positions differ; from position 20 on, the
+    last ones are outside of the caches.
+    """
+    projection = Projection(rows=12, k=72, heads=4, kv_heads=2, width=64, context=50, each=True)
+    assert _projected(projection, position)["tile"][0] == projection.rows
+
+
+def _projected(projection: Projection, position: int) -> dict[str, Any]:
+    """Compares a projection on the CPU with NumPy's. Returns the parameters of its product."""
+    backend, _ = registry.choose("cpu")
     given = projection.random(np.random.default_rng(position))
     with contextlib.closing(backend.open(0)) as device:
         plan = projection.plan(with_matrix(device.machine))
         (op,) = plan.ops
-        assert op.kind == "matmul" and op.params["tile"][0] < projection.rows
+        assert op.kind == "matmul"
         with Executor(plan, backend, device) as executor:
             for name, array in given.items():
                 executor.write(name, array)
-            executor.write("position", np.array([position]))
+            executor.write("position", projection.positions(position))
             executor.start(1).wait(60)
             for name, right in projection.expected(given, position).items():
                 got = executor.read(name).astype(np.float64)
                 np.testing.assert_allclose(got, right, rtol=2**-7, atol=2**-5, err_msg=name)
+    return dict(op.params)
 
 
 def _near(model: LlamaForCausalLM, prompt: list[int], drawn: list[int]) -> None:

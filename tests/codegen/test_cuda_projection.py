@@ -37,6 +37,7 @@ PROJECTIONS = [
     pytest.param(Projection(200, 520, 3, 1, 64, 300, fp16), None, marks=slow),
     pytest.param(Projection(300, 1024, 6, 2, 128, 400), (128, 256), marks=slow),
     (Projection(300, 1024, 6, 2, 128, 400), (64, 64)),
+    (Projection(48, 512, 8, 2, 64, 200, each=True), None),
 ]
 
 
@@ -69,10 +70,11 @@ def test_a_rotated_projection_equals_numpy(projection, cut, position) -> None:
     ):
         for name, array in given.items():
             executor.write(name, array)
-        executor.write("position", np.array([position]))
+        executor.write("position", projection.positions(position))
         executor.start(2).wait(60)
-        got = {n: executor.read(n).copy() for n in ("queries", "keys", "values")}
-    for name, right in projection.expected(given, position).items():
+        right_of = projection.expected(given, position)
+        got = {n: executor.read(n).copy() for n in right_of}
+    for name, right in right_of.items():
         atol = np.sqrt(projection.k) * 2.0**-10
         np.testing.assert_allclose(
             got[name].astype(np.float64), right, rtol=2.0**-7, atol=atol, err_msg=name
