@@ -12,7 +12,8 @@ half as many columns, silu(gate) * value. This needs a single matrix and exclude
 
 heads, kv_heads, head_dim: the product's columns are queries, keys and values, which are rotated and
 stored as by rope_kv (ark.tasks.rotary). The output is then the queries; position, frequencies and
-the two caches follow it, to which the tile's rows are appended.
+the two caches follow it, to which the tile's rows are appended, and `fresh` if it is given. Rows of
+several sequences need one tile of all rows.
 
 rotary: the product's columns are heads of this width. The sums, or the values of expr, are rotated:
 pair i of a head consists of its elements i and i + width / 2. The last two operands are the cosines

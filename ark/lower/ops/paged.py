@@ -16,6 +16,7 @@ from ark.lower.ops.attention import (
     merge_group,
     streamed_rows,
 )
+from ark.machine.variant import LOAD
 from ark.plan.params import Params
 from ark.plan.types import MAX_STAGE_PAGES, pages_of_stage
 from ark.tasks.attention import AttentionMergeParams
@@ -58,7 +59,8 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
     heads, width = given.heads, given.head_dim
     kv_heads, page = key.shape[1:3]
     context, streamed = page * table.shape[1], 0
-    if newest and machine.ring_bytes and are_older(lowering, node, (key, value, table), position):
+    loads = machine.ring_bytes > 0 or machine.variant.role(LOAD) > 0
+    if newest and loads and are_older(lowering, node, (key, value, table), position):
         streamed = streamed_rows(key, heads // kv_heads, machine)
         if pages_of_stage(streamed, page) > MAX_STAGE_PAGES:
             streamed = 0
