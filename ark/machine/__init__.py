@@ -88,12 +88,14 @@ class Machine:
 
     @property
     def variant(self) -> Variant:
-        """The kernel variant in use: the first of `variants`."""
+        """The kernel variant of the loop kernel that is planned for: the first of `variants`."""
         return self.variants[0]
 
     @property
     def warps(self) -> int:
-        """The number of computing warps of a block."""
+        """The number of computing warps of a block. Warps that only load, move or communicate are
+        not counted.
+        """
         return self.variant.role(COMPUTE)
 
     @property
@@ -179,12 +181,12 @@ class Machine:
         return capability in self.capabilities
 
     def with_capabilities(self, *more: Capability) -> Machine:
-        """A copy of the machine with these capabilities added."""
+        """A copy of the machine that has the given capabilities in addition."""
         lacking = tuple(c for c in more if c not in self.capabilities)
         return dataclasses.replace(self, capabilities=(*self.capabilities, *lacking))
 
     def without_capabilities(self, *fewer: Capability) -> Machine:
-        """A copy of the machine with these capabilities removed."""
+        """A copy of the machine without the given capabilities."""
         kept = tuple(c for c in self.capabilities if c not in fewer)
         return dataclasses.replace(self, capabilities=kept)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ark.machine.ranges import Bytes, Count, Name, Rate, Work
 
-# The default of Costs.piece_bytes: for each engine, the fewest bytes that one task transfers.
+# The default of Costs.piece_bytes: for each transfer engine (packets, stores by threads, bulk
+# copies, ...), the fewest bytes that one task transfers.
 PIECES = (
     ("packet", 4 << 10),
     ("threads", 16 << 10),

@@ -60,7 +60,9 @@ class Variant:
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes of shared memory of the ring."""
+        """The size in bytes of the ring, the circular buffer in shared memory for operands that are
+        copied ahead of tasks.
+        """
         return self.stages * self.stage_bytes
 
     @property
@@ -69,11 +71,13 @@ class Variant:
         return sum(role.warps for role in self.roles)
 
     def role(self, name: str) -> int:
-        """The number of warps of the role; 0 if the variant has none."""
+        """The number of warps that have the given role (compute, load, communicate or move); 0 if
+        the variant has none.
+        """
         return sum(role.warps for role in self.roles if role.name == name)
 
     def registers(self, name: str) -> int:
-        """Registers per thread of the role; 0 if the compiler decides."""
+        """Registers per thread of the warps that have the given role; 0 if the compiler decides."""
         return max((role.registers for role in self.roles if role.name == name), default=0)
 
 

@@ -135,6 +135,6 @@ def warn_of_ignored(directory: Path) -> None:
     if fields:
         listed = ", ".join(f"{name} {json.dumps(value):.60}" for name, value in fields.items())
         log.warn(
-            f"{directory / FILE} asks for {listed}, which ark does not support; the text may "
+            f"{directory / FILE} sets {listed}, which ark does not support; the text may "
             "differ from that of transformers"
         )

@@ -92,7 +92,7 @@ def rope_of(fields: Fields, table: Fields, context: int) -> Rope:
         return _longrope(table, stretched, context)
     if kind != "llama3":
         raise UnsupportedError(
-            f"{table.source}: the rotary embedding is scaled by {kind!r}, but ark knows "
+            f"{table.source}: the rotary embedding is scaled by {kind!r}, but ark supports "
             f"{', '.join(KINDS)}. Use a checkpoint with one of these."
         )
     low, high = table.number("low_freq_factor"), table.number("high_freq_factor")

@@ -130,7 +130,9 @@ class Region:
         )
 
     def covers(self, other: Region) -> bool:
-        """True only where these boxes cover every element of the other region's boxes."""
+        """True if the boxes of this region certainly contain every element of the other region's
+        boxes.
+        """
         if not self.boxes.fills_bounds or not self.same_frame(other):
             return False
         low, high = self.boxes.bounds
@@ -359,7 +361,7 @@ def space_of(buffer: PlanBuffer) -> tuple[str, int, int]:
 def region(
     op: int, boxes: Boxes, tensor: PlanTensor, buffer: PlanBuffer, pretended: bool = False
 ) -> Region:
-    """The accesses of an op of a plan to one of its operands."""
+    """All reads, or all writes, by the tasks of an op, of one operand of the op, as a Region."""
     items = tensor.items
     return Region(
         op,

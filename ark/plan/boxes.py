@@ -89,12 +89,14 @@ class Boxes:
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The smallest box around all boxes."""
+        """The bounding box of all boxes: its first indices, and its last indices + 1."""
         return tuple(self.lo.min(axis=0).tolist()), tuple(self.hi.max(axis=0).tolist())
 
     @cached_property
     def volume(self) -> int:
-        """The sum of the boxes' elements; elements of overlapping boxes count several times."""
+        """The sum of the sizes of all boxes. Elements in several boxes are counted several
+        times.
+        """
         return int(np.prod(self.hi - self.lo, axis=1).sum())
 
     @cached_property
@@ -224,7 +226,9 @@ class Templates:
         return boxes
 
     def streams(self, sig: Signature, coords: Coords) -> tuple[tuple[Fetch, ...], ...]:
-        """For each task, the bytes that are copied for it ahead of time (its fetches)."""
+        """For each task, the bytes of operands that are copied to shared memory before the task
+        starts (its fetches).
+        """
         key = (sig.key, coords)
         streams = self._streams.get(key)
         if streams is None:
@@ -235,7 +239,9 @@ class Templates:
         return streams
 
     def whole(self, items: Items, itemsize: int, count: int) -> Boxes:
-        """The accesses of `count` tasks that each read the whole operand."""
+        """The memory accesses of `count` tasks, each of which reads a whole operand of `items`
+        items.
+        """
         key = (items.shape, items.extents, itemsize, count)
         boxes = self._whole.get(key)
         if boxes is None:

@@ -21,7 +21,7 @@ NO_PROCESSORS = frozenset[int]()
 
 
 class Clocks:
-    """A table of all distinct clock rows, numbered from 0."""
+    """A table of all different vector clocks, which are rows numbered from 0."""
 
     def __init__(self, processors: int) -> None:
         self._rows: list[np.ndarray] = []

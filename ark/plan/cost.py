@@ -184,7 +184,9 @@ class _Windows(PartialParams, frozen=True):
 
 
 class _Product(PartialParams, frozen=True):
-    """The parameter of products that states their accuracy."""
+    """The parameter of matrix products that states their accuracy (tf32), which the cost model
+    reads.
+    """
 
     tf32: bool = False
 

@@ -1,4 +1,4 @@
-"""Plans as text for people: a summary, every op, or every task with its waits."""
+"""Prints plans as text for people: a summary, a list of ops, or all tasks with their waits."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ class _Space:
 
 
 class Frontier:
-    """The accesses of one phase of one rank, in program order."""
+    """The memory accesses of one phase of one rank with which later ops can still conflict. Ops are
+    added in program order.
+    """
 
     def __init__(self) -> None:
         self._spaces: dict[Hashable, _Space] = {}

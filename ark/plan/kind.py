@@ -84,7 +84,7 @@ class TaskKind(ABC):
 
     @abstractmethod
     def places(self, sig: Signature) -> Places:
-        """The coordinates of all tasks of an op."""
+        """The coordinates that the tasks of an op have: one set of coordinates per tile."""
 
     def claims(self, sig: Signature) -> int:
         """The number of tiles that an op's tasks claim at run time by an atomic counter. 0 if each
@@ -228,7 +228,7 @@ class TaskKind(ABC):
 
 
 def whole(operand: int, operand_type: OperandType, write: bool = False) -> Access:
-    """An access to all of an operand."""
+    """An access (a read or a write) to all elements of an operand."""
     return Access(operand, (0,) * len(operand_type.shape), operand_type.shape, write)
 
 

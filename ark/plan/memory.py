@@ -79,7 +79,9 @@ class _Placed:
             low, high = low >> 1, high >> 1
 
     def alive(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The ranges that are alive at `first`, or begin after it and not after `last`."""
+        """The occupied byte ranges of buffers whose lifetime overlaps the period from `first` to
+        `last`.
+        """
         ranges: list[tuple[int, int]] = []
         node = first + self._leaves
         while node:

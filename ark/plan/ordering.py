@@ -82,7 +82,9 @@ class Decision:
 
 
 class Ordering:
-    """The tasks of a phase that have been assigned so far, and their clocks."""
+    """The tasks of a phase that have been assigned to processors so far, and the vector clock of
+    each.
+    """
 
     def __init__(self, processors: int) -> None:
         self.clocks = Clocks(processors)
@@ -196,7 +198,9 @@ class Ordering:
         return Decision(tuple(waits), clock, frozenset(special))
 
     def waits(self, clock: int, needs: Needs, processor: int) -> bool:
-        """True where a task on `processor` must wait for a counter."""
+        """True if a task with these dependencies must wait for a counter when it runs on
+        `processor`. clock: the number of its vector clock before.
+        """
         return any(
             self.clocks.missing(clock, needed.processors, needed.ends) - {processor}
             for needed in (self.sets[number] for number in needs.others)

@@ -14,7 +14,9 @@ KEY = "packing"  # the key in a plan's metadata
 
 
 def to_meta(packings: Sequence[Packing]) -> dict[str, Any]:
-    """The metadata entry for the packings; {} if there are none."""
+    """The metadata entry of a plan that describes how parameters are packed from others; {} if none
+    are.
+    """
     rows = [
         {"name": p.name, "parts": [[q.name, q.pairs] for q in p.parts], "interleave": p.interleave}
         for p in packings
@@ -23,7 +25,9 @@ def to_meta(packings: Sequence[Packing]) -> dict[str, Any]:
 
 
 def from_meta(meta: Mapping[str, Any]) -> dict[str, Packing]:
-    """The packings of a plan by parameter name. Raises PlanError if the entry is malformed."""
+    """The packed parameters that a plan's metadata describe, by name. Raises PlanError if the entry
+    is malformed.
+    """
     packings: dict[str, Packing] = {}
     rows = meta.get(KEY, [])
     if not isinstance(rows, Sequence) or isinstance(rows, str):

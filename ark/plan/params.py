@@ -75,13 +75,17 @@ class PartialParams(Params, frozen=True, forbid_unknown_fields=False):
 
 
 class TiledParams(PartialParams, frozen=True):
-    """The parameter of all kinds whose tasks are tiles of a result: a tile's sizes."""
+    """The parameter `tile` (the sizes of a tile), which all kinds have whose tasks are tiles of a
+    result.
+    """
 
     tile: tuple[Size, ...]
 
 
 def read_params(kind: str, schema: type[Params], values: Mapping[str, Any]) -> None:
-    """Raises PlanError unless the parameters fit the kind's schema."""
+    """Raises PlanError unless the parameters of a task kind have the names, types and ranges of its
+    schema.
+    """
     try:
         msgspec.convert(dict(values), schema, strict=True)
     except (msgspec.ValidationError, UnicodeError) as error:
@@ -169,7 +173,7 @@ def covers(tile: Sequence[int], shape: Sequence[int]) -> None:
     fits(tile, fold(shape))
     need(
         is_block(shape, tile[0]),
-        f"tile {list(tile)} is not a box of the leading dimensions of {list(shape)}",
+        f"tile {list(tile)} does not divide the leading dimensions of {list(shape)} into boxes",
     )
 
 

@@ -35,7 +35,9 @@ class _Counter:
 
 
 class Schedule:
-    """Builds the phases of one rank's plan; counters are numbered across phases."""
+    """Builds the task lists of one rank's plan, phase by phase. Counters are numbered across all
+    phases.
+    """
 
     def __init__(
         self,
@@ -184,7 +186,7 @@ class _PhaseRun:
         self.met: set[tuple[int, int]] = set()  # (processor, peer) with a wait for ended
 
     def add(self, op: PlanOp, group: Group) -> None:
-        """Assigns the group's tasks to processors and adds their waits."""
+        """Assigns the tasks of an op to processors, and adds the waits of each task."""
         first, count = len(self.waits), len(group.coords)
         sig = self.s.signature(op)
         self.groups.append((op, group, sig))
@@ -219,7 +221,9 @@ class _PhaseRun:
         self.order.frontier.add(mine)
 
     def _counters(self, decision: Decision) -> Waits:
-        """The counters and thresholds for which a task with this decision waits."""
+        """The waits of a task, as (counter, threshold). decision: the sets of tasks for which it
+        must wait.
+        """
         pairs = [(self._counter(n), len(self.order.sets[n].members)) for n in decision.waits]
         return tuple(sorted(pairs))
 

@@ -55,7 +55,7 @@ Arena = Literal["activation", "parameter", "state", "external", "symmetric", "ho
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A row of the file, stored as a list of fixed length."""
+    """The base class of entries of the plan file that are stored as lists of fixed length."""
 
 
 class BufferRow(_Row, frozen=True):

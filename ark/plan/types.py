@@ -24,7 +24,7 @@ from ark.plan.signature import packet_bytes
 # the host, `packet` holds {value, epoch} pairs, `activation` is reused memory.
 ARENAS = ("activation", "parameter", "state", "external", "symmetric", "host", "packet")
 
-# Arenas whose buffers have valid contents before an iteration begins.
+# Arenas whose buffers have valid contents before an iteration begins, such as weights.
 INITIAL = ("parameter", "state", "external", "host")
 
 MAX_OPERANDS = 64  # per op
@@ -69,7 +69,7 @@ class Items:
 
     @property
     def start(self) -> int:
-        """Items from the array's start to the box's first item."""
+        """The number of items from the start of the array to the first item of the box."""
         return sum(o * s for o, s in zip(self.offsets, row_major(self.extents), strict=True))
 
 
@@ -105,7 +105,7 @@ class PlanTensor:
 
     @cached_property
     def items(self) -> Items:
-        """The tensor as a box of items."""
+        """The elements of the tensor as a box of items in its buffer (see Items)."""
         each = 1 if self.packet else by_name(self.dtype).per_item
         if each == 1:
             return Items(self.shape, self.extents, self.offsets)
@@ -257,7 +257,9 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One tile of an op on one processor."""
+    """One tile of an op on one processor: the op, the tile's coordinates, and the waits, signals
+    and fetches of the task.
+    """
 
     op: int
     coord: tuple[int, ...]
@@ -317,7 +319,7 @@ class Plan:
 
     @property
     def lists(self) -> int:
-        """The number of task lists of the phase that has the most."""
+        """The number of task lists of a phase; the largest one of all phases."""
         return max(len(phase.processors) for phase in self.phases)
 
     @property

@@ -66,7 +66,7 @@ class _Uses:
 
     @property
     def written(self) -> set[int]:
-        """The ids of the buffers that are written."""
+        """The ids of the buffers that at least one op writes."""
         return set(self._written)
 
     def ordered(self, a: int, b: int) -> bool:

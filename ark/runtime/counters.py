@@ -1,4 +1,6 @@
-"""The counters of one rank's plan in device memory. Called by ark.runtime.loaded."""
+"""Allocates the counters of one rank's plan in device memory. Tasks wait for counters and signal
+them. Called by ark.runtime.loaded.
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ class DeviceTables:
         self.arrays = {name: self._upload(name) for name in ARRAYS}
 
     def build(self) -> tables.Tables:
-        """Builds the tables for the present addresses, after writing the box maps to the device."""
+        """Writes the box maps (CUDA: tensor maps for TMA) to the device, and builds the tables for
+        the current addresses of buffers.
+        """
         maps, memory = self._box_maps, self._maps
         if memory is not None:
             self._device.write(memory.address, self._map_images())

@@ -38,15 +38,17 @@ MOST_ITERATIONS = (1 << 32) - 1
 
 
 def counts_on(plan: Plan) -> bool:
-    """True if launches of the plan can continue the counters of earlier launches
-    (`Executor.resume`).
+    """True if a launch of the plan can begin without a reset of the counters, which then continue
+    from the values of the previous launch (`Executor.resume`).
     """
     variant = machine_of(plan).variant
     return len(plan.phases) == 1 and not variant.ring_bytes and not variant.role(COMMUNICATE)
 
 
 class Executor(LoadedPlan):
-    """One plan on one device. A context manager; `close` frees all memory."""
+    """A plan that is loaded on one device, ready to launch. A context manager; `close` frees all
+    memory.
+    """
 
     def __init__(
         self,

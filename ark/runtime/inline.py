@@ -41,7 +41,9 @@ class Repeated(Generic[L]):
     def __init__(
         self, executor: Executor, prepare: Callable[[object, np.ndarray, Grid], L]
     ) -> None:
-        """prepare: the device's function that returns the launches of a loaded kernel."""
+        """prepare: a function of the device that returns an object by which a loaded kernel can be
+        launched repeatedly.
+        """
         self._executor = executor
         self._prepare = prepare
         self._launch: L | None = None
@@ -70,7 +72,9 @@ class Repeated(Generic[L]):
 
 
 class InlineRuns(Repeated[InlineLaunch]):
-    """Launches of one iteration each. Each call waits for its launch."""
+    """Launches of one iteration each, on the caller's thread. Each call returns when its launch has
+    ended.
+    """
 
     def __init__(self, executor: Executor) -> None:
         """Raises InvalidUsageError if launches cannot continue or the device cannot run them

@@ -72,7 +72,7 @@ def load_kernels(plan: Plan, backend: KernelBackend, device: KernelDevice) -> li
 
 
 def opcodes(kernels: Sequence[Kernel]) -> list[int]:
-    """For each op, the number of its body (device function) in its kernel."""
+    """For each op, the number by which its device function is selected in the kernel."""
     each = zip(*(k.program.emitted.opcode for k in kernels), strict=True)
     return [max(codes) for codes in each]
 

@@ -37,7 +37,7 @@ _MAX_TAIL_BYTES = 16384
 
 
 class _Rank(Protocol):
-    """A rank that was started as a process."""
+    """A process that was started as a rank of the job."""
 
     pid: int
 

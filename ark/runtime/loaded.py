@@ -139,7 +139,7 @@ class LoadedPlan(PlanMemory):
         self._trace = self._alloc(traced) if traced else None
 
     def _allow(self) -> None:
-        """Registers with the proxy all memory that requests of the kernel may name."""
+        """Registers with the proxy all memory that copy requests of the kernel may refer to."""
         if self._proxy is None:
             return
         for memory in (*self._arenas.values(), self._shared, *self._peers.near):
@@ -179,7 +179,7 @@ class LoadedPlan(PlanMemory):
         return self.counters.address(entry)
 
     def trace(self) -> list[np.ndarray]:
-        """The records of the last run, one array per processor."""
+        """The trace records of the last run, in one array per processor."""
         if self._trace is None:
             raise InvalidUsageError("tracing is off; create the executor with trace_records > 0")
         kind = layout.dtype("ArkTrace")

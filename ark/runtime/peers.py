@@ -33,7 +33,7 @@ class Peers:
 
     @classmethod
     def of(cls, plan: Plan) -> Peers:
-        """The peers of a plan, not yet connected."""
+        """The peers of a plan's rank. Their memory is not mapped yet."""
         hosts = plan.meta.get("hosts") or [0] * plan.world_size
         return cls(plan, frozenset(r for r, h in enumerate(hosts) if h != hosts[plan.rank]))
 

@@ -52,5 +52,5 @@ class Planned:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks that run the plan together."""
+        """The number of ranks for which the plan was made."""
         return self.inner.world_size if self.inner else int(self.head["WorldSize"])

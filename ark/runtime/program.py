@@ -120,7 +120,7 @@ def _of_user(error: SystemError, plan: Plan, arch: str) -> ModelError | None:
 
 
 def _compiled(name: str, emitted: Emitted, target: Target, backend: KernelBackend) -> Compiled:
-    """The binary, from the cache if it has one."""
+    """The compiled kernel. It is read from the cache if the cache has it."""
 
     def compiled() -> Binary:
         compiler, source = backend.compiler(), emitted.source
@@ -180,7 +180,7 @@ def _kept(name: str) -> Binary | None:
 def _emitted(
     plan: Plan, machine: Machine, backend: KernelBackend, arch: str, phases: range | None
 ) -> tuple[Emitted, Target, str]:
-    """The source, its target, and the name of its cache entry."""
+    """The kernel's source, the target for which it is compiled, and the name of its cache entry."""
     emitted = write(plan, machine, backend.dialect(arch), phases)
     target = Target(arch, machine.threads)
     return emitted, target, _name("kernel", repr(emitted.source), target, backend)

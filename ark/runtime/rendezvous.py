@@ -41,7 +41,9 @@ _HEADER = struct.Struct("<BI")
 
 
 class Link:
-    """A framed connection; `send` may be called from several threads."""
+    """A connection over which messages (frames) are sent. `send` may be called from several
+    threads.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -132,7 +134,9 @@ class _Member:
 
 
 class Server:
-    """Serves one job; `close` ends its threads. Times are in seconds."""
+    """The server that connects the ranks of one job; `close` ends its threads. Times are in
+    seconds.
+    """
 
     def __init__(
         self, listener: socket.socket, world_size: int, job: str, silence_s: float

@@ -113,7 +113,9 @@ class Run:
         return not self.running() and int(self.host["quit"][0]) == 1 and not self._asked_to_quit
 
     def abort(self) -> None:
-        """Sets the abort word, which makes the kernel leave at the next iteration or wait."""
+        """Aborts the launch: sets a word that the kernel reads in each iteration and in each wait,
+        whereupon it ends.
+        """
         if not self.forked:
             self.host["abort"] = 1
 

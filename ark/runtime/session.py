@@ -113,8 +113,8 @@ def forget(name: str) -> None:
 
 
 def set_aside(name: str) -> dict[tuple[str, int], Device]:
-    """Removes a backend's opened devices from the session without closing them. `put_back` returns
-    them.
+    """Removes the opened devices of a backend from the session, without closing them. `put_back`
+    adds them again.
     """
     return {key: _state.devices.pop(key) for key in [k for k in _state.devices if k[0] == name]}
 
@@ -138,8 +138,8 @@ def ranks() -> Bootstrap | None:
         among = rank_among_siblings(rank, world)
         if among is None:
             raise InvalidUsageError(
-                f"the model is of {world} ranks (ark.set_world_size), but no launcher started this "
-                f"process as one of {world}, so it cannot find the others; start it with "
+                f"the model is for {world} ranks (ark.set_world_size), but no launcher started "
+                f"this process as one of {world}, so it cannot find the others; start it with "
                 f"ark.launch({world}, function), multiprocessing, `torchrun --nproc-per-node "
                 f"{world} script.py` or `mpirun -n {world} python script.py`, or set {PORT_BASE} "
                 "to one free port for all of them"
@@ -147,7 +147,7 @@ def ranks() -> Bootstrap | None:
         here = among
     if (here.rank, here.world_size) != (rank, world):
         raise InvalidUsageError(
-            f"the model is of rank {rank} of {world} (ark.set_rank, ark.set_world_size), but the "
+            f"the model is for rank {rank} of {world} (ark.set_rank, ark.set_world_size), but the "
             f"launcher started this process as rank {here.rank} of {here.world_size}; set these, "
             "or let ark.init() do it"
         )
@@ -156,7 +156,7 @@ def ranks() -> Bootstrap | None:
         _at_the_end(_state.ranks.close)
     elif (_state.ranks.rank, _state.ranks.world_size) != (rank, world):
         raise InvalidUsageError(
-            f"the model is of rank {rank} of {world} (ark.set_rank, ark.set_world_size), but this "
+            f"the model is for rank {rank} of {world} (ark.set_rank, ark.set_world_size), but this "
             f"process has joined its job as rank {_state.ranks.rank} of {_state.ranks.world_size} "
             "and stays that; start another process for another rank"
         )

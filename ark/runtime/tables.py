@@ -242,7 +242,9 @@ def stream_boxes(plan: Plan) -> frozenset[int]:
 
 
 def _growth(fetch: Fetch, growth: Growth, operands: list[int]) -> tuple[int, ...]:
-    """The fields of an ArkGrowth. operands: the addresses of the op's operands."""
+    """The values of the fields of an ArkGrowth, which describes a fetch whose size grows with the
+    iterations. operands: the addresses of the op's operands.
+    """
     row, rows, step = growth.row, fetch.nbytes // growth.row, fetch.stage // growth.row
     first, beside = (operands[i] + fetch.offset for i in (fetch.operand, growth.beside))
     share = (row, rows, step, growth.part, growth.parts)

@@ -54,7 +54,7 @@ KEPT: Kept[Table] = Kept("tuned collectives", Tuned, "ark tune --collectives")
 
 
 def key(collective: str, world: int) -> str:
-    """The key of a collective's entries for this number of ranks."""
+    """The key under which the file has the entries of a collective for a number of ranks."""
     return f"{collective}.{world}"
 
 

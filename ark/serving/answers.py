@@ -31,7 +31,7 @@ class Sample:
 
     @property
     def ended(self) -> bool:
-        """True once the chunk of text that ends the sample was returned."""
+        """True once the last part of the sample's text has been returned."""
         return bool(self.chunks) and self.chunks[-1].finish_reason is not None
 
 

@@ -26,7 +26,7 @@ from ark.serving.rows import DeviceRows
 from ark.serving.types import Request
 
 DRAFT_TOKENS = 3
-"""The default number of tokens in a draft by a draft model."""
+"""The default number of tokens that a draft model proposes at a time."""
 
 
 def check_draft_model(

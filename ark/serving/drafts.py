@@ -32,7 +32,7 @@ def shortened(drafts: Sequence[tuple[int, ...]], room: int) -> list[tuple[int, .
 
 
 class Drafts:
-    """Drafts for one text. The text may only grow at its end."""
+    """Proposes next tokens for one text. The text may only grow at its end."""
 
     def __init__(self) -> None:
         # Maps each short sequence of tokens of the text to the index after its latest occurrence.

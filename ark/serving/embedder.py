@@ -74,7 +74,9 @@ class Embedder:
     """A checkpoint on a device that computes embeddings, one text at a time. A context manager."""
 
     def __init__(self, executor: Executor, shape: Shape, pooling: Pooling) -> None:
-        """executor: runs a plan of `shape`. The embedder's `close` closes the executor."""
+        """executor: the runner of a plan of the shape `shape`, which the embedder's `close`
+        closes.
+        """
         self._executor, self._shape, self._pooling = executor, shape, pooling
         self._lock = threading.Lock()
         self._closed = False

@@ -181,7 +181,7 @@ class Engine:
                 raise InvalidUsageError("this engine was closed; open another one")
             if request.id in self._listeners:
                 raise InvalidUsageError(
-                    f"a request {request.id!r} is being served; give each one an id of its own"
+                    f"a request {request.id!r} is being served; give each request its own id"
                 )
             self._listeners[request.id] = on_event
             self._arrived.append(request)

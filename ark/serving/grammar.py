@@ -67,7 +67,7 @@ class TextGrammar:
         self._matcher, self._vocabulary = matcher, vocabulary
 
     def begin(self) -> TextGuide:
-        """The state before a text's first token."""
+        """The state of a new text in the grammar, before its first token."""
         return TextGuide(self._matcher.deep_copy(), self._vocabulary)
 
 

@@ -45,7 +45,7 @@ class MaskMaker:
 
     @property
     def all_ready(self) -> bool:
-        """True if every requested mask has been computed."""
+        """True if all masks that were requested have been computed."""
         return len(self._made) == self.pending
 
     def ask(self, progress: Progress, tokens: Sequence[int] = ()) -> None:

@@ -17,7 +17,7 @@ LATEST_WEIGHT = 1 / 4
 
 
 class Pace:
-    """Estimates the time of an iteration from earlier ones."""
+    """Estimates how long an iteration takes from the times of earlier ones."""
 
     def __init__(self) -> None:
         self._iteration_s = 0.0  # 0 until an iteration has been timed
@@ -31,7 +31,7 @@ class Pace:
         self._seen, self._steady = time.perf_counter(), False
 
     def saw(self, tokens: int) -> None:
-        """Records that a row has sampled `tokens` tokens since the last call."""
+        """Records that a row of the batch has sampled `tokens` new tokens since the last call."""
         now = time.perf_counter()
         if self._steady:
             each_s = (now - self._seen) / tokens

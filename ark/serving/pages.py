@@ -46,7 +46,9 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """The number of pages that `take` can give: free ones and kept ones."""
+        """The number of pages that `take` can return: free pages, and pages that are kept for later
+        requests.
+        """
         return len(self._free) + len(self._kept)
 
     def take(self) -> int | None:
@@ -76,7 +78,9 @@ class PagePool:
                 self._free.append(page)
 
     def publish(self, page: int, name: bytes) -> None:
-        """Gives a page in use its name, once the page is full."""
+        """Gives a page its name (a hash of the text up to its end), once it is full, so that other
+        requests can share it.
+        """
         if self._share and name not in self._by_name and page not in self._names:
             self._by_name[name], self._names[page] = page, name
 

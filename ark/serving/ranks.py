@@ -69,7 +69,7 @@ class Memory:
         return self._executor.start(iterations)
 
     def close(self) -> None:
-        """Orders the other ranks to end, unless the job has failed."""
+        """Tells the other ranks to end, unless the job has failed."""
         with contextlib.suppress(SystemError):
             self._order([])
 
@@ -83,7 +83,7 @@ class Memory:
 
 
 def follow(executor: Executor, ranks: Bootstrap) -> None:
-    """Repeats rank 0's writes and launches until its engine ends."""
+    """Repeats the writes and launches of rank 0 on this rank, until rank 0's engine ends."""
     memory = Memory(executor)
     phases = len(executor.plan.phases)
     while True:

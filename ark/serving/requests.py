@@ -33,7 +33,7 @@ def check_steps(iterations: int, draft: int) -> None:
 
 
 def check_request(request: Request, shape: Shape, adapters: Sequence[str] = ()) -> None:
-    """Raises InvalidUsageError for a request that an engine of that shape cannot serve."""
+    """Raises InvalidUsageError if an engine of the given shape cannot serve the request."""
     prompt, sampling = request.prompt, request.sampling
     vocabulary, context = shape.config.vocab_size, shape.context
     check_prompt_tokens(prompt, vocabulary)
@@ -43,8 +43,8 @@ def check_request(request: Request, shape: Shape, adapters: Sequence[str] = ()) 
         raise InvalidUsageError(f"n={sampling.n} is out of range; submit a request for each sample")
     if request.grammar is None and sampling.structured_outputs is not None:
         raise InvalidUsageError(
-            "a request's grammar and its structured_outputs belong together; make the grammar "
-            "by ark.serving.grammar.Grammars, or use ark.LLM"
+            "a request with structured_outputs needs a grammar; create it by "
+            "ark.serving.grammar.Grammars, or use ark.LLM"
         )
     others = () if shape.sampling else sampling.beyond(BASIC)
     if others:

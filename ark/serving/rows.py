@@ -64,7 +64,7 @@ def _drafted(step: Step) -> list[tuple[int, int, int]]:
 
 
 class Launched:
-    """A step that runs on the device, from its launch until `end`."""
+    """A step (one launch) that runs on the device, from its launch until `end`."""
 
     def __init__(self, rows: DeviceRows, step: Step, run: Run) -> None:
         size = rows.pages.size
@@ -342,7 +342,7 @@ class DeviceRows:
         self._drafted, self._used = len(drafted), used
 
     def _write_tokens(self, row: int, begin: int, tokens: Sequence[int]) -> None:
-        """Writes tokens of a row's text from index `begin` on."""
+        """Writes tokens of a row's text to the device, from index `begin` on."""
         context, words = self.shape.context, np.array(tokens, np.int32)
         elements, offset = self.shape.batch * context, 4 * (row * context + begin)
         self._memory.write("tokens", elements, offset, words)

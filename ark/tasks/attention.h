@@ -32,7 +32,7 @@ ARK_DEVICE void ark_attention_scores(ArkAttentionScratch<G, D, CHUNK>& s, K keys
   }
 }
 
-// Replaces the scores by exponentials relative to the running maximum.
+// Softmax of a chunk: replaces the scores by exponentials relative to the running maximum.
 template <int G, int D, int CHUNK>
 ARK_DEVICE void ark_attention_softmax(ArkAttentionScratch<G, D, CHUNK>& s, int count) {
   for (int g = ark_warp(); g < G; g += ARK_WARPS) {

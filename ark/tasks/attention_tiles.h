@@ -61,7 +61,7 @@ ARK_DEVICE int ark_attention_place(P position) {
   return 0;
 }
 
-// Calls work(tile) for each tile of the task.
+// Calls work(tile) for each tile of queries that the task has.
 template <class S, class P, class Work>
 ARK_DEVICE void ark_attention_each(const ArkTask& t, P position, const Work& work) {
   const int place = ark_attention_place<S>(position);
@@ -193,7 +193,7 @@ ARK_DEVICE void ark_attention_tile_scores(ArkAttentionTileScratch<S, C, R>& s, K
   }
 }
 
-// Replaces the scores by exponentials relative to the running maximum.
+// Softmax of a block of keys: replaces the scores by exponentials relative to the running maximum.
 template <class S, int C, int R>
 ARK_DEVICE void ark_attention_tile_softmax(ArkAttentionTileScratch<S, C, R>& s, int rows) {
   for (int r = ark_warp(); r < rows; r += ARK_WARPS) {

@@ -159,7 +159,7 @@ class BoxWriter:
         return Packs(pack, frozenset(packed), frozenset(loose)) if pack > 1 else Packs()
 
     def _value(self, index: int) -> str:
-        """The text of an element of operand `index`, read from memory."""
+        """The C++ text that loads an element of operand `index` from memory."""
         value = text.load(self.sig, index, f"p{index}", self._at(index))
         return value if index or not self.guard[0] else self._or_fill(self.guard[0], value)
 
@@ -194,7 +194,7 @@ class BoxWriter:
         return spread and all(strides)
 
     def _element(self) -> str:
-        """Statements for one element of the result."""
+        """C++ statements that compute and store one element of the result."""
         values = [self._value(i) for i in range(self.out)]
         return self._compute(values, f"p{self.out}", self._at(self.out))
 
@@ -219,7 +219,9 @@ class BoxWriter:
         return 0 if whole and total > rounds * threads else rounds
 
     def _varies(self) -> bool:
-        """True if neighbouring results read elements of operand 0 that are not neighbours."""
+        """True if neighbouring elements of the result are computed from elements of operand 0 that
+        are not neighbours in memory.
+        """
         return self.apart and any(NAMES[3] in place for place in self.places[0])
 
     def _as_made(self, index: int) -> bool:
@@ -309,7 +311,7 @@ class BoxWriter:
         return declare, load, f"{each}{unpack}{store}    }});\n"
 
     def _single(self) -> str:
-        """Statements for one element of a single row."""
+        """C++ statements that compute and store one element, for a result that is a single row."""
         return f"    const int i0 = 0, i1 = 0, i2 = 0; {unused_names(NAMES)}\n{self._element()}"
 
     def several(self, packs: Packs, machine: Machine) -> bool:

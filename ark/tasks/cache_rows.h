@@ -17,7 +17,7 @@ ARK_DEVICE float ark_get(const ArkRow<C, K, K, S, false>* row, ark_i64 d) {
   return ark_code(static_cast<const C*>(nullptr), row->bytes[d], 0) * ark_row_scale(*row, 0);
 }
 
-// This lane's part of the dot product of a row with x.
+// This lane's part of the dot product of a quantised row with the vector x.
 template <class C, int K, class S>
 ARK_DEVICE float ark_row_dot(const ArkRow<C, K, K, S, false>* row, const float* x, int) {
   float sum[1];
@@ -50,7 +50,7 @@ ARK_DEVICE void ark_store_row(ArkRow<C, K, K, S, false>* row, const Value& value
   }
 }
 
-// ark_kv_append (kv_append.h) for a quantised cache. Task coordinates: head.
+// The variant of ark_kv_append (kv_append.h) for a quantised cache. Task coordinates: head.
 template <int ROWS, int WIDTH, int CONTEXT, class X, class P, class C>
 ARK_DEVICE void ark_kv_append_rows(ArkCtx&, const ArkTask& t, X x, P position, C cache) {
   const int head = t.coord[0];
@@ -63,7 +63,7 @@ ARK_DEVICE void ark_kv_append_rows(ArkCtx&, const ArkTask& t, X x, P position, C
   }
 }
 
-// ark_paged_append (paged.h) for a quantised cache. Task coordinates: head.
+// The variant of ark_paged_append (paged.h) for a quantised cache. Task coordinates: head.
 template <int ROWS, int SEQUENCES, int D, int PAGE, int POOL, int MOST, class X, class T, class P,
           class C>
 ARK_DEVICE void ark_paged_append_rows(ArkCtx& c, const ArkTask& t, X x, T pages, P position,

@@ -91,14 +91,14 @@ def image(sig: Signature, p: ConvolutionParams) -> list[int]:
 
 
 def widths(sig: Signature, p: ConvolutionParams) -> tuple[int, int]:
-    """The numbers of channels and of outputs of a group."""
+    """The number of input channels and the number of output channels of a group."""
     weight, out = sig.operands[0].shape, sig.operands[2].shape
     each = weight[0] // math.prod(p.size)
     return each, out[3] // (image(sig, p)[3] // each)
 
 
 def by_channel(sig: Signature, index: int) -> bool:
-    """True if the operand has an element for each channel."""
+    """True if the operand has a separate element for each channel."""
     return bool(sig.operands[index].shape) and sig.operands[index].shape[-1] > 1
 
 
@@ -129,7 +129,7 @@ def where_aligned(sig: Signature, body: str, single: str) -> str:
 
 
 def declared(sig: Signature) -> str:
-    """The declarations of the operands' pointers that the functions use."""
+    """C++ declarations of pointers to the weights, the input, the output and the further inputs."""
     return text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1") + outputs(sig)
 
 

@@ -79,8 +79,8 @@ class Claimed(TaskKind):
         for boxes in Templates().boxes(inner, tuple(_all(kind.places(inner)))):
             alone = boxes.disjoint and len(boxes.tasks) == len(boxes.lo)
             need(not boxes.append_only, "claimed tiles do not support appending")
-            need(not boxes.write or alone, "two tiles write the same bytes")
-            need(not boxes.write or boxes.fills_bounds, "the tiles do not cover the result")
+            need(not boxes.write or alone, "two claimed tiles write the same bytes")
+            need(not boxes.write or boxes.fills_bounds, "the claimed tiles do not cover the result")
 
     def places(self, sig: Signature) -> Places:
         kind, inner = tiles_of(sig)

@@ -181,7 +181,7 @@ struct ArkShare<const ark_u64, SYSTEM> {
   const ark_u64* p;
 };
 
-// Several addresses in plain memory, to each of which the result is stored.
+// A destination that consists of N addresses in plain memory. The result is stored at each of them.
 template <typename T, int N>
 struct ArkEach {
   T* p[N];

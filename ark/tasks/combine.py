@@ -242,7 +242,7 @@ def outputs(sig: Signature) -> int:
 
 
 def shares(sig: Signature) -> int:
-    """The number of shares to combine."""
+    """The number of shares (partial results of ranks) to combine."""
     return len(sig.operands) - outputs(sig)
 
 

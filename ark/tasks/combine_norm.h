@@ -1,4 +1,5 @@
-// Combines the shares of rows, and normalises the rows by their root mean square.
+// Adds up the shares (partial results of ranks) of each row, and normalises the rows by their root
+// mean square.
 
 // Converts the values of a 16-byte chunk to the floats that are normalised. The values have been
 // rounded to the type in which they are stored.

@@ -78,7 +78,7 @@ class Convolution(TaskKind):
             last = (p.sizes[d] - 1) * p.stride[d] + (p.size[d] - 1) * p.dilation[d]
             need(last < INT_MAX, "window indices exceed 32 bits")
         covers(p.tile, out)
-        need(p.tile[0] == 1, f"a tile must have one image, got {p.tile[0]}")
+        need(p.tile[0] == 1, f"a tile must be part of one image, got {p.tile[0]} images")
 
     def places(self, sig: Signature) -> Places:
         return box(sig.operands[2].shape, sig.read(ConvolutionParams).tile)

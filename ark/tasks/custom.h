@@ -23,8 +23,9 @@ ARK_DEVICE T* ark_address(const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, I... i
     return ark_address(x, 0, i...);
   }
 }
-// ark_load and ark_store of a custom op's operands: elements as floats, for any element type.
-// Packets are waited for, or published.
+// Overloads of ark_load and ark_store for operands of a custom op. Elements of any type are loaded
+// as floats. If an operand is in packets, ark_load waits until the packet has arrived, and
+// ark_store sends one.
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM, class... I>
 ARK_DEVICE float ark_load(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, I... i) {
   return ark_load(c, ark_address(x, i...), 0, SYSTEM);

@@ -28,7 +28,9 @@ Patch = tuple[int, int]
 
 
 def units(tile: Sequence[int], patch: Patch) -> int:
-    """The number of patches of a tile, each of two channels."""
+    """The number of patches of a tile. A patch is the part of the results that a thread computes at
+    a time, for two channels.
+    """
     images, rows, columns, channels = tile
     return images * -(-rows // patch[0]) * -(-columns // patch[1]) * channels // PATCH_CHANNELS
 

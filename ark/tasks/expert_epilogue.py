@@ -39,7 +39,7 @@ class ExpertLinearParams(Params, frozen=True):
 
 
 def weight_operands(sig: Signature) -> tuple[int, ...]:
-    """The operand indices of the weights."""
+    """The indices of the weight operands."""
     return (1, FIRST_EXTRA)[: sig.read(ExpertLinearParams).weights]
 
 
@@ -59,7 +59,7 @@ def score_operands(sig: Signature) -> range:
 
 
 def residual_operand(sig: Signature) -> int | None:
-    """The index of the residual; None if there is none."""
+    """The index of the residual operand, which is added to the total; None if there is none."""
     return score_operands(sig).stop if sig.read(ExpertLinearParams).residual else None
 
 
@@ -89,7 +89,7 @@ def check_epilogue(sig: Signature, rows: int, slots: int) -> None:
     need(params.expr is not None or plain, "an epilogue needs an expression")
     need(
         params.of == 0 or (plain and not params.total),
-        "a weight of only some experts does not support an epilogue",
+        "an epilogue needs a weight with all experts, but this one has only some",
     )
     need(not params.total or slots <= MAX_SLOTS, f"{slots} experts per row exceed {MAX_SLOTS}")
     if params.expr is not None:

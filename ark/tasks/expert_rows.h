@@ -1,4 +1,5 @@
-// Products with the quantised weights of chosen experts. experts.py describes operands and tasks.
+// Linear layers with the quantised weights of chosen experts. experts.py describes operands and
+// tasks.
 
 // Multiplies rows by the quantised weights of their chosen experts, like ark_expert_linear of
 // experts.h. An expert has one or two weight matrices of N rows. first, second: the addresses of

@@ -351,7 +351,7 @@ ARK_DEVICE void ark_expert_products(ArkCtx& c, const ArkTask& t, const X& x, con
   }
 }
 
-// ark_expert_products for weights (EXPERTS, N, K) of floating-point types.
+// Calls ark_expert_products for weights of floating-point types, of shape (EXPERTS, N, K).
 template <int EXPERTS, int N, int K, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL, class X,
           class W, class E, class F>
 ARK_DEVICE void ark_expert_linear(ArkCtx& c, const ArkTask& t, X x, W first, W second, E experts,

@@ -115,7 +115,7 @@ class TopK(TaskKind):
         ]
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        # The base class calls this before it checks that the signature has operands.
+        # This method may be called before the signature is checked, so it may have no operands.
         shape = sig.operands[0].shape if sig.operands else ()
         params = sig.read(TopKParams)
         few = len(shape) == 2 and shape[0] == 1 and shape[1] <= MAX_PACKET_ROW
@@ -204,7 +204,7 @@ class ExpertLinear(TaskKind):
         return Places((range(rows), range(slots), range(sig.operands[1].shape[1])), span=True)
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        # The base class calls this before the number of operands is checked.
+        # This method may be called before the number of operands is checked.
         residual, each = residual_operand(sig), any(len(o.shape) == 3 for o in sig.operands[:1])
         return frozenset(
             {3} | ({0} if each else set()) | (set() if residual is None else {residual})

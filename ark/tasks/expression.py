@@ -42,7 +42,7 @@ _RANKS = ("bool", "ark_i32", "ark_i64", "float")
 
 
 def leaf(index: int) -> list[Any]:
-    """The tree for the element of operand `index`."""
+    """The expression tree that reads the element of operand `index`."""
     return ["input", index]
 
 
@@ -57,7 +57,7 @@ def index(dimension: int) -> list[Any]:
 
 
 def size(tree: Tree) -> int:
-    """The number of nodes of a checked tree."""
+    """The number of nodes of an expression tree that has been checked."""
     return 1 + sum(size(part) for part in _children(tree))
 
 
@@ -83,7 +83,9 @@ def indices(tree: Tree) -> frozenset[int]:
 
 
 def reads(tree: Tree) -> frozenset[int]:
-    """The operands that a checked tree reads."""
+    """The indices of the operands that an expression tree reads. The tree must have been
+    checked.
+    """
     if tree[0] == "input":
         return frozenset({tree[1]})
     return frozenset().union(*(reads(part) for part in _children(tree)))
@@ -96,7 +98,7 @@ def _children(tree: Tree) -> Sequence[Tree]:
 
 
 def value_type(dtype: str) -> str:
-    """The C type of values of elements of this type."""
+    """The C type in which elements of this data type are computed."""
     if dtype == "bool":
         return "bool"
     if dtype in INTEGERS:
@@ -212,7 +214,7 @@ def rebuilt(tree: Tree, change: Callable[[Tree], Tree | None]) -> list[Any]:
 
 
 def substitute(tree: Tree, inputs: Sequence[Tree]) -> list[Any]:
-    """The tree with operand i replaced by `inputs[i]`."""
+    """The expression tree in which each use of operand i is replaced by the tree `inputs[i]`."""
     return rebuilt(tree, lambda part: inputs[part[1]] if part[0] == "input" else None)
 
 
@@ -232,12 +234,14 @@ def has_casts(tree: Tree) -> bool:
 
 
 def replaced(tree: Tree, part: Tree, by: Tree) -> Tree:
-    """The tree with the object `part` (compared by identity) replaced by `by`."""
+    """The expression tree in which the subtree `part` (compared by identity) is replaced by
+    `by`.
+    """
     return rebuilt(tree, lambda each: by if each is part else None)
 
 
 def counted(tree: Tree, place: Tree) -> list[Any]:
-    """The tree with each use of the computed element's index replaced by the tree `place`."""
+    """The expression tree in which each use of an index is replaced by the tree `place`."""
     return rebuilt(tree, lambda part: place if part[0] == "index" else None)
 
 
@@ -276,7 +280,9 @@ def evaluate(
 
 
 class Writer:
-    """Writes a tree as C++ statements, with a local constant for each part."""
+    """Writes an expression tree as C++ statements, each of which declares a local constant for one
+    subtree.
+    """
 
     def __init__(
         self, leaves: Sequence[tuple[str, str]], literal: Any, indices: Sequence[str] = ()
@@ -344,7 +350,7 @@ class Writer:
         return self.let("float", f"ark_float({by_name(name).rounding}({text}))"), "float"
 
     def _named(self, ctype: str, text: str) -> str:
-        """A name for a value that a function may use more than once."""
+        """A C++ name for a value, so that a function can use the value more than once."""
         return text if re.fullmatch(r"x\d+", text) else self.let(ctype, text)
 
     def let(self, ctype: str, text: str) -> str:

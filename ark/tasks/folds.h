@@ -60,7 +60,7 @@ ARK_DEVICE ark_i64 ark_moments_word(const ArkMoments<PART>& v) {
   const ark_u64 high = ark_float_bits(v.mean);
   return static_cast<ark_i64>(high << 32 | ark_float_bits(v.squares));
 }
-// Converts an element to a total of one element, of type T.
+// Converts one element to the type T in which sums (or products, maxima, minima) are accumulated.
 template <typename T>
 struct ArkTotal {
   template <typename V>

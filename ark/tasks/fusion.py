@@ -89,7 +89,7 @@ class Fusion(TaskKind):
         need(read.issuperset(range(inputs)), "an input is not read by any expression")
         for number in stores:
             fits = inputs <= number < len(outside) and outside[number]
-            need(fits, f"stored value {number} is not one of first, sums or last")
+            need(fits, f"stored value {number} is not in the lists first, sums or last")
 
     def _check_shapes(self, sig: Signature) -> None:
         params, out = sig.read(FusionParams), sig.operands[-1].shape

@@ -1,4 +1,5 @@
-// Gated activations of pairs of columns. rotary.py describes operands and tasks.
+// The activation swiglu, silu(gate) * up, of pairs of columns. rotary.py describes operands and
+// tasks.
 
 // silu(gate) * up.
 ARK_DEVICE float ark_swiglu(float gate, float up) { return gate / (1.0f + ark_exp(-gate)) * up; }

@@ -18,7 +18,9 @@ CUBIC_COEFFICIENT = 0.044715  # of x^3 in the approximation with tanh
 
 @dataclass(frozen=True)
 class Gelu:
-    """GELU of the tree `argument`. function: its name on the device."""
+    """A GELU that was recognised. argument: the tree to which GELU is applied. function: the name
+    of the device function.
+    """
 
     function: str
     argument: Tree

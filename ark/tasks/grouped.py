@@ -130,7 +130,9 @@ def columns_per_thread(
 
 
 def thread_rounds(tile: Sequence[int], wide: int, pack: int, machine: Machine) -> int:
-    """How many times a thread computes `wide` neighbouring results for `pack` outputs."""
+    """The number of steps of a thread, each of which computes `wide` neighbouring results for
+    `pack` outputs.
+    """
     images, rows, columns, channels = tile
     units = images * rows * -(-columns // wide) * -(-channels // pack)
     return -(-units // (machine.warps * machine.lanes))

@@ -1,4 +1,4 @@
-// Rows appended to a cache of keys or values. kv_append.py describes operands and tasks.
+// Appends rows to a cache of keys or values. kv_append.py describes operands and tasks.
 
 // Copies the ROWS rows of one head of x to consecutive rows of the cache, from `position` on. Rows
 // outside of the cache are dropped. Task coordinates: head.

@@ -147,7 +147,8 @@ class Linear(TaskKind):
             for place in candidates(sig):
                 sample_check(sig, first, place, m, -(-n // p.rows))
             need(
-                p.share < p.shares, f"share {p.share} is out of range; there are {p.shares} shares"
+                p.share < p.shares,
+                f"share {p.share} of the logits is out of range; there are {p.shares} shares",
             )
 
     def weight(self, sig: Signature) -> tuple[int, int]:

@@ -173,7 +173,7 @@ def row_input_bytes(dtype: RowType) -> int:
 
 
 def multiplied(weight: OperandType) -> str:
-    """The name of the floating-point type in which elements are multiplied by these weights."""
+    """The name of the floating-point type in which inputs are multiplied by these weights."""
     return value_type(by_name(weight.dtype)).name
 
 

@@ -19,7 +19,7 @@ class LinearRows(Linear):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        need(sig.read(LinearParams).split_k == 1, "split_k must be 1 for weights of whole rows")
+        need(sig.read(LinearParams).split_k == 1, "split_k must be 1 for quantised weights")
 
     def weight(self, sig: Signature) -> tuple[int, int]:
         return check_rows(sig.operands[1])

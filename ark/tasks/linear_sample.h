@@ -1,4 +1,4 @@
-// The epilogue of linear layers whose sums are logits (linear_epilogue.h).
+// The epilogue of a decoder's last linear layer, whose sums are logits (linear_epilogue.h).
 
 // The epilogue of the linear layer that computes logits: stores the sums (logits) and finds the
 // task's best candidate for the next token. A stage has R rows of the weights, and the STAGES

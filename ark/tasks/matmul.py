@@ -259,7 +259,7 @@ def _check_types(sig: Signature) -> None:
         typed(sig, index, *(("int8",) if whole else text.FLOATS))
     plain = params.expr is None
     typed(sig, 2, *(("int32",) if whole and plain else text.FLOATS))
-    need(not whole or not paired(sig), "pairs (gated or rotated) need floating point")
+    need(not whole or not paired(sig), "a gated or rotated product needs floating-point operands")
     need(
         not params.tf32 or all(sig.operands[i].dtype == "fp32" for i in (0, 1)),
         "tf32 needs fp32 operands",
@@ -318,7 +318,7 @@ def _check_splits(sig: Signature, k: int) -> None:
         and out.dtype == sums_of(sig)
         and params.expr is None
         and max(len(sig.operands[i].shape) for i in (0, 1)) == 2,
-        f"{splits} parts of k need an output of that many matrices of sums, got {list(out.shape)}",
+        f"{splits} parts of k need an output of {splits} matrices of sums, got {list(out.shape)}",
     )
     need(
         (splits - 1) * part_of_k(sig) < k,

@@ -89,7 +89,9 @@ def place_names(sig: Signature, row: str, column: str) -> list[str]:
 
 
 def grid(sig: Signature) -> tuple[int, int, int, int]:
-    """The numbers of tiles: along the two batch dimensions, down and across."""
+    """The number of tiles along the output's two batch dimensions, along its rows and along its
+    columns.
+    """
     shape = fold(sig.operands[2].shape)
     rows, columns = sig.read(MatmulParams).tile
     m, n, _ = dims(sig)

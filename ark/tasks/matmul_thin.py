@@ -107,7 +107,7 @@ def served(sig: Signature, machine: Machine) -> Thin | None:
 
 
 def scratch(sig: Signature, form: Thin, machine: Machine) -> int:
-    """Bytes of shared memory for the warps' sums."""
+    """Bytes of shared memory in which the warps of a block exchange their partial sums."""
     few = dims(sig)[form.few]
     if form.along:
         team = _team(sig, form, machine)

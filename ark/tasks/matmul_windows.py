@@ -40,7 +40,7 @@ def side_shape(sig: Signature, index: int) -> tuple[int, ...]:
 
 
 def _windows(sig: Signature) -> WindowParams:
-    """The product's windows; raises PlanError if it has none."""
+    """The parameters of the convolution windows of a product. Raises PlanError if it has none."""
     windows = sig.read(MatmulParams).windows
     if windows is None:
         raise PlanError("neither operand of the product is a matrix of windows")
@@ -120,7 +120,9 @@ def check(sig: Signature) -> None:
         source.strides[-1] == weight.strides[-1] == 1,
         "channels of the image and of the weights must be contiguous",
     )
-    need(math.prod(weight.shape[:-2]) == 1, "a product of windows needs one matrix of weights")
+    need(
+        math.prod(weight.shape[:-2]) == 1, "a convolution as a product needs a single weight matrix"
+    )
     plain = (params.gated, params.heads, params.kv_heads, params.head_dim)
     need(
         not any(plain) and params.splits == 1,

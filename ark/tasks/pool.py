@@ -183,7 +183,7 @@ def _total(sig: Signature, predicated: bool) -> str:
 
 
 def _one(sig: Signature) -> str:
-    """C++ statements that pool one window and store the result."""
+    """C++ statements that compute one window's result and store it."""
     store = text.store(sig, 1, "p1", text.offset(sig, 1, _names(sig)[0]), "made")
     result = _result(sig.read(PoolParams), "total")
     return f"{_total(sig, False)}    const float made = {result};\n    {store}\n"
@@ -204,7 +204,7 @@ def _called(sig: Signature, callee: str, constants: str, body: str, given: str, 
 
 
 def _walk(sig: Signature) -> str:
-    """Statements in which all threads pool windows one by one."""
+    """Statements in which all threads compute the results of windows, one at a time."""
     store = text.store(sig, 1, "p1", text.offset(sig, 1, _names(sig)[0]), "made")
     body = f"{_total(sig, True)}    return {_result(sig.read(PoolParams), 'total')};\n"
     return _called(sig, "ark_each_window", "", body, "float made", store)
@@ -224,7 +224,7 @@ def _vector(sig: Signature) -> int:
 
 
 def _walk_packs(sig: Signature, pack: int) -> str:
-    """Statements in which all threads pool packs of neighbouring windows."""
+    """Statements in which all threads compute the results of neighbouring windows as vectors."""
     p, out = sig.read(PoolParams), sig.operands[1]
     names, at = _names(sig)
     element = text.load(sig, 0, "loaded.v", "j")

@@ -24,7 +24,7 @@ struct alignas(16) ArkRow {
 // The number of codes that a lane reads at a time; CODE_STEP of ark/ir/dtype.py has the same value.
 constexpr int ARK_CODES = 8;
 
-// The scale, and the zero point, of a group of a row.
+// Functions that return the scale and the zero point of a group of a quantised row.
 template <class C, int K, int GROUP, class S, bool ZEROS>
 ARK_DEVICE float ark_row_scale(const ArkRow<C, K, GROUP, S, ZEROS>& row, int group) {
   typedef ArkRow<C, K, GROUP, S, ZEROS> Row;

@@ -24,7 +24,8 @@ ARK_DEVICE ArkTerms<R, TWO, M, W, A, B, Fill, Make> operator+(
   if (TWO) moved.b += k;
   return moved;
 }
-// The term at index k: an element of a tensor, or a computed one.
+// The value to reduce at index k: an element of a tensor, or a number that is computed from
+// elements.
 template <typename T>
 ARK_DEVICE auto ark_term(const T* p, ark_i64 k) {
   return ark_plain(p[k]);
@@ -47,7 +48,7 @@ ARK_DEVICE ArkTerms<R, TWO, M, 1, A, B, Fill, Make> ark_terms(const A* a, const 
   fill(made.m[0], 0);
   return made;
 }
-// The terms of N neighbouring columns, from `column` on.
+// The address of the values to reduce in N neighbouring columns, from column number `column` on.
 template <int N, typename T>
 ARK_DEVICE const T* ark_columns(const T* p, int column) {
   return p + column;
@@ -71,7 +72,7 @@ ARK_DEVICE void ark_hold(ArkHeldTerms<N, TWO, A, B>& to,
   ark_hold(to.a, s.a);
   if constexpr (TWO) ark_hold(to.b, s.b);
 }
-// Computes terms of the reduction from elements of `source` that were loaded before (`held`).
+// Computes the values to reduce from elements of `source` that were loaded before into `held`.
 template <int N, class Source, class Held>
 ARK_DEVICE auto ark_values(const Source&, const Held& held) {
   return ark_unpacked(held);
@@ -305,7 +306,7 @@ ARK_DEVICE void ark_reduce_packs(const ArkTask& t, const In& in, const Out& out,
   }
 }
 
-// ark_reduce_columns by one thread: adds row after row to `columns` sums.
+// Like ark_reduce_columns, for blocks of one thread: adds row after row to the sums of the columns.
 template <class F, typename T, class In, class Finish>
 ARK_DEVICE void ark_reduce_columns_alone(const In& in, ark_i64 stride, int columns, int K,
                                          char* red, const Finish& finish) {

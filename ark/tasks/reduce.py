@@ -158,7 +158,7 @@ class Reduce(TaskKind):
 
     def _check_term(self, sig: Signature, axis: int) -> None:
         source, out = sig.operands[0], len(sig.operands) - 1
-        need(source.shape[axis] > 1, "the reduced dimension must have several elements for a term")
+        need(source.shape[axis] > 1, "a term needs more than 1 element along the reduced axis")
         deep = _deep(sig)
         need(
             len(deep) <= MAX_FULL_TERM_INPUTS,

@@ -30,7 +30,7 @@ ARK_DEVICE ArkRope<HEADS, KV_HEADS, D, CONTEXT, SEQUENCES, O, P, F, K, V, N> ark
   return {output, frequencies, keys, values, fresh, position, SEQUENCES > 1 ? 0 : position.p[0]};
 }
 
-// The position in its sequence of row m of the projection.
+// The position of row m of the projection in the row's sequence.
 template <class R>
 ARK_DEVICE int ark_rope_place(const R& rope, int m) {
   if constexpr (R::CACHED > 0) return rope.positions.p[m];

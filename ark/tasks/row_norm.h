@@ -54,7 +54,7 @@ struct ArkRmsNorm {
 
 // A missing weight.
 struct ArkOnes {};
-// A weight, and a bias that is added to the weighted value.
+// The scale and shift of a norm: each value is multiplied by its weight, and its bias is added.
 template <typename W, typename B>
 struct ArkAffine {
   const W* weight;
@@ -71,7 +71,7 @@ ARK_DEVICE float ark_weight(const ArkAffine<W, B>& w, int k) {
   return ark_get(w.weight, k);
 }
 
-// V weights from element k on.
+// Loads the weights of V neighbouring elements of a row, from element k on.
 template <int V>
 ARK_DEVICE void ark_weights(float (&to)[V], ArkOnes, int) {
 #pragma unroll
@@ -89,7 +89,8 @@ ARK_DEVICE void ark_weights(float (&to)[V], const ArkAffine<W, B>& w, int k) {
   ark_weights(to, w.weight, k);
 }
 
-// V biases from element k on, and a weighted value plus its bias.
+// Loads the biases of V neighbouring elements of a row, from element k on. ark_biased adds a bias
+// to a weighted value.
 template <int V, class Weight>
 ARK_DEVICE void ark_biases(float (&)[V], const Weight&, int) {}
 template <int V, typename W, typename B>

@@ -91,7 +91,9 @@ def no_packets(name: str, sig: Signature, machine: Machine) -> None:
 
 
 def row_places(shape: Sequence[int], rows: int, dealt: bool = False) -> Places:
-    """The coordinates of tasks with `rows` rows each of a folded shape."""
+    """The coordinates of the tasks of an op on rows. Each task has `rows` rows of the shape, which
+    is folded to four dimensions.
+    """
     return box((*fold(shape)[:3], 1), (1, rows, 1, 1) if dealt else (1, 1, rows, 1))
 
 
@@ -112,7 +114,7 @@ def row_box(
 
 
 def folds(machine: Machine) -> int:
-    """Bytes of shared memory in which warps exchange their sums."""
+    """Bytes of shared memory in which the warps of a block exchange their sums."""
     return 2 * BATCH_ELEMENTS * 4 * machine.warps
 
 

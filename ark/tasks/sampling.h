@@ -40,7 +40,7 @@ ARK_DEVICE ark_u32 ark_ordered(float v) {
 ARK_DEVICE bool ark_better(float score, ark_u32 token, float than, ark_u32 its) {
   return (score > than) | ((score == than) & (token < its));
 }
-// True if a is above b. NaN is above all numbers.
+// True if a comes before b in falling order, where NaN counts as larger than all numbers.
 ARK_DEVICE bool ark_above(float a, float b) { return a > b || (a != a && b == b); }
 // Encodes a score and an index below 2^31 such that ark_better also orders NaN, above infinity. For
 // a row with a NaN, the score becomes infinity and the index stays the NaN's index. All other
@@ -82,7 +82,8 @@ ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
   ark_sync();
 }
 
-// A thread's best token so far, and the settings from which scores are computed.
+// The best token that a thread has found so far, and the settings from which it computes scores of
+// tokens.
 struct ArkSampler {
   float temperature;
   ark_u64 key;

@@ -102,7 +102,7 @@ ARK_DEVICE void ark_apply_few(const int (&k)[U], const int (&n)[U], const More& 
   }
 }
 
-// Applies the updates that a round has found to one line.
+// Applies the updates that a round has found to one line (all elements along the axis).
 template <typename T, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_updates(const ArkUpdates& updates, const More& more, const Now& now,
                                   const Join& join, const Store& store) {

@@ -102,8 +102,8 @@ class Scatter(TaskKind):
             )
         need(
             span == size or (span < size and same_places(ids.shape, axis)),
-            f"a span of {span} of {size} places needs indices that are equal along the other "
-            f"dimensions, got {list(ids.shape)}",
+            f"a task of {span} of {size} positions along the axis needs the same indices for all "
+            f"lines, got indices of shape {list(ids.shape)}",
         )
 
     def places(self, sig: Signature) -> Places:

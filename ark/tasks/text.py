@@ -22,7 +22,7 @@ FLOATS = tuple(t.name for t in (*FLOAT_TYPES, *SMALL_FLOATS))
 
 
 def pad4(values: Sequence[int], fill: int) -> tuple[int, ...]:
-    """The values, padded at the left to at least four."""
+    """The values, with `fill` added in front until there are at least four."""
     return pad(values, fill)
 
 

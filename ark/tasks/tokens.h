@@ -166,8 +166,8 @@ ARK_DEVICE ArkChoice ark_choice(S settings, P position_at, E stop_tokens) {
           stops,
           stop};
 }
-// True if the token is sampled among the k largest logits only (top-k). Then all logits are read
-// again.
+// True if the token is sampled by top-k, among the k largest logits only. The candidates of the
+// tiles do not suffice then, and all logits are read again.
 template <int VOCABULARY, class S>
 ARK_DEVICE bool ark_ranks(S settings) {
   return settings.p[1] > 0 && settings.p[1] < VOCABULARY &&
@@ -301,7 +301,7 @@ ARK_DEVICE void ark_heed_leave(const ArkCtx& c, const ark_u32* word, ark_u32 ask
   if (asked != 0u) ark_lower_limit(c, c.iteration + 1u);
 }
 
-// Advances the position by a chunk of the prompt.
+// Adds the number of tokens of a chunk of the prompt to the sequence's position.
 template <int ROWS, class S, class P>
 ARK_DEVICE void ark_advance(ArkCtx&, const ArkTask&, S settings, P position) {
   if (ark_tid() != 0) return;

@@ -75,7 +75,7 @@ def noise_key(seed: int, sequence: int = 0) -> int:
 
 
 def key_halves(key: int) -> tuple[int, int]:
-    """The settings `key_low` and `key_high` for a key."""
+    """The two halves of a 64-bit key, as the settings `key_low` and `key_high`."""
     low, high = key & 0xFFFFFFFF, key >> 32
     return low - (low >> 31 << 32), high - (high >> 31 << 32)
 
@@ -251,7 +251,7 @@ def _shares(sig: Signature, index: int, axis: int) -> list[Access]:
 
 
 def _check_sampling(sig: Signature) -> None:
-    """Checks the operands that `sample` and `choose` have in common."""
+    """Checks the operands of `sample` and `choose`. Both kinds have the same first operands."""
     params = sig.read(SampleParams)
     rows, vocabulary = matrix(sig, 0)
     tiles = params.tiles

@@ -273,7 +273,7 @@ def test_a_late_mask_delays_only_its_request(folder: Path, chunk: int) -> None:
 def test_a_grammar_needs_its_structured_output_field(folder: Path) -> None:
     formed = ark.SamplingParams(structured_outputs={"regex": "."})
     with Engine.open(folder, "cpu", slots=1, context=64) as engine:
-        with pytest.raises(ark.InvalidUsageError, match="belong together"):
+        with pytest.raises(ark.InvalidUsageError, match="needs a grammar"):
             engine.submit(Request("a", (5,), formed), print)
         late = Late(threading.Event(), 8)
         with pytest.raises(ark.InvalidUsageError, match="structured_outputs of the sampling"):

@@ -133,7 +133,9 @@ def change(shape: Sequence[int], before: Layout, after: Layout) -> list[Step]:
 
 
 def _realised(shape: Sequence[int], layout: Layout, path: list[list[int]]) -> list[Step]:
-    """The steps of a path, with their layouts, volumes and groups."""
+    """The steps of a path through layouts: for each step the collective, its volume and its groups
+    of devices.
+    """
     steps = []
     coordinates = layout.coordinates()
     for source, target, factor in path:

@@ -74,7 +74,7 @@ def _backward_first(name: str, batch: int) -> tuple[int, ...]:
 
 
 def _gpipe(devices: int, spans: Spans) -> Named:
-    """All forward blocks run first, then all backward blocks."""
+    """The schedule of GPipe: all forward blocks run first, then all backward blocks."""
 
     def priority(name: str, batch: int) -> tuple[int, ...]:
         return (int(name[0] == "b"), batch)
@@ -164,7 +164,9 @@ def _interlaced(devices: int, spans: Spans) -> Named:
 
 
 def _3f1b(devices: int, spans: Spans) -> Named:
-    """Three forward passes; only the last one has a backward pass (recycling, as in AlphaFold2)."""
+    """The schedule 3F1B: three forward passes, of which only the last has a backward pass
+    (recycling, as in AlphaFold2).
+    """
     all_blocks: list[Block] = []
     last: tuple[str, ...] = ()
     for number in range(FORWARD_PASSES - 1):

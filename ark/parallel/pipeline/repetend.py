@@ -161,7 +161,9 @@ class _Model:
                 self.model.add(pairs[outer] >= pairs[inner] + lead)
 
     def solve(self, seconds: float, effort: float | None = None) -> tuple[str, list[int]]:
-        """Returns ("found", starts), or "impossible" or "unknown" with an empty list."""
+        """Runs the solver. Returns ("found", start times), or "impossible" or "unknown" with an
+        empty list.
+        """
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.cp_model_presolve = False  # takes longer than it saves here

@@ -23,7 +23,9 @@ MOST_ENTRIES = 200_000
 
 @dataclass(frozen=True)
 class Entry:
-    """One block of one micro-batch. phase: "warm-up", "repetend" or "cool-down"."""
+    """The start time of one block of one micro-batch. phase: "warm-up", "repetend" (the repeating
+    core) or "cool-down".
+    """
 
     block: str
     micro_batch: int

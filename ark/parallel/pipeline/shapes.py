@@ -56,7 +56,7 @@ def _x(chains: _Chains) -> None:
 
 
 def _m(chains: _Chains) -> None:
-    """A first layer on all devices, such as a large embedding, followed by stages."""
+    """A layer on all devices, such as a large embedding, followed by a pipeline of stages."""
     stages = [(str(d), [d]) for d in range(chains.devices)]
     chains.chain([("in", range(chains.devices)), *stages])
 

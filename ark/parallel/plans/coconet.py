@@ -196,8 +196,8 @@ def fuse(plan: ParallelGraph, nodes: Sequence[Node]) -> None:
         elif node.id in inside and any(n.id in after for n in written):
             between = next(n.name for n in written if n.id in after)
             raise ModelError(
-                f"{node.name} cannot be fused with what comes before {between}, which it reads; "
-                "fuse that too"
+                f"{node.name} cannot be fused with the ops before {between}, which it reads; "
+                f"fuse {between} too"
             )
     own = [p for n in plan.nodes if n.id in inside for p in plan.pieces(n)]
     for node in plan.nodes:

@@ -179,7 +179,9 @@ def directed(block: str, number: int, long: int) -> tuple[str, int]:
 
 
 def widened(schedule: Schedule, width: int) -> Schedule:
-    """The schedule in which each device is replaced by `width` devices."""
+    """The schedule for stages of `width` ranks each: each device of the given schedule is replaced
+    by `width` devices.
+    """
     entries = (
         replace(e, devices=tuple(d * width + i for d in e.devices for i in range(width)))
         for e in schedule.entries

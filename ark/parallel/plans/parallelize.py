@@ -126,9 +126,9 @@ def parallelize(
     unknown = [name for name in names if name not in PLANS]
     if unknown or len(names) != len(axes):
         raise InvalidUsageError(
-            f"the plan {plan!r} does not fit {len(axes)} axes; use one of {', '.join(PLANS)}, "
-            f"one for each axis, along one axis {', '.join(sorted(NAMED - set(PLANS)))}, or a "
-            "function"
+            f"the plan {plan!r} does not fit a mesh of {len(axes)} axes; give one of "
+            f"{', '.join(PLANS)} for each axis, for a mesh of one axis also one of "
+            f"{', '.join(sorted(NAMED - set(PLANS)))}, or a function"
         )
     options = {n.id: costs.options(n, split.carried.get(n.id)) for n in split.nodes}
     roles = roles_of(split.nodes)
@@ -159,7 +159,9 @@ def _by_name(
     costs: Costs,
     micro_batches: int | None,
 ) -> UserPlan:
-    """The plan of that name, which is a pipeline or copies of the model."""
+    """The plan with the given name, which is the name of a pipeline or of a kind of copies of the
+    model.
+    """
     if name in PIPELINES:
         return pipeline_plan(name, graph, _pipeline(name, cuts, costs, micro_batches))
     if micro_batches is not None:
@@ -218,7 +220,9 @@ compute the piece.
 def _split(
     plan: ParallelGraph, node: Node, choice: Choice, mesh: Sequence[int]
 ) -> list[tuple[Place, Piece]]:
-    """Splits a node axis by axis. Returns the pieces with their coordinates."""
+    """Splits a node along each axis of the mesh, as `choice` states. Returns the pieces with their
+    coordinates in the mesh.
+    """
     (whole,) = plan.pieces(node)
     pieces: list[tuple[Place, Piece]] = [((), whole)]
     for letter, count in zip(choice, mesh, strict=True):
@@ -234,6 +238,6 @@ def _split(
 
 
 def _ranks_at(at: Place, mesh: Sequence[int]) -> list[int]:
-    """The ranks at a coordinate of the mesh."""
+    """The ranks that compute a piece with these coordinates in the mesh."""
     ranges = [range(n) if i is None else (i,) for i, n in zip(at, mesh, strict=True)]
     return [int(np.ravel_multi_index(place, tuple(mesh))) for place in product(*ranges)]

@@ -174,7 +174,9 @@ class _Shape:
         self.copy_rate = rates[copy] if copy is not None else 1.0
 
     def memory(self, limit: int) -> Memory:
-        """The memory of the stage that needs the most, which limits the search."""
+        """The memory that is available for the parameters and results of the stage that needs the
+        most.
+        """
         twice = 2 if self.pipeline == "chimera" else 1
         flying = min(self.count, self.depth) if self.work.training else 0
         kept = 0 if self.work.recompute else flying * twice / self.depth

@@ -55,7 +55,7 @@ class Work:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The bytes that a rank stores, by content."""
+    """The bytes that a rank stores, separately for parameters, gradients and other contents."""
 
     parameters: int
     gradients: int
@@ -69,7 +69,7 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """The costs of a block under a plan: microseconds per micro-batch, stored bytes, and
+    """The costs of a block of the model: microseconds per micro-batch, stored bytes, and
     communication.
     """
 
@@ -122,5 +122,5 @@ class Prediction:
 
     @property
     def peak(self) -> int:
-        """Bytes of the rank that needs the most."""
+        """Bytes of memory of the rank that needs the most."""
         return max(m.total for m in self.memory)

@@ -53,7 +53,9 @@ op is split to get that layout (None if it is not split). Returns True if the pl
 
 
 def roles_of(nodes: Sequence[Node]) -> Roles:
-    """The roles of a graph's buffers."""
+    """The roles of a graph's buffers: which depend only on parameters, and the feature dimension of
+    each.
+    """
     weights = {t.buffer.id for node in nodes for t in node.inputs if t.buffer.arena == "parameter"}
     features: dict[int, int] = {}
     for node in nodes:
@@ -88,7 +90,7 @@ def _feature(node: Node, weights: set[int], features: Mapping[int, int], last: i
 
 
 def _replicated(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
-    """Allows only that every rank computes everything."""
+    """The rule of the plan `replicated`: every rank computes everything."""
     return layout == "R"
 
 
@@ -100,12 +102,16 @@ def _data(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
 
 
 def _column(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
-    """Matmuls with parameters are split by the columns of their result."""
+    """The rule of the plan `column`: matmuls with parameters are split by the columns of their
+    result.
+    """
     return layout == roles.feature(node) if roles.product(node) else True
 
 
 def _row(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
-    """Matmuls with parameters are split along the summed dimension and give partial sums."""
+    """The rule of the plan `row`: matmuls with parameters are split along the summed dimension and
+    give partial sums.
+    """
     return layout == "V" if roles.product(node) else True
 
 
@@ -128,7 +134,9 @@ def _megatron(roles: Roles, node: Node, layout: str, letter: str | None) -> bool
 
 
 def _sequence(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
-    """Like megatron, except that ops which megatron would replicate are split by rows."""
+    """The rule of sequence parallelism: like megatron, but ops that megatron would replicate are
+    split by rows.
+    """
     if roles.constant(node):
         return True
     return layout in ("V", roles.feature(node)) if roles.product(node) else layout not in ("R", "V")
@@ -150,7 +158,7 @@ def _expert(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
 
 
 def _auto(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
-    """Allows any choice; the search finds the fastest."""
+    """The rule of the plan `auto`: any choice is allowed, and the search finds the fastest one."""
     return True
 
 

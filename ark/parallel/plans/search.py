@@ -96,7 +96,7 @@ def changes(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -
 
 
 def evaluate(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -> Solution:
-    """The cost of given choices, which `search` minimises."""
+    """The predicted time of given choices, which `search` minimises, and their memory."""
     parameters: dict[tuple[int, State], int] = {}
     for node in nodes:
         for tensor, want in zip(node.inputs, chosen[node.id].inputs, strict=True):

@@ -68,7 +68,7 @@ class Dependencies:
                 self.writers.setdefault(tensor.buffer.id, []).append(node)
 
     def read(self, node: Node) -> list[Node]:
-        """The ops of this iteration whose results a node reads."""
+        """The ops of the same iteration whose results a node reads."""
         return [n for t in node.inputs for n in self.writers.get(t.buffer.id, ()) if n.id < node.id]
 
     def forward(self) -> list[Node]:

@@ -85,7 +85,7 @@ def _pieces(plan: ParallelGraph) -> Iterable[tuple[Piece, float]]:
 
 
 def _fraction(piece: Piece) -> float:
-    """A piece's fraction of its node's work."""
+    """The fraction of a node's work that one of its pieces does."""
     node, parts = piece.node, {}
     if piece.annotation is None:
         return 1.0

@@ -42,7 +42,7 @@ class Piece:
 
 
 def view_of(tensor: Tensor) -> View:
-    """The region of the tensor's buffer that the tensor occupies."""
+    """The part of a tensor's buffer that the tensor occupies, as a view."""
     ends = zip(tensor.offsets, tensor.shape, strict=True)
     return View(tensor.buffer.id, tuple((begin, begin + size) for begin, size in ends))
 
@@ -110,7 +110,7 @@ class ParallelGraph:
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes that make tasks, in program order."""
+        """The nodes of the graph that result in tasks, in program order."""
         return [node for node in self.graph.nodes if not node.virtual]
 
     def pieces(self, node: Node) -> list[Piece]:

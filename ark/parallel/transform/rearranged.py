@@ -79,7 +79,7 @@ def local_attrs(node: Node, inputs: Sequence[View], output: View) -> Mapping[str
 
 
 def _begin(tensor: Tensor, view: View) -> list[int]:
-    """The index at which a view begins in its tensor."""
+    """The index in a tensor at which a view of it begins, in each dimension."""
     return [first - origin for (first, _), origin in zip(view.box, tensor.offsets, strict=True)]
 
 

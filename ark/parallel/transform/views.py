@@ -51,7 +51,7 @@ class View:
         )
 
     def meets(self, other: View) -> bool:
-        """True if both the boxes and the shares of the views overlap."""
+        """True if the views conflict: their boxes overlap, and so do their shares of the values."""
         if self.buffer != other.buffer:
             return False
         # Compares intervals without division.

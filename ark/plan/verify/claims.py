@@ -15,7 +15,9 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 
 def check_claims(rank_set: RankSet) -> None:
-    """Raises PlanError for the first op whose tiles cannot be claimed as the plan states."""
+    """Raises PlanError for the first op with claimed tiles whose counter or operands do not allow
+    claiming.
+    """
     for plan in rank_set.checked_plans:
         used = {ITERATION_BARRIER}
         for tasks in (tasks for phase in plan.phases for tasks in phase.processors):

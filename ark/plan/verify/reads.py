@@ -26,7 +26,7 @@ _Part = tuple[list[tuple[slice, ...]], np.ndarray, int]
 
 
 class _Written:
-    """The writes of a rank's ops so far to one of its buffers."""
+    """The elements of one buffer that the ops of a rank have written so far."""
 
     def __init__(self, buffer: PlanBuffer, itemsize: int) -> None:
         self.buffer = buffer
@@ -36,7 +36,7 @@ class _Written:
         self._known: np.ndarray | None = None
 
     def lacks(self, read: Region) -> np.ndarray:
-        """The boxes of a read that are not completely written."""
+        """The boxes of a read that have elements which were not written before."""
         boxes = read.boxes
         if not self.writes:
             return np.arange(len(boxes.lo))

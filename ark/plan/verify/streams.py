@@ -72,7 +72,7 @@ def check_streams(
 
 
 def _by_memory(touched: Sequence[Sequence[Region]]) -> dict[Hashable, list[Region]]:
-    """The accesses of all ops of a phase, by memory."""
+    """The memory accesses of all ops of a phase, grouped by the buffer that they access."""
     regions: dict[Hashable, list[Region]] = {}
     for region in (region for of_op in touched for region in of_op):
         regions.setdefault(region.memory, []).append(region)

@@ -42,7 +42,7 @@ class Symmetry:
 
 
 def alone(world: int) -> Symmetry:
-    """The symmetry in which every rank is checked itself."""
+    """The result if no symmetry was found: every rank is checked itself."""
     same = tuple(range(world))
     return Symmetry(same, (same,) * world)
 
@@ -143,7 +143,7 @@ def _content(plan: Plan) -> Any:
 
 
 def _params(plan: Plan, op: PlanOp) -> Any:
-    """The parameters that the op would have on rank 0."""
+    """The parameters of an op after a renaming of ranks by which this rank becomes rank 0."""
     kind = kinds.get(op.kind)
     read_params(op.kind, kind.params, op.params)
     return kind.on_rank(op.params, -plan.rank)

@@ -88,7 +88,7 @@ def _share(a: PlanTensor, b: PlanTensor) -> bool:
 
 
 def _span(tensor: PlanTensor) -> tuple[int, int]:
-    """First and last + 1 byte of a tensor in its buffer."""
+    """The first byte of a tensor in its buffer, and its last byte + 1."""
     items = tensor.items
     strides = row_major(items.extents)
     reach = sum((n - 1) * s for n, s in zip(items.shape, strides, strict=True))

@@ -76,7 +76,9 @@ class PlannerContext:
         return self
 
     def _joins(self) -> bool:
-        """True if the context's ops are shown in one processor group, as in ARK."""
+        """True if the ops of the context are shown in one processor group of the plan. This is
+        requested by a processor_range or by sync=False.
+        """
         return "processor_range" in self.settings or self.settings.get("sync") is False
 
     def __exit__(self, *_: object) -> None:

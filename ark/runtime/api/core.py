@@ -18,7 +18,7 @@ _random = random.Random(0)
 
 
 def srand(seed: int = -1) -> None:
-    """Seeds `rand`; -1 takes a seed from the system."""
+    """Sets the seed of `rand`. For -1 the seed is chosen by the system."""
     _random.seed(None if seed == -1 else seed)
 
 

@@ -153,7 +153,7 @@ class Module:
             parameter.copy(data)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The computation of the module; subclasses define it."""
+        """Computes the module's result. Subclasses define this method."""
         raise UnsupportedError(f"{type(self).__name__} has no forward; write one")
 
     def backward(self, *grad_outputs: Any) -> Any:

@@ -83,7 +83,7 @@ class TaskGraph:
         return Tensor(tensor, self._model)
 
     def add(self, op: OpEntry, place: Place) -> None:
-        """Adds an op on the processors of its task info."""
+        """Adds an op to the model. place: the processors on which its tasks run."""
         graph = self._model.graph
         graph.processors, graph.context = place.processors, place.context
         granularity = {"Granularity": place.granularity}

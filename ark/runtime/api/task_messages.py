@@ -73,7 +73,7 @@ class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_far(buffer: BufferEntry, rank: int) -> bool:
-    """True if the buffer is on another rank."""
+    """True if the buffer is in the memory of another rank."""
     return buffer.rank not in (-1, rank)
 
 
@@ -141,7 +141,10 @@ def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[
     """
     subject = f"op {op.name!r} of type {op.type}"
     if tag > (1 << 31) - 1:
-        raise PlanError(f"{subject} is one too many; a plan may have {(1 << 31) - FUSED_TAGS}")
+        raise PlanError(
+            f"{subject} exceeds the limit of {(1 << 31) - FUSED_TAGS} such ops per plan"
+        )
+
     _check_same(op)
     own, written = op.read_tensors[0], op.write_tensors[0]
     held = [*op.read_tensors[1:], *op.write_tensors[1:]]

@@ -201,7 +201,9 @@ class Proxy:
             ) from error
 
     def wake(self) -> None:
-        """Announces a launch, so that the proxy polls at once and frequently."""
+        """Tells the proxy that a launch follows, so that it polls for requests at once and
+        frequently.
+        """
         self._proxy.wake()
 
     def error(self) -> str:

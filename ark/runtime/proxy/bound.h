@@ -14,7 +14,8 @@ class Bound {
   virtual ~Bound() = default;
   // True if the proxy was compiled with UCX. Without UCX, network and connect fail.
   virtual bool has_network() = 0;
-  // Registers memory for peers on other hosts. Returns this worker's address and the memory's key.
+  // Registers memory so that peers on other hosts can access it. Returns the address of this rank's
+  // UCX worker, and the key of the memory.
   virtual std::pair<std::string, std::string> network(uint64_t begin, uint64_t nbytes) = 0;
   virtual void connect(int rank, const std::string& address, const std::string& key) = 0;
   virtual void allow(uint64_t begin, uint64_t nbytes, int peer, uint64_t there) = 0;

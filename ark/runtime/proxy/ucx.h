@@ -71,7 +71,7 @@ class Ucx {
     return made;
   }
 
-  // Registers memory that peers may write. Returns the key that they need.
+  // Registers memory so that peers can write to it. Returns the key that they need for this.
   std::string expose(uint64_t begin, uint64_t size) {
     ucp_mem_map_params_t params = {};
     params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;

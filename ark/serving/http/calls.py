@@ -151,7 +151,7 @@ class Reader:
         self._whole = self._inside = self._called = False
 
     def push(self, text: str) -> list[Part]:
-        """Appends text; returns the parts that are now complete."""
+        """Appends text. Returns the parts (content or tool calls) that are now complete."""
         if self._form is None:
             return [text] if text else []
         self._held += text
@@ -195,7 +195,7 @@ class Reader:
             parts.append(text)
 
     def finish(self) -> list[Part]:
-        """The remaining parts, at the end of the text."""
+        """The remaining parts. Called after the whole text has arrived."""
         parts: list[Part] = []
         if self._form is not None and (self._held or self._inside):
             self._take(parts, self._held)
@@ -225,7 +225,9 @@ class ForcedReader:
         return []
 
     def finish(self) -> list[Part]:
-        """The calls. A list of calls that was cut off is returned as text."""
+        """The tool calls. A list of calls that is incomplete, because the text was cut off, is
+        returned as text.
+        """
         if self._name is not None:
             return [Call(self._name, self._text)]
         calls: Sequence[Part] = calls_in(FORMATS["llama3_json"], self._text)

@@ -188,8 +188,8 @@ def timeout(limit_s: float) -> ApiError:
     """The error for a request that exceeded its time limit."""
     return ApiError(
         504,
-        f"the request took longer than the server's limit of {limit_s:g} s; ask for less, or "
-        "start the server with a larger --timeout",
+        f"the request took longer than the server's limit of {limit_s:g} s; request fewer tokens, "
+        "or start the server with a larger --timeout",
         kind=SERVER_ERROR,
         code="timeout",
     )

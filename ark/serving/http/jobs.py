@@ -64,7 +64,7 @@ class Job:
         return events
 
     def cancel(self, *indices: int) -> None:
-        """Cancels these choices, or all if none are given."""
+        """Cancels the given choices of the request, or all if none are given."""
         for request in [self.ids[i] for i in indices] or self.ids:
             if request in self._open:
                 self._cancel(request)

@@ -89,7 +89,9 @@ class Metrics:
         self._responses.labels(path, status).inc()
 
     def begin(self, ids: Sequence[str], prompts: Sequence[int]) -> None:
-        """Records new choices. prompts: the number of prompt tokens of each."""
+        """Records that new choices (answers) were requested. prompts: the number of prompt tokens
+        of each.
+        """
         now = time.monotonic()
         for name, prompt in zip(ids, prompts, strict=True):
             self._open[name] = _Open(now, prompt)

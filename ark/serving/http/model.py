@@ -106,7 +106,7 @@ class ServedModel:
         return tokens
 
     def check_tokens(self, tokens: Sequence[Any], param: str) -> None:
-        """Raises ApiError for ids that the vocabulary does not have."""
+        """Raises ApiError for token ids that are not in the vocabulary."""
         if len(tokens) > MOST_IDS:
             raise ApiError(
                 400, f"more than {MOST_IDS:,} token ids were given; send fewer", param=param

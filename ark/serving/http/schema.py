@@ -37,14 +37,16 @@ class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The form of the answer's text. type: text, json_object or json_schema."""
+    """The form that the answer's text must have. type: text, json_object or json_schema."""
 
     type: str
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The form of the text, as ark.models.structured.StructuredOutputsParams."""
+    """The form that the answer's text must have, with the fields of
+    ark.models.structured.StructuredOutputsParams.
+    """
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -54,7 +56,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Fields of completions and of chats. Ranges are those of ark.models.sampling."""
+    """The fields that bodies of completions and of chats have in common. Ranges are those of
+    ark.models.sampling.
+    """
 
     model: str | None = None
     n: int | None = None
@@ -120,7 +124,7 @@ class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A call of a tool in an earlier answer."""
+    """A call of a tool in an earlier answer of the conversation."""
 
     function: CalledFunction
     id: str | None = None
@@ -138,7 +142,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    # Fields of answers, which clients send back in later messages; null or empty.
+    # Fields of answers. Clients send earlier answers back in later messages, so these fields are
+    # accepted if they are null or empty.
     annotations: list[None] | None = None
     audio: None = None
     function_call: None = None

@@ -30,7 +30,7 @@ class Dictated:
     vocabulary: int
 
     def begin(self) -> Dictation:
-        """The state before the first token."""
+        """The state before the first token of the fixed sequence."""
         return Dictation(self)
 
 

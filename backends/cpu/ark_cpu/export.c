@@ -1,4 +1,4 @@
-// The host's own cores as the device of an exported model.
+// Implements the device interface of exported models for the host's own cores.
 #include "device.h"
 
 #include <stdlib.h>

@@ -126,7 +126,7 @@ static bool mesh_iteration(const MeshParams* m, ark_u32 phase, ark_u32 iteration
   return true;
 }
 
-// Delivers a range of messages to the host.
+// Copies the messages of a phase from the cores to the host's memory.
 static void mesh_out(ark_u64 messages, ark_u64 ends, ark_u32 phase) {
   const ark_u32* range = ARK_POINTER(const ark_u32, ends) + phase;
   mesh_copy(ARK_POINTER(const MeshMessage, messages) + range[0], range[1] - range[0]);

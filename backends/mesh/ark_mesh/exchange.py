@@ -24,7 +24,7 @@ HOST = -1  # the last writer of an item that this iteration has not written
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Byte ranges, begin[i] to end[i], of a buffer on a core."""
+    """Byte ranges, begin[i] to end[i], of a buffer in the memory of a core."""
 
     core: int
     buffer: int
@@ -155,7 +155,7 @@ class Exchange:
         return {op: tuple(where) for op, where in coords.items()}
 
     def _open(self, op: int, where: tuple[tuple[int, ...], ...]) -> None:
-        """Allocates the records of the buffers that an op writes."""
+        """Allocates the records (last writer, copies) of the buffers that an op writes."""
         for boxes in self._templates.boxes(self._signatures[op], where):
             buffer = self.plan.tensors[self.plan.ops[op].operands[boxes.operand]].buffer
             if boxes.write and buffer not in self._items:

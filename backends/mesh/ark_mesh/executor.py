@@ -50,7 +50,7 @@ PARAMS = np.dtype([*((n, "<u8") for n in _ADDRESSES), *((n, "<u4") for n in _WOR
 
 
 class MeshExecutor(PlanMemory):
-    """One plan on the mesh. A context manager; `close` frees all memory."""
+    """A plan that is loaded on the simulated mesh. A context manager; `close` frees all memory."""
 
     def __init__(
         self,
@@ -129,7 +129,9 @@ class MeshExecutor(PlanMemory):
         params["copy_count"], params["idle_ns"] = len(copies), int(IDLE_S * 1e9)
 
     def _bind(self) -> None:
-        """Prepares messages from and to the host for the current addresses of its memory."""
+        """Builds the messages between the cores and the host for the current addresses of the
+        host's memory.
+        """
         own = {b.id: self.buffer_address(b.id) for b in self.plan.buffers}
         inputs = self.cores.transfers(self.cores.initial(), own, out=False)
         self._set("inputs", inputs)

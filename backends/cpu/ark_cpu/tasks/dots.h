@@ -205,7 +205,7 @@ ARK_DEVICE void ark_end_tiles() { asm volatile("tilerelease"); }
       :                                                                                    \
       : "r"(a), "r"(b), "r"(ark_i64{ARK_BLOCK_BYTES}), "r"(ark_i64{4 * ARK_PANEL_COLUMNS}) \
       : "memory")
-// Like ark_dots, for 32 rows, by AMX instructions.
+// Like ark_dots, for 32 rows at once, by AMX (matrix) instructions.
 template <int STRIDE, typename P, typename S>
 ARK_DEVICE void ark_tiles(const P* a, const P* b, int groups, S* sums, bool begun) {
   const ark_i64 pitch = STRIDE * 4;

@@ -67,7 +67,7 @@ def test_under_a_launcher_the_number_of_ranks_is_its() -> None:
 )
 def test_ranks_without_a_launcher_are_told_to_use_one(order: str) -> None:
     (message,) = processes(order)
-    assert message.startswith("refused: the model is of 2 ranks")
+    assert message.startswith("refused: the model is for 2 ranks")
     assert "torchrun --nproc-per-node 2" in message and "ark.launch(2" in message
 
 
