@@ -2,8 +2,8 @@
 // others. Exchanges between lanes, barriers and matrix units therefore behave as on a GPU.
 // Instructions are functions with their names (block_on_host.py inserts the calls). Asynchronous
 // copies to shared memory complete either immediately or only when they are waited for, and threads
-// take their turns in ascending or descending order. Code that relies on more order than it has
-// fails in one of these modes.
+// take their turns in ascending or descending order. Code that relies on an order which CUDA does
+// not guarantee fails in one of these modes.
 #include <cstdio>
 #include <cstdlib>
 #include <ucontext.h>
@@ -51,7 +51,8 @@ static void host_await(const unsigned& rounds, unsigned seen) {
   swapcontext(&host_threads[own].context, &host_main);
 }
 
-// All lanes of a warp pass an argument; the last one runs the operation on all of them.
+// Runs an operation of a whole warp, such as a shuffle: each lane passes its argument, and the last
+// lane to arrive calls work() on the arguments of all lanes.
 template <typename A, class Work>
 static void host_together(A& own, const Work& work) {
   HostWarp& warp = host_warps[threadIdx.x / 32u];

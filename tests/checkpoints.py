@@ -56,8 +56,8 @@ def make_checkpoint(
 
     `kind` is the model_type, `others` are further fields of its config. `rope` is what newer
     transformers call rope_parameters; `vocab` is at least 258 (the bytes, a begin and an end
-    token); `shards` above 1 asks for about that many files and an index. Weights are random but
-    scaled so that logits spread and greedy decoding seldom meets a tie.
+    token); `shards` above 1 writes about that many files of weights and an index. Weights are
+    random but scaled so that logits spread and greedy decoding seldom meets a tie.
     """
     if vocab < SMALLEST_VOCAB:
         raise ValueError(f"vocab {vocab} is below {SMALLEST_VOCAB}")

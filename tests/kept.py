@@ -1,8 +1,9 @@
-"""Caches compiler results for tests that call a compiler directly. They are in ark's cache, and the
-key includes everything on which they depend. A test run compiles only what has changed since the
-last one, and its workers share the results.
+"""Caches compiler results for tests that call a compiler directly. The results are in ark's cache,
+and the key includes everything on which they depend. A test run compiles only what has changed
+since the last run, and its workers share the results.
 
-Tests that compare two compilations of the same text, or test a compiler's errors, call it directly.
+Tests that compare two compilations of the same text, or test a compiler's errors, call the compiler
+without this cache.
 """
 
 from __future__ import annotations

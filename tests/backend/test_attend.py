@@ -84,7 +84,9 @@ def test_all_forms_give_torchs_results(dtype: Any) -> None:
 
 
 def upper(x: Any) -> Any:
-    """Returns a mask that is True for the keys from a row's own index on, which is not causal."""
+    """Returns a mask that allows each row the keys from the row's own index on. A causal mask
+    allows the keys up to that index, so the planner must not take this mask for a causal one.
+    """
     rows, columns = (ark.iota((ROWS, ROWS), d, ark.int32) for d in (0, 1))
     return ark.less_equal(rows, columns)
 

@@ -227,8 +227,8 @@ def test_norms_of_few_long_rows(backend: str) -> None:
 
 
 def test_pools_of_neighbouring_channels(backend: str) -> None:
-    """Pools of channels-last images whose windows have one element in the last dimension, with
-    channels that are or are not a multiple of a vector.
+    """Pools of channels-last images, whose windows have one element in the last dimension. Some
+    images have a number of channels that is a multiple of a vector, others do not.
     """
     torch = pytest.importorskip("torch")
     ark.init(backend=backend)

@@ -1,5 +1,5 @@
-"""Ops whose tiles are not assigned to processors by the planner: a processor takes the next tile
-from a counter at run time (ark.tasks.claimed).
+"""Ops whose tiles the planner does not assign to processors: each processor takes its next tile
+from an atomic counter at run time (ark.tasks.claimed).
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def test_claimed_tiles_equal_numpy(backend: str, case: str) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_every_tile_is_computed_once_per_iteration(backend: str) -> None:
-    """A sum in place continues from the previous iteration's, so a tile that is computed twice or
-    never makes the result wrong.
+    """The op adds to its output in place in every iteration, so a tile that is computed twice or
+    never makes the final sum wrong.
     """
     model = Model()
     with use_model(model):

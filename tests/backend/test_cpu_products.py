@@ -1,5 +1,6 @@
-"""Products on a CPU from packed panels, by every instruction set that this machine can execute,
-compared with NumPy; those that it cannot execute are only compiled.
+"""Matrix products on a CPU, whose operands are first copied to panels (small blocks in the order in
+which the inner loop reads them). They are compared with NumPy for every instruction set that this
+machine can execute; for other instruction sets they are only compiled.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def product(m: int, n: int, k: int, transposes: str, dtype: Any, then: bool = Fa
 
 
 def products() -> list[Case]:
-    """Returns cases with sizes that fill no panel, a case of each kind that fills several panels,
-    and sums over several parts of k.
+    """Returns products whose matrices are smaller than a panel, a product of each kind with several
+    panels, and products whose k is split into several parts.
     """
     cases = [
         product(m, n, k, transposes, dtype)

@@ -31,7 +31,8 @@ def test_weights_of_few_bits(backend: str, dtype: Any) -> None:
         weight = rng.integers(0, 16, (40, 96)).astype(np.uint8).view(dtype.numpy).astype(float)
     else:
         weight = rng.integers(*((0, 16) if dtype is ark.uint4 else (-8, 8)), (40, 96))
-    # Zero points with fractions, as the offsets of GGUF and other formats give.
+    # Zero points need not be integers: they are not in GGUF and other formats, which store an
+    # offset in place of a zero point.
     scales, zeros = rng.uniform(0.1, 1, (40, 6)), rng.uniform(0, 5, (40, 6))
 
     def full(w: np.ndarray, s: np.ndarray, z: Any = 0) -> np.ndarray:

@@ -34,7 +34,7 @@ def _adds(x: ark.Tensor) -> ark.Tensor:
 
 def _shifted(x: ark.Tensor) -> ark.Tensor:
     """Two chains of additions. The first task of the second chain reads elements that other threads
-    wrote, because it is shifted.
+    wrote, because its operand is shifted by some elements.
     """
     return _adds(ark.add(_adds(x)[8:], 1.0))
 

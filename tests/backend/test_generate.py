@@ -126,8 +126,8 @@ def test_chunks_and_prompt_lengths_do_not_change_the_tokens(generator: Generator
 
 @pytest.mark.emulated("slow")
 def test_a_large_chunk_draws_the_first_token_itself(backend: str, tmp_path: Path) -> None:
-    """The prompt's last chunk has a phase of its own, which samples the first token from any of the
-    chunk's rows.
+    """The last chunk of a prompt runs in a separate phase of the kernel, which samples the first
+    new token. The token's row may be any of the chunk's rows.
     """
     directory = make_checkpoint(
         tmp_path / "long", layers=1, hidden=32, intermediate=48, context=300
@@ -154,7 +154,8 @@ def test_a_stop_token_ends_the_loop_on_the_device(generator: Generator) -> None:
     stop = free[4]
     first = free.index(stop)
     assert list(generator.stream([7, 8, 9], 12, stop_tokens=[stop])) == free[: first + 1]
-    # With more stop tokens than the device has room for; only the last one occurs.
+    # This call passes more stop tokens than the device has memory for, and only the last of them
+    # occurs in the text. The host checks the stop tokens that the device cannot.
     others = [t for t in range(320) if t not in free]
     assert list(generator.stream([7, 8, 9], 12, stop_tokens=[*others, stop])) == free[: first + 1]
 

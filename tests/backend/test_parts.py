@@ -1,5 +1,6 @@
-"""A product whose k is split into parts, with a residual added and a norm of the sum, on every
-backend under the variant `matrix`, which is added to the CPU's machine description for this test.
+"""A product whose k is split into parts, followed by a residual and a norm of the sum, on every
+backend. It is planned for the kernel variant `matrix` (products computed by warpgroups), which this
+test adds to the CPU's machine description.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """AMD's attention of one row, executed on the emulator and compared with NumPy in double precision.
 A wave computes one head, several, or a part of one. The partial results travel as packets or, if
-there are too many, in plain memory. The numbers of positions are and are not multiples of those
-that a wave loads at once.
+there are too many, in plain memory. Some numbers of positions are a multiple of the number that a
+wave loads at once, others are not.
 """
 
 from __future__ import annotations

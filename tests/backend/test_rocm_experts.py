@@ -26,8 +26,8 @@ from tests.slow import in_turns
 pytestmark = pytest.mark.emulated("slow")
 
 EXPERTS, FIRST, OF = 3, 1, 5
-# (codes, group, rows, slots, one input for each slot, columns, outputs, type of the input, name of
-# the body's variant)
+# (codes, group size, rows, slots: chosen experts per row, True if each slot has its own input,
+# columns, outputs, type of the input, name of the body's variant)
 CASES: list[tuple[DataType, int, int, int, bool, int, int, DataType, str]] = [
     (types.fp4, 32, 1, 4, False, 288, 640, fp32, "split"),
     (types.fp8_e4m3, 128, 3, 2, True, 384, 70, bf16, "split"),

@@ -1,6 +1,6 @@
 """AMD's linear layers of one row and of several, executed on the emulator and compared with NumPy
-in double precision. The lengths of rows are and are not multiples of a wave's loads, and the
-numbers of rows are and are not multiples of the processors.
+in double precision. Some rows have a length that is a multiple of a wave's loads, others do not.
+Some numbers of rows are multiples of the number of processors, others are not.
 """
 
 from __future__ import annotations

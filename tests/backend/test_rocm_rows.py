@@ -120,8 +120,8 @@ def of_packets(
 
 
 NAN, INF = float("nan"), float("inf")
-# Rows of which the 4 best elements are chosen. The number of a row's elements is a multiple of a
-# wave's lanes in some of them.
+# Rows of which topk chooses the 4 largest elements. The length of some rows is a multiple of the
+# number of a wave's lanes.
 CHOICES = {
     "random": np.random.default_rng(0).standard_normal(128),
     "equal": np.array([0.0, -0.0, 3.0, 3.0, *[-1.0] * 67, 3.0, 0.0]),

@@ -1,5 +1,5 @@
-"""Rows of which a warp processes several, and rows whose largest elements are sorted, on every
-backend, compared with NumPy.
+"""Ops on short rows, of which a warp processes several at once, and ops that sort the largest
+elements of a row, on every backend, compared with NumPy.
 """
 
 from __future__ import annotations

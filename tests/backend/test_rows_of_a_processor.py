@@ -67,8 +67,8 @@ def scattered(a: np.ndarray, ids: np.ndarray, new: np.ndarray, reduction: str) -
 
 @pytest.mark.parametrize("reduction", few_emulated(("set", "add", "maximum"), "add"))
 def test_updates_of_rows(backend: str, reduction: str) -> None:
-    """Scatters to rows whose lengths are and are not multiples of a vector, with repeated indices.
-    The values are such that additions in another order would give other results.
+    """Scatters to rows with repeated indices. Some row lengths are a multiple of a vector, others
+    are not. The values are such that additions in another order would give other results.
     """
     rng = np.random.default_rng(1)
     cases: list[Built] = []
@@ -127,8 +127,8 @@ def test_updates_in_place_and_of_a_part(backend: str) -> None:
 
 @pytest.mark.emulated("slow")
 def test_the_largest_of_rows(backend: str) -> None:
-    """topk of rows with equal elements, of increasing rows, of rows of -inf, and of lengths that
-    are and are not multiples of a vector.
+    """topk of rows with equal elements, of increasing rows, and of rows of -inf. Some row lengths
+    are a multiple of a vector, others are not.
     """
     rng = np.random.default_rng(3)
     cases: list[Built] = []

@@ -1,5 +1,6 @@
-"""One memory under two placeholders: a cache, and the row in it that a token writes. They are
-ordered by ark.identity(deps=) and bound anew for each token. Results are compared with NumPy.
+"""Two placeholders that are bound to one memory: one to a cache, the other to the row of the cache
+that a token writes. ark.identity(deps=) orders the accesses, and both are bound to new addresses
+for each token. Results are compared with NumPy.
 """
 
 from __future__ import annotations

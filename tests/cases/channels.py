@@ -68,7 +68,7 @@ def flush_then_relaxed(rank: int) -> None:
 
 
 def parts(rank: int) -> None:
-    """Two puts into parts of one memory, the parts strided, and one signal for both."""
+    """Two puts to two parts of one buffer, whose rows are strided, and one signal for both puts."""
     x = ark.reshape(counting(600), [20, 30])
     inbox = ark.comm.symmetric([20, 40], int32)
     channel = ark.comm.channel(1 - rank)
@@ -110,8 +110,8 @@ def reduce(rank: int) -> None:
 
 
 def twice(rank: int) -> None:
-    """One memory is put into twice in an iteration. The second put waits until the first
-    was read.
+    """The same memory receives two puts in an iteration. The second put waits until the receiver
+    has read the data of the first.
     """
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)

@@ -1,4 +1,6 @@
-"""A warp's slab of shared memory on the host, for tests of code that stores results through it."""
+"""A warp's slab (its part of shared memory, in which it arranges results before it stores them) on
+the host, for tests of the device code that uses it.
+"""
 
 TYPES = r"""
 typedef uint32_t ark_u32;

@@ -1,6 +1,6 @@
-"""Products of weights that were loaded as a box. The device code runs on the host: 32 threads are a
-warp's lanes, and the products of matrix units follow PTX's description of m16n8k16. Results are
-compared with NumPy.
+"""Products of input rows with weights that a box copy (TMA) has loaded to shared memory. The device
+code runs on the host: 32 threads are a warp's lanes, and the products of matrix units follow PTX's
+description of m16n8k16. Results are compared with NumPy.
 """
 
 from __future__ import annotations

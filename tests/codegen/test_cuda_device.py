@@ -94,8 +94,8 @@ def test_a_deadlock_ends_in_the_mailbox(device, ring):
     streams = Streams(device, device.machine.processors, machine, limit=3, phase0=3, extra_wait=1)
     streams.job.run(budget_s=0.2)
     mail = streams.job.mail
-    # The error names the task that waits or one that depends on it, never tasks that wait for the
-    # next iteration.
+    # The error names the task whose wait timed out, or a task that depends on it. It never names a
+    # task that only waits for the next iteration.
     assert layout.ERROR_KINDS[int(mail["error"])] == "counter"
     assert mail["error_expected"] == mail["error_seen"] + 1
     # The process can continue to use the device.

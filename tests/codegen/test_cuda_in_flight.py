@@ -1,6 +1,7 @@
-"""The number of copies that the operand stream keeps in flight. The device code runs on the host.
-The test checks that stages are used in order, and that the barrier of a ring slot completes one
-phase for each stage that used the slot.
+"""The number of copies that the operand stream keeps in flight (the stream copies weights to a ring
+of slots in shared memory, ahead of the tasks that read them). The device code runs on the host. The
+test checks that stages are used in order, and that the barrier of a ring slot completes one phase
+for each stage that used the slot.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ extern "C" uint32_t run(uint32_t issued, uint32_t used) {
 def build(
     folder: Path, slots: int, in_flight: int, lead: int = 1, slow: bool = True
 ) -> ctypes.CDLL:
-    """slots: slots of the ring. lead: number of warps that neither compute nor load. slow: True for
-    a slow memory.
+    """Compiles the stream for the host. slots: slots of the ring. lead: number of warps that
+    neither compute nor load. slow: True for a slow memory.
     """
     stream = resources.files("ark_cuda").joinpath("stream.h").read_text()
     text = cut(stream, "constexpr ark_u32 ARK_STARVING", "ARK_DEVICE bool ark_stream_landed(")

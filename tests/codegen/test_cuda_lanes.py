@@ -1,5 +1,6 @@
-"""Reads of packets in the variant `roles`, run on the host. A lane that has received all of its
-packets waits until its whole warp has, and does not read packets again.
+"""Reads of packets (small stores of data together with a flag) in the kernel variant `roles`, run
+on the host. A lane that has received all of its packets waits until its whole warp has, and does
+not read packets again.
 """
 
 from __future__ import annotations

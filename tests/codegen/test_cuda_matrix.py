@@ -1,6 +1,6 @@
-"""Matrix products of the variant `matrix`: when they are chosen, that they compile without waits
-between instructions, and that on a GPU they equal NumPy's for all transposes, batches and ragged
-edges.
+"""Matrix products of the kernel variant `matrix`, in which warpgroups multiply operands that
+another warp loads: when they are chosen, that they compile without waits between instructions, and
+that on a GPU they equal NumPy's for all transposes, batches and ragged edges.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The task lists of the moving warps of the variant `matrix`: their contents, that products do not
-wait for their tasks, and that the kernel compiles.
+"""The task lists of moving warps, which copy and add data between ranks while other warps multiply
+(kernel variant `matrix`). Tests the contents of the lists, that products do not wait for the tasks
+in them, and that the kernel compiles.
 """
 
 from __future__ import annotations

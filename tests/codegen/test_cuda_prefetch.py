@@ -1,5 +1,6 @@
-"""The operand stream's prefetches to L2, run on the host with a simulated clock. One thread
-represents a warp's lanes, and record k of a list is the number k.
+"""Prefetches of weights to L2 by the operand stream, which also copies them from there to a ring of
+stages in shared memory. The code runs on the host with a simulated clock. One thread represents a
+warp's lanes, and record k of a list of stages is the number k.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ extern "C" uint32_t run(uint32_t first, uint32_t last, uint32_t end, uint32_t fu
 def build(
     folder: Path, runs: int, stage_ns: int = 624, slots: int = 12, mib: int = 2357
 ) -> ctypes.CDLL:
-    """Compiles the prefetch code for the host. runs: the number of stages at the start of a list
-    that are runs (consecutive bytes); the later ones are boxes. slots: slots of the ring.
+    """Compiles the prefetch code for the host. A list has 64 stages. runs: how many stages at its
+    start are consecutive bytes; the later ones are boxes. slots: slots of the ring.
 
     mib: the MiB of weights that an iteration reads.
     """
@@ -116,16 +117,16 @@ def test_nothing_is_prefetched_past_the_last_stage(runs: ctypes.CDLL) -> None:
 
 
 def test_stages_copied_from_l2_allow_further_prefetches(runs: ctypes.CDLL) -> None:
-    # Seven stages are prefetched to L2 while the ring is full. Then the ring frees a slot every 800
-    # clocks, which is less than the time of a stage from memory.
+    # While the ring is full, for 9,500 clocks, seven stages are prefetched to L2. Then the ring
+    # frees a slot every 800 clocks. A stage takes longer than that to arrive from memory.
     stages, clocks = asked(runs, 4, 31, 60, 9_500, 800)
     ahead = len([c for c in clocks if c <= 9_500])
     assert ahead == 7 and paced(clocks[:ahead])
     # Intervals between prefetches vary: the clock is read only once per stage, and after a late
     # prefetch the next one follows sooner.
     assert 1300 <= (clocks[-1] - clocks[ahead - 1]) / (len(clocks) - ahead) <= 1450
-    # The ring catches up with the prefetches after about twice as many stages. From then on it
-    # reads from memory itself.
+    # After about 14 stages in all, the ring has used up the lead of seven stages. From then on it
+    # loads stages directly from memory, and no further stage is prefetched.
     assert stages == list(range(4, 4 + len(stages))) and 14 <= len(stages) <= 17
 
 

@@ -71,8 +71,8 @@ def beside_a_collective(product: bool, collective: bool):
 
 
 def test_a_product_beside_a_collective_keeps_its_registers_in_the_loop():
-    """In one program no function needs a stack. Compiled separately, the product alone saves its
-    callers' registers, once.
+    """If the loop and all bodies are compiled as one program, no function needs a stack. If they
+    are compiled separately, only the product saves its callers' registers, and it does so once.
     """
     assert beside_a_collective(True, False)[1].parts == 0
     assert beside_a_collective(False, True)[1].parts == 0
@@ -154,8 +154,9 @@ def test_without_a_linker_it_is_one_program(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("threads, registers", [(512, 128), (544, 120), (384, 168), (128, 255)])
 def test_a_separate_function_keeps_within_its_threads_share(threads: int, registers: int):
-    """The registers per thread of a separately compiled function, for a number of threads: the
-    driver allocates 256 at a time for a warp, at most 255 per thread.
+    """The limit of registers per thread of a separately compiled function, for a number of threads
+    in the block. The driver allocates registers to a warp in units of 256, and a thread has at most
+    255.
     """
     assert compiler._registers(threads) == registers
 

@@ -1,6 +1,6 @@
-"""The function that copies a warp's results from its slab (its part of shared memory) to rows whose
-lengths are or are not multiples of 16 bytes. It runs on the host, lane by lane. Results are
-compared with NumPy.
+"""The function that copies a warp's results from its slab (its part of shared memory) to rows in
+memory. Some rows have a length that is a multiple of 16 bytes, others do not. It runs on the host,
+lane by lane. Results are compared with NumPy.
 """
 
 from __future__ import annotations

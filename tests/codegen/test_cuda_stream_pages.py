@@ -1,5 +1,6 @@
-"""The loader's lanes copy stages of keys and values from pages. The device code runs on the host,
-lane by lane. Results are compared with the rows in NumPy.
+"""Copies of keys and values from the pages of a paged cache to a stage in shared memory, by the
+lanes of the loading warp. The device code runs on the host, lane by lane. Results are compared with
+the rows in NumPy.
 """
 
 from __future__ import annotations

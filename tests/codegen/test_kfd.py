@@ -59,7 +59,8 @@ def test_calls_are_those_of_the_kernels_header(tmp_path: Path) -> None:
     lines += [f"static_assert({name} == {value}u);" for name, value in FLAGS.items()]
     source = tmp_path / "calls.cpp"
     source.write_text("#include <cstddef>\n#include <linux/kfd_ioctl.h>\n" + "\n".join(lines))
-    # The two headers that are read from there; others need not be installed.
+    # kfd_ioctl.h includes drm/drm.h, which needs not be installed. This replacement includes the
+    # two headers of which kfd_ioctl.h uses definitions.
     (tmp_path / "drm").mkdir()
     (tmp_path / "drm" / "drm.h").write_text("#include <linux/types.h>\n#include <linux/ioctl.h>\n")
     done = subprocess.run(

@@ -107,8 +107,8 @@ def _before(text: str, mark: str, store: str) -> bool:
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_scopes_become_cache_control_on_cdna3(listing: dict[str, str], arch: str) -> None:
     text = listing[arch]
-    # Expects the release for peers and the host, then the release for the device, and likewise the
-    # acquires.
+    # Expects the release for peers and the host (sc0 sc1), then the release for the device (sc1),
+    # then the two acquires in the same order.
     assert _before(text, r"\tbuffer_wbl2 sc0 sc1", r"global_atomic_add")
     assert _before(text, r"\tbuffer_wbl2 sc0 sc1", r"global_store_dword .* sc0 sc1")
     assert _before(text, r"\tbuffer_wbl2 sc1", r"global_atomic_add")

@@ -1,8 +1,8 @@
 """The ISA lint on ark's own loop kernels, for faults that running them on the emulator cannot show.
 
-The kernels are compiled and not run. The lint checks cache control around every scoped hand-over,
-no scratch memory, LDS and registers within the limits of one resident workgroup, and matrix
-instructions where a prompt's products need them.
+The kernels are compiled and not run. The lint checks the cache control of every release and acquire
+between processors, that there is no scratch memory, that LDS and registers are within the limits of
+one resident workgroup, and that a prompt's products use matrix instructions.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.slow import slow
 pytest.importorskip("ark_rocm_emulator")
 from ark_rocm_emulator.lint import TARGETS, Expectations, Finding, lint
 
-# Scopes: processors of a device, and the host or peers. Every hand-over of the loop has a marker
-# with its scope.
+# The scopes of releases and acquires: processors of a device ("agent"), and the host or peers
+# ("system"). The loop marks each of them in the assembly with its scope.
 SCOPES = ("agent", "system")
 
 # The plans whose kernels are checked: a decoder on one rank, unfused so that matrix units compute

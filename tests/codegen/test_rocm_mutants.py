@@ -1,8 +1,8 @@
 """Plants faults in the AMD prelude, one at a time. The lint of the machine code must find each.
 
 The emulator's interpretation is sequentially consistent, and no AMD hardware is available here, so
-the lint is the only check of the loop's hand-overs on such hardware. The tests use gfx942, which
-has every rule; ARK_EMULATOR_SWEEP=1 uses all architectures.
+the lint is the only check that the loop's releases and acquires are right on such hardware. The
+tests use gfx942, which has every rule; ARK_EMULATOR_SWEEP=1 uses all architectures.
 """
 
 from __future__ import annotations

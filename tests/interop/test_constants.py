@@ -21,7 +21,9 @@ def on_the_cpu() -> None:
 
 
 def masked(x: Any) -> Any:
-    """Adds a mask that is filled region by region, as that of shifted windows."""
+    """Adds a mask that is filled region by region, as Swin transformers do for the mask of shifted
+    windows.
+    """
     mask = x.new_zeros((8, 8))
     mask[0:3, 2:5] = 7
     mask[3:, :] = 2

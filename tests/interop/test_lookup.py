@@ -1,4 +1,6 @@
-"""Checks torch's writes by index under torch.compile on the CPU, compared with eager torch."""
+"""torch functions that read or write elements by index (such as index_add), by torch.compile on the
+CPU, compared with eager torch.
+"""
 
 from __future__ import annotations
 

@@ -198,6 +198,7 @@ def test_how_sizes_are_rounded_is_remembered(monkeypatch: pytest.MonkeyPatch) ->
     dense = from_proto(PADDED["layer"], "layer")
     for rows in (5, 6, 5, 6):
         dense(np.ones((rows, 4), np.float32))
-    # Two graphs for each size, and one for the kernel that they share.
+    # Each of the two sizes builds two graphs, and the kernel that both sizes share builds one: 2 *
+    # 2 + 1. The later calls build none.
     assert len(built) == 5
     dense.close()

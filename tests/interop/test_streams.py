@@ -1,5 +1,5 @@
-"""Launches on a caller's streams (ark.runtime.streams), tested without a GPU: on a CPU device that
-is not asynchronous, so that launches are waited for in the order of the calls.
+"""Launches on a caller's streams (ark.runtime.streams), tested without a GPU on a CPU device. The
+device is not asynchronous, so the host waits for the launches in the order of the calls.
 """
 
 from __future__ import annotations

@@ -233,8 +233,8 @@ def test_results_of_16_bits_and_undefined_ones_among_the_samples() -> None:
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_softmax_of_nothing_is_nothing(dim: int) -> None:
-    """For rows of -inf only, _safe_softmax gives 0 and softmax NaN, and NaN in the input stays NaN,
-    as in torch.
+    """_safe_softmax gives 0 for rows of -inf only, and softmax gives NaN. NaN in the input stays
+    NaN. Both are as in torch.
     """
 
     class Softmaxes(torch.nn.Module):

@@ -25,7 +25,9 @@ UNSENT_BYTE = 7  # the bytes of receive buffers before the first iteration
 
 
 def given(world: int, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The tokens of a rank, their experts and scores. Rank 0's first tokens go to one rank only."""
+    """The tokens of a rank, their experts and scores. The first two tokens of every rank choose
+    experts of rank 0 only.
+    """
     random = np.random.default_rng(rank)
     x = random.normal(size=(TOKENS, WIDTH)).astype(ml_dtypes.bfloat16)
     x[0] = 0
@@ -46,7 +48,9 @@ def dispatched(split: Split, x: ark.Tensor, experts: ark.Tensor, every: ark.Tens
 
 
 def combined(split: Split, x: ark.Tensor, experts: ark.Tensor, every: ark.Tensor) -> ark.Tensor:
-    """As sums over its experts, each rank has its own tokens times a number for each rank."""
+    """Tests the op that sends the experts' sums back (combine) without experts: in place of a sum
+    for each token, rank r sends the token times r + 1.
+    """
     sums = [ark.mul(x, rank + 1.0) for rank in range(split.world)]
     return dispatch.combine(sums, experts, every, split)
 

@@ -27,8 +27,8 @@ ALIKE = [("rocm", "threads"), ("rocm", "bulk")]
 
 
 def body_of(engine: str) -> channels.Body:
-    """Rank 0 puts, flushes, and overwrites the source of the put, all on one processor, while tasks
-    on all processors read it. Rank 1 is signalled after the flush.
+    """Rank 0 puts, flushes and then overwrites the source of the put. One processor overwrites the
+    source, while tasks on all processors copy it. Rank 0 signals rank 1 after the flush.
     """
 
     def body(rank: int) -> None:
@@ -48,7 +48,9 @@ def body_of(engine: str) -> channels.Body:
 
 
 def able(machine: Machine, engine: str) -> Machine:
-    """Returns a CPU machine with `bulk`, whose tasks have the common body."""
+    """Returns the machine model, for the engine `bulk` on a CPU with the capability that this
+    engine requires. On a CPU its tasks run the vendor-independent body.
+    """
     if engine != "bulk" or machine.backend != "cpu":
         return machine
     return machine.with_capabilities(Capability.PEER_BULK)

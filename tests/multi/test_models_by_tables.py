@@ -175,8 +175,9 @@ def test_a_decoders_plans_are_kept_under_their_table() -> None:
 
 
 def _sum_by_tables(root: str) -> None:
-    """One rank of the test below, with its own table. In a launch all ranks are planned by rank 0's
-    table; plans that ranks made by themselves do not fit together.
+    """The body of each rank of the test below. Each rank has a different table of measurements. A
+    launch plans all ranks by rank 0's table, so the launch below succeeds. Plans that each rank
+    makes by its own table do not fit together and are refused.
     """
     rank = rank_from_environment().rank
     os.environ["ARK_CACHE_DIR"] = str(Path(root) / str(rank))

@@ -1,4 +1,6 @@
-"""Plans with several phases, without lockstep between ranks."""
+"""Plans of ranks with several phases, in which each rank starts its iterations without waiting for
+the other ranks (no lockstep).
+"""
 
 from __future__ import annotations
 

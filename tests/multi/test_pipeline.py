@@ -122,8 +122,8 @@ def wait_for_the_reader_of_this_iteration(plan: Plan, rng: random.Random) -> Pla
 
 
 def tell_before_the_read(plan: Plan, rng: random.Random) -> Plan:
-    """Plants a fault: moves the signal that data were read from the reading task to a task that its
-    rank runs earlier.
+    """Plants a fault: the signal that tells a peer "the data were read" is sent too early. It is
+    moved from the task that reads the data to the first task of the rank.
     """
     read_counters = [
         c.id for c in plan.counters if c.name.endswith(".read") and c.rank != plan.rank
@@ -261,8 +261,8 @@ def test_lockstep_makes_ranks_begin_iterations_together(width: int) -> None:
 
 
 def end_before_the_end(plan: Plan, rng: random.Random) -> Plan:
-    """Plants a fault: rank 0 gets the signal that an iteration has ended before its data
-    were read.
+    """Plants a fault: rank 0 receives the signal that a peer has ended an iteration before the peer
+    has read rank 0's data.
     """
     return never_end(plan, rng, moved=True)
 

@@ -1,5 +1,6 @@
-"""The host's proxy: its copies arrive in order. It sleeps when idle, stops, and refuses memory
-outside of the plan. If it cannot be built, only the engine `dma` fails.
+"""The host's proxy, a thread that copies data between ranks on request of a kernel (engine `dma`).
+Its copies arrive in order. It sleeps when idle, stops, and refuses memory outside of the plan. If
+it cannot be built, only the engine `dma` fails.
 """
 
 from __future__ import annotations

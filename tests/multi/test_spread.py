@@ -1,6 +1,7 @@
-"""All-reduces after a linear layer of one row: the layer's tasks send their partial sums as packets
-directly to all ranks, which add them (ark.lower.rewrite.inline_all_reduce): the participating
-ranks, missing packets that the verifier finds, and equal tokens on one, two and three ranks.
+"""All-reduces of the results of a linear layer of one row, without a separate op: each task of the
+layer sends its partial sums as packets directly to all ranks, which add them
+(ark.lower.rewrite.inline_all_reduce). Tests which ranks add what, that the verifier refuses plans
+with missing packets, and that one, two and three ranks generate equal tokens.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def test_a_decoded_row_needs_no_sum_and_no_put(plans: list[Plan]) -> None:
         assert "sum" in kinds(plan, 0)  # the prompt has many rows
         assert "sum" not in kinds(plan, 1)
     names = [b.name for b in plans[0].buffers if b.name.startswith("shares")]
-    # Two layers with two sums each; this rank's buffer and the peer's.
+    # Each of two layers has two all-reduces, each with a receive buffer on this rank and one on the
+    # peer.
     assert len(names) == 8 and len(set(names)) == 4
 
 

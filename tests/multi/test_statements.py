@@ -206,9 +206,9 @@ def test_no_call_waits_longer_than_the_timeout() -> None:
 
 
 def test_fingerprints_depend_on_all_earlier_calls() -> None:
-    """The board (shared memory in which ranks on one host state their calls) tells whether two
-    ranks make the same call: before, during and after a call, and after all its slots were used
-    once.
+    """The board is shared memory in which the ranks of a host publish a hash of the calls that they
+    have made so far. It tells a rank whether the other rank makes the same call: before, during and
+    after a call, and also after every slot of the board has been used once.
     """
     one, other = Board(), Board()
     one.map(other.handle)

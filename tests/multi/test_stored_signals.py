@@ -1,6 +1,7 @@
-"""Ranks over links with loads and stores but without read-modify-write, where signals are stores.
+"""Ranks that signal over links with loads and stores but without atomic read-modify-write
+operations. A signal is then a store.
 
-The emulated devices stop a kernel that uses more on such a link.
+The emulated devices stop a kernel that uses another operation on such a link.
 """
 
 from __future__ import annotations

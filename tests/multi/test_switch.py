@@ -1,6 +1,6 @@
-"""The engine `switch`: planned and verified. CPU ranks compute its sums by ordinary loads. NVIDIA's
-instructions for sums in the NVLink switch are compiled for sm_90a but not run. It is used only if
-it is named.
+"""The engine `switch`, in which the NVLink switch adds the ranks' data. Its plans are made and
+verified. CPU ranks compute the sums by ordinary loads. NVIDIA's instructions for the switch are
+compiled for sm_90a but not run. The planner uses this engine only where the user names it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training over two emulated gfx942 devices and processes: torch's losses."""
+"""Training in two processes, each with an emulated gfx942, gives torch's losses."""
 
 from __future__ import annotations
 

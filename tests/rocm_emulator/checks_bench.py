@@ -30,8 +30,8 @@ def assembly(arch: str, source: str) -> str:
 
 @lru_cache(maxsize=64)
 def binary(arch: str, source: str, kernel: str, old: str, new: str, nth: int) -> bytes:
-    """The program in which the nth match of `old` inside `kernel` is replaced by `new` (if
-    given).
+    """Compiles a program and returns its code object. If `old` and `new` are given, the nth match
+    of `old` inside `kernel` is replaced by `new`.
     """
     text = assembly(arch, source)
     if old:

@@ -109,7 +109,7 @@ def launch(
     stream: Any = None,
     cooperative: bool = False,
 ) -> None:
-    """Start a kernel; `grid` in blocks and `block` in threads may be numbers or tuples."""
+    """Starts a kernel. `grid` (in blocks) and `block` (in threads) are numbers or tuples."""
     shape = (*three(grid), *three(block), dynamic_lds, stream, arguments.array)
     if cooperative:
         check(hip.hipModuleLaunchCooperativeKernel(function, *shape))
@@ -147,7 +147,9 @@ def run_work(function: Any, case: Case, work: Work) -> dict[int, np.ndarray]:
 
 
 def run_case(case: Case, arch: str, options: tuple[str, ...], seed: int) -> None:
-    """Compile, run and compare one case; data and schedule follow from `seed`."""
+    """Compiles and runs a case and compares its results. The data and the schedule follow from
+    `seed`.
+    """
     binary = code_object(case.source, arch, (*options, *case.options))
     module = check(hip.hipModuleLoadData(binary))
     function = check(hip.hipModuleGetFunction(module, case.name.encode()))

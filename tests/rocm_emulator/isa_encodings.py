@@ -269,10 +269,11 @@ def _cdna() -> dict[str, tuple[range, Sampler]]:
 
 
 class _Plain(Random):
-    """A replacement for the random source with which the functions above return an instruction
-    without modifiers: with different VGPRs, s0 and no literal.
+    """A random source that always makes the first choice, so that the functions above return an
+    instruction without modifiers: with different VGPRs, s0 and no literal.
 
-    ``kinds`` says which vector sources are scalar registers instead.
+    ``kinds``: for each source that may be a vector register, True if it is a scalar register
+    instead.
     """
 
     def __init__(self, kinds: tuple[bool, ...]) -> None:

@@ -31,7 +31,8 @@ Words = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class Case:
-    """``body`` may use v10 on (inputs), v40 on (outputs), and v60 on and s8 on as temporaries.
+    """A case: lines of assembly and the numbers of their inputs and outputs. ``body`` may use v10
+    on (inputs), v40 on (outputs), and v60 on and s8 on as temporaries.
 
     ``first_output`` is the first output register; it is moved from v40 if there are many inputs.
     """

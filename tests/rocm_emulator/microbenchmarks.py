@@ -1,6 +1,6 @@
 """Published microbenchmarks of the MI300X, predicted by the timing model: memory and the
-memory-side cache, hand-overs and barriers between compute units, matrix units. Also hand-overs in
-two levels, within each die and between dies.
+memory-side cache, signals and barriers between compute units (also in two levels, first within each
+die and then between dies), and matrix units.
 
 Used by test_timing.py, and by ci/timing_errors.py, which writes a table of the results.
 """
@@ -239,10 +239,10 @@ def cache_latency() -> float:
 
 
 def hand_over(other: int) -> float:
-    """The nanoseconds in which a counter is handed over from block 0 to another block. This is the
-    mean over eight start times of the other block, because the time between a store and the next
-    poll is the same in each round of a launch. Block 8 is on the same die as block 0, block 1 on
-    another die.
+    """The nanoseconds from one block's store to a counter until another block has read the value:
+    half a round trip between block 0 and block `other`. The result is the mean over eight start
+    times of the other block, because the time between a store and the next poll is the same in each
+    round of a launch. Block 8 is on the same die as block 0, block 1 on another die.
     """
     rounds, taken = 20, []
     with emulated("mi300x"), Buffers() as held:

@@ -15,7 +15,9 @@ SOURCE = "int twice() { return 2 * value(); }"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Builds with an empty cache and a small header in place of the shared one."""
+    """Sets an empty build cache, and a small header in place of the one that the emulator's sources
+    share.
+    """
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path))
     build.cache_folder().mkdir(parents=True)
     header = tmp_path / "shared.h"

@@ -1,6 +1,7 @@
-"""A value that depends on a load proves that the load is complete: a thread that receives it, by
-any chain of relaxed stores, may overwrite the memory that was read. But this does not make earlier
-writes of the loading thread visible to it.
+"""If a thread stores a value that depends on its load from memory, the value proves that the load
+is complete. Another thread that receives the value, by any chain of relaxed stores, may overwrite
+the memory that was loaded. But the value does not make earlier writes of the loading thread
+visible.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Ranks in several processes share the clocks of the checks: defects that are planted between two
-devices of one process must be reported between processes, too, and correct kernels must not be
+"""Ranks in several processes share the vector clocks of the checks. So a defect between two devices
+must be reported also if the devices belong to two processes, and correct kernels must not be
 reported.
 """
 
@@ -14,7 +14,7 @@ from two_processes import exchange
 from tests.slow import slow
 
 
-# `nox` has one architecture of each family.
+# `nox` tests one CDNA and one RDNA architecture.
 @pytest.mark.parametrize(
     "arch",
     [pytest.param(a, marks=[slow] * (a not in ("gfx942", "gfx1100"))) for a in kernel_cases.ALL],

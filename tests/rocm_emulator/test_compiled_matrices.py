@@ -126,8 +126,8 @@ def run(arch: str, level: str, kernel: str, a: NDArray, b: NDArray, size: int) -
 
 
 def quantised(values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Rows of 32 elements: to E2M1 and back, with a scale that brings the largest element into [4,
-    8).
+    """Rounds each row of 32 elements to E2M1 and returns the rounded values. The scale of a row is
+    the power of two that brings its largest element into [4, 8).
     """
     blocks = values.reshape(-1, 32)
     scale = np.exp2(np.floor(np.log2(np.abs(blocks).max(axis=1, keepdims=True))) - 2)

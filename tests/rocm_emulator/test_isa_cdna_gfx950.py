@@ -26,8 +26,8 @@ READ_BACK = "".join(f"ds_read_b32 v{40 + k}, v0 offset:{256 * k}\n" for k in ran
 
 
 def _to_lds(load: str, dwords: int) -> Case:
-    """Each lane loads ``dwords`` neighbouring dwords to the LDS address in M0. Returns a case of a
-    load to LDS.
+    """Returns a case of a load to LDS: each lane loads ``dwords`` neighbouring dwords to the LDS
+    address in M0.
     """
     clear = "v_mov_b32 v60, 0\n" + "".join(
         f"ds_write_b32 v0, v60 offset:{256 * k}\n" for k in range(5)

@@ -1,9 +1,10 @@
 """MFMA of CDNA against NumPy, with the operands in AMD's register layouts.
 
-From the CDNA3 instruction set document and AMD's matrix instruction calculator. A lane holds row
-(of A) or column (of B) ``lane % size`` of block ``lane // size % blocks``; the K elements of its
-group follow one another in its registers. D's rows come in groups of four: for 32 x 32, row 8 * (r
-// 4) + 4 * (lane // 32) + r % 4; for 16 x 16, row 4 * (lane // 16) + r; for 4 x 4, row r.
+The layouts are from the CDNA3 instruction set document and AMD's matrix instruction calculator. A
+lane holds elements of row (of A) or column (of B) ``lane % size`` of block ``lane // size %
+blocks``. They are consecutive along K, and the next group of lanes holds the next elements.
+Register r of a block holds one element of D in each lane: for 32 x 32 in row 8 * (r // 4) + 4 *
+(lane // 32) + r % 4, for 16 x 16 in row 4 * (lane // 16) + r, for 4 x 4 in row r.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """gfx950's products of 8-, 6- and 4-bit elements, with and without scales, against NumPy.
 
-From AMD's CDNA4 instruction set document, sections "Dense matrix layouts: 8-bit and smaller" and
-"MFMA with block exponent scaling": lane l holds row (or column) ``l % size``. Its 32 elements of
-K are, for 8 bits, two runs of 16 with half of K between them, else one run of 32; its scale is that
-of elements ``32 * (l // size)`` on, whatever the format. ml_dtypes knows the values of all formats.
+The layouts are from AMD's CDNA4 instruction set document, sections "Dense matrix layouts: 8-bit and
+smaller" and "MFMA with block exponent scaling". Lane l holds 32 elements along K of row (or column)
+``l % size``. With 6 and 4 bits they are consecutive. With 8 bits they are two runs of 16, half of K
+apart. For every format, the scale in lane l applies to the elements from ``32 * (l // size)`` on.
+The values of all formats are from ml_dtypes.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def run(
     name: str, size: int, a: int, b: int, seed: int, scales: NDArray[np.uint8]
 ) -> tuple[NDArray, NDArray]:
     """Runs a scaled product of random matrices. Returns the emulator's D and the exact one.
-    ``scales``: (A or B, line, block of K, byte).
+    ``scales``: bytes with the dimensions (0 for A or 1 for B, row or column, block of 32 along K,
+    byte of the scale register).
     """
     left, right, c = operands(size, a, b, seed)
     where = places(size)

@@ -1,8 +1,9 @@
 """SMFMAC of gfx942 and gfx950 against NumPy's product of the full matrices.
 
-From AMD's CDNA3 and CDNA4 instruction set documents, section "Sparse matrices": two of every four
-elements of A along K are stored, two bits each say which; B lies in runs of 16 bytes, which go to
-the lane groups in turn. cbsz and abid pick one of the index sets that fit a register.
+The layouts are from AMD's CDNA3 and CDNA4 instruction set documents, section "Sparse matrices". Of
+every four elements of A along K only two are stored, and a 2-bit index for each says which of the
+four it is. B is stored in runs of 16 bytes along K, which the groups of lanes hold in turn. If a
+register holds several sets of indices, the modifiers cbsz and abid select one of them.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ from tests.kept import to_assembly
 ARCHES = tuple(TARGETS)
 KERNELS = Path(__file__).parent / "kernels"
 
-# The hand-over of data by a flag, as ark's AMD device code writes it. The wait after the write-back
-# is written out, because clang 22 omits its own wait if no store of the same wave is in flight.
+# A workgroup publishes data by a flag, and another one waits for the flag, as in ark's AMD device
+# code. The wait after the write-back is written out, because clang 22 omits its own wait if no
+# store of the same wave is in flight.
 HAND_OVER = """
 template <int kSystem> __device__ __forceinline__ void publish(unsigned* flag, unsigned value) {
   if (kSystem) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");

@@ -66,8 +66,8 @@ def reports(code: bytes, arch: str, program: Program, checked: int, stale: int) 
 
 
 def linted(program: Program, arch: str) -> list[Finding]:
-    """The findings of the lint in each workgroup's program, without the code by which workgroups
-    meet at the start of a round, which orders no memory.
+    """Returns the lint's findings in each workgroup's program. The code by which workgroups start a
+    round together is left out, because it orders no memory.
     """
     alone = (
         dataclasses.replace(program, roles=(role,), meets=False)

@@ -1,4 +1,6 @@
-"""The model of DMA queues: packets from the host and from kernels, two devices, and invalid use."""
+"""The emulator's model of DMA queues (SDMA): packets that the host or a kernel writes, copies
+between two devices, and invalid use.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The emulator's checks report no correct product. The sizes are not multiples of any tile, so
-lanes and tiles extend past the last row or column.
+"""The emulator's checks report nothing for correct products. The sizes are not multiples of any
+tile, so lanes and tiles extend past the last row or column.
 """
 
 from __future__ import annotations

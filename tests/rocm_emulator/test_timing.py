@@ -129,7 +129,9 @@ def test_data_in_the_memory_side_cache_is_read_from_memory_once(
 
 
 def test_a_hand_over_takes_the_measured_time() -> None:
-    """Published figures: a hand-over takes 642 ns within a die and 742 ns between dies."""
+    """Published figures: a signal from one compute unit to another takes 642 ns within a die and
+    742 ns between dies.
+    """
     near, far = microbenchmarks.hand_over(8), microbenchmarks.hand_over(1)
     assert 600 < near < 680 and 700 < far < 780, (near, far)
 
