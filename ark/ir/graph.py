@@ -11,6 +11,7 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ark.errors import ModelError
@@ -70,6 +71,21 @@ class Graph:
         """
         graph = copy.copy(self)
         graph.nodes = list(nodes)
+        return graph
+
+    def in_arenas(self, arenas: Mapping[int, str]) -> Graph:
+        """A copy of the graph with buffers in other arenas. arenas: by the buffer's number."""
+        moved = {i: replace(self.buffers[i], arena=arena) for i, arena in arenas.items()}
+
+        def on(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+            return tuple(replace(t, buffer=moved.get(t.buffer.id, t.buffer)) for t in tensors)
+
+        graph = self.with_nodes(
+            replace(n, inputs=on(n.inputs), outputs=on(n.outputs), after=on(n.after))
+            for n in self.nodes
+        )
+        graph.buffers = [moved.get(b.id, b) for b in self.buffers]
+        graph.tensors = list(on(self.tensors))
         return graph
 
     @contextmanager

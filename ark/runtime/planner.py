@@ -149,7 +149,8 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
     """
 
     def inner_plan(planned: Planned | None) -> inner.Plan | None:
-        return (planned.built(machine) if planned else Planner().plan()).inner
+        found = planned.built(machine).inner if planned else None
+        return found or Planner(model=planned.model if planned else None).plan().inner
 
     plan = _of_script(path, machine, inner_plan)
     if plan is None:

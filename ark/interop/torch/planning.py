@@ -18,6 +18,8 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import tuned, tuned_collectives
+from ark.runtime.planned import Planned
+from ark.runtime.planner import Planner, capture
 from ark.runtime.run import Ranks
 
 
@@ -28,14 +30,20 @@ def planned(
     members: Ranks | None = None,
     boxes: bool = True,
     compare: bool = False,
+    kept: Sequence[Value] = (),
 ) -> Plan:
     """The plan of a model for a machine.
 
     The plan is verified here if there is a single rank; the plans of several ranks are verified
     when they are loaded. places: inputs and results, whose memory belongs to the caller. boxes:
     True if their addresses are aligned for copies of memory boxes. compare: True to choose the
-    variant by the predicted time of all ops.
+    variant by the predicted time of all ops. kept: inputs that are the same in nearly every call.
+    In a script that is run only in order to plan it they count as parameters.
     """
+    if Planner.machine_override is not None:
+        arenas = {v.tensor.ir.buffer.id: "parameter" for v in kept}
+        model.graph = model.graph.in_arenas(arenas)
+        capture(Planned(None, model))
     external = sorted({v.tensor.ir.buffer.id for v in places})
     options: dict[str, Any] = {"external": external, **tuned.options(machine)}
     options |= tuned_collectives.options(machine, model.graph.world_size, members)

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.ir.graph import Graph, Node
-from ark.ir.values import Tensor
 from ark.parallel.pipeline.named import PIPELINES, list_schedule, named
 from ark.parallel.plans.micro_batches import Pipeline, directed, handed_on, widened
 from ark.parallel.plans.pipelined import pipelined
@@ -160,18 +158,7 @@ def offloaded(graph: Graph) -> Graph:
     if not moments:
         raise ModelError("the graph has no optimizer whose moments could be offloaded")
     names = {name for name, _ in moments}
-    moved = {b.id: replace(b, arena="host") for b in graph.buffers if b.name in names}
-
-    def on_host(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(replace(t, buffer=moved.get(t.buffer.id, t.buffer)) for t in tensors)
-
-    result = graph.with_nodes(
-        replace(n, inputs=on_host(n.inputs), outputs=on_host(n.outputs), after=on_host(n.after))
-        for n in graph.nodes
-    )
-    result.buffers = [moved.get(b.id, b) for b in graph.buffers]
-    result.tensors = list(on_host(tuple(graph.tensors)))
-    return result
+    return graph.in_arenas({b.id: "host" for b in graph.buffers if b.name in names})
 
 
 NAMED = frozenset((*PIPELINES, *COPIES))

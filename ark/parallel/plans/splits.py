@@ -19,17 +19,18 @@ from ark.parallel.plans.prediction import BlockCost, Work
 from ark.parallel.plans.rules import allowed, roles_of
 from ark.parallel.plans.search import Change, Memory, changes, search
 from ark.parallel.plans.stages import partition
+from ark.parallel.transform.normal import normal
 
 
 class Splits:
     """The splits of a graph's ops over some axes of the mesh, cached by the arguments of the
-    request.
+    request. Ops are those of the graph's normal form, in which each tensor has one shape.
 
     itemsize: bytes of an element of the largest parameter; 4 if there are no parameters.
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.nodes = [n for n in graph.nodes if not n.virtual]
+        self.nodes = normal(graph).graph.nodes
         self.blocks = blocks_of(self.nodes)
         self.same = isomorphic(self.blocks)
         self.roles = roles_of(self.nodes)
