@@ -27,19 +27,25 @@ import numpy as np
 import ark
 from bench.over_ranks import slowest
 
-RATE, SCALE = 1e-3, 0.01
+RATE, SCALE, DRAWN = 1e-3, 0.01, 1 << 20
 Own = list[tuple[Any, int]]
 """The parameters that a rank updates and that are not views of all parameters, each with the number
 of the first.
 """
 
 
+def drawn(elements: int, seed: int) -> np.ndarray:
+    """Random numbers, the same ones again after DRAWN of them."""
+    some = np.random.default_rng(seed).standard_normal(min(elements, DRAWN), np.float32)
+    return np.tile(some, elements // len(some))
+
+
 def gradient(elements: int, rank: int) -> np.ndarray:
-    return np.random.default_rng(rank).standard_normal(elements, np.float32)
+    return drawn(elements, rank)
 
 
 def start(elements: int) -> np.ndarray:
-    return SCALE * np.random.default_rng(99).standard_normal(elements, np.float32)
+    return drawn(elements, 99) * np.float32(SCALE)
 
 
 def sliced(g: Any, w: Any, rank: int, world: int, _: argparse.Namespace) -> Own:
@@ -73,7 +79,7 @@ def chunks(g: Any, w: Any, rank: int, world: int, args: argparse.Namespace) -> O
         return t[begin : begin + each]
 
     def on(first: int, last: int) -> AbstractContextManager[Any]:
-        apart = args.copiers and count > 1
+        apart = 0 < args.copiers < args.processors and count > 1
         return ark.PlannerContext(processor_range=[first, last]) if apart else nullcontext()
 
     def put(chunk: int) -> None:
@@ -214,7 +220,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[20, 22, 24, 26, 28])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--chunk", type=int, default=1 << 22, help="parameters of a chunk")
-    parser.add_argument("--copiers", type=int, default=0, help="processors that only put")
+    parser.add_argument("--copiers", type=int, default=24, help="processors that only put")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()

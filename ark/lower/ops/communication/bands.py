@@ -23,6 +23,7 @@ from ark.tasks import expression
 from ark.tasks.combine import CombineParams, moved, tiles
 from ark.tasks.matmul_params import MatmulParams
 
+EARLY_SHARE = 0.75  # measured rounds are up to a quarter shorter than predicted ones
 Chunks = list[tuple[int, int]]  # ranges of elements: the first, and the one after the last
 
 
@@ -71,6 +72,13 @@ class Product:
         """
         needed = (put / 2 + added) / self.lowering.machine.costs.combine_rate
         return bool(self.idle) and needed < len(self.idle) * self.rounds * self._round_us()
+
+    def early_bytes(self, rounds: int) -> int:
+        """The bytes of sums that processors without tiles get for some rounds of multiplications.
+        It is less than they are predicted to add, because late sums would delay all ranks.
+        """
+        rate = len(self.idle) * self.lowering.machine.costs.combine_rate
+        return int(EARLY_SHARE * rate * rounds * self._round_us())
 
     def _round_us(self) -> float:
         """The predicted microseconds of a round of multiplications."""

@@ -200,6 +200,10 @@ class _Sum(Product):
         params = CombineParams(self.dtype.name, order=order, outputs=len(outs))
         last = round_index == self.rounds - 1
         split = min(self._last_rows, default=len(cut)) if self.movers else 0
+        if self.movers and not self.by_warps:
+            later = -(-len(cut) * self.across() // len(self.computing)) - 1
+            each = own.nbytes // len(cut)
+            split = min(split, self.early_bytes(later) // each)
         for early, rows in ((True, range(split)), (False, range(split, len(cut)))):
             if not rows:
                 continue
