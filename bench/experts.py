@@ -90,7 +90,9 @@ class Bench:
         return self.seconds(chain, build)[0]
 
     def split(self, tokens: int) -> Split:
-        return Split(self.args.experts, self.rank, self.world, max(1, tokens // MAX_TASKS))
+        tasks = self.args.tasks or MAX_TASKS
+        how = max(1, tokens // tasks), self.args.senders, self.args.processors
+        return Split(self.args.experts, self.rank, self.world, *how)
 
     def dispatched(self, tokens: int, chain: int) -> tuple[float, int]:
         """Seconds of a dispatch, and how many elements of the first dispatch are wrong."""
@@ -185,6 +187,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=7168)
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--slots", type=int, default=8, help="experts of a token")
+    parser.add_argument("--tasks", type=int, default=0, help="of an op (default: about a GPU's)")
+    parser.add_argument(
+        "--senders", type=int, default=0, help="processors that only store to peers"
+    )
+    parser.add_argument("--processors", type=int, default=132, help="of the GPU, with --senders")
     parser.add_argument("--chain", type=int, default=0, help="ops in a launch's iteration")
     parser.add_argument("--large", type=int, default=256, help="MB of the bandwidth's put")
     parser.add_argument("--seconds", type=float, default=0.05, help="of a repeat")

@@ -10,6 +10,7 @@ device code is in dispatch.h; bench/experts.py measures.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,12 +29,17 @@ RANGE = {"first": int, "last": int}  # constants: the experts of the rank that r
 
 @dataclass(frozen=True)
 class Split:
-    """The experts, divided equally among the ranks. rows: the number of tokens of a task."""
+    """The experts, divided equally among the ranks. rows: the number of tokens of a task. senders,
+    processors: if given, the first `senders` of the processors store to other ranks, while the
+    others do everything else.
+    """
 
     experts: int
     rank: int
     world: int
     rows: int = 1
+    senders: int = 0
+    processors: int = 0
 
     @property
     def each(self) -> int:
@@ -41,6 +47,13 @@ class Split:
 
     def range_of(self, rank: int) -> dict[str, int]:
         return {"first": rank * self.each, "last": (rank + 1) * self.each}
+
+    def on(self, sending: bool) -> AbstractContextManager[Any]:
+        """The processors of ops that store to other ranks, or of other ops."""
+        if not 0 < self.senders < self.processors:
+            return nullcontext()
+        first, last = (0, self.senders) if sending else (self.senders, self.processors)
+        return ark.PlannerContext(processor_range=[first, last])
 
     @property
     def peers(self) -> list[int]:
@@ -86,14 +99,16 @@ def dispatch(x: Any, experts: Any, every: Any, split: Split) -> Any:
             to = ark.comm.channel(rank)
             codes, scales, sending = to.there(codes), to.there(scales), {"signals": to}
         given = {"codes": codes, "scales": scales, **split.range_of(rank), **sending}
-        sent = own["dispatch_put"](x, experts, **given)
+        with split.on(sending=rank != split.rank):
+            sent = own["dispatch_put"](x, experts, **given)
         if rank == split.rank:
             received[rank] = list(sent)
     for rank in (split.rank, *split.peers):
         waiting = {} if rank == split.rank else {"waits": ark.comm.channel(rank)}
         codes, scales = received[rank]
         given = {"y": part_of(result, rank, split), **split.range_of(split.rank), **waiting}
-        own["dispatch_take"](codes, scales, part_of(every, rank, split), **given)
+        with split.on(sending=False):
+            own["dispatch_take"](codes, scales, part_of(every, rank, split), **given)
     return result
 
 
@@ -109,12 +124,14 @@ def combine(sums: Sequence[Any], experts: Any, every: Any, split: Split) -> Any:
     for rank in split.peers:
         to = ark.comm.channel(rank, tag=1)
         given = {"there": to.there(received[split.rank]), **split.range_of(split.rank)}
-        own["combine_put"](sums[rank], part_of(every, rank, split), signals=to, **given)
+        with split.on(sending=True):
+            own["combine_put"](sums[rank], part_of(every, rank, split), signals=to, **given)
     got = [sums[split.rank], *(received[rank] for rank in split.peers)]
     waits = [ark.comm.channel(rank, tag=1) for rank in split.peers]
     given: dict[str, Any] = {"rank": split.rank, "world": split.world, "each": split.each}
     given["y"] = ark.tensor([tokens, width], sums[0].dtype())
-    return own["combine_add"](experts, *got, waits=waits, **given)
+    with split.on(sending=False):
+        return own["combine_add"](experts, *got, waits=waits, **given)
 
 
 def part_of(every: Any, rank: int, split: Split) -> Any:

@@ -4,6 +4,7 @@ emulated devices.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import ml_dtypes
@@ -12,6 +13,7 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from examples.experts import dispatch
@@ -62,20 +64,39 @@ def mixed(split: Split, x: ark.Tensor, experts: ark.Tensor, every: ark.Tensor) -
     return dispatch.mixture(x, experts, scores, up, down, split)
 
 
-def run(name: str, world: int, op: Callable[..., ark.Tensor]) -> list[list[np.ndarray]]:
+def sending(plan: Plan) -> set[int]:
+    """Returns the processors with tasks that store to other ranks."""
+    puts = {
+        op.id
+        for op in plan.ops
+        if op.kind == "custom"
+        and any(plan.buffers[plan.tensors[t].buffer].rank != plan.rank for t in op.operands)
+    }
+    lists = plan.phases[0].processors
+    return {number for number, tasks in enumerate(lists) if any(t.op in puts for t in tasks)}
+
+
+def run(
+    name: str, world: int, op: Callable[..., ark.Tensor], senders: int = 0
+) -> list[list[np.ndarray]]:
     """Runs an op three times. Returns for each rank its result, and for each other rank a mask of
-    the rows that it did not write to this rank's memory.
+    the rows that it did not write to this rank's memory. senders: processors that only send.
     """
 
     def body(rank: int) -> None:
         x = ark.tensor([TOKENS, WIDTH], ark.bf16, name="x0")
         experts = ark.tensor([TOKENS, SLOTS], ark.int32, name="experts")
         every = ark.all_gather(experts, rank, world)
-        keep(op(Split(2 * world, rank, world, rows=2), x, experts, every), "result")
+        split = Split(2 * world, rank, world, 2, senders, processors)
+        keep(op(split, x, experts, every), "result")
 
     with devices(name, world) as (opened, machine):
+        if name == "cpu" and senders:
+            machine = dataclasses.replace(machine, processors=3)
+        processors = machine.processors
         plans = build(world, body, machine)
         verify(plans)
+        assert not senders or sending(plans[0]) == set(range(senders))
 
         def work(ranks: ThreadRanks) -> list[np.ndarray]:
             plan, device, rank = plans[ranks.rank], opened[ranks.rank], ranks.rank
@@ -110,12 +131,13 @@ ON = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.parametrize("senders", [0, 1])
 @ON
-def test_tokens_go_to_the_ranks_of_their_experts(name: str, world: int) -> None:
+def test_tokens_go_to_the_ranks_of_their_experts(name: str, world: int, senders: int) -> None:
     """The received tokens equal the tokens that NumPy rounds to 8 bits. Each rank receives only the
-    tokens for its experts.
+    tokens for its experts. With a sender, no other processor stores to another rank.
     """
-    for rank, (rows, *unsent) in enumerate(run(name, world, dispatched)):
+    for rank, (rows, *unsent) in enumerate(run(name, world, dispatched, senders)):
         masks = iter(unsent)
         for source, got in enumerate(rows.reshape(world, TOKENS, WIDTH)):
             x, experts, _ = given(world, source)
