@@ -77,9 +77,7 @@ class Projection:
         attrs = {"transpose_a": False, "transpose_b": True}
         graph.add("matmul", [x, w], [product], attrs, "product")
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.width}
-        graph.add(
-            "rope_kv", [product, position, frequencies, *caches], outputs, sizes, "rotation"
-        )
+        graph.add("rope_kv", [product, position, frequencies, *caches], outputs, sizes, "rotation")
         result = plan(graph, machine, {"variant": "matrix", **options})
         verify([result])
         return result

@@ -138,7 +138,7 @@ class Regions:
         wanted = _box(tensor)
         inside: list[_Part] = []
         rest: list[_Part] = []
-        for part in self._parts.get(tensor.buffer.id, []):
+        for part in _joined(self._parts.get(tensor.buffer.id, []), tensor.extents):
             part = _seen(part, tensor)
             shared = _meet(part.box, wanted)
             if shared is None:
@@ -147,6 +147,26 @@ class Regions:
             inside.append(_cut(part, shared))
             rest += _beside(part, shared)
         return inside, rest
+
+
+def _joined(parts: Sequence[_Part], extents: tuple[int, ...]) -> list[_Part]:
+    """The parts of a buffer. Parts of dimensions other than `extents` that form the whole buffer
+    are concatenated in their own dimensions. A column block of (4, 512, 2304), for example, is no
+    box of (2048, 2304) that `_seen` finds, so each would be padded with zeros and added.
+    """
+    groups: dict[tuple[int, ...], list[_Part]] = {}
+    for part in parts:
+        groups.setdefault(part.extents, []).append(part)
+    joined: list[_Part] = []
+    for dimensions, group in groups.items():
+        whole = tuple((0, n) for n in dimensions)
+        boxes = list(dict.fromkeys(part.box for part in group))
+        if dimensions != extents and _row(boxes, whole) is not None:
+            gradient = _sum(group, whole)
+            assert gradient is not None
+            group = [_Part(dimensions, whole, gradient)]
+        joined += group
+    return joined
 
 
 def _sum(parts: Sequence[_Part], box: Box) -> Tensor | None:
