@@ -39,7 +39,9 @@ class _Merger:
         self.writes: Counter[int] = Counter()  # by buffer, so far
         self.results: dict[tuple[object, ...], Tensor] = {}
         self.replaced: dict[int, Tensor] = {}
-        self.views: dict[int, Tensor] = {}  # by the id of the tensor that a view replaces
+        # By the id and the place of the tensor that a view replaces: a tensor that ops read in
+        # several shapes has one id.
+        self.views: dict[tuple[object, ...], Tensor] = {}
 
     def take(self, node: Node) -> Node | None:
         """The node with inputs that refer to earlier results; None if its own result exists
@@ -78,8 +80,7 @@ class _Merger:
         """A key for the contents of a tensor at this point of the program: tensors with equal keys
         have the same elements in the same shape.
         """
-        place = (tensor.shape, tensor.extents, tensor.offsets, tensor.padded)
-        return (tensor.buffer.id, self.writes[tensor.buffer.id], tensor.dtype, *place)
+        return (tensor.buffer.id, self.writes[tensor.buffer.id], tensor.dtype, *_place(tensor))
 
     def _read(self, tensor: Tensor) -> Tensor:
         """Returns the tensor itself or, if an equal op computed the same before, a view of the
@@ -88,6 +89,12 @@ class _Merger:
         earlier = self.replaced.get(tensor.buffer.id)
         if earlier is None:
             return tensor
-        if tensor.id not in self.views:
-            self.views[tensor.id] = self.graph.tensor_like(tensor, earlier.buffer, tensor.name)
-        return self.views[tensor.id]
+        key = (tensor.id, *_place(tensor))
+        if key not in self.views:
+            self.views[key] = self.graph.tensor_like(tensor, earlier.buffer, tensor.name)
+        return self.views[key]
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    """The tensor's shape, and its place in its buffer."""
+    return (tensor.shape, tensor.extents, tensor.offsets, tensor.padded)

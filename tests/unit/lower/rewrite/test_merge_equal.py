@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Graph
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.merge_equal import merge_equal
+from ark.lower.rewrite.views import in_shape
 from tests.unit.lower.computed import computed
 
 H200 = registry.machine("h200")
@@ -60,3 +63,22 @@ def test_a_result_that_the_caller_reads_is_computed() -> None:
     program = Program()
     kept = frozenset({program.middle[1].ir.buffer.id})
     assert merge_equal(program.graph, Context(H200, kept=kept)) is program.graph
+
+
+def test_readers_of_a_merged_result_keep_the_shapes_in_which_they_read_it() -> None:
+    """A pass may let an op read a tensor in another shape without giving it another id."""
+    with ark.use_model(ark.Model()) as model:
+        x = ark.tensor([4, 8], fp32)
+        first, second = ark.mul(x, 2.0), ark.mul(x, 2.0)
+        ark.matmul(first, ark.transpose(second, [1, 0]))
+        total = ark.reduce_sum(ark.reshape(second, [32]), 0)
+    flat = in_shape(second.ir, (32,))
+    assert flat is not None and flat.id == second.ir.id
+    nodes = [
+        dataclasses.replace(n, inputs=(flat,)) if n.outputs[0].id == total.ir.id else n
+        for n in model.graph.nodes
+    ]
+    merged = merge_equal(model.graph.with_nodes(nodes), Context(H200))
+    shapes = {n.type: n.inputs[0].shape for n in merged.nodes}
+    assert len(merged.nodes) == len(nodes) - 1
+    assert shapes["reduce_sum"] == (32,) and shapes["transpose"] == (4, 8)
