@@ -63,8 +63,8 @@ ARK_DEVICE bool ark_choose_by_warp(ArkCtx& c, int number, S settings, P position
   return stopped > 0.0f || next + 1 >= limit || next + 1 >= CONTEXT;
 }
 
-// Processes one sequence by one thread; for many sequences that have few candidates. `number` is the
-// sequence. Returns true if the sequence has ended.
+// Processes one sequence by one thread; for many sequences that have few candidates. `number` is
+// the sequence. Returns true if the sequence has ended.
 template <int TILES, int CONTEXT, int STOPS, class S, class P, class C, class T, class H, class E>
 ARK_DEVICE bool ark_choose_by_lane(ArkCtx& c, int number, S settings, P position_at, C candidates,
                                    T tokens, H host, E stop_tokens) {
@@ -128,8 +128,8 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
       T row = tokens;
       H posted = host;
       at.p += b, found.p += 2 * TILES * b, row.p += CONTEXT * b, posted.p += CONTEXT * b;
-      over = ark_choose_by_lane<TILES, CONTEXT, STOPS>(c, b, own, at, found, row, posted,
-                                                       stop_tokens);
+      over =
+          ark_choose_by_lane<TILES, CONTEXT, STOPS>(c, b, own, at, found, row, posted, stop_tokens);
     }
   } else {
     for (int b = 0; b < BATCH; ++b) {

@@ -18,7 +18,7 @@ pytest.importorskip("ark_cuda")
 
 from ark_cuda.tasks import inline
 
-from tests.codegen.test_cuda_attention_stages import HOST, bf16, steps, unfenced
+from tests.attention_on_host import HOST, bf16, steps, unfenced
 from tests.declarations import cut
 
 GROUP, WIDTH, STEP, PAGE = 4, 64, 64, 24

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ark.backend.codegen.dialect import Dialect
-from ark_cuda.tasks import BODIES, products
+from ark_cuda.tasks import BODIES, matrix_ring
 from ark_cuda.tasks.stages import SLABS
 
 # A kernel with more bodies (device functions of tasks) than this is compiled in several programs.
@@ -38,7 +38,7 @@ def dialect(arch: str) -> Dialect:
         bodies=BODIES,
         stream="".join(map(_text, ("barriers.h", "growth.h", "ring.h", "stream.h"))),
         roles=_text("roles.h"),
-        loader=products.loader,
+        loader=matrix_ring.loader,
         unstaged=SLABS,
         joint_bodies=MAX_JOINT_BODIES,
         joint_products=MAX_JOINT_PRODUCTS,

@@ -6,7 +6,7 @@
 // computed on the same processor there is no counter to wait for.
 
 #define ARK_HAS_LOADER 1
-// The ring has ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (ark_cuda.tasks.products). A slot
+// The ring has ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (tasks/matrix_ring.py). A slot
 // holds 128 bytes along k of each row of the operands a and b, for the plan's largest tile. Before
 // the ring are ARK_MATRIX_SLABS bytes of slabs: each warp has a slab, through which it stores
 // results. Bodies that do not multiply may use the slabs too. ARK_LOAD_REGISTERS and
@@ -225,7 +225,8 @@ struct ArkMatrixLoad {
 ARK_DEVICE void ark_matrix_loaded(ArkMatrixLoad& load, bool ahead) {
 #ifndef ARK_HAS_TENSOR_MEMORY
   if (ARK_MATRIX_AHEAD == 0u) return;
-  load.loaded = ahead ? (load.loaded | 255u) + 1u : (load.loaded & ~255u) | (load.loaded + 1u & 255u);
+  const ark_u32 others = ahead ? 0u : load.loaded + 1u & 255u;
+  load.loaded = (load.loaded & ~255u) + (ahead ? 256u : 0u) + others;
   *const_cast<volatile ark_u32*>(&ark_matrix.loaded) = load.loaded;
 #endif
 }
@@ -296,9 +297,10 @@ ARK_DEVICE void ark_matrix_copy_ahead(const ArkTask& task, const ArkCounterOp* o
   }
 }
 
-// ark_loads: true for device functions that have a loading function. ark_maps: 16 times the place of
-// such a function's first box map in the record of a task, plus the number of box maps.
-// ark_spares_stages: true for device functions without one that do not use the memory of the stages.
+// ark_loads: true for device functions that have a loading function. ark_maps: 16 times the place
+// of such a function's first box map in the record of a task, plus the number of box maps.
+// ark_spares_stages: true for device functions without one that do not use the memory of the
+// stages.
 ARK_DEVICE bool ark_loads(ark_u32 kind);
 ARK_DEVICE ark_u32 ark_maps(ark_u32 kind);
 ARK_DEVICE bool ark_spares_stages(ark_u32 kind);
@@ -339,8 +341,8 @@ ARK_DEVICE bool ark_matrix_waited(ark_u64 place) {
 }
 // The loading thread waits for the counters of its next task itself, at the same time as the
 // computing warps. Returns false if they have left the loop. This wait needs no time limit, because
-// theirs has one. They perform a task's waits in parallel. If they have finished first, as with many
-// waits, this thread need not read the counters, each a trip to memory.
+// theirs has one. They perform a task's waits in parallel. If they have finished first, as with
+// many waits, this thread need not read the counters, each a trip to memory.
 ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, ark_u64 place, ark_u32 phase_iteration) {
   const ArkMatrixNext& own = ark_matrix_next_task;
   const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops) + own.task.wait_begin;
@@ -506,8 +508,8 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
 #ifndef ARK_HAS_TENSOR_MEMORY
 // While the ring is full and the loading thread waits for a task to begin, memory would be idle. So
 // a thread of the next warp, the prefetching thread, walks the same list and prefetches weights of
-// products of few rows to L2: at most ARK_MATRIX_AHEAD stages ahead, one in the time in which memory
-// delivers a stage to each processor, and only while no stage is loaded.
+// products of few rows to L2: at most ARK_MATRIX_AHEAD stages ahead, one in the time in which
+// memory delivers a stage to each processor, and only while no stage is loaded.
 
 // Prefetching thread: waits until the next stage should be prefetched or has been loaded; `wanted`
 // tells which. nanoseconds: the time in which memory delivers it. Returns false if the computing

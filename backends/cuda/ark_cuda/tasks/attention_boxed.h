@@ -2,7 +2,8 @@
 // positions through the ring while earlier tasks still run. The stages in even slots of the ring
 // belong to one warpgroup and those in odd slots to the other one, as in products of 64 rows, and
 // the four warps of a group share a stage. So a warp never waits for a slot of which it has skipped
-// a stage. ark/tasks/attention.py describes the task and its accesses, attention_staged.h the steps.
+// a stage. ark/tasks/attention.py describes the task and its accesses, attention_staged.h the
+// steps.
 
 // Run by the loading thread: copies the rows that one stage has of each of the two operands, from
 // row `first` on. The stage has `count` rows that were written before the iteration.
@@ -162,7 +163,8 @@ ARK_DEVICE void ark_attention_boxed(ArkCtx& c, const ArkTask& t, float scale, Q 
   static_assert(ROWS % 8 == 0, "a product of matrix units has eight positions");
   static_assert(ARK_MATRIX_STAGES % ARK_MATRIX_GROUPS == 0, "each warpgroup has slots of its own");
   static_assert(2 * STEP * D * sizeof(T) <= ARK_MATRIX_STAGE, "keys and values fit a slot");
-  static_assert(sizeof(ArkBoxedAttention<G, D, ROWS>) <= ARK_MATRIX_SLABS, "in front of the stages");
+  static_assert(sizeof(ArkBoxedAttention<G, D, ROWS>) <= ARK_MATRIX_SLABS,
+                "in front of the stages");
   auto& s = *reinterpret_cast<ArkBoxedAttention<G, D, ROWS>*>(ARK_SCRATCH(c));
   const int head = t.coord[1];
   const ark_u32 split = static_cast<ark_u32>(t.coord[2]);

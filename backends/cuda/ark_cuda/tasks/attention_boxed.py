@@ -3,7 +3,7 @@ loading thread (attention_boxed.h).
 
 It supports the signatures of plans that stream keys and values, for a number of query heads whose
 partial results fit in front of the stages. Called by ark_cuda.tasks.attention and, for the size of
-the ring, by ark_cuda.tasks.products.
+the ring, by ark_cuda.tasks.matrix_ring.
 """
 
 from __future__ import annotations

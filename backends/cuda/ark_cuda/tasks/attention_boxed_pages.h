@@ -4,8 +4,8 @@
 // Like ark_attention_boxed, for keys and values in pages. MOST: the most pages of a sequence.
 template <typename T, int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS,
           int STEP, class Q, class K, class N, class P, class O, class F>
-ARK_DEVICE void ark_attention_boxed_pages(ArkCtx& c, const ArkTask& t, float scale, Q query,
-                                          K keys, N pages, P position, O output, F fresh) {
+ARK_DEVICE void ark_attention_boxed_pages(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,
+                                          N pages, P position, O output, F fresh) {
   constexpr int ROOM = PAGE * MOST;
   const ark_u32 split = static_cast<ark_u32>(t.coord[2]);
   const ArkGrown rows = ark_grown(static_cast<ark_u32>(position.p[0]), ROOM, split, SPLITS);

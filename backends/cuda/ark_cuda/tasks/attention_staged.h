@@ -221,4 +221,3 @@ ARK_DEVICE void ark_staged_join(ArkCtx& c, const ArkTask& t, const S& s, O outpu
     }
   }
 }
-

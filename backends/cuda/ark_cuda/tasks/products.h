@@ -109,8 +109,7 @@ ARK_DEVICE void ark_matrix_prefetch(ark_u64, int, int, Batch) {}
 // the right operand of a stage. Other arguments as for ark_matrix_load_stages.
 template <class P, class Begin, class End, class Ahead>
 ARK_DEVICE void ark_matrix_prefetch_stages(const ArkTask& t, ArkMatrixLoad& load,
-                                           const Begin& begin, const End& end,
-                                           const Ahead& ahead) {
+                                           const Begin& begin, const End& end, const Ahead& ahead) {
   constexpr ark_u32 NS = ARK_STAGE_NS * (P::BYTES - P::A_BYTES) / ARK_STAGE_BYTES;
   ark_each_tile<typename P::deal, false>(t, [&](int, int i1, int, int n0) {
     const int last = end(i1);

@@ -10,20 +10,17 @@ operand are loaded as zeros; those outside of the result are not written. Called
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from importlib import resources
 
 from ark.backend.codegen.body import BoxMap
 from ark.machine import Machine
 from ark.machine.capability import Capability
-from ark.machine.variant import COMPUTE, LOAD, MOVE
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import matmul_vectors as vectors
 from ark.tasks import text
 from ark.tasks.matmul_form import by_halves, deal, dims, k_range, part_of_k, rotates
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
-from ark_cuda.tasks import attention_boxed, code_products, halves, pairs, product_store, windows
+from ark_cuda.tasks import code_products, halves, pairs, product_store, windows
 from ark_cuda.tasks.inline import header
 from ark_cuda.tasks.pairs import MIN_TILE_COLUMNS, tile_columns
 from ark_cuda.tasks.stages import ROOM, SLABS
@@ -34,8 +31,6 @@ BOX_COLUMNS = 64  # of a box across k
 _BOTH = (MIN_TILE_COLUMNS, 64, 96, 128, 160, 192, 224, 256)
 WIDTHS = {64: _BOTH, 128: (*_BOTH, 144)}  # by height
 STAGE_K_BYTES = 128  # bytes along k in a stage, per row
-MOST_STAGES = 16
-PREFETCHED = 16  # the most stages of weights that are prefetched to L2
 SLAB_COLUMNS = 64  # columns that pass through a slab at a time
 # For small tiles: lines along k in a stage, and how many such stages must at least fit.
 DEEPER = ((4, 6), (2, 4))
@@ -69,7 +64,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
         and _typed(sig)
         and stored
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
-        and tile_columns(sig) in WIDTHS[_height(sig)]
+        and tile_columns(sig) in WIDTHS[height(sig)]
         and (columns % BOX_COLUMNS == 0 or params.transpose_b)
         and (columns % BOX_COLUMNS == 0 or columns == MIN_TILE_COLUMNS or not paired)
         and _mappable(sig, 0)
@@ -116,44 +111,12 @@ def _stored(dtype: str) -> tuple[str, ...]:
     return ("int32",) if dtype == "int8" else (dtype, "fp32")
 
 
-def loader(signatures: Sequence[Signature], machine: Machine) -> str:
-    """C++ source of the variant `matrix` for a plan: the ring's sizes, which suffice for all of its
-    products, and the loops of the loading thread and the moving warps.
-    """
-    stage = max((_stage(s) for s in signatures if _matmul_here(s, machine)), default=ROOM // 4)
-    if any(s.kind == "attention_tiles" for s in signatures):
-        stage = ROOM // 4  # four stages fit beside the queries of attention
-    boxed = [attention_boxed.stage(s, machine) for s in signatures]
-    stage = max(stage, *boxed, 0)
-    stages = min(MOST_STAGES, ROOM // stage)
-    halved = (_matmul_here(s, machine) and _height(s) == HEIGHTS[0] for s in signatures)
-    if any(boxed) or any(halved):
-        stages -= stages % 2  # each warpgroup uses half of the slots
-    # A kernel that also reads prompts has tall tiles, whose operands need L2 themselves.
-    heights = {_height(s) for s in signatures if _matmul_here(s, machine)}
-    ahead = heights == {HEIGHTS[0]} and not machine.variant.role(MOVE)
-    files = resources.files("ark_cuda")
-    tensor = (
-        files.joinpath("tensor_memory.h").read_text() if machine.has(Capability.TCGEN05) else ""
-    )
-    return (
-        f"{files.joinpath('barriers.h').read_text()}{tensor}"
-        f"{files.joinpath('growth.h').read_text()}"
-        f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
-        f"constexpr ark_u32 ARK_MATRIX_STAGE = {stage}u;\n"
-        f"constexpr ark_u32 ARK_MATRIX_SLABS = {SLABS}u;\n"
-        f"constexpr ark_u32 ARK_MATRIX_AHEAD = {PREFETCHED if ahead else 0}u;\n"
-        f"constexpr int ARK_LOAD_REGISTERS = {machine.variant.registers(LOAD)};\n"
-        f"constexpr int ARK_COMPUTE_REGISTERS = {machine.variant.registers(COMPUTE)};\n"
-        f"{files.joinpath('matrix.h').read_text()}{files.joinpath('matrix_store.h').read_text()}"
-    ) + (files.joinpath("movers.h").read_text() if machine.variant.role(MOVE) else "")
-
-
-def _matmul_here(sig: Signature, machine: Machine) -> bool:
+def multiplies(sig: Signature, machine: Machine) -> bool:
+    """True for a product that this body computes."""
     return sig.kind == "matmul" and serves(sig, machine)
 
 
-def _height(sig: Signature) -> int:
+def height(sig: Signature) -> int:
     """The number of rows that a tile's matrix instructions compute, which may be more than the
     tile's rows.
     """
@@ -162,11 +125,11 @@ def _height(sig: Signature) -> int:
 
 def _high(sig: Signature) -> int:
     """The rows of a that a stage holds: the tile's rows, or all rows of a if they are fewer."""
-    rows = _height(sig)
+    rows = height(sig)
     return rows if sig.read(MatmulParams).transpose_a else min(rows, -(-dims(sig)[0] // 8) * 8)
 
 
-def _stage(sig: Signature) -> int:
+def stage_bytes(sig: Signature) -> int:
     """Bytes of a stage (a slot of the ring in shared memory) for this product."""
     dtype = code_products.type_of(sig)
     if dtype is not None:
@@ -202,7 +165,7 @@ def _lines(sig: Signature) -> int:
 
 def _wide(sig: Signature) -> int:
     """Columns of a tile that one warpgroup stores."""
-    return tile_columns(sig) // (1 if _height(sig) == 128 else 2)
+    return tile_columns(sig) // (1 if height(sig) == 128 else 2)
 
 
 def _windows(sig: Signature, index: int) -> WindowParams | None:
@@ -295,7 +258,7 @@ def _product(sig: Signature) -> str:
     """The C++ type that describes a product, for the loading thread and the computing warps."""
     params = sig.read(MatmulParams)
     across = (params.transpose_a, not params.transpose_b)
-    numbers = (_height(sig), tile_columns(sig), _high(sig))
+    numbers = (height(sig), tile_columns(sig), _high(sig))
     flags = (*(str(flag).lower() for flag in (*across, _overlaps(sig))), str(_lines(sig)))
     types = (o.ctype for o in sig.operands[:2])
     listed = ", ".join((deal(sig), *types, *map(str, numbers), *flags))
