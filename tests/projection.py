@@ -34,7 +34,8 @@ class Projection:
     """The shape of a projection of rows of k elements to heads + 2 kv_heads of `width` columns.
     Caches have `context` rows. each: True if each row belongs to a sequence of its own, with its
     own position and its own heads of the caches; the new keys and values are then also copied to
-    `newest`.
+    `newest`. page: positions of a page, if such caches are in pages; a pool has one page more than
+    the sequences need, and their pages follow each other in descending order.
     """
 
     rows: int
@@ -45,6 +46,20 @@ class Projection:
     context: int
     dtype: DataType = bf16
     each: bool = False
+    page: int = 0
+
+    @property
+    def cache(self) -> tuple[int, ...]:
+        """The shape of each cache."""
+        if self.page:
+            return (self.table.size + 1, self.kv_heads, self.page, self.width)
+        return (self.sequences * self.kv_heads, self.context, self.width)
+
+    @property
+    def table(self) -> np.ndarray:
+        """The numbers of each sequence's pages."""
+        most = self.context // self.page
+        return np.arange(self.rows * most, 0, -1, np.int32).reshape(self.rows, most)
 
     @property
     def sequences(self) -> int:
@@ -59,7 +74,6 @@ class Projection:
         `values`.
         """
         graph = Graph()
-        cache = (self.sequences * self.kv_heads, self.context, self.width)
 
         def state(name: str, shape: tuple[int, ...], dtype: DataType = self.dtype) -> Any:
             return graph.tensor(shape, dtype, arena="state", name=name)
@@ -69,7 +83,9 @@ class Projection:
             state("position", (self.sequences,), int32),
             state("frequencies", (self.width // 2,), fp32),
         )
-        caches = [state(name, cache) for name in ("keys", "values")]
+        caches = [state(name, self.cache) for name in ("keys", "values")]
+        if self.page:
+            caches.append(state("pages", self.table.shape, int32))
         outputs = [state("queries", (self.rows, self.heads * self.width))]
         if self.each:
             outputs.append(state("newest", (self.rows, 2 * self.kv_heads * self.width), fp32))
@@ -86,13 +102,14 @@ class Projection:
         """Random contents by name of all tensors that are read or appended to, except the
         position.
         """
-        cache = (self.sequences * self.kv_heads, self.context, self.width)
         shapes = {"x": (self.rows, self.k), "w": (self.columns, self.k)}
-        shapes |= {"keys": cache, "values": cache}
+        shapes |= {"keys": self.cache, "values": self.cache}
         actual = {
             name: rng.standard_normal(shape).astype(self.dtype.numpy)
             for name, shape in shapes.items()
         }
+        if self.page:
+            actual["pages"] = self.table
         actual["frequencies"] = 10.0 ** -rng.uniform(0, 3, self.width // 2).astype(np.float32)
         return actual
 
@@ -117,10 +134,12 @@ class Projection:
             for i, name in enumerate(("keys", "values")):
                 first = self.heads + i * self.kv_heads
                 cache = given[name].astype(np.float64)
-                sequences = cache.reshape(self.rows, self.kv_heads, self.context, self.width)
                 for row in np.flatnonzero(places < self.context):
-                    new = product[row, first : first + self.kv_heads]
-                    sequences[row, :, places[row]] = new
+                    new, place = product[row, first : first + self.kv_heads], places[row]
+                    if self.page:
+                        cache[self.table[row, place // self.page], :, place % self.page] = new
+                    else:
+                        cache[row * self.kv_heads : (row + 1) * self.kv_heads, place] = new
                 actual[name] = cache
             # Rows outside of the caches are dropped.
             actual["newest"][places >= self.context] = 0.0

@@ -12,8 +12,8 @@ half as many columns, silu(gate) * value. This needs a single matrix and exclude
 
 heads, kv_heads, head_dim: the product's columns are queries, keys and values, which are rotated and
 stored as by rope_kv (ark.tasks.rotary). The output is then the queries; position, frequencies and
-the two caches follow it, to which the tile's rows are appended, and `fresh` if it is given. Rows of
-several sequences need one tile of all rows.
+the two caches follow it, to which the tile's rows are appended, and the page table and `fresh` if
+they are given. Rows of several sequences need one tile of all rows.
 
 rotary: the product's columns are heads of this width. The sums, or the values of expr, are rotated:
 pair i of a head consists of its elements i and i + width / 2. The last two operands are the cosines
@@ -64,7 +64,7 @@ from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import staged, write
 from ark.tasks.matmul_thin import passes, rounds_of_sums, scratch, served
 from ark.tasks.matmul_windows import side_shape
-from ark.tasks.rotary import rotary_accesses, rotary_check, sequences_of
+from ark.tasks.rotary import page_texts, rotary_accesses, rotary_check, sequences_of
 from ark.tasks.row_values import check_rows
 
 
@@ -83,7 +83,7 @@ class Matmul(TaskKind):
                 tree is None and not params.gated,
                 "a matmul with rotary embedding cannot have an epilogue expression or a gate",
             )
-            count(sig, 7, 8)
+            count(sig, 7, 8, 9)
         elif tree is None:
             count(sig, 3 + 2 * by_halves(sig))
         else:
@@ -229,6 +229,9 @@ class Matmul(TaskKind):
             "convolution.h",
         )
         return tuple(text.header(name) for name in ("rotary.h", "gates.h", "tiles.h", *products))
+
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        return page_texts(sig, POSITION_OPERAND) if rotates(sig) else ()
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         if row_type(sig.operands[1]) is not None:

@@ -97,12 +97,14 @@ def test_a_projection_rotates_and_appends_its_rows(position: int) -> None:
     assert _projected(projection, position)["tile"][0] < projection.rows
 
 
+@pytest.mark.parametrize("page", [0, 10])
 @pytest.mark.parametrize("position", [0, 20])
-def test_a_projection_appends_a_row_to_each_sequence(position: int) -> None:
+def test_a_projection_appends_a_row_to_each_sequence(position: int, page: int) -> None:
     """A tile has a row of each of 12 sequences, whose positions differ; from position 20 on, the
     last ones are outside of the caches.
     """
-    projection = Projection(rows=12, k=72, heads=4, kv_heads=2, width=64, context=50, each=True)
+    sizes = {"rows": 12, "k": 72, "heads": 4, "kv_heads": 2, "width": 64, "context": 50}
+    projection = Projection(**sizes, each=True, page=page)
     assert _projected(projection, position)["tile"][0] == projection.rows
 
 

@@ -38,6 +38,7 @@ PROJECTIONS = [
     pytest.param(Projection(300, 1024, 6, 2, 128, 400), (128, 256), marks=slow),
     (Projection(300, 1024, 6, 2, 128, 400), (64, 64)),
     (Projection(48, 512, 8, 2, 64, 200, each=True), None),
+    pytest.param(Projection(16, 256, 4, 2, 64, 200, each=True, page=40), None, marks=slow),
 ]
 
 

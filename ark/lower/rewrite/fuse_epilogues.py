@@ -229,8 +229,8 @@ def _rotates(product: Node, node: Node, matrix: bool) -> bool:
     return (
         product.placement == node.placement
         and not node.hints
-        and (one or each)
-        and len(node.inputs) == 5  # no page table: each row of a tile would have to be looked up
+        # A page table may follow the caches if each thread looks up the pages of its own row.
+        and (one and len(node.inputs) == 5 or each)
         and len(product.inputs[0].shape) == len(product.inputs[1].shape) == 2
         and all(t.dtype in (bf16, fp16) for t in caches)
         and all(t.dtype == query.dtype or (query.dtype == fp32 and not matrix) for t in caches)

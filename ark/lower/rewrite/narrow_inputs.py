@@ -33,6 +33,7 @@ ROUNDS = {
     *GATED_PAIRS.values(),
 }
 """Ops whose first result may have another type than their inputs, so that they can round it."""
+ROUNDED = ("matmul", "attention", "paged_attention")  # ops whose first input may be rounded
 
 
 def narrow_inputs(graph: Graph, context: Context) -> Graph:
@@ -86,7 +87,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
         old, kinds = tensors[key], {wants(n) for n in readers}
         place = places[makers[key].id] if key in makers else None
         maker = narrowed.nodes[place] if place is not None else None
-        rounds = maker is not None and _rounds(maker) and alone(old, readers, kinds)
+        rounds = maker is not None and _rounds(maker, matrix) and alone(old, readers, kinds)
         for reader in readers if matrix or units or rounds else ():
             dtype = wants(reader)
             assert dtype is not None
@@ -118,11 +119,13 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
     return narrowed
 
 
-def _rounds(maker: Node) -> bool:
-    """True if the node can round its first result to another type."""
+def _rounds(maker: Node, matrix: bool) -> bool:
+    """True if the node can round its first result to another type. matrix: True in the variant
+    `matrix`, where attention over pages rounds, too.
+    """
     if maker.type == "linear":
         return EPILOGUES[maker.read(LinearAttributes).epilogue].gated
-    return maker.type in ROUNDS
+    return maker.type in ROUNDS or (matrix and maker.type == "paged_attention")
 
 
 def _many(node: Node, machine: Machine) -> bool:
@@ -156,7 +159,7 @@ def _dtype(node: Node) -> DataType | None:
     """The type to which the node's first input, an fp32 tensor, is rounded; None if the input is
     not rounded.
     """
-    if node.type not in ("matmul", "attention") or node.inputs[0].dtype != fp32:
+    if node.type not in ROUNDED or node.inputs[0].dtype != fp32:
         return None
     other = value_type(node.inputs[1].dtype)
     return other if other in (bf16, fp16) else None

@@ -329,7 +329,7 @@ def writes(node: Node) -> list[int]:
     if node.type == "rope_kv":
         caches = node.inputs[3:5]
     elif node.type == "matmul" and node.read(MatmulAttributes).rope_kv is not None:
-        caches = node.inputs[-2:]
+        caches = node.inputs[4:6]
     return [t.buffer.id for t in (*node.outputs, *caches)]
 
 
