@@ -19,7 +19,7 @@ from ark.lower.rewrite.context import Context
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
-from ark.models.build import Shape, build
+from ark.models.build import Pages, Shape, build
 from ark.models.config import builtin_config
 from ark.models.plans import make_plans
 from ark.plan import kind as kinds
@@ -150,6 +150,21 @@ def test_many_sequences_decode_on_warpgroups(sequences: int, variant: str) -> No
     graph = build(Shape(few, by_name("bf16"), 64, 0, batch=sequences)).graph
     (machine,) = choose(graph, Context(registry.machine("h200"), {}))
     assert machine.variant.name == variant
+
+
+@pytest.mark.parametrize("size", [0, 16])
+def test_a_batch_on_warpgroups_has_no_ops_between_products_and_attention(size: int) -> None:
+    """Queries and keys are rotated and appended where their product ends, and attention streams the
+    cache and rounds its result, whether the cache is contiguous or in pages.
+    """
+    few = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
+    pages = Pages(4 * 16 + 1, size, (16,)) if size else None
+    shape = Shape(few, by_name("bf16"), 64, 0, batch=16, pages=pages)
+    (planned,) = make_plans(shape, registry.machine("h200"))
+    taken = {op.kind for op in planned.ops}
+    assert not taken & {"rope_kv", "paged_append", "elementwise", "attention_merge"}
+    attention = [op for op in planned.ops if op.kind in ("attention", "paged_attention")]
+    assert len(attention) == 16 and all(op.params["streamed"] == 64 for op in attention)
 
 
 def test_the_reason_for_warpgroups_gives_the_time_of_the_first_variant(
