@@ -88,10 +88,12 @@ ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S setting
   ArkSampler sampler = ark_sampler(settings, position, ark_token_of<VOCABULARY, SHARED>(t, lo));
   // Several logits are loaded at a time, because a thread has many of them if there are few tiles.
   constexpr int B = 8;
-  // Where whole packs make up the tile, as many packs are loaded at a time.
+  // The largest logit is found among packs, if whole packs make up the tile. Noise is not added
+  // there: its code for so many logits at a time would take longer to load than to run.
   constexpr int PACK = 16 / static_cast<int>(sizeof(*logits.p));
   constexpr bool PACKED = ARK_THREADS > 1 && VOCABULARY % (PACK * TILES) == 0;
-  const bool packed = PACKED && reinterpret_cast<ark_u64>(logits.p) % 16u == 0u;
+  const bool packed =
+      PACKED && sampler.temperature <= 0.0f && reinterpret_cast<ark_u64>(logits.p) % 16u == 0u;
   for (int first = lo + PACK * ark_tid(); packed && first < hi; first += B * PACK * ARK_THREADS) {
     decltype(ark_held<PACK>(logits.p)) held[B];
 #pragma unroll
@@ -101,13 +103,12 @@ ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S setting
     }
 #pragma unroll
     for (int b = 0; b < B; ++b) {
-      const int i = first + b * PACK * ARK_THREADS;
+      const int i = first + b * PACK * ARK_THREADS, at = i < hi ? i : first;
       const auto pack = ark_unpacked(held[b]);
 #pragma unroll
       for (int j = 0; j < PACK; ++j) {
-        if (i < hi) {
-          ark_sample(sampler, ark_get(pack.v, j), ark_token_of<VOCABULARY, SHARED>(t, i + j));
-        }
+        const ark_u32 id = static_cast<ark_u32>(ark_token_of<VOCABULARY, SHARED>(t, at + j));
+        ark_take(sampler, ark_get(pack.v, j), id);
       }
     }
   }

@@ -29,8 +29,7 @@ RING = r"""
 #define ARK_POINTER(T, address) reinterpret_cast<T*>(address)
 #define ARK_PARAMS(c) (&parameters)
 typedef uint64_t ark_u64;
-constexpr int ARK_MATRIX_GROUPS = 2;
-constexpr ark_u32 ARK_MATRIX_STAGES = 8u, ARK_MATRIX_STAGE = 16384u;
+constexpr ark_u32 ARK_MATRIX_STAGES = 8u, ARK_MATRIX_STAGE = 16384u, ARK_MATRIX_SLABS = 16384u;
 constexpr ark_u64 ARK_BOX_LEAVES = 0u;
 constexpr int ARK_STREAM_PAGES = 1;
 struct ArkGrowth {
@@ -77,8 +76,8 @@ static void ark_matrix_release_warp(ark_u32 empty) { ++released[empty / 8u - 8u]
 """
 
 CALLS = r"""
-using Shared = ArkBoxedAttention<4, 64, 16>;
-static void warp_of(Shared& s, int begin, int end, int newest) {
+template <int ROWS>
+static void warp_of(ArkBoxedAttention<4, 64, ROWS>& s, int begin, int end, int newest) {
   ArkCtx c;
   uint4 a[2][2];
   ark_query_tiles<4, 64, Half>(s.query, a);
@@ -102,9 +101,10 @@ extern "C" int load(char* slots, ark_u32 slot, const ArkGrowth* growth, ark_u32*
   for (int i = 0; i < 8; ++i) bytes[i] = expected[i], bytes[8 + i] = copied[i];
   return loading.issued;
 }
-extern "C" void attend(char* slots, ark_u32 slot, int begin, int end, int newest,
-                       const float* query, const float* current, ark_u32* left, float* own) {
-  static Shared s;
+template <int ROWS>
+static void attend(char* slots, ark_u32 slot, int begin, int end, int newest, const float* query,
+                   const float* current, ark_u32* left, float* own) {
+  static ArkBoxedAttention<4, 64, ROWS> s;
   clear(slots, slot);
   for (int i = 0; i < 256; ++i) s.query[i] = query[i];
   for (int i = 0; i < 128; ++i) s.current[i] = current[i];
@@ -124,6 +124,13 @@ extern "C" void attend(char* slots, ark_u32 slot, int begin, int end, int newest
   for (int w = 0; w < 4; ++w) {
     for (int i = 0; i < 264; ++i) own[w * 264 + i] = s.own[w][i];
   }
+}
+extern "C" void attend_all(char* slots, ark_u32 slot, int begin, int end, int newest, int sharers,
+                           const float* query, const float* current, ark_u32* left, float* own) {
+  static_assert(ark_boxed_rows<4, 64, 64>() == 64, "a warp has a slot of its own");
+  (sharers == 1   ? attend<64>
+   : sharers == 2 ? attend<32>
+                  : attend<16>)(slots, slot, begin, end, newest, query, current, left, own);
 }
 """
 
@@ -161,16 +168,17 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
+@pytest.mark.parametrize("sharers", [1, 2, 4])
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize(
     ("length", "part", "parts", "first"),
     [(249, 0, 1, 0), (249, 0, 1, 6), (64, 0, 1, 7), (255, 1, 2, 3), (300, 0, 2, 1), (0, 0, 1, 2)],
 )
 def test_loaded_stages_give_numpys_attention(
-    device: ctypes.CDLL, length: int, part: int, parts: int, first: int, paged: bool
+    device: ctypes.CDLL, length: int, part: int, parts: int, first: int, paged: bool, sharers: int
 ) -> None:
     """length: the number of positions before this iteration. part: the task's part of the
-    positions. first: the slot of its first stage.
+    positions. first: the slot of its first stage. sharers: the warps that share a stage.
     """
     rng = np.random.default_rng(length + part)
     room = 12 * PAGE  # positions of the cache
@@ -200,7 +208,7 @@ def test_loaded_stages_give_numpys_attention(
     current = rng.standard_normal((2, WIDTH)).astype(np.float32)
     left, own = np.zeros(18, np.uint32), np.zeros((4, OWN), np.float32)
     outputs = (pointer(query), pointer(current), pointer(left), pointer(own))
-    device.attend(pointer(ring), first, begin, end, newest, *outputs)
+    device.attend_all(pointer(ring), first, begin, end, newest, sharers, *outputs)
     used = [(first + i) % SLOTS for i in range(stages)]
     assert [left[slot] for slot in used] == [8] * stages  # one arrival for each warp
     assert left[:SLOTS].sum() == 8 * stages

@@ -509,14 +509,15 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
 // While the ring is full and the loading thread waits for a task to begin, memory would be idle. So
 // a thread of the next warp, the prefetching thread, walks the same list and prefetches weights of
 // products of few rows to L2: at most ARK_MATRIX_AHEAD stages ahead, one in the time in which
-// memory delivers a stage to each processor, and only while no stage is loaded.
+// memory delivers ARK_MATRIX_PACE stages to each processor, and only while no stage is loaded. At a
+// higher rate, the few loads of tasks such as norms would wait behind the prefetches.
 
 // Prefetching thread: waits until the next stage should be prefetched or has been loaded; `wanted`
 // tells which. nanoseconds: the time in which memory delivers it. Returns false if the computing
 // warps have left.
 ARK_DEVICE bool ark_matrix_due(ArkMatrixLoad& load, ark_u32 nanoseconds, bool& wanted) {
   ++load.walked;
-  const ark_u32 clocks = nanoseconds * 7u / 4u;  // at 1.75 GHz
+  const ark_u32 clocks = ARK_MATRIX_PACE * nanoseconds * 7u / 4u;  // at 1.75 GHz
   for (;;) {
     const ark_u32 loaded = ark_shared_word(&ark_matrix.loaded), now = ark_clock();
     const ark_u32 ahead = load.walked - (loaded >> 8) & 0xffffffu;  // of the loading thread

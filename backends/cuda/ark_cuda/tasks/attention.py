@@ -24,6 +24,7 @@ from ark.tasks.attention import (
 )
 from ark.tasks.paged import PAGED_FRESH
 from ark_cuda.tasks import attention_boxed, inline
+from ark_cuda.tasks.stages import SCRATCH
 
 STAGED = ("mma.h", "attention_staged.h", "attention_stream.h")  # headers
 BOXED = ("mma.h", "attention_staged.h", "attention_boxed.h")
@@ -138,7 +139,7 @@ class _Boxed(_Cached):
         return (*super().headers(machine), *map(inline.header, BOXED))
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return attention_boxed.scratch(sig)
+        return SCRATCH
 
     def load(self, name: str, sig: Signature, machine: Machine) -> str | None:
         return (

@@ -1,9 +1,8 @@
 // Attention of one row in the variant `matrix`: the loading thread copies keys and values of older
-// positions through the ring while earlier tasks still run. The stages in even slots of the ring
-// belong to one warpgroup and those in odd slots to the other one, as in products of 64 rows, and
-// the four warps of a group share a stage. So a warp never waits for a slot of which it has skipped
-// a stage. ark/tasks/attention.py describes the task and its accesses, attention_staged.h the
-// steps.
+// positions through the ring while earlier tasks still run. Each slot of the ring belongs to one
+// warp, or to several that share its stages. So a warp never waits for a slot of which it has
+// skipped a stage. ark/tasks/attention.py describes the task and its accesses, attention_staged.h
+// the steps.
 
 // Run by the loading thread: copies the rows that one stage has of each of the two operands, from
 // row `first` on. The stage has `count` rows that were written before the iteration.
@@ -56,15 +55,33 @@ ARK_DEVICE void ark_matrix_load_grown(ArkCtx& c, const ArkTask& t, ArkMatrixLoad
   }
 }
 
-// Shared memory of a task, in front of the stages. powers: for each warp, the exponentials of ROWS
-// positions. own: partial results of warps; a pair of warps, one of each group, has one.
+// Shared memory of a task, in front of the stages. powers: for each warp, the exponentials of the
+// ROWS positions of a stage that it processes. own: partial results; two warps share one.
 template <int G, int D, int ROWS>
 struct ArkBoxedAttention {
   float query[G * D];
   float current[2 * D];  // this iteration's key and value
   float powers[ARK_WARPS][ROWS * G];
-  float own[ARK_WARPS / ARK_MATRIX_GROUPS][(G * (D + 2) + 3) / 4 * 4];
+  float own[ARK_WARPS / 2][(G * (D + 2) + 3) / 4 * 4];
 };
+// True if a slot of the ring can belong to each `owners`-th of the warps: shared memory suffices,
+// and a warp's positions of a stage are whole products of matrix units.
+template <int G, int D, int STEP, int OWNERS>
+ARK_DEVICE constexpr bool ark_boxed_fits() {
+  constexpr int ROWS = STEP * OWNERS / ARK_WARPS;
+  return ARK_MATRIX_STAGES % OWNERS == 0u && ROWS % 8 == 0 &&
+         sizeof(ArkBoxedAttention<G, D, ROWS>) <= ARK_MATRIX_SLABS;
+}
+// The number of positions of a stage that one warp processes. Fewer warps share a stage where that
+// is possible, because each stage costs a warp a wait, an update of its maximum and a release.
+template <int G, int D, int STEP>
+ARK_DEVICE constexpr int ark_boxed_rows() {
+  constexpr int OWNERS = ark_boxed_fits<G, D, STEP, 8>()   ? 8
+                         : ark_boxed_fits<G, D, STEP, 4>() ? 4
+                                                           : 2;
+  static_assert(ark_boxed_fits<G, D, STEP, OWNERS>(), "attention_boxed.py lets it fit");
+  return STEP * OWNERS / ARK_WARPS;
+}
 
 // Adds a warp's partial result to that of another warp, which has stored it to `part` by
 // ark_stage_part.
@@ -96,17 +113,17 @@ ARK_DEVICE void ark_stage_add(ArkStagedSoftmax<G>& r, float* part) {
 }
 
 // Copies the query heads of a key/value head, scaled, and this iteration's key and value to shared
-// memory.
+// memory. The latter are loaded whether or not the task has them, since the position arrives later.
 template <int G, int KV_HEADS, int D, int ROWS, class Q, class F>
 ARK_DEVICE void ark_boxed_inputs(ArkCtx& c, ArkBoxedAttention<G, D, ROWS>& s, int row, int head,
-                                 bool newest, float scale, Q query, F fresh) {
+                                 float scale, Q query, F fresh) {
   for (int first = 32 * ark_warp(); first < G * D; first += ARK_THREADS) {
     const int i = first + ark_lane();
     const ark_i64 at = ark_at(query, 0, 0, row, head * (G * D) + i);
     const float value = ark_load_by_warp(c, query.p, at, i < G * D, Q::system);
     if (i < G * D) s.query[i] = value * scale;
   }
-  for (int first = 32 * ark_warp(); newest && first < 2 * D; first += ARK_THREADS) {
+  for (int first = 32 * ark_warp(); first < 2 * D; first += ARK_THREADS) {
     const int i = first + ark_lane();
     const int column = i < D ? head * D + i : (KV_HEADS + head - 1) * D + i;
     const ark_i64 at = ark_at(fresh, 0, 0, 0, column);
@@ -119,14 +136,14 @@ ARK_DEVICE void ark_boxed_inputs(ArkCtx& c, ArkBoxedAttention<G, D, ROWS>& s, in
 template <int G, int D, int STEP, typename T, int ROWS>
 ARK_DEVICE void ark_boxed_share(ArkCtx& c, ArkBoxedAttention<G, D, ROWS>& s, int begin, int end,
                                 int newest, const uint4 (&a)[D / 32][2], ArkStagedSoftmax<G>& r) {
-  constexpr int SHARERS = ARK_WARPS / ARK_MATRIX_GROUPS;
-  const int group = ark_warp() / SHARERS, place = ark_warp() % SHARERS;
+  constexpr int SHARERS = STEP / ROWS, OWNERS = ARK_WARPS / SHARERS;
+  const int owner = ark_warp() / SHARERS, place = ark_warp() % SHARERS;
   const ark_u32 full = ark_shared_address(ark_matrix.full);
   const ark_u32 empty = ark_shared_address(ark_matrix.empty);
   ArkMatrixSlot slot = ark_matrix_place_of();
 #pragma unroll 1
   for (int first = begin; first < end; first += STEP, ark_matrix_next(slot)) {
-    if (static_cast<int>(slot.slot) % ARK_MATRIX_GROUPS != group) continue;
+    if (static_cast<int>(slot.slot) % OWNERS != owner) continue;
     const int at = first + place * ROWS, n = end - at < ROWS ? end - at : ROWS;
     // A warp without positions in the stage waits as well: if it released the stage earlier, that
     // could count as a release of the slot's previous stage.
@@ -146,7 +163,8 @@ ARK_DEVICE void ark_boxed_share(ArkCtx& c, ArkBoxedAttention<G, D, ROWS>& s, int
     }
     __syncwarp();
     if (ark_lane() == 0) {
-      for (int i = 0; i < ARK_MATRIX_GROUPS; ++i) ark_matrix_release_warp(empty + 8u * slot.slot);
+      // A stage is free when each computing warp has released it.
+      for (int i = 0; i < OWNERS; ++i) ark_matrix_release_warp(empty + 8u * slot.slot);
     }
   }
   ark_matrix_keep_place(slot);
@@ -159,30 +177,26 @@ template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int S
 ARK_DEVICE void ark_attention_boxed(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,
                                     O output, F fresh) {
   constexpr float LOG2E = 1.44269504f;
-  constexpr int SHARERS = ARK_WARPS / ARK_MATRIX_GROUPS, ROWS = STEP / SHARERS;
-  static_assert(ROWS % 8 == 0, "a product of matrix units has eight positions");
-  static_assert(ARK_MATRIX_STAGES % ARK_MATRIX_GROUPS == 0, "each warpgroup has slots of its own");
+  constexpr int ROWS = ark_boxed_rows<G, D, STEP>();
   static_assert(2 * STEP * D * sizeof(T) <= ARK_MATRIX_STAGE, "keys and values fit a slot");
-  static_assert(sizeof(ArkBoxedAttention<G, D, ROWS>) <= ARK_MATRIX_SLABS,
-                "in front of the stages");
   auto& s = *reinterpret_cast<ArkBoxedAttention<G, D, ROWS>*>(ARK_SCRATCH(c));
   const int head = t.coord[1];
   const ark_u32 split = static_cast<ark_u32>(t.coord[2]);
   const ArkGrown grown = ark_grown(static_cast<ark_u32>(position.p[0]), CONTEXT, split, SPLITS);
   const int begin = static_cast<int>(grown.begin), end = static_cast<int>(grown.end);
   const int newest = static_cast<int>(grown.newest);
-  ark_boxed_inputs<G, KV_HEADS, D, ROWS>(c, s, t.coord[0], head, newest < end, scale * LOG2E, query,
-                                         fresh);
+  ark_boxed_inputs<G, KV_HEADS, D, ROWS>(c, s, t.coord[0], head, scale * LOG2E, query, fresh);
   ark_sync();
   uint4 a[D / 32][2];
   ark_query_tiles<G, D, T>(s.query, a);
   ArkStagedSoftmax<G> r = {};
   r.top = -1e30f;
-  const int group = ark_warp() / SHARERS, place = ark_warp() % SHARERS;
   ark_boxed_share<G, D, STEP, T>(c, s, begin, end, newest, a, r);
-  if (group != 0) ark_stage_part<G, D>(r, s.own[place]);
+  constexpr int PARTS = ARK_WARPS / 2;
+  float* part = s.own[ark_warp() % PARTS];
+  if (ark_warp() >= PARTS) ark_stage_part<G, D>(r, part);
   ark_sync();
-  if (group == 0) ark_stage_add<G, D>(r, s.own[place]);
+  if (ark_warp() < PARTS) ark_stage_add<G, D>(r, part);
   ark_sync();
-  ark_staged_join<G, D, SPLITS>(c, t, s, output, SHARERS, ark_tid(), ARK_THREADS);
+  ark_staged_join<G, D, SPLITS>(c, t, s, output, PARTS, ark_tid(), ARK_THREADS);
 }

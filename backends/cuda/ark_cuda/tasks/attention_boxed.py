@@ -16,7 +16,7 @@ from ark_cuda.tasks.stages import SLABS
 
 KINDS = ("attention", "paged_attention")
 MAX_GROUP = 8  # the most query heads of a key/value head: matrix units take them at once
-SHARERS = 4  # the warps of a warpgroup, which share a stage
+MAX_SHARERS = 4  # the most warps that share a stage
 UNIT = 8  # the positions of a product of matrix units
 
 
@@ -29,20 +29,20 @@ def rows(sig: Signature, machine: Machine) -> int:
     p, cache = sig.read(AttentionParams), sig.operands[1]
     taken = (
         p.streamed > 0
-        and p.streamed % (SHARERS * UNIT) == 0
+        and p.streamed % (MAX_SHARERS * UNIT) == 0
         and p.heads // p.kv_heads <= MAX_GROUP
         and p.head_dim in (32, 64, 128)
         and cache.dtype in ("fp16", "bf16")
     )
-    return p.streamed if taken and scratch(sig) <= SLABS else 0
+    return p.streamed if taken and _nbytes(sig) <= SLABS else 0
 
 
-def scratch(sig: Signature) -> int:
-    """Bytes of ArkBoxedAttention."""
+def _nbytes(sig: Signature) -> int:
+    """Bytes of ArkBoxedAttention if as many warps as possible share a stage."""
     p = sig.read(AttentionParams)
     group, width = p.heads // p.kv_heads, p.head_dim
     part = -(-group * (width + 2) // 4) * 4
-    return 4 * ((group + 2) * width + 2 * p.streamed * group + SHARERS * part)
+    return 4 * ((group + 2) * width + 2 * p.streamed * group + MAX_SHARERS * part)
 
 
 def stage(sig: Signature, machine: Machine) -> int:

@@ -12,7 +12,8 @@ from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention_tiles import AttentionTilesParams, given, shape
-from ark_cuda.tasks import attention_units, products, wgmma
+from ark_cuda.tasks import attention_units, wgmma
+from ark_cuda.tasks.stages import SCRATCH
 
 TILE_ROWS = 128
 _LAYOUTS = {64: (128, 2), 128: (128, 2), 192: (64, 2), 256: (64, 1)}
@@ -99,7 +100,7 @@ class Warpgroups(attention_units.TileBody):
         )
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return products.SCRATCH
+        return SCRATCH
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         """The source of the function that the computing warps run."""

@@ -17,7 +17,8 @@ from ark_cuda.tasks import attention_boxed, products
 from ark_cuda.tasks.stages import ROOM, SLABS
 
 MOST_STAGES = 16
-PREFETCHED = 16  # the most stages of weights that are prefetched to L2
+PREFETCH_PERIOD_STAGES = 2  # stages that memory delivers between two prefetches
+MAX_PREFETCHED_STAGES = 16  # the most stages of weights that are prefetched to L2
 
 
 def loader(signatures: Sequence[Signature], machine: Machine) -> str:
@@ -52,7 +53,8 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
         f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_STAGE = {stage}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_SLABS = {SLABS}u;\n"
-        f"constexpr ark_u32 ARK_MATRIX_AHEAD = {PREFETCHED if ahead else 0}u;\n"
+        f"constexpr ark_u32 ARK_MATRIX_AHEAD = {MAX_PREFETCHED_STAGES if ahead else 0}u;\n"
+        f"constexpr ark_u32 ARK_MATRIX_PACE = {PREFETCH_PERIOD_STAGES}u;\n"
         f"constexpr int ARK_LOAD_REGISTERS = {machine.variant.registers(LOAD)};\n"
         f"constexpr int ARK_COMPUTE_REGISTERS = {machine.variant.registers(COMPUTE)};\n"
         f"{files.joinpath('matrix.h').read_text()}{files.joinpath('matrix_store.h').read_text()}"

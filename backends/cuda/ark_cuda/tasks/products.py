@@ -23,7 +23,7 @@ from ark.tasks.matmul_text import outputs
 from ark_cuda.tasks import code_products, halves, pairs, product_store, windows
 from ark_cuda.tasks.inline import header
 from ark_cuda.tasks.pairs import MIN_TILE_COLUMNS, tile_columns
-from ark_cuda.tasks.stages import ROOM, SLABS
+from ark_cuda.tasks.stages import ROOM
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
 HEIGHTS = (64, 128)
@@ -34,7 +34,6 @@ STAGE_K_BYTES = 128  # bytes along k in a stage, per row
 SLAB_COLUMNS = 64  # columns that pass through a slab at a time
 # For small tiles: lines along k in a stage, and how many such stages must at least fit.
 DEEPER = ((4, 6), (2, 4))
-SCRATCH = ROOM + SLABS + 1024  # and padding to a multiple of 1024
 
 
 def serves_machine(machine: Machine) -> bool:
