@@ -1,8 +1,7 @@
 """Decides from data types, sizes and memory layout which matrix products warpgroups compute. A
-warpgroup is a set of warps that issue one matrix instruction together (CUDA: `wgmma`). It reads
-operands that box copies have loaded: hardware copies of a rectangle of a matrix to shared memory
-(CUDA: TMA). Called before the kernel variant is chosen, and by the passes that arrange operands for
-box copies.
+warpgroup is a set of warps that issue one matrix instruction together (`wgmma`). Its operands are
+loaded by box copies: hardware copies of a rectangle of a matrix to shared memory (TMA). Called
+before the kernel variant is chosen, and by the passes that arrange operands for box copies.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class _Product(PartialParams, frozen=True):
 def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
     """Bytes per microsecond that one processor loads from the last-level cache while `active`
     processors load. The rate is higher for tiles of few rows or columns that are loaded by box
-    copies (CUDA: TMA), because a stage of the ring then holds several steps of the inner loop.
+    copies (TMA), because a stage of the ring then holds several steps of the inner loop.
     """
     costs = machine.costs
     usual = min(costs.processor_rate, costs.cache_rate / active)
@@ -233,7 +233,7 @@ def operations(sig: Signature, machine: Machine) -> float:
 
 def _convolved(sig: Signature, machine: Machine, boxes: BoxCosts) -> float:
     """Operations per microsecond of one processor in a convolution whose windows are not loaded by
-    box copies (CUDA: TMA im2col). Unless channels are the last dimension, a grouped convolution
+    box copies (TMA im2col). Unless channels are the last dimension, a grouped convolution
     with several outputs per group reads the image element by element, which is slower.
     """
     weight, source, out = sig.operands[:3]

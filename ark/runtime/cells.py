@@ -1,6 +1,6 @@
 """Finds the words of a plan's task table that must change when memory moves. The task table is the
 array of tasks that the kernel reads. It contains addresses in external buffers, which change if a
-caller passes other memory. It also contains addresses of box maps (CUDA: tensor maps for TMA),
+caller passes other memory. It also contains addresses of box maps (tensor maps for TMA),
 because each copy of the table has its own box maps. Called by ark.runtime.device_tables.
 """
 
@@ -53,7 +53,7 @@ def cells(plan: Plan, built: Tables) -> dict[int, np.ndarray | None]:
 
 
 def map_cells(plan: Plan, built: Tables, box_maps: Sequence[Sequence[BoxMap]]) -> np.ndarray:
-    """The indices of the 64-bit words in `tasks` that are addresses of box maps (CUDA: tensor maps
+    """The indices of the 64-bit words in `tasks` that are addresses of box maps (tensor maps
     for TMA).
     """
     first, size = _operand_words()

@@ -22,7 +22,7 @@ ARRAYS = ("tasks", "counter_ops", "fetches", "growths", "ranges")
 class DeviceTables:
     """The tables of a plan in device memory: arrays of tasks, counter operations and fetches that
     the kernel reads. host: the host's copy of the tables, as last written. arrays: the device
-    memory of each table. The box maps (CUDA: tensor maps for TMA) of the first task table and of
+    memory of each table. The box maps (tensor maps for TMA) of the first task table and of
     the operand stream have their own memory. Every further copy of the task table is followed by
     its own box maps, so that a launch that still uses this copy can also use its box maps.
     """
@@ -61,7 +61,7 @@ class DeviceTables:
         self.arrays = {name: self._upload(name) for name in ARRAYS}
 
     def build(self) -> tables.Tables:
-        """Writes the box maps (CUDA: tensor maps for TMA) to the device, and builds the tables for
+        """Writes the box maps (tensor maps for TMA) to the device, and builds the tables for
         the current addresses of buffers.
         """
         maps, memory = self._box_maps, self._maps
@@ -84,7 +84,7 @@ class DeviceTables:
         return built
 
     def _map_images(self) -> np.ndarray:
-        """All box maps (CUDA: tensor maps for TMA) in the hardware's format. The maps of memory
+        """All box maps (tensor maps for TMA) in the hardware's format. The maps of memory
         that has not moved are reused.
         """
         device, address = self._device, self._tensor_address

@@ -1,5 +1,4 @@
-"""Adds a plan's iterations to a graph of launches that the caller captures and replays (CUDA
-graph).
+"""Adds a plan's iterations to a graph of launches that the caller captures and replays.
 
 An executor's launches continue the counters of the previous launch. A replayed graph cannot do so,
 because it repeats the same values. So a captured graph has its own executor, and the graph clears

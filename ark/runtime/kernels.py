@@ -78,7 +78,7 @@ def opcodes(kernels: Sequence[Kernel]) -> list[int]:
 
 
 def box_maps(kernels: Sequence[Kernel]) -> list[tuple[BoxMap, ...]]:
-    """For each op, its box maps (CUDA: tensor maps for TMA)."""
+    """For each op, its box maps (tensor maps for TMA)."""
     maps_of: list[tuple[BoxMap, ...]] = [()] * len(kernels[0].program.emitted.opcode)
     for emitted in (k.program.emitted for k in kernels):
         for op, code in enumerate(emitted.opcode):
@@ -94,7 +94,7 @@ def map_images(
     tensor_address: Callable[[PlanTensor], int],
     known: dict[int, tuple[int, bytes]],
 ) -> np.ndarray:
-    """All box maps (CUDA: tensor maps for TMA) in the hardware's format, in the order of ops.
+    """All box maps (tensor maps for TMA) in the hardware's format, in the order of ops.
     known: a cache of the maps that exist already, by number, each with the address of its tensor
     and the hardware's format. New maps are added to it.
     """

@@ -25,7 +25,7 @@ from ark.tasks.custom_form import complaints
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled loop kernel. emitted: its source, with the box maps (CUDA: tensor maps for TMA)
+    """A compiled loop kernel. emitted: its source, with the box maps (tensor maps for TMA)
     and the numbers by which tasks select device functions. cached: True if the binary comes from
     the cache. name: the name of its cache entry.
     """

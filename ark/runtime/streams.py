@@ -1,6 +1,6 @@
-"""Runs many small launches of one kernel on streams of the caller (CUDA streams). Everything that
-does not change between launches is computed once, so that a launch takes little time on the host.
-Called by ark.interop.torch.
+"""Runs many small launches of one kernel on streams of the caller. Everything that does not change
+between launches is computed once, so that a launch takes little time on the host. Called by
+ark.interop.torch.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def build(
     own_count: Callable[[int], int] | None = None,
 ) -> Tables:
     """Builds the tables of a plan. opcode: for each op, the number of its device function in its
-    kernel. box_maps: for each op, its box maps (CUDA: tensor maps for TMA). buffer_address,
+    kernel. box_maps: for each op, its box maps (tensor maps for TMA). buffer_address,
     counter_address: functions from an id to a device address. own_count: a function from a peer's
     counter to the address of the word in which this rank counts its signals to that counter.
     map_address: a function from an op's id and the number of a box map to the map's address.
@@ -165,7 +165,7 @@ def _flow_words(plan: Plan, opcode: Sequence[int]) -> dict[int, int]:
 
 
 def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
-    """The ops whose operands may be loaded by box copies (CUDA: TMA) before their tasks begin,
+    """The ops whose operands may be loaded by box copies (TMA) before their tasks begin,
     because no task writes these operands during a launch. For each such op, the flag ALL (all
     operands) or RIGHT (only the right operand of a matmul).
     """
@@ -220,8 +220,8 @@ def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Like `_stages`, for a fetch whose stages are loaded by box copies (CUDA: TMA). address: the
-    device address of the box map (CUDA: tensor map).
+    """Like `_stages`, for a fetch whose stages are loaded by box copies (TMA). address: the
+    device address of the box map (tensor map).
     """
     row, lines = fetch.piece * fetch.parts, fetch.piece // BOX_ROW_BYTES
     first, part = np.divmod(

@@ -26,7 +26,7 @@ def row_type(operand: OperandType) -> RowType | None:
 def served(dtype: RowType) -> bool:
     """True if device functions for matrix units can multiply by a quantised matrix of this type.
     All codes that a lane multiplies at once must share a scale. An input row must be a multiple of
-    LINE_DEPTH elements, which a box copy (CUDA: TMA) loads at a time.
+    LINE_DEPTH elements, which a box copy (TMA) loads at a time.
     """
     return dtype.columns % LINE_DEPTH == 0 and (whole(dtype) or dtype.group % LANE_DEPTH == 0)
 
@@ -44,7 +44,7 @@ def codes_bytes(dtype: RowType) -> int:
 
 
 def scales_bytes(dtype: RowType) -> int:
-    """The size in bytes of the box (CUDA: TMA box) that loads the scales of a row for one stage,
+    """The size in bytes of the box (TMA box) that loads the scales of a row for one stage,
     and of the box that loads its zero points. 0 if the complete row has one scale and no zero
     point. In memory, boxes begin and end at multiples of BOX_BYTES from the row's start.
     """

@@ -1,5 +1,5 @@
 """Convolutions as matrix products (implicit GEMM). One operand is the matrix of an image's windows
-(the im2col matrix). It is not stored: box copies (CUDA: TMA im2col) load windows directly from the
+(the im2col matrix). It is not stored: box copies (TMA im2col) load windows directly from the
 image for the matrix units (capability "window_boxes"). Used by the task kind ark.tasks.matmul and
 by lowering.
 

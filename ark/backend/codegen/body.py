@@ -19,7 +19,7 @@ from ark.plan.kind import Signature
 @dataclass(frozen=True)
 class BoxMap:
     """A description of an operand for hardware that copies boxes, which are rectangular ranges of
-    indices (CUDA: the arguments of a TMA tensor map).
+    indices (the arguments of a TMA tensor map).
 
     operand: the operand's index in the op. dtype: the type of the elements. In shared memory, a box
     of type `byte` is stored row after row; a box of another type is stored in rows of 128 bytes

@@ -1,7 +1,7 @@
 """Predicts the time of an op on a rank: the time of its arithmetic or of its memory traffic,
 whichever is longer.
 
-On machines whose kernels load tiles by box copies (CUDA: TMA), the prediction is more detailed. A
+On machines whose kernels load tiles by box copies (TMA), the prediction is more detailed. A
 matmul with 16-bit weights takes the predicted time of its cut into tiles (ark.lower.cuts). Several
 matmuls of one input count as one, because lowering joins them. Elementwise ops on a matmul's result
 take no time. Every other op and matmul has a start and an end in which processors wait. Called by
@@ -29,7 +29,7 @@ JOINED = ("add", "mul", "sub", *GATED, "gelu", "silu", "relu", "sigmoid")
 @dataclass(frozen=True)
 class Rates:
     """The work that a rank does per microsecond. step_us: the fixed time of every collective.
-    tiled: the machine model with the kernel variant that loads tiles by box copies (CUDA: TMA), or
+    tiled: the machine model with the kernel variant that loads tiles by box copies (TMA), or
     None if it has no such variant.
     """
 
