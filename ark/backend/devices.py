@@ -250,7 +250,9 @@ class RepeatedLaunch(Launch, Protocol):
     """
 
     def __call__(self, stream: int) -> None:
-        """Launches with the present parameters, after the previous launch."""
+        """Launches the kernel once more on a stream, with the present contents of the parameters'
+        memory. The launch runs after the previous one.
+        """
         ...
 
 

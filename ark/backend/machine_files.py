@@ -53,5 +53,5 @@ def read(name: str) -> Machine:
 
 
 def write(machine: Machine) -> str:
-    """The text of a file for this machine model."""
+    """The contents of a machine file for this machine model, as JSON."""
     return json.dumps(machine_entry(machine), indent=2)

@@ -68,7 +68,9 @@ class Compiler(Protocol):
         ...
 
     def compile(self, source: Source, target: Target) -> Binary:
-        """Compiles; raises ark.errors.SystemError with the compiler's output on failure."""
+        """Compiles the source for the target. Raises ark.errors.SystemError with the compiler's
+        output on failure.
+        """
         ...
 
 
@@ -239,5 +241,7 @@ class SourceBackend(ExportBackend, Protocol):
     """
 
     def source_flags(self) -> tuple[str, ...]:
-        """Options of the C++ compiler besides -march."""
+        """The options with which an exported program's loop kernel must be compiled, besides
+        -march.
+        """
         ...

@@ -46,7 +46,9 @@ def get(name: str) -> Backend:
 
 
 def probe(name: str) -> Probe:
-    """The backend's probe; a broken package is reported as the reason, not as an exception."""
+    """The result of the backend's probe for devices. If the backend's package is broken, the result
+    has the reason; no exception is raised.
+    """
     try:
         return get(name).probe()
     except SystemError as error:
@@ -54,7 +56,9 @@ def probe(name: str) -> Probe:
 
 
 def unavailable(name: str, seen: Probe) -> SystemError:
-    """The error for a backend without devices."""
+    """The error to raise if a backend has no usable device. seen: the result of the backend's
+    probe.
+    """
     remedy = f"; to fix it: {seen.remedy}" if seen.remedy else ""
     return SystemError(
         f"the backend {name!r} has no usable device: {seen.reason or 'none was found'}{remedy}"

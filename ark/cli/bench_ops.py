@@ -58,8 +58,8 @@ def register(kinds: Subparsers) -> None:
 
 
 def chosen(names: list[str], cpu: bool) -> list[OpCase]:
-    """The named cases. Without names, all cases that suit the backend, except those of the
-    sweep.
+    """The bench cases with these names. Without names, all cases that suit the backend, except
+    those of the sweep (many shapes of common torch ops).
     """
     known = cases()
     if not names:
@@ -182,7 +182,9 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _inspecting(name: str | None, arch: str) -> InspectedBackend:
-    """The named backend. Without a name, the backend that compiles for the architecture."""
+    """The backend with this name. Without a name, the backend that compiles for the architecture
+    `arch`.
+    """
     broken = ""
     for known in [name] if name else registry.names():
         try:

@@ -130,8 +130,9 @@ def run(args: argparse.Namespace) -> int:
             f"{args.directory!r} is to be served here, and --url names a server; give one of them"
         )
     options = ["--backend", args.backend] if args.backend else []
-    # Benches that share a device take turns (Turn). The server is started before this bench's turn,
-    # because it only plans and compiles until then.
+    # Benches that share a device use it one after another (Turn). The server is started before this
+    # bench waits for its turn, because a server only plans and compiles until it gets the first
+    # request.
     with own_server(args.directory, options) as url, Turn(args.turn):
         return _measure(args, url)
 

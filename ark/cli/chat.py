@@ -78,7 +78,9 @@ def register(subparsers: Subparsers) -> None:
 
 @dataclass
 class Talk:
-    """A conversation with an engine. say: a function that prints text as it arrives."""
+    """A conversation of a user with a model that the engine runs. say: a function that prints text
+    as it arrives.
+    """
 
     engine: EngineLike
     tokenizer: Tokenizer

@@ -66,7 +66,9 @@ def _emit(
     folder: Path,
     stem: str,
 ) -> None:
-    """Writes the source of the kernel that runs these phases of the plan."""
+    """Writes files with the source of the kernel that runs the phases `phases` of the plan. stem:
+    the beginning of the files' names.
+    """
     made_for = machine_of(plan, phases[0])
     arch = args.arch or made_for.arch
     machine = dataclasses.replace(made_for, arch=arch)

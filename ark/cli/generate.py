@@ -354,7 +354,9 @@ def answer_batch(
 
 
 def _rate(after: int, seconds: float) -> str:
-    """The rate of the tokens after the first one, in words; empty if there are none."""
+    """The number and the rate of the tokens after the first one, in words; empty if there are
+    none.
+    """
     if after < 1:
         return ""
     return f"; {after} more in {seconds:.2f} s{_per_second(after, seconds)}"

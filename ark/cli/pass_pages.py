@@ -66,7 +66,7 @@ class Change:
 
     @property
     def types(self) -> str:
-        """How the number of ops of each type changed, in words."""
+        """The changes of the numbers of ops by type, as text."""
         counts = Counter(re.findall(r" = (\w+)\(", self.after))
         counts.subtract(Counter(re.findall(r" = (\w+)\(", self.before)))
         changed = (f"{kind} {number:+d}" for kind, number in sorted(counts.items()) if number)
@@ -80,7 +80,9 @@ class Change:
 
 @dataclass
 class PassPages:
-    """Observes the passes through ark.lower.observe, and writes their changes."""
+    """Records the graph before and after each pass, as an observer of ark.lower.observe, and writes
+    the output folder.
+    """
 
     changes: list[Change] = field(default_factory=list)
 
@@ -93,7 +95,7 @@ class PassPages:
             self.changes.append(Change(name, *texts, *totals))
 
     def write(self, folder: str, title: str) -> str:
-        """Writes the folder's files and returns the page's path."""
+        """Writes the text files and the HTML page to `folder`. Returns the page's path."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for number, change in enumerate(self.changes):
             if number == 0:

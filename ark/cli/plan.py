@@ -122,7 +122,9 @@ def make(args: argparse.Namespace, machine: Machine | None = None) -> list[Plan]
 
 
 def _watched(args: argparse.Namespace) -> list[Plan]:
-    """Creates the plans, and writes the folder of `--passes`."""
+    """Creates the plans and, if `--passes` is given, writes the folder with the graph after each
+    pass.
+    """
     if str(args.source).endswith(".json"):
         raise InvalidUsageError("--passes shows how a model is planned; a plan file has no passes")
     pages = PassPages()

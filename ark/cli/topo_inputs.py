@@ -34,7 +34,9 @@ def named_network(args: argparse.Namespace) -> Topology:
 
 
 def with_costs(args: argparse.Namespace, topology: Topology) -> Topology:
-    """Returns the topology with the costs from which times are predicted."""
+    """Returns the topology with a cost model (time of a put, speed of sums), from which times are
+    predicted.
+    """
     if args.costs is None:
         return replace(topology, costs=topology.costs or TYPICAL)
     return replace(topology, costs=TYPICAL if args.costs == "typical" else None)
@@ -95,7 +97,9 @@ def named_program(args: argparse.Namespace, topology: Topology) -> CollectivePro
 
 
 def named_counts(args: argparse.Namespace) -> Counts | None:
-    """Returns the counts in the named file."""
+    """Reads the file of `--counts`: for an all-to-all, the number of chunks from each rank (row) to
+    each rank (column). None without the option.
+    """
     if args.counts is None:
         return None
     return read_json(read_file(args.counts, "counts"), Counts, "the table of counts")

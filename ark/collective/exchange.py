@@ -67,7 +67,9 @@ class Exchange:
 
 
 def exchange(topology: Topology, counts: Counts | None = None) -> Exchange:
-    """Returns the paths and the bound. Raises UnsupportedError if the network is too large."""
+    """Computes the paths of an all-to-all and the lower bound on its time. Raises UnsupportedError
+    if the network is too large.
+    """
     net = network(topology)
     variables = net.ranks * len(net.tails)
     if variables > _MOST_VARIABLES:
@@ -227,7 +229,9 @@ def _widest(
 
 
 def _rounded(paths: list[tuple[Path, float]], parts: int) -> list[tuple[Path, int]]:
-    """Returns the paths with whole numbers of parts, by the method of largest remainders."""
+    """Rounds the amounts of flow on paths to whole numbers of parts, by the method of largest
+    remainders. Returns the paths with these numbers.
+    """
     total = sum(amount for _, amount in paths)
     exact = [amount / total * parts for _, amount in paths]
     counts = [int(each) for each in exact]

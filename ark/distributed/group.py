@@ -199,7 +199,7 @@ class Group:
         self._pair(self.rank, peer, way, x, None)
 
     def recv(self, out: Any, peer: int, way: str = "") -> Any:
-        """Receives into `out` from the rank `peer`."""
+        """Receives into `out` a message that the rank `peer` sends. way: as for `send`."""
         y = wrap(out)
         y.check_writable()
         peer = self._peer("recv", peer)

@@ -18,7 +18,7 @@ Consume = Callable[[int, Any], None]  # receives a message's sender and content
 
 @dataclass
 class Message:
-    """The content of a message and its sender."""
+    """A message that has arrived, with its sender and tag."""
 
     source: int
     tag: int

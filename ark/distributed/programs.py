@@ -59,6 +59,8 @@ def result_shape(program: CollectiveProgram, shape: Sequence[int], world: int) -
 
 
 def title(program: CollectiveProgram) -> str:
-    """The program's name and a digest of its content, for comparing the programs of ranks."""
+    """A text that identifies a program, by which ranks check that they run the same one: its name
+    and a digest of its content.
+    """
     digest = hashlib.sha256(to_json(program).encode()).hexdigest()
     return f"{program.name[:60]!r} {digest[:16]}"

@@ -17,7 +17,9 @@ ACCESS_BYTES = 16  # the widest access of a task
 
 
 class Registered:
-    """Registered arrays by address. An array is kept alive until it is unregistered."""
+    """The arrays that the caller has registered, by address. An array is kept alive until it is
+    unregistered.
+    """
 
     def __init__(self) -> None:
         self._arrays: dict[int, Array] = {}

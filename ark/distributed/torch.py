@@ -214,7 +214,7 @@ class ProcessGroupArk(dist.ProcessGroup):
             output.copy_(piece.view(output.shape))
         return ArkWork(list(outputs))
 
-    # Newer releases of torch call these methods by other names.
+    # Newer releases of torch call these methods by other names, which are added here.
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single = _reduce_scatter_base

@@ -110,7 +110,7 @@ class Storage:
             busy()
 
     def read(self, tensor: ir.Tensor) -> np.ndarray:
-        """A copy of a tensor's elements."""
+        """Copies a tensor's elements from the device to a new NumPy array."""
         device = self._placed()
         if tensor.dense and not tensor.dtype.packed:
             start = _start(tensor) * np.dtype(tensor.dtype.numpy).itemsize
@@ -130,7 +130,9 @@ class Storage:
         return whole, whole[tuple(slice(o, o + n) for o, n in sides)]
 
     def write(self, tensor: ir.Tensor, values: np.ndarray) -> None:
-        """Writes a tensor's elements; `values` has its shape and type."""
+        """Copies `values` to the elements of a tensor on the device; they must have the tensor's
+        shape and type.
+        """
         device = self._placed()
         settle = self.settle() if self.settle is not None else None
         if settle is not None:

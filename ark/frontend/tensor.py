@@ -217,7 +217,7 @@ class Tensor:
         return self.from_numpy(data, stream)
 
     def initialize(self) -> Tensor:
-        """Writes the initializer's value, if there is one."""
+        """Writes the values that the tensor's initializer returns, if it has one."""
         return self if self.initializer is None else self.copy(self.initializer())
 
     def eval(self, stream: StreamLike = None) -> Any:

@@ -35,7 +35,7 @@ class Kernels(Generic[T]):
         self._lock = threading.RLock()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The kernel of `key`. If the cache does not have it, `make` creates it."""
+        """The kernel with the key `key`. If it is not in the cache, it is created by `make`."""
         with self._lock:
             if key not in self._made:
                 kernel = make()

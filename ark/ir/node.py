@@ -40,7 +40,7 @@ class Node:
         return replace(self, attrs=attributes.to_node())
 
     def read(self, form: FormType[Form]) -> Form:
-        """The attributes as the op's struct, `form`."""
+        """The node's attributes as an instance of `form`, the attribute struct of its op."""
         return form.from_node(self.attrs)
 
     @property
@@ -52,5 +52,5 @@ class Node:
 
     @property
     def placement(self) -> tuple[object, ...]:
-        """The properties that two ops must have in common to be fused."""
+        """Where and how the node runs: two ops can be fused only if these properties are equal."""
         return self.phase, self.processors, self.hints

@@ -53,7 +53,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value of the graph. Each write into a buffer makes a new tensor on it."""
+    """A value of the graph: a box of elements in a buffer. Each write into a buffer makes a new
+    tensor on the buffer.
+    """
 
     id: int
     dtype: DataType

@@ -279,7 +279,9 @@ def deals_matrices(params: MatmulParams, tensors: Sequence[Tensor], machine: Mac
 
 
 def signature(params: MatmulParams, tensors: Sequence[Tensor]) -> Signature:
-    """The product's signature. Arguments: see `deals_matrices`."""
+    """The signature (kind, parameters, operand types) of a product's tasks. Arguments: see
+    `deals_matrices`.
+    """
     left, right, *_, out = tensors
     seen = (OperandType(t.dtype.name, t.shape, t.strides) for t in (left, right, out))
     return Signature("matmul", params.to_plan(), tuple(seen))
@@ -336,7 +338,7 @@ def choose_tile(
 
 
 def key(shape: Sequence[int], depth: int, itemsize: int) -> str:
-    """The key of measured cuts for a product of this shape."""
+    """The key under which `ark tune` stores the measured cut of a product of this shape."""
     return "x".join(str(n) for n in (*shape, depth, itemsize))
 
 

@@ -69,8 +69,8 @@ def _sums(graph: Graph, machine: Machine) -> tuple[float, float]:
 def _beside_decoding(
     graph: Graph, context: Context, phase: int, choice: Choice, other: Variant
 ) -> str:
-    """The reason against another variant, for a decoding phase whose variant has communicating
-    warps.
+    """The reason why a decoding phase, whose variant has communicating warps, does not use the
+    variant `other`.
     """
     machine, name = context.machine, choice.machine.variant.name
     nodes = decoding(graph, context, choice.machine, phase)[1]

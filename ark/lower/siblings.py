@@ -41,7 +41,9 @@ def shares(nodes: Sequence[Node]) -> list[float]:
 
 
 def _divide(nodes: Sequence[Node], run: Sequence[int], parts: list[float]) -> None:
-    """Divides the processors among the nodes of a run by the sizes of their results."""
+    """Sets the fractions of processors for the nodes of a run, in proportion to the sizes of their
+    results. run: the nodes' positions. parts: the fractions, by position.
+    """
     sizes = [nodes[i].outputs[0].elements for i in run] if len(run) > 1 else []
     for i, size in zip(run, sizes, strict=False):
         parts[i] = size / max(1, sum(sizes))

@@ -90,7 +90,10 @@ def dispatch_load(bodies: Bodies) -> str:
 
 
 def _map_places(bodies: Bodies) -> str:
-    """The cases of ark_maps. Records with a list of operands count as records without box maps."""
+    """The switch cases of ark_maps, which returns where a task's record has the addresses of box
+    maps, by the task's opcode. If an op has too many operands for the record, its cases are
+    omitted, because the addresses are then in a list.
+    """
     places = ((code, first, len(bodies.maps[code])) for code, first in bodies.halves.items())
     return "".join(
         f"    case {code}u: return {16 * first + count}u;\n"
@@ -104,7 +107,9 @@ def _any_of(codes: Collection[int]) -> str:
 
 
 def dispatch_move(bodies: Bodies) -> str:
-    """The source of ark_dispatch_move, the switch over the functions of moving warps."""
+    """The C++ source of ark_dispatch_move, the switch by which moving warps (warps that only move
+    data) call the function of a task.
+    """
     names, kinds = bodies.names, sorted(bodies.moved)
     lines = "".join(f"    case {i}u: {names[i]}_move(t); return;\n" for i in kinds)
     return (

@@ -142,7 +142,9 @@ def _linked(text: str) -> str:
 
 
 def _in_part(part: int, text: str, others: str = "") -> str:
-    """Text that only part number `part` of a source compiles; other parts compile `others`."""
+    """C++ text for a source that is compiled in several parts: part number `part` compiles `text`,
+    the other parts compile `others`.
+    """
     other = f"#else\n{others}" if others else ""
     return f"#if !defined(ARK_PART) || ARK_PART == {part}\n{text}{other}#endif\n"
 

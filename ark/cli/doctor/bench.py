@@ -44,7 +44,9 @@ def source(machine: Machine, backend: KernelBackend) -> Source:
 
 
 class Bench:
-    """An opened device with the doctor's kernel. A context manager."""
+    """An opened device with the kernel that runs the checks of `ark doctor`. Usable as a context
+    manager.
+    """
 
     def __init__(self, chosen: Backend, index: int) -> None:
         self.backend = backend = registry.with_kernels(chosen)
@@ -68,7 +70,7 @@ class Bench:
         return self.machine.processors
 
     def alloc(self, nbytes: int, kind: MemoryKind = "device") -> Memory:
-        """Allocates zeroed memory, which is freed at the end."""
+        """Allocates zeroed memory, which is freed when the context ends."""
         memory = self.device.alloc(nbytes, kind)
         self.kept.append(memory)
         return memory

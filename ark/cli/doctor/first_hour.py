@@ -31,7 +31,9 @@ Outcome = Literal["pass", "fail", "left out"]
 
 @dataclass(frozen=True)
 class Step:
-    """One command and its outcome. text: the command's output, or the reason why it was not run."""
+    """One step of `ark doctor --first-hour`: a command and its outcome. text: the command's output,
+    or the reason why it was not run.
+    """
 
     name: str
     command: str

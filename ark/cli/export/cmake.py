@@ -40,7 +40,9 @@ def of_source(name: str, arch: str, flags: Sequence[str], suffix: str, program: 
 
 
 def of_image(name: str, program: str) -> str:
-    """The file for a loop kernel that is machine code in a C array. It needs only a C compiler."""
+    """The text of CMakeLists.txt for a model whose loop kernel is machine code in a C array. It
+    needs only a C compiler.
+    """
     lines = [
         "cmake_minimum_required(VERSION 3.16)",
         f"project({name} C)",

@@ -94,14 +94,18 @@ class _Segments:
                 self.rows.append((buffer.name, buffer.nbytes, 0, 1))
 
     def of(self, number: int) -> tuple[int, int]:
-        """A buffer's segment number, and its offset in the segment."""
+        """The number of the memory segment in which a buffer is, and the buffer's offset in the
+        segment.
+        """
         buffer = self._plan.buffers[number]
         if buffer.arena == "external":
             return self._external[number], 0
         return self._arenas[buffer.arena], buffer.offset
 
     def address(self, number: int) -> int:
-        """A buffer's address, as the tables encode it."""
+        """A buffer's address in the form in which tables store it: (segment + 1) << SEGMENT_SHIFT,
+        plus the offset.
+        """
         segment, offset = self.of(number)
         return (segment + 1 << SEGMENT_SHIFT) + offset
 

@@ -78,7 +78,9 @@ def exporting(backend: Backend) -> ExportBackend:
 
 
 def decoder_of(checkpoint: Checkpoint, shape: Shape) -> Decoder:
-    """The data that the token loop in C needs."""
+    """The properties of a decoder (context length, chunk, stop tokens, ...) that the token loop in
+    C needs.
+    """
     stops = checkpoint.config.eos_token_ids
     if len(stops) > MAX_STOPS:
         raise InvalidUsageError(

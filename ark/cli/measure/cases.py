@@ -84,7 +84,9 @@ def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
 
 @functools.cache
 def _one(device: str) -> Any:
-    """A tensor of one, which is a scale. It is created once, not in each replay of a graph."""
+    """A tensor with the number 1, for use as a scale. It is created once, not in each replay of a
+    graph.
+    """
     return import_torch().ones((), device=device)
 
 
@@ -221,7 +223,7 @@ def lstm(layers: int, steps: int, hidden: int) -> OpCase:
 
 
 def cases() -> tuple[OpCase, ...]:
-    """All cases, in the order of the table."""
+    """All cases of `ark bench ops`, in the order in which they are printed."""
     table = [*passes(), *moves()]
     for size in (8192, 4096, 2048):
         table += [_matmul(size, size, size, t) for t in ("nt", "nn", "tn", "tt")]

@@ -75,7 +75,9 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 
 def case_key(case: CommCase, world: int) -> Key:
-    """The collective call that the case measures on this number of ranks."""
+    """The key of the collective call (collective, type, size, algorithm, engine) that a case
+    measures on `world` ranks.
+    """
     itemsize = case.dtype.itemsize
     elements = max(1, case.nbytes // itemsize // world) * world
     if case.collective == Collective.ALL_GATHER:

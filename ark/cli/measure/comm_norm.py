@@ -135,7 +135,9 @@ def measure_norm(
     shape: tuple[int, int], dtype: DataType, repeats: int, job: Bootstrap, backend: Backend,
     device: Device,
 ) -> NormFigures:  # fmt: skip
-    """Measures one shape on all ranks; returns the same figures on each."""
+    """Measures the three forms for one shape on all ranks; returns the same figures on each
+    rank.
+    """
     world = job.world_size
     given = _inputs(shape, dtype, job.rank)
     runs = [

@@ -163,7 +163,7 @@ def _inputs(case: OverlapCase, rank: int, world: int) -> tuple[np.ndarray, np.nd
 def _timed(
     plans: list[Plan], case: OverlapCase, job: Bootstrap, backend: Backend, device: Device
 ) -> tuple[float, np.ndarray]:
-    """Seconds of an iteration on this rank, and its result."""
+    """The seconds of an iteration of this rank's plan, and the iteration's result."""
     plan = plans[job.rank]
     with Executor(plan, backend, device, ranks=job) as executor:
         places = {

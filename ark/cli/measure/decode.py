@@ -64,7 +64,9 @@ class ContextFigures:
 
 @dataclass
 class PromptFigures:
-    """Seconds from the start of a launch to the first token after a prompt of `length` tokens."""
+    """The measured time of a prompt: seconds from the start of a launch to the first token after a
+    prompt of `length` tokens.
+    """
 
     length: int
     seconds: float
@@ -74,7 +76,9 @@ class PromptFigures:
 
 @dataclass
 class Figures:
-    """Results; times in seconds, sizes in bytes, rates in bytes per second."""
+    """The results of a decode benchmark. Times are in seconds, sizes in bytes, rates in bytes per
+    second.
+    """
 
     variant: str
     batch: int
@@ -319,8 +323,8 @@ def _compare(
     if not accelerated:
         torch.set_num_threads(executor.machine.processors)
         torch_weights = {k: v.float() for k, v in torch_weights.items()}
-    # torch's attention reads the whole cache, so for each case it gets a cache of exactly the
-    # length that is needed.
+    # torch's attention reads the whole cache. So for each context, a decoder is created whose cache
+    # has exactly the length that is needed.
     for row in figures.contexts:
         room = row.context + max(tokens, GREEDY_STEPS) + 1
         decoder = TorchDecoder(shape.config, torch_weights, room, place, batch=shape.batch)

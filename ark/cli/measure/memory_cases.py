@@ -53,7 +53,7 @@ def _chain_peer(a: Any, b: Any) -> Any:
 
 
 def _adds(a: Any) -> Any:
-    """Dependent additions; each adds the previous result to itself."""
+    """64 dependent additions: each adds the previous result to itself."""
     for _ in range(64):
         a = ark.add(a, a)
     return a
@@ -74,7 +74,9 @@ def _rms_peer(x: Any, w: Any) -> Any:
 
 
 def passes() -> list[OpCase]:
-    """Elementwise ops, softmax, norms, sums and a transpose, in fp32 and bf16."""
+    """Benchmark cases of elementwise ops, softmax, norms, sums and a transpose, in fp32 and
+    bf16.
+    """
     table = []
     for dtype in (fp32, bf16):
         table += [

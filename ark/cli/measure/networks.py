@@ -125,7 +125,7 @@ class Transformer(nn.Module):
 
 
 def resnet() -> tuple[nn.Module, torch.Tensor]:
-    """ResNet-18's shape: four stages of two blocks."""
+    """A small network with the structure of ResNet-18: four stages of two blocks."""
     widths, layers = (8, 16, 24, 32), []
     before = 8
     for stage, width in enumerate(widths):

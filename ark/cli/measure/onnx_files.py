@@ -24,7 +24,7 @@ class File:
     values: Mapping[str, Any]
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """The inputs by name. Random numbers come from one seed."""
+        """The inputs of the model in this file, by name. Random numbers come from a fixed seed."""
         random = np.random.default_rng(3)
         shapes = self.shapes.items()
         drawn = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes}

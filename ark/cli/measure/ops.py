@@ -235,7 +235,9 @@ def _run(
     repeats: int,
     peer: bool,
 ) -> OpFigures:
-    """Measures a plan, whose result has the name `result`, and the peers."""
+    """Measures the plan of a case, and the peers. result: the name of the plan's result. arrays:
+    the case's inputs.
+    """
     start = time.perf_counter()
     with Executor(plan, backend, device) as executor:
         build_s = time.perf_counter() - start

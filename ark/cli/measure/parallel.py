@@ -121,7 +121,9 @@ def predicted(case: ParallelCase, ranks: int, machine: Machine) -> Prediction:
 
 
 def graphs(case: ParallelCase, ranks: int, machine: Machine, prediction: Prediction) -> list[Graph]:
-    """The step's graph on each rank, with the stages of the prediction."""
+    """The graph of an inference step on each rank, divided into the prediction's pipeline
+    stages.
+    """
     layers = [
         s for b, s in zip(prediction.blocks, prediction.stage_of, strict=True) if b.block.numbered
     ]

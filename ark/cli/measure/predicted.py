@@ -45,7 +45,9 @@ FITTED = (
 
 @dataclass(frozen=True)
 class Fidelity:
-    """The result for one program: microseconds per iteration, or the reason why there are none."""
+    """The predicted and the measured microseconds per iteration of one program, or the reason why
+    they are missing.
+    """
 
     name: str
     predicted_us: float = 0.0

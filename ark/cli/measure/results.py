@@ -148,14 +148,14 @@ def results_at(
 
 
 def _without_file(words: Sequence[str]) -> list[str]:
-    """The words without `--json FILE`, which does not affect the measurement."""
+    """The words of a command line without `--json FILE`, which does not affect the measurement."""
     places = [i for i, word in enumerate(words) if word == "--json"]
     return [w for i, w in enumerate(words) if i not in places and i - 1 not in places]
 
 
 def checked(run: Results) -> Results:
-    """Returns the run after a check against the schema and of each ratio. Raises ValueError if the
-    check fails.
+    """Checks a run against the schema, and that each ratio equals the quotient of its times.
+    Returns the run. Raises ValueError if a check fails.
     """
     try:
         decoded = msgspec.json.decode(msgspec.json.encode(run), type=Results)

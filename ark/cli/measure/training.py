@@ -90,7 +90,9 @@ def measure(name: str, place: str, repeats: int, peer: str, turn: Turn) -> Modul
 
 
 def _with_loss(name: str, place: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """A whole model in training mode with a loss, and its inputs with random classes."""
+    """A whole model in training mode that also computes a loss, and its inputs with random classes
+    as targets.
+    """
     module, inputs = network(name)
     with torch.no_grad():
         scores = module.eval()(*inputs)

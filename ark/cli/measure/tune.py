@@ -108,7 +108,7 @@ def products(plans: Iterable[Plan]) -> list[Product]:
 
 
 def candidates(product: Product, machine: Machine) -> list[Cut]:
-    """The cuts to try. The default cut is the first."""
+    """The cuts of a matmul to time. The first one is the default cut."""
     several = len(product.shapes[2]) == 2
     dtypes, shape, depth = product.dtypes[:2], product.shape, product.depth
     if product.variant == "matrix":
@@ -171,8 +171,8 @@ def tune(
     repeats: int = 5,
     tell: Callable[[Cut, float | None], None] = lambda cut, elapsed: None,
 ) -> Choice | None:
-    """The fastest cut; None if the machine can run none. tell: called with each cut and its
-    seconds.
+    """The fastest cut of a matmul; None if the machine can run no cut. tell: a function that is
+    called with each cut and its seconds.
     """
     times: list[tuple[float, Cut]] = []
     listed = candidates(product, device.machine.using(product.variant))
@@ -185,7 +185,9 @@ def tune(
 
 
 def chosen(times: Sequence[tuple[float, Cut]], usual: Cut) -> Choice | None:
-    """The fastest cut, or the default one if no other is clearly faster."""
+    """The fastest of the timed cuts, or the default cut if no other one is faster by more than
+    measurement noise.
+    """
     if not times:
         return None
     best = min(times, key=lambda t: t[0])

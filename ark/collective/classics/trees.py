@@ -126,7 +126,9 @@ def all_reduce_trees(b: ProgramBuilder, boxes: Sequence[Sequence[int]]) -> None:
 
 
 def _under_root(b: ProgramBuilder, root: int) -> list[dict[int, int | None]]:
-    """Two trees over all ranks except `root`, which becomes the parent of both trees' roots."""
+    """Two trees for a root that is outside of them: they contain all ranks except `root`, and
+    `root` becomes the parent of both trees' roots.
+    """
     trees = two_trees([rank for rank in range(b.ranks) if rank != root])
     return [
         {root: None, **{rank: root if up is None else up for rank, up in tree.items()}}

@@ -62,8 +62,8 @@ def adasum_halving(b: ProgramBuilder) -> None:
 
 
 def _share_dots(b: ProgramBuilder, pairs: list[tuple[Span, Span]], slots: Span, group: int) -> Span:
-    """Adds up the dot products of all pairs over every group of ranks. Returns the slots with the
-    sums.
+    """Sums the dot products of all pairs over every group of `group` ranks. Returns the slots with
+    the sums.
     """
     received, partial, total = slots.start, slots.start + b.ranks, slots.start + b.ranks + 1
     for rank, (first, second) in enumerate(pairs):

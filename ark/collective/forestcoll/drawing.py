@@ -114,7 +114,9 @@ class Drawing:
                 level += 1
 
     def most_copies(self) -> int:
-        """Returns how many copies of the complete drawing fit in all capacities and cuts."""
+        """Returns how many copies of the completed tree and its images fit in all capacities and
+        known cuts.
+        """
         used = self.residual - self.rest
         by_capacity = int((self.residual[used > 0] // used[used > 0]).min())
         return min(by_capacity, self.pool.most_copies(self.root, tuple(self.edges)))

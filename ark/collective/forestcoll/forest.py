@@ -154,7 +154,7 @@ def _joint(topology: Topology) -> Forest | None:
 
 
 def _finer(trees: tuple[Tree, ...], times: int) -> tuple[Tree, ...]:
-    """Returns the trees with every unit divided into `times` units."""
+    """Returns the same trees with finer units: every unit of data is divided into `times` units."""
     return tuple(
         Tree(
             tree.root,

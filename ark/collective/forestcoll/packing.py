@@ -80,7 +80,9 @@ def pack(matrix: Ints, demand: Ints) -> list[Branching]:
 
 
 def _heights(families: list[Family]) -> tuple[int, int]:
-    """Returns the greatest height, and the sum of the heights of all trees with their copies."""
+    """A measure of a packing to minimise: the greatest height of a tree, then the sum of the
+    heights of all trees with their copies.
+    """
     heights = [(each[0].height, each[0].count * len(each)) for each in families]
     return max(heights)[0], sum(height * count for height, count in heights)
 

@@ -288,7 +288,7 @@ def demanded(p: CollectiveProgram, rank: int, slot: int) -> Value:
 
 
 def complete(p: CollectiveProgram) -> Expr:
-    """The expression of a complete reduction over all ranks."""
+    """The expression of a value to which all ranks have contributed."""
     if p.reduction not in ("adasum", "combiner"):
         return (1 << p.ranks) - 1
     leaves: list[Expr] = [1 << rank for rank in range(p.ranks)]

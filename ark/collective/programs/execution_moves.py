@@ -48,8 +48,8 @@ def slices(plan: form.ExecutionPlan) -> int:
 
 
 def flat(block: form.Block) -> list[form.Op]:
-    """The operations of a thread block. Operations in pipelines replace their pipelines in the
-    list.
+    """The operations of a thread block as a flat list, in which the operations of a pipeline take
+    the pipeline's place.
     """
     return [each for op in block.ops for each in (op.ops if op.name == "pipeline" else (op,))]
 

@@ -181,7 +181,9 @@ class _Writer:
         return blocks or [_Block()]
 
     def _connect(self) -> None:
-        """Determines the signals and waits between blocks."""
+        """Determines which thread blocks signal each other, and before which operations they
+        wait.
+        """
         heard: dict[OpRef, list[int]] = defaultdict(list)  # the peer's blocks that wait for a put
         needs: list[
             tuple[OpRef, _At, int]
@@ -302,7 +304,9 @@ class _Emitter:
         self.behind = False
 
     def _wait(self, waits: list[tuple[_At, int]]) -> None:
-        """Adds waits until each of the blocks has sent the given number of signals."""
+        """Adds waits to the thread block. waits: other blocks, each with the number of its signals
+        that must have arrived.
+        """
         while short := sorted({at for at, count in waits if self.waited[at] < count}):
             self._channel_ops("wait", short)
             for at in short:

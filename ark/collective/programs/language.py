@@ -66,7 +66,7 @@ class Program:
         return self._place(rank, IN, slot, count)
 
     def output(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
-        """The slots of the rank's result."""
+        """Slots of a rank's output buffer, which holds the rank's result at the end."""
         return self._place(rank, OUT, slot, count)
 
     def scratch(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:

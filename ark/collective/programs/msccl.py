@@ -83,8 +83,8 @@ class _Gpu:
     waited_for: set[_Place] = field(default_factory=set)
 
     def block(self, send: int, recv: int, number: int) -> int:
-        """The number of the thread block of a connection on a channel. Local blocks are numbered in
-        the same way.
+        """The number of the thread block that serves a connection (a peer to send to, a peer to
+        receive from) on channel `number`. A local block has neither peer.
         """
         key = (send, recv, number)
         if key not in self.index:

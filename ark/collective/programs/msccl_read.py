@@ -214,8 +214,8 @@ class _Reader:
         return b.build()
 
     def _begin(self, rank: int, work: bool) -> None:
-        """Prepares a program that works in place, in which the input buffer is also the output
-        buffer.
+        """Prepares a rank's memory for a program in place, in which the input buffer is also the
+        output buffer.
         """
         whole = Span(IN, 0, self.chunks)
         if work:

@@ -62,7 +62,7 @@ class Flow:
 
 
 def flow(program: CollectiveProgram) -> Flow:
-    """Follows all values through a checked program, whose operations are puts, copies and
+    """Computes the values of a checked program, whose operations are puts, copies and
     reductions.
     """
     divided = program.collective.sharded and program.counts is None

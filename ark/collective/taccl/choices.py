@@ -22,8 +22,8 @@ _MAX_WIDE_MODEL_VARIABLES = 6000
 
 @dataclass(frozen=True)
 class Chunk:
-    """Chunk number `index` of the data of rank `owner`, and the rank that needs it (-1: all
-    ranks).
+    """A chunk of data: number `index` of the data of rank `owner`. wanted_by: the rank that needs
+    it; -1 for all ranks.
     """
 
     owner: int

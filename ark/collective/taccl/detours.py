@@ -84,8 +84,8 @@ class _Loads:
 
 
 def _grow(choices: Choices, loads: _Loads, number: int) -> list[int] | None:
-    """Returns the tree, or the path, of one chunk, and adds it to the loads. None if there is
-    none.
+    """Finds the links over which one chunk travels (a tree, or a path in an all-to-all), and adds
+    them to the loads. None if there are none.
     """
     chunk = choices.chunks[number]
     arrival = {chunk.owner: 0.0}

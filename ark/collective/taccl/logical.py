@@ -49,7 +49,9 @@ class Edge:
 
 @dataclass(frozen=True)
 class Logical:
-    """The logical links over `ranks` ranks in boxes of `per_box`, and their sketch."""
+    """The logical links (connections of two ranks by one route) that a sketch allows. per_box: the
+    number of ranks of a box.
+    """
 
     topology: Topology
     sketch: Sketch
@@ -70,7 +72,9 @@ class Logical:
 
 
 def logical(topology: Topology, sketch: Sketch) -> Logical:
-    """Applies the sketch to the topology. Raises ModelError if they do not match."""
+    """The logical links that the sketch allows on the topology. Raises ModelError if sketch and
+    topology do not match.
+    """
     ranks = len(topology.ranks)
     if ranks % sketch.nnodes:
         raise ModelError(
@@ -233,8 +237,8 @@ def default_sketch(topology: Topology, chunkup: int | None = None) -> Sketch:
 
 
 def _proposed(topology: Topology, nnodes: int, inside: str, chunkup: int) -> Sketch | None:
-    """The sketch with this kind of connection inside boxes. None if it does not add any
-    connection.
+    """A sketch for boxes of equal size. inside: the kind of connections inside a box. None if it
+    does not add any connection.
     """
     per_box = len(topology.ranks) // nnodes
     names = set(topology.ranks[:per_box])

@@ -68,7 +68,7 @@ def route(graph: Logical, all_to_all: bool, chunk_bytes: float, time_limit_s: fl
 
 
 class _Model:
-    """The CP-SAT model that finds one routing."""
+    """The CP-SAT model from whose solution the routing is read."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -77,7 +77,9 @@ class _Model:
 
     @property
     def table(self) -> np.ndarray:
-        """For every chunk and link, the number of its variable. Detours add variables."""
+        """For every chunk and logical link, the number of the variable that states whether the
+        chunk crosses the link. Detours add variables.
+        """
         return self.choices.table
 
     def _start(self, deadline: float) -> tuple[list[bool], str]:

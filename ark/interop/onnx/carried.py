@@ -252,7 +252,7 @@ def _shift(call: Call) -> Value:
 
 
 def _raised(call: Call) -> Value:
-    """Pow of a float by a uint64 exponent."""
+    """Converts Pow of a float with a uint64 exponent."""
     if call.value(0).kind is not None:
         raise refuse(f"Pow of {call.value(0).kind}")
     power = ark.pow(call.tensor(0), _as(unsigned_float(call.tensor(1)), call.dtype(0)))

@@ -156,7 +156,7 @@ def _items(call: Call, place: int) -> tuple[Value, ...]:
 
 
 def sequence(items: Sequence[Value]) -> Value:
-    """A value that is a sequence."""
+    """A value that holds a sequence of other values, as ONNX's sequence operators use."""
     seen = frozenset[str]().union(*(v.inputs for v in items))
     return Value((len(items),), items=tuple(items), inputs=seen)
 

@@ -271,7 +271,7 @@ def _prelu(call: Call) -> Value:
 
 @operator("Dropout")
 def _dropout(call: Call) -> list[Value]:
-    """Dropout in inference: the input itself, and a mask of True."""
+    """Converts Dropout, which in inference returns its input and a mask of True."""
     if call.has(2) and bool(call.array(2).item()):
         raise refuse("Dropout in training")
     kept = Value(call.shape(0), call.tensor(0))

@@ -61,8 +61,8 @@ def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
 
 
 def _overlaps(one: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The intersection over union of one box with each of the others; 0 if one of the two boxes has
-    no area.
+    """For non-maximum suppression: the intersection over union of the box `one` with each of the
+    boxes `others`; 0 if either has no area.
     """
     inner = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
     shared = np.prod(np.maximum(inner, 0), axis=1)

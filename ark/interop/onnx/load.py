@@ -160,7 +160,9 @@ def opset(model: onnx.ModelProto, name: str) -> int:
 
 
 def in_range(op: str, version: int) -> bool:
-    """True if the operator's definition in this opset also applies in an opset within OPSETS."""
+    """True if the operator's definition in opset `version` is also the one in some opset that ark
+    supports (OPSETS).
+    """
     low, high = OPSETS
     try:
         since = onnx.defs.get_schema(op, version).since_version

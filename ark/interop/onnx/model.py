@@ -128,7 +128,7 @@ class OnnxModel:
         return self._typed([_contents(built.results[p.name]) for p in self.outputs])
 
     def _typed(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """The outputs, cast to the types that the model declares."""
+        """Casts the outputs to the types that the model declares."""
         pairs = zip(arrays, self.outputs, strict=True)
         return [a if p.dtype is None else a.astype(p.dtype, copy=False) for a, p in pairs]
 

@@ -43,7 +43,7 @@ class Port:
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
-        """The shape if all sizes are known, otherwise None."""
+        """The shape of the input or output; None if a size is symbolic or unknown."""
         known = tuple(n for n in self.shape or () if isinstance(n, int))
         return known if self.shape is not None and len(known) == len(self.shape) else None
 

@@ -59,8 +59,8 @@ class _Outside:
         self.mode, self.corners = mode, corners
 
     def place(self, x: Any, n: int) -> Any:
-        """Applies the padding mode to a position. The result is the position whose neighbours are
-        sampled.
+        """Applies the padding mode to positions: moves a position that is outside of the image as
+        the mode requires. Returns the positions to sample.
         """
         if self.mode == "border":
             low, high = (0.0, n - 1.0) if self.corners else (-0.5, n - 0.5)

@@ -31,7 +31,7 @@ class InStages(UnsupportedError):
 
 
 class Model(Protocol):
-    """A model that computes a part of the graph."""
+    """The interface of a model that computes one part of the graph."""
 
     def run(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
         """Runs the part; returns its outputs in their order."""
@@ -47,7 +47,9 @@ Make = Callable[[onnx.ModelProto, int], Model]
 
 @dataclass(frozen=True)
 class _Part:
-    """The model of a part, with the names of the part's inputs and outputs."""
+    """One part of a divided graph: the model that computes it, with the names of its inputs and
+    outputs.
+    """
 
     model: Model
     inputs: list[str]

@@ -14,7 +14,7 @@ from ark.interop.torch.values import Call, Value, cast, operator, refuse
 
 
 def _repeated(heads: ark.Tensor, query: ark.Tensor) -> ark.Tensor:
-    """Keys or values (..., kv_heads, rows, width), with each head repeated for all query heads that
+    """Repeats each head of keys or values, (..., kv_heads, rows, width), for all query heads that
     use it.
     """
     *lead, count, rows, width = heads.ir.shape
@@ -289,7 +289,9 @@ def _encoder_layer(
     mask: Value | None = None,
     mask_type: int | None = None,
 ) -> Any:
-    """torch's fused encoder layer, in eval mode."""
+    """Converts torch's fused encoder layer, in eval mode: attention, two norms and a feed-forward
+    network.
+    """
     if len(src.shape) != 3:
         raise refuse("an encoder layer of a tensor that is not (batch, rows, columns)")
 

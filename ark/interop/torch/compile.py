@@ -221,7 +221,9 @@ class _Sized:
         return self._kernels.get(key, lambda: self._compile(given))(*given)
 
     def _compile(self, given: Sequence[Any]) -> Callable[..., Any]:
-        """Compiles the graph for these sizes. The compiled graph has no arguments for sizes."""
+        """Compiles the graph for the sizes of the arguments `given`. The compiled graph has no
+        arguments for sizes.
+        """
         with TRACING:
             traced = make_fx(self._module, tracing_mode="fake")(*given)
         traced.graph.eliminate_dead_code()

@@ -69,5 +69,7 @@ class Options:
 
     @property
     def shares(self) -> int:
-        """The number of batches that an iteration has on this rank."""
+        """The number of batches that this rank computes in an iteration: its replicas times the
+        accumulated batches.
+        """
         return self.replication // self.ranks * self.gradient_accumulation

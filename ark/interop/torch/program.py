@@ -154,7 +154,7 @@ class Program:
             self._kinds, self._look = None, nothing
 
     def begin(self) -> None:
-        """Starts to compile the kernel in another thread. The first call waits for the end."""
+        """Starts to compile the kernel in another thread; the first call waits for it."""
         if isinstance(self._device, KernelDevice):
             begin(self._plan, backend(), self._device.arch)
 
@@ -276,7 +276,7 @@ class Program:
         return {i: a for i, a in zip(self._ids, each, strict=True) if i is not None}
 
     def _placed(self, addresses: tuple[int, ...]) -> Runner:
-        """The loaded kernel, which uses the addresses of this call's tensors."""
+        """The loaded kernel, with the addresses of this call's tensors in its tables."""
         if self._executor is None:
             places = self._places(addresses)
             self._executor = load(

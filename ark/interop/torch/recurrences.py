@@ -1,6 +1,7 @@
-"""Keeps linear recurrences, such as the selective scans of Mamba (Gu and Dao 2023), as single
-operators. torch's associative_scan has a function of its own that joins two elements, which torch's
-operators call for each level of a tree. Called by compile.py.
+"""Keeps linear recurrences y[t] = factor[t] * y[t - 1] + term[t], such as the selective scans of
+Mamba (Gu and Dao 2023), as single operators. In torch they are associative scans: torch calls a
+function that joins two elements, level by level of a tree, which gives many operators. Called by
+compile.py.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ def keep_recurrences(module: fx.GraphModule) -> None:
 
 
 def _replace(node: fx.Node, factors: fx.Node, terms: fx.Node) -> None:
-    """Replaces a node by a recurrence along the first dimension. If both operands are permuted
-    equally, the recurrence reads what is permuted, and its result is permuted.
+    """Replaces an associative scan by one `recurrence` operator along the first dimension. If
+    `factors` and `terms` are results of equal permutations, the operator reads the permutations'
+    sources, and its own result is permuted instead.
     """
     target, order = torch.ops.ark.recurrence.default, _permutation(terms)
     if order is None or order != _permutation(factors):
@@ -83,8 +85,8 @@ def _permutation(node: fx.Node) -> list[int] | None:
 
 
 def _order(node: fx.Node, module: fx.GraphModule) -> tuple[int, int] | None:
-    """The places of factors and terms among the operands of an associative scan; None if it is
-    another one.
+    """The positions of the factors and the terms among the operands of an associative scan, if it
+    computes y[t] = factor[t] * y[t - 1] + term[t]; None for any other scan.
     """
     joined, operands, others = cast(Any, node.args)
     values = [v for n in operands for v in results_of(n)]

@@ -116,7 +116,7 @@ def cast(value: Any, dtype: DataType) -> Any:
 
 
 def floating(value: Value) -> ark.Tensor:
-    """The tensor of a value, cast to fp32 if its type is not floating point."""
+    """The tensor of a value; if its type is not floating point, cast to fp32."""
     return value.tensor if value.dtype.is_floating_point else ark.cast(value.tensor, ark.fp32)
 
 

@@ -19,7 +19,9 @@ from ark.tasks.custom_form import Form
 
 
 def lower_custom(lowering: Lowering, node: Node) -> None:
-    """Emits a task for every tile of the op's axes."""
+    """Emits the tasks of a custom op: one for every tile of the axes that the user's declaration
+    names.
+    """
     _emit(lowering, node)
 
 

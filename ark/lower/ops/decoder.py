@@ -13,7 +13,7 @@ from ark.tasks.rotary import VECTOR_COLUMNS, RopeKvParams, RotaryEmbeddingParams
 
 
 def lower_rotary_embedding(lowering: Lowering, node: Node) -> None:
-    """Emits a task for each row and group of heads."""
+    """Emits the tasks of a rotary embedding: one for each row and group of heads."""
     rows, columns = node.outputs[0].shape
     given = node.read(RotaryAttributes)
     parts = split(columns // given.head_dim, -(-lowering.machine.processors // rows))

@@ -12,7 +12,7 @@ from ark.tasks.fusion import FusionParams
 
 
 def lower_fusion(lowering: Lowering, node: Node) -> None:
-    """Emits the tasks of a `fusion` node. Each computes a tile of the node's outputs."""
+    """Emits the tasks of a `fusion` node, each of which computes a tile of the node's outputs."""
     shape = node.outputs[0].shape
     given = node.read(FusionAttributes)
     work = len(given.last) + given.count * len(given.each)

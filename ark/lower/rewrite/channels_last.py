@@ -59,7 +59,9 @@ class _Convolutions(TurnedImages):
     """Builds the nodes of a graph whose convolutions have channels last."""
 
     def convolution(self, one: Convolution) -> None:
-        """Adds the convolution: a transpose of the image, if there is none yet, and the product."""
+        """Adds a convolution to the new graph: a transpose of its image, unless an earlier node has
+        transposed it, and the product.
+        """
         if one.by_groups:
             self._by_groups(one)
             return

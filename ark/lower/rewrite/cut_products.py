@@ -201,7 +201,7 @@ def _in_parts(graph: Graph, node: Node, cut: Cut, number: int) -> tuple[Node, No
 
 
 def sum_of_parts(count: int) -> list[Any]:
-    """The expression that adds up the first `count` operands, in order."""
+    """The expression tree of the sum of the first `count` operands, in order."""
     tree = expression.leaf(0)
     for i in range(1, count):
         tree = ["add", tree, expression.leaf(i)]

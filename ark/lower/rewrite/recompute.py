@@ -180,8 +180,8 @@ class _Program:
         return written[0] if plain else None
 
     def rewritten(self, segment: _Segment) -> list[Node]:
-        """The nodes with copies of the segment's ops inserted; later ops read the results of these
-        copies.
+        """The program's nodes after copies of the segment's ops are inserted. Later ops read the
+        results of these copies.
         """
         buffers: dict[int, Buffer] = {}
         ids: dict[int, int] = {}  # views of one tensor may share its id
@@ -219,8 +219,8 @@ class _Program:
 
 
 def _us(node: Node, machine: Machine) -> float:
-    """Predicted microseconds: the longer of arithmetic and memory traffic, plus the op's fixed
-    time.
+    """The predicted microseconds of a node: the longer of the times of arithmetic and memory
+    traffic, plus the fixed time of an op.
     """
     moved = sum(t.nbytes for t in (*node.inputs, *node.outputs))
     depth = depth_of(node) if node.type == "matmul" else 1

@@ -112,7 +112,9 @@ def _takes(node: Node, kept: frozenset[int]) -> bool:
 
 
 def _halves(first: Node, second: Node) -> _Halves | None:
-    """The rotary embedding that these two consecutive nodes compute; None if they do not."""
+    """The rotary embedding of heads that two consecutive nodes compute, one for each half; None if
+    they do not compute one.
+    """
     ends = ((first, FIRST), (second, SECOND))
     for node, tree in ends:
         if node.type != "elementwise" or len(node.inputs) != 4 or node.hints is not None:

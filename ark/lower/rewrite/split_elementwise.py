@@ -23,8 +23,8 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, shape
 
 
 def split_elementwise(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which elementwise results that are read in parts are computed in
-    parts.
+    """A copy of the graph in which an elementwise op is split into several, one for each part of
+    its result that is read separately.
     """
     kept = context.kept
     demanded = _demanded(graph, kept)

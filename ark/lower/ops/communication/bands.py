@@ -162,7 +162,9 @@ class Product:
         return processors
 
     def moving(self, count: int) -> list[int]:
-        """Which of the task lists that transfer results get `count` tasks of similar size."""
+        """Assigns `count` tasks of similar size, which transfer results, to the task lists of
+        moving warps in turn. Returns the list of each task.
+        """
         processors = [self.movers[(self._turn + i) % len(self.movers)] for i in range(count)]
         self._turn += count
         return processors
