@@ -257,7 +257,7 @@ def _bit_cast(call: Call) -> Value:
     source = np.dtype(call.value(0).dtype)
     wanted = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(call.attribute("to")))
     if {source.kind, wanted.kind} - set("iub") or source.itemsize != wanted.itemsize:
-        raise refuse(f"the bits of {source} as {wanted}")
+        raise refuse(f"reading the bits of {source} as {wanted}")
     kind, tensor = kind_of(wanted), call.tensor(0)
     tensor = cut(tensor, kind) if kind in INTEGERS else ark.cast(tensor, data_type(wanted))
     value = shaped(tensor, call.shape(0))

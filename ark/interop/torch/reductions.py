@@ -136,8 +136,8 @@ def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
     parts = next((p for p in range(most, most // 2, -1) if n % p == 0), 1)
     if axis != len(shape) - 1 or total < MIN_SPLIT_ROW_ELEMENTS or most < LEAST_PARTS or parts == 1:
         return ark.cumsum(tensor, axis)
-    # If a scan has few long lines, each line is cut into parts that are scanned in parallel. A part
-    # begins with the total of the parts before it.
+    # If a scan has few long rows, each row is divided into parts that are scanned in parallel. The
+    # scan of a part begins with the total of the parts before it.
     narrow = call.dtype in (ark.fp16, ark.bf16)
     cut = ark.reshape(tensor, [total // n, parts, n // parts])
     totals = ark.reduce_sum(ark.cast(cut, ark.fp32) if narrow else cut, 2)

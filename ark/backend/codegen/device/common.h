@@ -9,9 +9,9 @@ ARK_DEVICE void ark_put(float* p, ark_i64 i, float v) { p[i] = v; }
 ARK_DEVICE void ark_put(ark_f16* p, ark_i64 i, float v) { p[i] = ark_half(v); }
 ARK_DEVICE void ark_put(ark_bf16* p, ark_i64 i, float v) { p[i] = ark_bfloat(v); }
 
-// A number that differs between ranks although they share one kernel (TaskKind.own), so it is not a
-// constant of the body. Such numbers are the last coordinates of a task's record; I counts from the
-// end.
+// A number that differs between ranks, although they share one compiled kernel (TaskKind.own), so
+// it cannot be a constant of the body. The last coordinates of each task's record have these
+// numbers. I: the number's place, counted from the end.
 template <int I>
 ARK_DEVICE int ark_own(const ArkTask& t) {
   return t.coord[sizeof(t.coord) / sizeof(t.coord[0]) - 1u - I];

@@ -58,7 +58,8 @@ ARK_DEVICE void ark_publish(ArkCtx& c, ArkShort<T>* p, ark_i64 i, float v, bool 
   ark_short_store(&p[i].word, ark_short_epoch(c) | ark_short_bits(p, v), system);
 }
 
-// ark_load_row (common.h) for packets of 4 bytes.
+// Loads a row of packets of 4 bytes into shared memory, as ark_load_row in common.h does for other
+// rows.
 template <bool SCALED, typename T>
 ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkShort<T>* p, int stride, int n, float* xs,
                               bool system) {
