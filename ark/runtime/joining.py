@@ -121,7 +121,7 @@ def _introduce(link: rdv.Link, job: str, hello: bytes, deadline: float) -> tuple
     if not greeting.startswith(rdv.MAGIC):
         raise ConnectionError("the server does not speak ark's protocol")
     link.sock.settimeout(max(deadline - time.monotonic(), _PROBE_S))
-    # If the secrets differ, both sides close the connection.
+    # Rank and server have different secrets. Both sides then close the connection.
     if not rdv.prove(link, job, greeting[len(rdv.MAGIC) :], hello):
         raise ConnectionError("the server does not know the job's secret")
     return link.receive()

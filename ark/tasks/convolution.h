@@ -6,7 +6,7 @@
 //   null if the tap is outside of the image.
 // - finish(g, m, n, sum) stores a result.
 
-// The number of lanes that share each sum if a tile has fewer results than threads.
+// The number of lanes among which each sum is divided if a tile has fewer results than threads.
 constexpr int ark_convolution_lanes(int results, int parts) {
   int lanes = 1;
   while (2 * lanes * results <= ARK_THREADS && 2 * lanes <= ARK_LANES && 2 * lanes <= parts) {
@@ -15,8 +15,8 @@ constexpr int ark_convolution_lanes(int results, int parts) {
   return lanes;
 }
 
-// The number of rows of weights with which a thread multiplies each element of the input, if there
-// is enough work for all threads.
+// The number of rows of weights by which a thread multiplies each loaded element of the input. It
+// is as large as possible while all threads have work.
 constexpr int ark_convolution_rows(int rows, int others, int most) {
   int each = 1;
   while (2 * each <= most && 2 * each <= rows && rows / (2 * each) * others >= ARK_THREADS) {

@@ -1,6 +1,6 @@
-// Functions that choose the next token, for the task kinds that sample. The noise that is added to
-// logits is a hash of a sequence's key (ark.tasks.tokens.noise_key), the position and the token, so
-// that every backend samples the same tokens.
+// Functions that choose the next token, for the task kinds that sample. Noise is added to the
+// logits. It is computed from a hash of the sequence's key (ark.tasks.tokens.noise_key), the
+// position and the token, so that every backend samples the same tokens.
 
 #if !defined(ARK_HAS_LATER)
 // Stores a word in host memory that the host polls. On some backends a store to host memory delays

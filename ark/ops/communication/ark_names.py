@@ -1,4 +1,6 @@
-"""Names of all_reduce for compatibility with ARK: all_reduce_packet, all_reduce_prefill."""
+"""all_reduce under two further names that ARK (microsoft/ark) has: all_reduce_packet and
+all_reduce_prefill.
+"""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ def ring_volume(op: str, ranks: int, elements: int) -> int:
 
 
 def moves(layout: Layout) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
-    """All moves from a layout: source and target axis, factor, and the counts of the resulting
+    """All moves (conversions by one collective) from a layout. For each: the source axis, the
+    target axis, the factor, and the numbers (replicas, value splits, parts) of the resulting
     layout.
     """
     counts = layout.counts

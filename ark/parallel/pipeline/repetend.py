@@ -126,9 +126,9 @@ class _Model:
     def _residues(self) -> None:
         """Adds implied constraints on the distance between two dependent blocks of a device.
 
-        Modulo the period, the distance leaves room for both blocks. It is also at least the sum of
-        the distances of the pairs of dependent blocks between them. Adding up distances that are
-        rounded up to multiples of the period often decides at once whether the period is possible.
+        Modulo the period, the distance leaves room for both blocks. If there are dependent blocks
+        between the two, the distance is at least the sum of the distances of these blocks. With
+        these sums, the solver often decides at once whether the period is possible.
         """
         pairs: dict[tuple[int, int], Any] = {}
         ordered = [

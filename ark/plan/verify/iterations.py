@@ -217,6 +217,6 @@ def _check_memory(
     verbs = ["writes" if t.region.write else "reads" for t in (first, second)]
     raise refuse(
         f"op {names[0]!r} (rank {first.rank}) {verbs[0]} {buffer.name!r} and op {names[1]!r} (rank "
-        f"{second.rank}) {verbs[1]} the same bytes, but nothing makes the second's next iteration "
-        "wait for the first"
+        f"{second.rank}) {verbs[1]} the same bytes, but the second op's next iteration does not "
+        "wait for the first op"
     )

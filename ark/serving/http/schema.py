@@ -117,7 +117,9 @@ class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """arguments: a JSON object, or the text of one."""
+    """The name and the arguments of a called function. arguments: a JSON object, or the text of
+    one.
+    """
 
     name: str
     arguments: str | dict[str, Any]

@@ -168,7 +168,7 @@ class MeshExecutor(PlanMemory):
         """
         if len(self.plan.phases) != 1:
             raise InvalidUsageError(
-                "a launch of several phases cannot continue from the previous one"
+                "launches of a plan with several phases cannot continue from one another"
             )
         self._check_idle()
         first = self._resumed or 0
