@@ -142,7 +142,7 @@ def _before(sig: Signature, machine: Machine) -> int:
 
 def _all(places: Places) -> list[tuple[int, ...]]:
     plain = not places.span and len(places.ranges) == 4
-    need(plain, "claimed tiles must have four coordinates, without an interval")
+    need(plain, "claimed tiles must have exactly four coordinates")
     return list(itertools.product(*places.ranges))
 
 

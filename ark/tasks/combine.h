@@ -28,7 +28,8 @@ ARK_DEVICE void ark_store_term(ark_i32& to, ark_i32 v) { to = v; }
 ARK_DEVICE void ark_store_term(ark_u32& to, ark_u32 v) { to = v; }
 ARK_DEVICE void ark_store_term(ark_i64& to, ark_i64 v) { to = v; }
 
-// The operations that combine two shares' elements. A NaN in either gives NaN.
+// The operations by which two shares (partial results of ranks) are combined, element by element.
+// If one of the elements is NaN, the result is NaN.
 struct ArkJoinSum {};
 struct ArkJoinProduct {};
 struct ArkJoinMax {};

@@ -237,9 +237,10 @@ ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Fin
 }
 
 // Finds the K best elements of each row of a task. Task coordinates: first row. A task has ROWS of
-// the LIMIT rows. WARP: a warp computes a row, in packs of V. Otherwise the block computes a row.
-// It sorts the row as P keys in shared memory or, if P is 0, finds one result per round: the best
-// of the elements that come after the preceding result.
+// the LIMIT rows. WARP: each row is processed by one warp, in packs (vectors) of V elements.
+// Otherwise each row is processed by the whole block. The block sorts the row as P keys in shared
+// memory or, if P is 0, finds one result per round: the best of the elements that come after the
+// preceding result.
 template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, int P, int S, bool LEAST,
           bool SOFTMAX, class X, class O, class I>
 ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, ark_u64 address) {

@@ -1,5 +1,5 @@
 // Linear layers whose weights are rows of a quantised matrix, for backends without a specialised
-// body. linear.py describes operands and tasks.
+// device function. linear.py describes operands and tasks.
 
 // Multiplies the M rows (of K elements) of the input x by rows of quantised weights. Task
 // coordinates: first row of the weights, and last row + 1. A stage (a slot of the ring in shared

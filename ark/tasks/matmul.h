@@ -19,8 +19,8 @@ ARK_DEVICE ark_i32 ark_other_sum(ark_i32 v, int mask) {
   return static_cast<ark_i32>(ark_shfl_xor(static_cast<ark_u32>(v), mask));
 }
 
-// The number of lanes (a power of two) that share each element if a tile has fewer elements than
-// threads.
+// The number of lanes (a power of two) among which the sum for each element is divided if a tile
+// has fewer elements than threads.
 constexpr int ark_matmul_lanes(int elements) {
   int lanes = 1;
   while (2 * lanes * elements <= ARK_THREADS && 2 * lanes <= ARK_LANES) lanes *= 2;

@@ -377,5 +377,5 @@ def test_an_all_reduce_without_the_barrier_of_all_ranks_is_refused() -> None:
         counters = list(changed.counters)
         counters[ITERATION_BARRIER] = dataclasses.replace(counters[ITERATION_BARRIER], step=1)
         broken.append(dataclasses.replace(changed, counters=tuple(counters)))
-    with pytest.raises(PlanError, match="next iteration wait for the first"):
+    with pytest.raises(PlanError, match="next iteration does not wait for the first"):
         verify(broken)

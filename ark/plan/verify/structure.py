@@ -198,8 +198,8 @@ def _check_moved(plans: Rotated, written: set[Key]) -> None:
             _check_tensor(first, there)
             if (there.first_byte - tensor.first_byte) % WIDEST_READ_BYTES:
                 raise refuse(
-                    f"tensor {tensor.name!r} moves by {there.first_byte - tensor.first_byte} bytes "
-                    f"between ranks, expected a multiple of {WIDEST_READ_BYTES}"
+                    f"the offset of tensor {tensor.name!r} differs by "
+                    f"{there.first_byte - tensor.first_byte} bytes between ranks, expected a multiple of {WIDEST_READ_BYTES}"
                 )
 
 

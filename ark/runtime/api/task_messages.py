@@ -215,8 +215,8 @@ def _packets(
     if peer in (-1, plan.rank) or is_far(own.buffer, plan.rank) or is_far(held.buffer, where):
         raise PlanError(
             f"{subject} passes packets between rank {plan.rank} and rank {peer} through a buffer "
-            "of "
-            f"Rank {held.buffer.rank}; it must be of the rank that receives, and the peer another"
+            f"of Rank {held.buffer.rank}; the buffer must be on the receiving rank, and the peer "
+            "another rank"
         )
     nbytes = math.prod(own.shape) * dtypes.by_name(own.data_type.lower()).itemsize
     if (

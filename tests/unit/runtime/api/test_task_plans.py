@@ -281,7 +281,7 @@ PACKETS: dict[str, tuple[Callable[[int, int], Data], Callable[[Data], object], s
     "packets that arrive elsewhere": (
         packet_ring,
         lambda d: op_of(d, PACKET_RECV)["ReadTensors"][1]["Buffer"].update(Rank=1),
-        "it must be of the rank that receives",
+        "the buffer must be on the receiving rank",
     ),
     "no tag": (
         packet_ring,
