@@ -1,11 +1,11 @@
 """Small plans that together use every task kind in every data type. The codegen tests of each
-backend emit and compile them, so a kind that a dialect cannot emit is detected without its
-hardware.
+backend generate the kernel source of these plans and compile it. So a task kind for which a backend
+cannot generate code is detected without its hardware.
 
 Compilation takes most of the time. By default, each architecture of a backend compiles only some of
-the types, and only some of the bodies that are the same for all vendors. With ARK_SLOW_TESTS=1
-(`nox -s slow`) each is compiled in every type. Binaries are cached by their source, so the next
-session compiles only what has changed.
+the types, and only some of the bodies (device functions of tasks) that are the same for all
+vendors. With ARK_SLOW_TESTS=1 (`nox -s slow`) each is compiled in every type. Binaries are cached
+by their source, so the next session compiles only what has changed.
 """
 
 from __future__ import annotations
@@ -424,8 +424,8 @@ def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:
 
 
 def _of_one_variant(planned: Plan, op: PlanOp) -> bool:
-    """True if an op of this signature can run only in the kernel variant `roles` or only in
-    `matrix`.
+    """True if an op can run only in one of the kernel variants `roles` and `matrix`: a product with
+    quantised weights, or the layer of several rows that computes logits and samples.
     """
     if op.kind == "matmul" and row_type_of(kinds.signature(planned, op).operands[1]) is not None:
         return True
@@ -440,11 +440,11 @@ def united(
     which: int = 0,
     share: int = 24,
 ) -> list[Plan]:
-    """Plans of at most `share` ops that together have every signature of `plans` once. By default
-    they have only the first signature of each task kind and some of the others: every fourth of the
-    kinds for which the backend has a specialised body, and every eighth of the kinds whose body is
-    the same for all backends. `which` selects those that are included. In the slow run they have
-    all signatures.
+    """Combines the ops of `plans` into plans of at most `share` ops each. Ops with an equal
+    signature (task kind, parameters and operand layouts) are included once. In the slow run all
+    signatures are included. By default the first signature of each task kind is included, and of
+    the further ones every fourth if the backend has a specialised body for the kind, otherwise
+    every eighth. `which`: an offset that selects other ones of them.
     """
     result = [plan for _, plan in plans(machine, types)]
     seen, first_of, skipped = set(), set(), {4: 0, 8: 0}

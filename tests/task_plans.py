@@ -152,8 +152,8 @@ def ring(rank: int, world: int, shape: tuple[int, ...] = (3, 700)) -> dict[str, 
 
 
 def _packets(number: int, nbytes: int, at: int = 0, slots: int = 1, **buffer: Any) -> Any:
-    """A tensor of the bytes in which packets with `nbytes` bytes of data arrive: one slot of a
-    buffer that has `slots`.
+    """Returns a byte tensor in which packets with `nbytes` bytes of data arrive: number `at` of the
+    `slots` equal parts of a buffer.
     """
     one = 2 * nbytes
     held = _on(tensor(number, number, [one], "UINT8"), **buffer)
@@ -180,7 +180,9 @@ FLAG = {"Flag": {"UINT32": 1}}
 
 
 def packet_ring(rank: int, world: int, shape: tuple[int, ...] = (3, 700)) -> dict[str, Any]:
-    """The same exchange as `ring` with packets. Only the receiving side gives their tag."""
+    """The exchange of `ring` by packets. Only the receiver's plan states the tags of
+    its packets.
+    """
     after, before = (rank + 1) % world, (rank - 1) % world
     dims, nbytes = list(shape), 4 * shape[0] * shape[1]
     x, y, received, total = (tensor(2 * i, i, dims) for i in range(4))

@@ -109,9 +109,9 @@ def _fill(plan: Plan, buffer: int, values: np.ndarray, rng: np.random.Generator)
 class Bench:
     """A plan in memory whose tasks can be run one at a time.
 
-    dialect: the dialect of the source, by default the CPU's. It has `ark_touch`, which runs the
-    task that the first range names. host: a function that transforms the source before it is
-    compiled.
+    dialect: generates the source, by default that of the CPU with the entry point `ark_touch`,
+    which runs the first task in the task lists. host: a function that transforms the source before
+    it is compiled.
     """
 
     def __init__(

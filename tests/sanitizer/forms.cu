@@ -167,8 +167,8 @@ __device__ void polled(Shared& s, const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = sum;
 }
 
-// Two warps alternate, as the warpgroups of attention do: a warp that ends its turn arrives for the
-// other one.
+// Two warps take turns, as the warpgroups of attention do. A warp that has ended its turn arrives
+// at the named barrier at which the other warp waits.
 __device__ void turns(Shared& s, int i, const uint32_t* from, uint32_t& sum) {
   const uint32_t lane = threadIdx.x & 31u;
   if (threadIdx.x < 32u) {
@@ -245,8 +245,8 @@ __device__ void voted(Shared& s, const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = sum;
 }
 
-// Eight of a block's twelve warps synchronise, as in the variant `matrix`: each writes a slot and
-// then reads the slot of the next warp.
+// Eight of a block's twelve warps synchronise, as the computing warps of the kernel variant
+// `matrix` do. Each of them writes a slot and then reads the slot of the next warp.
 template <Form F>
 __device__ void of_twelve(Shared& s, const uint32_t* from, uint32_t* to) {
   const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u, slot = warp % 8u;

@@ -1,5 +1,6 @@
 """Structured outputs over HTTP, with a checkpoint of random weights: sent by the `openai` package
-and checked by jsonschema. Also the fields of a body, with the messages of the Python interface.
+and checked by jsonschema. Also tests the ranges of a request's numeric fields, and that invalid
+fields are refused with the error messages of ark's Python interface.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class ModelDevice:
         return chain[place]
 
     def _decode(self, progress: Progress, iterations: int) -> list[int]:
-        """Decodes like ark_choose_each: a row within its text advances, a row at its limit
-        stays.
+        """Decodes like the device function ark_choose_each: in each iteration a row that has not
+        reached its limit advances by a token; a row at its limit stays.
         """
         tokens, at = list(progress.tokens), progress.computed
         limit = progress.end(self.size)

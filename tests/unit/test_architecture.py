@@ -185,8 +185,8 @@ PLANNER_NUMBERS = {
     "ark/lower/depthwise_tiles.py": {1 << 16},  # pixels of an image, for the planner's own time
     "ark/lower/ops/norms.py": {1024},  # elements of rows that one task takes
     "ark/lower/ops/reductions.py": {16384},  # elements of a row that several tasks share
-    # A number that should be in the machine's description: the amount of work from which a
-    # hand-over between processors pays off.
+    # A number that should be in the machine's description instead: the amount of work from which
+    # distributing it to another processor is faster.
     "ark/lower/ops/windows.py": {1 << 13},
     "ark/lower/rewrite/fuse_attention.py": {1 << 12},  # heads that are counted in a graph
     "ark/lower/rewrite/fuse_regions.py": {1024, 2048},  # elements that a body's thread holds

@@ -1,4 +1,7 @@
-"""Kernel variants: which one a plan gets, and that the plan records it."""
+"""The choice of a plan's kernel variant (what each warp of a block does): `block`, in which all
+computing warps share each task, `roles`, in which other warps load and wait for counters, or
+`matrix`, which multiplies by warpgroups. Also tests that the plan records its variant.
+"""
 
 from __future__ import annotations
 
@@ -113,8 +116,9 @@ def test_early_reads_of_the_iterations_results_are_refused() -> None:
 
 
 def test_a_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
-    """A plan of Llama 3.1 8B for two H100: the shared memory of the prompt's tasks fits beside the
-    ring of the variant `roles`.
+    """A plan of Llama 3.1 8B for two H100 in the variant `roles`: shared memory has room for the
+    ring (the stages into which a warp prefetches weights) and beside it for what the prompt's tasks
+    need.
     """
     config = dataclasses.replace(builtin_config("llama-3.1-8b"), num_hidden_layers=1)
     planned = make_plans(Shape(config, by_name("bf16"), 64, 16, 0, 2), registry.machine("h100"))
@@ -126,8 +130,9 @@ def test_a_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
 
 
 def test_a_prompts_products_take_no_residual_under_roles() -> None:
-    """In fp32, a prompt's products apply the residual in the variant `block`. In the variant
-    `roles` they do not, because the generic body computes products there.
+    """In fp32, products of a prompt add the residual themselves in the variant `block`. In the
+    variant `roles` a separate op adds it, because there the vendor-independent body computes
+    products.
     """
     taken = {}
     for name in ("roles", "block"):

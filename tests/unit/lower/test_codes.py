@@ -1,5 +1,5 @@
-"""Products of a few rows with quantised weights: which of them read codes under the variant
-`matrix`, and how they are divided.
+"""Products of a few rows with quantised weights in the kernel variant `matrix` (warpgroups): which
+of them read the codes directly, and into which tiles and parts of k they are cut.
 """
 
 from __future__ import annotations
@@ -125,8 +125,9 @@ def test_few_tiles_have_parts_of_k(outputs: int, parts: int) -> None:
 
 
 def test_a_stage_has_room_for_all_scales_that_it_meets() -> None:
-    """A stage has room for the scales of all groups of which it holds codes, also those that the
-    box loads in front of them, because a box must begin at a multiple of 16 bytes in a row.
+    """A stage (the part of shared memory for one step of a product) has room for the scales of all
+    groups of codes that it holds. A box copy must begin at a multiple of 16 bytes in a row, so it
+    also loads some scales in front of these, for which there must be room, too.
     """
     for group, scales, zeros in itertools.product(
         (16, 32, 48, 64, 96, 128, 192, 256, 512), (fp32, bf16), (False, True)

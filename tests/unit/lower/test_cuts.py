@@ -1,5 +1,5 @@
-"""The cut of a product (tile size and parts of k) that the planner predicts to be fastest is one of
-the fastest measured on an H100.
+"""The planner cuts a product into tiles, and k into parts. The cut that it predicts to be fastest
+is one of the fastest measured on an H100.
 """
 
 from __future__ import annotations

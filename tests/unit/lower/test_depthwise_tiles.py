@@ -1,4 +1,6 @@
-"""Tiles of depthwise convolutions with channels last, and the patches of threads."""
+"""Depthwise convolutions with channels last: the tile of each task, and the patch of results that
+each thread computes.
+"""
 
 from __future__ import annotations
 

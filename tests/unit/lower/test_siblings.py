@@ -1,4 +1,6 @@
-"""Elementwise ops that do not depend on each other share the processors."""
+"""Elementwise ops that do not depend on each other divide the processors among them, so that they
+run at the same time.
+"""
 
 from __future__ import annotations
 

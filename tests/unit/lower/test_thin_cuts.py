@@ -74,7 +74,9 @@ def test_products_of_an_lstm_are_few_tasks_each() -> None:
 
 
 def test_the_cost_of_a_hand_over_bounds_the_tasks() -> None:
-    """A product gets fewer tasks on a machine on which each signal costs more time."""
+    """A product gets fewer tasks on a machine on which a signal from one processor to another takes
+    longer.
+    """
     slow = dataclasses.replace(H200.costs, each_signal_us=1.0)
     counts = [
         tasks(products(1, dataclasses.replace(H200, costs=c), 1, 1024, 256, bf16), 0)

@@ -1,4 +1,6 @@
-"""How attention's tiles are dealt to processors: no processor has much more work than the mean."""
+"""How attention's tiles are assigned to processors: no processor has much more work
+than the mean.
+"""
 
 from __future__ import annotations
 

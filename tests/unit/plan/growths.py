@@ -1,4 +1,6 @@
-"""Small decoders that stream their caches, and the tasks that do so."""
+"""Small decoders whose attention reads its caches by growing fetches: copies to shared memory of
+all rows up to the current position. Also finds the tasks that have such fetches.
+"""
 
 from __future__ import annotations
 

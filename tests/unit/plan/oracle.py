@@ -81,7 +81,9 @@ def conflicts(a: list, b: list) -> set[str]:
 
 
 def order(plan: Plan, number: int) -> nx.DiGraph:
-    """Returns happens-before of one phase: program order, full waits, and packet reads.
+    """Returns the happens-before order of one phase as a graph of tasks. An edge leads to the next
+    task of a processor's list, from a signal to a wait for all signals of a counter, and from the
+    writer of a packet to its reader.
 
     An edge with the attribute `packet` makes only the packet visible, not other writes. The node
     attribute `touched` has a task's accesses.
@@ -121,8 +123,9 @@ def reachable(graph: nx.DiGraph) -> dict[Any, frozenset[Any]]:
 
 
 def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
-    """Returns pairs of conflicting tasks of one phase that are not ordered as their ops are, and
-    tasks that are not ordered before the opening of the barrier.
+    """Returns pairs of conflicting tasks of one phase that are not ordered as their ops are. Tasks
+    that are not ordered before the iteration's end (the signal of the iteration barrier) are also
+    returned, each in a pair with the task that gives this signal.
     """
     graph = order(plan, number)
     if not nx.is_directed_acyclic_graph(graph):

@@ -1,5 +1,6 @@
-"""Waits for the previous iteration, in plans without lockstep between ranks. The verifier
-refuses a plan that lacks such a wait exactly if brute force finds tasks that can conflict.
+"""Waits for the previous iteration, in plans whose ranks do not begin iterations together (no
+lockstep). If such a wait is removed, the verifier must refuse the plan exactly if brute force finds
+two tasks that can conflict.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ PLANS = {
 
 
 def without_lags(plan: Plan) -> list[Plan]:
-    """Returns a plan for each task with waits for the previous iteration; in it, that task lacks
-    them.
+    """Returns, for each task that waits for the previous iteration, the plan without the task's
+    waits for it.
     """
     lagging = [(k, t) for k, t in tasks(plan).items() if any(n == 0 for _, n in t.waits)]
     return [

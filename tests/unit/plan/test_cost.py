@@ -21,7 +21,9 @@ from tests.unit.plan.shapes import decoder_plans, machine
 def test_no_task_is_predicted_before_its_dependencies(
     processors: int, capabilities: tuple[Capability, ...]
 ) -> None:
-    """An edge of the brute-force order between two processors must also cost a hand-over."""
+    """If a task depends on a task of another processor, its predicted start is later than the other
+    task's end by at least the time of a signal.
+    """
     (plan,) = decoder_plans(machine(processors, *capabilities, warps=2 if capabilities else 1))
     assert any(t.packet for t in plan.tensors) == bool(capabilities)
     crossing = 0

@@ -1,5 +1,6 @@
-"""Growing fetches: loads of the rows of a cache, to which each iteration appends one. Tests their
-representation in plans, and faults that the verifier refuses.
+"""Growing fetches: copies to shared memory of all rows of a cache up to the current position, one
+row more in each iteration. Tests their representation in plans, and faults that the verifier
+refuses.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def test_a_changed_growth_is_refused(change: str) -> None:
 
 
 def _graph(before: Callable[[Llama, TokenState], None]) -> Graph:
-    """Returns a decoder's graph whose iteration does something else first."""
+    """Returns a decoder's graph. Each iteration first runs `before`, which may change the caches or
+    the position.
+    """
     model = Model(0, 1)
     with use_model(model):
         llama = Llama(WIDE, bf16)
@@ -199,8 +202,8 @@ def test_stages_that_a_ring_cannot_hold_are_refused() -> None:
 
 
 def test_a_growing_fetch_is_one_record_with_its_growth() -> None:
-    """The records of growing fetches contain the numbers of the plan: the address of the rows, the
-    largest number of rows, and the part of the positions.
+    """The records from which the device makes growing fetches contain the plan's numbers: the
+    address of the rows, the largest number of rows, and which part of the positions the task has.
     """
     planned = decoder(machine(4, Capability.PACKETS), chunk=4)
     built = tables.build(planned, [0] * len(planned.ops), lambda b: b << 32, lambda c: 64 * c)

@@ -1,4 +1,6 @@
-"""Growing fetches of rows in pages: the plans of an engine, and forged plans that are refused."""
+"""Growing fetches of paged caches: copies to shared memory of all rows up to the current position,
+found by a page table. Tests the plans of an engine, and forged plans that are refused.
+"""
 
 from __future__ import annotations
 

@@ -50,8 +50,9 @@ def test_every_mutation_is_refused(plan: Plan, mutate: Callable) -> None:
         except PlanError as error:
             assert str(error).startswith("the plan is refused: ")
         else:
-            # The task that opens the barrier waits for the last task of every processor. So its
-            # earlier waits are redundant, and a plan without them may be accepted.
+            # One task opens the iteration barrier. It waits for the last task of every processor.
+            # Therefore other waits of the same task are redundant, and a plan without them may be
+            # accepted.
             waits = mutate in (drop_wait, lower_threshold)
             if not waits or any(faults(changed, n) for n in range(len(plan.phases))):
                 accepted.append(seed)

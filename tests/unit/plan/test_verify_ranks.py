@@ -1,4 +1,6 @@
-"""The verifier applied to mutated plans of several ranks: a wrong put, wait or signal."""
+"""The verifier applied to plans of several ranks with one change: a put to a wrong rank or buffer,
+or a wait or signal that is missing or wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Moving a kernel's external buffers: the moved tables equal tables that are built for the new
-addresses.
+"""A kernel's external buffers may have other addresses in each launch. The task tables that are
+updated for new addresses must equal tables that are built for these addresses.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Products take in the rotary embedding of their results only where their epilogue can rotate them,
-and where that leaves the result the same.
+"""The rotary embedding of a product's result is computed in the product's epilogue only where the
+body can do so, and where this does not change the result.
 """
 
 from __future__ import annotations

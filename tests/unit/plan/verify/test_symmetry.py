@@ -1,5 +1,5 @@
-"""Ranks that do the same are planned and verified once, with the result that each rank would give.
-A rank that differs is not taken for one of them.
+"""If all ranks do the same, one of them is planned and verified for all. The result must be the one
+that planning and verifying every rank gives. A rank that differs from the others must be detected.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def test_written_tensors_do_not_move_between_ranks() -> None:
 
 
 def test_a_view_of_half_a_wide_read_is_refused() -> None:
-    """Bodies read 16 bytes at once, so the alignment of an operand must be the same on all
-    ranks.
+    """Device functions read 16 bytes at once. So a plan in which an operand's alignment differs
+    between ranks is refused.
     """
     plans = tied()
     (tensor,) = plans.moved
