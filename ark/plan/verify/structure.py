@@ -199,7 +199,8 @@ def _check_moved(plans: Rotated, written: set[Key]) -> None:
             if (there.first_byte - tensor.first_byte) % WIDEST_READ_BYTES:
                 raise refuse(
                     f"the offset of tensor {tensor.name!r} differs by "
-                    f"{there.first_byte - tensor.first_byte} bytes between ranks, expected a multiple of {WIDEST_READ_BYTES}"
+                    f"{there.first_byte - tensor.first_byte} bytes between ranks, expected a "
+                    f"multiple of {WIDEST_READ_BYTES}"
                 )
 
 
