@@ -147,7 +147,8 @@ class MetaEntry(Closed, frozen=True, omit_defaults=True):
     number that is equal for ranks on one host. engines: for each collective, a list of sizes with
     the engine that was measured as fastest for each algorithm. pages: the number of pages of keys
     and values; page: the number of positions in a page. sampling: "full" if the plan supports all
-    of ark.SamplingParams.
+    of ark.SamplingParams. fresh: the names of external buffers whose memory overlaps that of no
+    other buffer, as that of results which are allocated for each call.
     """
 
     model: Name | None = None
@@ -162,6 +163,7 @@ class MetaEntry(Closed, frozen=True, omit_defaults=True):
     pages: Index | None = None
     page: Index | None = None
     sampling: Literal["full"] | None = None
+    fresh: tuple[Name, ...] | None = None
 
 
 class PlanFile(Closed, frozen=True):

@@ -66,7 +66,7 @@ def build(
     ]
     rows, lists = _rows(operands, own, list_address)
     numbers = [kinds.get(op.kind).own(kinds.signature(plan, op))[::-1] for op in plan.ops]
-    early = {op: flags for op, flags in _early(plan, box_maps).items() if op not in cut}
+    early = _early(plan, box_maps, cut)
     flowing = _flow_words(plan, opcode)
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
@@ -80,7 +80,7 @@ def build(
     for number, phase in enumerate(plan.phases):
         for processor, tasks in enumerate(phase.processors):
             first_task, first_fetch = len(records), fetched
-            for task in tasks:
+            for task, before in zip(tasks, (None, *tasks), strict=False):
                 stage, growing = fetched - first_fetch, 0
                 for fetch in task.fetches:
                     operand = operands[task.op][fetch.operand]
@@ -127,7 +127,7 @@ def build(
                         fetched - first_fetch,
                         coord,
                         len(records),
-                        growing or early.get(task.op, 0),
+                        growing or early.bits(task, before),
                         rows[task.op],
                     )
                 )
@@ -149,7 +149,30 @@ def build(
     )
 
 
-ALL, RIGHT = 1, 2  # bits: which boxes may be loaded before a task begins
+# Bits: which boxes may be loaded before a task begins, and that the others may be loaded once the
+# preceding task of the list has performed its waits.
+ALL, RIGHT, BESIDE = 1, 2, 4
+
+
+@dataclass(frozen=True)
+class _Early:
+    """What may be loaded for tasks before they begin. flags: by op, the bit ALL or RIGHT. loaded,
+    written: by op, the ids of the buffers that its box maps cover, and of those that it writes.
+    """
+
+    flags: dict[int, int]
+    loaded: dict[int, frozenset[int]]
+    written: dict[int, frozenset[int]]
+
+    def bits(self, task: Task, before: Task | None) -> int:
+        """The bits of a task. before: the preceding task of its processor. All tasks before that
+        one have ended when it begins. So it need not be waited for if it writes nothing that is
+        loaded.
+        """
+        flag, loaded = self.flags.get(task.op, 0), self.loaded.get(task.op)
+        if loaded is None or flag == ALL or before is None or before.op == task.op:
+            return flag
+        return flag if loaded & self.written.get(before.op, loaded) else flag | BESIDE
 
 
 def _flow_words(plan: Plan, opcode: Sequence[int]) -> dict[int, int]:
@@ -164,34 +187,41 @@ def _flow_words(plan: Plan, opcode: Sequence[int]) -> dict[int, int]:
     return word_of
 
 
-def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
-    """The ops whose operands may be loaded by box copies (TMA) before their tasks begin,
-    because no task writes these operands during a launch. For each such op, the flag ALL (all
-    operands) or RIGHT (only the right operand of a matmul).
+def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]], cut: frozenset[int]) -> _Early:
+    """What may be loaded for each op whose boxes the loading thread copies. The flags are for ops
+    whose box maps cover memory that is not written during a launch: of all operands (ALL), or only
+    of a matmul's right-hand side (RIGHT). cut: the ops of `stream_boxes`.
     """
     mapped = {
         op.id: [op.operands[m.operand] for m in maps]
         for op, maps in zip(plan.ops, box_maps, strict=bool(box_maps))
-        if maps
+        if maps and op.id not in cut
     }
     if not mapped:
-        return {}
+        return _Early({}, {}, {})
     coords: dict[int, list[tuple[int, ...]]] = {}
     for phase in plan.phases:
         for task in (t for tasks in phase.processors for t in tasks):
             coords.setdefault(task.op, []).append(task.coord)
-    templates, written = Templates(), set()
+    # External memory (a caller's) may overlap other memory, so external buffers count as one,
+    # except for new memory. If a launch writes one of them, the others count as written.
+    fresh = plan.meta.get("fresh", ())
+    outer = {b.id for b in plan.buffers if b.arena == "external" and b.name not in fresh}
+
+    def of(tensor: int) -> int:
+        buffer = plan.tensors[tensor].buffer
+        return min(outer) if buffer in outer else buffer
+
+    templates, written = Templates(), dict[int, frozenset[int]]()
     for op in plan.ops:
         boxes = templates.boxes(kinds.signature(plan, op), tuple(coords.get(op.id, ())))
-        written |= {plan.tensors[op.operands[b.operand]].buffer for b in boxes if b.write}
-    # Memory of the caller may overlap other memory of the caller. So if a launch writes any
-    # external memory, all external memory counts as written.
-    given = any(plan.buffers[b].arena == "external" for b in written)
-    kept = ("parameter", "state") if given else ("parameter", "state", "external")
+        written[op.id] = frozenset(of(op.operands[b.operand]) for b in boxes if b.write)
+    every = frozenset().union(*written.values())
+    kept = ("parameter", "state", "external")
 
     def unwritten(tensor: int) -> bool:
         buffer = plan.buffers[plan.tensors[tensor].buffer]
-        return buffer.id not in written and buffer.arena in kept and buffer.rank == plan.rank
+        return of(tensor) not in every and buffer.arena in kept and buffer.rank == plan.rank
 
     flags: dict[int, int] = {}
     for number, tensors in mapped.items():
@@ -199,7 +229,8 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
             flags[number] = ALL
         elif plan.ops[number].kind == "matmul" and unwritten(tensors[1]):
             flags[number] = RIGHT
-    return flags
+    loaded = {number: frozenset(map(of, tensors)) for number, tensors in mapped.items()}
+    return _Early(flags, loaded, written)
 
 
 def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -15,8 +15,10 @@ import re
 import numpy as np
 import pytest
 
+import ark
 from ark.backend.codegen.writer import write
 from ark.backend.protocol import Target
+from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp16, fp32, int8, int32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
@@ -28,7 +30,7 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.cells import cells, map_cells
 from ark.runtime.executor import Executor
-from ark.runtime.tables import ALL, RIGHT, build
+from ark.runtime.tables import ALL, BESIDE, RIGHT, build
 from ark.tasks.expression import leaf, number
 from tests import kept
 from tests.codegen.machine_code import section
@@ -197,6 +199,41 @@ def test_operands_written_in_the_iteration_are_not_loaded_early() -> None:
         "softmax": 0,
         "second": RIGHT,
     }
+
+
+def early_bits(graph: Graph, new: bool) -> dict[str, set[int]]:
+    """By name of op: the bits of its tasks that say what is loaded early. All inputs and the last
+    node's result are external. new: True if the result's memory is known to be new.
+    """
+    result = graph.nodes[-1].outputs[0].buffer
+    external = [t.buffer.id for t in graph.tensors if t.buffer.arena == "state"]
+    planned = plan(graph, H100, {"external": [*external, result.id], "variant": "matrix"})
+    meta = {"fresh": [result.name]} if new else {}
+    planned = dataclasses.replace(planned, meta={**planned.meta, **meta})
+    emitted = write(planned, machine_of(planned), backend.dialect("sm_90a"))
+    maps = [emitted.maps[code] for code in emitted.opcode]
+    tables = build(planned, emitted.opcode, lambda _: 0, lambda _: 0, maps, lambda _op, _map: 0)
+    bits: dict[str, set[int]] = {}
+    for task in tables.tasks:
+        bits.setdefault(planned.ops[task["op"]].name, set()).add(int(task["growth"]))
+    return bits
+
+
+def test_operands_are_loaded_beside_a_task_that_does_not_write_them() -> None:
+    """Two products read the same rows, and the second one the first one's result too. The weights
+    are external: they may be loaded early only if the result's memory is known to be new.
+    """
+    model = Model()
+    with use_model(model):
+        x, w, v = (ark.tensor((2048 if n == "x" else 1024, 1024), bf16, name=n) for n in "xwv")
+        a = ark.softmax(x, name="softmax")
+        gate = ark.sigmoid(ark.matmul(a, w, transpose_other=True, name="first"))
+        made = ark.matmul(a, v, transpose_other=True, name="second")
+        ark.mul(made, gate)
+    graph = model.graph
+    assert early_bits(graph, new=False)["second"] == {BESIDE}
+    bits = early_bits(graph, new=True)
+    assert bits["first"] == {RIGHT} and bits["second"] == {RIGHT | BESIDE}
 
 
 def test_external_addresses_are_patched_in_task_records() -> None:

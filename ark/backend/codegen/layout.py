@@ -31,7 +31,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # The high half has a bit for each operand that the previous task has computed.
     # growth: 1 + the index of the ArkGrowth of the task's growing fetch, or 0 without such a fetch.
     # In kernels that load boxes, growth is 1 if the boxes may be loaded before the task begins.
-    # It is 2 there if only the boxes of the right operand may be loaded early.
+    # It is 2 there if only the boxes of the right operand may be loaded early, plus 4 if the others
+    # may be loaded once the preceding task has performed its waits (ark.runtime.tables).
     "ArkTask": (
         ("kind", "u32", 1),
         ("op", "u32", 1),

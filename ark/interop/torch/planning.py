@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import ark
@@ -31,6 +31,7 @@ def planned(
     boxes: bool = True,
     compare: bool = False,
     kept: Sequence[Value] = (),
+    fresh: Collection[str] = (),
 ) -> Plan:
     """The plan of a model for a machine.
 
@@ -38,7 +39,8 @@ def planned(
     when they are loaded. places: inputs and results, whose memory belongs to the caller. boxes:
     True if their addresses are aligned for copies of memory boxes. compare: True to choose the
     variant by the predicted time of all ops. kept: inputs that are the same in nearly every call.
-    In a script that is run only in order to plan it they count as parameters.
+    In a script that is run only in order to plan it they count as parameters. fresh: the names of
+    results whose memory is allocated for each call, so that it overlaps no other memory.
     """
     if Planner.machine_override is not None:
         arenas = {v.tensor.ir.buffer.id: "parameter" for v in kept}
@@ -55,6 +57,8 @@ def planned(
     busy = machine.processors if dealt else busied(plan, machine)
     if busy < machine.processors:
         plan = make_plan(model.graph, machine.with_processors(busy), options)
+    if fresh:
+        plan = dataclasses.replace(plan, meta={**plan.meta, "fresh": sorted(fresh)})
     if members is None:
         verify([plan])
     return plan

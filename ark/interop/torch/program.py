@@ -88,8 +88,9 @@ class Program:
         self._buffers = [v.tensor.ir.buffer for v in places]
         whole = all(t.data_ptr() % BOX_BYTES == 0 for t in self._held)
         kept = [*self._inputs[self._given :], *(self._inputs[i] for i in fixed)]
+        fresh = {b.name for b in self._buffers} - {v.tensor.ir.buffer.name for v in self._inputs}
         machine = self._device.machine
-        self._plan = planned(model, places, machine, members, whole, compare, kept)
+        self._plan = planned(model, places, machine, members, whole, compare, kept, fresh)
         loads = machine_of(self._plan).variant.role(LOAD)
         self._step = BOX_BYTES if loads else 1  # the alignment that inputs' addresses must have
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}

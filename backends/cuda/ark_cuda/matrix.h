@@ -201,9 +201,10 @@ ARK_DEVICE ark_u32 ark_matrix_made_parity() {
 }
 #endif
 
-// Values of ArkTask.growth in this variant: the loading thread may load the boxes of both operands
-// before the task begins (ALL), or only those of the right operand.
-constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u;
+// Bits of ArkTask.growth in this variant: the loading thread may load the boxes of both operands
+// before the task begins (ALL), or those of the right operand (RIGHT). It may load the others once
+// the preceding task has performed its waits (BESIDE), because that task writes none of them.
+constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u, ARK_LOADS_BESIDE = 4u;
 
 // The state of the loading thread, which it passes to a task's loading function. at: the position
 // of the next stage. issued: the number of stages loaded so far, counted up to one round of the
@@ -427,8 +428,8 @@ ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
 // memory latency. It never runs past a task that uses the stages' memory for something else. If
 // only the right operand (weights) is read-only, it is copied to all free stages, and the left one
 // follows. Rows of a growing cache are copied as soon as their iteration has begun. Other operands
-// wait until their task begins, or only for its counters if the preceding task belongs to the same
-// op and has begun.
+// wait until their task is reached, or only for its counters if the preceding task has performed its
+// waits and belongs to the same op or writes none of them.
 ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
   const ArkPhases phases = ark_phases(p);
@@ -447,7 +448,7 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
     for (ark_u32 at = range.task_begin; at < range.task_end && !load.stopped; ++at) {
       const ArkTask& task = ARK_POINTER(const ArkTask, p->tasks)[at];
       const ark_u64 place = ark_matrix_place(iteration, at);
-      const bool follows = task.op == op;
+      const bool follows = task.op == op || (task.growth & ARK_LOADS_BESIDE) != 0u;
       op = task.op;
       if (!ark_loads(task.kind)) {
         if (!ark_spares_stages(task.kind)) spared = place + ARK_MATRIX_TASK;
@@ -455,7 +456,7 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
       }
       // The rows of a growing fetch were written before this iteration.
       const bool grows = task.fetch_end != task.fetch_begin;
-      const bool waits = !grows && task.growth != ARK_LOADS_ALL;
+      const bool waits = !grows && (task.growth & ARK_LOADS_ALL) == 0u;
       if (waits) ark_matrix_copy_ahead(task, ARK_POINTER(const ArkCounterOp, p->counter_ops));
       const ark_u32 maps = ark_maps(task.kind);
 #pragma unroll 1
@@ -464,7 +465,7 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
       load.whole = false;
       // The waits of the iteration's first task make those rows visible.
       if (grows) fine = fine && ark_matrix_waited(ark_matrix_place(iteration, range.task_begin));
-      load.early = fine && !grows && task.growth == ARK_LOADS_RIGHT;
+      load.early = fine && !grows && (task.growth & ARK_LOADS_RIGHT) != 0u;
       while (fine) {
         const bool late = waits && !load.early;
         if (late) {
@@ -558,7 +559,7 @@ ARK_DEVICE void ark_matrix_prefetch_run(const ArkParams* p, ark_u32 processor, c
     for (ark_u32 at = range.task_begin; at < range.task_end && !load.stopped; ++at) {
       const ArkTask& task = ARK_POINTER(const ArkTask, p->tasks)[at];
       const bool grows = task.fetch_end != task.fetch_begin;
-      if (!grows && task.growth == ARK_LOADS_RIGHT) ark_dispatch_load(c, task, load);
+      if (!grows && (task.growth & ARK_LOADS_RIGHT) != 0u) ark_dispatch_load(c, task, load);
     }
   }
 }

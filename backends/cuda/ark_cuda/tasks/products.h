@@ -135,7 +135,7 @@ ARK_DEVICE void ark_matrix_load_stages(ArkCtx& c, const ArkTask& t, ArkMatrixLoa
                                        const Right& right) {
   // The right operand of a product with an activation is weights, which are read once. They get the
   // L2 priority evict_first, so that instructions and activations stay in L2.
-  const bool leaves = P::deal::once && t.growth == ARK_LOADS_RIGHT;
+  const bool leaves = P::deal::once && (t.growth & ARK_LOADS_RIGHT) != 0u;
   const ark_u64 keep = leaves ? ARK_BOX_LEAVES : ARK_BOX_STAYS;
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
     const int last = end(i1);
@@ -155,7 +155,7 @@ ARK_DEVICE void ark_matrix_load_stages(ArkCtx& c, const ArkTask& t, ArkMatrixLoa
       }
       if (unbegun) {
         right(stage, i0, i1, m0, n0, k, full, keep);
-        ark_matrix_loaded(load, P::AHEAD && t.growth == ARK_LOADS_RIGHT);
+        ark_matrix_loaded(load, P::AHEAD && (t.growth & ARK_LOADS_RIGHT) != 0u);
       }
       if (load.early) {
         ark_matrix_next(load.at);
