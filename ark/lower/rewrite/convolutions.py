@@ -38,7 +38,7 @@ MOST_IN_UNITS = 64
 # place, as groups on matrix units, if they have at most MOST_TAPS_IN_PLACE elements (taps). Box
 # copies of so few bytes take longer: for 16 images of 3x224x224 and 32 outputs, 73 us on an H200,
 # besides 33 us for the padded image.
-MOST_CHANNELS_IN_PLACE, MOST_TAPS_IN_PLACE = 4, 64
+MOST_CHANNELS_IN_PLACE, MOST_TAPS_IN_PLACE = 4, 25
 
 # The parameters of the windows of a convolution with kernel size 1.
 PIXEL = {"size": [1], "stride": [1], "dilation": [1], "before": [0]}

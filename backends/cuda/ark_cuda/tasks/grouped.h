@@ -65,23 +65,32 @@ ARK_DEVICE void ark_groups_copy(const ArkTask& t, ark_u32 to, int first, int end
 }
 
 // The same for an image with channels first and FEW channels. Neighbouring threads load neighbouring
-// pixels of a row. source(n, y, x, c) is the address of a single channel. to: of the pixels.
+// pixels of a row, each BATCH of them before it stores the first one. source(n, y, x, c) is the
+// address of a single channel. to: of the pixels.
 template <class WINDOW, class TILE, class G, int FEW, class Source>
 ARK_DEVICE void ark_groups_copy_few(const ArkTask& t, char* to, const Source& source) {
-  constexpr int END = G::IMAGES * G::HIGH * G::WIDE;
+  constexpr int END = G::IMAGES * G::HIGH * G::WIDE, BATCH = 8;
   typedef decltype(ark_load_pack<8>(source(0, 0, 0, 0))) Pixel;
   const int top = t.coord[1] * WINDOW::step_down - WINDOW::before_down;
   const int left = t.coord[2] * WINDOW::step_across - WINDOW::before_across;
-#pragma unroll 4
-  for (int pixel = ark_tid(); pixel < END; pixel += ARK_THREADS) {
-    const int row = pixel / G::WIDE, n = t.coord[0] + row / G::HIGH;
-    const int y = top + row % G::HIGH, x = left + pixel % G::WIDE;
-    Pixel loaded = {};
-    if (n < TILE::size[0] && y >= 0 && y < WINDOW::height && x >= 0 && x < WINDOW::width) {
+#pragma unroll 1
+  for (int first = ark_tid(); first < END; first += BATCH * ARK_THREADS) {
+    Pixel loaded[BATCH] = {};
 #pragma unroll
-      for (int c = 0; c < FEW; ++c) loaded.v[c] = *source(n, y, x, c);
+    for (int i = 0; i < BATCH; ++i) {
+      const int pixel = first + i * ARK_THREADS, row = pixel / G::WIDE;
+      const int n = t.coord[0] + row / G::HIGH, y = top + row % G::HIGH;
+      const int x = left + pixel % G::WIDE;
+      if (n < TILE::size[0] && y >= 0 && y < WINDOW::height && x >= 0 && x < WINDOW::width) {
+#pragma unroll
+        for (int c = 0; c < FEW; ++c) loaded[i].v[c] = *source(n, y, x, c);
+      }
     }
-    *reinterpret_cast<Pixel*>(to + pixel * G::PIXEL) = loaded;
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const int pixel = first + i * ARK_THREADS;
+      if (pixel < END) *reinterpret_cast<Pixel*>(to + pixel * G::PIXEL) = loaded[i];
+    }
   }
 }
 
