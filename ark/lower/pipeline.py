@@ -77,23 +77,16 @@ def plan_prepared(
     function that is called with the plan before it is scheduled, so that the kernel can be compiled
     meanwhile. That plan has everything on which the source depends, and one task list per phase.
     """
-    draft = _lowered(prepared, meta)
-    schedule, ops = draft.schedule, draft.plan.ops
-    listed = list(zip(prepared.graph.phases, draft.groups, draft.variants, strict=True))
+    lowered = _lowered(prepared, meta)
     if drafted is not None:
-        unscheduled = [
-            Phase(name, (schedule.unscheduled(groups, ops),), variant)
-            for name, groups, variant in listed
-        ]
-        drafted(dataclasses.replace(draft.plan, phases=tuple(unscheduled)))
-    phases = [
-        Phase(name, schedule.phase(number, groups, ops), variant)
-        for number, (name, groups, variant) in enumerate(listed)
-    ]
-    plan = dataclasses.replace(draft.plan, phases=tuple(phases), counters=schedule.counters())
-    if shows("plan"):
-        show("plan", plan_text(plan))
-    return plan
+        drafted(lowered.unscheduled())
+    return lowered.scheduled()
+
+
+@paused()
+def draft(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Draft:
+    """The first part of `plan`, with everything on which the kernel's source depends."""
+    return _lowered(prepare(graph, machine, options), None)
 
 
 @paused()
@@ -105,19 +98,45 @@ def unscheduled(prepared: Prepared, meta: Mapping[str, Any] | None = None) -> Pl
 
 
 @dataclass(frozen=True)
-class _Draft:
-    """A plan that is not scheduled yet. plan: the plan without phases and counters. schedule: the
-    object that builds the phases and counters. groups: for each phase, its groups of tasks, each
-    with its index in program order. variants: for each phase, the index of its kernel variant.
+class Draft:
+    """A plan that is not scheduled yet. plan: the plan without phases and counters. names: the
+    names of the phases. schedule: the object that builds the phases and counters. groups: for each
+    phase, its groups of tasks, each with its index in program order. variants: for each phase, the
+    index of its kernel variant.
     """
 
     plan: Plan
+    names: Sequence[str]
     schedule: Schedule
     groups: list[list[tuple[int, Group]]]
     variants: list[int]
 
+    def unscheduled(self) -> Plan:
+        """The plan with one task list per phase, for a compiler. Call it before `scheduled`."""
+        phases = [
+            Phase(name, (self.schedule.unscheduled(groups, self.plan.ops),), variant)
+            for name, groups, variant in self._phases()
+        ]
+        return dataclasses.replace(self.plan, phases=tuple(phases))
 
-def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
+    @paused()
+    def scheduled(self) -> Plan:
+        """The plan. May be called once."""
+        phases = [
+            Phase(name, self.schedule.phase(number, groups, self.plan.ops), variant)
+            for number, (name, groups, variant) in enumerate(self._phases())
+        ]
+        counters = self.schedule.counters()
+        plan = dataclasses.replace(self.plan, phases=tuple(phases), counters=counters)
+        if shows("plan"):
+            show("plan", plan_text(plan))
+        return plan
+
+    def _phases(self) -> list[tuple[str, list[tuple[int, Group]], int]]:
+        return list(zip(self.names, self.groups, self.variants, strict=True))
+
+
+def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> Draft:
     """Lowers the graph and places its buffers."""
     private, machines, chosen = prepared.graph, prepared.machines, prepared.options
     groups = lower_nodes(private, machines, chosen, prepared.alone)
@@ -165,7 +184,8 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
         arenas=contents.arenas,
         meta={**(meta or {}), **to_meta(private.packings), **_ranges(groups), **_chosen(chosen)},
     )
-    return _Draft(plan, schedule, by_phase, [variants.index(m.variant) for m in machines])
+    indices = [variants.index(m.variant) for m in machines]
+    return Draft(plan, private.phases, schedule, by_phase, indices)
 
 
 def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:

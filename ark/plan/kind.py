@@ -18,7 +18,7 @@ from ark.errors import PlanError
 from ark.ir.late import LateTable
 from ark.machine import Machine
 from ark.plan.params import INT_MAX, Params, Places, read_params
-from ark.plan.signature import ARRANGED, WIDEST_ACCESS_BYTES
+from ark.plan.signature import ARRANGED, EXTERNAL_ALIGNMENT, WIDEST_ACCESS_BYTES
 from ark.plan.signature import OperandType as OperandType
 from ark.plan.signature import Signature as Signature
 from ark.plan.types import Fetch, Plan, PlanOp, PlanTensor
@@ -235,6 +235,8 @@ def whole(operand: int, operand_type: OperandType, write: bool = False) -> Acces
 def signature(plan: Plan, op: PlanOp) -> Signature:
     """The signature of an op in a plan."""
     operands = []
+    placed = plan.meta.get(EXTERNAL_ALIGNMENT, 1) % WIDEST_ACCESS_BYTES == 0
+    arranged = (*ARRANGED, "external") if placed else ARRANGED
     for tensor_id in op.operands:
         tensor: PlanTensor = plan.tensors[tensor_id]
         buffer = plan.buffers[tensor.buffer]
@@ -245,7 +247,7 @@ def signature(plan: Plan, op: PlanOp) -> Signature:
                 tensor.strides,
                 tensor.packet,
                 buffer.arena == "symmetric",
-                buffer.arena in ARRANGED
+                buffer.arena in arranged
                 and (buffer.offset + tensor.first_byte) % WIDEST_ACCESS_BYTES == 0,
             )
         )

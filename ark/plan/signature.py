@@ -20,6 +20,9 @@ WIDEST_ACCESS_BYTES = 16  # bytes of the widest access
 # Arenas (allocations for one kind of memory) that begin at a multiple of WIDEST_ACCESS_BYTES and in
 # which the plan gives each buffer a fixed offset.
 ARRANGED = ("activation", "parameter", "state")
+# The plan's metadata with this name is the number of bytes at a multiple of which the caller places
+# every external buffer. Without it they may begin anywhere.
+EXTERNAL_ALIGNMENT = "external_alignment"
 SHORT_PACKET = 4
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ark.backend import registry
-from ark.interop.torch.planning import planned
+from ark.interop.torch.planning import Planning, planned
 
 
 def planned_as(module: Any, example: Any, machine: str, monkeypatch: Any) -> list[Any]:
@@ -20,9 +20,9 @@ def planned_as(module: Any, example: Any, machine: str, monkeypatch: Any) -> lis
 
     def plan_twice(model: Any, places: Any, own: Any, *rest: Any, **named: Any) -> Any:
         plans.append(planned(model, places, registry.machine(machine), *rest, **named))
-        return planned(model, places, own, *rest, **named)
+        return Planning(model, places, own, *rest, **named)
 
-    monkeypatch.setattr(program, "planned", plan_twice)
+    monkeypatch.setattr(program, "Planning", plan_twice)
     with torch.no_grad():
         torch.testing.assert_close(
             torch.compile(module, backend="ark")(example), module(example), rtol=2e-2, atol=2e-2

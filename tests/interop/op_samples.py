@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 import ark
 from ark.interop.torch.compile import decompositions
 from ark.interop.torch.graph import Built, build, drop_checks, held, why_not
-from ark.interop.torch.program import own
+from ark.interop.torch.values import own
 
 SAMPLE_TOLERANCE = 1e-4
 SAMPLES_PER_KERNEL = 40  # run in one launch

@@ -34,7 +34,7 @@ def test_a_graph_that_cannot_be_compiled(
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(program, "planned", fail)
+    monkeypatch.setattr(program, "Planning", fail)
     compiled = torch.compile(_function, backend=backend, dynamic=dynamic)
     x = torch.randn(3, 4)
     for _ in range(3):

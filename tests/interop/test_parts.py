@@ -13,14 +13,16 @@ from torch import fx  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from ark.backend import registry  # noqa: E402
+from ark.backend.codegen.writer import write  # noqa: E402
 from ark.cli.measure.networks import network  # noqa: E402
 from ark.interop.torch import backend, compile, program  # noqa: E402
 from ark.interop.torch.concats import nest_concats  # noqa: E402
 from ark.interop.torch.export import decompositions  # noqa: E402
 from ark.interop.torch.graph import build  # noqa: E402
 from ark.interop.torch.parts import divided, joint_products, part_starts  # noqa: E402
-from ark.interop.torch.planning import planned  # noqa: E402
+from ark.interop.torch.planning import Planning, planned  # noqa: E402
 from ark.interop.torch.values import Value  # noqa: E402
+from ark.machine.variant import LOAD  # noqa: E402
 from ark.plan.cost import predict  # noqa: E402
 from ark.plan.serialize import machine_of  # noqa: E402
 
@@ -147,6 +149,72 @@ def test_a_divided_model_equals_torch(name: str, monkeypatch: Any) -> None:
         got = torch.compile(module, backend=backend)(*examples)
         torch.testing.assert_close(got, module(*examples), rtol=1e-4, atol=1e-4)
     assert len(set(program.PROGRAMS) - before) == len(begun) > 1
+
+
+def test_all_parts_begin_to_compile_before_the_first_is_scheduled(monkeypatch: Any) -> None:
+    steps: list[str] = []
+
+    class Noted(Planning):
+        def drafted(self) -> Any:
+            steps.append("drafted")
+            return super().drafted()
+
+        def finish(self) -> Any:
+            steps.append("finished")
+            return super().finish()
+
+    monkeypatch.setattr(compile, "joint_products", lambda: 4)
+    monkeypatch.setattr(program, "Planning", Noted)
+    module, examples = network("resnet")
+    with torch.no_grad():
+        torch.compile(module, backend=backend)(*examples)
+    parts = steps.count("finished")
+    assert steps == ["drafted"] * parts + ["finished"] * parts and parts > 1
+
+
+def _product() -> tuple[ark.Model, list[Value]]:
+    def function(x: Any, w: Any, bias: Any) -> Any:
+        return torch.exp(x) @ w + bias
+
+    shapes = [(512, 256), (256, 512), (512,)]
+    examples = [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
+    built = build(make_fx(function, tracing_mode="fake")(*examples), examples)
+    return built.model, [v for v in (*built.inputs, *built.outputs) if isinstance(v, Value)]
+
+
+def _source(plan: Any) -> str:
+    used = registry.with_kernels(registry.get("cuda"))
+    machine = machine_of(plan, 0)
+    return write(plan, machine, used.dialect(machine.arch)).source.text
+
+
+def test_a_draft_has_the_source_of_the_plan() -> None:
+    pytest.importorskip("ark_cuda")
+    planning = Planning(*_product(), registry.machine("h200"))
+    draft = planning.drafted()
+    assert draft is not None and machine_of(draft).variant.role(LOAD)
+    assert _source(draft) == _source(planning.finish())
+
+
+def test_a_plan_that_may_change_has_no_draft() -> None:
+    """On a CPU the number of processors is not known yet; with `compare` the other variant may be
+    faster.
+    """
+    assert Planning(*_product(), registry.machine("cpu-4")).drafted() is None
+    h200 = registry.machine("h200")
+    assert Planning(*_product(), h200, boxes=False, compare=True).drafted() is None
+    assert Planning(*_product(), h200, boxes=False).drafted() is not None
+
+
+def test_kernels_rely_on_the_alignment_of_tensors() -> None:
+    """A kernel with loading warps has no code for tensors that begin anywhere, because such tensors
+    are copied before. If held tensors may be replaced by others, it has.
+    """
+    pytest.importorskip("ark_cuda")
+    h200 = registry.machine("h200")
+    placed, loose = (_source(planned(*_product(), h200, loose=f)) for f in (False, True))
+    assert "ark_aligned(t.operand" in loose and "ark_aligned(t.operand" not in placed
+    assert len(placed) < len(loose)
 
 
 def test_gradients_of_a_divided_model_equal_torch(monkeypatch: Any) -> None:

@@ -132,6 +132,7 @@ def compile_graph(
     else:
         partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
         fused = partitioner.partition_and_fuse()
+    programs: list[Program] = []
     for name, part in list(fused.named_children()):
         if isinstance(part, fx.GraphModule) and name.startswith("fused"):
             places = [n for n in part.graph.nodes if n.op == "placeholder"]
@@ -140,10 +141,13 @@ def compile_graph(
             kept = [i for i, n in enumerate(caller.args) if n in parameters]
             (ends,) = next(n for n in part.graph.nodes if n.op == "output").args
             single = not isinstance(ends, (list, tuple))
-            program = Program.of(part, inner, kept, by_torch=True, compare=bool(starts))
-            if starts:
-                program.begin()
+            several = bool(starts)
+            program = Program.of(part, inner, kept, by_torch=True, compare=several, later=several)
+            programs.append(program)
             setattr(fused, name, _Kernel(program, single))
+    if starts:  # all kernels compile while their plans are scheduled one by one
+        for program in programs:
+            program.finish()
     fused.recompile()
     return fused
 

@@ -10,12 +10,15 @@ import ark
 from ark.errors import PlanError
 from ark.interop.torch.values import Value
 from ark.ir.graph import Graph
+from ark.lower.pipeline import draft
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.machine.variant import COMPUTE, LOAD, MOVE, block
 from ark.plan.cost import busied, phase_us
 from ark.plan.serialize import machine_of
-from ark.plan.types import Plan
+from ark.plan.signature import EXTERNAL_ALIGNMENT
+from ark.plan.types import BOX_ALIGNMENT_BYTES, Plan
 from ark.plan.verify import verify
 from ark.runtime import tuned, tuned_collectives
 from ark.runtime.planned import Planned
@@ -23,45 +26,83 @@ from ark.runtime.planner import Planner, capture
 from ark.runtime.run import Ranks
 
 
-def planned(
-    model: ark.Model,
-    places: Sequence[Value],
-    machine: Machine,
-    members: Ranks | None = None,
-    boxes: bool = True,
-    compare: bool = False,
-    kept: Sequence[Value] = (),
-    fresh: Collection[str] = (),
-) -> Plan:
-    """The plan of a model for a machine.
+class Planning:
+    """The plan of a model for a machine, in two steps. Between them, compilers can begin to work on
+    the kernel's source, which depends on the first step only.
 
-    The plan is verified here if there is a single rank; the plans of several ranks are verified
-    when they are loaded. places: inputs and results, whose memory belongs to the caller. boxes:
-    True if their addresses are aligned for copies of memory boxes. compare: True to choose the
-    variant by the predicted time of all ops. kept: inputs that are the same in nearly every call.
-    In a script that is run only in order to plan it they count as parameters. fresh: the names of
-    results whose memory is allocated for each call, so that it overlaps no other memory.
+    places: inputs and results, whose memory belongs to the caller. boxes: True if their addresses
+    are aligned for copies of memory boxes. compare: True to choose the variant by the predicted
+    time of all ops. kept: inputs that are the same in nearly every call. In a script that is run
+    only in order to plan it they count as parameters. fresh: the names of results whose memory is
+    allocated for each call, so that it overlaps no other memory. loose: True if the caller may
+    later place some external buffers anywhere.
     """
-    if Planner.machine_override is not None:
-        arenas = {v.tensor.ir.buffer.id: "parameter" for v in kept}
-        model.graph = model.graph.in_arenas(arenas)
-        capture(Planned(None, model))
-    external = sorted({v.tensor.ir.buffer.id for v in places})
-    options: dict[str, Any] = {"external": external, **tuned.options(machine)}
-    options |= tuned_collectives.options(machine, model.graph.world_size, members)
-    machine = _counting_on(machine, boxes)
-    plan = make_plan(model.graph, machine, options)
-    if compare:
-        plan, options = _faster(plan, model.graph, machine, options)
-    dealt = members is not None or any(node.processors for node in model.graph.nodes)
-    busy = machine.processors if dealt else busied(plan, machine)
-    if busy < machine.processors:
-        plan = make_plan(model.graph, machine.with_processors(busy), options)
-    if fresh:
-        plan = dataclasses.replace(plan, meta={**plan.meta, "fresh": sorted(fresh)})
-    if members is None:
-        verify([plan])
-    return plan
+
+    def __init__(
+        self,
+        model: ark.Model,
+        places: Sequence[Value],
+        machine: Machine,
+        members: Ranks | None = None,
+        boxes: bool = True,
+        compare: bool = False,
+        kept: Sequence[Value] = (),
+        fresh: Collection[str] = (),
+        loose: bool = False,
+    ) -> None:
+        if Planner.machine_override is not None:
+            arenas = {v.tensor.ir.buffer.id: "parameter" for v in kept}
+            model.graph = model.graph.in_arenas(arenas)
+            capture(Planned(None, model))
+        external = sorted({v.tensor.ir.buffer.id for v in places})
+        options: dict[str, Any] = {"external": external, **tuned.options(machine)}
+        options |= tuned_collectives.options(machine, model.graph.world_size, members)
+        self._graph, self._options, self._members = model.graph, options, members
+        self._machine, self._compare = _counting_on(machine, boxes), compare
+        self._loose, self._fresh = loose, sorted(fresh)
+        self._draft = draft(model.graph, self._machine, options)
+
+    def drafted(self) -> Plan | None:
+        """The plan before it is scheduled; None if `finish` may choose another variant or number of
+        processors.
+        """
+        loads = machine_of(self._draft.plan).variant.role(LOAD)
+        starts = self._machine.has(Capability.STARTS_PROCESSORS)
+        if starts or (self._compare and not loads):
+            return None
+        return self._placed(self._draft.unscheduled())
+
+    def finish(self) -> Plan:
+        """The plan. It is verified if there is a single rank; the plans of several ranks are
+        verified when they are loaded. May be called once.
+        """
+        plan, options, machine = self._draft.scheduled(), self._options, self._machine
+        if self._compare:
+            plan, options = _faster(plan, self._graph, machine, options)
+        dealt = self._members is not None or any(node.processors for node in self._graph.nodes)
+        busy = machine.processors if dealt else busied(plan, machine)
+        if busy < machine.processors:
+            plan = make_plan(self._graph, machine.with_processors(busy), options)
+        if self._members is None:
+            verify([plan])
+        return self._placed(plan)
+
+    def _placed(self, plan: Plan) -> Plan:
+        """The plan, with the names of new results, and with the alignment of external buffers if
+        its kernel loads boxes: torch's tensors are then read in place only if they are aligned for
+        box copies.
+        """
+        meta = dict(plan.meta)
+        if self._fresh:
+            meta["fresh"] = self._fresh
+        if not self._loose and machine_of(plan).variant.role(LOAD):
+            meta[EXTERNAL_ALIGNMENT] = BOX_ALIGNMENT_BYTES
+        return dataclasses.replace(plan, meta=meta)
+
+
+def planned(*given: Any, **named: Any) -> Plan:
+    """The plan of a model for a machine. The arguments are those of Planning."""
+    return Planning(*given, **named).finish()
 
 
 def _faster(

@@ -8,7 +8,6 @@ than a kernel launch.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,11 +25,12 @@ from ark.interop.torch import last_calls
 from ark.interop.torch.calls import Fixed, kinds, makers
 from ark.interop.torch.graph import build, held
 from ark.interop.torch.look import Look, looker, nothing
-from ark.interop.torch.planning import planned
-from ark.interop.torch.strides import Memory, Results
-from ark.interop.torch.values import Value
+from ark.interop.torch.planning import Planning
+from ark.interop.torch.strides import Results
+from ark.interop.torch.values import Value, in_order, own
 from ark.machine.variant import LOAD
 from ark.plan.serialize import machine_of
+from ark.plan.types import BOX_ALIGNMENT_BYTES, Plan
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
 from ark.runtime.inline import InlineRuns, inline_runs
@@ -42,7 +42,6 @@ from ark.runtime.streams import Streamed
 
 DLPACK_HOST = 1  # DLPack's number for the host's memory
 DENSE = torch.contiguous_format
-BOX_BYTES = 16  # alignment of a matrix's address for copies of boxes
 PROGRAMS: WeakSet[Program] = WeakSet()  # all live programs, for measurements
 LEFT: list[str] = []  # operators that stayed in torch, with reasons, for measurements
 
@@ -59,7 +58,9 @@ class Program:
     those of the first, as Dynamo's guards do. by_torch: inputs come from torch's operators, whose
     types torch's shape propagation may state wrongly (statistics of 16-bit norms on a CPU); these
     inputs are converted. results: the strides of the outputs, and which outputs a call returns; by
-    default all, contiguous. compare: see `planned`.
+    default all, contiguous. compare: see Planning. later: True if `finish` is called to end
+    planning, so that other kernels can begin to compile before. loose: True if held tensors may be
+    replaced by others, which begin anywhere.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class Program:
         by_torch: bool = False,
         results: Results | None = None,
         compare: bool = False,
+        later: bool = False,
+        loose: bool = True,
     ) -> None:
         self._members = members
         self._guarded, self._by_torch = guarded, by_torch
@@ -86,15 +89,14 @@ class Program:
         self._turn = threading.Lock()  # a kernel has one launch at a time
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
         self._buffers = [v.tensor.ir.buffer for v in places]
-        whole = all(t.data_ptr() % BOX_BYTES == 0 for t in self._held)
+        whole = all(t.data_ptr() % BOX_ALIGNMENT_BYTES == 0 for t in self._held)
         kept = [*self._inputs[self._given :], *(self._inputs[i] for i in fixed)]
         fresh = {b.name for b in self._buffers} - {v.tensor.ir.buffer.name for v in self._inputs}
         machine = self._device.machine
-        self._plan = planned(model, places, machine, members, whole, compare, kept, fresh)
-        loads = machine_of(self._plan).variant.role(LOAD)
-        self._step = BOX_BYTES if loads else 1  # the alignment that inputs' addresses must have
-        by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
-        self._ids = [by_name.get(b.name) for b in self._buffers]
+        self._planning = Planning(
+            model, places, machine, members, whole, compare, kept, fresh, loose
+        )
+        self._begun = self._begin(self._planning.drafted())
         self._addresses: tuple[int, ...] = ()  # addresses of moving tensors in the last call
         self._loose: list[int | None] = []  # plan buffers of moving tensors
         self._tables: dict[tuple[int, ...], int] = {}  # by earlier addresses of moving tensors
@@ -112,6 +114,8 @@ class Program:
         self._makers = makers(self._outputs, memory, self._where)
         self._new = [i for i, v in enumerate(self._outputs) if isinstance(v, Value)]
         PROGRAMS.add(self)
+        if not later:
+            self._finish()
 
     @classmethod
     def of(
@@ -124,20 +128,23 @@ class Program:
         by_torch: bool = False,
         visible: int | None = None,
         compare: bool = False,
+        later: bool = False,
     ) -> Program:
         """Creates a program from a torch graph of operators that ark supports. examples: tensors or
         fake tensors, one per input. bound: tensors that are held for certain inputs, by the input's
         index; calls pass the other inputs. visible: how many results a caller sees; by default all.
-        compare: see `planned`.
+        compare, later: see the
+        constructor.
         """
         bound = bound or {}
         results = Results(module, visible)
         built = build(module, examples, ends=results.ends)
         with ark.use_model(built.model):
             taken: set[int] = set()
+            orders = [None if m is None else m.order for m in results.memory]
             outputs = [
-                own(_in_order(v, m), taken) if isinstance(v, Value) else v
-                for v, m in zip(built.outputs, results.memory, strict=True)
+                own(in_order(v, order), taken) if isinstance(v, Value) else v
+                for v, order in zip(built.outputs, orders, strict=True)
             ]
         with unset_fake_temporarily():  # the graph's constants are real tensors, also in tracing
             kept = [dense(t.detach()).to(torch_device()) for _, t in held(module)]
@@ -145,7 +152,7 @@ class Program:
         inputs = [v for i, v in enumerate(built.inputs[: len(examples)]) if i not in bound]
         inputs += [*last, *built.inputs[len(examples) :]]
         held_now = [*bound.values(), *kept]
-        more = (fixed, None, guarded, by_torch, results, compare)
+        more = (fixed, None, guarded, by_torch, results, compare, later, bool(bound))
         return cls(built.model, inputs, outputs, held_now, *more)
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -154,10 +161,27 @@ class Program:
             self._held[: len(tensors)] = tensors
             self._kinds, self._look = None, nothing
 
-    def begin(self) -> None:
-        """Starts to compile the kernel in another thread; the first call waits for it."""
-        if isinstance(self._device, KernelDevice):
-            begin(self._plan, backend(), self._device.arch)
+    def _begin(self, plan: Plan | None) -> bool:
+        """Starts to compile a plan's kernel in another thread. The first call waits for the end."""
+        if plan is not None and isinstance(self._device, KernelDevice):
+            begin(plan, backend(), self._device.arch)
+        return plan is not None
+
+    def finish(self) -> None:
+        """Ends planning, if the constructor has not (`later`). The kernel then begins to compile,
+        unless it could begin before.
+        """
+        self._finish()
+        if not self._begun:
+            self._begin(self._plan)
+
+    def _finish(self) -> None:
+        self._plan = self._planning.finish()
+        del self._planning
+        loads = machine_of(self._plan).variant.role(LOAD)
+        self._step = BOX_ALIGNMENT_BYTES if loads else 1  # which inputs' addresses must have
+        by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
+        self._ids = [by_name.get(b.name) for b in self._buffers]
 
     def __call__(self, *given: Any, iterations: int = 1) -> list[Any]:
         """Launches the kernel with a number of iterations; returns the graph's results as new
@@ -379,25 +403,3 @@ def torch_device() -> torch.device:
     """The device that ark uses, in torch's notation."""
     kind, index = device().dlpack
     return torch.device("cpu") if kind == DLPACK_HOST else torch.device("cuda", index)
-
-
-def _in_order(value: Value, memory: Memory | None) -> Value:
-    """The value with its dimensions permuted to the order in which they are in memory, the slowest
-    first.
-    """
-    order = None if memory is None else memory.order
-    if order is None or order == tuple(range(len(order))):
-        return value
-    return dataclasses.replace(value, tensor=ark.transpose(value.tensor, list(order)))
-
-
-def own(value: Value, taken: set[int]) -> Value:
-    """A result in a buffer that no other value uses. It is a copy if the value is an input, a view,
-    or an earlier result. taken: the buffers of earlier results.
-    """
-    tensor = value.tensor.ir
-    alone = tensor.buffer.arena == "activation" and tensor.nbytes == tensor.buffer.nbytes
-    if not alone or tensor.buffer.id in taken:
-        value = dataclasses.replace(value, tensor=ark.copy(value.tensor))
-    taken.add(value.tensor.ir.buffer.id)
-    return value

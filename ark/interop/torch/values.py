@@ -9,6 +9,7 @@ The result of the function is converted to the shapes and types that torch compu
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -163,3 +164,22 @@ def number(value: Any, dtype: ark.DataType) -> Any:
     if isinstance(value, Value):
         return value
     return float(value) if dtype in (ark.fp32, ark.fp16, ark.bf16) else value
+
+
+def in_order(value: Value, order: tuple[int, ...] | None) -> Value:
+    """The value with its dimensions in the given order; unchanged if that is None."""
+    if order is None or order == tuple(range(len(order))):
+        return value
+    return dataclasses.replace(value, tensor=ark.transpose(value.tensor, list(order)))
+
+
+def own(value: Value, taken: set[int]) -> Value:
+    """A result in memory of its own. It is a copy if the value is an input, a view, or an earlier
+    result. taken: the buffers of earlier results.
+    """
+    tensor = value.tensor.ir
+    alone = tensor.buffer.arena == "activation" and tensor.nbytes == tensor.buffer.nbytes
+    if not alone or tensor.buffer.id in taken:
+        value = dataclasses.replace(value, tensor=ark.copy(value.tensor))
+    taken.add(value.tensor.ir.buffer.id)
+    return value

@@ -61,8 +61,7 @@ def _lowered(function: Function, inputs: tuple[Any, ...]) -> Any:
 
     from ark.interop.torch.export import export
     from ark.interop.torch.graph import apply, drop_checks
-    from ark.interop.torch.program import own
-    from ark.interop.torch.values import Value
+    from ark.interop.torch.values import Value, own
 
     class Whole(torch.nn.Module):  # type: ignore[misc, name-defined]
         def forward(self, *given: Any) -> Any:
