@@ -148,7 +148,8 @@ class MetaEntry(Closed, frozen=True, omit_defaults=True):
     the engine that was measured as fastest for each algorithm. pages: the number of pages of keys
     and values; page: the number of positions in a page. sampling: "full" if the plan supports all
     of ark.SamplingParams. fresh: the names of external buffers whose memory overlaps that of no
-    other buffer, as that of results which are allocated for each call.
+    other buffer, as that of results which are allocated for each call. external_alignment: see
+    ark.plan.signature.
     """
 
     model: Name | None = None
@@ -164,6 +165,7 @@ class MetaEntry(Closed, frozen=True, omit_defaults=True):
     page: Index | None = None
     sampling: Literal["full"] | None = None
     fresh: tuple[Name, ...] | None = None
+    external_alignment: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
 
 
 class PlanFile(Closed, frozen=True):

@@ -24,7 +24,7 @@ from ark.interop.torch.planning import Planning, planned  # noqa: E402
 from ark.interop.torch.values import Value  # noqa: E402
 from ark.machine.variant import LOAD  # noqa: E402
 from ark.plan.cost import predict  # noqa: E402
-from ark.plan.serialize import machine_of  # noqa: E402
+from ark.plan.serialize import from_json, machine_of, to_json  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -215,6 +215,8 @@ def test_kernels_rely_on_the_alignment_of_tensors() -> None:
     placed, loose = (_source(planned(*_product(), h200, loose=f)) for f in (False, True))
     assert "ark_aligned(t.operand" in loose and "ark_aligned(t.operand" not in placed
     assert len(placed) < len(loose)
+    plan = planned(*_product(), h200)
+    assert _source(from_json(to_json(plan))) == placed
 
 
 def test_gradients_of_a_divided_model_equal_torch(monkeypatch: Any) -> None:

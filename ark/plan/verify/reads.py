@@ -40,7 +40,7 @@ class _Written:
         boxes = read.boxes
         if not self.writes:
             return np.arange(len(boxes.lo))
-        if any(write.covers(read) for write in reversed(self.writes)):
+        if any(_covers(write, read) for write in reversed(self.writes)):
             return np.zeros(0, np.int64)
         if self._known is None:
             self._known = np.zeros(self.buffer.nbytes // self.itemsize, bool)
@@ -51,6 +51,14 @@ class _Written:
         self._painted = len(self.writes)
         view = _view(self._known, read)
         return np.array([i for i, b in enumerate(_slices(read)) if not view[b].all()], np.int64)
+
+
+def _covers(write: Region, read: Region) -> bool:
+    """True only where a write covers every byte of a read of the same buffer: by their indices or,
+    if the write is of a range of bytes without gaps, by these.
+    """
+    whole = write.boxes.fills_span and write.begin <= read.begin and read.end <= write.end
+    return whole or write.covers(read)
 
 
 def _view(known: np.ndarray, region: Region) -> np.ndarray:
