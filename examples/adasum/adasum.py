@@ -32,18 +32,36 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def pair(a: Any, b: Any, dots: Any) -> Any:
-    """Adasum of two tensors. dots (3,): a.b, a.a, b.b. The factor of a tensor with norm 0 is 1."""
+def pair(a: Any, b: Any, dots: Any, scales: Any) -> Any:
+    """Adasum of two tensors, a - (a.b / 2 a.a) a + b - (a.b / 2 b.b) b. A tensor of zeros changes
+    nothing. dots (3,): a.b, a.a, b.b of the vectors over their scales. scales (2,): the largest
+    magnitudes of a and b.
+    """
 
-    def factor(norm: Any) -> Any:
+    def along(vector: Any, own: Any, other: Any, norm: Any) -> Any:
+        """Half of the other vector's part along this one."""
         share = ark.div(dots[0:1], ark.mul(norm, 2.0))
-        return ark.sub(1.0, ark.where(ark.greater(norm, 0.0), share, ark.mul(norm, 0.0)))
+        share = ark.where(ark.greater(norm, 0.0), share, ark.mul(norm, 0.0))
+        return ark.mul(ark.mul(unit(vector, own), share), other)
 
-    return ark.add(ark.mul(a, factor(dots[1:2])), ark.mul(b, factor(dots[2:3])))
+    first, second = scales[0:1], scales[1:2]
+    parts = along(a, first, second, dots[1:2]), along(b, second, first, dots[2:3])
+    return ark.add(ark.sub(a, parts[0]), ark.sub(b, parts[1]))
 
 
-def products(a: Any, b: Any) -> Any:
-    """The dot products a.b, a.a and b.b of two vectors, (3,)."""
+def unit(vector: Any, scale: Any) -> Any:
+    """The vector over its largest magnitude, so that products neither overflow nor vanish."""
+    return ark.div(vector, ark.where(ark.greater(scale, 0.0), scale, 1.0))
+
+
+def magnitudes(a: Any, b: Any) -> Any:
+    """The largest magnitudes of the elements of two vectors, (2,)."""
+    return ark.concat([ark.reduce_max(ark.abs(x), 0) for x in (a, b)], 0)
+
+
+def products(a: Any, b: Any, scales: Any) -> Any:
+    """The dot products a.b, a.a and b.b of two vectors over their scales, (3,)."""
+    a, b = unit(a, scales[0:1]), unit(b, scales[1:2])
     return ark.concat([ark.reduce_sum(ark.mul(x, y), 0) for x, y in ((a, b), (a, a), (b, b))], 0)
 
 
@@ -53,9 +71,24 @@ def tree(every: Sequence[Any]) -> Any:
     """
     level = list(every)
     while len(level) > 1:
-        pairs = zip(level[::2], level[1::2], strict=True)
-        level = [pair(a, b, products(a, b)) for a, b in pairs]
+        pairs = list(zip(level[::2], level[1::2], strict=True))
+        scales = [magnitudes(a, b) for a, b in pairs]
+        level = [
+            pair(a, b, products(a, b, own), own) for (a, b), own in zip(pairs, scales, strict=True)
+        ]
     return level[0]
+
+
+def over_group(own: Any, rank: int, world: int, group: int, reduction: str) -> Any:
+    """The reduction of the values of the ranks of a group. All groups are reduced at once: each has
+    a row, and a rank's rows for other groups are 0.
+    """
+    count = own.shape()[0]
+    rows = [ark.zeros([count], ark.fp32)] * (world // group)
+    rows[rank // group] = own
+    every = ark.all_reduce(ark.concat(rows, 0), rank, world, reduction=reduction)
+    begin = count * (rank // group)
+    return every[begin : begin + count]
 
 
 def halving(own: Any, rank: int, world: int, tag: int) -> Any:
