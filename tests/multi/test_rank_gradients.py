@@ -12,8 +12,8 @@ WORLD_SIZE = 2
 
 
 def differentiate() -> None:
-    """The body of each rank: gradients of a loss that multiplies each collective's result by
-    numbers that differ between ranks.
+    """The body of each rank: computes gradients of a loss. The loss is a sum of each collective's
+    result times numbers that differ between ranks.
     """
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()

@@ -233,8 +233,8 @@ ARK_DEVICE void ark_matrix_loaded(ArkMatrixLoad& load, bool ahead) {
 }
 // Loading thread: true if the computing warps have left the loop.
 ARK_DEVICE bool ark_matrix_left() { return atomicAdd(&ark_matrix.leave, 0u) != 0u; }
-// Loading thread: waits until all computing warps have released the stage that the next slot still
-// holds. Returns false if no more stages are needed.
+// Called by the loading thread: waits until all computing warps have read the stage in the next
+// slot, so that the slot may be overwritten. Returns false if no more stages are needed.
 ARK_DEVICE bool ark_matrix_free(const ArkMatrixLoad& load) {
   const ark_u32 empty = ark_shared_address(&ark_matrix.empty[load.at.slot]);
   while (!ark_matrix_passed(empty, load.at.parity ^ 1u)) {

@@ -92,7 +92,9 @@ UNIT_TILES = UnitTiles(block=16, least_columns=32, parts=(2, 3, 4, 6, 8, 12, 16)
 
 @dataclass(frozen=True)
 class Model:
-    """A product. processors: compute units (work-group processors on RDNA)."""
+    """The data of a GPU model, such as MI300X. processors: compute units (work-group processors on
+    RDNA).
+    """
 
     arch: str
     processors: int

@@ -1,4 +1,6 @@
-"""Parameters of a task kind by name: from the lowering to the plan, and from there to the kind."""
+"""The parameters of a task kind are passed by name: the lowering writes them to the plan, and the
+task kind reads them from it.
+"""
 
 from __future__ import annotations
 

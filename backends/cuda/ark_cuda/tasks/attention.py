@@ -107,7 +107,9 @@ class _Cached(Body):
 
 
 class FromRing(_Cached):
-    """Attention whose keys and values come from the operand ring."""
+    """Attention of one query row, whose keys and values a loading warp copies to the ring of stages
+    in shared memory.
+    """
 
     kind = "attention"
 
@@ -213,7 +215,9 @@ class InPlace(_Cached):
 
 
 class PagesFromRing(_Cached):
-    """Attention whose pages of keys and values come from the operand ring."""
+    """Attention of one query row over a paged cache, whose keys and values a loading warp copies to
+    the ring of stages in shared memory.
+    """
 
     kind = "paged_attention"
 
@@ -239,7 +243,9 @@ class PagesFromRing(_Cached):
 
 
 class Paged(_Cached):
-    """Attention over pages that are read in place."""
+    """Attention of one query row over a paged cache. Each warp reads the pages itself, without the
+    ring in shared memory.
+    """
 
     kind = "paged_attention"
 

@@ -28,7 +28,7 @@ BLOCK_ROWS = 16  # results of an instruction
 @dataclass(frozen=True)
 class _Shape:
     """The template arguments of ark_groups. blocks: blocks of 16 results of a warp. outputs: blocks
-    of eight outputs. bands: parts of a tile. nbytes: of shared memory.
+    of eight outputs. bands: parts of a tile. nbytes: bytes of shared memory.
     """
 
     blocks: int

@@ -17,7 +17,7 @@ CANDIDATES_OPERAND = 3
 
 
 class EarlyChoice(Body):
-    """The choice of a token, begun before its task's waits."""
+    """Chooses the next token. The body starts before its task has waited for its counters."""
 
     kind = "choose"
     enters = True

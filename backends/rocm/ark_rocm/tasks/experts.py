@@ -122,7 +122,7 @@ def _plain(sig: Signature) -> bool:
 
 
 class Experts(Body):
-    """Multiplies rows of an expert's weights by one row of the input."""
+    """Multiplies an expert's quantised weights by each input row that chose the expert."""
 
     kind = "expert_linear"
     enters = True

@@ -1,6 +1,7 @@
-// Merges the partial results of attention's splits. The steps are those of the vendor-independent
-// body, but waits for packets prefetch weights, as in ask.h. If there are too many partial results
-// for packets, they are in plain memory, and the task's counters have been waited for.
+// Merges the partial results of attention's splits (parts of the positions). The steps are those of
+// the vendor-independent body, but while a wave waits for partial results, it prefetches weights
+// (see ask.h). Partial results arrive as packets. If they are too many for packets, they are in
+// plain memory; then the task has waited for its counters before it calls these functions.
 
 ARK_DEVICE void ark_await_parts(ArkCtx& c, const ark_u64* packet, bool system) {
   if (ark_warp() == ARK_WARPS - 1) ark_poll_asking(c, packet, system, 1);

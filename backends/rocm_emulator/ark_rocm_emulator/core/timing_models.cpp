@@ -1,10 +1,11 @@
 // The products whose times can be predicted. Sources: AMD's CDNA 3 and CDNA 4 white papers (clocks,
 // units, widths, cache sizes, matrix rates), the MI300 instruction set document (issue of four
 // cycles, passes of matrix instructions) and published measurements: reads at 81% of the data
-// sheet's bandwidth; 642 ns to hand a counter over inside of a die and 742 ns across dies; 3.3 us
-// and more for a barrier of all compute units. AMD does not publish the latencies of single cache
-// levels, flushes and invalidations. They are chosen so that the predicted hand-overs take the
-// measured times (docs/rocm-timing.md lists what was compared).
+// sheet's bandwidth; 642 ns from a store to a counter until another compute unit of the die reads
+// it, and 742 ns across dies; 3.3 us and more for a barrier of all compute units. AMD does not
+// publish the latencies of single cache levels, flushes and invalidations. They are chosen so that
+// the predictions of these microbenchmarks are near the measured times (docs/rocm-timing.md lists what
+// was compared).
 #include "timing.h"
 
 namespace ark_emu {
