@@ -106,13 +106,10 @@ def halving(own: Any, rank: int, world: int, tag: int) -> Any:
         theirs = ark.recv(ark.tensor([half]), rank ^ 1 << level, tag + level)
         first, second = (theirs, kept) if upper else (kept, theirs)
         group = 2 << level
-        # The sum over all ranks has a row for each group of ranks. In a rank's share, the rows of
-        # other groups are 0.
-        rows = [ark.zeros([3], ark.fp32)] * (world // group)
-        rows[rank // group] = products(first, second)
-        dots = ark.all_reduce(ark.concat(rows, 0), rank, world)
-        begin = 3 * (rank // group)
-        held = pair(first, second, dots[begin : begin + 3])
+        of = (rank, world, group)
+        scales = over_group(magnitudes(first, second), *of, "max")
+        dots = over_group(products(first, second, scales), *of, "sum")
+        held = pair(first, second, dots, scales)
         pieces = [at + (r >> level & 1) * half for r, at in enumerate(pieces)]
     gathered, size = ark.all_gather(held, rank, world), held.shape()[0]
     order = sorted(range(world), key=pieces.__getitem__)
@@ -251,7 +248,7 @@ def work(
 
 
 def drawn(kept: dict[str, np.ndarray], world: int, optimizers: Sequence[str]) -> str:
-    """An SVG with the accuracy by method and, for each layer, how orthogonal the ranks'
+    """An SVG with the accuracy by method and, layer by layer, how orthogonal the ranks'
     steps are.
     """
     at = range(len(next(iter(kept.values()))))

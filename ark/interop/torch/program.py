@@ -50,17 +50,16 @@ class Program:
     """A graph as a kernel on torch's tensors of fixed shapes. It is planned when it is created and
     compiled at the first call.
 
-    inputs: the graph's inputs, in memory of the caller. outputs: the graph's results, or constants
-    that are known beforehand. held: tensors that are the last inputs in every call. fixed: indices
-    of inputs that are the same tensors in nearly every call (parameters), which is cheap to check.
-    members: the job's ranks, if the model runs on several ranks, which create and call their
-    programs together. guarded: the caller ensures in every call that shapes, types and devices are
-    those of the first, as Dynamo's guards do. by_torch: inputs come from torch's operators, whose
-    types torch's shape propagation may state wrongly (statistics of 16-bit norms on a CPU); these
-    inputs are converted. results: the strides of the outputs, and which outputs a call returns; by
-    default all, contiguous. compare: see Planning. later: True if `finish` is called to end
-    planning, so that other kernels can begin to compile before. loose: True if held tensors may be
-    replaced by others, which begin anywhere.
+    inputs, outputs: the graph's inputs and results, in memory of the caller; a result may be a
+    constant. held: tensors that are the last inputs in every call. fixed: indices of inputs that
+    are the same tensors in nearly every call (parameters), which is cheap to check. members: the
+    job's ranks, which create and call their programs together. guarded: the caller ensures in every
+    call that shapes, types and devices are those of the first, as Dynamo's guards do. by_torch:
+    inputs come from torch's operators and are converted where torch's shape propagation states
+    another type. results: the strides of the outputs, and which outputs a call returns; by default
+    all, contiguous. compare: see Planning. later: True if `finish` is called to end planning, so
+    that other kernels begin to compile before. loose: True if held tensors may be replaced by
+    others, which begin anywhere.
     """
 
     def __init__(
@@ -93,9 +92,8 @@ class Program:
         kept = [*self._inputs[self._given :], *(self._inputs[i] for i in fixed)]
         fresh = {b.name for b in self._buffers} - {v.tensor.ir.buffer.name for v in self._inputs}
         machine = self._device.machine
-        self._planning = Planning(
-            model, places, machine, members, whole, compare, kept, fresh, loose
-        )
+        given = (machine, members, whole, compare, kept, fresh, loose)
+        self._planning = Planning(model, places, *given)
         self._begun = self._begin(self._planning.drafted())
         self._addresses: tuple[int, ...] = ()  # addresses of moving tensors in the last call
         self._loose: list[int | None] = []  # plan buffers of moving tensors
