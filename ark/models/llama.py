@@ -103,7 +103,7 @@ class Attention(ark.Module):
 
 
 class Gated(ark.Module):
-    """The base class of modules with a gated activation."""
+    """The base class of modules with a gated activation, such as silu(gate) * up."""
 
     def gated(self, gate: ark.Tensor, up: ark.Tensor) -> ark.Tensor:
         """The activation of `gate`, times `up`."""

@@ -232,7 +232,7 @@ def check_layout(path: Path, tensors: dict[str, StoredTensor], base: int, size: 
 
 
 def truncated(path: Path, size: int, expected: int) -> ModelError:
-    """The error for a file that ends too early."""
+    """The error for a safetensors file that is shorter than its header states."""
     return ModelError(
         f"{path} is truncated: it has {size} bytes, but its header describes {expected}. The "
         "download or copy was cut short: fetch the file again."

@@ -185,7 +185,7 @@ class Bootstrap:
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float, awaited: str) -> None:
         """Returns when `ready()` is true. `ready` is called after each received message. awaited: a
-        function that describes what has not arrived, for the error message of a timeout.
+        description of the things that have not arrived, for the error message of a timeout.
         """
         self._wait(ready, time.monotonic() + timeout_s, awaited)
 

@@ -1,7 +1,5 @@
 """One rank's plan on a device, ready to launch: its kernels, memory, counters, tables and
-connections to peers.
-
-ark.runtime.executor extends it by launches.
+connections to peers. The class Executor of ark.runtime.executor derives from it and adds launches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 // Device functions that end an iteration of several sequences: they choose each sequence's next
 // token. sequences.py describes operands and tasks.
 
-// True if this sequence has sampled a stop token or reached its limit.
+// True if this sequence has ended: it has sampled a stop token or reached its limit of positions.
 template <int CONTEXT, int STOPS, class S, class P, class T, class E>
 ARK_DEVICE bool ark_ended(S settings, P position, T tokens, E stop_tokens) {
   const int at = position.p[0];

@@ -162,8 +162,8 @@ ARK_DEVICE void ark_transpose_columns(const ArkTask& t, ark_i64 from_row, const 
   }
 }
 
-// Calls ark_transpose_columns if COLUMNS, otherwise ark_transpose_rows. row: the distance between
-// rows of the source or, without COLUMNS, of the result.
+// Calls ark_transpose_columns if COLUMNS is true, otherwise ark_transpose_rows. row: the distance
+// between rows of the source or, if COLUMNS is false, of the result.
 template <class TILE, bool COLUMNS, int ROW, int V, typename T, class From, class To>
 ARK_DEVICE void ark_transpose_short(ArkCtx&, const ArkTask& t, ark_i64 row, const From& from,
                                     const To& to, ark_u64 addresses) {

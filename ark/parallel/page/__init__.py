@@ -25,8 +25,8 @@ MOST_SPANS = 20_000  # most entries of the timeline
 def page_data(prediction: Prediction, title: str) -> dict[str, Any]:
     """The page's content as JSON data. Times in microseconds, memory in bytes.
 
-    In the data, place_of is the position of each rank in the pipeline, and runs has the stages that
-    run at each position. A block that all ranks share has the stage -1.
+    The entry place_of has the position of each rank in the pipeline, and `runs` the stages that run
+    at each position. A block that all ranks share has the stage -1.
     """
     pipelines = (
         i
