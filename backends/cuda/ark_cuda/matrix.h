@@ -138,11 +138,13 @@ ARK_DEVICE ark_u64 ark_matrix_place(ark_u32 iteration, ark_u32 at) {
 ARK_DEVICE void ark_task_reached(const ArkCtx& c, ark_u32 at) {
   if (threadIdx.x == 0) atomicExch(&ark_matrix.begun, ark_matrix_place(c.iteration, at) + 1u);
 }
+// Orders this thread's accesses before and after it for the other threads of the block.
+ARK_DEVICE void ark_block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 // Called by the computing threads after the waits of a task.
 ARK_DEVICE void ark_task_begins(const ArkCtx& c) {
   if (threadIdx.x != 0) return;
   const ark_u32 at = ark_warp_load(&c.warps[0]) & ~ARK_GAVE_UP;
-  __threadfence_block();  // what the task's waits have made visible
+  ark_block_fence();  // what the task's waits have made visible
   atomicExch(&ark_matrix.begun, ark_matrix_place(c.iteration, at) + 2u);
 }
 
@@ -330,14 +332,14 @@ ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
 // sequence number.
 ARK_DEVICE bool ark_matrix_others_waited(ark_u64 place) {
   if (!ark_matrix_reached(place + 1u)) return false;
-  __threadfence_block();
+  ark_block_fence();
   return true;
 }
 // Loading thread: waits until the computing warps have performed the waits of the task with this
 // sequence number. Returns false if they have left.
 ARK_DEVICE bool ark_matrix_waited(ark_u64 place) {
   const bool fine = ark_matrix_await(place + 1u);
-  __threadfence_block();
+  ark_block_fence();
   return fine;
 }
 // The loading thread waits for the counters of its next task itself, at the same time as the
