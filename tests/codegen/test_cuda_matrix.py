@@ -202,8 +202,8 @@ def test_operands_written_in_the_iteration_are_not_loaded_early() -> None:
 
 
 def early_bits(graph: Graph, new: bool) -> dict[str, set[int]]:
-    """By name of op: the bits of its tasks that say what is loaded early. All inputs and the last
-    node's result are external. new: True if the result's memory is known to be new.
+    """The values of `growth` in the records of an op's tasks, by the op's name. All inputs and the
+    last node's result are external. new: True if the result's memory is known to be new.
     """
     result = graph.nodes[-1].outputs[0].buffer
     external = [t.buffer.id for t in graph.tensors if t.buffer.arena == "state"]
@@ -228,8 +228,8 @@ def test_operands_are_loaded_beside_a_task_that_does_not_write_them() -> None:
         x, w, v = (ark.tensor((2048 if n == "x" else 1024, 1024), bf16, name=n) for n in "xwv")
         a = ark.softmax(x, name="softmax")
         gate = ark.sigmoid(ark.matmul(a, w, transpose_other=True, name="first"))
-        made = ark.matmul(a, v, transpose_other=True, name="second")
-        ark.mul(made, gate)
+        gated = ark.matmul(a, v, transpose_other=True, name="second")
+        ark.mul(gated, gate)
     graph = model.graph
     assert early_bits(graph, new=False)["second"] == {BESIDE}
     bits = early_bits(graph, new=True)
