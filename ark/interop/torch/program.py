@@ -131,8 +131,6 @@ class Program:
         """Creates a program from a torch graph of operators that ark supports. examples: tensors or
         fake tensors, one per input. bound: tensors that are held for certain inputs, by the input's
         index; calls pass the other inputs. visible: how many results a caller sees; by default all.
-        compare, later: see the
-        constructor.
         """
         bound = bound or {}
         results = Results(module, visible)
@@ -182,9 +180,7 @@ class Program:
         self._ids = [by_name.get(b.name) for b in self._buffers]
 
     def __call__(self, *given: Any, iterations: int = 1) -> list[Any]:
-        """Launches the kernel with a number of iterations; returns the graph's results as new
-        tensors.
-        """
+        """Launches the kernel; returns the graph's results as new tensors."""
         return self.run(list(given), iterations)
 
     def run(self, inputs: list[Any], iterations: int = 1) -> list[Any]:
