@@ -35,6 +35,8 @@ def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
     listed = convolutions(graph, kept, machine)
     chosen = {number: c for number, c in listed.items() if boxed or not (c.padded or c.by_groups)}
     if all(c.by_groups for c in chosen.values()):  # alone they do not pay for transposes
+        chosen = {n: dataclasses.replace(c, few=False) for n, c in chosen.items() if c.padded}
+    if not chosen:
         return graph
     writer = _Convolutions(graph, kept, chosen.values())
     laid = {c.windows.id for c in chosen.values() if c.windows is not None}

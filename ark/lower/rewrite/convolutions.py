@@ -174,7 +174,8 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
         return Convolution(windows, product, numbers, source, few=True) if few else None
     taps = math.prod(numbers["size"])
     units = size == 2 and machine.has(Capability.MMA_SYNC) and channels <= MOST_CHANNELS_IN_PLACE
-    if units and len(numbers["size"]) == 2 and taps <= MOST_TAPS_IN_PLACE:
-        return Convolution(windows, product, numbers, source, few=True)
+    few = units and len(numbers["size"]) == 2 and taps <= MOST_TAPS_IN_PLACE
     image = padded(source, numbers)
-    return None if image is None else Convolution(windows, product, numbers, source, image)
+    if image is None and not few:
+        return None
+    return Convolution(windows, product, numbers, source, image, few=few)

@@ -36,7 +36,11 @@ struct ArkProduct {
   // warpgroup's rows.
   static constexpr int A_HALF = TALL ? 8192 : 0;
   // True if a thread prefetches the right operand (matrix.h), which one task reads.
+#ifdef ARK_HAS_TENSOR_MEMORY
+  static constexpr bool AHEAD = false;
+#else
   static constexpr bool AHEAD = !TALL && DEAL::single && !ACROSS_B;
+#endif
 };
 
 // Selects a matrix of a batch in a tensor map. FIRST, SECOND: true if the map has the first or the
