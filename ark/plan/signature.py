@@ -21,7 +21,7 @@ WIDEST_ACCESS_BYTES = 16  # bytes of the widest access
 # which the plan gives each buffer a fixed offset.
 ARRANGED = ("activation", "parameter", "state")
 # The plan's metadata with this name is the number of bytes at a multiple of which the caller places
-# every external buffer. Without it they may begin anywhere.
+# every external buffer. Without it they may be unaligned.
 EXTERNAL_ALIGNMENT = "external_alignment"
 SHORT_PACKET = 4
 

@@ -207,7 +207,7 @@ def test_a_plan_that_may_change_has_no_draft() -> None:
 
 
 def test_kernels_rely_on_the_alignment_of_tensors() -> None:
-    """A kernel with loading warps has no code for tensors that begin anywhere, because such tensors
+    """A kernel with loading warps has no code for unaligned tensors, because such tensors
     are copied before. If held tensors may be replaced by others, it has.
     """
     pytest.importorskip("ark_cuda")

@@ -18,7 +18,7 @@ from ark.interop.torch.program import LEFT, Program  # noqa: E402
 from ark.interop.torch.recurrences import keep_recurrences  # noqa: E402
 
 SHAPE = (2, 3, 40, 5)
-DIM = 2
+SCANNED_DIM = 2
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def _reordered(a: Any, b: Any, c: Any, d: Any) -> list[Any]:
 
 
 def _scanned(joining: Any, *given: Any, move: bool = True) -> fx.GraphModule:
-    """The graph that Dynamo makes of an associative scan along DIM, or along dimension 0."""
+    """Dynamo's graph of an associative scan along SCANNED_DIM, or along dimension 0."""
 
     def function(*tensors: Any) -> list[Any]:
         moved = [torch.permute(t, (2, 0, 1, 3)) for t in tensors] if move else list(tensors)
@@ -82,7 +82,7 @@ def test_a_linear_recurrence_is_one_op(dtype: Any) -> None:
     assert _kinds(compiled) == ["scan"] and not LEFT
     (got,) = compiled(factors, terms)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
-    want = _expected(factors, terms, DIM).to(dtype)
+    want = _expected(factors, terms, SCANNED_DIM).to(dtype)
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
@@ -93,7 +93,7 @@ def test_factors_may_be_the_second_operand_and_be_read(move: bool) -> None:
     compiled = compile_graph(graph, (terms, factors))
     assert _kinds(compiled).count("scan") == 2 and not LEFT
     values, products = compiled(terms, factors)
-    dim = DIM if move else 0
+    dim = SCANNED_DIM if move else 0
     torch.testing.assert_close(values, _expected(factors, terms, dim).float())
     torch.testing.assert_close(products, factors.cumprod(dim))
 
@@ -116,5 +116,5 @@ def test_other_scans_stay(joining: Any) -> None:
 def test_torch_computes_the_operator_equally() -> None:
     """The operator's own function, which torch calls if ark leaves the operator to it."""
     factors, terms = _pair()
-    got = torch.ops.ark.recurrence(factors, terms, DIM)
-    torch.testing.assert_close(got, _expected(factors, terms, DIM).float())
+    got = torch.ops.ark.recurrence(factors, terms, SCANNED_DIM)
+    torch.testing.assert_close(got, _expected(factors, terms, SCANNED_DIM).float())

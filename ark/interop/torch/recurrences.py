@@ -94,11 +94,11 @@ def _order(node: fx.Node, module: fx.GraphModule) -> tuple[int, int] | None:
         return None
     if not values[0].is_floating_point():
         return None
-    found = _written(getattr(module, str(joined.target)))
+    results = _written(getattr(module, str(joined.target)))
     for factors, terms in ((0, 1), (1, 0)):
         product = ("mul", frozenset({factors, factors + 2}))
         term = ("add", frozenset({("mul", frozenset({terms, factors + 2})), terms + 2}))
-        if found == ((product, term) if factors == 0 else (term, product)):
+        if results == ((product, term) if factors == 0 else (term, product)):
             return factors, terms
     return None
 

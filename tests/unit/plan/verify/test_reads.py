@@ -30,8 +30,8 @@ def _region(
     begin = lo @ pitch * ITEM_BYTES
     end = ((hi - 1) @ pitch + 1) * ITEM_BYTES
     count = np.arange(len(boxes))
-    found = Boxes(0, write, False, (0, 0), False, ITEM_BYTES, count, count, lo, hi, begin, end)
-    return Region(0, found, 0, 0, tuple(frame), (0,) * len(frame), 0, False)
+    accessed = Boxes(0, write, False, (0, 0), False, ITEM_BYTES, count, count, lo, hi, begin, end)
+    return Region(0, accessed, 0, 0, tuple(frame), (0,) * len(frame), 0, False)
 
 
 def _rows(first: int, last: int, columns: int = COLUMNS) -> list[tuple[list[int], list[int]]]:
@@ -72,6 +72,6 @@ def test_reshaped_values_need_no_painting(monkeypatch: Any) -> None:
     with use_model(model):
         values = ark.softmax(ark.tensor([64, 96], name="x"))
         ark.softmax(ark.reshape(values, [128, 48]))
-    made = plan(model.graph, registry.machine("h200"), {})
+    planned = plan(model.graph, registry.machine("h200"), {})
     monkeypatch.setattr(reads, "_slices", lambda region: pytest.fail("painted"))
-    verify([made])
+    verify([planned])
