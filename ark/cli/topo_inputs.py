@@ -1,5 +1,5 @@
 """Reads the inputs that the arguments of `ark topo` name: the network, the program, and the counts
-(elements of each rank). Called by ark.cli.topo.
+(chunks from each rank to each other rank). Called by ark.cli.topo.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
 
 
 def named_program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
-    """Returns the program of the named file, or synthesizes one from the arguments."""
+    """Returns the program in the file that the arguments name or, without a file, the program that
+    is synthesised from the arguments.
+    """
     if getattr(args, "program", None):
         program = read_program(read_file(args.program, "a program"))
         _agrees(args, program)

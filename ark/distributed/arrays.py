@@ -110,7 +110,7 @@ class Array:
         raise NotImplementedError
 
     def write_to(self, view: Any) -> None:
-        """Copies the bytes to a view of device memory."""
+        """Copies the array's bytes to a view of device memory."""
         raise NotImplementedError
 
     def read_from(self, view: Any) -> None:

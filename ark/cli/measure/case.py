@@ -14,8 +14,8 @@ from ark.ir.dtype import DataType, int32
 
 @dataclass(frozen=True)
 class OpCase:
-    """One case. build, peer: functions that compute the same from ark's and from torch's tensors of
-    `shapes`.
+    """One case of `ark bench ops`. build, peer: functions that compute the same, `build` from ark's
+    tensors of `shapes` and `peer` from torch's.
 
     flops, nbytes: the least arithmetic and memory traffic of the computation. on_cpu: True if the
     case is short enough for a CPU. scale: random inputs are between -scale and scale. indices:

@@ -31,7 +31,9 @@ time.
 
 @dataclass(frozen=True)
 class Perplexity:
-    """tokens: the number of predicted tokens. context: the number of tokens of a window."""
+    """The perplexity of a text. value: the perplexity. tokens: the number of predicted tokens.
+    context: the number of tokens of a window.
+    """
 
     value: float
     tokens: int

@@ -15,8 +15,8 @@ PANEL_WIDTH_PX, PANEL_HEIGHT_PX, MARGIN_PX, TOP_PX = 300, 200, 64, 56
 
 
 def curves(title: str, measured: Sequence[Summary]) -> str:
-    """The picture, with a panel for each kind of time. measured: a summary of each rate, in the
-    order of the x axis.
+    """The chart as SVG text, with a panel for each kind of time. measured: a summary for each rate
+    of requests, in the order of the x axis.
     """
     width = len(PANELS) * (PANEL_WIDTH_PX + MARGIN_PX) + MARGIN_PX
     lines = [

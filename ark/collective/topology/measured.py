@@ -47,8 +47,8 @@ class Pair:
 
 
 def fit(sizes: Sequence[int], times_us: Sequence[float]) -> Line:
-    """Returns the line with the least sum of squared relative errors. Its latency and its time per
-    byte are at least 0.
+    """Fits a line (a latency and a bandwidth) to measured times of puts, with the least sum of
+    squared relative errors. The latency and the time per byte are at least 0.
 
     sizes: bytes, with at least two different values. times_us: microseconds, above 0. If the times
     do not fit a line, because other programs delayed the ranks, the bandwidth is limited to twice

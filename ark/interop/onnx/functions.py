@@ -1,5 +1,5 @@
-"""Operators that the ONNX standard defines as functions of other operators. Called by
-ark.interop.onnx.convert.
+"""Finds and expands operators that the ONNX standard defines as functions of other operators.
+Called by ark.interop.onnx.convert.
 """
 
 from __future__ import annotations

@@ -76,7 +76,9 @@ def _offset(tensor: torch.Tensor) -> int | None:
 
 @cache
 def _functions() -> tuple[int, ...] | None:
-    """The addresses of FUNCTIONS and of IS_NEGATIVE; None if torch lacks one."""
+    """The addresses of torch's functions in FUNCTIONS and of IS_NEGATIVE; None if torch lacks one
+    of them.
+    """
     names = (*FUNCTIONS, IS_NEGATIVE)
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

@@ -41,8 +41,8 @@ class Writes:
     last: Mapping[int, tuple[int, Node]]
 
     def copy_of(self, buffer: Buffer) -> Node | None:
-        """The transpose or copy that wrote all of the buffer; None if there is none or its source
-        has changed.
+        """The transpose or copy that wrote the whole buffer. None if the buffer was written in
+        another way, or if the copy's source has changed since.
         """
         place, node = self.last.get(buffer.id, (-1, None))
         if node is None or node.type not in COPIES or not whole(node.outputs[0]):
