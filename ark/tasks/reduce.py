@@ -175,10 +175,7 @@ class Reduce(TaskKind):
             typed(sig, i)
             broadcasts(sig, i, out)
         term = sig.read(ReduceParams).term or []
-        need(
-            expression.reads(term).issuperset(range(out)),
-            "the expression `term` does not read all inputs",
-        )
+        need(expression.reads(term).issuperset(range(out)), "the term does not read all inputs")
         beside = expression.indices(term) - {axis - len(source.shape)}
         few = len(source.shape) <= MAX_FOLDED_DIMS and -1 not in beside
         need(

@@ -148,7 +148,7 @@ def test_fusing_leaves_the_update_in_one_run() -> None:
     order = [piece.node.type for piece in plan.in_order()]
     assert order[0] == "matmul" and "matmul" not in order[coco.RANKS :]
     split = coco.started("adam")
-    with pytest.raises(ModelError, match="fuse that too"):
+    with pytest.raises(ModelError, match=r"fuse .+ too"):
         ends = [n for n in split.nodes if n.type in ("mul", "sub")]
         coconet.fuse(split, [ends[0], ends[-1]])
 

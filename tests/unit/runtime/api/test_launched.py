@@ -75,4 +75,4 @@ def test_ranks_that_contradict_their_launcher_are_refused() -> None:
     wrong = "ark.set_world_size(2); ark.set_rank({})"
     messages = processes(wrong.format(1), wrong.format(0), launched=True)
     for rank, text in enumerate(messages):
-        assert f"of rank {1 - rank} of 2" in text and f"as rank {rank} of 2" in text
+        assert f"for rank {1 - rank} of 2" in text and f"as rank {rank} of 2" in text
