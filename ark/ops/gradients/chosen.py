@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ark.frontend.tensor import Tensor
 from ark.ir.graph import Node
+from ark.lower.rewrite.fuse_chains import expression_of
 from ark.ops.elementwise import add
 from ark.ops.gradients.products import wide
 from ark.ops.logic import equal, less
@@ -45,7 +46,7 @@ def row_sums(given: Tensor) -> Tensor:
 
 def _places_in_rows(node: Node, writers: dict[int, Node]) -> bool:
     """True for a node of `placed` along the last axis."""
-    if node.type != "where" or node.attrs["expr"] != PLACED:
+    if node.type != "where" or expression_of(node) != PLACED:
         return False
     compared = writers.get(node.inputs[0].id)
     if compared is None or compared.type != "equal" or len(compared.inputs) != 2:
@@ -55,6 +56,6 @@ def _places_in_rows(node: Node, writers: dict[int, Node]) -> bool:
     return (
         line is not None
         and line.type == "iota"
-        and line.attrs["expr"] == ["index", -1]
+        and expression_of(line) == ["index", -1]
         and ids.shape == node.inputs[1].shape == column
     )

@@ -90,9 +90,11 @@ def _softmax(call: Call) -> Gradients:
     cast of either, which both would read, would be stored.
     """
     given, shape = [call.output(), call.gradient()], call.shape(0)
-    result, gradient, mean = (["cast", "fp32", leaf(i)] for i in range(3))
+    result, gradient = (
+        leaf(i) if t.ir.dtype == fp32 else ["cast", "fp32", leaf(i)] for i, t in enumerate(given)
+    )
     sums = reduce_sum(computed(["mul", result, gradient], given, shape, fp32), -1)
-    tree = ["mul", result, ["sub", gradient, mean]]
+    tree = ["mul", result, ["sub", gradient, leaf(2)]]
     return [call.fitted(computed(tree, [*given, sums], shape, fp32), 0)]
 
 
