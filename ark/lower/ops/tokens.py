@@ -9,6 +9,7 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.tasks.advance import AdvanceParams
+from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS
 from ark.tasks.tokens import EmbeddingParams, SampleParams
 
 
@@ -16,10 +17,12 @@ def lower_embed(lowering: Lowering, node: Node) -> None:
     ids, table, position = node.inputs
     out, *copies = node.outputs
     rows, width = out.shape
-    parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
+    batch, processors = position.shape[0], lowering.machine.processors
+    # With many sequences, no processor gets two tasks: they would take longer than one larger task.
+    each_row = processors // rows if batch > MAX_UNIT_INPUT_ROWS else -(-processors // rows)
+    parts = max(1, min(width // 64, each_row))
     columns = -(-width // parts)
-    batch = position.shape[0]
-    each = max(1, -(-rows // batch // lowering.machine.processors)) if parts == 1 else 1
+    each = max(1, -(-rows // batch // processors)) if parts == 1 else 1
     params = EmbeddingParams(rows=each, columns=columns, dynamic=True)
     coords = [(r, c) for r in range(0, rows // batch, each) for c in range(0, width, columns)]
     for b in range(batch):
