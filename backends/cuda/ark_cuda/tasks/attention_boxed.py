@@ -17,7 +17,7 @@ from ark_cuda.tasks.stages import SLABS
 KINDS = ("attention", "paged_attention")
 MAX_GROUP = 8  # the most query heads of a key/value head: matrix units take them at once
 MAX_SHARERS = 4  # the most warps that share a stage
-UNIT = 8  # the positions of a product of matrix units
+PRODUCT_POSITIONS = 8  # of a product of matrix units
 
 
 def rows(sig: Signature, machine: Machine) -> int:
@@ -29,7 +29,7 @@ def rows(sig: Signature, machine: Machine) -> int:
     p, cache = sig.read(AttentionParams), sig.operands[1]
     taken = (
         p.streamed > 0
-        and p.streamed % (MAX_SHARERS * UNIT) == 0
+        and p.streamed % (MAX_SHARERS * PRODUCT_POSITIONS) == 0
         and p.heads // p.kv_heads <= MAX_GROUP
         and p.head_dim in (32, 64, 128)
         and cache.dtype in ("fp16", "bf16")
