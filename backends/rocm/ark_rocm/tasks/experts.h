@@ -97,8 +97,9 @@ ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsig
   const ark_i64 first = static_cast<ark_i64>(expert) * N + t.coord[2];
   const auto* from = ark_to_global(reinterpret_cast<const char*>(bytes)) +
                      first * static_cast<ark_i64>(sizeof(ROW));
-  const ArkSeveralCodes<ROW> weights{from, t.coord[3] - t.coord[2], ark_lane()};
-  return ark_linear_several<ArkSeveralCodes<ROW>, K, 1, GROUP, ALIGNED, false>(
+  typedef ArkSeveralCodes<ROW, 8> Codes;
+  const Codes weights{from, t.coord[3] - t.coord[2], ark_lane()};
+  return ark_linear_several<Codes, K, 1, GROUP, false, ALIGNED, false>(
       c, range, weights, x, ArkExpertInput{}, ArkExpertSums<F>{finish, row, slot, expert});
 }
 

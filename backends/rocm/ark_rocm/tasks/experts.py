@@ -27,7 +27,7 @@ from ark_rocm.tasks.linear_rows import (
     shares_scales,
     split_bytes,
 )
-from ark_rocm.tasks.linear_several import MOST_GROUP, SeveralRows, slab_bytes
+from ark_rocm.tasks.linear_several import SeveralRows, group_of, slab_bytes
 
 MOST_SUMS = 6144  # sums in shared memory at once
 SCALED = "gfx950"  # the architecture with the scaled matrix instruction
@@ -149,7 +149,7 @@ class Experts(Body):
             return form.scratch(sig)
         rows = _rows(sig, machine)
         if not rows:
-            return slab_bytes(MOST_GROUP, machine)
+            return slab_bytes(group_of(1), 1, machine)
         runs, inputs = _runs(sig)
         return split_bytes(row_type_of(sig), rows, machine, runs, min(inputs, 2))
 
@@ -170,7 +170,7 @@ class Experts(Body):
             form, own = "split", (*constants(sig), parts, _ahead(sig, machine), rows)
             weights.append(bytes_of(sig, weight_operands(sig)[-1]))
         else:
-            form, own = "several", (MOST_GROUP, dense and x.aligned and not x.packet)
+            form, own = "several", (group_of(1), dense and x.aligned and not x.packet)
         operands = (text.given(sig, 0), *weights, text.given(sig, 2), "finish")
         call = text.called(f"ark_expert_{form}", (*common, *own), operands)
         body = f"{declared(sig)}  return {call};\n"

@@ -85,17 +85,18 @@ ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e5m2*, const ark_u32* words) {
 #endif
 #endif
 
-// The weights of a linear layer if they are rows of codes. For each product a lane has eight
-// neighbouring codes of a row. The 32 codes that four lanes have of one row share one scale.
-template <class ROW>
+// The weights of a linear layer that are rows of codes. For each product a lane has eight
+// neighbouring codes. The 32 codes of one row in a product share one scale.
+// ROWS, lane: see ArkSeveralDense.
+template <class ROW, int ROWS>
 struct ArkSeveralCodes;
-template <class C, int K, int GROUP, class S, bool ZERO>
-struct ArkSeveralCodes<ArkRow<C, K, GROUP, S, ZERO>> {
+template <class C, int K, int GROUP, class S, bool ZERO, int R>
+struct ArkSeveralCodes<ArkRow<C, K, GROUP, S, ZERO>, R> {
   typedef ArkRow<C, K, GROUP, S, ZERO> Row;
   static_assert(GROUP % 32 == 0 || GROUP == K, "a product's elements share a scale");
   static constexpr bool ZEROS = ZERO;
   static constexpr int SCALES = GROUP % ARK_CHUNK == 0 || GROUP == K ? 1 : ARK_CHUNK_STEPS;
-  static constexpr int BITS = ARK_CODE_BITS<C>, MOST = 8, NEXT = 2;
+  static constexpr int ROWS = R, BITS = ARK_CODE_BITS<C>, MOST = 8, NEXT = 2;
   typedef ark_u32 Load __attribute__((ext_vector_type(BITS / 4)));  // eight codes
   struct Piece {
     Load words[ARK_CHUNK_STEPS];
@@ -106,23 +107,28 @@ struct ArkSeveralCodes<ArkRow<C, K, GROUP, S, ZERO>> {
   int rows;
   int lane;
 
-  ARK_METHOD int place(int s) const { return s * 32 + lane / 16 * 8; }
+  ARK_METHOD int half() const { return ROWS == 8 ? lane / 8 % 2 : 0; }
+  ARK_METHOD int place(int s, int half) const {
+    return half * ARK_CHUNK + s * 32 + lane / 16 * 8;
+  }
+  ARK_METHOD int place(int s) const { return place(s, half()); }
   static constexpr int order(int e) { return ARK_PAIRS_APART<C> ? e % 4 * 2 + e / 4 : e; }
   // Loads this lane's codes and scales of a chunk. Rows and elements past the end are replaced, as
   // in ArkSeveralDense::load.
   ARK_METHOD Piece load(int top, int chunk) const {
-    const int row = top + lane % 16 < rows ? top + lane % 16 : rows - 1;
+    const int row = top + lane % ROWS < rows ? top + lane % ROWS : rows - 1;
     const ark_u32 begin = static_cast<ark_u32>(row) * static_cast<ark_u32>(sizeof(Row));
     Piece piece;
 #pragma unroll
     for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-      const int k = ark_chunk_at<K>(chunk, place(s));
+      const int k = ark_chunk_at<K, ROWS>(chunk, place(s));
       const auto* from = bytes + (begin + static_cast<ark_u32>(k / 8 * BITS));
       piece.words[s] = __builtin_nontemporal_load((const ark_global<Load>*)from);
     }
 #pragma unroll
     for (int i = 0; i < SCALES; ++i) {
-      const int group = ark_chunk_at<K>(chunk, i * (ARK_CHUNK / SCALES)) / GROUP;
+      const int at = half() * ARK_CHUNK + i * (ARK_CHUNK / SCALES);
+      const int group = ark_chunk_at<K, ROWS>(chunk, at) / GROUP;
       const auto* from = bytes + (begin + static_cast<ark_u32>(group * sizeof(S)));
       piece.scales[i] = *(const ark_global<S>*)(from + Row::SCALES_AT);
       if constexpr (ZERO) piece.zeros[i] = *(const ark_global<S>*)(from + Row::ZEROS_AT);

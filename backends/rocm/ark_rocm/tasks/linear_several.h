@@ -1,14 +1,15 @@
-// Linear layers of several input rows by matrix units. A 16 x 16 product multiplies 16 input rows
-// by 16 rows of weights, so the weights are loaded only once for 16 input rows. Rows are cut along
-// k into chunks of 128 elements. The chunks are assigned round-robin to the eight waves, for all of
-// the task's rows of weights. A wave loads the input's elements of its chunks from memory and
-// splits each element into three parts of 8 bits of the significand, whose sum is exactly the
-// element. The waves synchronise to add up the sums of each group of rows.
+// Linear layers of several input rows by matrix units. A 16 x 16 product multiplies 16 columns of
+// the input with 16 rows of weights. With more than 8 input rows these are 16 input rows and 16 rows
+// of weights. With at most 8 they are 8 input rows and 8 rows of weights, each with two different
+// halves of a chunk along k; the sums of input and weights of different halves are not used. So the
+// weights are loaded only once for up to 16 input rows. The chunks along k are assigned round-robin
+// to the eight waves, for all the task's rows of weights. A wave loads the input's elements of its
+// chunks from memory and splits each into three parts of 8 bits of the significand, whose sum is
+// exactly the element. The waves synchronise to add up the sums of each group of rows.
 
-// Adds one product of 16 input rows with 16 rows of weights over 32 elements of k. x: this lane's
-// eight elements along k of input row lane % 16. w: the same eight elements of row lane % 16 of the
-// weights. Result: the lane's sums of its row of weights with the four input rows from lane / 16 *
-// 4 on.
+// Adds one product over 32 elements of k. Operands: a lane has eight elements along k of column lane
+// % 16 of the input (x), and the same eight elements of row lane % 16 of the weights (w). Results: a
+// lane has the sums of its row of weights with the four columns from lane / 16 * 4 on.
 ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums sums) {
 #if defined(__gfx950__)
   typedef __bf16 Eight __attribute__((ext_vector_type(8)));
@@ -24,15 +25,16 @@ ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums s
 #endif
 }
 
-// The weights of a linear layer if they are bf16. lane: the reading lane. MOST: the most loads of a
-// chunk in flight. NEXT: the number of 128-byte lines of the next task's weights that each lane
-// prefetches. place(s): the index, in a chunk, of a lane's first element of step s. order(e): which
-// of the lane's eight elements is at position e of the operand. SCALES: the number of groups of a
-// chunk that have a scale each. ZEROS: true if each group also has a zero point, which is
+// The weights of a linear layer that are bf16. ROWS: the rows of weights, and the most input rows,
+// of a product, 8 or 16. lane: the reading lane. MOST: the most blocks of rows and chunks whose
+// loads are in flight. NEXT: the number of 128-byte lines of the next task's weights that each lane
+// prefetches. place(s): the position in a chunk of a lane's first element of step s. order(e): the
+// index, among its eight elements, of the one at position e. SCALES: the number of groups of a
+// chunk whose sums have a scale each. ZEROS: true if each group also has a zero point, which is
 // subtracted from all its elements.
-template <int K>
+template <int K, int R>
 struct ArkSeveralDense {
-  static constexpr int MOST = 4, SCALES = 0, NEXT = 0;
+  static constexpr int ROWS = R, MOST = R == 8 ? 2 : 4, SCALES = 0, NEXT = 0;
   static constexpr bool ZEROS = false;
   struct Piece {
     ark_u32x4 words[ARK_CHUNK_STEPS];
@@ -41,16 +43,20 @@ struct ArkSeveralDense {
   int rows;
   int lane;
 
-  ARK_METHOD int place(int s) const { return s * 32 + lane / 16 * 8; }
+  ARK_METHOD int place(int s, int half) const {
+    return s * (512 / ROWS) + half * 32 + lane / 16 * 8;
+  }
+  ARK_METHOD int place(int s) const { return place(s, ROWS == 8 ? lane / 8 % 2 : 0); }
   static constexpr int order(int e) { return e; }
   // Past the last row or the row's end, existing data is loaded again. A branch that skips the load
   // would make the next wait a wait for all loads in flight.
   ARK_METHOD Piece load(int top, int chunk) const {
-    const int row = top + lane % 16 < rows ? top + lane % 16 : rows - 1;
+    const int row = top + lane % ROWS < rows ? top + lane % ROWS : rows - 1;
     Piece piece;
 #pragma unroll
     for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-      const ark_u32 at = static_cast<ark_u32>(row * K + ark_chunk_at<K>(chunk, place(s))) * 2u;
+      const int k = ark_chunk_at<K, ROWS>(chunk, place(s));
+      const ark_u32 at = static_cast<ark_u32>(row * K + k) * 2u;
       piece.words[s] = __builtin_nontemporal_load((const ark_global<ark_u32x4>*)(bytes + at));
     }
     return piece;
@@ -58,45 +64,56 @@ struct ArkSeveralDense {
   ARK_DEVICE ark_u32x4 step(const Piece& piece, int s) { return piece.words[s]; }
 };
 
-// The largest divisor of a wave's number of chunks that does not exceed `most`. It is the number of
-// chunks in flight.
+// The largest divisor of `chunks`, a wave's number of chunks, that is at most `most`.
 constexpr int ark_several_ahead(int chunks, int most) {
   while (chunks % most != 0) --most;
   return most;
 }
 
-// Adds the products of a chunk whose weights have scales. Each group is summed separately and then
-// multiplied by its scale.
-template <class W, int PARTS, int GROUP>
+// Adds a chunk's products of a block of rows of weights. parts: of the input. inside[s]: true if the
+// lane's elements of step s are within the row.
+template <class W, int PARTS>
+ARK_DEVICE void ark_several_products(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
+                                     const bool (&inside)[ARK_CHUNK_STEPS],
+                                     const typename W::Piece& piece, ark_mfma_sums& sums) {
+#pragma unroll
+  for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
+    const ark_u32x4 there = W::step(piece, s), row = inside[s] ? there : ark_u32x4(0u);
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) sums = ark_mfma_step(parts[s][p], row, sums);
+  }
+}
+
+// The same with scaled weights. Each group of elements is summed separately and then multiplied by
+// its scale. plain: the sums of the input's elements, if groups have zero points.
+template <class W, int PARTS>
 ARK_DEVICE void ark_several_scaled(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
-                                   const typename W::Piece (&pieces)[GROUP],
-                                   ark_mfma_sums (&sums)[GROUP]) {
+                                   const ark_mfma_sums (&plain)[W::SCALES + 1],
+                                   const typename W::Piece& piece, ark_mfma_sums& sums) {
+  constexpr int EACH = ARK_CHUNK_STEPS / W::SCALES;
+#pragma unroll
+  for (int i = 0; i < W::SCALES; ++i) {
+    ark_mfma_sums own = 0.0f;
+#pragma unroll
+    for (int s = i * EACH; s < i * EACH + EACH; ++s) {
+      const ark_u32x4 row = W::step(piece, s);
+#pragma unroll
+      for (int p = 0; p < PARTS; ++p) own = ark_mfma_step(parts[s][p], row, own);
+    }
+    if constexpr (W::ZEROS) own -= W::zero(piece, i) * plain[i];
+    sums += W::scale(piece, i) * own;
+  }
+}
+template <class W, int PARTS>
+ARK_DEVICE void ark_several_plain(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
+                                  ark_mfma_sums (&plain)[W::SCALES + 1]) {
   constexpr int EACH = ARK_CHUNK_STEPS / W::SCALES;
   const ark_u32x4 ones = 0x3f803f80u;
 #pragma unroll
-  for (int i = 0; i < W::SCALES; ++i) {
-    ark_mfma_sums plain = 0.0f;  // of the input's elements
+  for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
 #pragma unroll
-    for (int s = i * EACH; W::ZEROS && s < i * EACH + EACH; ++s) {
-#pragma unroll
-      for (int p = 0; p < PARTS; ++p) plain = ark_mfma_step(parts[s][p], ones, plain);
-    }
-    ark_mfma_sums own[GROUP] = {};
-#pragma unroll
-    for (int s = i * EACH; s < i * EACH + EACH; ++s) {
-      ark_u32x4 row[GROUP];
-#pragma unroll
-      for (int g = 0; g < GROUP; ++g) row[g] = W::step(pieces[g], s);
-#pragma unroll
-      for (int p = 0; p < PARTS; ++p) {
-#pragma unroll
-        for (int g = 0; g < GROUP; ++g) own[g] = ark_mfma_step(parts[s][p], row[g], own[g]);
-      }
-    }
-#pragma unroll
-    for (int g = 0; g < GROUP; ++g) {
-      if constexpr (W::ZEROS) own[g] -= W::zero(pieces[g], i) * plain;
-      sums[g] += W::scale(pieces[g], i) * own[g];
+    for (int p = 0; p < PARTS; ++p) {
+      plain[s / EACH] = ark_mfma_step(parts[s][p], ones, plain[s / EACH]);
     }
   }
 }
@@ -125,60 +142,69 @@ ARK_DEVICE ArkNextLines ark_next_lines(ArkCtx& c, const W& weights) {
   return own;
 }
 
-// Computes a linear layer of M input rows for some rows of the weights: row t.coord[0] to row
-// t.coord[1] - 1. A wave multiplies GROUP blocks of 16 rows of weights at a time. ENTERS: true if
-// this function performs the task's waits, false if the caller has done so. Returns false if a wait
-// has failed or the launch was aborted; the processor must then leave the loop.
-template <class W, int K, int M, int GROUP, bool ALIGNED, bool ENTERS, class X, class P, class E>
+// Computes a linear layer of M input rows for some rows of the weights. Task coordinates: first row
+// of the weights and end of the rows. A wave multiplies GROUP blocks of W::ROWS rows of weights at a
+// time, of which it has the first SLOTS in flight when it begins a chunk. ONCE: true if no task has
+// more rows than that. ENTERS: true if this function performs the task's waits, false if the caller
+// has. Returns false if a wait has failed or the launch was aborted; the processor must then leave
+// the loop.
+template <class W, int K, int M, int GROUP, bool ONCE, bool ALIGNED, bool ENTERS, class X, class P,
+          class E>
 ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights, X x,
                                    const P& prologue, E epilogue) {
-  static_assert(M <= 16, "a product has 16 input rows");
-  constexpr int CHUNKS = ((K + ARK_CHUNK - 1) / ARK_CHUNK + ARK_WARPS - 1) / ARK_WARPS;
-  constexpr int AHEAD = ark_several_ahead(CHUNKS, GROUP >= W::MOST ? 1 : W::MOST / GROUP);
-  constexpr int EACH = M <= 8 ? 4 : 8, WIDTH = E::WIDTH, PITCH = 20;
-  constexpr int INPUTS = ark_several_ahead(AHEAD, 16 / EACH);  // chunks of the input in flight
-  constexpr bool RAGGED = K % (ARK_CHUNK * ARK_WARPS) != 0;
-  typedef ArkSeveralInput<X, EACH, ALIGNED> Input;
+  constexpr int ROWS = W::ROWS, HALVES = 16 / ROWS, SPAN = ARK_CHUNK * HALVES;
+  static_assert(M <= ROWS, "a product has this many input rows");
+  constexpr int CHUNKS = ((K + SPAN - 1) / SPAN + ARK_WARPS - 1) / ARK_WARPS;
+  constexpr int SLOTS = GROUP < W::MOST ? GROUP : W::MOST < 4 ? W::MOST : 4;
+  // Few chunks are written out, so that any number of them can be in flight.
+  constexpr int ROUND = CHUNKS <= 8 ? CHUNKS : ark_several_ahead(CHUNKS, W::MOST / SLOTS);
+  constexpr int AHEAD = ROUND < W::MOST / SLOTS ? ROUND : W::MOST / SLOTS;
+  constexpr int INPUTS = AHEAD < 2 ? 1 : 2;  // chunks of the input in flight
+  constexpr int WIDTH = E::WIDTH, TALL = GROUP * ROWS, PITCH = TALL + ROWS / 4;
+  static_assert(ROUND % AHEAD == 0 || ROUND == CHUNKS, "a chunk has the same slot in each round");
+  static_assert(ROUND % INPUTS == 0 || ROUND == CHUNKS, "a chunk has the same slot in each round");
+  constexpr bool RAGGED = K % (SPAN * ARK_WARPS) != 0;
+  typedef ArkSeveralInput<X, ALIGNED> Input;
   constexpr int PARTS = Input::BF16 && !P::norm ? 1 : 3;
-  constexpr int UNITS = GROUP * 16 / WIDTH, OWN = (UNITS * M + ARK_THREADS - 1) / ARK_THREADS;
-  float* slab = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by wave, row, input row
-  float* red = slab + ARK_WARPS * GROUP * 16 * PITCH;      // squares by wave, input row
+  constexpr int UNITS = TALL / WIDTH, OWN = (UNITS * M + ARK_THREADS - 1) / ARK_THREADS;
+  float* slab = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by wave, column, row of weights
+  float* red = slab + ARK_WARPS * 16 * PITCH;              // squares by wave, input row
   const int lane = weights.lane, warp = ark_warp();
   const int first = t.coord[0], rows = t.coord[1] - first;
-  const int own_row = EACH == 4 ? lane % 8 : lane % 16, m = own_row < M ? own_row : M - 1;
-  typename W::Piece ring[AHEAD][GROUP];
+  const int m = lane % ROWS < M ? lane % ROWS : M - 1;
+  typename W::Piece ring[AHEAD][SLOTS];
 #pragma unroll
   for (int a = 0; a < AHEAD; ++a) {
 #pragma unroll
-    for (int g = 0; g < GROUP; ++g) ring[a][g] = weights.load(g * 16, warp + a * ARK_WARPS);
+    for (int g = 0; g < SLOTS; ++g) ring[a][g] = weights.load(g * ROWS, warp + a * ARK_WARPS);
   }
   const ArkNextLines next = ark_next_lines(c, weights);
   if (ENTERS && !ark_enter(c)) return false;
   ark_u32 asked[W::NEXT + 1] = {};
 #pragma unroll 1
-  for (int top = 0; top < rows; top += GROUP * 16) {
+  for (int top = 0; top < rows; top += TALL) {
     ark_mfma_sums sums[GROUP] = {};
     float own = 0.0f;  // squares, of a lane
     Input input[INPUTS];
-    ArkSeveralFactors<P, EACH> factors[INPUTS];
+    ArkSeveralFactors<P> factors[INPUTS];
 #pragma unroll
     for (int i = 0; i < INPUTS; ++i) {
       factors[i].template ask<K>(prologue, warp + i * ARK_WARPS, weights);
       input[i].template ask<K>(c, x, m, warp + i * ARK_WARPS, weights);
     }
 #pragma unroll 1
-    for (int round = 0; round < CHUNKS; round += AHEAD) {
+    for (int round = 0; round < CHUNKS; round += ROUND) {
 #pragma unroll
-      for (int a = 0; a < AHEAD; ++a) {
+      for (int a = 0; a < ROUND; ++a) {
         const int chunk = warp + (round + a) * ARK_WARPS;
         bool inside[ARK_CHUNK_STEPS];
-        float v[ARK_CHUNK_STEPS][EACH];
+        float v[ARK_CHUNK_STEPS][8];
 #pragma unroll
         for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-          inside[s] = !RAGGED || chunk * ARK_CHUNK + weights.place(s) < K;
-          input[a % INPUTS].take(s, v[s]);
+          inside[s] = !RAGGED || chunk * SPAN + weights.place(s) < K;
+          input[a % INPUTS].take(s, weights, v[s]);
 #pragma unroll
-          for (int e = 0; e < EACH; ++e) {
+          for (int e = 0; e < 8; ++e) {
             if (!inside[s]) v[s][e] = 0.0f;
             if constexpr (P::norm) {
               own += v[s][e] * v[s][e];
@@ -188,9 +214,11 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
         }
         ark_u32x4 parts[ARK_CHUNK_STEPS][PARTS];
         ark_several_parts<W>(v, parts);
-        // The input's elements for a later chunk are loaded while the current chunk is multiplied.
-        factors[a % INPUTS].template ask<K>(prologue, chunk + INPUTS * ARK_WARPS, weights);
-        input[a % INPUTS].template ask<K>(c, x, m, chunk + INPUTS * ARK_WARPS, weights);
+        // Elements of the input for a later chunk are loaded while these are multiplied.
+        if (ROUND < CHUNKS || a + INPUTS < CHUNKS) {
+          factors[a % INPUTS].template ask<K>(prologue, chunk + INPUTS * ARK_WARPS, weights);
+          input[a % INPUTS].template ask<K>(c, x, m, chunk + INPUTS * ARK_WARPS, weights);
+        }
         if (W::NEXT > 0 && top == 0 && round == 0 && a == 0) {
 #pragma unroll
           for (int i = 0; i < W::NEXT; ++i) {
@@ -198,27 +226,25 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
             asked[i] = *(const ark_global<ark_u32>*)(next.from + line * 128);
           }
         }
-        if constexpr (W::SCALES > 0) {
-          ark_several_scaled<W>(parts, ring[a], sums);
-        } else {
-#pragma unroll
-          for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-#pragma unroll
-            for (int g = 0; g < GROUP; ++g) {
-              const ark_u32x4 there = W::step(ring[a][g], s);
-              const ark_u32x4 row = inside[s] ? there : ark_u32x4(0u);
-#pragma unroll
-              for (int p = 0; p < PARTS; ++p) sums[g] = ark_mfma_step(parts[s][p], row, sums[g]);
-            }
-          }
-        }
-        const bool last = round + a + AHEAD >= CHUNKS;
-        const int next_chunk =
-            last ? chunk - (CHUNKS - AHEAD) * ARK_WARPS : chunk + AHEAD * ARK_WARPS;
-        if (last && top + GROUP * 16 >= rows) continue;
+        typename W::Piece(&pieces)[SLOTS] = ring[a % AHEAD];
+        ark_mfma_sums plain[W::SCALES + 1] = {};
+        if constexpr (W::ZEROS) ark_several_plain<W>(parts, plain);
 #pragma unroll
         for (int g = 0; g < GROUP; ++g) {
-          ring[a][g] = weights.load(top + (last ? GROUP * 16 : 0) + g * 16, next_chunk);
+          typename W::Piece& piece = pieces[g % SLOTS];
+          if constexpr (W::SCALES > 0) {
+            ark_several_scaled<W>(parts, plain, piece, sums[g]);
+          } else {
+            ark_several_products<W>(parts, inside, piece, sums[g]);
+          }
+          if (g + SLOTS < GROUP) piece = weights.load(top + (g + SLOTS) * ROWS, chunk);
+        }
+        const bool last = round + a + AHEAD >= CHUNKS;
+        if (last && (ONCE || top + TALL >= rows)) continue;
+        const int later = last ? warp + a % AHEAD * ARK_WARPS : chunk + AHEAD * ARK_WARPS;
+#pragma unroll
+        for (int g = 0; g < SLOTS; ++g) {
+          pieces[g] = weights.load(top + (last ? TALL : 0) + g * ROWS, later);
         }
       }
     }
@@ -232,13 +258,19 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       if (!stored(o)) continue;
       ark_sums_ahead(c, epilogue, input_row(o), first + row_of(o), rows - row_of(o), ahead[o]);
     }
+    // A lane's row of weights and columns are of one half, or the sums are not used.
+    const int half = lane / 8 % 2, column = warp * 16 + lane / 16 * 4;
+    if (ROWS == 16 || half == lane / 32) {
 #pragma unroll
-    for (int g = 0; g < GROUP; ++g) {
-      const int row = (warp * GROUP + g) * 16 + lane % 16;
-      *reinterpret_cast<ark_mfma_sums*>(slab + row * PITCH + lane / 16 * 4) = sums[g];
+      for (int g = 0; g < GROUP; ++g) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          slab[(column + i) * PITCH + g * ROWS + lane % ROWS] = sums[g][i];
+        }
+      }
     }
     if constexpr (P::norm) {
-      if constexpr (EACH == 4) own += ark_row_move<0x128>(own);
+      if constexpr (ROWS == 8) own += ark_row_move<0x128>(own);
       own += ark_shfl_xor(own, 16);
       own += ark_shfl_xor(own, 32);
       if (lane < 16) red[warp * 16 + lane] = own;
@@ -258,9 +290,8 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       for (int r = 0; r < WIDTH; ++r) {
         total[r] = 0.0f;
 #pragma unroll
-        for (int w = 0; w < ARK_WARPS; ++w) {
-          const int row = w * GROUP * 16 + row_of(o) - top + r;
-          total[r] += slab[row * PITCH + input_row(o)];
+        for (int w = 0; w < ARK_WARPS * HALVES; ++w) {
+          total[r] += slab[(w * ROWS + input_row(o)) * PITCH + row_of(o) - top + r];
         }
         total[r] *= scale;
       }

@@ -20,24 +20,34 @@ from ark.tasks.linear_params import LinearParams
 from ark.tasks.row_values import HEADER, bytes_of
 from ark_rocm.tasks.linear_rows import read
 
-UNIT_ROWS = 16  # rows of weights, and of the input, in a product
-MOST_GROUP = 4  # blocks of rows that a wave multiplies at once: 64 registers of loads in flight
-ROW_FLOATS = 20  # distance between rows of a block in shared memory
+UNIT_COLUMNS = 16  # columns of a product; with at most 8 input rows these are two halves of each
+MAX_GROUP_ROWS = 64  # rows of weights that a wave multiplies at once
 
 
-def _group(sig: Signature, machine: Machine) -> int:
-    """The number of blocks of rows of weights that a wave multiplies at once."""
+def unit_rows(rows: int) -> int:
+    """The number of rows of weights in a product of the given number of input rows."""
+    return 8 if rows <= 8 else UNIT_COLUMNS
+
+
+def _blocks(sig: Signature, machine: Machine) -> int:
+    """The largest number of blocks of rows of weights in a task."""
     rows, weight = sig.read(LinearParams).rows, sig.operands[1]
-    stages = -(-weight.shape[0] // rows)
-    shares = dealt(sig.operands[2].shape[0], weight.shape[0], row_nbytes(weight), machine)
-    return min(-(-(-(-stages // shares) * rows) // UNIT_ROWS), MOST_GROUP)
+    stages, given = -(-weight.shape[0] // rows), sig.operands[2].shape[0]
+    shares = dealt(given, weight.shape[0], row_nbytes(weight), machine)
+    return -(-(-(-stages // shares) * rows) // unit_rows(given))
 
 
-def slab_bytes(group: int, machine: Machine) -> int:
-    """Bytes of shared memory for the waves' sums of `group` blocks of rows of weights, and for the
-    squares of the input.
+def group_of(rows: int) -> int:
+    """The largest number of blocks of rows of weights that a wave multiplies at once."""
+    return MAX_GROUP_ROWS // unit_rows(rows)
+
+
+def slab_bytes(group: int, rows: int, machine: Machine) -> int:
+    """Shared memory for the waves' sums of the given number of blocks of rows of weights and `rows`
+    input rows, and for the squares of the input.
     """
-    return 4 * machine.warps * (group * UNIT_ROWS * ROW_FLOATS + UNIT_ROWS)
+    tall = group * unit_rows(rows) + unit_rows(rows) // 4  # padded, for different banks
+    return 4 * machine.warps * UNIT_COLUMNS * (tall + 1)
 
 
 def _aligned(sig: Signature) -> bool:
@@ -62,13 +72,15 @@ class SeveralRows(Body):
         return read(*names)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return slab_bytes(_group(sig, machine), machine)
+        rows = sig.operands[2].shape[0]
+        return slab_bytes(min(_blocks(sig, machine), group_of(rows)), rows, machine)
 
     def weights(self, sig: Signature) -> tuple[str, str]:
         """The device type that reads the weights, with its template arguments, and the weights'
         address.
         """
-        return f"ArkSeveralDense<{sig.operands[1].shape[1]}>", text.pointer(sig, 1)
+        rows = unit_rows(sig.operands[2].shape[0])
+        return f"ArkSeveralDense<{sig.operands[1].shape[1]}, {rows}>", text.pointer(sig, 1)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         k, m = sig.operands[0].shape[1], sig.operands[2].shape[0]
@@ -76,7 +88,9 @@ class SeveralRows(Body):
         rows = "t.coord[1] - t.coord[0]"
         first = f"static_cast<ark_i64>(t.coord[0]) * {row_nbytes(sig.operands[1])}"
         weights = f"{type_}{{(const ark_global<char>*)({address}) + {first}, {rows}, ark_lane()}}"
-        constants = (type_, k, m, _group(sig, machine), _aligned(sig), True)
+        blocks = _blocks(sig, machine)
+        group = min(blocks, group_of(m))
+        constants = (type_, k, m, group, group == blocks, _aligned(sig), True)
         operands = (weights, summed(sig, 0), prologue(sig), epilogue(sig))
         call = text.called("ark_linear_several", constants, operands)
         return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"
@@ -91,4 +105,5 @@ class SeveralRowsOfCodes(SeveralRows):
         return (*super().headers(machine), HEADER, *read("codes.h", "linear_codes.h"))
 
     def weights(self, sig: Signature) -> tuple[str, str]:
-        return f"ArkSeveralCodes<{sig.operands[1].ctype}>", bytes_of(sig, 1)
+        rows = unit_rows(sig.operands[2].shape[0])
+        return f"ArkSeveralCodes<{sig.operands[1].ctype}, {rows}>", bytes_of(sig, 1)
